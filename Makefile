@@ -1,0 +1,47 @@
+# Every target sets up what it needs: a virtual environment in .venv with the package and its tools.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SOURCES := $(shell find src csrc -name '*.py' -o -name '*.pyi' -o -name '*.cpp' -o -name '*.hpp') pyproject.toml CMakeLists.txt
+
+.PHONY: demo test test-long bench conformance check format docs clean
+
+demo: .venv/installed
+	$(BIN)/recollect demo
+
+test: .venv/installed
+	$(BIN)/python -m pytest
+
+test-long: .venv/installed
+	$(BIN)/python -m pytest -m long
+
+bench: .venv/bench
+	$(BIN)/python -m benchmarks.on_policy
+
+conformance: .venv/installed
+	$(BIN)/python -m pytest -k conformance -v
+
+check: .venv/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: .venv/installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.venv/python:
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/installed: .venv/python constraints.txt $(SOURCES)
+	$(PIP) "torch>=2.6" cmake ninja
+	$(PIP) ".[dev]"
+	touch $@
+
+.venv/bench: .venv/installed
+	$(PIP) ".[bench]"
+	touch $@
+
+clean:
+	rm -rf .venv build dist
