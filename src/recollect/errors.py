@@ -19,22 +19,6 @@ class PriorityError(ValueError):
     """A priority that is negative, infinite or not a number."""
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written or read."""
-
-
-class CorruptCheckpoint(CheckpointError):
-    """A checkpoint whose bytes are not what was saved."""
-
-
-class IncompatibleCheckpoint(CheckpointError):
-    """A checkpoint of another kind of buffer, another schema or a newer format."""
-
-
-class NoCheckpoint(CheckpointError):
-    """A folder without any complete checkpoint."""
-
-
 def explain(where: str, expected: object, got: object, remedy: str) -> str:
     """The one sentence pattern of all messages: `<where>: expected <what>, got <what>. <What to do>.`"""
     return f"{where}: expected {expected}, got {got}. {remedy}"

@@ -1,0 +1,168 @@
+// The border between Python and memory: what a Python object is, as a pointer with shape, strides and dtype.
+//
+// A torch tensor is met through DLPack's C exchange API (torch 2.10 and later), a numpy array through the buffer
+// protocol. Nothing is converted and nothing is explained here: an object that is not a plain CPU array is "not read",
+// and Python then converts it or says what is wrong with it.
+#pragma once
+#include <Python.h>
+
+#include <cstring>
+
+#include "dlpack.hpp"
+
+namespace recollect {
+
+constexpr int kMaxDims = 16;
+
+using DataType = dlpack::DataType;
+
+constexpr bool operator==(DataType a, DataType b) { return a.code == b.code && a.bits == b.bits; }
+constexpr bool operator!=(DataType a, DataType b) { return !(a == b); }
+
+struct Array {
+    char* data = nullptr;
+    DataType dtype{};
+    int ndim = 0;
+    int64_t shape[kMaxDims];
+    int64_t strides[kMaxDims];  // in elements
+
+    int64_t itemsize() const { return dtype.bits / 8; }
+
+    int64_t elements() const {
+        int64_t product = 1;
+        for (int i = 0; i < ndim; ++i) product *= shape[i];
+        return product;
+    }
+
+    // Axes of length one may have any stride.
+    bool contiguous() const {
+        int64_t expected = 1;
+        for (int i = ndim - 1; i >= 0; --i) {
+            if (shape[i] != 1 && strides[i] != expected) return false;
+            expected *= shape[i];
+        }
+        return true;
+    }
+};
+
+class Border {
+public:
+    // `tensor_type` is torch.Tensor, `parameter_type` torch.nn.Parameter; other subclasses may redefine what data means.
+    void set_torch(PyObject* tensor_type, PyObject* parameter_type) {
+        tensor_type_ = tensor_type;
+        parameter_type_ = parameter_type;
+        is_neg_ = PyUnicode_InternFromString("is_neg");
+        is_conj_ = PyUnicode_InternFromString("is_conj");
+        PyObject* capsule = PyObject_GetAttrString(tensor_type, "__dlpack_c_exchange_api__");
+        if (capsule) {
+            api_ = static_cast<dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+            Py_DECREF(capsule);
+            if (api_ && (api_->version.major != 1 || !api_->borrow)) api_ = nullptr;
+        }
+        PyErr_Clear();
+    }
+
+    bool exchange() const { return api_ != nullptr && exchange_on_; }
+    void set_exchange(bool on) { exchange_on_ = on; }
+
+    // False (and no Python error) when `object` is not a plain CPU array. The array borrows the object's memory.
+    bool read(PyObject* object, Array& out) const {
+        PyTypeObject* type = Py_TYPE(object);
+        if (reinterpret_cast<PyObject*>(type) == tensor_type_ || reinterpret_cast<PyObject*>(type) == parameter_type_)
+            return exchange() && read_tensor(object, out);
+        return read_buffer(object, out);
+    }
+
+    // A fresh torch tensor, made from C. Returns a new reference, or null with a Python error set.
+    PyObject* empty(DataType dtype, int ndim, const int64_t* shape, char** data) const {
+        dlpack::Tensor prototype{};
+        prototype.device = {dlpack::kCPU, 0};
+        prototype.dtype = dtype;
+        prototype.ndim = ndim;
+        prototype.shape = const_cast<int64_t*>(shape);
+        dlpack::ManagedTensor* tensor = nullptr;
+        auto set_error = [](void*, const char*, const char* message) { PyErr_SetString(PyExc_MemoryError, message); };
+        if (api_->allocate(&prototype, &tensor, nullptr, set_error) != 0) return nullptr;
+        *data = static_cast<char*>(tensor->tensor.data) + tensor->tensor.byte_offset;
+        void* object = nullptr;
+        if (api_->to_object(tensor, &object) != 0) return nullptr;
+        return static_cast<PyObject*>(object);
+    }
+
+private:
+    static bool truth(PyObject* object, PyObject* method) {
+        PyObject* result = PyObject_CallMethodObjArgs(object, method, nullptr);
+        const bool yes = result != Py_False;
+        Py_XDECREF(result);
+        if (!result) PyErr_Clear();
+        return yes;
+    }
+
+    bool read_tensor(PyObject* object, Array& out) const {
+        dlpack::Tensor t;
+        if (api_->borrow(object, &t) != 0) {  // meta and sparse tensors
+            PyErr_Clear();
+            return false;
+        }
+        if (t.device.type != dlpack::kCPU || t.ndim > kMaxDims || t.dtype.lanes != 1) return false;
+        // The memory of a lazily negated or conjugated tensor is not its value.
+        if (t.dtype.code == dlpack::kFloat && truth(object, is_neg_)) return false;
+        if (t.dtype.code == dlpack::kComplex && (truth(object, is_neg_) || truth(object, is_conj_))) return false;
+        out.data = static_cast<char*>(t.data) + t.byte_offset;
+        out.dtype = t.dtype;
+        out.ndim = t.ndim;
+        for (int i = 0; i < t.ndim; ++i) {
+            out.shape[i] = t.shape[i];
+            out.strides[i] = t.strides[i];
+        }
+        return true;
+    }
+
+    static bool dtype_of(const char* format, int64_t itemsize, DataType& out) {
+        if (!format) format = "B";
+        if (format[0] == '@' || format[0] == '=' || format[0] == '<') ++format;  // big-endian '>' is not plain
+        const auto bits = static_cast<uint8_t>(itemsize * 8);
+        const bool complex = format[0] == 'Z';
+        if (complex) ++format;
+        if (format[0] == 0 || format[1] != 0) return false;
+        switch (format[0]) {
+            case '?': out = {dlpack::kBool, bits, 1}; return true;
+            case 'b': case 'h': case 'i': case 'l': case 'q': out = {dlpack::kInt, bits, 1}; return !complex;
+            case 'B': case 'H': case 'I': case 'L': case 'Q': out = {dlpack::kUInt, bits, 1}; return !complex;
+            case 'e': case 'f': case 'd': out = {complex ? dlpack::kComplex : dlpack::kFloat, bits, 1}; return true;
+            default: return false;
+        }
+    }
+
+    static bool read_buffer(PyObject* object, Array& out) {
+        if (!PyObject_CheckBuffer(object)) return false;
+        Py_buffer view;
+        if (PyObject_GetBuffer(object, &view, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
+            PyErr_Clear();
+            return false;
+        }
+        // The caller holds the object for the length of the call, so its memory outlives the released view.
+        bool ok = view.ndim <= kMaxDims && dtype_of(view.format, view.itemsize, out.dtype) &&
+                  reinterpret_cast<uintptr_t>(view.buf) % static_cast<size_t>(view.itemsize) == 0;
+        out.data = static_cast<char*>(view.buf);
+        out.ndim = view.ndim;
+        for (int i = 0; ok && i < view.ndim; ++i) {
+            out.shape[i] = view.shape[i];
+            ok = view.strides[i] % view.itemsize == 0;
+            out.strides[i] = view.strides[i] / view.itemsize;
+        }
+        PyBuffer_Release(&view);
+        return ok;
+    }
+
+    PyObject* tensor_type_ = nullptr;
+    PyObject* parameter_type_ = nullptr;
+    PyObject* is_neg_ = nullptr;
+    PyObject* is_conj_ = nullptr;
+    dlpack::ExchangeApi* api_ = nullptr;
+    bool exchange_on_ = true;
+};
+
+Border& border();  // the one instance, in module.cpp
+
+}  // namespace recollect

@@ -1,0 +1,279 @@
+// The estimators as Python sees them: check that every argument fits exactly, allocate, call the sweep.
+//
+// Every function takes its tensors (and a mask or None), its numbers, and `out`: None, or the arrays to write when
+// tensors cannot be made from C. It returns None when something is not an exact fit; Python then converts or explains.
+#include <nanobind/nanobind.h>
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "border.hpp"
+#include "sweep.hpp"
+
+namespace nb = nanobind;
+
+namespace recollect {
+namespace {
+
+using sweep::Job;
+using sweep::Kernels;
+using sweep::View;
+
+// About 20 µs of work. Below it another thread that wants the GIL costs more than it gains.
+constexpr int64_t kReleaseBytes = int64_t{1} << 20;
+
+bool has_avx2() {
+#ifdef RECOLLECT_AVX2
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return false;
+#endif
+}
+
+sweep::Table pick_table(bool avx2) {
+#ifdef RECOLLECT_AVX2
+    if (avx2) return sweep::avx2_table();
+#endif
+    static_cast<void>(avx2);
+    return sweep::baseline_table();
+}
+
+sweep::Table& table() {
+    static sweep::Table picked = pick_table(has_avx2());
+    return picked;
+}
+
+bool number(nb::handle object, double& out) {
+    if (!PyFloat_Check(object.ptr()) && !PyLong_CheckExact(object.ptr())) return false;
+    out = PyFloat_AsDouble(object.ptr());
+    if (out == -1.0 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return false;
+    }
+    return true;
+}
+
+bool fraction(nb::handle object, double& out) { return number(object, out) && out >= 0 && out <= 1; }
+bool positive(nb::handle object, double& out) { return number(object, out) && out > 0; }
+
+bool same_shape(const Array& a, const Array& b) {
+    return a.ndim == b.ndim && std::memcmp(a.shape, b.shape, sizeof(int64_t) * static_cast<size_t>(a.ndim)) == 0;
+}
+
+// The array as rows of columns, if the axes after time collapse to one stride.
+template <class T>
+bool as_columns(const Array& array, View<T>& out) {
+    int64_t stride = 1, expected = 0;
+    bool found = false;
+    for (int axis = array.ndim - 1; axis > 0; --axis) {
+        if (array.shape[axis] == 1) continue;
+        if (!found) stride = array.strides[axis];
+        if (found && array.strides[axis] != expected) return false;
+        expected = array.strides[axis] * array.shape[axis];
+        found = true;
+    }
+    out = {reinterpret_cast<T*>(array.data), array.strides[0], stride};
+    return true;
+}
+
+bool is_bool(DataType dtype) { return dtype.code == dlpack::kBool && dtype.bits == 8; }
+bool is_float(DataType dtype) { return dtype.code == dlpack::kFloat && (dtype.bits == 32 || dtype.bits == 64); }
+
+// The tensors of a call, in the order of Python's arguments; those an estimator lacks are null handles.
+struct Tensors {
+    nb::handle reward, value, next_value, ratio, terminated, truncated, mask;
+};
+
+// The border reads numpy arrays too; estimators take them only as stand-ins for tensors, together with `out`.
+bool any_buffer(const Tensors& tensors) {
+    for (nb::handle object : {tensors.reward, tensors.value, tensors.next_value, tensors.ratio, tensors.terminated,
+                              tensors.truncated, tensors.mask})
+        if (object.is_valid() && PyObject_CheckBuffer(object.ptr())) return true;
+    return false;
+}
+
+struct Settings {
+    double gamma = 0, lam = 0, rho_bar = 0, c_bar = 0;
+    int64_t n = 0;
+};
+
+template <class T>
+bool read_numbers(nb::handle object, const Array& like, View<const T>& out) {
+    if (!object.is_valid()) return true;
+    Array array;
+    return border().read(object.ptr(), array) && array.dtype == like.dtype && same_shape(array, like) &&
+           as_columns(array, out);
+}
+
+bool read_flags(nb::handle object, const Array& like, sweep::Flags& out) {
+    if (object.is_none()) return true;
+    Array array;
+    return border().read(object.ptr(), array) && is_bool(array.dtype) && same_shape(array, like) &&
+           as_columns(array, out);
+}
+
+template <class T>
+bool fill_job(const Tensors& tensors, const Array& reward, const Settings& settings, Job<T>& job) {
+    job.steps = reward.shape[0];
+    job.columns = 1;
+    for (int axis = 1; axis < reward.ndim; ++axis) job.columns *= reward.shape[axis];
+    job.gamma = static_cast<T>(settings.gamma);
+    job.lam = static_cast<T>(settings.lam);
+    job.rho_bar = static_cast<T>(settings.rho_bar);
+    job.c_bar = static_cast<T>(settings.c_bar);
+    job.n = settings.n;
+    return as_columns(reward, job.reward) && read_numbers(tensors.value, reward, job.value) &&
+           read_numbers(tensors.next_value, reward, job.next_value) && read_numbers(tensors.ratio, reward, job.ratio) &&
+           !tensors.terminated.is_none() && read_flags(tensors.terminated, reward, job.terminated) &&
+           !tensors.truncated.is_none() && read_flags(tensors.truncated, reward, job.truncated) &&
+           read_flags(tensors.mask, reward, job.mask);
+}
+
+// One or two outputs: fresh tensors, or the arrays the caller brought.
+template <class T>
+class Outputs {
+public:
+    Outputs(int count, const Array& like, nb::handle brought) : count_(count) {
+        View<T>* views[] = {&first, &second};
+        for (int i = 0; i < count; ++i) {
+            const bool ok = brought.is_none() ? make(i, like, *views[i]) : take(i, like, brought, *views[i]);
+            if (!ok) return;
+        }
+        ready_ = true;
+    }
+
+    bool ready() const { return ready_; }
+    nb::object result() const { return count_ == 1 ? made_[0] : nb::object(nb::make_tuple(made_[0], made_[1])); }
+
+    View<T> first{}, second{};
+
+private:
+    bool make(int i, const Array& like, View<T>& view) {
+        if (!border().exchange()) return false;
+        char* data = nullptr;
+        made_[i] = nb::steal(border().empty(like.dtype, like.ndim, like.shape, &data));
+        if (!made_[i].is_valid()) nb::raise_python_error();
+        int64_t columns = 1;
+        for (int axis = 1; axis < like.ndim; ++axis) columns *= like.shape[axis];
+        view = {reinterpret_cast<T*>(data), columns, 1};
+        return true;
+    }
+
+    bool take(int i, const Array& like, nb::handle brought, View<T>& view) {
+        made_[i] = nb::borrow(brought[i]);
+        Array array;
+        return border().read(made_[i].ptr(), array) && array.dtype == like.dtype && same_shape(array, like) &&
+               as_columns(array, view);
+    }
+
+    int count_;
+    bool ready_ = false;
+    nb::object made_[2];
+};
+
+template <class T>
+void run(typename Kernels<T>::Kernel kernel, const Job<T>& job, int64_t bytes) {
+    PyThreadState* state = bytes > kReleaseBytes ? PyEval_SaveThread() : nullptr;
+    kernel(job);
+    if (state) PyEval_RestoreThread(state);
+}
+
+template <class T>
+nb::object estimate_as(typename Kernels<T>::Kernel kernel, int outputs, const Tensors& tensors, const Array& reward,
+                       const Settings& settings, nb::handle out) {
+    Job<T> job{};
+    if (!fill_job(tensors, reward, settings, job)) return nb::none();
+    std::unique_ptr<char[]> history;
+    if (job.n > 0) {
+        const auto bytes = static_cast<size_t>(sweep::history_bytes(job.n, job.columns * int64_t{sizeof(T)}));
+        history.reset(new (std::nothrow) char[bytes + sweep::kAlignment]);
+        if (!history) return nb::none();
+        const auto start = reinterpret_cast<uintptr_t>(history.get()) + sweep::kAlignment - 1;
+        job.history = reinterpret_cast<void*>(start - start % sweep::kAlignment);
+    }
+    Outputs<T> results(outputs, reward, out);
+    if (!results.ready()) return nb::none();
+    job.first = results.first;
+    job.second = results.second;
+    run<T>(kernel, job, job.steps * job.columns * int64_t{5 * sizeof(T)});
+    return results.result();
+}
+
+struct Kernel {  // the same estimator for both dtypes
+    Kernels<float>::Kernel f32;
+    Kernels<double>::Kernel f64;
+};
+
+nb::object estimate(Kernel kernel, int outputs, const Tensors& tensors, const Settings& settings, nb::handle out) {
+    Array reward;
+    if (out.is_none() && any_buffer(tensors)) return nb::none();
+    if (!border().read(tensors.reward.ptr(), reward) || reward.ndim == 0 || !is_float(reward.dtype)) return nb::none();
+    return reward.dtype.bits == 32 ? estimate_as<float>(kernel.f32, outputs, tensors, reward, settings, out)
+                                   : estimate_as<double>(kernel.f64, outputs, tensors, reward, settings, out);
+}
+
+nb::object gae(nb::handle reward, nb::handle value, nb::handle next_value, nb::handle terminated, nb::handle truncated,
+               nb::handle mask, nb::handle gamma, nb::handle lam, nb::handle out) {
+    const Tensors tensors{reward, value, next_value, {}, terminated, truncated, mask};
+    Settings settings;
+    if (!fraction(gamma, settings.gamma) || !fraction(lam, settings.lam)) return nb::none();
+    return estimate({table().f32.gae, table().f64.gae}, 2, tensors, settings, out);
+}
+
+nb::object lambda_return(nb::handle reward, nb::handle next_value, nb::handle terminated, nb::handle truncated,
+                         nb::handle mask, nb::handle gamma, nb::handle lam, nb::handle out) {
+    const Tensors tensors{reward, {}, next_value, {}, terminated, truncated, mask};
+    Settings settings;
+    if (!fraction(gamma, settings.gamma) || !fraction(lam, settings.lam)) return nb::none();
+    return estimate({table().f32.lambda_return, table().f64.lambda_return}, 1, tensors, settings, out);
+}
+
+nb::object n_step_return(nb::handle reward, nb::handle next_value, nb::handle terminated, nb::handle truncated,
+                         nb::handle mask, nb::handle gamma, nb::handle n, nb::handle out) {
+    const Tensors tensors{reward, {}, next_value, {}, terminated, truncated, mask};
+    Settings settings;
+    double steps = 0;
+    if (!fraction(gamma, settings.gamma) || !PyLong_CheckExact(n.ptr()) || !positive(n, steps)) return nb::none();
+    Array array;
+    if (!border().read(reward.ptr(), array) || array.ndim == 0) return nb::none();
+    if (steps >= static_cast<double>(array.shape[0])) {  // every window is cut by the last row: Monte-Carlo
+        settings.lam = 1;
+        return estimate({table().f32.lambda_return, table().f64.lambda_return}, 1, tensors, settings, out);
+    }
+    settings.n = static_cast<int64_t>(steps);
+    return estimate({table().f32.n_step_return, table().f64.n_step_return}, 1, tensors, settings, out);
+}
+
+nb::object vtrace(nb::handle ratio, nb::handle reward, nb::handle value, nb::handle next_value, nb::handle terminated,
+                  nb::handle truncated, nb::handle mask, nb::handle gamma, nb::handle lam, nb::handle rho_bar,
+                  nb::handle c_bar, nb::handle out) {
+    const Tensors tensors{reward, value, next_value, ratio, terminated, truncated, mask};
+    Settings settings;
+    if (!fraction(gamma, settings.gamma) || !fraction(lam, settings.lam) || !positive(rho_bar, settings.rho_bar) ||
+        !positive(c_bar, settings.c_bar))
+        return nb::none();
+    return estimate({table().f32.vtrace, table().f64.vtrace}, 2, tensors, settings, out);
+}
+
+// Every argument may be None: what does not fit is Python's to explain.
+template <class... Args>
+void define(nb::module_& m, const char* name, nb::object (*function)(Args...)) {
+    m.def(name, function, (static_cast<void>(sizeof(Args)), nb::arg().none())...);
+}
+
+}  // namespace
+
+void bind_estimators(nb::module_& m) {
+    define(m, "gae", gae);
+    define(m, "lambda_return", lambda_return);
+    define(m, "n_step_return", n_step_return);
+    define(m, "vtrace", vtrace);
+    // For tests: the best instruction set is picked at import. Returns whether AVX2 is now in use.
+    m.def("set_avx2", [](bool on) {
+        table() = pick_table(on && has_avx2());
+        return on && has_avx2();
+    });
+}
+
+}  // namespace recollect

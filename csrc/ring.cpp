@@ -1,0 +1,552 @@
+// Bindings of the ring: writing steps, drawing rows, and reading around them.
+#include "ring.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "bindings.hpp"
+#include "columns.hpp"
+#include "random.hpp"
+
+namespace nb = nanobind;
+
+namespace recollect {
+namespace {
+
+constexpr int kMostFrames = 64;
+
+// A leaf as callers give it for one environment, and the column [slots, envs, …] where it is kept.
+struct Leaf {
+    char* column;
+    DataType dtype;
+    int64_t bytes;  // of one environment's item in the column
+    int ndim;       // of one environment's item as given (with its frames)
+    int64_t shape[kMaxDims];
+    int64_t given_bytes;
+    Frames frames;
+    bool stacked() const { return frames.k > 1; }
+};
+
+// What one call gives for one leaf: exact dtype, contiguous, items in the order [steps, environments].
+struct Given {
+    const char* data;
+    const char* source;  // the caller's memory, before any cast
+    int64_t source_bytes;
+    std::vector<char> scratch;
+};
+
+class RingMemory {
+public:
+    // `columns[i]` is [slots, envs, …]. `stacks[i]` is (k, axis, repeat) or None. `observed` says which columns are
+    // observations; `next_columns` are theirs for next observations when those are kept beside the rows.
+    RingMemory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::tuple state,
+               int64_t alive, bool next_step, bool single, int terminated, int truncated)
+        : observed_(std::move(observed)), single_(single), terminated_(terminated), truncated_(truncated) {
+        owner_ = nb::make_tuple(columns, next_columns, state);
+        const Array first = read_or_throw(columns[0], "column");
+        ring_.slots = first.shape[0];
+        ring_.envs = first.shape[1];
+        ring_.alive = alive;
+        ring_.keeps_next = next_columns.size() > 0;
+        ring_.next_step = next_step;
+        const int64_t envs = ring_.envs;
+        ring_.kind = memory_of<uint8_t>(state[0], kUInt8, ring_.slots * envs, "kind");
+        ring_.first = memory_of<uint8_t>(state[1], kBool, ring_.slots * envs, "first");
+        ring_.head = memory_of<int64_t>(state[2], kInt64, envs, "head");
+        ring_.open = memory_of<uint8_t>(state[3], kBool, envs, "open");
+        ring_.resetting = memory_of<uint8_t>(state[4], kBool, envs, "resetting");
+        ring_.count = memory_of<int64_t>(state[5], kInt64, envs, "count");
+        ring_.floor = memory_of<int64_t>(state[6], kInt64, envs, "floor");
+        if (columns.size() + next_columns.size() > kMostLeaves) throw std::invalid_argument("columns: too many");
+        for (size_t i = 0; i < columns.size(); ++i) leaves_.push_back(leaf(columns[i], stacks[i]));
+        for (size_t i = 0; i < next_columns.size(); ++i)
+            next_columns_.push_back(leaf(next_columns[i], stacks[static_cast<size_t>(observed_[i])]).column);
+    }
+
+    // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 when it is done; i when leaf i (then the
+    // next observations' leaves) is no exact fit, -2 - i when the stack of leaf i cannot be rebuilt from what is stored.
+    // Anything but -1 has changed nothing.
+    int64_t write(nb::tuple values, nb::tuple nexts, nb::handle env_ids, int64_t steps, bool blocks) {
+        const int64_t envs = count_envs(env_ids);
+        const size_t total = leaves_.size() + observed_.size();
+        if (values.size() != leaves_.size() || nexts.size() != observed_.size()) throw std::invalid_argument("leaves");
+        if (given_.size() != total) given_.resize(total);
+        int64_t bytes = 0;
+        for (size_t i = 0; i < total; ++i) {
+            const bool is_next = i >= leaves_.size();
+            const Leaf& leaf = is_next ? leaves_[static_cast<size_t>(observed_[i - leaves_.size()])] : leaves_[i];
+            PyObject* object = is_next ? PyTuple_GetItem(nexts.ptr(), static_cast<Py_ssize_t>(i - leaves_.size()))
+                                       : PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i));
+            if (!plan(object, leaf, steps, envs, blocks, given_[i])) return static_cast<int64_t>(i);
+            bytes += leaf.given_bytes * envs * steps;
+        }
+        for (size_t o = 0; o < observed_.size() && !blocks; ++o)
+            if (overlap(o)) return static_cast<int64_t>(leaves_.size() + o);
+        touched_.clear();
+        const int64_t bad = check_stacks(steps, envs);
+        if (bad != -1) return bad;
+        MaybeReleased released(bytes);
+        for (int64_t t = 0; t < steps; ++t)
+            for (int64_t i = 0; i < envs; ++i) write_one(env_index_.empty() ? i : env_index_[static_cast<size_t>(i)], t * envs + i);
+        return -1;
+    }
+
+    void keep_touched(bool on) { keep_touched_ = on; }
+
+    // The slots whose kind the last write changed to or from "transition", for samplers that keep something a slot.
+    void touched(nb::handle out) const {
+        std::memcpy(memory_of<int64_t>(out, kInt64, touched_count(), "out"), touched_.data(), touched_.size() * 8);
+    }
+
+    int64_t touched_count() const { return static_cast<int64_t>(touched_.size()); }
+
+    int64_t stored() const {
+        int64_t sum = 0;
+        for (int64_t e = 0; e < ring_.envs; ++e) sum += ring_.count[e];
+        return sum;
+    }
+
+    // Fill `out` with slots of transitions, drawn uniformly with replacement. False: too few are left to find by chance.
+    bool draw(nb::handle out, nb::handle capsule) const {
+        const Array array = read_index(out);
+        auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
+        if (!random) throw nb::python_error();
+        auto* slots = reinterpret_cast<int64_t*>(array.data);
+        int64_t window = 0;  // the longest column, in rows since the last clear
+        for (int64_t e = 0; e < ring_.envs; ++e) window = std::max(window, ring_.newest(e) + 1 - ring_.floor[e]);
+        const bool round = window >= ring_.slots;
+        const int64_t range = (round ? ring_.slots : window) * ring_.envs;
+        if (range == 0) return false;
+        int64_t misses = 0;
+        const int64_t patience = 64 + 16 * array.shape[0];
+        for (int64_t i = 0; i < array.shape[0];) {
+            const int64_t slot = round ? random->below_any(range) : recent(random->below_any(range));
+            const bool hit = slot >= 0 && ring_.kind[slot] == kTransition;
+            if (hit) slots[i] = slot;
+            i += hit;
+            misses += !hit;
+            if (misses > patience) return false;
+        }
+        return true;
+    }
+
+    // out[i] = the row id that slot[i] holds.
+    void ids(nb::handle slots, nb::handle out) const {
+        map(slots, out, [this](int64_t slot) { return ring_.id_of(slot); });
+    }
+
+    // out[i] = the slot after slot[i] in its column.
+    void following(nb::handle slots, nb::handle out) const {
+        map(slots, out, [this](int64_t slot) { return ring_.after(slot); });
+    }
+
+    // out[i] = how many more transitions of the same episode follow slot[i].
+    void ahead(nb::handle slots, nb::handle out) const {
+        map(slots, out, [this](int64_t slot) {
+            int64_t steps = 0;
+            for (int64_t at = ring_.after(slot); ring_.kind[at] == kTransition && steps < ring_.slots; ++steps) at = ring_.after(at);
+            return steps;
+        });
+    }
+
+    // out[i] = how many transitions of the same episode precede slot[i].
+    void behind(nb::handle slots, nb::handle out) const {
+        map(slots, out, [this](int64_t slot) {
+            int64_t steps = 0;
+            while (!ring_.first[slot] && ring_.kind[ring_.before(slot)] == kTransition && steps < ring_.slots) {
+                slot = ring_.before(slot);
+                ++steps;
+            }
+            return steps;
+        });
+    }
+
+    // Slots of row ids. out[i] = -1 for a row that can no longer be drawn; returns the position of the first id that was
+    // never given to a transition, or -1.
+    int64_t locate(nb::handle ids, nb::handle out) const {
+        const Array in = read_index(ids), target = read_index(out);
+        if (in.shape[0] != target.shape[0]) throw std::invalid_argument("out: another length");
+        auto* from = reinterpret_cast<const int64_t*>(in.data);
+        auto* to = reinterpret_cast<int64_t*>(target.data);
+        for (int64_t i = 0; i < in.shape[0]; ++i) {
+            if (from[i] < 0) return i;
+            const int64_t env = from[i] % ring_.envs, row = from[i] / ring_.envs;
+            if (row >= ring_.head[env]) return i;
+            const bool in_window = row > ring_.newest(env) - ring_.alive;
+            const int64_t flat = ring_.at(row, env);
+            if (in_window && ring_.kind[flat] == kFinal) return i;
+            to[i] = in_window && ring_.kind[flat] == kTransition ? flat : -1;
+        }
+        return -1;
+    }
+
+    // Sums of up to n rewards from each slot on: k = min(n, steps to the end or to the newest row).
+    // `last` gets the slot of the k-th step, `discount` gamma^k.
+    void n_step(nb::handle slots, int64_t n, double gamma, nb::handle rewards, nb::handle reward, nb::handle last,
+                nb::handle discount) const {
+        const Array in = read_index(slots);
+        const int64_t count = in.shape[0];
+        const Array column = read_or_throw(rewards, "rewards");
+        const int64_t width = column.elements() / (ring_.slots * ring_.envs);
+        auto* from = reinterpret_cast<const int64_t*>(in.data);
+        auto* to = memory_of<int64_t>(last, kInt64, count, "last");
+        auto* rate = memory_of<float>(discount, kFloat32, count, "discount");
+        if (column.dtype == kFloat32)
+            sum_rewards(from, count, n, gamma, reinterpret_cast<const float*>(column.data), width,
+                        memory_of<float>(reward, kFloat32, count * width, "reward"), to, rate);
+        else if (column.dtype == kFloat64)
+            sum_rewards(from, count, n, gamma, reinterpret_cast<const double*>(column.data), width,
+                        memory_of<double>(reward, kFloat64, count * width, "reward"), to, rate);
+        else throw std::invalid_argument("rewards: neither float32 nor float64");
+    }
+
+    // The slots of windows [before | drawn row | after] around each slot, -1 where there is no step; see views/sequence.
+    void window(nb::handle slots, int64_t before, int64_t after, bool cross, nb::handle out, nb::handle first) const {
+        const Array in = read_index(slots);
+        const int64_t count = in.shape[0], length = before + after;
+        auto* from = reinterpret_cast<const int64_t*>(in.data);
+        auto* to = memory_of<int64_t>(out, kInt64, count * length, "out");
+        auto* starts = memory_of<uint8_t>(first, kBool, count * length, "first");
+        for (int64_t i = 0; i < count; ++i) {
+            window_forward(from[i], after, cross, to + i * length + before);
+            window_backward(from[i], before, cross, to + i * length);
+            for (int64_t j = 0; j < length; ++j) {
+                const int64_t slot = to[i * length + j];
+                starts[i * length + j] = slot >= 0 && ring_.first[slot];
+            }
+        }
+    }
+
+    // Rebuild the frame stacks of column `leaf` at each slot; a slot of -1 gives zeros.
+    void stack(nb::handle slots, int64_t leaf_index, nb::handle out) const {
+        const Array in = read_index(slots);
+        const Leaf& leaf = leaves_.at(static_cast<size_t>(leaf_index));
+        const Array target = read_or_throw(out, "out");
+        if (target.elements() * target.itemsize() != leaf.given_bytes * in.shape[0]) throw std::invalid_argument("out");
+        check_slots(in);
+        auto* from = reinterpret_cast<const int64_t*>(in.data);
+        MaybeReleased released(leaf.given_bytes * in.shape[0]);
+        for (int64_t i = 0; i < in.shape[0]; ++i) {
+            char* stack = target.data + i * leaf.given_bytes;
+            if (from[i] < 0) {
+                std::memset(stack, 0, static_cast<size_t>(leaf.given_bytes));
+                continue;
+            }
+            const char* frames[kMostFrames];
+            frames_at(ring_, leaf.column, leaf.frames, from[i], frames);
+            for (int64_t j = 0; j < leaf.frames.k; ++j) leaf.frames.put(stack, frames[j], j);
+        }
+    }
+
+private:
+    // The slot of the row `behind / envs` rows before the newest of environment `behind % envs`; -1 before the last clear.
+    int64_t recent(int64_t behind) const {
+        const int64_t env = behind % ring_.envs, row = ring_.newest(env) - behind / ring_.envs;
+        return row < ring_.floor[env] ? -1 : ring_.at(row, env);
+    }
+
+    void check_slots(const Array& slots) const {
+        auto* from = reinterpret_cast<const int64_t*>(slots.data);
+        for (int64_t i = 0; i < slots.shape[0]; ++i)
+            if (from[i] >= ring_.slots * ring_.envs) throw std::out_of_range("slot");
+    }
+
+    template <class F>
+    void map(nb::handle slots, nb::handle out, F f) const {
+        const Array in = read_index(slots);
+        check_slots(in);
+        auto* from = reinterpret_cast<const int64_t*>(in.data);
+        auto* to = memory_of<int64_t>(out, kInt64, in.shape[0], "out");
+        for (int64_t i = 0; i < in.shape[0]; ++i) to[i] = from[i] < 0 ? -1 : f(from[i]);
+    }
+
+    template <class T>
+    void sum_rewards(const int64_t* from, int64_t count, int64_t n, double gamma, const T* rewards, int64_t width, T* out,
+                     int64_t* last, float* discount) const {
+        for (int64_t i = 0; i < count; ++i) {
+            if (from[i] < 0 || from[i] >= ring_.slots * ring_.envs) throw std::out_of_range("slot");
+            int64_t slot = from[i];
+            double factor = 1;
+            for (int64_t w = 0; w < width; ++w) out[i * width + w] = rewards[slot * width + w];
+            for (int64_t k = 1; k < n; ++k) {
+                const int64_t next = ring_.after(slot);
+                if (ring_.kind[next] != kTransition) break;
+                slot = next;
+                factor *= gamma;
+                for (int64_t w = 0; w < width; ++w) out[i * width + w] += static_cast<T>(factor * rewards[slot * width + w]);
+            }
+            last[i] = slot;
+            discount[i] = static_cast<float>(factor * gamma);
+        }
+    }
+
+    void window_forward(int64_t slot, int64_t length, bool cross, int64_t* out) const {
+        for (int64_t j = 0; j < length; ++j) {
+            out[j] = slot;
+            if (slot < 0) continue;
+            int64_t next = ring_.after(slot);
+            // The row after a final one starts the next episode; two finals in a row are a cut just after a start.
+            for (int skipped = 0; cross && ring_.kind[next] == kFinal && skipped < ring_.slots; ++skipped)
+                next = ring_.after(next);
+            const bool newer = ring_.row_of(next) > ring_.row_of(slot);
+            slot = ring_.kind[next] == kTransition && newer ? next : -1;
+        }
+    }
+
+    void window_backward(int64_t slot, int64_t length, bool cross, int64_t* out) const {
+        for (int64_t j = length - 1; j >= 0; --j) {
+            int64_t previous = slot < 0 || (ring_.first[slot] && !cross) ? -1 : ring_.before(slot);
+            for (int skipped = 0; cross && previous >= 0 && ring_.kind[previous] == kFinal && skipped < ring_.slots; ++skipped)
+                previous = ring_.before(previous);
+            const bool there = previous >= 0 && ring_.kind[previous] == kTransition &&
+                               ring_.row_of(previous) < ring_.row_of(slot);
+            slot = there ? previous : -1;
+            out[j] = slot;
+        }
+    }
+
+    Leaf leaf(nb::handle object, nb::handle stack) const {
+        const Array array = read_or_throw(object, "column");
+        if (array.ndim < 2 || array.shape[0] != ring_.slots || array.shape[1] != ring_.envs)
+            throw std::invalid_argument("column: not [slots, envs, …]");
+        Leaf leaf{};
+        leaf.column = array.data;
+        leaf.dtype = array.dtype;
+        leaf.bytes = array.itemsize();
+        for (int d = 2; d < array.ndim; ++d) leaf.bytes *= array.shape[d];
+        leaf.ndim = array.ndim - 2;
+        for (int d = 0; d < leaf.ndim; ++d) leaf.shape[d] = array.shape[d + 2];
+        if (!stack.is_none()) {
+            const nb::tuple described = nb::borrow<nb::tuple>(stack);
+            const int axis = nb::cast<int>(described[1]);
+            leaf.frames.k = nb::cast<int64_t>(described[0]);
+            leaf.frames.repeat = nb::cast<bool>(described[2]);
+            if (leaf.frames.k > kMostFrames || axis < 0 || axis > leaf.ndim) throw std::invalid_argument("stack");
+            leaf.frames.inner = array.itemsize();
+            for (int d = 0; d < leaf.ndim; ++d) (d < axis ? leaf.frames.outer : leaf.frames.inner) *= leaf.shape[d];
+            for (int d = leaf.ndim; d > axis; --d) leaf.shape[d] = leaf.shape[d - 1];
+            leaf.shape[axis] = leaf.frames.k;
+            ++leaf.ndim;
+        }
+        leaf.given_bytes = leaf.bytes * leaf.frames.k;
+        return leaf;
+    }
+
+    int64_t count_envs(nb::handle env_ids) {
+        env_index_.clear();
+        if (env_ids.is_none()) return ring_.envs;
+        const Array array = read_index(env_ids);
+        auto* ids = reinterpret_cast<const int64_t*>(array.data);
+        for (int64_t i = 0; i < array.shape[0]; ++i) {
+            if (ids[i] < 0 || ids[i] >= ring_.envs) throw std::out_of_range("env_ids");
+            env_index_.push_back(ids[i]);
+        }
+        return array.shape[0];
+    }
+
+    // Find the bytes of one leaf, [steps, envs] items of it; narrow float64 into scratch. Nothing is written yet.
+    bool plan(PyObject* object, const Leaf& leaf, int64_t steps, int64_t envs, bool blocks, Given& given) const {
+        Array array;
+        if (single_ && !blocks && leaf.ndim == 0 && scalar(object, leaf, given)) return true;
+        if (!border().read(object, array) || !array.contiguous()) return false;
+        int lead = 0;
+        if (blocks) {
+            if (array.ndim < 1 || array.shape[0] != steps) return false;
+            lead = 1;
+        }
+        if (!single_) {
+            if (array.ndim < lead + 1 || array.shape[lead] != envs) return false;
+            ++lead;
+        }
+        if (array.ndim != lead + leaf.ndim) return false;
+        for (int d = 0; d < leaf.ndim; ++d)
+            if (array.shape[lead + d] != leaf.shape[d]) return false;
+        given.data = given.source = array.data;
+        given.source_bytes = array.elements() * array.itemsize();
+        if (array.dtype == leaf.dtype) return true;
+        if (array.dtype != kFloat64 || leaf.dtype != kFloat32) return false;
+        const int64_t elements = leaf.given_bytes / 4 * steps * envs;
+        given.scratch.resize(static_cast<size_t>(elements) * 4);
+        narrow(reinterpret_cast<float*>(given.scratch.data()), reinterpret_cast<const double*>(array.data), elements);
+        given.data = given.scratch.data();
+        return true;
+    }
+
+    static bool scalar(PyObject* object, const Leaf& leaf, Given& given) {
+        given.scratch.resize(8);
+        if (!read_scalar(object, leaf.dtype, given.scratch.data())) return false;
+        given.data = given.source = given.scratch.data();
+        given.source_bytes = 0;
+        return true;
+    }
+
+    // An observation and its next one in the same memory are one observation: the environment reuses its array.
+    bool overlap(size_t o) const {
+        const Given& a = given_[static_cast<size_t>(observed_[o])];
+        const Given& b = given_[leaves_.size() + o];
+        return a.source < b.source + b.source_bytes && b.source < a.source + a.source_bytes;
+    }
+
+    const char* item(size_t given, int64_t bytes, int64_t i) const { return given_[given].data + i * bytes; }
+
+    // The given observation is the one that the pending row already holds.
+    bool continuous(int64_t flat, int64_t i) const {
+        for (const int o : observed_) {
+            const Leaf& leaf = leaves_[static_cast<size_t>(o)];
+            const char* obs = item(static_cast<size_t>(o), leaf.given_bytes, i);
+            if (!leaf.stacked()) {
+                if (std::memcmp(leaf.column + flat * leaf.bytes, obs, static_cast<size_t>(leaf.bytes)) != 0) return false;
+                continue;
+            }
+            const char* frames[kMostFrames];
+            frames_at(ring_, leaf.column, leaf.frames, flat, frames);
+            for (int64_t j = leaf.frames.k - 1; j >= 0; --j)
+                if (!leaf.frames.holds(obs, frames[j], j)) return false;
+        }
+        return true;
+    }
+
+    // An observation that starts an episode must be a stack of its newest frame and padding.
+    int64_t unpadded(int64_t i) const {
+        for (const int o : observed_) {
+            const Leaf& leaf = leaves_[static_cast<size_t>(o)];
+            if (!leaf.stacked()) continue;
+            const char* obs = item(static_cast<size_t>(o), leaf.given_bytes, i);
+            std::vector<char> newest(static_cast<size_t>(leaf.bytes));
+            leaf.frames.take(newest.data(), obs, leaf.frames.k - 1);
+            for (int64_t j = 0; j < leaf.frames.k - 1; ++j)
+                if (!leaf.frames.holds(obs, leaf.frames.repeat ? newest.data() : nullptr, j)) return o;
+        }
+        return -1;
+    }
+
+    // Before anything is written: every given stack can be rebuilt from single frames. Returns -1, or -2 - leaf.
+    int64_t check_stacks(int64_t steps, int64_t envs) const {
+        if (std::none_of(observed_.begin(), observed_.end(), [this](int o) { return leaves_[static_cast<size_t>(o)].stacked(); }))
+            return -1;
+        std::vector<uint8_t> reset(static_cast<size_t>(steps * envs), 0);
+        for (int64_t i = 0; i < steps * envs; ++i) {
+            const int64_t env = env_index_.empty() ? i % envs : env_index_[static_cast<size_t>(i % envs)];
+            const auto before = static_cast<size_t>(i - envs);
+            const bool start = i >= envs && reset[before];
+            reset[static_cast<size_t>(i)] = ring_.next_step && (i < envs ? ring_.resetting[env] : !start && ended(i - envs));
+            if (reset[static_cast<size_t>(i)]) continue;  // its observation is not stored
+            const bool joined = i < envs ? ring_.open[env] && continuous(ring_.at(ring_.head[env], env), i)
+                                         : !start && joins(i, envs);
+            if (!joined) {
+                const int64_t leaf = unpadded(i);
+                if (leaf >= 0) return -2 - leaf;
+            }
+            for (size_t o = 0; o < observed_.size(); ++o) {
+                const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
+                const char* obs = item(static_cast<size_t>(observed_[o]), leaf.given_bytes, i);
+                const char* next = item(leaves_.size() + o, leaf.given_bytes, i);
+                if (leaf.stacked() && !leaf.frames.follows(next, obs)) return -2 - static_cast<int64_t>(leaves_.size() + o);
+            }
+        }
+        return -1;
+    }
+
+    bool ended(int64_t i) const {
+        return given_[static_cast<size_t>(terminated_)].data[i] || given_[static_cast<size_t>(truncated_)].data[i];
+    }
+
+    // Inside a block: step i starts where step i - envs led to.
+    bool joins(int64_t i, int64_t envs) const {
+        if (ended(i - envs)) return false;
+        for (size_t o = 0; o < observed_.size(); ++o) {
+            const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
+            if (std::memcmp(item(static_cast<size_t>(observed_[o]), leaf.given_bytes, i),
+                            item(leaves_.size() + o, leaf.given_bytes, i - envs), static_cast<size_t>(leaf.given_bytes)) != 0)
+                return false;
+        }
+        return true;
+    }
+
+    void store(const Leaf& leaf, char* column, int64_t flat, const char* given) const {
+        if (leaf.stacked()) leaf.frames.take(column + flat * leaf.bytes, given, leaf.frames.k - 1);
+        else std::memcpy(column + flat * leaf.bytes, given, static_cast<size_t>(leaf.bytes));
+    }
+
+    void write_one(int64_t env, int64_t i) {
+        std::vector<int64_t>* touched = keep_touched_ ? &touched_ : nullptr;
+        const bool reset = ring_.next_step && ring_.resetting[env];
+        int64_t row = ring_.head[env];
+        bool open = ring_.open[env];
+        if (open && !reset && !continuous(ring_.at(row, env), i)) {
+            ring_.kind[ring_.at(row, env)] = kFinal;
+            ++row;
+            open = false;
+        }
+        if (!open) ring_.advance(row, env, touched);
+        const int64_t flat = ring_.at(row, env);
+        size_t next = 0;
+        for (size_t l = 0; l < leaves_.size(); ++l) {
+            const bool observation = next < observed_.size() && static_cast<size_t>(observed_[next]) == l;
+            next += observation;
+            // A pending row has its observation already; the one that only resets is no transition.
+            if (observation && open) continue;
+            store(leaves_[l], leaves_[l].column, flat, item(l, leaves_[l].given_bytes, i));
+        }
+        if (!open) ring_.first[flat] = 1;
+        ring_.kind[flat] = reset ? kFinal : kTransition;
+        ring_.count[env] += !reset;
+        if (touched && !reset) touched->push_back(flat);
+        const bool end = ended(i) && !reset;
+        if (ring_.next_step) ring_.resetting[env] = end;
+        const int64_t ahead = ring_.keeps_next ? row : row + 1;
+        if (!ring_.keeps_next) ring_.advance(ahead, env, touched);
+        for (size_t o = 0; o < observed_.size(); ++o) {
+            const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
+            char* column = ring_.keeps_next ? next_columns_[o] : leaf.column;
+            store(leaf, column, ring_.at(ahead, env), item(leaves_.size() + o, leaf.given_bytes, i));
+        }
+        if (ring_.keeps_next) {
+            ring_.head[env] = row + 1;
+            return;
+        }
+        ring_.first[ring_.at(ahead, env)] = reset;
+        const bool closes = end && !ring_.next_step;
+        ring_.kind[ring_.at(ahead, env)] = closes ? kFinal : kPending;
+        ring_.head[env] = ahead + closes;
+        ring_.open[env] = !closes;
+    }
+
+    Ring ring_{};
+    std::vector<Leaf> leaves_;
+    std::vector<int> observed_;
+    std::vector<char*> next_columns_;
+    std::vector<Given> given_;
+    std::vector<int64_t> env_index_;
+    std::vector<int64_t> touched_;
+    bool keep_touched_ = false;
+    bool single_;  // one environment without an axis
+    int terminated_, truncated_;
+    nb::object owner_;
+};
+
+}  // namespace
+
+void bind_ring(nb::module_& m) {
+    nb::class_<RingMemory>(m, "RingMemory")
+        .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::tuple, int64_t, bool, bool, int, int>())
+        .def("write", &RingMemory::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
+        .def("keep_touched", &RingMemory::keep_touched)
+        .def("touched", &RingMemory::touched)
+        .def("touched_count", &RingMemory::touched_count)
+        .def("stored", &RingMemory::stored)
+        .def("draw", &RingMemory::draw)
+        .def("ids", &RingMemory::ids)
+        .def("following", &RingMemory::following)
+        .def("ahead", &RingMemory::ahead)
+        .def("behind", &RingMemory::behind)
+        .def("locate", &RingMemory::locate)
+        .def("n_step", &RingMemory::n_step)
+        .def("window", &RingMemory::window)
+        .def("stack", &RingMemory::stack);
+}
+
+}  // namespace recollect

@@ -1,0 +1,139 @@
+// Rows of many environments in one memory: each environment's column is a ring with its own head.
+//
+// Rows are numbered for ever; row r of environment e is at slot r mod S of its column. A transition's next observation is
+// the observation of the row after it, so that every observation is stored once. What a slot holds is its kind.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace recollect {
+
+enum Kind : uint8_t {
+    kEmpty = 0,       // nothing, or a row that has expired
+    kTransition = 1,  // may be drawn; the row after it holds its next observation
+    kFinal = 2,       // only an observation: where an episode ended or was cut
+    kPending = 3,     // only an observation: the newest one, waiting for the step that starts there
+    kHistory = 4,     // a transition too old to be drawn, kept for the frame stacks of younger ones
+};
+
+struct Ring {
+    int64_t slots, envs;
+    int64_t alive;    // how many of the newest rows may be drawn, the pending one counted
+    bool keeps_next;  // next observations are stored beside their rows; there is no pending row
+    bool next_step;   // after an end the following row only resets
+    uint8_t* kind;    // [slots, envs]
+    uint8_t* first;   // [slots, envs] this observation starts an episode
+    int64_t* head;    // [envs] the row that is written next
+    uint8_t* open;    // [envs] the head row's observation is there already
+    uint8_t* resetting;  // [envs]
+    int64_t* count;      // [envs] rows that may be drawn
+    int64_t* floor;      // [envs] the first row since the last clear
+
+    int64_t at(int64_t row, int64_t env) const { return (row % slots) * envs + env; }
+    int64_t newest(int64_t env) const { return head[env] - (open[env] ? 0 : 1); }
+
+    // The row that a slot holds: the one of the newest S rows that falls on it.
+    int64_t row_of(int64_t flat) const {
+        const int64_t slot = flat / envs, env = flat % envs, top = newest(env);
+        int64_t behind = (top - slot) % slots;
+        if (behind < 0) behind += slots;
+        return top - behind;
+    }
+
+    int64_t id_of(int64_t flat) const { return row_of(flat) * envs + flat % envs; }
+
+    int64_t after(int64_t flat) const {
+        const int64_t next = flat + envs;
+        return next < slots * envs ? next : next - slots * envs;
+    }
+
+    int64_t before(int64_t flat) const {
+        const int64_t previous = flat - envs;
+        return previous >= 0 ? previous : previous + slots * envs;
+    }
+
+    // Make `row` the newest of its environment: the row that falls out of the window can no longer be drawn.
+    void advance(int64_t row, int64_t env, std::vector<int64_t>* touched) {
+        const int64_t old = row - alive;
+        if (old >= 0) {
+            const int64_t flat = at(old, env);
+            if (kind[flat] == kTransition) {
+                kind[flat] = slots > alive ? kHistory : kEmpty;
+                --count[env];
+                if (touched) touched->push_back(flat);
+            }
+        }
+        kind[at(row, env)] = kEmpty;
+    }
+};
+
+// One leaf of an observation given as a stack of k frames: the stack is [outer, k, inner], a frame [outer, inner].
+struct Frames {
+    int64_t k = 1;
+    int64_t outer = 1;
+    int64_t inner = 0;  // bytes
+    bool repeat = true;  // what stands before an episode's first frame: that frame, or zeros
+
+    int64_t frame_bytes() const { return outer * inner; }
+    int64_t stack_bytes() const { return outer * k * inner; }
+
+    void take(char* frame, const char* stack, int64_t j) const noexcept {
+        for (int64_t o = 0; o < outer; ++o)
+            std::memcpy(frame + o * inner, stack + (o * k + j) * inner, static_cast<size_t>(inner));
+    }
+
+    void put(char* stack, const char* frame, int64_t j) const noexcept {
+        if (!frame) {
+            for (int64_t o = 0; o < outer; ++o) std::memset(stack + (o * k + j) * inner, 0, static_cast<size_t>(inner));
+            return;
+        }
+        if (inner == 1) {
+            for (int64_t o = 0; o < outer; ++o) stack[o * k + j] = frame[o];
+            return;
+        }
+        for (int64_t o = 0; o < outer; ++o)
+            std::memcpy(stack + (o * k + j) * inner, frame + o * inner, static_cast<size_t>(inner));
+    }
+
+    // The frame at place j of the stack is `frame` (null: zeros).
+    bool holds(const char* stack, const char* frame, int64_t j) const noexcept {
+        if (inner == 1) {
+            unsigned char differs = 0;
+            for (int64_t o = 0; o < outer; ++o)
+                differs = static_cast<unsigned char>(differs | (stack[o * k + j] ^ (frame ? frame[o] : 0)));
+            return differs == 0;
+        }
+        for (int64_t o = 0; o < outer; ++o) {
+            const char* part = stack + (o * k + j) * inner;
+            if (frame) {
+                if (std::memcmp(part, frame + o * inner, static_cast<size_t>(inner)) != 0) return false;
+            } else {
+                for (int64_t b = 0; b < inner; ++b)
+                    if (part[b] != 0) return false;
+            }
+        }
+        return true;
+    }
+
+    // Two stacks of one episode, a step apart: all but the newest frame of `next` are the newer frames of `stack`.
+    bool follows(const char* next, const char* stack) const noexcept {
+        for (int64_t o = 0; o < outer; ++o)
+            if (std::memcmp(next + o * k * inner, stack + (o * k + 1) * inner, static_cast<size_t>((k - 1) * inner)) != 0)
+                return false;
+        return true;
+    }
+};
+
+// The frames of the stack at a slot, oldest first; null where there was nothing yet and zeros are meant.
+inline void frames_at(const Ring& ring, const char* column, const Frames& frames, int64_t flat, const char** out) {
+    out[frames.k - 1] = column + flat * frames.frame_bytes();
+    bool started = false;
+    for (int64_t j = frames.k - 2; j >= 0; --j) {
+        started = started || ring.first[flat];
+        if (!started) flat = ring.before(flat);
+        out[j] = started && !frames.repeat ? nullptr : column + flat * frames.frame_bytes();
+    }
+}
+
+}  // namespace recollect

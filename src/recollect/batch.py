@@ -1,0 +1,77 @@
+"""Flat leaves back into the TensorDict a caller reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from recollect.errors import SchemaError, explain
+from recollect.schema import Path
+
+# The public constructor checks every leaf's batch size again (4 µs); ours were made with it.
+_unchecked: Any = getattr(TensorDict, "_new_unsafe", None)
+
+
+def assemble(paths: Sequence[Path], leaves: Iterable[torch.Tensor], batch_size: torch.Size) -> TensorDict:
+    """A TensorDict of `leaves` under `paths`, nested where a path has several names."""
+    tree: dict[str, Any] = {}
+    for path, leaf in zip(paths, leaves, strict=True):
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = leaf
+    return _tensordict(tree, batch_size)
+
+
+def _tensordict(tree: dict[str, Any], batch_size: torch.Size) -> TensorDict:
+    for name, value in tree.items():
+        if type(value) is dict:
+            tree[name] = _tensordict(value, batch_size)
+    if _unchecked is None:
+        return TensorDict(tree, batch_size=batch_size)
+    return _unchecked(source=tree, batch_size=batch_size)
+
+
+def selected(
+    everything: Sequence[tuple[Path, torch.Tensor]], fields: Iterable[str | Path] | None
+) -> tuple[list[Path], list[torch.Tensor]]:
+    """The leaves that `fields` names (whole names or paths to leaves), or all of them."""
+    if fields is None:
+        chosen = list(everything)
+    else:
+        wanted = [(field,) if isinstance(field, str) else tuple(field) for field in fields]
+        known = {path[:depth] for path, _ in everything for depth in range(1, len(path) + 1)}
+        for path in wanted:
+            if path not in known:
+                names = ", ".join(sorted({path[0] for path, _ in everything}))
+                raise SchemaError(explain("fields", f"names of {names}", ".".join(path), "Name stored fields only."))
+        chosen = [(path, leaf) for path, leaf in everything if any(path[: len(head)] == head for head in wanted)]
+    return [path for path, _ in chosen], [leaf for _, leaf in chosen]
+
+
+def fill(out: TensorDict, leaves: Mapping[Path, torch.Tensor]) -> TensorDict:
+    """Copy leaves into the caller's tensors, which must be the same ones in keys, shapes and dtypes."""
+    targets = checked_targets(out, {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()})
+    for target, leaf in zip(targets, leaves.values(), strict=True):
+        target.copy_(leaf)
+    return out
+
+
+def checked_targets(out: TensorDict, like: Mapping[Path, tuple[tuple[int, ...], torch.dtype]]) -> list[torch.Tensor]:
+    """The tensors of `out` in the order of `like`, if they are just those."""
+    remedy = "Take an earlier batch as out=."
+    keys = {key if isinstance(key, tuple) else (key,) for key in out.keys(True, True)}
+    if keys != set(like):
+        expected, got = (sorted(".".join(path) for path in paths) for paths in (like, keys))
+        raise SchemaError(explain("out", f"the fields {expected}", got, remedy))
+    targets: list[torch.Tensor] = []
+    for path, (shape, dtype) in like.items():
+        target = out.get(path)
+        if tuple(target.shape) != shape or target.dtype != dtype or not target.is_contiguous():
+            got = f"{target.dtype} of shape {tuple(target.shape)}"
+            raise SchemaError(explain(f"out.{'.'.join(path)}", f"contiguous {dtype} of shape {shape}", got, remedy))
+        targets.append(target)
+    return targets

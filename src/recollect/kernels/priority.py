@@ -1,0 +1,234 @@
+"""Drawing leaves in proportion to their priorities."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+
+from recollect import kernels
+from recollect.randomness import Randomness
+
+
+class PriorityTree(Protocol):
+    """Leaves with a priority each, at first all zero; a leaf is drawn with the probability priority / total.
+
+    Leaves are int64 [K]. Priorities are float64, finite and not negative (which the caller has made sure of), and are
+    kept exactly. From 5e-324 to 1.8e308 all of them work: sums are kept in a scale of their own and cannot overflow. A
+    leaf that is less than about 1e-16 of the total may never be drawn.
+
+    A leaf outside the tree is an IndexError and changes nothing. Other devices than the CPU are not waited for: there
+    the caller makes sure of the leaves too.
+    """
+
+    num_leaves: int
+
+    def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
+        """Give each of `leaves` [K] its priority [K], or all the same one. If a leaf comes twice, the last one counts."""
+        ...
+
+    def get(self, leaves: torch.Tensor) -> torch.Tensor:
+        """The priorities of `leaves`: float64 [K]."""
+        ...
+
+    def total(self) -> torch.Tensor | float:
+        """The sum of all priorities; infinite if it exceeds float64, which draws do not mind."""
+        ...
+
+    def smallest(self) -> torch.Tensor | float:
+        """The smallest priority that is not zero, or infinity if there is none."""
+        ...
+
+    def draw(self, count: int, random: Randomness) -> torch.Tensor | None:
+        """Leaves [count]: the i-th falls into the i-th of `count` equal slices of the total. None has priority 0.
+
+        Returns None if all priorities are zero. Other devices than the CPU are not asked, and draw leaves of priority
+        zero then: look at `total()` first where that can happen.
+        """
+        ...
+
+    def draw_with_priorities(self, count: int, random: Randomness) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What `draw` returns, with the priorities of these leaves [count]."""
+        ...
+
+    def leaves_view(self) -> torch.Tensor:
+        """The priorities of all leaves [num_leaves], sharing memory. Whoever writes there calls `rebuild()` after."""
+        ...
+
+    def rebuild(self) -> None:
+        """Add up everything again from the leaves."""
+        ...
+
+    def check(self) -> float:
+        """The largest relative error of any sum against the leaves that it is of. Infinite if a minimum is wrong."""
+        ...
+
+
+def priority_tree(num_leaves: int, device: torch.device) -> PriorityTree:
+    """A tree of `num_leaves` (at least one) zero priorities."""
+    if device.type == "cpu" and kernels.native() is not None:
+        return _NativeTree(num_leaves)
+    return _TorchTree(num_leaves, device)
+
+
+class _NativeTree:
+    def __init__(self, num_leaves: int) -> None:
+        native = kernels.native()
+        group = native.PriorityTree.GROUP
+        self.num_leaves = num_leaves
+        self._leaves = torch.zeros(-(-num_leaves // group) * group, dtype=torch.float64)
+        self._tree = native.PriorityTree(kernels.buffer_of(self._leaves), num_leaves)
+        self._allocates = native.exchange()
+        self.total = self._tree.total
+        self.smallest = self._tree.smallest
+        self.rebuild = self._tree.rebuild
+        self.check = self._tree.deviation
+
+    def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
+        if self._allocates and self._tree.set(leaves, priorities):
+            return
+        values = priorities if isinstance(priorities, float) else kernels.buffer_of(priorities.contiguous())
+        if not self._tree.set(kernels.buffer_of(leaves.contiguous()), values):
+            raise ValueError(f"set: expected int64 [K] and float64 [K] or a float, got {leaves!r} and {priorities!r}.")
+
+    def get(self, leaves: torch.Tensor) -> torch.Tensor:
+        leaves = leaves.contiguous()
+        if self._allocates:
+            out = self._tree.get(leaves)
+        else:
+            out = torch.empty(len(leaves), dtype=torch.float64)
+            self._tree.get(leaves.numpy(), out.numpy())
+        return out
+
+    def draw(self, count: int, random: Randomness) -> torch.Tensor | None:
+        if self._allocates:
+            return self._tree.draw(count, random.bits.capsule)
+        out = torch.empty(count, dtype=torch.int64)
+        return None if self._tree.draw(count, random.bits.capsule, out.numpy()) is None else out
+
+    def draw_with_priorities(self, count: int, random: Randomness) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if self._allocates:
+            return self._tree.draw_with_priorities(count, random.bits.capsule)
+        leaves = self.draw(count, random)
+        return None if leaves is None else (leaves, self.get(leaves))
+
+    def leaves_view(self) -> torch.Tensor:
+        return self._leaves[: self.num_leaves]
+
+
+# What leaves are multiplied by before they are summed. The usual scale leaves room for 2^64 leaves of any size. Totals
+# that are faint in it have only leaves that are small enough for the other, in which denormal ones keep their digits.
+_USUAL, _FAINT = 2.0**-64, 2.0**512
+_FAINT_TOTAL = 2.0**-400
+
+
+class _TorchTree:
+    """Two levels, leaves in blocks and a sum a block, in both scales: which one counts is decided on the device."""
+
+    def __init__(self, num_leaves: int, device: torch.device) -> None:
+        # A draw goes through the sums of all blocks once, and through one block for each leaf that it draws.
+        self._size = 1 << max(6, num_leaves.bit_length() // 2 - 4)
+        num_blocks = -(-num_leaves // self._size)
+        self.num_leaves = num_leaves
+        self._waits = device.type == "cpu"  # elsewhere a look at a result would hold up the device
+        self._blocks = torch.zeros(num_blocks, self._size, dtype=torch.float64, device=device)
+        self._leaves = self._blocks.view(-1)
+        self._usual = torch.zeros(num_blocks, dtype=torch.float64, device=device)
+        self._faint = torch.zeros_like(self._usual)
+        # Tensors, since a number that an operation takes beside tensors may pass through float32.
+        self._scales = torch.tensor([_FAINT, _USUAL], dtype=torch.float64, device=device).unbind()
+        self._zero = torch.zeros((), dtype=torch.float64, device=device)
+
+    def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
+        self._require_range(leaves)
+        if isinstance(priorities, float):
+            self._leaves.scatter_(0, leaves, priorities)
+        else:
+            self._leaves.scatter_(0, leaves, _last_of_each(leaves, priorities))
+        if len(leaves) >= len(self._blocks):
+            self.rebuild()
+        else:
+            self._renew(leaves // self._size)
+
+    def get(self, leaves: torch.Tensor) -> torch.Tensor:
+        self._require_range(leaves)
+        return self._leaves.index_select(0, leaves)
+
+    def total(self) -> torch.Tensor:
+        sums, scale = self._sums()
+        return sums.sum() / scale
+
+    def smallest(self) -> torch.Tensor:
+        # One pass over all leaves is two launches; block minima would cost more at every update.
+        return torch.where(self._leaves > 0, self._leaves, math.inf).amin()
+
+    def draw(self, count: int, random: Randomness) -> torch.Tensor | None:
+        sums, scale = self._sums()
+        ends = _running(sums)
+        total = ends[-1]
+        if self._waits and not total > 0:
+            return None
+        device = self._leaves.device
+        points = torch.rand(count, dtype=torch.float64, device=device, generator=random._generator(device))
+        points = (torch.arange(count, device=device) + points) * (total / count)
+        points = points.minimum(total.nextafter(self._zero))
+        block = torch.searchsorted(ends, points, right=True).clamp_(max=len(ends) - 1)
+        points = points - torch.cat([self._zero[None], ends]).index_select(0, block)
+        return block * self._size + _first_beyond(self._blocks.index_select(0, block) * scale, points)
+
+    def draw_with_priorities(self, count: int, random: Randomness) -> tuple[torch.Tensor, torch.Tensor] | None:
+        leaves = self.draw(count, random)
+        return None if leaves is None else (leaves, self._leaves.index_select(0, leaves))
+
+    def leaves_view(self) -> torch.Tensor:
+        return self._leaves[: self.num_leaves]
+
+    def rebuild(self) -> None:
+        torch.sum(self._blocks * _USUAL, 1, out=self._usual)
+        torch.sum(self._blocks * _FAINT, 1, out=self._faint)
+
+    def check(self) -> float:
+        worst = 0.0
+        for stored, scale in ((self._usual, _USUAL), (self._faint, _FAINT)):
+            expected = (self._blocks * scale).sum(1)
+            error = torch.where(stored == expected, 0.0, (stored - expected).abs() / expected)
+            worst = max(worst, error.nan_to_num(math.inf).max().item())
+        return worst
+
+    def _renew(self, blocks: torch.Tensor) -> None:
+        """The sums of these blocks again. One that comes twice is written twice, with the same number."""
+        rows = self._blocks.index_select(0, blocks)
+        self._usual.scatter_(0, blocks, (rows * _USUAL).sum(1))
+        self._faint.scatter_(0, blocks, (rows * _FAINT).sum(1))
+
+    def _sums(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The blocks' sums [blocks] in the scale that suits them, and that scale."""
+        faint = self._usual.sum() < _FAINT_TOTAL
+        return torch.where(faint, self._faint, self._usual), torch.where(faint, *self._scales)
+
+    def _require_range(self, leaves: torch.Tensor) -> None:
+        if self._waits and len(leaves) and not 0 <= leaves.min() <= leaves.max() < self.num_leaves:
+            raise IndexError("leaf: outside the tree")
+
+
+def _last_of_each(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Each entry's value replaced by that of the last entry with the same leaf: scattering it then has one outcome."""
+    ordered, order = leaves.sort(stable=True)
+    last = torch.searchsorted(ordered, leaves, right=True) - 1
+    return values.index_select(0, order.index_select(0, last))
+
+
+def _running(sums: torch.Tensor) -> torch.Tensor:
+    """Running sums [n] that never fall and that zeros do not raise.
+
+    A cumulative sum made in parallel adds in another order at each place: it may fall, or rise at a zero, by a rounding.
+    """
+    return torch.where(sums > 0, sums.cumsum(0), 0.0).cummax(0).values
+
+
+def _first_beyond(rows: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """In each row of [n, m] the first positive entry whose running sum lies beyond the point [n]; else the last one."""
+    ends = torch.where(rows > 0, rows.cumsum(1), 0.0)
+    inside = points.minimum(ends.amax(1).nextafter(torch.zeros_like(points)))
+    return (ends > inside[:, None]).to(torch.uint8).argmax(1)

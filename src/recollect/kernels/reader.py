@@ -1,0 +1,71 @@
+"""Reading many items out of many columns at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from recollect import kernels
+
+
+class Reader(Protocol):
+    """Columns seen as flat lists of items, read by an index of int64."""
+
+    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
+        """The items `index[start:stop]` of every column, in fresh tensors; `padded`: an index of -1 gives zeros."""
+        ...
+
+    def take_into(
+        self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
+    ) -> None:
+        """The same, into tensors of the caller's."""
+        ...
+
+
+def reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reader:
+    """A reader of the first `items` items of columns whose first `lead` axes count items."""
+    if kernels.runs_native(columns):
+        return _NativeReader(columns, lead, items)
+    return _TorchReader(columns, lead)
+
+
+class _NativeReader:
+    def __init__(self, columns: Sequence[torch.Tensor], lead: int, items: int) -> None:
+        self._like = [(column.shape[lead:], column.dtype) for column in columns]
+        self._gather = kernels.native().Gather(
+            [kernels.buffer_of(column) for column in columns], [column.ndim - lead for column in columns], items
+        )
+        if kernels.native().exchange():  # the native core allocates, and reads tensors as they are
+            self.take = self._gather.take
+            self.take_into = self._gather.take_into
+
+    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
+        out = [torch.empty((stop - start, *shape), dtype=dtype) for shape, dtype in self._like]
+        self.take_into(index, start, stop, out, padded)
+        return out
+
+    def take_into(
+        self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
+    ) -> None:
+        self._gather.take_into(index.numpy(), start, stop, [tensor.numpy() for tensor in out], padded)
+
+
+class _TorchReader:
+    def __init__(self, columns: Sequence[torch.Tensor], lead: int) -> None:
+        self._columns = [column.flatten(0, lead - 1) for column in columns]
+
+    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
+        rows = index[start:stop]
+        if not padded:
+            return [column.index_select(0, rows) for column in self._columns]
+        inside, missing = rows.clamp(min=0), rows < 0
+        found = (column.index_select(0, inside) for column in self._columns)
+        return [leaf.masked_fill_(missing.view(-1, *(1,) * (leaf.ndim - 1)), 0) for leaf in found]
+
+    def take_into(
+        self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
+    ) -> None:
+        for leaf, target in zip(self.take(index, start, stop, padded), out, strict=True):
+            target.copy_(leaf)

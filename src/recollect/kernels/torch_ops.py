@@ -1,0 +1,113 @@
+"""The estimators in torch ops: for every device, inside `torch.compile`, and where no native core is installed.
+
+Every estimator is a first-order recurrence backwards in time, `x[t] = a[t] + c[t] · (open[t] ? x[t+1] : 0)`. It is
+solved by doubling: once every row knows its next k rows, one shifted addition makes that 2k, so T steps take log2(T)
+rounds of a few launches and nothing waits for the device. What lies behind an end is selected away, never multiplied by
+zero.
+
+Arguments are checked by the callers: one shape and dtype, bool flags of that shape, `mask` or None.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gae(
+    reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, mask: Tensor | None,
+    gamma: float, lam: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    open_ = _open(terminated, truncated, mask)
+    advantage = _scan(_td_error(reward, value, next_value, terminated, gamma), gamma * lam, open_)
+    invalid = _invalid(mask)
+    return _filled(advantage, invalid), _filled(advantage + value, invalid)
+
+
+def lambda_return(
+    reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, mask: Tensor | None,
+    gamma: float, lam: float,
+) -> Tensor:  # fmt: skip
+    open_ = _open(terminated, truncated, mask)
+    bootstrap = next_value.masked_fill(terminated, 0)
+    # With λ = 1 the next value of a step that goes on counts nothing, be it NaN.
+    held = torch.where(open_, bootstrap * (1 - lam), bootstrap) if lam != 1 else bootstrap.masked_fill(open_, 0)
+    return_ = _scan(torch.add(reward, held, alpha=gamma), gamma * lam, open_)
+    return _filled(return_, _invalid(mask))
+
+
+def n_step_return(
+    reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, mask: Tensor | None,
+    gamma: float, n: int,
+) -> Tensor:  # fmt: skip
+    linked = _open(terminated, truncated, mask)
+    return_ = torch.add(reward, next_value.masked_fill(terminated, 0), alpha=gamma)  # of one step
+    piece = torch.where(linked, reward, return_)  # of k steps, to be continued where still linked
+    # The other n - 1 steps are put in front in pieces of 1, 2, 4, …: the binary digits of n - 1.
+    k, left = 1, min(n, max(len(reward), 1)) - 1
+    while left:
+        if left & 1:
+            return_ = _continue(piece, gamma**k, return_, linked, k)
+        left >>= 1
+        if left:
+            piece, linked = _continue(piece, gamma**k, piece, linked, k), _link(linked, k)
+            k *= 2
+    return _filled(return_, _invalid(mask))
+
+
+def vtrace(
+    ratio: Tensor, reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor,
+    mask: Tensor | None, gamma: float, lam: float, rho_bar: float, c_bar: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    open_ = _open(terminated, truncated, mask)
+    rho, decay = ratio.clamp(max=rho_bar), ratio.clamp(max=c_bar) * (gamma * lam)
+    delta = _td_error(reward, value, next_value, terminated, gamma)
+    excess = _scan(rho * delta, decay, open_)
+    advantage = rho * _continue(delta, gamma * lam, excess, open_, 1)
+    invalid = _invalid(mask)
+    return _filled(advantage, invalid), _filled(excess + value, invalid)
+
+
+def _open(terminated: Tensor, truncated: Tensor, mask: Tensor | None) -> Tensor:
+    """Where the chain goes on from t to t + 1: no end at t, and a row behind it that is no masked one."""
+    open_ = torch.logical_or(terminated, truncated).logical_not_()
+    if mask is not None:
+        open_ = open_.logical_and_(mask.roll(-1, 0))
+    open_[-1:].fill_(False)
+    return open_
+
+
+def _td_error(reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, gamma: float) -> Tensor:
+    return torch.add(reward - value, next_value.masked_fill(terminated, 0), alpha=gamma)
+
+
+def _scan(x: Tensor, decay: float | Tensor, linked: Tensor) -> Tensor:
+    """x[t] + decay[t] · (linked[t] ? the same of t + 1 : 0), with the last row not linked."""
+    k = 1
+    while k < len(x):
+        x = _continue(x, decay, x, linked, k)
+        if 2 * k < len(x):
+            decay = decay * decay.roll(-k, 0) if isinstance(decay, Tensor) else decay * decay
+            linked = _link(linked, k)
+        k *= 2
+    return x
+
+
+def _continue(x: Tensor, decay: float | Tensor, behind: Tensor, linked: Tensor, k: int) -> Tensor:
+    """x[t] + decay[t] · behind[t + k] where t is linked to t + k, x[t] elsewhere."""
+    shifted = behind.roll(-k, 0)
+    longer = torch.addcmul(x, decay, shifted) if isinstance(decay, Tensor) else torch.add(x, shifted, alpha=decay)
+    return torch.where(linked, longer, x)
+
+
+def _link(linked: Tensor, k: int) -> Tensor:
+    """From links over k rows to links over 2k rows. The last row is linked to nothing, so `roll` wraps nothing in."""
+    return torch.logical_and(linked, linked.roll(-k, 0))
+
+
+def _invalid(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask.logical_not()
+
+
+def _filled(output: Tensor, invalid: Tensor | None) -> Tensor:
+    return output if invalid is None else output.masked_fill(invalid, 0)

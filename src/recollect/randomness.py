@@ -1,0 +1,49 @@
+"""Randomness that somebody owns: seeded, saved with its owner, and no business of any global generator."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from recollect import kernels
+from recollect.errors import SchemaError, explain
+
+
+class Randomness:
+    """One stream of draws. `seed=None` starts it from the operating system's entropy."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0):
+            raise SchemaError(explain("seed", "a non-negative int or None", repr(seed), "Pass such a seed."))
+        self.bits = np.random.PCG64DXSM(seed)
+        """The bit generator that all draws on the host come from, native ones too."""
+        self._devices: dict[torch.device, torch.Generator] = {}
+
+    def shuffled(self, index: torch.Tensor) -> torch.Tensor:
+        """The entries of `index` [n] in a random order, in a new tensor."""
+        if index.device.type != "cpu":
+            generator = self._generator(index.device)
+            return index[torch.randperm(len(index), generator=generator, device=index.device)]
+        index = index.clone()
+        if kernels.runs_native((index,)):
+            kernels.native().shuffle(kernels.buffer_of(index), self.bits.capsule)
+        else:
+            np.random.Generator(self.bits).shuffle(index.numpy())
+        return index
+
+    def below(self, bound: torch.Tensor, count: int) -> torch.Tensor:
+        """`count` uniform int64 in [0, bound), on the device of `bound` and without asking for its value."""
+        return (self.uniform(count, bound.device) * bound).long().minimum(bound - 1)
+
+    def uniform(self, count: int, device: torch.device) -> torch.Tensor:
+        """`count` float64 in [0, 1)."""
+        if device.type == "cpu":
+            return torch.from_numpy(np.random.Generator(self.bits).random(count))
+        return torch.rand(count, dtype=torch.float64, device=device, generator=self._generator(device))
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._devices:
+            generator = torch.Generator(device)
+            generator.manual_seed(int(self.bits.random_raw()) >> 1)
+            self._devices[device] = generator
+        return self._devices[device]

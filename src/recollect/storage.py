@@ -1,0 +1,75 @@
+"""Where the data is: one tensor a leaf, written a whole row at a time or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from recollect import kernels
+from recollect.border import conform, dotted
+from recollect.schema import Schema
+
+
+class Storage:
+    """Columns `[rows, num_envs, …]`, one for each leaf of the schema, on one device.
+
+    `num_envs=None` keeps an environment axis of length one that callers never see.
+    """
+
+    def __init__(
+        self, schema: Schema, rows: int, num_envs: int | None, device: torch.device, optional: frozenset[str]
+    ) -> None:
+        self.schema = schema
+        self.lead = () if num_envs is None else (num_envs,)
+        """The leading shape of what a caller passes for one row."""
+        self.optional = tuple(path[0] in optional for path in schema.paths)
+        """Leaves that a caller may leave out: the row is zero there."""
+        self.columns = tuple(
+            torch.zeros((rows, num_envs or 1, *field.shape), dtype=field.dtype, device=device)
+            for field in schema.fields
+        )
+        self.device = self.columns[0].device
+        self._native = kernels.columns(self.columns, self.optional, lead=1 - len(self.lead))
+        self._row_views: list[tuple[torch.Tensor, ...]] | None = None
+
+    def write(self, row: int, leaves: tuple[Any, ...], which: tuple[int, ...] | None = None) -> None:
+        """Copy one row of all columns (or of the columns `which`); an error leaves the row as it was."""
+        native = self._native
+        if native is not None and kernels.native() is not None:
+            misfit = native.write(row, leaves, which)
+            if misfit >= 0:
+                native.write(row, tuple(map(kernels.buffer_of, self._conformed(leaves, which))), which)
+            return
+        self._write_torch(row, self._conformed(leaves, which), which)
+
+    def zero(self, row: int) -> None:
+        """Zero one row of all columns."""
+        torch._foreach_zero_([column[row] for column in self.columns])
+
+    def _conformed(self, leaves: tuple[Any, ...], which: tuple[int, ...] | None) -> tuple[torch.Tensor | None, ...]:
+        columns = range(len(self.columns)) if which is None else which
+        return tuple(self._conform(i, leaf) for i, leaf in zip(columns, leaves, strict=True))
+
+    def _conform(self, column: int, leaf: Any) -> torch.Tensor | None:
+        if leaf is None and self.optional[column]:
+            return None
+        schema = self.schema
+        return conform(dotted(schema.paths[column]), schema.fields[column], leaf, self.lead, self.device)
+
+    def _write_torch(self, row: int, leaves: tuple[torch.Tensor | None, ...], which: tuple[int, ...] | None) -> None:
+        rows = self._rows()[row]
+        targets = rows if which is None else tuple(rows[i] for i in which)
+        given = [(target, leaf) for target, leaf in zip(targets, leaves, strict=True) if leaf is not None]
+        missing = [target for target, leaf in zip(targets, leaves, strict=True) if leaf is None]
+        if given:
+            torch._foreach_copy_([target for target, _ in given], [leaf for _, leaf in given])
+        if missing:
+            torch._foreach_zero_(missing)
+
+    def _rows(self) -> list[tuple[torch.Tensor, ...]]:
+        """Every row as views of the columns, made once: a step is then a single dispatched copy."""
+        if self._row_views is None:
+            columns = (column if self.lead else column.squeeze(1) for column in self.columns)
+            self._row_views = list(zip(*(column.unbind(0) for column in columns), strict=True))
+        return self._row_views
