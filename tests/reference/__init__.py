@@ -1,0 +1,1 @@
+"""Slow, obviously right loops that the tests compare with."""
