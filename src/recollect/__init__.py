@@ -1,0 +1,49 @@
+"""recollect: the experience memory of reinforcement learning in PyTorch."""
+
+from recollect.errors import BufferFullError, NotReadyError, PriorityError, SchemaError
+from recollect.estimators import (
+    discounted_return,
+    explained_variance,
+    gae,
+    group_advantage,
+    lambda_return,
+    n_step_return,
+    normalize,
+    vtrace,
+)
+from recollect.memory import Memory
+from recollect.replay import ReplayBuffer
+from recollect.rollout import RolloutBuffer
+from recollect.samplers import Prioritized, Uniform, WithoutReplacement
+from recollect.schema import Carry, Field, Stacked
+from recollect.views import Hindsight, NStep, Sequence, Transition
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BufferFullError",
+    "Carry",
+    "Field",
+    "Hindsight",
+    "Memory",
+    "NStep",
+    "NotReadyError",
+    "Prioritized",
+    "PriorityError",
+    "ReplayBuffer",
+    "RolloutBuffer",
+    "SchemaError",
+    "Sequence",
+    "Stacked",
+    "Transition",
+    "Uniform",
+    "WithoutReplacement",
+    "discounted_return",
+    "explained_variance",
+    "gae",
+    "group_advantage",
+    "lambda_return",
+    "n_step_return",
+    "normalize",
+    "vtrace",
+]

@@ -1,0 +1,396 @@
+"""The off-policy buffer: the newest transitions of every environment, drawn in any way and read in any form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from tensordict import TensorDict
+
+from recollect.autoreset import parse_autoreset, settings_of, true_next_obs
+from recollect.batch import assemble, fill
+from recollect.border import conform, dotted
+from recollect.errors import NotReadyError, SchemaError, explain
+from recollect.guard import lock_for
+from recollect.memory import Memory
+from recollect.randomness import Randomness
+from recollect.replay_storage import ReplayStorage
+from recollect.ring import TRANSITION
+from recollect.samplers import Sampler, Uniform
+from recollect.samplers.prioritized import checked_priority
+from recollect.schema import Declaration, Field, Schema, Stacked, declare, given_shape, positive, refuse_reserved
+from recollect.views import Transition, View
+
+_FLAG = Field((), torch.bool)
+_RESERVED = ("obs", "action", "reward", "terminated", "truncated", "next_obs", "mask", "index", "weight", "discount")
+
+
+class ReplayBuffer:
+    """The newest `capacity` rows, each environment's column a ring of its own; every observation stored once.
+
+    What was passed is what is sampled: when the observation of a step is, bit by bit, the one that the step before led
+    to, nothing is copied; when it is not, the episode is cut there and the older row keeps its `next_obs`.
+    `next_obs="stored"` keeps an explicit copy instead, for unordered data.
+
+    >>> replay = ReplayBuffer(100, obs=2, action=(), seed=0)
+    >>> for step in range(3):
+    ...     replay.add([step, 0.0], 0.5, 1.0, terminated=False, truncated=False, next_obs=[step + 1, 0.0])
+    >>> batch = replay.sample(4)
+    >>> bool((batch["next_obs"][:, 0] == batch["obs"][:, 0] + 1).all())
+    True
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        obs: Declaration,
+        action: Declaration,
+        *,
+        num_envs: int | None = None,
+        reward: Declaration = (),
+        extra: Mapping[str, Declaration] | None = None,
+        sampler: Sampler | None = None,
+        device: torch.device | str | Memory = "cpu",
+        next_obs: Literal["shared", "stored"] = "shared",
+        autoreset: AutoresetMode | str | None = None,
+        stats: Any = None,
+        seed: int | None = None,
+    ) -> None:
+        self.capacity = positive("capacity", capacity)
+        self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
+        self.autoreset = parse_autoreset(autoreset)
+        self.stats = stats
+        memory = Memory.of(device)
+        schema = _schema(obs, action, reward, extra or {})
+        _check_layout(capacity, self.num_envs, next_obs, schema)
+        memory.require(_nbytes(schema, capacity, self.num_envs or 1, next_obs))
+        self._storage = ReplayStorage(
+            schema,
+            capacity // (num_envs or 1),
+            num_envs,
+            memory,
+            keeps_next=next_obs == "stored",
+            next_step=self.autoreset is AutoresetMode.NEXT_STEP,
+        )
+        self.device = self._storage.device
+        self._schema = schema
+        self._random = Randomness(seed)
+        self._draws = (sampler or Uniform()).start(self._storage, self._random)
+        if self._draws.wants_touched:
+            self._storage.keep_touched()
+        self._staged: dict[str, tuple[torch.Tensor, ...]] = {}
+        self._lock = lock_for(self)
+
+    @classmethod
+    def for_env(cls, env: Any, capacity: int, **options: Any) -> ReplayBuffer:
+        """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets."""
+        return cls(capacity, **settings_of(env, options))
+
+    @staticmethod
+    def estimate_bytes(
+        capacity: int,
+        obs: Declaration,
+        action: Declaration,
+        *,
+        num_envs: int | None = None,
+        reward: Declaration = (),
+        extra: Mapping[str, Declaration] | None = None,
+        next_obs: Literal["shared", "stored"] = "shared",
+    ) -> int:
+        """What a buffer of this description will keep, before it is made."""
+        return _nbytes(_schema(obs, action, reward, extra or {}), capacity, num_envs or 1, next_obs)
+
+    @property
+    def nbytes(self) -> int:
+        """What this buffer keeps, in bytes (without the sampler's own)."""
+        return self._storage.nbytes
+
+    # Writing
+
+    def add(
+        self,
+        obs: Any = None,
+        action: Any = None,
+        reward: Any = None,
+        terminated: Any = None,
+        truncated: Any = None,
+        next_obs: Any = None,
+        *,
+        env_ids: Any = None,
+        **extra: Any,
+    ) -> None:
+        """Store one step of every environment, or of the environments `env_ids`."""
+        with self._lock:
+            values = (obs, action, reward, terminated, truncated)
+            self._write(self._leaves(values, extra), self._schema.flatten("obs", next_obs), self._envs(env_ids))
+
+    def add_step(
+        self,
+        obs: Any = None,
+        action: Any = None,
+        step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None,
+        *,
+        env_ids: Any = None,
+        **extra: Any,
+    ) -> None:
+        """Store one step as Gymnasium gave it: `step = env.step(action)`, taken in the state `obs`.
+
+        The true next observation of an episode that ended is found where the autoreset mode leaves it. With `env_ids`
+        the step's arrays and info masks have a row for each of them.
+        """
+        with self._lock:
+            envs = self._envs(env_ids)
+            lead = self._storage.lead if envs is None else (len(envs),)
+            nexts, reward, terminated, truncated = true_next_obs(step, self.autoreset, self._schema, lead, self.device)
+            self._write(self._leaves((obs, action, reward, terminated, truncated), extra), nexts, envs)
+
+    def stage(self, **fields: Any) -> None:
+        """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
+        with self._lock:
+            fresh: dict[str, tuple[torch.Tensor, ...]] = {}
+            for name, value in fields.items():
+                self._check_name(name)
+                if name in self._staged:
+                    raise SchemaError(explain(name, "a field once a step", "it twice", "Stage it once."))
+                leaves = zip(self._schema.columns[name], self._schema.flatten(name, value), strict=True)
+                fresh[name] = tuple(self._conform(i, leaf).clone() for i, leaf in leaves)
+            self._staged |= fresh
+
+    def extend(self, batch: Any, *, env_ids: Any = None) -> None:
+        """Store a block: `[T, N]` (or `[T]`) steps in time order, or `[B]` unordered ones with next_obs="stored"."""
+        with self._lock:
+            envs = self._envs(env_ids)
+            names = (*self._schema.names, "next_obs")
+            missing, unknown = set(names) - set(batch.keys()), set(batch.keys()) - set(names)
+            if missing or unknown:
+                remedy = "Pass exactly the declared fields."
+                raise SchemaError(
+                    explain("extend", f"the fields {sorted(names)}", sorted(map(str, batch.keys())), remedy)
+                )
+            if self._staged:
+                raise SchemaError(
+                    explain("extend", "no staged fields", sorted(self._staged), "Complete the step with add.")
+                )
+            leaves = tuple(leaf for name in self._schema.names for leaf in self._schema.flatten(name, batch[name]))
+            reward = batch["reward"]
+            steps = len(reward) if hasattr(reward, "__len__") else 0
+            if steps == 0:
+                raise SchemaError(explain("extend", "at least one step", "none", "Pass blocks of steps."))
+            self._write(leaves, self._schema.flatten("obs", batch["next_obs"]), envs, steps)
+
+    def cut(self, env_ids: Any = None) -> None:
+        """The current episodes were abandoned: the coming observation starts a new one."""
+        with self._lock:
+            envs = self._envs(env_ids)
+            everything = torch.arange(self._storage.ring.num_envs, device=self.device)
+            self._storage.cut(everything if envs is None else envs)
+
+    def clear(self) -> None:
+        """Forget every row, priority and open episode; ids go on, and pending resets are remembered."""
+        with self._lock:
+            self._storage.ring.clear()
+            self._staged.clear()
+            self._draws.cleared()
+
+    def _leaves(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
+        names = self._schema.names
+        if extra or len(names) > len(values):
+            for name in extra:
+                self._check_name(name)
+            values += tuple(extra.get(name) for name in names[len(values) :])
+        if self._staged:
+            values = tuple(map(self._or_staged, names, values))
+        elif self._schema.is_flat:
+            return values
+        return tuple(leaf for name, value in zip(names, values, strict=True) for leaf in self._flat(name, value))
+
+    def _or_staged(self, name: str, value: Any) -> Any:
+        if name not in self._staged:
+            return value
+        if value is not None:
+            raise SchemaError(explain(name, "a field once a step", "it twice", "It has been staged: leave it out."))
+        return None
+
+    def _flat(self, name: str, value: Any) -> tuple[Any, ...]:
+        return self._staged[name] if name in self._staged else self._schema.flatten(name, value)
+
+    def _write(
+        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
+    ) -> None:
+        self._storage.write(leaves, nexts, envs, steps)
+        if self._staged:
+            self._staged.clear()
+        if self._draws.wants_touched:
+            self._draws.written(self._storage.touched())
+
+    def _conform(self, column: int, leaf: Any) -> torch.Tensor:
+        field = self._schema.fields[column]
+        whole = Field(given_shape(field), field.dtype)
+        return conform(dotted(self._schema.paths[column]), whole, leaf, self._storage.lead, self.device)
+
+    def _check_name(self, name: str) -> None:
+        if name not in self._schema.columns:
+            declared = ", ".join(self._schema.names)
+            raise SchemaError(explain(name, f"a declared field ({declared})", "another", "Declare it in extra=."))
+
+    def _envs(self, env_ids: Any) -> torch.Tensor | None:
+        if env_ids is None:
+            return None
+        count = self.num_envs
+        ids = np.asarray(env_ids.cpu() if isinstance(env_ids, torch.Tensor) else env_ids)
+        if count is None:
+            raise SchemaError(explain("env_ids", "none for one environment", env_ids, "Declare num_envs."))
+        if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(set(ids.tolist())) != len(ids) or not len(ids):
+            raise SchemaError(explain("env_ids", "different ints in one axis", env_ids, "Pass each environment once."))
+        if ids.min() < 0 or ids.max() >= count:
+            raise IndexError(explain("env_ids", f"environments 0 to {count - 1}", env_ids, "Number them from 0."))
+        return torch.as_tensor(ids.astype(np.int64), device=self.device)
+
+    # Reading
+
+    def sample(
+        self,
+        batch_size: int,
+        view: View | None = None,
+        *,
+        device: torch.device | str | None = None,
+        out: TensorDict | None = None,
+    ) -> TensorDict:
+        """A batch of `batch_size` rows that the sampler chooses, read as `view` says; "index" names the rows.
+
+        The batch is the caller's own. `out` is filled and returned instead of fresh tensors; `device` moves the batch,
+        asynchronously where the memory allows it.
+        """
+        positive("sample", batch_size)
+        with self._lock:
+            if self.device.type == "cpu" and not len(self._storage):
+                raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
+            drawn = self._draws.draw(batch_size)
+            leaves = (view or _TRANSITION).read(self._storage, drawn.slots, self._random)
+            leaves[("index",)] = self._storage.ids(drawn.slots)
+            if drawn.weight is not None:
+                leaves[("weight",)] = drawn.weight
+        if out is not None:
+            return fill(out, leaves)
+        batch = assemble(list(leaves), leaves.values(), torch.Size((len(drawn.slots),)))
+        return batch if device is None else batch.to(device, non_blocking=True)
+
+    def update_priority(self, index: Any, priority: Any) -> int:
+        """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.
+
+        When an index comes twice, the last priority counts.
+        """
+        with self._lock:
+            update = getattr(self._draws, "update", None)
+            if update is None:
+                remedy = "Make the buffer with sampler=rc.Prioritized()."
+                raise SchemaError(explain("update_priority", "a sampler with priorities", type(self._draws), remedy))
+            ids = self._ids(index)
+            values = checked_priority(_tensor("priority", priority, self.device), len(ids))
+            slots = self._storage.locate(ids)
+            update(slots, values)
+            return int((slots < 0).sum())
+
+    def __getitem__(self, index: Any) -> TensorDict:
+        """The transitions of the rows `index`, as `sample` would give them."""
+        with self._lock:
+            ids = self._ids(index)
+            slots = self._storage.locate(ids)
+            if (slots < 0).any():
+                gone = int(ids[slots < 0][0])
+                raise IndexError(
+                    explain("index", "rows that are stored", f"{gone}, which was overwritten", "Sample again.")
+                )
+            leaves = _TRANSITION.read(self._storage, slots, self._random) | {("index",): ids.clone()}
+            return assemble(list(leaves), leaves.values(), torch.Size((len(ids),)))
+
+    def episodes(self) -> Iterator[TensorDict]:
+        """The stored transitions, episode by episode and oldest first, each a TensorDict `[T]` in time order."""
+        with self._lock:
+            ring = self._storage.ring
+            slots = (ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
+            ids = self._storage.ids(slots)
+            env, row = ids % ring.num_envs, ids // ring.num_envs
+            order = torch.argsort(env * (int(row.max()) + 1 if len(row) else 1) + row)
+            slots, env, row = slots[order], env[order], row[order]
+            starts = ring.first.view(-1)[slots] | torch.ones_like(slots, dtype=torch.bool).index_fill(
+                0, ((env[1:] == env[:-1]) & (row[1:] == row[:-1] + 1)).nonzero().squeeze(1) + 1, False
+            )
+            pieces = [ids[order][part] for part in _runs(starts)]
+        return (self[piece] for piece in pieces)
+
+    def _ids(self, index: Any) -> torch.Tensor:
+        ids = _tensor("index", index, self.device)
+        if ids.ndim != 1 or ids.dtype != torch.int64:
+            got = f"{ids.dtype} of shape {tuple(ids.shape)}"
+            raise SchemaError(explain("index", "int64 in one axis", got, "Pass batch['index']."))
+        return ids.contiguous()
+
+    def __len__(self) -> int:
+        """The number of stored transitions."""
+        with self._lock:
+            return len(self._storage)
+
+    def __repr__(self) -> str:
+        return (
+            f"ReplayBuffer({len(self)} of {self.capacity} rows, num_envs={self.num_envs}, "
+            f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
+        )
+
+
+_TRANSITION = Transition()
+
+
+def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        if value.device != device:
+            raise SchemaError(explain(where, f"a tensor on {device}", value.device, f"Call .to({str(device)!r})."))
+        return value.detach()
+    return torch.as_tensor(np.asarray(value), device=device)
+
+
+def _runs(starts: torch.Tensor) -> list[slice]:
+    edges = [*starts.nonzero().squeeze(1).tolist(), len(starts)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
+
+
+def _schema(obs: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Schema:
+    refuse_reserved(extra, _RESERVED)
+    reward_field = declare("reward", reward)
+    if not isinstance(reward_field, Field) or not reward_field.dtype.is_floating_point:
+        raise SchemaError(explain("reward", "one floating-point field", reward_field, "Pass a shape or a Field."))
+    return Schema(
+        {
+            "obs": declare("obs", obs),
+            "action": declare("action", action),
+            "reward": reward_field,
+            "terminated": _FLAG,
+            "truncated": _FLAG,
+            **{name: declare(f"extra.{name}", declaration) for name, declaration in extra.items()},
+        }
+    )
+
+
+def _check_layout(capacity: int, num_envs: int | None, next_obs: object, schema: Schema) -> None:
+    if capacity % (num_envs or 1):
+        remedy = f"Pass {capacity - capacity % (num_envs or 1) or num_envs}."
+        raise SchemaError(explain("capacity", f"a multiple of num_envs={num_envs}", capacity, remedy))
+    if next_obs not in ("shared", "stored"):
+        raise SchemaError(explain("next_obs", '"shared" or "stored"', repr(next_obs), "Pass one of them."))
+    for i, field in enumerate(schema.fields):
+        if isinstance(field, Stacked) and (next_obs == "stored" or i not in schema.columns["obs"]):
+            remedy = "Stack leaves of obs in a buffer with shared next_obs."
+            raise SchemaError(explain(dotted(schema.paths[i]), "a field stored as it is", "Stacked", remedy))
+
+
+def _nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -> int:
+    rows = capacity // num_envs
+    history = max((field.k - 1 for field in schema.fields if isinstance(field, Stacked)), default=0)
+    slots = (rows if next_obs == "stored" else rows + 1 + history) * num_envs
+    sizes = [int(np.prod(field.shape, dtype=np.int64)) * field.dtype.itemsize for field in schema.fields]
+    nexts = sum(sizes[i] for i in schema.columns["obs"]) if next_obs == "stored" else 0
+    return slots * (sum(sizes) + nexts + 2) + num_envs * 26

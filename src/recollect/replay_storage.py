@@ -1,0 +1,375 @@
+"""Columns of rings: what a replay buffer writes steps into and what views read rows out of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from recollect import kernels
+from recollect.border import conform, dotted, overlaps
+from recollect.errors import SchemaError, explain
+from recollect.kernels.reader import Reader, reader
+from recollect.memory import Memory
+from recollect.randomness import Randomness
+from recollect.ring import FINAL, PENDING, TRANSITION, Ring
+from recollect.schema import Field, Schema, Stacked, given_shape
+
+Touched = tuple[torch.Tensor, torch.Tensor | None]
+"""Slots, and which of them really changed (None: all)."""
+
+
+class ReplayStorage:
+    """Every leaf of the schema as a column `[slots, num_envs, …]`; observations once, or with a copy of the next ones.
+
+    A step is written whole or not at all. Reading is by flat slots; -1 reads as zeros.
+    """
+
+    def __init__(
+        self, schema: Schema, rows: int, num_envs: int | None, memory: Memory, *, keeps_next: bool, next_step: bool
+    ) -> None:
+        self.schema = schema
+        self.keeps_next = keeps_next
+        self.next_step = next_step
+        self.lead = () if num_envs is None else (num_envs,)
+        self.observed = schema.columns["obs"]
+        self.stacked = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Stacked))
+        history = max((schema.fields[i].k - 1 for i in self.stacked), default=0)  # type: ignore[attr-defined]
+        self.ring = Ring(rows if keeps_next else rows + 1, num_envs or 1, history, memory.device)
+        shape = (self.ring.slots, self.ring.num_envs)
+        self.columns = tuple(memory.allocate((*shape, *field.shape), field.dtype) for field in schema.fields)
+        self.next_columns = tuple(torch.zeros_like(self.columns[i]) for i in self.observed) if keeps_next else ()
+        self.device = self.columns[0].device
+        self.broken = torch.zeros((), dtype=torch.int64, device=self.device)
+        """Stacks that cannot be rebuilt, counted where raising would need a host synchronisation."""
+        self._native = self._native_twin()
+        self._readers: dict[Any, Reader] = {}
+
+    def _native_twin(self) -> Any:
+        if not kernels.runs_native((*self.columns, *self.next_columns, *self.ring.state)):
+            return None
+        stacks = [
+            (field.k, field.axis, field.pad == "repeat") if isinstance(field, Stacked) else None
+            for field in self.schema.fields
+        ]
+        return kernels.native().RingMemory(
+            [kernels.buffer_of(column) for column in self.columns],
+            stacks,
+            list(self.observed),
+            [kernels.buffer_of(column) for column in self.next_columns],
+            tuple(kernels.buffer_of(tensor) for tensor in self.ring.state),
+            self.ring.alive,
+            self.next_step,
+            not self.lead,
+            self.schema.columns["terminated"][0],
+            self.schema.columns["truncated"][0],
+        )
+
+    @property
+    def native(self) -> Any:
+        """The native twin of the ring, or None when torch ops are to be used."""
+        return self._native if kernels.native() is not None else None
+
+    @property
+    def nbytes(self) -> int:
+        """Everything that is kept, in bytes."""
+        return sum(t.numel() * t.element_size() for t in (*self.columns, *self.next_columns, *self.ring.state))
+
+    # Writing
+
+    def keep_touched(self) -> None:
+        """Let writes report the slots that they changed."""
+        if self._native is not None:
+            self._native.keep_touched(True)
+
+    def write(
+        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
+    ) -> None:
+        """One step (or a block of `steps` steps in time order) of all environments, or of the environments `envs`."""
+        native = self.native
+        blocks, count = steps is not None, 1 if steps is None else steps
+        if native is not None:
+            ids = None if envs is None else kernels.buffer_of(envs)
+            status = native.write(leaves, nexts, ids, count, blocks)
+            if status >= 0:
+                leaves, nexts = self._conformed(leaves, nexts, envs, steps)
+                as_buffers = [tuple(map(kernels.buffer_of, group)) for group in (leaves, nexts)]
+                status = native.write(*as_buffers, ids, count, blocks)
+            if status < -1:
+                raise self._unstackable(-2 - status)
+            return
+        leaves, nexts = self._conformed(leaves, nexts, envs, steps)
+        self._write_torch(leaves, nexts, envs, blocks)
+
+    def _conformed(
+        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        schema = self.schema
+        lead = self.lead if envs is None else (len(envs),)
+        lead = lead if steps is None else (steps, *lead)
+
+        def fit(column: int, value: Any, prefix: str = "") -> torch.Tensor:
+            field = schema.fields[column]
+            where = prefix + dotted(schema.paths[column])
+            return conform(where, Field(given_shape(field), field.dtype), value, lead, self.device)
+
+        for i, value in zip(self.observed, nexts, strict=True):
+            if steps is None and overlaps(leaves[i], value):
+                remedy = "The environment reuses its array: stage(obs=…) before the step, or pass copies."
+                where = "next_" + dotted(schema.paths[i])
+                raise SchemaError(explain(where, "memory of its own", f"that of {dotted(schema.paths[i])}", remedy))
+        fitted = tuple(fit(i, value) for i, value in enumerate(leaves))
+        return fitted, tuple(fit(i, value, "next_") for i, value in zip(self.observed, nexts, strict=True))
+
+    def _unstackable(self, leaf: int) -> SchemaError:
+        count = len(self.columns)
+        is_next = leaf >= count
+        column = self.observed[leaf - count] if is_next else leaf
+        where = ("next_" if is_next else "") + dotted(self.schema.paths[column])
+        expected = (
+            "obs one frame later" if is_next else "the stored frames, or an episode's first frame and its padding"
+        )
+        remedy = "Only stacks that can be rebuilt from single frames are stored; check k, axis and pad."
+        return SchemaError(explain(where, f"a stack of {expected}", "another", remedy))
+
+    def touched(self) -> Touched:
+        """The slots that the last write made transitions or took away, in the order it happened."""
+        native = self.native
+        if native is None:
+            return torch.cat([slots for slots, _ in self._changes]), torch.cat([which for _, which in self._changes])
+        out = torch.empty(native.touched_count(), dtype=torch.int64)
+        native.touched(kernels.buffer_of(out))
+        return out, None
+
+    def _write_torch(
+        self, leaves: tuple[torch.Tensor, ...], nexts: tuple[torch.Tensor, ...], envs: torch.Tensor | None, blocks: bool
+    ) -> None:
+        env = torch.arange(self.ring.num_envs, device=self.device) if envs is None else envs
+        steps, next_steps = ([self._lifted(leaf, blocks) for leaf in group] for group in (leaves, nexts))
+        before = [tensor.clone() for tensor in self.ring.state] if self.stacked and blocks else []
+        self._changes: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for t in range(len(steps[0])):
+            try:
+                self._write_step([leaf[t] for leaf in steps], [leaf[t] for leaf in next_steps], env)
+            except SchemaError:  # a later stack of a block: nothing of it has happened
+                for tensor, old in zip(self.ring.state, before, strict=bool(before)):
+                    tensor.copy_(old)
+                raise
+
+    def _lifted(self, leaf: torch.Tensor, blocks: bool) -> torch.Tensor:
+        leaf = leaf if blocks else leaf.unsqueeze(0)
+        return leaf if self.lead else leaf.unsqueeze(1)
+
+    def _write_step(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], env: torch.Tensor) -> None:
+        ring, kind, first = self.ring, self.ring.kind.view(-1), self.ring.first.view(-1)
+        reset = ring.resetting[env] if self.next_step else torch.zeros_like(env, dtype=torch.bool)
+        row, was_open = ring.head[env], ring.open[env]
+        pending = ring.at(row, env)
+        same = was_open & self._continues(leaves, pending)
+        self._check_stacks(leaves, nexts, same, reset)
+        cut = was_open & ~reset & ~same
+        kind[pending] = torch.where(cut, FINAL, kind[pending]).to(torch.uint8)
+        row = row + cut.long()
+        fresh = ~was_open | cut
+        self._changes.append(ring.advance(row, env, fresh))
+        slots = ring.at(row, env)
+        for i, (column, leaf) in enumerate(zip(self.columns, leaves, strict=True)):
+            flat, kept = column.flatten(0, 1), self._kept(i, leaf)
+            flat[slots] = torch.where(_wide(fresh, kept), kept, flat[slots]) if i in self.observed else kept
+        first[slots] |= fresh
+        kind[slots] = torch.where(reset, FINAL, TRANSITION).to(torch.uint8)
+        ring.count[env] += (~reset).long()
+        self._changes.append((slots, ~reset))
+        terminated, truncated = (leaves[self.schema.columns[name][0]] for name in ("terminated", "truncated"))
+        end = (terminated | truncated) & ~reset
+        if self.next_step:
+            ring.resetting[env] = end
+        if self.keeps_next:
+            for column, leaf in zip(self.next_columns, nexts, strict=True):
+                column.flatten(0, 1)[slots] = leaf
+            ring.head[env] = row + 1
+        else:
+            self._write_next(nexts, row + 1, env, reset, torch.zeros_like(end) if self.next_step else end)
+
+    def _write_next(
+        self,
+        nexts: list[torch.Tensor],
+        row: torch.Tensor,
+        env: torch.Tensor,
+        starts: torch.Tensor,
+        closes: torch.Tensor,
+    ) -> None:
+        """The next observations as the newest rows: pending, or final where the episode is over."""
+        ring = self.ring
+        self._changes.append(ring.advance(row, env, torch.ones_like(closes)))
+        slots = ring.at(row, env)
+        for i, leaf in zip(self.observed, nexts, strict=True):
+            self.columns[i].flatten(0, 1)[slots] = self._kept(i, leaf)
+        ring.first.view(-1)[slots] = starts
+        ring.kind.view(-1)[slots] = torch.where(closes, FINAL, PENDING).to(torch.uint8)
+        ring.head[env] = row + closes.long()
+        ring.open[env] = ~closes
+
+    def _continues(self, leaves: list[torch.Tensor], slots: torch.Tensor) -> torch.Tensor:
+        """Whether the given observations are, bit by bit, the ones that the pending rows hold."""
+        same = torch.ones_like(slots, dtype=torch.bool)
+        for i in self.observed:
+            stored = self._stack_torch(slots, i) if i in self.stacked else self.columns[i].flatten(0, 1)[slots]
+            same &= _equal_bits(stored, leaves[i])
+        return same
+
+    def _check_stacks(
+        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], same: torch.Tensor, reset: torch.Tensor
+    ) -> None:
+        for place, i in enumerate(self.observed):
+            field = self.schema.fields[i]
+            if not isinstance(field, Stacked):
+                continue
+            stack, follower = (group.movedim(1 + field.axis, 1) for group in (leaves[i], nexts[place]))
+            padding = stack[:, -1:] if field.pad == "repeat" else torch.zeros_like(stack[:, -1:])
+            bad = ~(same | reset | _equal_bits(stack[:, :-1], padding.expand_as(stack[:, :-1])))
+            bad_next = ~(reset | _equal_bits(follower[:, :-1], stack[:, 1:]))
+            if self.device.type != "cpu":
+                self.broken += (bad | bad_next).sum()
+            elif bad.any():
+                raise self._unstackable(i)
+            elif bad_next.any():
+                raise self._unstackable(len(self.columns) + place)
+
+    def _kept(self, column: int, leaf: torch.Tensor) -> torch.Tensor:
+        """What is stored of a leaf: all of it, or the newest frame of a stack."""
+        field = self.schema.fields[column]
+        return leaf.select(1 + field.axis, field.k - 1) if isinstance(field, Stacked) else leaf
+
+    def cut(self, env: torch.Tensor) -> None:
+        """The current episodes of these environments were abandoned."""
+        ring, kind = self.ring, self.ring.kind.view(-1)
+        pending, is_open = ring.at(ring.head[env], env), ring.open[env]
+        kind[pending] = torch.where(is_open, FINAL, kind[pending]).to(torch.uint8)
+        ring.head[env] += is_open.long()
+        ring.open[env] = False
+        ring.resetting[env] = False
+
+    # Reading
+
+    def __len__(self) -> int:
+        """How many rows may be drawn."""
+        return self.native.stored() if self.native is not None else int(self.ring.count.sum())
+
+    def draw(self, count: int, random: Randomness) -> torch.Tensor:
+        """Flat slots of rows, uniformly and with replacement [count]; the caller has checked that there are any."""
+        if self.native is not None:
+            slots = torch.empty(count, dtype=torch.int64)
+            if self.native.draw(kernels.buffer_of(slots), random.bits.capsule):
+                return slots
+        # One cumulative count answers for any layout of rows; it is kept until something is written.
+        counts = (self.ring.kind.view(-1) == TRANSITION).cumsum(0)
+        return torch.searchsorted(counts, random.below(counts[-1], count), right=True)
+
+    def ids(self, slots: torch.Tensor) -> torch.Tensor:
+        """The identities of the rows at flat slots."""
+        return self._mapped("ids", slots) if self.native is not None else self.ring.id_of(slots)
+
+    def following(self, slots: torch.Tensor) -> torch.Tensor:
+        """The flat slots of the next rows; -1 stays."""
+        if self.native is not None:
+            return self._mapped("following", slots)
+        return torch.where(slots < 0, slots, self.ring.after(slots))
+
+    def ahead(self, slots: torch.Tensor) -> torch.Tensor:
+        """How many more transitions of the same episode follow each row."""
+        return self._mapped("ahead", slots) if self.native is not None else self.ring.ahead(slots)
+
+    def behind(self, slots: torch.Tensor) -> torch.Tensor:
+        """How many transitions of the same episode precede each row."""
+        return self._mapped("behind", slots) if self.native is not None else self.ring.behind(slots)
+
+    def windows(
+        self, slots: torch.Tensor, before: int, after: int, *, cross: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The flat slots [B, before + after] of the steps around each row (-1: none), and which start an episode."""
+        if self.native is None:
+            windows = self.ring.windows(slots, before, after, cross)
+            return windows, self.ring.first.view(-1)[windows.clamp(min=0)] & (windows >= 0)
+        windows = torch.empty((len(slots), before + after), dtype=torch.int64)
+        first = torch.empty(windows.shape, dtype=torch.bool)
+        buffers = map(kernels.buffer_of, (windows, first))
+        self.native.window(kernels.buffer_of(slots), before, after, cross, *buffers)
+        return windows, first
+
+    def locate(self, ids: torch.Tensor) -> torch.Tensor:
+        """The flat slots of row ids; -1 for rows that can no longer be drawn, an IndexError for ids never given."""
+        if self.native is not None:
+            slots = torch.empty_like(ids)
+            wrong = self.native.locate(kernels.buffer_of(ids), kernels.buffer_of(slots))
+        else:
+            slots, never = self.ring.locate(ids)
+            # Elsewhere than on the host an id is taken on trust: looking would be a synchronisation.
+            wrong = int(never.nonzero()[0]) if self.device.type == "cpu" and never.any() else -1
+        if wrong >= 0:
+            remedy = "Pass ids from batch['index']."
+            raise IndexError(explain(f"index[{wrong}]", "the id of a stored transition", int(ids[wrong]), remedy))
+        return slots
+
+    def _mapped(self, kernel: str, slots: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(slots)
+        getattr(self.native, kernel)(kernels.buffer_of(slots), kernels.buffer_of(out))
+        return out
+
+    def take(
+        self, slots: torch.Tensor, columns: Sequence[int] | None = None, *, padded: bool = False
+    ) -> list[torch.Tensor]:
+        """The leaves at flat slots, in the schema's order (of all columns, or of `columns`); `padded`: -1 is zeros."""
+        columns = range(len(self.columns)) if columns is None else columns
+        if not self.stacked:
+            return self._reader(self.columns, tuple(columns)).take(slots, 0, len(slots), padded)
+        whole = tuple(i for i in columns if i not in self.stacked)
+        leaves = self._reader(self.columns, whole).take(slots, 0, len(slots), padded)
+        found = dict(zip(whole, leaves, strict=True))
+        return [found[i] if i in found else self.stack(slots, i) for i in columns]
+
+    def take_next(self, slots: torch.Tensor, *, padded: bool = False) -> list[torch.Tensor]:
+        """The leaves of the observations that the rows at flat slots led to."""
+        if not self.keeps_next:
+            return self.take(self.following(slots), self.observed, padded=padded)
+        return self._reader(self.next_columns, tuple(range(len(self.observed)))).take(slots, 0, len(slots), padded)
+
+    def _reader(self, source: tuple[torch.Tensor, ...], columns: tuple[int, ...]) -> Reader:
+        key = (source is self.columns, columns, kernels.native() is not None)
+        if key not in self._readers:
+            self._readers[key] = reader([source[i] for i in columns], 2, self.ring.slots * self.ring.num_envs)
+        return self._readers[key]
+
+    def stack(self, slots: torch.Tensor, column: int) -> torch.Tensor:
+        """The frame stacks at flat slots, rebuilt from single frames."""
+        field = self.schema.fields[column]
+        if self.native is None:
+            return self._stack_torch(slots, column)
+        out = torch.empty((len(slots), *given_shape(field)), dtype=field.dtype)
+        self.native.stack(kernels.buffer_of(slots), column, kernels.buffer_of(out))
+        return out
+
+    def _stack_torch(self, slots: torch.Tensor, column: int) -> torch.Tensor:
+        field = self.schema.fields[column]
+        assert isinstance(field, Stacked)
+        frames, first = self.columns[column].flatten(0, 1), self.ring.first.view(-1)
+        at, missing, found = slots.clamp(min=0), slots < 0, [frames[slots.clamp(min=0)]]
+        started = torch.zeros_like(missing)
+        for _ in range(field.k - 1):
+            started = started | first[at]
+            at = torch.where(started, at, self.ring.before(at))
+            frame = frames[at]
+            found.append(frame if field.pad == "repeat" else frame.masked_fill(_wide(started, frame), 0))
+        stack = torch.stack(found[::-1], 1 + field.axis)
+        return stack.masked_fill(_wide(missing, stack), 0)
+
+
+def _wide(flags: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return flags.view(-1, *(1,) * (like.ndim - 1))
+
+
+def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Whether rows are the same bytes: NaN equals itself, and 0.0 is not -0.0."""
+    a, b = (x.contiguous().view(len(x), -1).view(torch.uint8) for x in (a, b))
+    return (a == b).all(1)

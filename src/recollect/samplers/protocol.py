@@ -1,0 +1,46 @@
+"""What a sampler is: a description that each buffer starts a run of its own from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from recollect.randomness import Randomness
+from recollect.replay_storage import ReplayStorage, Touched
+
+
+class Drawn(NamedTuple):
+    """Rows chosen for a batch."""
+
+    slots: torch.Tensor
+    """Flat slots of transitions, int64 [B]."""
+    weight: torch.Tensor | None = None
+    """Importance weights in (0, 1], float32 [B], where the sampler is not uniform."""
+
+
+class Draws(Protocol):
+    """A sampler at work on one buffer."""
+
+    def draw(self, count: int) -> Drawn:
+        """Choose `count` rows; the buffer has checked that there are any."""
+        ...
+
+    def written(self, touched: Touched) -> None:
+        """Slots have become transitions, or have stopped being some."""
+        ...
+
+    def cleared(self) -> None:
+        """The buffer has forgotten every row."""
+        ...
+
+    wants_touched: bool
+    """Whether `written` is to be called."""
+
+
+class Sampler(Protocol):
+    """The description: a small frozen object that says how rows are chosen."""
+
+    def start(self, storage: ReplayStorage, random: Randomness) -> Draws:
+        """A run on this storage, with draws of its own."""
+        ...

@@ -1,0 +1,31 @@
+"""Every stored transition is as likely as any other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recollect.randomness import Randomness
+from recollect.replay_storage import ReplayStorage, Touched
+from recollect.samplers.protocol import Drawn
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Draws uniformly, with replacement."""
+
+    def start(self, storage: ReplayStorage, random: Randomness) -> _Draws:
+        return _Draws(storage, random)
+
+
+class _Draws:
+    wants_touched = False
+
+    def __init__(self, storage: ReplayStorage, random: Randomness) -> None:
+        self._storage, self._random = storage, random
+
+    def draw(self, count: int) -> Drawn:
+        return Drawn(self._storage.draw(count, self._random))
+
+    def written(self, touched: Touched) -> None: ...
+
+    def cleared(self) -> None: ...

@@ -1,0 +1,65 @@
+"""Epochs: every stored transition once, in a random order, before any comes again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from recollect.errors import NotReadyError, explain
+from recollect.randomness import Randomness
+from recollect.replay_storage import ReplayStorage, Touched
+from recollect.ring import TRANSITION
+from recollect.samplers.protocol import Drawn
+
+
+@dataclass(frozen=True)
+class WithoutReplacement:
+    """An epoch permutes what is stored when it starts; rows that are overwritten meanwhile are skipped.
+
+    The last batch of an epoch is what is left of it, or is left out with `drop_last=True`; then the next epoch starts.
+    """
+
+    drop_last: bool = False
+
+    def start(self, storage: ReplayStorage, random: Randomness) -> _Draws:
+        return _Draws(storage, random, self.drop_last)
+
+
+class _Draws:
+    wants_touched = False
+
+    def __init__(self, storage: ReplayStorage, random: Randomness, drop_last: bool) -> None:
+        self._storage, self._random, self._drop_last = storage, random, drop_last
+        self._ids = torch.empty(0, dtype=torch.int64, device=storage.device)
+        """The rows of this epoch, in its order."""
+        self._at = 0
+
+    def draw(self, count: int) -> Drawn:
+        stored = len(self._storage)
+        if count > stored:
+            remedy = "Without replacement no batch can be larger than what is stored."
+            raise NotReadyError(explain("sample", f"at least {count} stored transitions", stored, remedy))
+        slots = self._next(count)
+        if len(slots) < (count if self._drop_last else 1):
+            self._begin()
+            slots = self._next(count)
+        return Drawn(slots)
+
+    def _begin(self) -> None:
+        rows = (self._storage.ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
+        self._ids, self._at = self._storage.ids(self._random.shuffled(rows)), 0
+
+    def _next(self, count: int) -> torch.Tensor:
+        """The next `count` rows of the epoch that are still stored, or the fewer that are left."""
+        found = self._ids[:0]
+        while len(found) < count and self._at < len(self._ids):
+            stop = self._at + count - len(found)
+            slots, _ = self._storage.ring.locate(self._ids[self._at : stop])
+            found, self._at = torch.cat([found, slots[slots >= 0]]), stop
+        return found
+
+    def written(self, touched: Touched) -> None: ...
+
+    def cleared(self) -> None:
+        self._ids, self._at = self._ids[:0], 0

@@ -1,0 +1,95 @@
+"""Several steps as one: the sum of their rewards, and the state after the last of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from recollect import kernels
+from recollect.errors import SchemaError, explain
+from recollect.randomness import Randomness
+from recollect.replay_storage import ReplayStorage
+from recollect.ring import TRANSITION
+from recollect.schema import positive
+from recollect.views.protocol import Leaves, named, named_next, require_order
+
+_ENDS = ("terminated", "truncated")
+
+
+@dataclass(frozen=True)
+class NStep:
+    """reward = Σ_{i<k} γ^i r[t+i], next_obs after k steps, discount = γ^k, where k = min(n, steps that there are).
+
+    A window ends where its episode ends or at the newest row, so that the last n−1 rows of an episode are read too;
+    `terminated` and `truncated` are those of its last step. The learner's target is
+    reward + discount · (1 − terminated) · Q(next_obs).
+    """
+
+    n: int
+    gamma: float
+
+    def __post_init__(self) -> None:
+        positive("NStep.n", self.n)
+        if isinstance(self.gamma, bool) or not isinstance(self.gamma, int | float) or not 0 <= self.gamma <= 1:
+            raise SchemaError(explain("NStep.gamma", "a number in [0, 1]", repr(self.gamma), "Pass one."))
+
+    def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
+        require_order(storage, self)
+        reward, last, discount = self._summed(storage, slots)
+        ends = [storage.schema.columns[name][0] for name in _ENDS]
+        skipped = {*ends, storage.schema.columns["reward"][0]}
+        columns = [i for i in range(len(storage.columns)) if i not in skipped]
+        batch = named(storage, storage.take(slots, columns), columns)
+        batch |= {("reward",): reward}
+        batch |= named(storage, storage.take(last, ends), ends)
+        return batch | named_next(storage, storage.take_next(last)) | {("discount",): discount}
+
+    def _summed(self, storage: ReplayStorage, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        rewards = storage.columns[storage.schema.columns["reward"][0]]
+        if storage.native is None or rewards.dtype not in (torch.float32, torch.float64):
+            return self._summed_torch(storage, rewards.flatten(0, 1), slots)
+        reward = torch.empty((len(slots), *rewards.shape[2:]), dtype=rewards.dtype)
+        last, discount = torch.empty_like(slots), torch.empty(len(slots))
+        buffers = map(kernels.buffer_of, (rewards, reward, last, discount))
+        storage.native.n_step(kernels.buffer_of(slots), self.n, self.gamma, *buffers)
+        return reward, last, discount
+
+    def _summed_torch(
+        self, storage: ReplayStorage, rewards: torch.Tensor, slots: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        ring, last = storage.ring, slots
+        goes_on = torch.ones_like(slots, dtype=torch.bool)
+        reward, discount = rewards[slots], torch.full_like(slots, self.gamma, dtype=torch.float64)
+        for _ in range(1, self.n):
+            following = ring.after(last)
+            goes_on = goes_on & (ring.kind_at(following) == TRANSITION)
+            last = torch.where(goes_on, following, last)
+            wide = goes_on.view(-1, *(1,) * (reward.ndim - 1))
+            reward = torch.where(wide, reward + (discount.view_as(wide) * rewards[last]).to(reward.dtype), reward)
+            discount = torch.where(goes_on, discount * self.gamma, discount)
+        return reward, last, discount.float()
+
+    def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor:
+        """The steps that are read: [B, n] flat slots, -1 after an end."""
+        require_order(storage, self)
+        return storage.windows(slots, 0, self.n)[0]
+
+    def reduce(self, steps: Leaves, mask: torch.Tensor) -> Leaves:
+        """A batch from its steps [B, n, …]; a step may have been made an end since."""
+        terminated = steps[("terminated",)] & mask
+        goes_on = mask & (terminated.long().cumsum(1) - terminated.long() == 0)
+        last = goes_on.long().sum(1) - 1
+        rows = torch.arange(len(last), device=last.device)
+        powers = torch.tensor(self.gamma, dtype=torch.float64, device=last.device) ** torch.arange(
+            self.n, device=last.device
+        )
+        reward = steps[("reward",)]
+        kept = (goes_on * powers).view(*goes_on.shape, *(1,) * (reward.ndim - 2))
+        batch: Leaves = {}
+        for path, leaf in steps.items():
+            at_last = path[0].startswith("next_") or path[0] in _ENDS
+            batch[path] = leaf[rows, last] if at_last else leaf[:, 0]
+        batch[("reward",)] = torch.where(kept > 0, kept * reward, 0.0).sum(1).to(reward.dtype)
+        batch[("discount",)] = (self.gamma ** (last + 1).double()).float()
+        return batch

@@ -1,0 +1,75 @@
+"""Runs of steps, for recurrent learners and world models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from recollect.errors import SchemaError, explain
+from recollect.randomness import Randomness
+from recollect.replay_storage import ReplayStorage
+from recollect.schema import Carry, positive
+from recollect.views.protocol import Leaves, named, named_next, require_order
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """`burn_in + length` steps [B, L, …] around each drawn row, which is the first trained one.
+
+    Burn-in lies before it. "mask" says which steps are real, "train" which of them are no burn-in, "is_first" which
+    start an episode; what is not real is zero. A sequence ends with its episode, or goes on into the next one with
+    `cross_episodes=True`. `Carry` fields are those of the first real step [B, …].
+    """
+
+    length: int
+    burn_in: int = 0
+    cross_episodes: bool = False
+
+    def __post_init__(self) -> None:
+        positive("Sequence.length", self.length)
+        if isinstance(self.burn_in, bool) or not isinstance(self.burn_in, int) or self.burn_in < 0:
+            raise SchemaError(explain("Sequence.burn_in", "a non-negative int", repr(self.burn_in), "Pass one."))
+
+    def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
+        windows, is_first = self._windows(storage, slots)
+        flat = windows.view(-1)
+        carried = self._carried(storage)
+        columns = [i for i in range(len(storage.columns)) if i not in carried]
+        steps = named(storage, storage.take(flat, columns, padded=True), columns)
+        steps |= named_next(storage, storage.take_next(flat, padded=True))
+        batch = {path: leaf.unflatten(0, windows.shape) for path, leaf in steps.items()}
+        return self._marked(batch, windows, is_first) | self._carry(storage, windows, carried)
+
+    def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor:
+        """The steps that are read: [B, L] flat slots, -1 where there is none."""
+        if self.cross_episodes:
+            remedy = "Goals are of one episode: leave cross_episodes=False."
+            raise SchemaError(explain("Sequence", "one episode", "cross_episodes=True", remedy))
+        return self._windows(storage, slots)[0]
+
+    def reduce(self, steps: Leaves, mask: torch.Tensor) -> Leaves:
+        """A batch from its steps [B, L, …]."""
+        return steps | {("mask",): mask, ("train",): self._trained(mask)}
+
+    def _windows(self, storage: ReplayStorage, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        require_order(storage, self)
+        return storage.windows(slots, self.burn_in, self.length, cross=self.cross_episodes)
+
+    def _marked(self, batch: Leaves, windows: torch.Tensor, is_first: torch.Tensor) -> Leaves:
+        mask = windows >= 0
+        return batch | {("mask",): mask, ("train",): self._trained(mask), ("is_first",): is_first}
+
+    def _trained(self, mask: torch.Tensor) -> torch.Tensor:
+        train = mask.clone()
+        train[:, : self.burn_in] = False
+        return train
+
+    def _carried(self, storage: ReplayStorage) -> list[int]:
+        return [i for i, field in enumerate(storage.schema.fields) if isinstance(field, Carry)]
+
+    def _carry(self, storage: ReplayStorage, windows: torch.Tensor, carried: list[int]) -> Leaves:
+        if not carried:
+            return {}
+        start = windows.gather(1, (windows >= 0).long().argmax(1, keepdim=True)).squeeze(1)
+        return named(storage, storage.take(start, carried), carried)

@@ -1,0 +1,27 @@
+"""One step: where it started, what was done, what came of it, where it led."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from recollect.randomness import Randomness
+from recollect.replay_storage import ReplayStorage
+from recollect.views.protocol import Leaves, named, named_next
+
+
+@dataclass(frozen=True)
+class Transition:
+    """Every field of the row and `next_obs`, the state it led to before any reset."""
+
+    def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
+        return named(storage, storage.take(slots)) | named_next(storage, storage.take_next(slots))
+
+    def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor:
+        """The steps that are read: [B, 1] flat slots."""
+        return slots.unsqueeze(1)
+
+    def reduce(self, steps: Leaves, mask: torch.Tensor) -> Leaves:
+        """A batch from its steps [B, 1, …]."""
+        return {path: leaf.squeeze(1) for path, leaf in steps.items()}

@@ -1,0 +1,89 @@
+"""The examples run as printed, are short enough to read, and do the same for the same seed."""
+
+import os
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def load(name: str) -> ModuleType:
+    spec = util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_an_example_is_one_short_file(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 200
+
+
+@pytest.mark.parametrize("autoreset", ["NEXT_STEP", "SAME_STEP"])
+@pytest.mark.parametrize(("env_id", "steps"), [("CartPole-v1", 1500), ("Pendulum-v1", 4000)])
+def test_ppo_runs_for_a_few_steps_and_repeats_itself(env_id: str, steps: int, autoreset: str) -> None:
+    ppo = load("ppo")
+    episodes = ppo.train(env_id, 1, steps, autoreset)
+    assert episodes
+    assert episodes == ppo.train(env_id, 1, steps, autoreset)
+    assert [step for step, _ in episodes] == sorted(step for step, _ in episodes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("autoreset", ["NEXT_STEP", "SAME_STEP"])
+def test_ppo_learns_pendulum(autoreset: str) -> None:
+    returns = [return_ for _, return_ in load("ppo").train("Pendulum-v1", 1, 100_000, autoreset)]
+    assert sum(returns[:20]) / 20 < -900
+    assert sum(returns[-50:]) / 50 > -300
+
+
+def test_ppo_as_a_command_saves_its_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "curves" / "cartpole.png"
+    command = [sys.executable, "-W", "error", str(EXAMPLES / "ppo.py"), "--total-steps", "1000", "--plot", str(picture)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "mean return of the last" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_ppo_refuses_observations_that_are_not_vectors() -> None:
+    ppo = load("ppo")
+    spaces = ppo.gym.spaces
+    with pytest.raises(TypeError, match="expected a Box, got Discrete"):
+        ppo.Agent(spaces.Discrete(3), spaces.Discrete(2))
+
+
+def test_ppo_with_dict_observations_runs_for_a_few_steps_and_repeats_itself() -> None:
+    example = load("ppo_dict_obs")
+    returns = example.train(1, 3000)
+    assert len(returns) > 10
+    assert returns == example.train(1, 3000)
+
+
+def test_every_room_can_be_solved_and_both_parts_of_the_observation_are_true() -> None:
+    example = load("ppo_dict_obs")
+    room = example.Room()
+    for seed in range(20):
+        obs, _ = room.reset(seed=seed)
+        assert room.observation_space.contains(obs)
+        assert obs["image"][0][tuple(room.place)] == 255
+        assert not room.pillars[tuple(room.goal)]
+        reached, frontier = {tuple(room.place)}, [room.place]
+        while frontier:
+            place = frontier.pop()
+            for move in example.MOVES:
+                there = tuple((place + move).clip(0, example.SIZE - 1))
+                if there not in reached and not room.pillars[there]:
+                    reached.add(there)
+                    frontier.append(place + move)
+        assert tuple(room.goal) in reached

@@ -1,0 +1,663 @@
+"""The rollout buffer: what goes in comes out, once, where it belongs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+import recollect as rc
+
+N = 3
+
+
+def step(t: int, *, n: int = N, **changed: Any) -> dict[str, Any]:
+    """One step with numbers to recognise: obs = t, action = t, reward = 10·t + n, value = 10·t."""
+    fields = {
+        "obs": np.full((n, 2), t, np.float32),
+        "action": np.full(n, t),
+        "reward": 10.0 * t + np.arange(n),
+        "terminated": np.zeros(n, bool),
+        "truncated": np.zeros(n, bool),
+        "value": np.full(n, 10.0 * t),
+        "log_prob": np.full(n, -1.0 * t),
+    }
+    return {**fields, **changed}
+
+
+def make(num_steps: int = 4, *, filled: int | None = None, **options: Any) -> rc.RolloutBuffer:
+    options = {"obs": 2, "action": gym.spaces.Discrete(9), "num_envs": N, "seed": 0, **options}
+    rollout = rc.RolloutBuffer(num_steps, **options)
+    for t in range(num_steps if filled is None else filled):
+        rollout.add(**step(t))
+    return rollout
+
+
+class TestStoring:
+    def test_every_field_is_where_it_was_put(self, backend: str) -> None:
+        rollout = make()
+        data = rollout.data
+        assert data.batch_size == torch.Size([4, N])
+        assert data["obs"][:, :, 0].tolist() == [[t] * N for t in range(4)]
+        assert data["action"].tolist() == [[t] * N for t in range(4)]
+        assert data["action"].dtype == torch.int64
+        assert data["reward"].tolist() == [[10 * t + n for n in range(N)] for t in range(4)]
+        assert data["value"].tolist() == [[10 * t] * N for t in range(4)]
+        assert data["log_prob"].tolist() == [[-t] * N for t in range(4)]
+        assert data["mask"].all()
+        assert len(rollout) == 4 * N
+        assert rollout.num_stored == 4
+        assert rollout.is_full
+
+    def test_data_shares_the_buffers_memory(self) -> None:
+        rollout = make()
+        rollout.data["obs"][1] = 7
+        assert rollout["obs"][1].tolist() == [[7, 7]] * N
+
+    def test_a_full_buffer_refuses_another_step(self) -> None:
+        rollout = make()
+        with pytest.raises(rc.BufferFullError, match=r"add: expected at most 4 steps, got one more\. Learn from"):
+            rollout.add(**step(5))
+        with pytest.raises(rc.BufferFullError):
+            rollout.stage(obs=np.zeros((N, 2)))
+        assert len(rollout) == 4 * N
+
+    def test_value_and_log_prob_are_zero_when_not_given_never_stale(self, backend: str) -> None:
+        rollout = make()
+        rollout.clear()
+        rollout.add(**step(1, value=None, log_prob=None))
+        assert not rollout["value"].any()
+        assert not rollout["log_prob"].any()
+
+    @pytest.mark.parametrize("name", ["obs", "action", "reward", "terminated", "truncated"])
+    def test_a_missing_field_is_named(self, backend: str, name: str) -> None:
+        with pytest.raises(rc.SchemaError, match=f"^{name}: expected a value, got none"):
+            make(filled=0).add(**{**step(0), name: None})
+
+    def test_an_unknown_field_is_named_with_the_known_ones(self) -> None:
+        rollout = make(filled=0, extra={"hint": 1})
+        with pytest.raises(rc.SchemaError, match=r"^hont: expected a declared field \(obs, action, .*hint\)"):
+            rollout.add(**step(0), hont=np.zeros((N, 1)))
+        with pytest.raises(rc.SchemaError, match="^hint: expected a value, got none"):
+            rollout.add(**step(0))
+
+    def test_extra_fields_of_any_kind_join_the_batches(self, backend: str) -> None:
+        extra = {
+            "action_mask": rc.Field(9, torch.bool),
+            "privileged": {"mass": (), "map": rc.Field((2, 2), torch.uint8)},
+        }
+        rollout = make(filled=0, extra=extra)
+        for t in range(4):
+            privileged = {"mass": np.full(N, t / 2), "map": np.full((N, 2, 2), t, np.uint8)}
+            rollout.add(**step(t), action_mask=np.full((N, 9), t % 2 == 0), privileged=privileged)
+        batch = next(rollout.minibatches(4 * N, shuffle=False))
+        time = batch["obs"][:, 0]
+        assert batch["action_mask"].dtype == torch.bool
+        assert torch.equal(batch["action_mask"][:, 0], time % 2 == 0)
+        assert torch.equal(batch["privileged", "mass"], time / 2)
+        assert torch.equal(batch["privileged", "map"][:, 1, 1], time.to(torch.uint8))
+
+    def test_several_agents_have_an_axis_of_their_own(self, backend: str) -> None:
+        rollout = rc.RolloutBuffer(2, N, obs=(2, 3), action=rc.Field(2, torch.int64), reward=(2,), value=(2,))
+        for t in range(2):
+            rollout.add(
+                np.zeros((N, 2, 3)),
+                np.zeros((N, 2), int),
+                np.full((N, 2), [1.0, 10.0]),
+                np.full(N, t == 1),
+                np.zeros(N, bool),
+                value=np.zeros((N, 2)),
+                log_prob=np.zeros((N, 2)),
+            )
+        rollout.compute_advantage(np.zeros((N, 2)), gamma=1.0, lam=1.0)
+        assert rollout["advantage"].tolist() == [[[2.0, 20.0]] * N, [[1.0, 10.0]] * N]
+
+    def test_log_prob_can_be_declared_otherwise(self) -> None:
+        rollout = rc.RolloutBuffer(1, N, obs=2, action=2, reward=(2,), extra={"log_prob": ()})
+        flags = np.zeros(N, bool)
+        rollout.add(np.zeros((N, 2)), np.zeros((N, 2)), np.zeros((N, 2)), flags, flags, log_prob=np.ones(N))
+        assert rollout["log_prob"].tolist() == [[1.0] * N]
+
+    def test_one_environment_has_no_environment_axis(self, backend: str) -> None:
+        rollout = rc.RolloutBuffer(3, None, obs=2, action=gym.spaces.Discrete(4))
+        for t in range(3):
+            rollout.add(np.full(2, t), t, float(t), t == 2, False, value=torch.tensor(0.5), log_prob=-1)
+        assert rollout.data.batch_size == torch.Size([3])
+        assert rollout["reward"].tolist() == [0.0, 1.0, 2.0]
+        rollout.compute_advantage(0.0, gamma=1.0, lam=1.0)
+        assert rollout["return"].tolist() == [3.0, 3.0, 2.0]
+        rollout.attach(tag=torch.arange(3))
+        batch = next(rollout.minibatches(3, shuffle=False))
+        assert batch["index"].tolist() == [0, 1, 2]
+        assert batch["obs"].shape == (3, 2)
+        assert batch["tag"].tolist() == [0, 1, 2]
+        assert rollout.env_major().batch_size == torch.Size([1, 4])
+
+    @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "3", None])
+    def test_sizes_must_be_positive_ints(self, wrong: Any) -> None:
+        with pytest.raises(rc.SchemaError, match="num_steps: expected a positive int"):
+            rc.RolloutBuffer(wrong, 2, obs=1, action=1)
+        if wrong is not None:
+            with pytest.raises(rc.SchemaError, match="num_envs: expected a positive int"):
+                rc.RolloutBuffer(2, wrong, obs=1, action=1)
+
+    @pytest.mark.parametrize("wrong", [-1, 1.5, True, "3"])
+    def test_a_seed_is_a_non_negative_int(self, wrong: Any) -> None:
+        with pytest.raises(rc.SchemaError, match="seed: expected a non-negative int or None"):
+            rc.RolloutBuffer(2, 2, obs=1, action=1, seed=wrong)
+
+    @pytest.mark.parametrize("name", ["obs", "reward", "mask", "index", "advantage", "return"])
+    def test_extra_cannot_take_a_reserved_name(self, name: str) -> None:
+        with pytest.raises(rc.SchemaError, match=f"extra.{name}: expected a name of its own"):
+            rc.RolloutBuffer(2, 2, obs=1, action=1, extra={name: 1})
+
+    def test_a_reward_that_is_no_number_is_refused(self) -> None:
+        with pytest.raises(rc.SchemaError, match="reward: expected one floating-point field"):
+            rc.RolloutBuffer(2, 2, obs=1, action=1, reward={"a": 1})
+
+
+class TestStaging:
+    def test_a_staged_observation_survives_an_environment_that_reuses_its_memory(self, backend: str) -> None:
+        rollout = make(filled=0)
+        obs = np.zeros((N, 2), np.float32)
+        for t in range(4):
+            obs[:] = t
+            rollout.stage(obs=obs, action=np.full(N, t))
+            rollout.stage(value=np.full(N, 10.0 * t))
+            obs[:] = 99
+            rollout.add(reward=np.zeros(N), terminated=np.zeros(N, bool), truncated=np.zeros(N, bool))
+        assert rollout["obs"][:, 0, 0].tolist() == [0, 1, 2, 3]
+        assert rollout["value"][:, 0].tolist() == [0, 10, 20, 30]
+        rollout.compute_advantage(np.zeros(N))
+
+    def test_a_field_given_twice_is_refused_and_nothing_changes(self) -> None:
+        rollout = make(filled=1)
+        rollout.stage(obs=np.full((N, 2), 1.0))
+        with pytest.raises(rc.SchemaError, match="obs: expected a field once a step, got it twice"):
+            rollout.add(**step(7))
+        with pytest.raises(rc.SchemaError, match="obs: expected a field once a step, got it twice"):
+            rollout.stage(obs=np.full((N, 2), 8.0))
+        rollout.add(**step(1, obs=None))
+        assert rollout["obs"][1].tolist() == [[1.0, 1.0]] * N
+
+    def test_a_stage_that_is_refused_stages_nothing(self) -> None:
+        rollout = make(filled=0)
+        with pytest.raises(rc.SchemaError, match="^action: expected shape"):
+            rollout.stage(obs=np.zeros((N, 2)), action=np.zeros((N, 1), int))
+        with pytest.raises(rc.SchemaError, match="^nonsense: expected a declared field"):
+            rollout.stage(nonsense=1)
+        rollout.add(**step(0))
+
+    def test_add_step_completes_a_staged_step(self) -> None:
+        envs = gym.make_vec("CartPole-v1", 2)
+        rollout = rc.RolloutBuffer.for_env(envs, 3)
+        obs, _ = envs.reset(seed=0)
+        for _ in range(3):
+            rollout.stage(obs=obs, action=np.ones(2, int))
+            before = obs.copy()
+            taken = envs.step(np.ones(2, int))
+            rollout.add_step(step=taken)
+            assert np.allclose(rollout["obs"][-1].numpy(), before)
+            obs = taken[0]
+
+
+class TestAdvantage:
+    def test_needs_a_value_at_every_step(self) -> None:
+        rollout = make(filled=2)
+        rollout.add(**step(2, value=None))
+        with pytest.raises(rc.NotReadyError, match="a value at 3 steps, got 2. Pass value= to every add"):
+            rollout.compute_advantage(np.zeros(N))
+
+    def test_an_empty_rollout_is_not_ready(self) -> None:
+        rollout = make(filled=0)
+        for call in (
+            lambda: rollout.compute_advantage(np.zeros(N)),
+            lambda: rollout.minibatches(2),
+            lambda: rollout.data,
+            rollout.env_major,
+            lambda: rollout.attach(x=torch.zeros(0, N)),
+        ):
+            with pytest.raises(rc.NotReadyError, match="expected stored steps, got none"):
+                call()
+        assert len(rollout) == 0
+
+    def test_a_truncated_step_without_its_final_observation_says_what_to_pass(self) -> None:
+        rollout = make(filled=1)
+        rollout.add(**step(1, truncated=np.array([False, True, False])))
+        with pytest.raises(rc.NotReadyError, match="final_obs of step 1, environment 1: .*Pass final_obs= to add"):
+            rollout.compute_advantage(np.zeros(N))
+        rollout.compute_advantage(np.zeros(N), bootstrap_truncated=False, gamma=1.0, lam=1.0)
+        assert rollout["return"].tolist() == [[0 + 10, 1 + 11, 2 + 12], [10, 11, 12]]
+
+    def test_final_values_are_asked_for_by_number(self) -> None:
+        rollout = make(filled=0)
+        finals = np.arange(2 * N, dtype=np.float32).reshape(N, 2)
+        rollout.add(**step(0, truncated=np.array([True, False, True])), final_obs=finals)
+        rollout.add(**step(1))
+        assert rollout.final_obs.tolist() == [[0, 1], [4, 5]]
+        with pytest.raises(rc.NotReadyError, match=r"2 truncated steps.*Pass final_value=critic\(rollout.final_obs\)"):
+            rollout.compute_advantage(np.zeros(N))
+        with pytest.raises(rc.SchemaError, match=r"final_value: expected shape \(2,\)"):
+            rollout.compute_advantage(np.zeros(N), final_value=np.zeros(3))
+        rollout.compute_advantage(np.zeros(N), final_value=[100.0, 200.0], gamma=1.0, lam=1.0)
+        assert rollout["return"].tolist() == [[0 + 100, 1 + 11, 2 + 200], [10, 11, 12]]
+
+    def test_a_step_that_is_both_counts_as_terminated_and_needs_no_final_value(self) -> None:
+        both = np.array([True, True, True])
+        rollout = make(filled=0)
+        rollout.add(**step(0, terminated=both, truncated=both), final_obs=np.zeros((N, 2)))
+        assert len(rollout.final_obs) == 0
+        rollout.compute_advantage(np.full(N, 50.0), gamma=1.0, lam=1.0)
+        assert rollout["return"].tolist() == [[0, 1, 2]]
+
+    def test_superfluous_final_values_are_refused(self) -> None:
+        rollout = make()
+        with pytest.raises(rc.SchemaError, match="final_value: expected no values, got 1"):
+            rollout.compute_advantage(np.zeros(N), final_value=[1.0])
+        with pytest.raises(rc.SchemaError, match="final_value: expected none to be needed"):
+            rollout.compute_advantage(np.zeros(N), final_value=[1.0], bootstrap_truncated=False)
+        rollout.compute_advantage(np.zeros(N), final_value=torch.zeros(0))
+
+    @pytest.mark.parametrize("wrong", [{"gamma": 1.5}, {"gamma": -0.1}, {"lam": 2.0}, {"lam": float("nan")}])
+    def test_rates_outside_their_range_are_refused_and_nothing_changes(self, wrong: dict[str, Any]) -> None:
+        rollout = make()
+        rollout.compute_advantage(np.full(N, 3.0))
+        before = rollout.env_major().clone()
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            rollout.compute_advantage(np.zeros(N), **wrong)
+        assert (rollout.env_major() == before).all()
+
+    @pytest.mark.parametrize("wrong", [np.zeros((N, 1)), np.zeros(1), 0.0, np.zeros(N, complex)])
+    def test_a_last_value_of_another_shape_is_refused(self, wrong: Any) -> None:
+        with pytest.raises(rc.SchemaError, match="^last_value: expected"):
+            make().compute_advantage(wrong)
+
+    def test_a_partial_rollout_bootstraps_after_its_last_stored_step(self, backend: str) -> None:
+        rollout = make()
+        rollout.clear()
+        for t in range(2):
+            rollout.add(**step(t))
+        rollout.compute_advantage(np.full(N, 1000.0), last_obs=np.full((N, 2), 8.0), gamma=1.0, lam=1.0)
+        assert rollout["return"].tolist() == [[1010, 1012, 1014], [1010, 1011, 1012]]
+        assert sum(len(batch) for batch in rollout.minibatches(4)) == 2 * N
+
+    def test_a_staged_step_must_be_completed_first(self) -> None:
+        rollout = make(filled=2)
+        rollout.stage(value=np.zeros(N))
+        with pytest.raises(rc.NotReadyError, match="expected whole steps, got a staged one"):
+            rollout.compute_advantage(np.zeros(N))
+
+    def test_what_was_attached_does_not_outlive_another_step(self) -> None:
+        rollout = make(filled=2)
+        rollout.compute_advantage(np.zeros(N))
+        rollout.add(**step(2))
+        assert "advantage" not in rollout.data.keys()
+
+
+class TestEnvMajor:
+    def test_is_the_same_memory_with_the_last_slot(self, backend: str) -> None:
+        rollout = make()
+        rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
+        view = rollout.env_major()
+        assert view.batch_size == torch.Size([N, 5])
+        assert view["obs"][:, -1].tolist() == [[9.0, 9.0]] * N
+        assert view["value"][:, -1].tolist() == [5.0] * N
+        assert not view["reward"][:, -1].any()
+        assert not view["advantage"][:, -1].any()
+        assert view["reward"].data_ptr() == rollout["reward"].data_ptr()
+        view["reward"][1, 2] = 77
+        assert rollout["reward"][2, 1] == 77
+
+    def test_the_last_slot_is_never_stale(self) -> None:
+        rollout = make()
+        rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
+        rollout.compute_advantage(np.full(N, 6.0))
+        assert not rollout.env_major()["obs"][:, -1].any()
+        rollout.clear()
+        rollout.add(**step(0))
+        rollout.compute_advantage(np.full(N, 7.0))
+        view = rollout.env_major()
+        assert view.batch_size == torch.Size([N, 2])
+        assert view["value"][:, -1].tolist() == [7.0] * N
+        assert not view["action"][:, -1].any()
+
+
+class TestAttach:
+    def test_attached_tensors_join_every_batch_until_clear(self, backend: str) -> None:
+        rollout = make()
+        rollout.attach({"return": torch.arange(4 * N).view(4, N)}, weights=np.ones((4, N, 5)))
+        for batch in rollout.minibatches(5):
+            assert torch.equal(batch["return"], batch["index"])
+            assert batch["weights"].shape == (len(batch), 5)
+        rollout.clear()
+        rollout.add(**step(0))
+        assert "return" not in next(rollout.minibatches(1)).keys()
+
+    def test_can_be_replaced_by_what_is_computed_from_them(self) -> None:
+        rollout = make()
+        rollout.compute_advantage(np.zeros(N))
+        rollout.attach(advantage=rc.normalize(rollout["advantage"]))
+        assert abs(float(rollout["advantage"].mean())) < 1e-6
+
+    @pytest.mark.parametrize("name", ["obs", "mask", "index", "log_prob"])
+    def test_stored_names_are_refused(self, name: str) -> None:
+        with pytest.raises(rc.SchemaError, match=f"^{name}: expected a name of its own"):
+            make().attach({name: torch.zeros(4, N)})
+
+    @pytest.mark.parametrize("shape", [(N, 4), (4,), (3, N), (4, 1), ()])
+    def test_other_leading_shapes_are_refused(self, shape: tuple[int, ...]) -> None:
+        rollout = make()
+        with pytest.raises(rc.SchemaError, match="^x: expected shape"):
+            rollout.attach(good=torch.zeros(4, N), x=torch.zeros(shape))
+        assert "good" not in rollout.data.keys()
+
+
+class TestMinibatches:
+    @settings(max_examples=40, deadline=None)
+    @given(
+        steps=st.integers(1, 6),
+        envs=st.integers(1, 4),
+        size=st.integers(1, 30),
+        epochs=st.integers(1, 3),
+        drop_last=st.booleans(),
+        shuffle=st.booleans(),
+    )
+    def test_every_row_once_an_epoch_in_exact_sizes(
+        self, steps: int, envs: int, size: int, epochs: int, drop_last: bool, shuffle: bool
+    ) -> None:
+        rollout = make(steps, num_envs=envs, filled=0)
+        for t in range(steps):
+            rollout.add(**step(t, n=envs))
+        total = steps * envs
+        options = {"epochs": epochs, "drop_last": drop_last, "shuffle": shuffle}
+        if drop_last and total < size:
+            with pytest.raises(rc.NotReadyError, match=f"expected {size} transitions, got {total}"):
+                rollout.minibatches(size, **options)
+            return
+        batches = list(rollout.minibatches(size, **options))
+        per_epoch = total // size if drop_last else -(-total // size)
+        assert len(batches) == epochs * per_epoch
+        for epoch in range(epochs):
+            mine = batches[epoch * per_epoch : (epoch + 1) * per_epoch]
+            assert [len(b) for b in mine[:-1]] == [size] * (per_epoch - 1)
+            index = torch.cat([b["index"] for b in mine])
+            assert len(set(index.tolist())) == len(index)
+            assert len(index) == (total - total % size if drop_last else total)
+            if not shuffle:
+                assert index.tolist() == sorted(index.tolist())
+            for batch in mine:
+                assert torch.equal(batch["obs"][:, 0], batch["index"] // envs)
+                assert torch.equal(batch["reward"], 10.0 * (batch["index"] // envs) + batch["index"] % envs)
+
+    def test_order_is_uniform(self) -> None:
+        rollout = make(1, num_envs=4, filled=0)
+        rollout.add(**step(0, n=4))
+        seen: dict[tuple[int, ...], int] = {}
+        for batch in rollout.minibatches(4, epochs=24 * 200):
+            order = tuple(batch["index"].tolist())
+            seen[order] = seen.get(order, 0) + 1
+        assert len(seen) == 24
+        chi_squared = sum((count - 200) ** 2 / 200 for count in seen.values())
+        assert chi_squared < 49.7  # 23 degrees of freedom, p = 0.001
+
+    def test_fields_says_what_is_read(self, backend: str) -> None:
+        rollout = make(extra={"e": {"a": (), "b": ()}}, filled=0)
+        rollout.add(**step(0), e={"a": np.zeros(N), "b": np.ones(N)})
+        batch = next(rollout.minibatches(2, fields=["action", ("e", "b")]))
+        assert set(batch.keys(True, True)) == {"action", ("e", "b")}
+        assert set(next(rollout.minibatches(2, fields=("e",)))["e"].keys()) == {"a", "b"}
+        with pytest.raises(rc.SchemaError, match=r"fields: expected names of .*, got e\.c"):
+            rollout.minibatches(2, fields=[("e", "c")])
+
+    def test_out_is_filled_and_returned(self, backend: str) -> None:
+        rollout = make()
+        out = next(rollout.minibatches(4))
+        address = out["obs"].data_ptr()
+        seen = []
+        for batch in rollout.minibatches(4, out=out):
+            assert batch is out
+            assert batch["obs"].data_ptr() == address
+            assert torch.equal(batch["obs"][:, 0], batch["index"] // N)
+            seen += batch["index"].tolist()
+        assert sorted(seen) == list(range(4 * N))
+
+    def test_an_out_that_does_not_fit_is_refused(self) -> None:
+        rollout = make()
+        out = next(rollout.minibatches(4))
+        with pytest.raises(rc.SchemaError, match="out: expected batches of 5 only, got 12 transitions"):
+            rollout.minibatches(5, out=next(rollout.minibatches(5)))
+        with pytest.raises(rc.SchemaError, match=r"out\.obs: expected contiguous torch.float32 of shape \(6, 2\)"):
+            rollout.minibatches(6, out=out)
+        with pytest.raises(rc.SchemaError, match="out: expected the fields"):
+            rollout.minibatches(4, out=out.exclude("obs"))
+        with pytest.raises(rc.SchemaError, match=r"out\.obs: expected contiguous"):
+            rollout.minibatches(4, out=out.clone().set("obs", torch.zeros(2, 4).T))
+
+    def test_a_rollout_cleared_under_an_iterator_is_noticed(self) -> None:
+        rollout = make()
+        batches = rollout.minibatches(4)
+        next(batches)
+        rollout.clear()
+        with pytest.raises(rc.NotReadyError, match="expected the same rollout, got a cleared one"):
+            next(batches)
+
+    @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, None])
+    def test_sizes_are_checked_at_the_call(self, wrong: Any) -> None:
+        with pytest.raises(rc.SchemaError, match="batch_size: expected a positive int"):
+            make().minibatches(wrong)
+        with pytest.raises(rc.SchemaError, match="epochs: expected a positive int"):
+            make().minibatches(2, epochs=wrong)
+
+    def test_device_moves_the_batch(self) -> None:
+        batch = next(make().minibatches(4, device="meta"))
+        assert isinstance(batch, TensorDict)
+        assert batch["obs"].device.type == "meta"
+
+
+class TestReading:
+    def test_a_field_by_name_or_path(self) -> None:
+        rollout = make(filled=0, extra={"e": {"a": ()}})
+        rollout.add(**step(0), e={"a": np.ones(N)})
+        assert rollout["e", "a"].tolist() == [[1.0] * N]
+        assert rollout["e"]["a"].tolist() == [[1.0] * N]
+        with pytest.raises(KeyError, match="expected one of .*action"):
+            rollout["actions"]
+
+    def test_repr_says_what_is_in_it(self) -> None:
+        assert repr(make(filled=2)).startswith("RolloutBuffer(2 of 4 steps, num_envs=3, fields=(obs, action,")
+
+
+class TestForEnv:
+    def test_takes_everything_from_a_vector_environment(self) -> None:
+        envs = gym.make_vec("CartPole-v1", 3, vectorization_mode="sync")
+        rollout = rc.RolloutBuffer.for_env(envs, 5, value=(2,))
+        assert rollout.num_envs == 3
+        assert rollout.autoreset is AutoresetMode.NEXT_STEP
+
+    def test_a_single_environment_is_reset_by_its_user(self) -> None:
+        rollout = rc.RolloutBuffer.for_env(gym.make("CartPole-v1"), 5)
+        assert rollout.num_envs is None
+        assert rollout.autoreset is AutoresetMode.DISABLED
+
+    def test_an_autoreset_wrapper_is_seen(self) -> None:
+        env = gym.wrappers.Autoreset(gym.make("CartPole-v1"))
+        assert rc.RolloutBuffer.for_env(env, 5).autoreset is AutoresetMode.NEXT_STEP
+
+    def test_a_vector_environment_without_the_metadata_must_be_told(self) -> None:
+        envs = gym.make_vec("CartPole-v1", 3)
+        envs.metadata = {}
+        with pytest.raises(rc.SchemaError, match="Pass autoreset="):
+            rc.RolloutBuffer.for_env(envs, 5)
+        assert rc.RolloutBuffer.for_env(envs, 5, autoreset="SAME_STEP").autoreset is AutoresetMode.SAME_STEP
+
+    def test_add_step_without_a_mode_names_the_argument(self) -> None:
+        with pytest.raises(rc.SchemaError, match="autoreset: .*Pass autoreset= to the buffer"):
+            make(filled=0).add_step(None, None, (None, None, None, None, {}))
+
+    @pytest.mark.parametrize("wrong", [(1, 2, 3, 4), [1, 2, 3, 4, {}], None, 5])
+    def test_add_step_wants_the_five_tuple(self, wrong: Any) -> None:
+        with pytest.raises(rc.SchemaError, match="step: expected the 5-tuple of env.step"):
+            make(filled=0, autoreset="DISABLED").add_step(None, None, wrong)
+
+    def test_an_unknown_mode_is_refused(self) -> None:
+        with pytest.raises(rc.SchemaError, match="autoreset: expected one of AutoresetMode.NEXT_STEP"):
+            make(autoreset="sometimes")
+
+    def test_final_obs_has_no_meaning_under_next_step(self) -> None:
+        with pytest.raises(rc.SchemaError, match="final_obs: expected none under autoreset=NEXT_STEP"):
+            make(filled=0, autoreset="NEXT_STEP").add(**step(0), final_obs=np.zeros((N, 2)))
+
+    @pytest.mark.parametrize("mode", ["sync", "async", "vector_entry_point"])
+    def test_cartpole_under_every_vectorisation(self, mode: str) -> None:
+        envs = gym.make_vec("CartPole-v1", 4, vectorization_mode=mode)
+        rollout = rc.RolloutBuffer.for_env(envs, 60)
+        obs, _ = envs.reset(seed=0)
+        random = np.random.default_rng(0)
+        for _ in range(60):
+            action = random.integers(0, 2, 4)
+            taken = envs.step(action)
+            rollout.add_step(obs, action, taken, value=np.zeros(4))
+            obs = taken[0]
+        envs.close()
+        rollout.compute_advantage(np.zeros(4), final_value=np.zeros(len(rollout.final_obs)))
+        data = rollout.data
+        ended = (data["terminated"] | data["truncated"])[:-1]
+        assert ended.any()
+        if rollout.autoreset is AutoresetMode.NEXT_STEP:
+            assert torch.equal(~data["mask"][1:], ended)
+            assert not data["reward"][~data["mask"]].any()
+        assert len(rollout) == int(data["mask"].sum())
+
+
+class TestFinalObservationsInTheWild:
+    """Layouts of info["final_obs"] under SAME_STEP that libraries really use."""
+
+    finals = np.arange(2.0 * N).reshape(N, 2)
+
+    def layouts(self) -> dict[str, dict[str, Any]]:
+        objects = np.empty(N, object)
+        objects[1] = self.finals[1]
+        some = np.array([False, True, False])
+        return {
+            "objects": {"final_obs": objects, "_final_obs": some},
+            "the older name": {"final_observation": objects, "_final_observation": some},
+            "objects without a mask": {"final_obs": objects},
+            "batched with a mask": {"final_obs": self.finals, "_final_obs": some},
+            "a batched tensor without a mask": {"final_obs": torch.from_numpy(self.finals)},
+            "a list": {"final_obs": list(objects)},
+        }
+
+    @pytest.mark.parametrize("layout", ["objects", "the older name", "objects without a mask", "batched with a mask",
+                                        "a batched tensor without a mask", "a list"])  # fmt: skip
+    def test_is_found(self, layout: str) -> None:
+        rollout = make(filled=0, autoreset="SAME_STEP")
+        fields = step(0, truncated=np.array([False, True, False]))
+        taken = (np.zeros((N, 2)), fields["reward"], fields["terminated"], fields["truncated"], self.layouts()[layout])
+        rollout.add_step(fields["obs"], fields["action"], taken, value=fields["value"])
+        assert rollout.final_obs.tolist() == [[2.0, 3.0]]
+
+    def test_batched_dicts_too(self) -> None:
+        rollout = rc.RolloutBuffer(1, 2, obs={"a": 1, "b": ()}, action=(), autoreset="SAME_STEP")
+        obs = {"a": np.zeros((2, 1)), "b": np.zeros(2)}
+        info = {
+            "final_obs": {"a": np.array([[1.0], [2.0]]), "b": np.array([3.0, 4.0])},
+            "_final_obs": np.array([False, True]),
+        }
+        rollout.add_step(obs, np.zeros(2), (obs, np.zeros(2), np.zeros(2, bool), np.array([False, True]), info))
+        assert rollout.final_obs["a"].tolist() == [[2.0]]
+        assert rollout.final_obs["b"].tolist() == [4.0]
+
+    def test_one_that_is_missing_is_asked_for(self) -> None:
+        rollout = make(filled=0, autoreset="SAME_STEP")
+        fields = step(0, truncated=np.array([False, True, False]))
+        taken = (np.zeros((N, 2)), fields["reward"], fields["terminated"], fields["truncated"], {})
+        rollout.add_step(fields["obs"], fields["action"], taken, value=fields["value"])
+        with pytest.raises(rc.NotReadyError, match="final_obs of step 0, environment 1"):
+            rollout.compute_advantage(np.zeros(N))
+
+    def test_one_of_a_wrong_shape_is_refused_and_nothing_changes(self) -> None:
+        rollout = make(filled=1, autoreset="SAME_STEP")
+        before = rollout.data.clone()
+        fields = step(1, truncated=np.array([False, True, False]))
+        info = {"final_obs": np.zeros((N, 3))}
+        taken = (np.zeros((N, 2)), fields["reward"], fields["terminated"], fields["truncated"], info)
+        with pytest.raises(rc.SchemaError, match=r"^final_obs: expected shape \(3, 2\)"):
+            rollout.add_step(fields["obs"], fields["action"], taken)
+        assert (rollout.data == before).all()
+        assert rollout.num_stored == 1
+
+
+class TestOtherDevices:
+    def test_the_meta_device_runs_the_whole_cycle_without_reading_data(self) -> None:
+        rollout = rc.RolloutBuffer(3, N, obs=2, action=(), device="meta")
+        row = {"obs": torch.empty(N, 2), "action": torch.empty(N), "reward": torch.empty(N), "value": torch.empty(N)}
+        row = {name: tensor.to("meta") for name, tensor in row.items()}
+        flags = torch.empty(N, dtype=torch.bool, device="meta")
+        for _ in range(3):
+            rollout.add(**row, terminated=flags, truncated=flags)
+        rollout.compute_advantage(torch.empty(N, device="meta"), bootstrap_truncated=False)
+        assert rollout["advantage"].shape == (3, N)
+        assert rollout["advantage"].device.type == "meta"
+
+    def test_a_tensor_of_another_device_is_refused(self) -> None:
+        rollout = rc.RolloutBuffer(3, N, obs=2, action=(), device="meta")
+        with pytest.raises(rc.SchemaError, match="obs: expected a tensor on meta, got cpu"):
+            rollout.add(**{name: torch.as_tensor(value) for name, value in step(0).items()})
+
+
+class TestThreadsAndProcesses:
+    def test_threads_may_add_at_the_same_time(self) -> None:
+        rollout = make(400, filled=0)
+        threads = [threading.Thread(target=lambda: [rollout.add(**step(7)) for _ in range(100)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert rollout.is_full
+        assert torch.equal(rollout["obs"], torch.full((400, N, 2), 7.0))
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking a process with threads is the point here
+    def test_a_forked_child_is_told_not_to_use_it(self) -> None:
+        rollout = make(filled=1)
+
+        def child(queue: Any) -> None:
+            try:
+                rollout.add(**step(1))
+            except RuntimeError as error:
+                queue.put(str(error))
+
+        context = multiprocessing.get_context("fork")
+        queue = context.SimpleQueue()
+        process = context.Process(target=child, args=(queue,))
+        process.start()
+        process.join(30)
+        assert process.exitcode == 0
+        assert "forked child" in queue.get()
+        rollout.add(**step(1))
+
+
+class TestStatistics:
+    def test_are_told_of_every_step_and_which_rows_count(self) -> None:
+        told: list[tuple[list[float], list[bool]]] = []
+
+        class Stats:
+            def update(
+                self, reward: torch.Tensor, terminated: torch.Tensor, truncated: torch.Tensor, *, mask: Any
+            ) -> None:
+                told.append((reward.tolist(), mask.tolist()))
+
+        rollout = make(filled=0, autoreset="NEXT_STEP", stats=Stats())
+        rollout.add(**step(0, terminated=np.array([False, True, False])))
+        rollout.add(**step(1))
+        assert told == [([0.0, 1.0, 2.0], [True] * 3), ([10.0, 11.0, 12.0], [True, False, True])]
