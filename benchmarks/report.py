@@ -1,0 +1,122 @@
+"""Turn timed cases into a table for people and JSON for machines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bars import BARS, Bar
+from benchmarks.timing import Interval, Timing, fastest_peer, speedup, summary
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case: who was timed, who was refused and why, who does not offer it."""
+
+    case: str
+    timings: list[Timing]
+    refused: dict[str, str] = field(default_factory=dict)
+    not_offered: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One contestant of a case, judged."""
+
+    timing: Timing
+    ratio: Interval | None
+    verdict: bool | None
+
+
+def judge(result: Result, rng: np.random.Generator) -> list[Line]:
+    """Compare each contestant with the fastest peer, and ours with the bar; fastest first."""
+    fastest = fastest_peer(result.timings)
+    bar = BARS.get(result.case)
+    lines: list[Line] = []
+    for timing in sorted(result.timings, key=lambda timing: timing.median):
+        ratio = speedup(timing, fastest, rng) if fastest else None
+        verdict = None
+        if timing.contestant.role == "ours" and bar and ratio:
+            verdict = _meets(bar, timing, ratio, result.timings)
+        lines.append(Line(timing, ratio, verdict))
+    return lines
+
+
+def _meets(bar: Bar, timing: Timing, ratio: Interval, timings: list[Timing]) -> bool:
+    limits = [other.median for other in timings if other.contestant.role == "limit"]
+    within_limit = bar.times_memcpy is None or all(timing.median <= bar.times_memcpy * limit for limit in limits)
+    return ratio.ratio >= bar.times_faster and within_limit
+
+
+def print_table(judged: list[tuple[Result, list[Line]]], console: Console) -> None:
+    """One table of all cases, and below it what is not in it."""
+    table = Table("case", "library", title="µs, medians; ratios to the fastest peer of the same run")
+    for heading in ("median", "p10–p90", "× fastest peer (95 %)", "bar", "met"):
+        table.add_column(heading, justify="right")
+    for result, lines in judged:
+        bar = BARS.get(result.case)
+        for number, line in enumerate(lines):
+            table.add_row("" if number else result.case, *_cells(line, bar), style=_style(line))
+        table.add_section()
+    console.print(table)
+    for result, _ in judged:
+        for name, reason in result.refused.items():
+            console.print(f"[red]not timed[/red] {result.case}: {name}: {reason}")
+        if result.not_offered:
+            console.print(f"[dim]not offered[/dim] {result.case}: {', '.join(result.not_offered)}")
+
+
+def _cells(line: Line, bar: Bar | None) -> list[str]:
+    timing, ratio = line.timing, line.ratio
+    spread = f"{_us(timing.percentile(10))}–{_us(timing.percentile(90))}"
+    compared = f"{ratio.ratio:.2f} ({ratio.low:.2f}–{ratio.high:.2f})" if ratio else "–"
+    required = _requirement(bar) if timing.contestant.role == "ours" and bar else ""
+    met = {True: "yes", False: "no", None: ""}[line.verdict]
+    spread += " noisy" * timing.is_noisy
+    return [timing.contestant.name, _us(timing.median), spread, compared, required, met]
+
+
+def _requirement(bar: Bar) -> str:
+    limit = f", ≤ {bar.times_memcpy:g} memcpy" if bar.times_memcpy else ""
+    return f"≥ {bar.times_faster:g}{limit}"
+
+
+def _style(line: Line) -> str:
+    if line.timing.contestant.role == "limit":
+        return "dim"
+    return {True: "green", False: "red", None: ""}[line.verdict]
+
+
+def _us(seconds: float) -> str:
+    micros = seconds * 1e6
+    return f"{micros:,.0f}" if micros >= 100 else f"{micros:.3g}"
+
+
+def write_json(path: Path, judged: list[tuple[Result, list[Line]]], about: dict[str, Any]) -> None:
+    """Everything in the table, with `about` (date, machine, versions) at the top."""
+    cases = {result.case: _case_json(result, lines) for result, lines in judged}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**about, "cases": cases}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _case_json(result: Result, lines: list[Line]) -> dict[str, Any]:
+    bar = BARS.get(result.case)
+    return {
+        "bar": asdict(bar) if bar else None,
+        "timings": {
+            line.timing.contestant.name: {
+                **summary(line.timing),
+                "times_fastest_peer": asdict(line.ratio) if line.ratio else None,
+                "met": line.verdict,
+            }
+            for line in lines
+        },
+        "refused": result.refused,
+        "not_offered": result.not_offered,
+    }

@@ -1,0 +1,40 @@
+"""The command line: `recollect <command>`. Each command is a module here that describes itself to the parser."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+
+from recollect.cli import demo, version
+
+COMMANDS = (demo, version)
+"""A command is a module with `register(commands)`, which adds its parser and names its `run(arguments) -> int`."""
+
+INTERRUPTED = 130
+"""What shells expect of a program that Ctrl-C ended: 128 + SIGINT."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 success, 1 the command's own no, 2 wrong usage, 130 Ctrl-C."""
+    arguments = _parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a file in an old encoding gets a "?", not a traceback
+    try:
+        return arguments.run(arguments)
+    except KeyboardInterrupt:
+        print(f"\nrecollect {arguments.command}: stopped by Ctrl-C.", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="recollect",
+        description="The experience memory of reinforcement learning in PyTorch.",
+        epilog="`recollect <command> --help` describes a command.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="<command>", required=True)
+    for command in COMMANDS:
+        command.register(commands)
+    return parser

@@ -1,0 +1,96 @@
+"""`recollect demo`: why this library exists, in ten seconds, and PPO learning with it, in less than a minute."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from recollect.cli.demo.cartpole import Report, Settings, train
+from recollect.cli.demo.curve import save_curve
+from recollect.cli.demo.progress import watch
+from recollect.cli.demo.timeline import TIME_LIMIT, render, tell_all
+
+SOLVED, UNSOLVED = 0, 1
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    parser = commands.add_parser(
+        "demo",
+        help="see one truncation done right, then PPO solve CartPole-v1",
+        description=(
+            "Show one truncation as a timeline under each autoreset mode, beside what a naive loop gets; then train "
+            "PPO on CartPole-v1 until the mean return of the last 100 episodes is 475, and save the learning curve."
+        ),
+        epilog="Exit code: 0 solved (or --no-train), 1 not solved within --steps, 130 stopped by Ctrl-C.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the environments, the nets and the minibatches")
+    parser.add_argument(
+        "--steps", type=_positive, default=Settings.max_transitions, help="train for so many at most, in whole rollouts"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of all runs")
+    parser.add_argument("--name", default="demo", help="folder of this run in it")
+    parser.add_argument("--no-train", action="store_true", help="show the timeline only")
+    parser.set_defaults(run=run)
+
+
+def _positive(text: str) -> int:
+    number = int(text.replace("_", ""))
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {number}")
+    return number
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tell the story, train, and say how it went."""
+    console = Console(highlight=False)
+    _title(console, f"One truncation: a time limit cuts a walk off after {TIME_LIMIT} steps")
+    console.print(render(tell_all()))
+    if arguments.no_train:
+        return SOLVED
+    settings = Settings(max_transitions=arguments.steps)
+    console.print()
+    _title(console, f"PPO on CartPole-v1: {settings.num_envs} environments, seed {arguments.seed}")
+    report = watch(console, train(settings, arguments.seed), settings)
+    path = arguments.out / arguments.name / "learning_curve.png"
+    console.print(_summary(report, settings))
+    console.print(_save(path, report, settings, arguments.seed), soft_wrap=True)
+    return SOLVED if report.solved else UNSOLVED
+
+
+def _title(console: Console, title: str) -> None:
+    console.rule(Text(title, "bold"), align="left", characters="─")
+
+
+def _summary(report: Report, settings: Settings) -> Table:
+    episodes = report.episodes
+    window = min(episodes.window, len(episodes.finished))
+    verdict = Text("solved", "bold green") if report.solved else Text("not solved within the bound", "bold yellow")
+    table = Table.grid(padding=(0, 2))
+    for name, value in (
+        ("result", verdict),
+        (
+            "mean return",
+            f"{episodes.mean_return:.1f} over the last {window} episodes, goal {settings.target:g}",
+        ),
+        ("transitions", f"{episodes.num_transitions:,} in {len(episodes.finished):,} episodes"),
+        ("time", f"{report.seconds:.1f} s, {episodes.num_transitions / report.seconds:,.0f} steps/s"),
+        ("in the buffer", f"{report.buffer_share:.1%} of it"),
+    ):
+        table.add_row(Text(name, "dim"), value)
+    return table
+
+
+def _save(path: Path, report: Report, settings: Settings, seed: int) -> Text:
+    episodes = report.episodes
+    title = f"PPO on CartPole-v1, seed {seed}: {episodes.num_transitions:,} transitions, {report.seconds:.0f} s"
+    saved = save_curve(path, episodes.finished, window=episodes.window, target=settings.target, title=title)
+    if saved:
+        return Text.assemble("learning curve: ", (str(path), "cyan"))
+    return Text('No picture: matplotlib is not installed. pip install "recollect[plots]" brings it.', "yellow")

@@ -1,0 +1,152 @@
+"""What a peer may offer, as protocols over shared numpy data.
+
+A `Peer` names a library and holds one adapter class for each capability; None says "not offered". Adapters translate
+our convention (DESIGN: everything at index t belongs to the action taken at t) into the documented meaning of their
+library, and nothing else: what a library does between its public call and its result stays the library's.
+
+Conversions that a user of the library would not pay for belong to `prepare`, which is never timed. What an adapter
+hands out natively (a batch, a pair of advantages and returns) is turned into comparable form by `read`, never timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+Array = np.ndarray[Any, Any]
+
+
+class RolloutShape(NamedTuple):
+    """How large a rollout is: T steps of N environments with flat float32 observations and actions."""
+
+    num_steps: int
+    num_envs: int
+    obs_dim: int
+    action_dim: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of all environments, as float32 and bool arrays of N rows."""
+
+    obs: Array
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    value: Array
+    log_prob: Array
+    started: Array
+    """[N] bool: an episode ended just before this step, so `obs` is the first of a new one."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Everything an advantage is computed from, as [T, N] arrays.
+
+    `next_value[t]` is the value of the state that the action at t led to, before any reset.
+    """
+
+    reward: Array
+    value: Array
+    next_value: Array
+    terminated: Array
+    truncated: Array
+
+    @property
+    def ended(self) -> Array:
+        """[T, N] bool: the episode ended with the action at t, in either way."""
+        return self.terminated | self.truncated
+
+    @property
+    def last_value(self) -> Array:
+        """[N] value of the state that the newest action led to."""
+        return self.next_value[-1]
+
+    def reward_with_truncation_folded_in(self, gamma: float) -> Array:
+        """[T, N] r + γ V(next) where truncated: how libraries without a next value bootstrap a truncated step.
+
+        The newest step is bootstrapped like any other truncated one, because its episode has ended.
+        """
+        bootstrap = self.truncated & ~self.terminated
+        return (self.reward + gamma * self.next_value * bootstrap).astype(self.reward.dtype)
+
+
+class Batch(NamedTuple):
+    """The six fields that a PPO update reads, [B, …] tensors."""
+
+    obs: torch.Tensor
+    action: torch.Tensor
+    value: torch.Tensor
+    log_prob: torch.Tensor
+    advantage: torch.Tensor
+    return_: torch.Tensor
+
+
+class Gae(Protocol):
+    """A stand-alone advantage estimator, in the form of it that is the library's fastest."""
+
+    def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
+        """A call without arguments that computes advantages and returns in the library's own layout."""
+        ...
+
+    def read(self, output: Any) -> tuple[Array, Array]:
+        """(advantage, return), both [T, N], of what the prepared call gave back."""
+        ...
+
+
+class Epoch(Protocol):
+    """A full rollout that can be read in shuffled minibatches."""
+
+    standardizes: bool
+    """The library itself brings advantages to mean 0 and standard deviation 1 before it hands them out."""
+
+    def minibatches(self, batch_size: int) -> Iterable[Any]:
+        """One epoch: each row once, freshly shuffled, in the library's own kind of batch."""
+        ...
+
+    def read(self, batch: Any) -> Batch:
+        """The same tensors under our names."""
+        ...
+
+
+class Rollout(Epoch, Protocol):
+    """A rollout buffer: filled step by step, then read in epochs."""
+
+    def prepare(self, step: Step) -> Any:
+        """What `add` takes, in the form that this library likes best."""
+        ...
+
+    def add(self, prepared: Any) -> None:
+        """Store one step of all environments."""
+        ...
+
+    def advantage(self, last_value: torch.Tensor, last_done: Array, *, gamma: float, lam: float) -> Any:
+        """Compute and keep advantages and returns of the full rollout.
+
+        `last_value` [N] float32 is the value after the newest step, `last_done` [N] bool says whether it ended one.
+        """
+        ...
+
+    def clear(self) -> None:
+        """Make room for the next rollout, the way the library's own training loop does."""
+        ...
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One library and what it offers."""
+
+    name: str
+    version: str
+    gae: type[Gae] | None = None
+    rollout: Callable[[RolloutShape], Rollout] | None = None
+    epoch: Callable[[list[Step], Array, Array], Epoch] | None = None
+    """Only where there is no `rollout`: from steps, advantage [T, N] and return [T, N] to something that shuffles."""
+    rollout_given: Mapping[str, Callable[[RolloutShape], Rollout]] = field(default_factory=dict)
+    """The same rollout fed with other kinds of input, by the kind's name, where more than one kind is a promise."""
+    ours: bool = False
