@@ -5,28 +5,22 @@ Run it as `python -m benchmarks.on_policy [--quick] [--only add,gae] [--json PAT
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
-from benchmarks import machine
-from benchmarks.report import Result, judge, print_table, write_json
+from benchmarks.report import Result
 from benchmarks.rollouts import RolloutData, make_rollout, reference_gae
-from benchmarks.timing import FULL, QUICK, Contestant, Effort, Role, race
+from benchmarks.suite import Session, contestant, enter, refuse
+from benchmarks.timing import Contestant
 from benchmarks.verify import check_epoch, check_gae, check_rollout, fill
-from recollect.conformance.peers import Discovery, Epoch, Peer, RolloutShape, discover
+from recollect.conformance.peers import Epoch, NotOffered, Peer, RolloutShape
 
 GAMMA, LAM = 0.99, 0.95
 EPOCHS_A_CYCLE = 4
 SUBJECT = "Time the on-policy operations beside the peers."
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
@@ -61,30 +55,12 @@ CASES = (
 )
 
 
-class Refused(Exception):
-    """The library's result differs; it is not timed."""
-
-
-class NotOffered(Exception):
-    """The library has no such operation."""
-
-
-def _contestant(peer: Peer, run: Callable[[], object], **more: Any) -> Contestant:
-    role: Role = "ours" if peer.ours else "peer"
-    return Contestant(peer.name, role, run, **more)
-
-
-def _refuse(reason: str | None) -> None:
-    if reason:
-        raise Refused(reason)
-
-
 def enter_gae(peer: Peer, case: Case, data: RolloutData) -> Contestant:
     """The stand-alone estimator on inputs in the library's own layout."""
     if peer.gae is None:
         raise NotOffered
-    _refuse(check_gae(peer.gae(), data, gamma=GAMMA, lam=LAM))
-    return _contestant(peer, peer.gae().prepare(data.trajectory, gamma=GAMMA, lam=LAM))
+    refuse(check_gae(peer.gae(), data, gamma=GAMMA, lam=LAM))
+    return contestant(peer, peer.gae().prepare(data.trajectory, gamma=GAMMA, lam=LAM))
 
 
 def enter_add(peer: Peer, case: Case, data: RolloutData) -> Contestant:
@@ -92,26 +68,26 @@ def enter_add(peer: Peer, case: Case, data: RolloutData) -> Contestant:
     if peer.rollout is None:
         raise NotOffered
     rollout = peer.rollout(case.shape)
-    _refuse(check_rollout(rollout, case.any_batch_size, _two(data), gamma=GAMMA, lam=LAM))
+    refuse(check_rollout(rollout, case.any_batch_size, _two(data), gamma=GAMMA, lam=LAM))
     prepared = [rollout.prepare(step) for step in data.steps]
 
     def run() -> None:
         for step in prepared:
             rollout.add(step)
 
-    return _contestant(peer, run, units=len(prepared), reset=rollout.clear)
+    return contestant(peer, run, units=len(prepared), reset=rollout.clear)
 
 
 def enter_epoch(peer: Peer, case: Case, data: RolloutData) -> Contestant:
     """One shuffled epoch of a full rollout."""
     epoch = _full(peer, case, data)
-    _refuse(check_epoch(epoch, case.batch_size, data, gamma=GAMMA, lam=LAM))
+    refuse(check_epoch(epoch, case.batch_size, data, gamma=GAMMA, lam=LAM))
 
     def run() -> None:
         for _ in epoch.minibatches(case.batch_size):
             pass
 
-    return _contestant(peer, run)
+    return contestant(peer, run)
 
 
 def _full(peer: Peer, case: Case, data: RolloutData) -> Epoch:
@@ -129,7 +105,7 @@ def enter_cycle(peer: Peer, case: Case, data: RolloutData) -> Contestant:
     if peer.rollout is None:
         raise NotOffered
     rollout = peer.rollout(case.shape)
-    _refuse(check_rollout(rollout, case.batch_size, _two(data), gamma=GAMMA, lam=LAM))
+    refuse(check_rollout(rollout, case.batch_size, _two(data), gamma=GAMMA, lam=LAM))
     prepared = [rollout.prepare(step) for step in data.steps]
     last_value, last_done = torch.from_numpy(data.trajectory.last_value), data.trajectory.ended[-1]
 
@@ -141,7 +117,7 @@ def enter_cycle(peer: Peer, case: Case, data: RolloutData) -> Contestant:
             for _ in rollout.minibatches(case.batch_size):
                 pass
 
-    return _contestant(peer, run, reset=rollout.clear)
+    return contestant(peer, run, reset=rollout.clear)
 
 
 def _two(data: RolloutData) -> tuple[RolloutData, RolloutData]:
@@ -169,75 +145,24 @@ def _entrants(case: Case, peers: Sequence[Peer]) -> Iterator[Peer]:
                 yield replace(peer, name=f"{peer.name}, given {kind}", rollout=rollout)
 
 
-def measure(case: Case, peers: Sequence[Peer], effort: Effort, rng: np.random.Generator) -> Result:
-    """Check every peer, then race those that passed."""
+def enter_case(case: Case, peers: Sequence[Peer]) -> tuple[Result, list[Contestant]]:
+    """Check every peer; those that passed are to be raced."""
     data = make_rollout(case.shape, seed=0)
-    result = Result(case.name, [])
-    contestants: list[Contestant] = []
-    for peer in _entrants(case, peers):
-        try:
-            contestants.append(ENTER[case.operation](peer, case, data))
-        except NotOffered:
-            result.not_offered.append(peer.name)
-        except Refused as refusal:
-            result.refused[peer.name] = str(refusal)
-        # A peer that breaks must not end the run of the others; the report says what it raised.
-        except Exception as error:
-            result.refused[peer.name] = f"{type(error).__name__}: {error}"
+    result, contestants = enter(case.name, _entrants(case, peers), lambda peer: ENTER[case.operation](peer, case, data))
     if case.name == "gae 24x4096":
         contestants.append(memcpy_of_the_same_bytes(data))
-    result.timings.extend(race(contestants, effort, rng))
-    return result
-
-
-def about(found: Discovery, quick: bool) -> dict[str, Any]:
-    """What a results file says before the figures."""
-    return {
-        "suite": "on_policy",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "quick": quick,
-        "machine": machine.describe(),
-        "peers": {peer.name: peer.version for peer in found.peers},
-        "missing": {missing.name: missing.reason for missing in found.missing},
-    }
-
-
-def _file_name(date: str, quick: bool) -> str:
-    # Git ignores local-*: a quick run is not for keeping.
-    return f"{'local-' if quick else ''}on_policy-{date[:16].replace(':', '')}.json"
+    return result, contestants
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the suite; the exit code is 0 whether or not the bars are met, which is for the reader to judge."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.on_policy", description=SUBJECT)
-    parser.add_argument("--quick", action="store_true", help="a few rounds only: for development, not for claims")
-    parser.add_argument("--only", default=",".join(ENTER), help=f"some of {','.join(ENTER)}")
-    parser.add_argument("--json", type=Path, help="where to write the results (default: benchmarks/results/<date>)")
-    options = parser.parse_args(arguments)
-    operations = options.only.split(",")
-    if unknown := set(operations) - ENTER.keys():
-        parser.error(f"--only: expected some of {','.join(ENTER)}, got {','.join(sorted(unknown))}")
-
-    console = Console()
-    found = discover()
-    header = about(found, options.quick)
-    for missing in found.missing:
-        console.print(f"[yellow]missing[/yellow] {missing.name}: {missing.reason}")
-    rng = np.random.default_rng(0)
-    effort = QUICK if options.quick else FULL
+    """Run the suite."""
+    session = Session.start("on_policy", SUBJECT, ENTER, arguments)
     judged = []
     for case in CASES:
-        if case.operation in operations:
-            with console.status(case.name):
-                result = measure(case, found.peers, effort, rng)
-            judged.append((result, judge(result, rng)))
-    print_table(judged, console)
-    if header["machine"]["busy"]:
-        console.print("[yellow]busy[/yellow]: others used this machine when the run began; its ratios prove nothing")
-    path = options.json or RESULTS / _file_name(header["date"], options.quick)
-    write_json(path, judged, header)
-    console.print(f"written to {path}")
-    return 0
+        if case.operation in session.operations:
+            with session.console.status(case.name):
+                judged.append(session.time(enter_case(case, session.found.peers)))
+    return session.finish(judged)
 
 
 if __name__ == "__main__":

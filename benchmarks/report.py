@@ -36,8 +36,8 @@ class Line:
 
 def judge(result: Result, rng: np.random.Generator) -> list[Line]:
     """Compare each contestant with the fastest peer, and ours with the bar; fastest first."""
-    fastest = fastest_peer(result.timings)
     bar = BARS.get(result.case)
+    fastest = fastest_peer(result.timings, bar.aside if bar else None)
     lines: list[Line] = []
     for timing in sorted(result.timings, key=lambda timing: timing.median):
         ratio = speedup(timing, fastest, rng) if fastest else None
@@ -51,7 +51,9 @@ def judge(result: Result, rng: np.random.Generator) -> list[Line]:
 def _meets(bar: Bar, timing: Timing, ratio: Interval, timings: list[Timing]) -> bool:
     limits = [other.median for other in timings if other.contestant.role == "limit"]
     within_limit = bar.times_memcpy is None or all(timing.median <= bar.times_memcpy * limit for limit in limits)
-    return ratio.ratio >= bar.times_faster and within_limit
+    asides = [other.median for other in timings if other.contestant.name == bar.aside]
+    within_aside = bar.times_aside is None or all(timing.median <= bar.times_aside * aside for aside in asides)
+    return ratio.ratio >= bar.times_faster and within_limit and within_aside
 
 
 def print_table(judged: list[tuple[Result, list[Line]]], console: Console) -> None:
@@ -84,7 +86,8 @@ def _cells(line: Line, bar: Bar | None) -> list[str]:
 
 def _requirement(bar: Bar) -> str:
     limit = f", ≤ {bar.times_memcpy:g} memcpy" if bar.times_memcpy else ""
-    return f"≥ {bar.times_faster:g}{limit}"
+    aside = f", ≤ {bar.times_aside:g} {bar.aside}" if bar.times_aside else ""
+    return f"≥ {bar.times_faster:g}{limit}{aside}"
 
 
 def _style(line: Line) -> str:

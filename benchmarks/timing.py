@@ -108,9 +108,9 @@ def speedup(of: Timing, over: Timing, rng: np.random.Generator, draws: int = 200
     return Interval(float(np.median(theirs) / np.median(mine)), float(low), float(high))
 
 
-def fastest_peer(timings: Sequence[Timing]) -> Timing | None:
-    """The peer with the smallest median; None if no peer was timed."""
-    peers = [timing for timing in timings if timing.contestant.role == "peer"]
+def fastest_peer(timings: Sequence[Timing], but: str | None = None) -> Timing | None:
+    """The peer with the smallest median, `but` left out; None if no peer was timed."""
+    peers = [timing for timing in timings if timing.contestant.role == "peer" and timing.contestant.name != but]
     return min(peers, key=lambda timing: timing.median, default=None)
 
 

@@ -220,6 +220,29 @@ public:
         }
     }
 
+    // Fresh tensors of every leaf at each slot, and then of the observations that these rows led to.
+    nb::list transitions(nb::handle slots) const {
+        const Array in = read_index(slots);
+        const int64_t count = in.shape[0];
+        auto* from = reinterpret_cast<const int64_t*>(in.data);
+        if (!in_range(from, count, ring_.slots * ring_.envs, 0)) throw std::out_of_range("slot");
+        std::vector<int64_t> next(static_cast<size_t>(ring_.keeps_next ? 0 : count));
+        for (size_t i = 0; i < next.size(); ++i) next[i] = ring_.after(from[i]);
+        nb::list out;
+        std::vector<Reading> readings;
+        int64_t bytes = 0;
+        for (const Leaf& leaf : leaves_) readings.push_back({&leaf, leaf.column, from, empty(leaf, count, out)});
+        for (size_t o = 0; o < observed_.size(); ++o) {
+            const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
+            const int64_t* index = ring_.keeps_next ? from : next.data();
+            readings.push_back({&leaf, ring_.keeps_next ? next_columns_[o] : leaf.column, index, empty(leaf, count, out)});
+        }
+        for (const Reading& reading : readings) bytes += reading.leaf->given_bytes * count;
+        MaybeReleased released(bytes);
+        for (const Reading& reading : readings) read(reading, count);
+        return out;
+    }
+
     // Rebuild the frame stacks of column `leaf` at each slot; a slot of -1 gives zeros.
     void stack(nb::handle slots, int64_t leaf_index, nb::handle out) const {
         const Array in = read_index(slots);
@@ -227,21 +250,44 @@ public:
         const Array target = read_or_throw(out, "out");
         if (target.elements() * target.itemsize() != leaf.given_bytes * in.shape[0]) throw std::invalid_argument("out");
         check_slots(in);
-        auto* from = reinterpret_cast<const int64_t*>(in.data);
         MaybeReleased released(leaf.given_bytes * in.shape[0]);
-        for (int64_t i = 0; i < in.shape[0]; ++i) {
-            char* stack = target.data + i * leaf.given_bytes;
-            if (from[i] < 0) {
+        read({&leaf, leaf.column, reinterpret_cast<const int64_t*>(in.data), target.data}, in.shape[0]);
+    }
+
+private:
+    // One leaf to be read: from which column, at which slots, into what.
+    struct Reading {
+        const Leaf* leaf;
+        const char* column;
+        const int64_t* slots;
+        char* out;
+    };
+
+    static char* empty(const Leaf& leaf, int64_t count, nb::list& out) {
+        int64_t shape[kMaxDims + 1] = {count};
+        std::copy(leaf.shape, leaf.shape + leaf.ndim, shape + 1);
+        char* data = nullptr;
+        PyObject* tensor = border().empty(leaf.dtype, leaf.ndim + 1, shape, &data);
+        if (!tensor) throw nb::python_error();
+        out.append(nb::steal(tensor));
+        return data;
+    }
+
+    void read(const Reading& reading, int64_t count) const noexcept {
+        const Leaf& leaf = *reading.leaf;
+        if (!leaf.stacked()) return gather(reading.out, reading.column, reading.slots, count, leaf.bytes);
+        for (int64_t i = 0; i < count; ++i) {
+            char* stack = reading.out + i * leaf.given_bytes;
+            if (reading.slots[i] < 0) {
                 std::memset(stack, 0, static_cast<size_t>(leaf.given_bytes));
                 continue;
             }
             const char* frames[kMostFrames];
-            frames_at(ring_, leaf.column, leaf.frames, from[i], frames);
-            for (int64_t j = 0; j < leaf.frames.k; ++j) leaf.frames.put(stack, frames[j], j);
+            frames_at(ring_, reading.column, leaf.frames, reading.slots[i], frames);
+            leaf.frames.put_all(stack, frames);
         }
     }
 
-private:
     // The slot of the row `behind / envs` rows before the newest of environment `behind % envs`; -1 before the last clear.
     int64_t recent(int64_t behind) const {
         const int64_t env = behind % ring_.envs, row = ring_.newest(env) - behind / ring_.envs;
@@ -546,6 +592,7 @@ void bind_ring(nb::module_& m) {
         .def("locate", &RingMemory::locate)
         .def("n_step", &RingMemory::n_step)
         .def("window", &RingMemory::window)
+        .def("transitions", &RingMemory::transitions)
         .def("stack", &RingMemory::stack);
 }
 

@@ -318,6 +318,33 @@ class TestEnvMajor:
         view["reward"][1, 2] = 77
         assert rollout["reward"][2, 1] == 77
 
+    def test_the_last_slot_is_zero_before_the_advantage_is_computed(self) -> None:
+        rollout = make()
+        rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
+        rollout.clear()
+        for t in range(2):
+            rollout.add(**step(t + 1))
+        assert not rollout.env_major()["obs"][:, -1].any()
+        assert not rollout.env_major()["value"][:, -1].any()
+        rollout.stage(obs=np.ones((N, 2)))
+        with pytest.raises(rc.NotReadyError, match="env_major: expected whole steps"):
+            rollout.env_major()
+
+    @pytest.mark.parametrize("mode", [None, "SAME_STEP", "DISABLED"])
+    def test_a_refused_step_leaves_the_last_slot_as_it_was(self, mode: str | None) -> None:
+        rollout = make(filled=1, autoreset=mode)
+        rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
+        before = rollout.env_major().clone()
+        fields = step(7, truncated=np.array([False, True, False]))
+        with pytest.raises(rc.SchemaError, match=r"^final_obs: expected shape \(3, 2\)"):
+            if mode is None:
+                rollout.add(**fields, final_obs=np.zeros((N, 3)))
+            else:
+                flags = fields["terminated"], fields["truncated"]
+                taken = (np.zeros((N, 3)), fields["reward"], *flags, {"final_obs": np.zeros((N, 3))})
+                rollout.add_step(fields["obs"], fields["action"], taken)
+        assert (rollout.env_major() == before).all()
+
     def test_the_last_slot_is_never_stale(self) -> None:
         rollout = make()
         rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))

@@ -1,5 +1,6 @@
 """recollect: the experience memory of reinforcement learning in PyTorch."""
 
+from recollect import kernels
 from recollect.errors import BufferFullError, NotReadyError, PriorityError, SchemaError
 from recollect.estimators import (
     discounted_return,
@@ -42,6 +43,7 @@ __all__ = [
     "explained_variance",
     "gae",
     "group_advantage",
+    "kernels",
     "lambda_return",
     "n_step_return",
     "normalize",

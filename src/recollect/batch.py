@@ -19,6 +19,9 @@ def assemble(paths: Sequence[Path], leaves: Iterable[torch.Tensor], batch_size: 
     """A TensorDict of `leaves` under `paths`, nested where a path has several names."""
     tree: dict[str, Any] = {}
     for path, leaf in zip(paths, leaves, strict=True):
+        if len(path) == 1:
+            tree[path[0]] = leaf
+            continue
         node = tree
         for name in path[:-1]:
             node = node.setdefault(name, {})
@@ -75,3 +78,8 @@ def checked_targets(out: TensorDict, like: Mapping[Path, tuple[tuple[int, ...], 
             raise SchemaError(explain(f"out.{'.'.join(path)}", f"contiguous {dtype} of shape {shape}", got, remedy))
         targets.append(target)
     return targets
+
+
+def moved(batch: TensorDict, device: torch.device | str) -> TensorDict:
+    """The batch on another device; asynchronously, unless the host would read it before it is there."""
+    return batch.to(device, non_blocking=torch.device(device).type != "cpu")

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
 from recollect.autoreset import parse_autoreset, settings_of, true_next_obs
-from recollect.batch import assemble, fill
+from recollect.batch import assemble, fill, moved
 from recollect.border import conform, dotted
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
@@ -277,7 +277,7 @@ class ReplayBuffer:
         if out is not None:
             return fill(out, leaves)
         batch = assemble(list(leaves), leaves.values(), torch.Size((len(drawn.slots),)))
-        return batch if device is None else batch.to(device, non_blocking=True)
+        return batch if device is None else moved(batch, device)
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.

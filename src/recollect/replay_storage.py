@@ -34,6 +34,7 @@ class ReplayStorage:
         self.next_step = next_step
         self.lead = () if num_envs is None else (num_envs,)
         self.observed = schema.columns["obs"]
+        self.next_paths = tuple(("next_obs", *schema.paths[i][1:]) for i in self.observed)
         self.stacked = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Stacked))
         history = max((schema.fields[i].k - 1 for i in self.stacked), default=0)  # type: ignore[attr-defined]
         self.ring = Ring(rows if keeps_next else rows + 1, num_envs or 1, history, memory.device)
@@ -316,6 +317,13 @@ class ReplayStorage:
         out = torch.empty_like(slots)
         getattr(self.native, kernel)(kernels.buffer_of(slots), kernels.buffer_of(out))
         return out
+
+    def transitions(self, slots: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """All leaves at flat slots, and the leaves of the observations that these rows led to."""
+        if self.native is None or not kernels.exchange():
+            return self.take(slots), self.take_next(slots)
+        leaves = self.native.transitions(slots)
+        return leaves[: len(self.columns)], leaves[len(self.columns) :]
 
     def take(
         self, slots: torch.Tensor, columns: Sequence[int] | None = None, *, padded: bool = False

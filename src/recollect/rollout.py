@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
 from recollect.autoreset import final_rows, observation, parse_autoreset, rows_of, settings_of, unpack_step
-from recollect.batch import assemble, checked_targets, selected
+from recollect.batch import assemble, checked_targets, moved, selected
 from recollect.border import conform
 from recollect.errors import BufferFullError, NotReadyError, SchemaError, explain
 from recollect.estimators import gae
@@ -108,12 +109,10 @@ class RolloutBuffer:
             if final_obs is not None and self.autoreset is AutoresetMode.NEXT_STEP:
                 remedy = "Leave it out: the row after an end holds it."
                 raise SchemaError(explain("final_obs", "none under autoreset=NEXT_STEP", "an observation", remedy))
-            self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
             finals = None
             if final_obs is not None:
-                leaves = observation(self._schema, final_obs, self._storage.lead, self.device)
-                envs = self._cut_off(row)
-                finals = _Finals(row, envs, rows_of(leaves, envs, self._storage.lead)) if envs else None
+                finals = self._finals_among(row, final_obs, self._cut_off(row, terminated, truncated))
+            self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
             self._commit(row, finals, value is not None)
 
     def add_step(
@@ -133,8 +132,11 @@ class RolloutBuffer:
         next_obs, reward, terminated, truncated, info = unpack_step(step, self.autoreset)
         with self._lock:
             row = self._next_row()
+            finals = None
+            if self.autoreset is not AutoresetMode.NEXT_STEP:
+                finals = self._finals_of_step(row, next_obs, info, self._cut_off(row, terminated, truncated))
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            self._commit(row, self._finals_of_step(row, next_obs, info), value is not None)
+            self._commit(row, finals, value is not None)
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
@@ -172,6 +174,8 @@ class RolloutBuffer:
         self._staged: set[str] = set()
         self._finals: list[_Finals] = []
         self._attached: dict[str, torch.Tensor] = {}
+        self._has_last = False
+        """The row after the stored ones holds `last_obs` and `last_value`."""
 
     def _next_row(self) -> int:
         if self._num_stored == self.num_steps:
@@ -215,6 +219,7 @@ class RolloutBuffer:
         self._valued += valued or "value" in self._staged
         self._staged.clear()
         self._attached.clear()
+        self._has_last = False
         self._num_stored = row + 1
 
     def _check_name(self, name: str) -> None:
@@ -242,21 +247,28 @@ class RolloutBuffer:
             return None
         return ~torch.cat([self._resetting.unsqueeze(0), self._ended(slice(0, self._num_stored - 1))])
 
-    def _cut_off(self, row: int) -> list[int]:
-        """The environments whose episode was truncated at this row, and not terminated."""
-        cut = self._column("truncated")[row] & ~self._column("terminated")[row]
-        return cut.nonzero().squeeze(1).tolist() if cut.any() else []
+    def _cut_off(self, row: int, terminated: Any, truncated: Any) -> list[int]:
+        """The environments whose episode is truncated, and not terminated, by the step that is being added."""
+        if "truncated" not in self._staged and not isinstance(truncated, torch.Tensor) and not np.any(truncated):
+            return []
+        given = {"terminated": terminated, "truncated": truncated}
+        ended, cut = (
+            self._column(name)[row]
+            if name in self._staged
+            else conform(name, _FLAG, flag, self._storage.lead, self.device).view(-1)
+            for name, flag in given.items()
+        )
+        return (cut & ~ended).nonzero().squeeze(1).tolist()
 
-    def _finals_of_step(self, row: int, next_obs: Any, info: Mapping[str, Any]) -> _Finals | None:
-        if self.autoreset is AutoresetMode.NEXT_STEP:
-            return None
-        envs = self._cut_off(row)
-        if not envs:
-            return None
+    def _finals_of_step(self, row: int, next_obs: Any, info: Mapping[str, Any], envs: list[int]) -> _Finals | None:
+        if not envs or self.autoreset is not AutoresetMode.SAME_STEP:
+            return self._finals_among(row, next_obs, envs) if envs else None
+        return _Finals(row, *final_rows(info, envs, self._schema, self._storage.lead, self.device))
+
+    def _finals_among(self, row: int, obs: Any, envs: list[int]) -> _Finals | None:
         lead = self._storage.lead
-        if self.autoreset is AutoresetMode.SAME_STEP:
-            return _Finals(row, *final_rows(info, envs, self._schema, lead, self.device))
-        return _Finals(row, envs, rows_of(observation(self._schema, next_obs, lead, self.device), envs, lead))
+        leaves = observation(self._schema, obs, lead, self.device)
+        return _Finals(row, envs, rows_of(leaves, envs, lead)) if envs else None
 
     @property
     def final_obs(self) -> Any:
@@ -268,12 +280,10 @@ class RolloutBuffer:
         with self._lock:
             columns = self._schema.columns["obs"]
             found = [finals for finals in self._finals if finals.envs]
-            leaves = [
-                torch.cat([finals.leaves[i] for finals in found])
-                if found
-                else torch.empty((0, *self._schema.fields[column].shape), dtype=self._schema.fields[column].dtype)
-                for i, column in enumerate(columns)
+            nothing = [
+                self._storage.columns[column].new_empty((0, *self._schema.fields[column].shape)) for column in columns
             ]
+            leaves = [torch.cat([empty, *(f.leaves[i] for f in found)]) for i, empty in enumerate(nothing)]
             if isinstance(self._schema.trees["obs"], Field):
                 return leaves[0]
             paths = [self._schema.paths[i][1:] for i in columns]
@@ -297,13 +307,10 @@ class RolloutBuffer:
         `final_obs`. `bootstrap_truncated=False` counts truncated steps as ends instead.
         """
         with self._lock:
-            steps = self._stored("compute_advantage")
+            steps = self._whole("compute_advantage")
             if self._valued < steps:
                 remedy = "Pass value= to every add."
                 raise NotReadyError(explain("compute_advantage", f"a value at {steps} steps", self._valued, remedy))
-            if self._staged:
-                remedy = "Complete the staged step with add first."
-                raise NotReadyError(explain("compute_advantage", "whole steps", "a staged one", remedy))
             lead = self._storage.lead
             last = conform("last_value", self._value_field, last_value, lead, self.device)
             obs = None if last_obs is None else observation(self._schema, last_obs, lead, self.device)
@@ -324,6 +331,7 @@ class RolloutBuffer:
                 mask=self._mask(),
             )
             self._storage.zero(steps)
+            self._has_last = True
             self._storage.write(steps, (last,), self._schema.columns["value"])
             if obs is not None:
                 self._storage.write(steps, tuple(obs), self._schema.columns["obs"])
@@ -421,7 +429,7 @@ class RolloutBuffer:
             raise SchemaError(explain("out", f"batches of {batch_size} only", f"{total} transitions", remedy))
         stop = total - total % batch_size if drop_last else total
         batches = self._batches(source, rows, paths, batch_size, stop, epochs, shuffle, generation, targets, out)
-        return batches if device is None else (batch.to(device, non_blocking=True) for batch in batches)
+        return batches if device is None else (moved(batch, device) for batch in batches)
 
     def _batches(
         self,
@@ -485,10 +493,13 @@ class RolloutBuffer:
     def env_major(self) -> TensorDict:
         """The rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
 
-        The last slot holds `last_obs` and `last_value` of `compute_advantage`; its other fields are zero.
+        The last slot holds `last_obs` and `last_value` of `compute_advantage`; its other fields are zero, and so are
+        these before it.
         """
         with self._lock:
-            steps = self._stored("env_major")
+            steps = self._whole("env_major")
+            if not self._has_last:
+                self._storage.zero(steps)
             columns = [*self._storage.columns, *self._attached.values()]
             paths: list[Path] = [*self._schema.paths, *((name,) for name in self._attached)]
             leaves = [column[: steps + 1].transpose(0, 1) for column in columns]
@@ -524,6 +535,13 @@ class RolloutBuffer:
     def is_full(self) -> bool:
         """Whether the next thing to do is to learn."""
         return self._num_stored == self.num_steps
+
+    def _whole(self, where: str) -> int:
+        """How many steps are stored, if none is staged in the slot after them."""
+        if self._staged:
+            remedy = "Complete the staged step with add first."
+            raise NotReadyError(explain(where, "whole steps", "a staged one", remedy))
+        return self._stored(where)
 
     def _stored(self, where: str) -> int:
         if not self._num_stored:

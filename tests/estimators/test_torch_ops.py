@@ -36,8 +36,9 @@ def launches(name: str, steps: int, *, masked: bool = False) -> list[str]:
     return counter.names
 
 
-def test_gae_of_24_steps_takes_at_most_40_launches() -> None:
-    assert len(launches("gae", 24)) <= 40
+@pytest.mark.parametrize("masked", [False, True])
+def test_gae_of_24_steps_takes_at_most_40_launches(masked: bool) -> None:
+    assert len(launches("gae", 24, masked=masked)) <= 40
 
 
 @every_estimator

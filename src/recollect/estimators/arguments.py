@@ -35,8 +35,7 @@ def conform(
             raise SchemaError(explain(name, "real numbers", value.dtype, "Pass its real part."))
         dtype = torch.promote_types(dtype, value.dtype)
     return (
-        # Lazily negated tensors do not have their values in memory.
-        [value.detach().resolve_neg().to(dtype) for value in values.values()],
+        [_plain(value).to(dtype) for value in values.values()],
         [_flag(name, flag, first, like) for name, flag in flags.items()],
         None if mask is None else _flag("mask", mask, first, like),
     )
@@ -121,6 +120,11 @@ def _shape_remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
     if len(expected) > 1 and got == (expected[1], expected[0], *expected[2:]):
         return "Transpose it: time comes first."
     return "Nothing is broadcast: pass one entry for each."
+
+
+def _plain(value: Tensor) -> Tensor:
+    """The tensor with its values in memory, which a lazily negated one lacks, and without a gradient."""
+    return (value.detach() if value.requires_grad else value).resolve_neg()
 
 
 def _kind(value: Any) -> str:

@@ -62,6 +62,11 @@ def without_exchange() -> Iterator[None]:
         _native.set_exchange(True)
 
 
+def exchange() -> bool:
+    """Whether the native core reads and makes torch tensors directly."""
+    return _active is not None and _active.exchange()
+
+
 def buffer_of(tensor: torch.Tensor | None) -> Any:
     """What the native core reads a CPU tensor through: the tensor itself, or its numpy twin under an older torch."""
     if tensor is None or _native is None or _native.exchange():

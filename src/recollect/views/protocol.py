@@ -32,8 +32,7 @@ def named(storage: ReplayStorage, leaves: Sequence[torch.Tensor], columns: Seque
 
 def named_next(storage: ReplayStorage, leaves: Sequence[torch.Tensor]) -> Leaves:
     """Leaves of next observations: `obs.camera` is `next_obs.camera`."""
-    paths = (storage.schema.paths[i] for i in storage.observed)
-    return {("next_" + path[0], *path[1:]): leaf for path, leaf in zip(paths, leaves, strict=True)}
+    return dict(zip(storage.next_paths, leaves, strict=True))
 
 
 def require_order(storage: ReplayStorage, view: object) -> None:

@@ -16,7 +16,8 @@ class Transition:
     """Every field of the row and `next_obs`, the state it led to before any reset."""
 
     def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
-        return named(storage, storage.take(slots)) | named_next(storage, storage.take_next(slots))
+        leaves, nexts = storage.transitions(slots)
+        return named(storage, leaves) | named_next(storage, nexts)
 
     def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor:
         """The steps that are read: [B, 1] flat slots."""

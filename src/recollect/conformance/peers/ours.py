@@ -10,9 +10,13 @@ import numpy as np
 import torch
 
 import recollect as rc
+from recollect.conformance.peers.off_policy import ALPHA, BETA, NotOffered, ReplayBatch, ReplayShape, Transitions
 from recollect.conformance.peers.protocol import Array, Batch, Peer, RolloutShape, Step, Trajectory
+from recollect.samplers import Sampler
+from recollect.views import View
 
 FIELDS = ("obs", "action", "value", "log_prob", "advantage", "return")
+_TRANSITION_FIELDS = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
 _STEP_FIELDS = ("obs", "action", "reward", "terminated", "truncated", "value", "log_prob")
 
 
@@ -64,7 +68,114 @@ class OurRolloutOfNumpy(OurRollout):
         return tuple(np.ascontiguousarray(getattr(step, name)) for name in _STEP_FIELDS)
 
 
+class OurReplay:
+    """`rc.ReplayBuffer`, given numpy arrays, and for a single environment numbers and bools: what Gymnasium gives."""
+
+    view: View = rc.Transition()
+
+    def __init__(self, shape: ReplayShape) -> None:
+        self._one = shape.num_envs == 1
+        self._buffer = rc.ReplayBuffer(
+            shape.capacity,
+            self._observation(shape),
+            shape.action_dim,
+            num_envs=None if self._one else shape.num_envs,
+            sampler=self._sampler(),
+            seed=0,
+        )
+
+    def _observation(self, shape: ReplayShape) -> rc.Field:
+        return rc.Field(shape.obs, torch.uint8 if shape.is_image else torch.float32)
+
+    def _sampler(self) -> Sampler:
+        return rc.Uniform()
+
+    def prepare(self, step: Transitions) -> Any:
+        if not self._one:
+            return tuple(getattr(step, name) for name in _TRANSITION_FIELDS)
+        flags = bool(step.terminated[0]), bool(step.truncated[0])
+        return step.obs[0], step.action[0], float(step.reward[0]), *flags, step.next_obs[0]
+
+    def add(self, prepared: Any) -> None:
+        self._buffer.add(*prepared)
+
+    def fill(self, block: Transitions) -> None:
+        self._buffer.extend({name: getattr(block, name) for name in _TRANSITION_FIELDS})
+
+    def sample(self, batch_size: int) -> Any:
+        return self._buffer.sample(batch_size, self.view)
+
+    def read(self, batch: Any) -> ReplayBatch:
+        return ReplayBatch(**{name: batch[name].numpy() for name in ReplayBatch._fields if name in batch.keys()})
+
+    @property
+    def stored(self) -> int:
+        return len(self._buffer)
+
+    @property
+    def nbytes(self) -> int:
+        return self._buffer.nbytes
+
+
+class OurReplayOfTorch(OurReplay):
+    """The same buffer, given torch tensors."""
+
+    def prepare(self, step: Transitions) -> Any:
+        tensors = tuple(torch.from_numpy(getattr(step, name)) for name in _TRANSITION_FIELDS)
+        return tuple(tensor[0] for tensor in tensors) if self._one else tensors
+
+
+class OurStackedReplay(OurReplay):
+    """`rc.Stacked`: single frames, rebuilt into stacks."""
+
+    def _observation(self, shape: ReplayShape) -> rc.Field:
+        if not shape.is_image:
+            raise NotOffered
+        return rc.Stacked(rc.Field(shape.obs[:-1], torch.uint8), shape.obs[-1])
+
+
+class OurPrioritized(OurReplay):
+    """`rc.Prioritized`."""
+
+    def _sampler(self) -> Sampler:
+        return rc.Prioritized(ALPHA, BETA)
+
+    def priority(self, values: Array) -> torch.Tensor:
+        return torch.from_numpy(values)
+
+    def update(self, batch: Any, priority: torch.Tensor) -> None:
+        self._buffer.update_priority(batch["index"], priority)
+
+
+class OurNStep(OurReplay):
+    """`rc.NStep`, summed when it is sampled."""
+
+    def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:
+        super().__init__(shape)
+        self.view = rc.NStep(n, gamma)
+
+
+class OurSequence(OurReplay):
+    """`rc.Sequence`, which ends with its episode."""
+
+    def __init__(self, shape: ReplayShape, length: int) -> None:
+        super().__init__(shape)
+        self.view = rc.Sequence(length)
+
+
 def peer() -> Peer:
     """This library."""
-    given = {"numpy": OurRolloutOfNumpy}
-    return Peer("recollect", version("recollect"), gae=OurGae, rollout=OurRollout, rollout_given=given, ours=True)
+    return Peer(
+        "recollect",
+        version("recollect"),
+        gae=OurGae,
+        rollout=OurRollout,
+        rollout_given={"numpy": OurRolloutOfNumpy},
+        replay=OurReplay,
+        replay_given={"torch": OurReplayOfTorch},
+        replay_saving={"Stacked": OurStackedReplay},
+        prioritized=OurPrioritized,
+        n_step=OurNStep,
+        sequence=OurSequence,
+        ours=True,
+    )

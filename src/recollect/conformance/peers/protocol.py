@@ -1,4 +1,4 @@
-"""What a peer may offer, as protocols over shared numpy data.
+"""What a peer may offer, as protocols over shared numpy data; replay buffers are described in `off_policy`.
 
 A `Peer` names a library and holds one adapter class for each capability; None says "not offered". Adapters translate
 our convention (DESIGN: everything at index t belongs to the action taken at t) into the documented meaning of their
@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+
+from recollect.conformance.peers.off_policy import PrioritizedReplay, Replay, ReplayShape
 
 Array = np.ndarray[Any, Any]
 
@@ -149,4 +151,15 @@ class Peer:
     """Only where there is no `rollout`: from steps, advantage [T, N] and return [T, N] to something that shuffles."""
     rollout_given: Mapping[str, Callable[[RolloutShape], Rollout]] = field(default_factory=dict)
     """The same rollout fed with other kinds of input, by the kind's name, where more than one kind is a promise."""
+    replay: Callable[[ReplayShape], Replay] | None = None
+    """Draws transitions uniformly."""
+    replay_given: Mapping[str, Callable[[ReplayShape], Replay]] = field(default_factory=dict)
+    """The same replay fed with other kinds of input, by the kind's name."""
+    replay_saving: Mapping[str, Callable[[ReplayShape], Replay]] = field(default_factory=dict)
+    """The same replay with the library's settings that save memory, by the settings' names."""
+    prioritized: Callable[[ReplayShape], PrioritizedReplay] | None = None
+    n_step: Callable[[ReplayShape, int, float], Replay] | None = None
+    """From a shape, n and gamma to a replay whose batches are n-step transitions."""
+    sequence: Callable[[ReplayShape, int], Replay] | None = None
+    """From a shape and a length L to a replay whose batches are runs of steps, [B, L, …]."""
     ours: bool = False

@@ -1,21 +1,28 @@
-"""rlox: `compute_gae_batched_f32` and `RolloutBatch.sample_minibatches`.
+# pyright: reportMissingImports=false
+"""rlox: `compute_gae_batched_f32`, `RolloutBatch.sample_minibatches` and three replay buffers.
 
 Rows of the estimator are env-major. Rollouts are collected only inside its own loop, which steps the environment, so
 there is no rollout `add` to compare; the container that this loop hands to PPO shuffles, and is offered as `epoch`.
+
+Its replay buffers take flat float32 observations only and hold them where Python does not see them. Each draw is given
+a seed. The prioritized and the sequence buffer take one transition at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
-from rlox import compute_gae_batched_f32
+from rlox import PrioritizedReplayBuffer, ReplayBuffer, SequenceReplayBuffer, compute_gae_batched_f32
 from rlox.batch import RolloutBatch
 
+from recollect.conformance.peers.off_policy import ALPHA, BETA, NotOffered, ReplayBatch, ReplayShape, Transitions
 from recollect.conformance.peers.protocol import Array, Batch, Peer, Step, Trajectory
+
+_LEARNED = ("obs", "actions", "rewards", "terminated", "next_obs")
 
 
 def _env_major(array: Array) -> Array:
@@ -68,6 +75,103 @@ class RloxEpoch:
         return Batch(batch.obs, batch.actions, batch.values, batch.log_probs, batch.advantages, batch.returns)
 
 
+class RloxReplay:
+    """`ReplayBuffer`: `push` for one environment, `push_batch` for several."""
+
+    nbytes = None
+
+    def __init__(self, shape: ReplayShape) -> None:
+        if shape.is_image:
+            raise NotOffered
+        self._one = shape.num_envs == 1
+        self._buffer = ReplayBuffer(shape.capacity, shape.obs[0], shape.action_dim)
+        self._seed = 0
+
+    def prepare(self, step: Transitions) -> Any:
+        return next(_singly(step)) if self._one else _together(step)
+
+    def add(self, prepared: Any) -> None:
+        (self._buffer.push if self._one else self._buffer.push_batch)(*prepared)
+
+    def fill(self, block: Transitions) -> None:
+        self._buffer.push_batch(*_together(block))
+
+    def sample(self, batch_size: int) -> Any:
+        self._seed += 1
+        batch = self._buffer.sample(batch_size, self._seed)
+        return [torch.from_numpy(batch[name]) for name in _LEARNED]
+
+    def read(self, batch: Any) -> ReplayBatch:
+        return ReplayBatch(*(leaf.numpy() for leaf in batch))
+
+    @property
+    def stored(self) -> int:
+        return len(self._buffer)
+
+
+def _together(step: Transitions) -> tuple[Array, ...]:
+    obs, next_obs, action = (np.ascontiguousarray(a).reshape(-1) for a in (step.obs, step.next_obs, step.action))
+    return obs, next_obs, action, step.reward, step.terminated.astype(np.uint8), step.truncated.astype(np.uint8)
+
+
+def _singly(block: Transitions) -> Iterator[tuple[Any, ...]]:
+    scalars = zip(block.reward.tolist(), block.terminated.tolist(), block.truncated.tolist(), strict=True)
+    for row, (reward, terminated, truncated) in enumerate(scalars):
+        yield block.obs[row], block.action[row], reward, terminated, truncated, block.next_obs[row]
+
+
+class RloxPrioritized(RloxReplay):
+    """`PrioritizedReplayBuffer`; a pushed transition has priority 1."""
+
+    def __init__(self, shape: ReplayShape) -> None:
+        super().__init__(shape._replace(capacity=1))
+        self._buffer = PrioritizedReplayBuffer(shape.capacity, shape.obs[0], shape.action_dim, ALPHA, BETA)
+
+    def fill(self, block: Transitions) -> None:
+        for transition in _singly(block):
+            self._buffer.push(*transition)
+
+    def sample(self, batch_size: int) -> Any:
+        self._seed += 1
+        batch = self._buffer.sample(batch_size, self._seed)
+        return [torch.from_numpy(batch[name]) for name in (*_LEARNED, "weights")], batch["indices"]
+
+    def read(self, batch: Any) -> ReplayBatch:
+        return ReplayBatch(*(leaf.numpy() for leaf in batch[0]))
+
+    def priority(self, values: Array) -> Array:
+        return values.astype(np.float64)
+
+    def update(self, batch: Any, priority: Array) -> None:
+        self._buffer.update_priorities(batch[1], priority)
+
+
+class RloxSequence(RloxReplay):
+    """`SequenceReplayBuffer`: runs of steps inside one finished episode that is long enough."""
+
+    def __init__(self, shape: ReplayShape, length: int) -> None:
+        super().__init__(shape._replace(capacity=1))
+        self._buffer = SequenceReplayBuffer(shape.capacity, shape.obs[0], shape.action_dim)
+        self._length = length
+
+    def fill(self, block: Transitions) -> None:
+        for obs, action, reward, terminated, truncated, next_obs in _singly(block):
+            self._buffer.push(obs, next_obs, action, reward, terminated, truncated)
+
+    def sample(self, batch_size: int) -> Any:
+        self._seed += 1
+        batch = self._buffer.sample_sequences(batch_size, self._length, self._seed)
+        return [torch.from_numpy(batch[name]) for name in _LEARNED]
+
+
 def peer() -> Peer:
     """rlox."""
-    return Peer("rlox", version("rlox"), gae=RloxGae, epoch=RloxEpoch)
+    return Peer(
+        "rlox",
+        version("rlox"),
+        gae=RloxGae,
+        epoch=RloxEpoch,
+        replay=RloxReplay,
+        prioritized=RloxPrioritized,
+        sequence=RloxSequence,
+    )

@@ -1,8 +1,12 @@
+# pyright: reportMissingImports=false
 """skrl: `RandomMemory` and the `compute_gae` of its PPO.
 
 Every field is [T, N, size]. Flags belong to the action, as ours do. Its estimator standardizes advantages before it
 returns them, so an advantage in our sense is read as return minus value. Truncated steps are bootstrapped by adding
 γ V(next) to the reward before storing (`time_limit_bootstrap`).
+
+As a replay buffer it draws with replacement: without, which is its default, it shuffles all rows for each batch. Images
+are stored flat. Its sequences run through ends of episodes.
 """
 
 from __future__ import annotations
@@ -11,12 +15,16 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import torch
 from skrl.agents.torch.ppo.ppo import compute_gae
 from skrl.memories.torch import RandomMemory
 
+from recollect.conformance.peers.off_policy import ReplayBatch, ReplayShape, Transitions, whole
 from recollect.conformance.peers.protocol import Array, Batch, Peer, RolloutShape, Step, Trajectory
 
+_FIELDS = ["observations", "actions", "rewards", "terminated", "truncated", "next_observations"]
+_LEARNED = [name for name in _FIELDS if name != "truncated"]
 _READ = ["observations", "actions", "values", "log_prob", "advantages", "returns"]
 
 
@@ -104,6 +112,69 @@ class SkrlRollout:
         self._memory.reset()
 
 
+class SkrlReplay:
+    """`RandomMemory(replacement=True)`, a tensor a field."""
+
+    def __init__(self, shape: ReplayShape) -> None:
+        self._shape = shape
+        size = shape.capacity // shape.num_envs
+        self._memory = RandomMemory(memory_size=size, num_envs=shape.num_envs, device="cpu", replacement=True)
+        obs_size, obs_dtype = int(np.prod(shape.obs)), torch.uint8 if shape.is_image else torch.float32
+        for name in ("observations", "next_observations"):
+            self._memory.create_tensor(name, size=obs_size, dtype=obs_dtype)
+        self._memory.create_tensor("actions", size=shape.action_dim, dtype=torch.float32)
+        self._memory.create_tensor("rewards", size=1, dtype=torch.float32)
+        for name in ("terminated", "truncated"):
+            self._memory.create_tensor(name, size=1, dtype=torch.bool)
+
+    def prepare(self, step: Transitions) -> Any:
+        arrays = step.obs, step.action, step.reward, step.terminated, step.truncated, step.next_obs
+        return {name: torch.from_numpy(a.reshape(len(step), -1)) for name, a in zip(_FIELDS, arrays, strict=True)}
+
+    def add(self, prepared: Any) -> None:
+        self._memory.add_samples(**prepared)
+
+    def fill(self, block: Transitions) -> None:
+        # Not add_samples: given several steps it moves its index on with every field, and fields end up apart.
+        memory = self._memory
+        rows = slice(memory.memory_index, memory.memory_index + len(block))
+        for name, tensor in self.prepare(block).items():
+            memory.tensors[name][rows, 0] = tensor
+        memory.filled |= rows.stop == memory.memory_size
+        memory.memory_index = rows.stop % memory.memory_size
+
+    def sample(self, batch_size: int) -> Any:
+        return self._memory.sample(_LEARNED, batch_size=batch_size)[0]
+
+    def read(self, batch: Any) -> ReplayBatch:
+        obs, action, reward, terminated, next_obs = batch
+        obs, next_obs = (leaf.numpy().reshape(-1, *self._shape.obs) for leaf in (obs, next_obs))
+        return ReplayBatch(obs, action.numpy(), whole(reward), whole(terminated), next_obs)
+
+    @property
+    def stored(self) -> int:
+        return len(self._memory)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._memory.tensors.values()) + self._memory.all_sequence_indexes.nbytes
+
+
+class SkrlSequence(SkrlReplay):
+    """The same memory, asked for runs of steps."""
+
+    def __init__(self, shape: ReplayShape, length: int) -> None:
+        super().__init__(shape)
+        self._length = length
+
+    def sample(self, batch_size: int) -> Any:
+        return self._memory.sample(_LEARNED, batch_size=batch_size, sequence_length=self._length)[0]
+
+    def read(self, batch: Any) -> ReplayBatch:
+        steps = super().read(batch)[:5]
+        return ReplayBatch(*(leaf.reshape(-1, self._length, *leaf.shape[1:]) for leaf in steps))
+
+
 def peer() -> Peer:
     """skrl."""
-    return Peer("skrl", version("skrl"), gae=SkrlGae, rollout=SkrlRollout)
+    return Peer("skrl", version("skrl"), gae=SkrlGae, rollout=SkrlRollout, replay=SkrlReplay, sequence=SkrlSequence)

@@ -1,7 +1,9 @@
-"""Stable-Baselines3: `RolloutBuffer`.
+# pyright: reportMissingImports=false
+"""Stable-Baselines3: `RolloutBuffer`, `ReplayBuffer` and `NStepReplayBuffer`.
 
 Its flag is `episode_start`: the episode ended *before* the step it is stored with; the newest end is an argument of
 the advantage computation. Truncated steps are bootstrapped by adding γ V(final) to the reward before storing.
+Replay buffers learn of a truncation through an info dict and hand out `done` without it, which is our `terminated`.
 """
 
 from __future__ import annotations
@@ -13,19 +15,20 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer, RolloutBuffer
+from stable_baselines3.common.type_aliases import ReplayBufferSamples, RolloutBufferSamples
 
+from recollect.conformance.peers.off_policy import ReplayBatch, ReplayShape, Transitions, whole
 from recollect.conformance.peers.protocol import Array, Batch, Peer, RolloutShape, Step, Trajectory
 
 
-def _buffer(shape: RolloutShape) -> RolloutBuffer:
-    def box(size: int) -> spaces.Box:
-        return spaces.Box(-np.inf, np.inf, (size,), np.float32)
+def _box(*shape: int) -> spaces.Box:
+    return spaces.Box(-np.inf, np.inf, shape, np.float32)
 
-    return RolloutBuffer(
-        shape.num_steps, box(shape.obs_dim), box(shape.action_dim), device="cpu", n_envs=shape.num_envs
-    )
+
+def _buffer(shape: RolloutShape) -> RolloutBuffer:
+    spaces_ = _box(shape.obs_dim), _box(shape.action_dim)
+    return RolloutBuffer(shape.num_steps, *spaces_, device="cpu", n_envs=shape.num_envs)
 
 
 class SB3Gae:
@@ -85,6 +88,91 @@ class SB3Rollout:
         self._buffer.reset()
 
 
+class SB3Replay:
+    """`ReplayBuffer`: numpy in, tensors out."""
+
+    def __init__(self, shape: ReplayShape) -> None:
+        self._buffer = self._make(shape)
+
+    def _make(self, shape: ReplayShape) -> ReplayBuffer:
+        return ReplayBuffer(*_arguments(shape), device="cpu", n_envs=shape.num_envs)
+
+    def prepare(self, step: Transitions) -> Any:
+        infos = [{"TimeLimit.truncated": True} if truncated else {} for truncated in step.truncated & ~step.terminated]
+        return step.obs, step.next_obs, step.action, step.reward, step.ended, infos
+
+    def add(self, prepared: Any) -> None:
+        self._buffer.add(*prepared)
+
+    def fill(self, block: Transitions) -> None:
+        buffer = self._buffer
+        rows = slice(buffer.pos, buffer.pos + len(block))
+        buffer.observations[rows, 0] = block.obs
+        buffer.next_observations[rows, 0] = block.next_obs
+        buffer.actions[rows, 0] = block.action
+        buffer.rewards[rows, 0] = block.reward
+        buffer.dones[rows, 0] = block.ended
+        buffer.timeouts[rows, 0] = block.truncated & ~block.terminated
+        buffer.full |= rows.stop == buffer.buffer_size
+        buffer.pos = rows.stop % buffer.buffer_size
+
+    def sample(self, batch_size: int) -> ReplayBufferSamples:
+        return self._buffer.sample(batch_size)
+
+    def read(self, batch: ReplayBufferSamples) -> ReplayBatch:
+        return ReplayBatch(
+            obs=batch.observations.numpy(),
+            action=batch.actions.numpy(),
+            reward=whole(batch.rewards),
+            terminated=whole(batch.dones),
+            next_obs=batch.next_observations.numpy(),
+            discount=None if batch.discounts is None else whole(batch.discounts),
+        )
+
+    @property
+    def stored(self) -> int:
+        return self._buffer.size() * self._buffer.n_envs
+
+    @property
+    def nbytes(self) -> int:
+        return sum(value.nbytes for value in vars(self._buffer).values() if isinstance(value, np.ndarray))
+
+
+def _arguments(shape: ReplayShape) -> tuple[int, spaces.Box, spaces.Box]:
+    obs = spaces.Box(0, 255, shape.obs, np.uint8) if shape.is_image else _box(*shape.obs)
+    return shape.capacity, obs, _box(shape.action_dim)
+
+
+class SB3SavingReplay(SB3Replay):
+    """`optimize_memory_usage`: observations once; it forbids the handling of truncation."""
+
+    def _make(self, shape: ReplayShape) -> ReplayBuffer:
+        settings = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+        return ReplayBuffer(*_arguments(shape), device="cpu", n_envs=shape.num_envs, **settings)
+
+    def fill(self, block: Transitions) -> None:
+        for row in range(len(block)):
+            self.add(self.prepare(block[row : row + 1]))
+
+
+class SB3NStep(SB3Replay):
+    """`NStepReplayBuffer`, which sums rewards when it is sampled."""
+
+    def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:
+        super().__init__(shape)
+        self._buffer = NStepReplayBuffer(
+            *_arguments(shape), device="cpu", n_envs=shape.num_envs, n_steps=n, gamma=gamma
+        )
+
+
 def peer() -> Peer:
     """Stable-Baselines3."""
-    return Peer("Stable-Baselines3", version("stable_baselines3"), gae=SB3Gae, rollout=SB3Rollout)
+    return Peer(
+        "Stable-Baselines3",
+        version("stable_baselines3"),
+        gae=SB3Gae,
+        rollout=SB3Rollout,
+        replay=SB3Replay,
+        replay_saving={"optimize_memory_usage": SB3SavingReplay},
+        n_step=SB3NStep,
+    )

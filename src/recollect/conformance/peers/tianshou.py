@@ -1,8 +1,12 @@
-"""Tianshou: `VectorReplayBuffer`, `compute_episodic_return` and `Batch.split`.
+# pyright: reportMissingImports=false
+"""Tianshou: its replay buffers, `compute_episodic_return`, `compute_nstep_return` and `Batch.split`.
 
 Rows are env-major: all steps of environment 0, then all of environment 1. It asks for the values of all next states,
 multiplies terminated ones by zero, and cuts the chain where an episode ended or a sub-buffer's newest row lies.
 Values and log-probabilities are usually computed again before an update; here they travel under its `policy` key.
+
+It draws numpy arrays and keeps rewards as float64. Memory is saved by not storing the next observation, which at a
+truncated step gives the observation itself, and by storing only the newest frame, stacked on the first axis.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ import numpy as np
 import torch
 from tianshou.algorithm.algorithm_base import Algorithm, _gae
 from tianshou.data import Batch as TianshouBatch
-from tianshou.data import VectorReplayBuffer
+from tianshou.data import PrioritizedReplayBuffer, ReplayBuffer, VectorReplayBuffer
 
+from recollect.conformance.peers.off_policy import ALPHA, BETA, ReplayBatch, ReplayShape, Transitions
 from recollect.conformance.peers.protocol import Array, Batch, Peer, RolloutShape, Step, Trajectory
 
 
@@ -99,6 +104,145 @@ class TianshouRollout:
         self._buffer.reset()
 
 
+class TianshouReplay:
+    """`ReplayBuffer` for one environment, `VectorReplayBuffer` for several."""
+
+    def __init__(self, shape: ReplayShape) -> None:
+        self._one = shape.num_envs == 1
+        self._buffer: Any = self._make(shape)
+
+    def _make(self, shape: ReplayShape) -> Any:
+        return ReplayBuffer(shape.capacity) if self._one else VectorReplayBuffer(shape.capacity, shape.num_envs)
+
+    def prepare(self, step: Transitions) -> Any:
+        batch = TianshouBatch(
+            obs=step.obs,
+            act=step.action,
+            rew=step.reward,
+            terminated=step.terminated,
+            truncated=step.truncated,
+            obs_next=step.next_obs,
+        )
+        return batch[0] if self._one else batch
+
+    def add(self, prepared: Any) -> None:
+        self._buffer.add(prepared)
+
+    def fill(self, block: Transitions) -> None:
+        self._buffer.update(
+            ReplayBuffer.from_data(
+                obs=block.obs,
+                act=block.action,
+                rew=block.reward.astype(np.float64),
+                terminated=block.terminated,
+                truncated=block.truncated,
+                done=block.ended,
+                obs_next=block.next_obs,
+            )
+        )
+
+    def sample(self, batch_size: int) -> Any:
+        return _learned(self._buffer.sample(batch_size)[0])
+
+    def read(self, batch: Any) -> ReplayBatch:
+        return ReplayBatch(*(leaf.numpy() for leaf in batch))
+
+    @property
+    def stored(self) -> int:
+        return len(self._buffer)
+
+    @property
+    def nbytes(self) -> int:
+        held = [self._buffer._indices, *(value for _, value in self._buffer._meta.items())]
+        return sum(array.nbytes for array in held if isinstance(array, np.ndarray))
+
+
+def _learned(batch: Any) -> list[torch.Tensor]:
+    arrays = batch.obs, batch.act, batch.rew, batch.terminated, batch.obs_next
+    return [torch.from_numpy(array) for array in arrays]
+
+
+class TianshouSavingReplay(TianshouReplay):
+    """`ignore_obs_next`, and for images `save_only_last_obs` with `stack_num`."""
+
+    def __init__(self, shape: ReplayShape) -> None:
+        self._is_image = shape.is_image
+        super().__init__(shape)
+
+    def _make(self, shape: ReplayShape) -> Any:
+        frames = {"save_only_last_obs": True, "stack_num": shape.obs[-1]} if shape.is_image else {}
+        return ReplayBuffer(shape.capacity, ignore_obs_next=True, **frames)
+
+    def prepare(self, step: Transitions) -> Any:
+        batch = super().prepare(step)
+        if self._is_image:
+            batch.obs, batch.obs_next = (
+                np.ascontiguousarray(np.moveaxis(o, -1, 0)) for o in (batch.obs, batch.obs_next)
+            )
+        return batch
+
+    def fill(self, block: Transitions) -> None:
+        for row in range(len(block)):
+            self.add(self.prepare(block[row : row + 1]))
+
+    def read(self, batch: Any) -> ReplayBatch:
+        read = super().read(batch)
+        if not self._is_image:
+            return read
+        obs, next_obs = (np.moveaxis(o, 1, -1) for o in (read.obs, read.next_obs))
+        return read._replace(obs=obs, next_obs=next_obs)
+
+
+class TianshouPrioritized(TianshouReplay):
+    """`PrioritizedReplayBuffer`, weights divided by the largest of the batch."""
+
+    def _make(self, shape: ReplayShape) -> Any:
+        return PrioritizedReplayBuffer(shape.capacity, ALPHA, BETA)
+
+    def sample(self, batch_size: int) -> Any:
+        batch, index = self._buffer.sample(batch_size)
+        return [*_learned(batch), torch.from_numpy(batch.weight)], index
+
+    def read(self, batch: Any) -> ReplayBatch:
+        return super().read(batch[0])
+
+    def priority(self, values: Array) -> Array:
+        return values
+
+    def update(self, batch: Any, priority: Array) -> None:
+        self._buffer.update_weight(batch[1], priority)
+
+
+class TianshouNStep(TianshouReplay):
+    """`compute_nstep_return` over a drawn batch, with values of zero so that only the rewards are summed."""
+
+    def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:
+        super().__init__(shape)
+        self._n, self._gamma = n, gamma
+
+    def sample(self, batch_size: int) -> Any:
+        batch, index = self._buffer.sample(batch_size)
+        last: list[Any] = []
+
+        def target_q(buffer: ReplayBuffer, after: Array) -> torch.Tensor:
+            last.append(buffer[after])
+            return torch.zeros(len(after))
+
+        batch = Algorithm.compute_nstep_return(batch, self._buffer, index, target_q, self._gamma, self._n)
+        obs, action, _, _, _ = _learned(batch)
+        _, _, _, terminated, next_obs = _learned(last[0])
+        return [obs, action, batch.returns.flatten(), terminated, next_obs]
+
+
 def peer() -> Peer:
     """Tianshou."""
-    return Peer("Tianshou", version("tianshou"), gae=TianshouGae, rollout=TianshouRollout)
+    return Peer(
+        "Tianshou",
+        version("tianshou"),
+        gae=TianshouGae,
+        rollout=TianshouRollout,
+        replay=TianshouReplay,
+        replay_saving={"ignore_obs_next, save_only_last_obs": TianshouSavingReplay},
+        prioritized=TianshouPrioritized,
+        n_step=TianshouNStep,
+    )

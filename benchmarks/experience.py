@@ -1,0 +1,136 @@
+"""The transitions that every replay buffer is given, each of which can be recognised when it comes out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recollect.conformance.peers import ReplayShape, Transitions
+
+Array = np.ndarray[Any, Any]
+
+EPISODE_STEPS = (150, 250)
+"""An episode's shortest and longest length."""
+_BLOCK_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Experience:
+    """T steps of N environments. A row of it is the transition t·N + n.
+
+    Every observation is kept once: an episode of L steps has L + 1 of them in a row, and the next observation of a step
+    lies right behind its own. Each begins with its number, exact in float32 or as the four bytes of the first pixels.
+    """
+
+    shape: ReplayShape
+    frames: Array
+    """[F, …] observations, or the single frames of stacked ones."""
+    place: Array
+    """[T·N] where the observation of a row lies in `frames`."""
+    first: Array
+    """[T·N] where the first observation of its episode lies."""
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    def rows(self, index: Array) -> Transitions:
+        """The transitions of some rows."""
+        place, first = self.place[index], self.first[index]
+        return Transitions(
+            obs=self._seen(place, first),
+            action=self.action[index],
+            reward=self.reward[index],
+            terminated=self.terminated[index],
+            truncated=self.truncated[index],
+            next_obs=self._seen(place + 1, first),
+        )
+
+    def blocks(self) -> Iterator[Transitions]:
+        """All rows of a single environment, in time order and in pieces that are not large."""
+        row_bytes = 2 * int(np.prod(self.shape.obs)) * np.dtype(self.shape.dtype).itemsize
+        length = max(1, _BLOCK_BYTES // row_bytes)
+        for start in range(0, len(self), length):
+            yield self.rows(np.arange(start, min(start + length, len(self))))
+
+    def steps(self) -> list[Transitions]:
+        """Step by step. An observation that was the next one before is the same array, as in a training loop."""
+        num_envs = self.shape.num_envs
+        steps: list[Transitions] = []
+        for start in range(0, len(self), num_envs):
+            step = self.rows(np.arange(start, start + num_envs))
+            if steps and not steps[-1].ended.any():
+                step = Transitions(**{**vars(step), "obs": steps[-1].next_obs})
+            steps.append(step)
+        return steps
+
+    def row_of(self, obs: Array) -> Array:
+        """The rows [B] that observations [B, …] belong to; -1 where there is none."""
+        rows = np.full(len(self.frames) + 1, -1)
+        rows[self.place] = np.arange(len(self))
+        number = self._number(obs)
+        return rows[np.where((number >= 0) & (number < len(self.frames)), number, -1)]
+
+    def last_of_episode(self) -> Array:
+        """[T] the row that ends each row's episode, of a single environment."""
+        ends = np.flatnonzero(self.terminated | self.truncated)
+        return ends[np.searchsorted(ends, np.arange(len(self)))]
+
+    def _seen(self, place: Array, first: Array) -> Array:
+        if not self.shape.is_image:
+            return self.frames[place]
+        stack = [self.frames[np.maximum(place - back, first)] for back in reversed(range(self.shape.obs[-1]))]
+        return np.stack(stack, axis=-1)
+
+    def _number(self, obs: Array) -> Array:
+        if not self.shape.is_image:
+            return np.nan_to_num(obs[:, 0], nan=-1.0).astype(np.int64)
+        newest = np.ascontiguousarray(obs[..., -1].reshape(len(obs), -1)[:, :4])
+        return newest.view("<u4").reshape(-1).astype(np.int64)
+
+
+def make_experience(shape: ReplayShape, num_steps: int, seed: int, truncated_share: float = 0.0) -> Experience:
+    """Random transitions in episodes of about 200 steps, the last one ended; so many of the ends are truncations."""
+    rng = np.random.default_rng(seed)
+    ended = np.stack([_ends(num_steps, rng) for _ in range(shape.num_envs)], axis=1)
+    truncated = ended & (rng.random(ended.shape) < truncated_share)
+    started = np.concatenate([np.ones_like(ended[:1]), ended[:-1]])
+    streams = np.cumsum(num_steps + ended.sum(axis=0))
+    ends_before = np.cumsum(ended, axis=0) - ended
+    place = np.arange(num_steps)[:, None] + ends_before + np.concatenate([[0], streams[:-1]])
+    rows = num_steps * shape.num_envs
+    return Experience(
+        shape,
+        frames=_frames(int(streams[-1]), shape, rng),
+        place=place.reshape(rows),
+        first=np.maximum.accumulate(np.where(started, place, 0), axis=0).reshape(rows),
+        action=rng.standard_normal((rows, shape.action_dim), dtype=np.float32),
+        reward=rng.standard_normal(rows, dtype=np.float32),
+        terminated=(ended & ~truncated).reshape(rows),
+        truncated=truncated.reshape(rows),
+    )
+
+
+def _ends(num_steps: int, rng: np.random.Generator) -> Array:
+    shortest, longest = EPISODE_STEPS
+    ends = np.cumsum(rng.integers(shortest, longest + 1, size=num_steps // shortest + 1)) - 1
+    ended = np.zeros(num_steps, dtype=bool)
+    ended[ends[ends < num_steps]] = True
+    ended[-1] = True
+    return ended
+
+
+def _frames(count: int, shape: ReplayShape, rng: np.random.Generator) -> Array:
+    if not shape.is_image:
+        frames = rng.standard_normal((count, *shape.obs), dtype=np.float32)
+        frames[:, 0] = np.arange(count)
+        return frames
+    frames = rng.integers(0, 256, size=(count, *shape.obs[:-1]), dtype=np.uint8)
+    frames.reshape(count, -1)[:, :4] = np.arange(count, dtype="<u4").view(np.uint8).reshape(count, 4)
+    return frames

@@ -1,0 +1,135 @@
+"""Measure how many bytes a stored transition costs, in a process of its own for each library."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bars import BYTES_A_TRANSITION
+from benchmarks.experience import make_experience
+from benchmarks.timing import Role
+from benchmarks.verify_replay import check_transitions, fill
+from recollect.conformance.peers import NotOffered, Replay, ReplayShape
+
+Make = Callable[[ReplayShape], Replay]
+TRUNCATED_SHARE = 0.5
+"""Of the ends of episodes: where libraries that save memory go wrong."""
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What one library keeps of a transition that can be sampled."""
+
+    name: str
+    role: Role
+    held: float | None
+    """All arrays that the buffer holds; None where the library hides them."""
+    resident: float | None
+    """By how much filling the buffer made the process larger; None where the system does not tell."""
+    wrong: str | None
+    """What comes out differently from what went in."""
+
+    @property
+    def figure(self) -> float | None:
+        """What is compared with the bar."""
+        return self.resident if self.held is None else self.held
+
+
+@dataclass(frozen=True)
+class MemoryResult:
+    """All libraries at one shape."""
+
+    case: str
+    lines: list[Bytes] = field(default_factory=list)
+    not_offered: list[str] = field(default_factory=list)
+
+    def meets(self, line: Bytes) -> bool | None:
+        """Whether the smallest form of ours meets the bar; None for the others."""
+        smallest = next((other for other in self.lines if other.role == "ours"), None)
+        if line is not smallest or line.figure is None:
+            return None
+        return line.figure <= BYTES_A_TRANSITION[self.case] and line.wrong is None
+
+
+def measure_memory(case: str, shape: ReplayShape, entrants: Iterable[tuple[str, Role, Make]]) -> MemoryResult:
+    """Fill a buffer of each entrant in a fresh process; smallest first."""
+    result = MemoryResult(case)
+    for name, role, make in entrants:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            try:
+                result.lines.append(pool.submit(_measure, name, role, make, shape).result())
+            except NotOffered:
+                result.not_offered.append(name)
+    result.lines.sort(key=lambda line: line.figure or 0.0)
+    return result
+
+
+def _measure(name: str, role: Role, make: Make, shape: ReplayShape) -> Bytes:
+    # A small one first, so that what a library loads or compiles at its first use is not counted.
+    small = shape._replace(capacity=512)
+    _fill(make(small), small)
+    gc.collect()
+    before = _resident()
+    replay = make(shape)
+    _fill(replay, shape)
+    gc.collect()
+    after = _resident()
+    grown = None if before is None or after is None else (after - before) / replay.stored
+    held = None if replay.nbytes is None else replay.nbytes / replay.stored
+    wrong = check_transitions(replay, _experience(shape), batch_size=1024)
+    return Bytes(name, role, held, grown, wrong)
+
+
+def _experience(shape: ReplayShape) -> Any:
+    return make_experience(shape, shape.capacity, seed=0, truncated_share=TRUNCATED_SHARE)
+
+
+def _fill(replay: Replay, shape: ReplayShape) -> None:
+    fill(replay, _experience(shape))
+
+
+def _resident() -> int | None:
+    status = Path("/proc/self/statm")
+    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else None
+
+
+def print_memory(results: Iterable[MemoryResult], console: Console) -> None:
+    """One table of all shapes."""
+    table = Table("case", "library", title="bytes a transition")
+    for heading in ("held", "process grew by", "bar", "met"):
+        table.add_column(heading, justify="right")
+    table.add_column("wrong")
+    for result in results:
+        for number, line in enumerate(result.lines):
+            met = result.meets(line)
+            bar = "" if met is None else f"≤ {BYTES_A_TRANSITION[result.case]:,.0f}"
+            cells = [line.name, _number(line.held), _number(line.resident), bar, {True: "yes", False: "no", None: ""}[met]]
+            style = {True: "green", False: "red", None: ""}[met]
+            table.add_row("" if number else result.case, *cells, line.wrong or "", style=style)
+        table.add_section()
+    console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f}"
+
+
+def memory_json(results: Iterable[MemoryResult]) -> dict[str, Any]:
+    """The same for a results file."""
+    return {
+        result.case: {
+            "bar": BYTES_A_TRANSITION[result.case],
+            "libraries": {line.name: {**asdict(line), "met": result.meets(line)} for line in result.lines},
+            "not_offered": result.not_offered,
+        }
+        for result in results
+    }

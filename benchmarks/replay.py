@@ -1,0 +1,203 @@
+"""Time the off-policy operations beside the peers: add, uniform, prioritized, n-step and sequence samples; and memory.
+
+Run it as `python -m benchmarks.replay [--quick] [--only add,uniform] [--json PATH]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+
+import numpy as np
+
+from benchmarks.experience import Experience, make_experience
+from benchmarks.memory import Make, MemoryResult, measure_memory, memory_json, print_memory
+from benchmarks.report import Result
+from benchmarks.suite import Session, contestant, enter, refuse, role_of
+from benchmarks.timing import Contestant, Role
+from benchmarks.verify_replay import (
+    check_add,
+    check_n_step,
+    check_priorities,
+    check_sequences,
+    check_transitions,
+    fill,
+)
+from recollect.conformance.peers import NotOffered, Peer, PrioritizedReplay, Replay, ReplayShape
+
+N_STEPS, GAMMA = 3, 0.99
+SEQUENCE = 80
+SUBJECT = "Time the off-policy operations beside the peers."
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation at one size. `name` is its key in `bars.BARS`."""
+
+    operation: str
+    name: str
+    shape: ReplayShape
+    batch_size: int = 0
+    num_steps: int = 0
+    """Of an add case: how many different steps are added, over and over."""
+
+
+ROBOT = ReplayShape(capacity=10**6, num_envs=1, obs=(17,), action_dim=6)
+ATARI = ReplayShape(capacity=20_000, num_envs=1, obs=(84, 84, 4), action_dim=1, dtype=np.uint8)
+
+CASES = (
+    Case("add", "replay add N=1", ROBOT._replace(capacity=100_000), num_steps=1000),
+    Case("add", "replay add N=16", ROBOT._replace(capacity=102_400, num_envs=16), num_steps=400),
+    Case("add", "replay add image", ATARI._replace(capacity=4_000), num_steps=400),
+    Case("uniform", "uniform 256 of 1e6", ROBOT, 256),
+    Case("uniform", "uniform 4096 of 5e5", ReplayShape(500_000, 1, (48,), 12), 4096),
+    Case("uniform", "uniform 32 images", ATARI, 32),
+    Case("prioritized", "prioritized 32 of 2^20", ROBOT._replace(capacity=2**20), 32),
+    Case("prioritized", "prioritized 256 of 2^20", ROBOT._replace(capacity=2**20), 256),
+    Case("prioritized", "prioritized 4096 of 2^20", ROBOT._replace(capacity=2**20), 4096),
+    Case("n_step", "n-step 256", ROBOT, 256),
+    Case("sequences", "sequences 32x80", ROBOT, 32),
+)
+
+MEMORY = {"memory image": ATARI._replace(capacity=4_000), "memory obs(17)": ROBOT}
+
+
+def enter_add(peer: Peer, case: Case, data: Experience) -> Contestant:
+    """Adds into a buffer that is full, a step."""
+    make = _offered(peer.replay)
+    small = case.shape._replace(capacity=max(256, 64 * case.shape.num_envs))
+    refuse(check_add(make(small), replace(data, shape=small)))
+    replay = make(case.shape)
+    prepared = [replay.prepare(step) for step in data.steps()]
+    for _ in range(-(-case.shape.capacity // len(data))):
+        _add_again(replay, prepared, data)
+
+    def run() -> None:
+        for step in prepared:
+            replay.add(step)
+
+    return contestant(peer, run, units=len(prepared))
+
+
+def _add_again(replay: Replay, prepared: list[object], data: Experience) -> None:
+    if data.shape.num_envs == 1:
+        fill(replay, data)
+        return
+    for step in prepared:
+        replay.add(step)
+
+
+def enter_uniform(peer: Peer, case: Case, data: Experience) -> Contestant:
+    """A batch of transitions as fresh tensors."""
+    replay = _offered(peer.replay)(case.shape)
+    fill(replay, data)
+    refuse(check_transitions(replay, data, case.batch_size))
+    return contestant(peer, lambda: replay.sample(case.batch_size))
+
+
+def enter_prioritized(peer: Peer, case: Case, data: Experience) -> Contestant:
+    """A batch of transitions with weights, then new priorities for it."""
+    make = _offered(peer.prioritized)
+    small = case.shape._replace(capacity=1024)
+    refuse(check_priorities(make(small), make_experience(small, small.capacity - 8, seed=0)))
+    replay = make(case.shape)
+    fill(replay, data)
+    refuse(check_transitions(replay, data, case.batch_size))
+    return contestant(peer, sample_and_update(replay, case.batch_size))
+
+
+def sample_and_update(replay: PrioritizedReplay, batch_size: int):
+    """A call that draws a batch and gives it new priorities; most rows have got one of their own before."""
+    rng = np.random.default_rng(0)
+
+    def priorities(size: int) -> object:
+        return replay.priority(rng.uniform(0.5, 2.0, size).astype(np.float32))
+
+    for _ in range(min(256, 1 + replay.stored // 4096)):
+        replay.update(replay.sample(min(4096, replay.stored)), priorities(min(4096, replay.stored)))
+    upcoming = cycle([priorities(batch_size) for _ in range(16)])
+
+    def run() -> None:
+        replay.update(replay.sample(batch_size), next(upcoming))
+
+    return run
+
+
+def enter_n_step(peer: Peer, case: Case, data: Experience) -> Contestant:
+    """A batch of 3-step transitions."""
+    replay = _offered(peer.n_step)(case.shape, N_STEPS, GAMMA)
+    fill(replay, data)
+    refuse(check_n_step(replay, data, N_STEPS, GAMMA, strictly=peer.ours))
+    return contestant(peer, lambda: replay.sample(case.batch_size))
+
+
+def enter_sequences(peer: Peer, case: Case, data: Experience) -> Contestant:
+    """A batch of runs of 80 steps."""
+    replay = _offered(peer.sequence)(case.shape, SEQUENCE)
+    fill(replay, data)
+    refuse(check_sequences(replay, data, case.batch_size, SEQUENCE, within_episodes=peer.ours))
+    return contestant(peer, lambda: replay.sample(case.batch_size))
+
+
+def _offered(make):
+    if make is None:
+        raise NotOffered
+    return make
+
+
+ENTER = {
+    "add": enter_add,
+    "uniform": enter_uniform,
+    "prioritized": enter_prioritized,
+    "n_step": enter_n_step,
+    "sequences": enter_sequences,
+}
+
+
+def _entrants(case: Case, peers: Sequence[Peer]) -> Iterator[Peer]:
+    for peer in peers:
+        yield peer
+        if case.operation == "add":
+            for kind, make in peer.replay_given.items():
+                yield replace(peer, name=f"{peer.name}, given {kind}", replay=make)
+        if case.shape.is_image:
+            for settings, make in peer.replay_saving.items():
+                yield replace(peer, name=f"{peer.name}, {settings}", replay=make)
+
+
+def enter_case(case: Case, peers: Sequence[Peer]) -> tuple[Result, list[Contestant]]:
+    """Check every peer; those that passed are to be raced."""
+    data = make_experience(case.shape, case.num_steps or case.shape.capacity, seed=0)
+    return enter(case.name, _entrants(case, peers), lambda peer: ENTER[case.operation](peer, case, data))
+
+
+def memory(peers: Sequence[Peer]) -> list[MemoryResult]:
+    """Bytes a transition, with and without the settings that save memory."""
+    entrants: list[tuple[str, Role, Make]] = []
+    for peer in peers:
+        if peer.replay is not None:
+            entrants.append((peer.name, role_of(peer), peer.replay))
+            saving = peer.replay_saving.items()
+            entrants += [(f"{peer.name}, {settings}", role_of(peer), make) for settings, make in saving]
+    return [measure_memory(case, shape, entrants) for case, shape in MEMORY.items()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the suite."""
+    session = Session.start("replay", SUBJECT, [*ENTER, "memory"], arguments)
+    judged = []
+    for case in CASES:
+        if case.operation in session.operations:
+            with session.console.status(case.name):
+                judged.append(session.time(enter_case(case, session.found.peers)))
+    measured: list[MemoryResult] = []
+    if "memory" in session.operations:
+        with session.console.status("memory"):
+            measured = memory(session.found.peers)
+        print_memory(measured, session.console)
+    return session.finish(judged, memory=memory_json(measured))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,130 @@
+"""What all suites share: the command line, who takes part in a case, and where results go."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks import machine
+from benchmarks.report import Line, Result, judge, print_table, write_json
+from benchmarks.timing import FULL, QUICK, Contestant, Effort, Role, race
+from recollect.conformance.peers import Discovery, NotOffered, Peer, discover
+
+RESULTS = Path(__file__).parent / "results"
+
+
+class Refused(Exception):
+    """The library's result differs; it is not timed."""
+
+
+def refuse(reason: str | None) -> None:
+    """Raise if a check found something."""
+    if reason:
+        raise Refused(reason)
+
+
+def role_of(peer: Peer) -> Role:
+    """Whose side a library is on."""
+    return "ours" if peer.ours else "peer"
+
+
+def contestant(peer: Peer, run: Callable[[], object], **more: Any) -> Contestant:
+    """Something to time that belongs to a library."""
+    return Contestant(peer.name, role_of(peer), run, **more)
+
+
+def enter(case: str, entrants: Iterable[Peer], make: Callable[[Peer], Contestant]) -> tuple[Result, list[Contestant]]:
+    """Check every entrant; those that passed are to be raced, the result says what became of the others."""
+    result = Result(case, [])
+    contestants: list[Contestant] = []
+    for peer in entrants:
+        try:
+            contestants.append(make(peer))
+        except NotOffered:
+            result.not_offered.append(peer.name)
+        except Refused as refusal:
+            result.refused[peer.name] = str(refusal)
+        # A peer that breaks must not end the run of the others; the report says what it raised.
+        except Exception as error:
+            result.refused[peer.name] = f"{type(error).__name__}: {error}"
+    return result, contestants
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run of a suite from the command line."""
+
+    suite: str
+    options: argparse.Namespace
+    operations: list[str]
+    found: Discovery
+    console: Console
+    rng: np.random.Generator
+    about: dict[str, Any]
+    """What a results file says before the figures."""
+
+    @classmethod
+    def start(cls, suite: str, subject: str, operations: Iterable[str], arguments: Sequence[str] | None) -> Session:
+        """Read the command line and find the peers."""
+        names = ",".join(operations)
+        parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{suite}", description=subject)
+        parser.add_argument("--quick", action="store_true", help="a few rounds only: for development, not for claims")
+        parser.add_argument("--only", default=names, help=f"some of {names}")
+        parser.add_argument("--json", type=Path, help="where to write the results (default: benchmarks/results/<date>)")
+        options = parser.parse_args(arguments)
+        chosen = options.only.split(",")
+        if unknown := set(chosen) - set(names.split(",")):
+            parser.error(f"--only: expected some of {names}, got {','.join(sorted(unknown))}")
+        console, found = Console(), discover()
+        for missing in found.missing:
+            console.print(f"[yellow]missing[/yellow] {missing.name}: {missing.reason}")
+        about = describe(suite, found, options.quick)
+        return cls(suite, options, chosen, found, console, np.random.default_rng(0), about)
+
+    @property
+    def effort(self) -> Effort:
+        """How long to measure."""
+        return QUICK if self.options.quick else FULL
+
+    def time(self, entered: tuple[Result, list[Contestant]]) -> tuple[Result, list[Line]]:
+        """Race a case's contestants and judge them."""
+        result, contestants = entered
+        result.timings.extend(race(contestants, self.effort, self.rng))
+        return result, judge(result, self.rng)
+
+    def finish(self, judged: list[tuple[Result, list[Line]]], **more: Any) -> int:
+        """Print the table, write the file; the exit code is 0 whether or not bars are met, which the reader judges."""
+        if judged:
+            print_table(judged, self.console)
+        if self.about["machine"]["busy"]:
+            self.console.print(
+                "[yellow]busy[/yellow]: others used this machine when the run began; its ratios prove nothing"
+            )
+        path = self.options.json or RESULTS / file_name(self.suite, self.about)
+        write_json(path, judged, {**self.about, **more})
+        self.console.print(f"written to {path}")
+        return 0
+
+
+def describe(suite: str, found: Discovery, quick: bool) -> dict[str, Any]:
+    """Date, machine and versions."""
+    return {
+        "suite": suite,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "quick": quick,
+        "machine": machine.describe(),
+        "peers": {peer.name: peer.version for peer in found.peers},
+        "missing": {missing.name: missing.reason for missing in found.missing},
+    }
+
+
+def file_name(suite: str, about: dict[str, Any]) -> str:
+    """The name of a results file. Git ignores local-*: a quick run is not for keeping."""
+    return f"{'local-' if about['quick'] else ''}{suite}-{about['date'][:16].replace(':', '')}.json"

@@ -1,0 +1,170 @@
+"""Soft actor-critic in one file, on Pendulum-v1 in a minute or two.
+
+    python examples/sac.py
+    python examples/sac.py --seed 2 --plot pendulum.png
+
+One environment without an env axis, so steps are added one by one and the loop resets by itself. Each observation is
+stored once: `add` compares `obs` with the `next_obs` of the step before, and copies only where an episode begins.
+Pendulum never terminates; its time limit truncates, and the buffer keeps the two apart, so the critics always
+bootstrap from the true final observation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections import deque
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal
+from torch.nn import functional
+
+import recollect as rc
+
+CAPACITY, LEARNING_STARTS, BATCH_SIZE = 20_000, 500, 128
+GAMMA, LEARNING_RATE, TARGET_RATE = 0.98, 1e-3, 0.01
+LOG_STD_RANGE = (-5.0, 2.0)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Soft actor-critic on Pendulum-v1.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--total-steps", type=int, default=10_000, help="environment steps")
+    parser.add_argument("--plot", type=Path, default=None, help="save the learning curve here (needs matplotlib)")
+    return parser.parse_args()
+
+
+def mlp(num_inputs: int, num_outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(num_inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, num_outputs)
+    )
+
+
+class Actor(nn.Module):
+    """A normal distribution squashed into (-1, 1)."""
+
+    def __init__(self, num_inputs: int, num_actions: int) -> None:
+        super().__init__()
+        self.net = mlp(num_inputs, 2 * num_actions)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """An action [B, A] and its log-probability [B]."""
+        mean, log_std = self.net(obs).chunk(2, -1)
+        normal = Normal(mean, log_std.clamp(*LOG_STD_RANGE).exp(), validate_args=False)
+        raw = normal.rsample()
+        # log(1 - tanh²) in the form that does not underflow.
+        squash = 2.0 * (np.log(2.0) - raw - functional.softplus(-2.0 * raw))
+        return raw.tanh(), (normal.log_prob(raw) - squash).sum(-1)
+
+
+class Critics(nn.Module):
+    """Two estimates of Q; the smaller one is believed."""
+
+    def __init__(self, num_inputs: int) -> None:
+        super().__init__()
+        self.first, self.second = mlp(num_inputs, 1), mlp(num_inputs, 1)
+
+    def forward(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        pair = torch.cat([obs, action], -1)
+        return self.first(pair).squeeze(-1), self.second(pair).squeeze(-1)
+
+
+def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
+    """Train and return the episodes: (step at which it ended, return)."""
+    env = gym.make("Pendulum-v1")
+    space = env.action_space
+    assert isinstance(space, gym.spaces.Box)
+    num_obs, num_actions = 3, space.shape[0]
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    actor, critics = Actor(num_obs, num_actions), Critics(num_obs + num_actions)
+    target_critics = copy.deepcopy(critics).requires_grad_(False)
+    log_alpha = torch.zeros((), requires_grad=True)
+    actor_optimizer = torch.optim.Adam(actor.parameters(), LEARNING_RATE)
+    critic_optimizer = torch.optim.Adam(critics.parameters(), LEARNING_RATE)
+    alpha_optimizer = torch.optim.Adam([log_alpha], LEARNING_RATE)
+    replay = rc.ReplayBuffer.for_env(env, CAPACITY, seed=seed)
+
+    episodes: list[tuple[int, float]] = []
+    recent: deque[float] = deque(maxlen=10)
+    return_ = 0.0
+    obs, _ = env.reset(seed=seed)
+    for num_steps in range(1, total_steps + 1):
+        # Act. The buffer keeps the action in (-1, 1), the environment gets it in its own units.
+        if num_steps <= LEARNING_STARTS:
+            action = rng.uniform(-1.0, 1.0, num_actions).astype(np.float32)
+        else:
+            with torch.no_grad():
+                action = actor(torch.as_tensor(obs))[0].numpy()
+        next_obs, reward, terminated, truncated, _ = env.step(action * space.high)
+        replay.add(obs, action, reward, terminated, truncated, next_obs)
+        obs = next_obs
+        return_ += float(reward)
+        if terminated or truncated:
+            episodes.append((num_steps, return_))
+            recent.append(return_)
+            return_ = 0.0
+            obs, _ = env.reset()
+        if num_steps % 1_000 == 0 and recent:
+            print(f"{num_steps:6,} steps   mean return of the last {len(recent):2} episodes {np.mean(recent):8.1f}")
+        if num_steps < LEARNING_STARTS:
+            continue
+
+        # Learn: the critics,
+        batch = replay.sample(BATCH_SIZE)
+        alpha = log_alpha.detach().exp()
+        with torch.no_grad():
+            next_action, next_log_prob = actor(batch["next_obs"])
+            next_value = torch.minimum(*target_critics(batch["next_obs"], next_action)) - alpha * next_log_prob
+            target = batch["reward"] + GAMMA * (~batch["terminated"]) * next_value
+        critic_loss = sum((q - target).square().mean() for q in critics(batch["obs"], batch["action"]))
+        assert isinstance(critic_loss, Tensor)
+        critic_optimizer.zero_grad()
+        critic_loss.backward()
+        critic_optimizer.step()
+        # the actor,
+        new_action, log_prob = actor(batch["obs"])
+        actor_loss = (alpha * log_prob - torch.minimum(*critics(batch["obs"], new_action))).mean()
+        actor_optimizer.zero_grad()
+        actor_loss.backward()
+        actor_optimizer.step()
+        # and how much an unpredictable action is worth: the target entropy is one nat less than 0 for each dimension.
+        alpha_loss = -(log_alpha.exp() * (log_prob.detach() - num_actions)).mean()
+        alpha_optimizer.zero_grad()
+        alpha_loss.backward()
+        alpha_optimizer.step()
+        with torch.no_grad():
+            for slow, fast in zip(target_critics.parameters(), critics.parameters(), strict=True):
+                slow.lerp_(fast, TARGET_RATE)
+    env.close()
+    return episodes
+
+
+def plot(path: Path, episodes: list[tuple[int, float]], title: str) -> None:
+    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra: only --plot needs it)
+
+    steps, returns = np.array(episodes).T
+    window = np.ones(min(10, len(returns)))
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot(title=title, xlabel="environment steps", ylabel="return")
+    axes.plot(steps, returns, ".", alpha=0.3, label="one episode")
+    mean = np.convolve(returns, window, "valid") / len(window)
+    axes.plot(steps[len(window) - 1 :], mean, color="tab:blue", linewidth=2, label=f"mean of {len(window)}")
+    axes.grid(alpha=0.25)
+    axes.legend(loc="lower right", frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    args = arguments()
+    torch.set_num_threads(1)  # nets this small are faster on one
+    history = train(args.seed, args.total_steps)
+    returns = [return_ for _, return_ in history[-10:]]
+    print(f"mean return of the last {len(returns)} of {len(history)} episodes: {np.mean(returns):.1f}")
+    if args.plot:
+        plot(args.plot, history, f"Soft actor-critic on Pendulum-v1, seed {args.seed}")

@@ -1,0 +1,126 @@
+# pyright: reportMissingImports=false
+"""cpprb: `ReplayBuffer` and `PrioritizedReplayBuffer`.
+
+Fields are declared, so `done` is ours to define: it is `terminated`. It draws numpy arrays and holds its own where
+Python does not see them. n-step transitions are made when they are written. Memory is saved by `next_of` and
+`stack_compress`, which want steps of one environment in order and to be told where episodes end.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import cpprb
+import numpy as np
+import torch
+
+from recollect.conformance.peers.off_policy import ALPHA, BETA, NotOffered, ReplayBatch, ReplayShape, Transitions, whole
+from recollect.conformance.peers.protocol import Array, Peer
+
+_LEARNED = ("obs", "act", "rew", "done", "next_obs")
+
+
+def _fields(shape: ReplayShape) -> dict[str, dict[str, Any]]:
+    obs = {"shape": shape.obs, "dtype": shape.dtype}
+    return {"obs": obs, "act": {"shape": shape.action_dim}, "rew": {}, "next_obs": obs, "done": {}}
+
+
+class CpprbReplay:
+    """`ReplayBuffer` with explicit next observations, its fastest form."""
+
+    nbytes = None
+
+    def __init__(self, shape: ReplayShape) -> None:
+        self._buffer = self._make(shape)
+
+    def _make(self, shape: ReplayShape) -> Any:
+        return cpprb.ReplayBuffer(shape.capacity, _fields(shape))
+
+    def prepare(self, step: Transitions) -> Any:
+        arrays = step.obs, step.action, step.reward, step.terminated.astype(np.float32), step.next_obs
+        return dict(zip(_LEARNED, arrays, strict=True))
+
+    def add(self, prepared: Any) -> None:
+        self._buffer.add(**prepared)
+
+    def fill(self, block: Transitions) -> None:
+        self.add(self.prepare(block))
+
+    def sample(self, batch_size: int) -> Any:
+        batch = self._buffer.sample(batch_size)
+        return {name: torch.from_numpy(batch[name]) for name in _LEARNED}
+
+    def read(self, batch: Any) -> ReplayBatch:
+        obs, action, reward, done, next_obs = (batch[name].numpy() for name in _LEARNED)
+        return ReplayBatch(obs, action, whole(reward), whole(done), next_obs)
+
+    @property
+    def stored(self) -> int:
+        return self._buffer.get_stored_size()
+
+
+class CpprbSavingReplay(CpprbReplay):
+    """`next_of="obs"`, and for images `stack_compress="obs"`."""
+
+    def _make(self, shape: ReplayShape) -> Any:
+        if shape.num_envs > 1:
+            raise NotOffered
+        fields = _fields(shape)
+        del fields["next_obs"]
+        frames = {"stack_compress": "obs"} if shape.is_image else {}
+        return cpprb.ReplayBuffer(shape.capacity, fields, next_of="obs", **frames)
+
+    def prepare(self, step: Transitions) -> Any:
+        return super().prepare(step), bool(step.ended[0])
+
+    def add(self, prepared: Any) -> None:
+        fields, ended = prepared
+        self._buffer.add(**fields)
+        if ended:
+            self._buffer.on_episode_end()
+
+    def fill(self, block: Transitions) -> None:
+        for row in range(len(block)):
+            self.add(self.prepare(block[row : row + 1]))
+
+
+class CpprbPrioritized(CpprbReplay):
+    """`PrioritizedReplayBuffer`, weights divided by the largest that any stored row could have."""
+
+    def _make(self, shape: ReplayShape) -> Any:
+        return cpprb.PrioritizedReplayBuffer(shape.capacity, _fields(shape), alpha=ALPHA)
+
+    def sample(self, batch_size: int) -> Any:
+        batch = self._buffer.sample(batch_size, BETA)
+        tensors = {name: torch.from_numpy(batch[name]) for name in (*_LEARNED, "weights")}
+        return tensors, batch["indexes"]
+
+    def read(self, batch: Any) -> ReplayBatch:
+        return super().read(batch[0])._replace(weight=batch[0]["weights"].numpy())
+
+    def priority(self, values: Array) -> Array:
+        return values
+
+    def update(self, batch: Any, priority: Array) -> None:
+        self._buffer.update_priorities(batch[1], priority)
+
+
+class CpprbNStep(CpprbReplay):
+    """`Nstep`, which sums rewards when steps are written; next observations after an end are not to be used."""
+
+    def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:
+        rule = {"size": n, "gamma": gamma, "rew": "rew", "next": "next_obs"}
+        self._buffer = cpprb.ReplayBuffer(shape.capacity, _fields(shape), Nstep=rule)
+
+
+def peer() -> Peer:
+    """cpprb."""
+    return Peer(
+        "cpprb",
+        version("cpprb"),
+        replay=CpprbReplay,
+        replay_saving={"next_of, stack_compress": CpprbSavingReplay},
+        prioritized=CpprbPrioritized,
+        n_step=CpprbNStep,
+    )

@@ -1,0 +1,64 @@
+"""A replay buffer as lists of dicts: slow, and obviously right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Column:
+    """One environment: every row ever written, by number. A row is a transition, or None where only an observation is."""
+
+    def __init__(self, rows: int, next_step: bool) -> None:
+        self.window = rows + 1
+        self.next_step = next_step
+        self.rows: list[dict[str, Any] | None] = []
+        self.pending: Any = None
+        self.resetting = False
+        self.floor = 0
+
+    def add(self, step: dict[str, Any]) -> None:
+        if self.resetting:
+            self.rows.append(None)  # the row that only resets
+            self.resetting, self.pending = False, step["next_obs"]
+            return
+        if self.pending is not None and self.pending != step["obs"]:
+            self.cut()
+        self.rows.append(step)
+        self.pending = step["next_obs"]
+        if step["terminated"] or step["truncated"]:
+            if self.next_step:
+                self.resetting = True
+            else:
+                self.cut()
+
+    def cut(self) -> None:
+        if self.pending is not None:
+            self.rows.append(None)
+        self.pending, self.resetting = None, False
+
+    def clear(self) -> None:
+        self.floor = len(self.rows)
+        self.pending = None
+
+    @property
+    def alive(self) -> dict[int, dict[str, Any]]:
+        """The transitions that may be drawn, by row number."""
+        newest = len(self.rows) - (self.pending is None)
+        oldest = max(self.floor, newest - self.window + 1)
+        return {i: row for i, row in enumerate(self.rows) if i >= oldest and row is not None}
+
+    def run(self, row: int, n: int) -> list[dict[str, Any]]:
+        """Up to n transitions of one episode from a row on."""
+        found = []
+        for i in range(row, row + n):
+            if i not in self.alive:
+                break
+            found.append(self.alive[i])
+        return found
+
+    def run_before(self, row: int, n: int) -> list[dict[str, Any]]:
+        """Up to n transitions of the same episode before a row, oldest first."""
+        found: list[dict[str, Any]] = []
+        while len(found) < n and row - 1 - len(found) in self.alive:
+            found.append(self.alive[row - 1 - len(found)])
+        return found[::-1]
