@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 EPISODE_STEPS = (150, 250)
 """An episode's shortest and longest length."""
-_BLOCK_BYTES = 64 * 2**20
+_BLOCK_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)

@@ -76,28 +76,19 @@ def measure_memory(case: str, shape: ReplayShape, entrants: Iterable[tuple[str, 
 def _measure(name: str, role: Role, make: Make, shape: ReplayShape) -> Bytes:
     # A small one first, so that what a library loads or compiles at its first use is not counted.
     small = shape._replace(capacity=512)
-    _fill(make(small), small)
-    gc.collect()
+    fill(make(small), make_experience(small, small.capacity, seed=0))
+    data = make_experience(shape, shape.capacity, seed=0, truncated_share=TRUNCATED_SHARE)
     before = _resident()
     replay = make(shape)
-    _fill(replay, shape)
-    gc.collect()
+    fill(replay, data)
     after = _resident()
     grown = None if before is None or after is None else (after - before) / replay.stored
     held = None if replay.nbytes is None else replay.nbytes / replay.stored
-    wrong = check_transitions(replay, _experience(shape), batch_size=1024)
-    return Bytes(name, role, held, grown, wrong)
-
-
-def _experience(shape: ReplayShape) -> Any:
-    return make_experience(shape, shape.capacity, seed=0, truncated_share=TRUNCATED_SHARE)
-
-
-def _fill(replay: Replay, shape: ReplayShape) -> None:
-    fill(replay, _experience(shape))
+    return Bytes(name, role, held, grown, check_transitions(replay, data, batch_size=1024))
 
 
 def _resident() -> int | None:
+    gc.collect()
     status = Path("/proc/self/statm")
     return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else None
 

@@ -84,9 +84,13 @@ public:
         auto set_error = [](void*, const char*, const char* message) { PyErr_SetString(PyExc_MemoryError, message); };
         if (api_->allocate(&prototype, &tensor, nullptr, set_error) != 0) return nullptr;
         *data = static_cast<char*>(tensor->tensor.data) + tensor->tensor.byte_offset;
+        return adopt(tensor);
+    }
+
+    // A torch tensor of memory that somebody else owns and gives away.
+    PyObject* adopt(dlpack::ManagedTensor* tensor) const {
         void* object = nullptr;
-        if (api_->to_object(tensor, &object) != 0) return nullptr;
-        return static_cast<PyObject*>(object);
+        return api_->to_object(tensor, &object) == 0 ? static_cast<PyObject*>(object) : nullptr;
     }
 
 private:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "fresh.hpp"
 #include "random.hpp"
 
 namespace nb = nanobind;
@@ -146,16 +147,16 @@ public:
     nb::list take(nb::handle index, int64_t start, int64_t stop, bool padded) const {
         const int64_t* rows = checked(index, start, stop, padded);
         const int64_t count = stop - start;
-        nb::list out;
-        char* targets[kMostLeaves];
-        for (size_t i = 0; i < sources_.size(); ++i) {
+        Fresh fresh;
+        for (const Source& source : sources_) {
             int64_t shape[kMaxDims];
-            std::memcpy(shape, sources_[i].shape, sizeof shape);
+            std::memcpy(shape, source.shape, sizeof shape);
             shape[0] = count;
-            PyObject* tensor = border().empty(sources_[i].dtype, sources_[i].ndim, shape, &targets[i]);
-            if (!tensor) throw nb::python_error();
-            out.append(nb::steal(tensor));
+            fresh.add(source.dtype, source.ndim, shape);
         }
+        nb::list out = fresh.make();
+        char* targets[kMostLeaves];
+        for (size_t i = 0; i < sources_.size(); ++i) targets[i] = fresh.data(i);
         run(targets, rows, count, padded);
         return out;
     }

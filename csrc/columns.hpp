@@ -51,7 +51,7 @@ inline void gather_padded(char* out, const char* items, const int64_t* index, in
 }
 
 // Every index is in [lowest, items).
-inline bool in_range(const int64_t* index, int64_t count, int64_t items, int64_t lowest) noexcept {
+inline bool in_range(const int64_t* index, int64_t count, int64_t items, int64_t lowest = 0) noexcept {
     uint64_t largest = 0;  // a value below the lowest is a huge unsigned one
     for (int64_t i = 0; i < count; ++i) {
         const auto value = static_cast<uint64_t>(index[i] - lowest);

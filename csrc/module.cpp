@@ -15,6 +15,7 @@ Border& border() {
 void bind_columns(nb::module_& m);
 void bind_estimators(nb::module_& m);
 void bind_ring(nb::module_& m);
+void bind_tree(nb::module_& m);
 
 }  // namespace recollect
 
@@ -28,4 +29,5 @@ NB_MODULE(_native, m) {
     recollect::bind_columns(m);
     recollect::bind_estimators(m);
     recollect::bind_ring(m);
+    recollect::bind_tree(m);
 }

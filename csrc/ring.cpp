@@ -9,6 +9,7 @@
 
 #include "bindings.hpp"
 #include "columns.hpp"
+#include "fresh.hpp"
 #include "random.hpp"
 
 namespace nb = nanobind;
@@ -228,16 +229,23 @@ public:
         if (!in_range(from, count, ring_.slots * ring_.envs, 0)) throw std::out_of_range("slot");
         std::vector<int64_t> next(static_cast<size_t>(ring_.keeps_next ? 0 : count));
         for (size_t i = 0; i < next.size(); ++i) next[i] = ring_.after(from[i]);
-        nb::list out;
         std::vector<Reading> readings;
-        int64_t bytes = 0;
-        for (const Leaf& leaf : leaves_) readings.push_back({&leaf, leaf.column, from, empty(leaf, count, out)});
+        for (const Leaf& leaf : leaves_) readings.push_back({&leaf, leaf.column, from, nullptr});
         for (size_t o = 0; o < observed_.size(); ++o) {
             const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
             const int64_t* index = ring_.keeps_next ? from : next.data();
-            readings.push_back({&leaf, ring_.keeps_next ? next_columns_[o] : leaf.column, index, empty(leaf, count, out)});
+            readings.push_back({&leaf, ring_.keeps_next ? next_columns_[o] : leaf.column, index, nullptr});
         }
-        for (const Reading& reading : readings) bytes += reading.leaf->given_bytes * count;
+        Fresh fresh;
+        int64_t bytes = 0;
+        for (const Reading& reading : readings) {
+            int64_t shape[kMaxDims] = {count};
+            std::copy(reading.leaf->shape, reading.leaf->shape + reading.leaf->ndim, shape + 1);
+            fresh.add(reading.leaf->dtype, reading.leaf->ndim + 1, shape);
+            bytes += reading.leaf->given_bytes * count;
+        }
+        nb::list out = fresh.make();
+        for (size_t i = 0; i < readings.size(); ++i) readings[i].out = fresh.data(i);
         MaybeReleased released(bytes);
         for (const Reading& reading : readings) read(reading, count);
         return out;
@@ -262,16 +270,6 @@ private:
         const int64_t* slots;
         char* out;
     };
-
-    static char* empty(const Leaf& leaf, int64_t count, nb::list& out) {
-        int64_t shape[kMaxDims + 1] = {count};
-        std::copy(leaf.shape, leaf.shape + leaf.ndim, shape + 1);
-        char* data = nullptr;
-        PyObject* tensor = border().empty(leaf.dtype, leaf.ndim + 1, shape, &data);
-        if (!tensor) throw nb::python_error();
-        out.append(nb::steal(tensor));
-        return data;
-    }
 
     void read(const Reading& reading, int64_t count) const noexcept {
         const Leaf& leaf = *reading.leaf;

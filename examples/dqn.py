@@ -24,14 +24,14 @@ from torch.nn import functional
 import recollect as rc
 
 NUM_ENVS, CAPACITY, LEARNING_STARTS, BATCH_SIZE = 4, 20_000, 1_000, 128
-GAMMA, N_STEP, LEARNING_RATE, TARGET_RATE, MAX_GRAD_NORM = 0.99, 3, 5e-4, 0.01, 10.0
+GAMMA, N_STEP, LEARNING_RATE, TARGET_RATE, MAX_GRAD_NORM = 0.99, 3, 2e-3, 0.01, 10.0
 EXPLORATION, LAST_EPSILON = 0.2, 0.02  # epsilon falls from 1 over this share of the training
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Prioritized 3-step double DQN on CartPole-v1.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--total-steps", type=int, default=60_000, help="environment steps")
+    parser.add_argument("--total-steps", type=int, default=50_000, help="environment steps")
     parser.add_argument("--plot", type=Path, default=None, help="save the learning curve here (needs matplotlib)")
     return parser.parse_args()
 
@@ -85,6 +85,7 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
         if len(replay) < LEARNING_STARTS:
             continue
 
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1.0 - num_steps / total_steps)
         # Learn. Double: one network chooses the next action, the other judges it.
         batch = replay.sample(BATCH_SIZE, view)
         with torch.no_grad():

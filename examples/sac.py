@@ -39,9 +39,7 @@ def arguments() -> argparse.Namespace:
 
 
 def mlp(num_inputs: int, num_outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(num_inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, num_outputs)
-    )
+    return nn.Sequential(nn.Linear(num_inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, num_outputs))
 
 
 class Actor(nn.Module):

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.reference.replay import Column
 
 import recollect as rc
 from recollect.views import View
+from tests.reference.replay import Column
 
 
 @dataclass

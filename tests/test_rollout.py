@@ -336,13 +336,11 @@ class TestEnvMajor:
         rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
         before = rollout.env_major().clone()
         fields = step(7, truncated=np.array([False, True, False]))
-        with pytest.raises(rc.SchemaError, match=r"^final_obs: expected shape \(3, 2\)"):
-            if mode is None:
-                rollout.add(**fields, final_obs=np.zeros((N, 3)))
-            else:
-                flags = fields["terminated"], fields["truncated"]
-                taken = (np.zeros((N, 3)), fields["reward"], *flags, {"final_obs": np.zeros((N, 3))})
-                rollout.add_step(fields["obs"], fields["action"], taken)
+        wrong = np.zeros((N, 3))
+        taken = (wrong, *(fields[name] for name in ("reward", "terminated", "truncated")), {"final_obs": wrong})
+        refused = pytest.raises(rc.SchemaError, match=r"^final_obs: expected shape \(3, 2\)")
+        with refused:
+            rollout.add_step(fields["obs"], fields["action"], taken) if mode else rollout.add(**fields, final_obs=wrong)
         assert (rollout.env_major() == before).all()
 
     def test_the_last_slot_is_never_stale(self) -> None:
@@ -475,6 +473,15 @@ class TestMinibatches:
         batches = rollout.minibatches(4)
         next(batches)
         rollout.clear()
+        with pytest.raises(rc.NotReadyError, match="expected the same rollout, got a cleared one"):
+            next(batches)
+
+    def test_a_rollout_cleared_before_the_first_batch_is_noticed_too(self) -> None:
+        rollout = make()
+        batches = rollout.minibatches(4)
+        rollout.clear()
+        for t in range(4):
+            rollout.add(**step(t + 10))
         with pytest.raises(rc.NotReadyError, match="expected the same rollout, got a cleared one"):
             next(batches)
 

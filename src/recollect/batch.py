@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,14 @@ from recollect.schema import Path
 
 # The public constructor checks every leaf's batch size again (4 µs); ours were made with it.
 _unchecked: Any = getattr(TensorDict, "_new_unsafe", None)
+
+
+def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.Size], TensorDict]:
+    """`assemble` for many batches of the same paths."""
+    if _unchecked is None or any(len(path) > 1 for path in paths):
+        return lambda leaves, batch_size: assemble(paths, leaves, batch_size)
+    names = [path[0] for path in paths]
+    return lambda leaves, batch_size: _unchecked(source=dict(zip(names, leaves, strict=True)), batch_size=batch_size)
 
 
 def assemble(paths: Sequence[Path], leaves: Iterable[torch.Tensor], batch_size: torch.Size) -> TensorDict:

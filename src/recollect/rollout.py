@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
 from recollect.autoreset import final_rows, observation, parse_autoreset, rows_of, settings_of, unpack_step
-from recollect.batch import assemble, checked_targets, moved, selected
+from recollect.batch import assemble, assembler, checked_targets, moved, selected
 from recollect.border import conform
 from recollect.errors import BufferFullError, NotReadyError, SchemaError, explain
 from recollect.estimators import gae
@@ -23,6 +23,10 @@ from recollect.storage import Storage
 
 _FLAG = Field((), torch.bool)
 _RESERVED = ("obs", "action", "reward", "terminated", "truncated", "value", "advantage", "return", "mask", "index")
+
+
+_Read = Callable[[torch.Tensor, int, int], TensorDict]
+"""The batch of the rows index[start:stop]."""
 
 
 class _Finals(NamedTuple):
@@ -412,8 +416,7 @@ class RolloutBuffer:
         positive("epochs", epochs)
         with self._lock:
             self._stored("minibatches")
-            generation = self._generation
-            rows = self._valid_rows()
+            generation, rows = self._generation, self._valid_rows()
             paths, columns = self._select(fields)
             total = len(rows)
             if total == 0 or (drop_last and total < batch_size):
@@ -428,37 +431,43 @@ class RolloutBuffer:
             remedy = "Pass drop_last=True or a batch_size that divides them."
             raise SchemaError(explain("out", f"batches of {batch_size} only", f"{total} transitions", remedy))
         stop = total - total % batch_size if drop_last else total
-        batches = self._batches(source, rows, paths, batch_size, stop, epochs, shuffle, generation, targets, out)
+        sizes = [min(batch_size, stop - start) for start in range(0, stop, batch_size)]
+        read = self._read_into(source, targets, out) if targets is not None else self._read_fresh(source, paths)
+        batches = self._batches(read, rows, sizes * epochs, stop, shuffle, generation)
         return batches if device is None else (moved(batch, device) for batch in batches)
 
     def _batches(
-        self,
-        source: Reader,
-        rows: torch.Tensor,
-        paths: list[Path],
-        batch_size: int,
-        stop: int,
-        epochs: int,
-        shuffle: bool,
-        generation: int,
-        targets: list[torch.Tensor] | None,
-        out: TensorDict | None,
+        self, read: _Read, rows: torch.Tensor, sizes: list[int], per_epoch: int, shuffle: bool, generation: int
     ) -> Iterator[TensorDict]:
-        for _ in range(epochs):
-            index = self._random.shuffled(rows) if shuffle else rows
-            for start in range(0, stop, batch_size):
-                end = min(start + batch_size, stop)
-                with self._lock:
-                    if self._generation != generation:
-                        remedy = "Finish the epochs before clear()."
-                        raise NotReadyError(explain("minibatches", "the same rollout", "a cleared one", remedy))
-                    if targets is not None and out is not None:
-                        source.take_into(index, start, end, targets)
-                        batch = out
-                    else:
-                        leaves = source.take(index, start, end)
-                        batch = assemble(paths, leaves, torch.Size((end - start,)))
-                yield batch
+        index, start = rows, 0
+        for size in sizes:
+            with self._lock:
+                if self._generation != generation:
+                    remedy = "Finish the epochs before clear()."
+                    raise NotReadyError(explain("minibatches", "the same rollout", "a cleared one", remedy))
+                if start == 0 and shuffle:
+                    index = self._random.shuffled(rows)
+                batch = read(index, start, start + size)
+                start = (start + size) % per_epoch
+            yield batch
+
+    @staticmethod
+    def _read_fresh(source: Reader, paths: list[Path]) -> _Read:
+        build, sizes = assembler(paths), {}
+
+        def read(index: torch.Tensor, start: int, stop: int) -> TensorDict:
+            size = sizes.get(stop - start) or sizes.setdefault(stop - start, torch.Size((stop - start,)))
+            return build(source.take(index, start, stop), size)
+
+        return read
+
+    @staticmethod
+    def _read_into(source: Reader, targets: list[torch.Tensor], out: TensorDict) -> _Read:
+        def read(index: torch.Tensor, start: int, stop: int) -> TensorDict:
+            source.take_into(index, start, stop, targets)
+            return out
+
+        return read
 
     def _valid_rows(self) -> torch.Tensor:
         """The flat rows t·N + n that are transitions."""

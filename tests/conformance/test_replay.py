@@ -11,10 +11,10 @@ import torch
 from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.layouts import Both, World, arrays, read
-from tests.scripted import Script, act, step_and_reset, transitions, vector
 
 import recollect as rc
+from tests.layouts import Both, World, arrays, read
+from tests.scripted import Script, act, step_and_reset, transitions, vector
 
 MODES = list(AutoresetMode)
 seeds = st.integers(0, 2**32 - 1)

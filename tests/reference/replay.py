@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Column:
-    """One environment: every row ever written, by number. A row is a transition, or None where only an observation is."""
+    """One environment: every row ever written, by number. A row is a transition, or None where there is only an obs."""
 
     def __init__(self, rows: int, next_step: bool) -> None:
         self.window = rows + 1

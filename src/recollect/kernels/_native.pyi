@@ -10,6 +10,26 @@ def set_torch(tensor_type: type, parameter_type: type) -> None: ...
 def exchange() -> bool: ...
 def set_exchange(on: bool) -> None: ...
 def shuffle(index: Array, bit_generator: object) -> None: ...
+def set_avx2(on: bool) -> bool:
+    """Choose the instruction set of the estimators, for tests; returns whether AVX2 is in use now."""
+
+# Estimators: None in place of a result says that an argument is no exact fit.
+def gae(
+    reward: Any, value: Any, next_value: Any, terminated: Any, truncated: Any, mask: Any, gamma: Any, lam: Any,
+    out: tuple[Array, Array] | None, /,
+) -> Any: ...  # fmt: skip
+def lambda_return(
+    reward: Any, next_value: Any, terminated: Any, truncated: Any, mask: Any, gamma: Any, lam: Any,
+    out: tuple[Array] | None, /,
+) -> Any: ...  # fmt: skip
+def n_step_return(
+    reward: Any, next_value: Any, terminated: Any, truncated: Any, mask: Any, gamma: Any, n: Any,
+    out: tuple[Array] | None, /,
+) -> Any: ...  # fmt: skip
+def vtrace(
+    ratio: Any, reward: Any, value: Any, next_value: Any, terminated: Any, truncated: Any, mask: Any, gamma: Any,
+    lam: Any, rho_bar: Any, c_bar: Any, out: tuple[Array, Array] | None, /,
+) -> Any: ...  # fmt: skip
 
 class Columns:
     def __init__(self, arrays: list[Array], optional: list[bool], lead: int) -> None: ...

@@ -25,7 +25,7 @@ class PriorityTree(Protocol):
     num_leaves: int
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
-        """Give each of `leaves` [K] its priority [K], or all the same one. If a leaf comes twice, the last one counts."""
+        """Give each of `leaves` [K] its priority [K], or one number to all. If a leaf comes twice, the last counts."""
         ...
 
     def get(self, leaves: torch.Tensor) -> torch.Tensor:
@@ -88,7 +88,8 @@ class _NativeTree:
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
         if self._allocates and self._tree.set(leaves, priorities):
             return
-        values = priorities if isinstance(priorities, float) else kernels.buffer_of(priorities.contiguous())
+        tensor = isinstance(priorities, torch.Tensor)
+        values = kernels.buffer_of(priorities.contiguous()) if tensor else float(priorities)
         if not self._tree.set(kernels.buffer_of(leaves.contiguous()), values):
             raise ValueError(f"set: expected int64 [K] and float64 [K] or a float, got {leaves!r} and {priorities!r}.")
 
@@ -142,10 +143,10 @@ class _TorchTree:
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
         self._require_range(leaves)
-        if isinstance(priorities, float):
-            self._leaves.scatter_(0, leaves, priorities)
-        else:
+        if isinstance(priorities, torch.Tensor):
             self._leaves.scatter_(0, leaves, _last_of_each(leaves, priorities))
+        else:
+            self._leaves.scatter_(0, leaves, priorities)
         if len(leaves) >= len(self._blocks):
             self.rebuild()
         else:
@@ -170,8 +171,7 @@ class _TorchTree:
         if self._waits and not total > 0:
             return None
         device = self._leaves.device
-        points = torch.rand(count, dtype=torch.float64, device=device, generator=random._generator(device))
-        points = (torch.arange(count, device=device) + points) * (total / count)
+        points = (torch.arange(count, device=device) + random.uniform(count, device)) * (total / count)
         points = points.minimum(total.nextafter(self._zero))
         block = torch.searchsorted(ends, points, right=True).clamp_(max=len(ends) - 1)
         points = points - torch.cat([self._zero[None], ends]).index_select(0, block)
@@ -214,6 +214,7 @@ class _TorchTree:
 
 def _last_of_each(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Each entry's value replaced by that of the last entry with the same leaf: scattering it then has one outcome."""
+    leaves = leaves.contiguous()  # searchsorted warns of anything else
     ordered, order = leaves.sort(stable=True)
     last = torch.searchsorted(ordered, leaves, right=True) - 1
     return values.index_select(0, order.index_select(0, last))
@@ -222,7 +223,8 @@ def _last_of_each(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 def _running(sums: torch.Tensor) -> torch.Tensor:
     """Running sums [n] that never fall and that zeros do not raise.
 
-    A cumulative sum made in parallel adds in another order at each place: it may fall, or rise at a zero, by a rounding.
+    Made in parallel, a cumulative sum adds in another order at each place: a rounding may make it fall, or rise at a
+    zero.
     """
     return torch.where(sums > 0, sums.cumsum(0), 0.0).cummax(0).values
 

@@ -107,11 +107,27 @@ class CpprbPrioritized(CpprbReplay):
 
 
 class CpprbNStep(CpprbReplay):
-    """`Nstep`, which sums rewards when steps are written; next observations after an end are not to be used."""
+    """`Nstep`, which sums rewards when steps are written; next observations after an end are not to be used.
+
+    Its own `done` misses an end at the last step of a window, which a learner would bootstrap through. A copy of it that
+    is summed like a reward, `ended`, is positive exactly where a window holds an end.
+    """
 
     def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:
-        rule = {"size": n, "gamma": gamma, "rew": "rew", "next": "next_obs"}
-        self._buffer = cpprb.ReplayBuffer(shape.capacity, _fields(shape), Nstep=rule)
+        rule = {"size": n, "gamma": gamma, "rew": ["rew", "ended"], "next": "next_obs"}
+        self._buffer = cpprb.ReplayBuffer(shape.capacity, {**_fields(shape), "ended": {}}, Nstep=rule)
+
+    def prepare(self, step: Transitions) -> Any:
+        fields = super().prepare(step)
+        return {**fields, "ended": fields["done"]}
+
+    def sample(self, batch_size: int) -> Any:
+        batch = self._buffer.sample(batch_size)
+        return {name: torch.from_numpy(batch["ended" if name == "done" else name]) for name in _LEARNED}
+
+    def read(self, batch: Any) -> ReplayBatch:
+        read = super().read(batch)
+        return read._replace(terminated=read.terminated > 0)
 
 
 def peer() -> Peer:

@@ -1,0 +1,302 @@
+// Draws in proportion to priorities: a tree of sums, eight entries to a group, one cache line a group.
+//
+// Level 0 are the leaves. An entry of level l + 1 is the sum of one group of level l; the top level is a single group. A
+// sum is never corrected by a difference: whatever lies above a changed leaf is added up afresh, so rounding errors do
+// not pile up however many updates there are.
+//
+// Leaves keep the priorities exactly as given. The sums are of priorities times a power of two, chosen so that neither a
+// million leaves of 1e308 overflow nor a total of denormal leaves loses its digits; see `Scale`.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "random.hpp"
+
+#if defined(__GNUC__) || defined(__clang__)
+#define RECOLLECT_PREFETCH(address) __builtin_prefetch(address)
+#else
+#define RECOLLECT_PREFETCH(address) ((void)0)
+#endif
+
+namespace recollect::tree {
+
+constexpr int kFan = 8;         // float64 entries in a cache line
+constexpr int kMostLevels = 22;  // 8^21 leaves
+constexpr double kNone = std::numeric_limits<double>::infinity();  // the smallest of no positive leaf
+
+// What leaves are multiplied by before they are summed. The usual factor leaves room for 2^64 leaves of any size; the
+// faint one is for trees whose every leaf is so small that the usual sums would be denormal. The bounds at which one
+// gives way to the other lie far apart, so that a tree near one of them does not go back and forth.
+struct Scale {
+    static constexpr double kUsual = 0x1p-64, kFaint = 0x1p+512;
+    static constexpr double kTooSmall = 0x1p-800;  // for a usual total
+    static constexpr double kTooLarge = 0x1p+300;  // for a faint total
+    static constexpr double kTiny = 0x1p-700;      // under a usual total that is too small all leaves are below this
+};
+
+// Pairwise: four additions at once, and none waits for the one before.
+inline double sum_of(const double* group, double scale) noexcept {
+    double part[4];
+    for (int i = 0; i < 4; ++i) part[i] = group[i] * scale + group[i + 4] * scale;
+    return (part[0] + part[2]) + (part[1] + part[3]);
+}
+
+// Bits of doubles that are not negative sort like the doubles do. Shifted, -0.0 is 0 too; less one, zero comes last.
+inline double smallest_of(const double* group) noexcept {
+    uint64_t least = ~uint64_t{0};
+    for (int i = 0; i < kFan; ++i) {
+        uint64_t bits;
+        std::memcpy(&bits, group + i, sizeof bits);
+        const uint64_t rank = (bits << 1) - 1;
+        least = rank < least ? rank : least;
+    }
+    least = (least + 1) >> 1;
+    double smallest;
+    std::memcpy(&smallest, &least, sizeof smallest);
+    return least == 0 ? kNone : smallest;
+}
+
+// The next smaller double of a positive one.
+inline double just_below(double x) noexcept {
+    int64_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    --bits;
+    std::memcpy(&x, &bits, sizeof bits);
+    return x;
+}
+
+// The entry of a group that `point` falls into: the first whose running sum lies beyond it. An entry of zero does not
+// raise the running sum and so is never the first. `point` becomes its distance from the start of that entry.
+//
+// Rounding may put the point at the end of the group or past it. It is then moved to just before the end, which lies in
+// the last entry that is not zero.
+inline int64_t descend(const double* group, double scale, double& point) noexcept {
+    double running[kFan + 1];
+    running[0] = 0;  // no case of its own for the first entry: that branch cost a third of the time
+    for (int i = 0; i < kFan; ++i) running[i + 1] = running[i] + group[i] * scale;
+    const double end = just_below(running[kFan]);
+    const double inside = point < end ? point : end;
+    int64_t passed = 0;
+    for (int i = 1; i < kFan; ++i) passed += running[i] <= inside;
+    point = inside - running[passed];
+    return passed;
+}
+
+// A number for every group of every level but the top one, aligned to cache lines.
+class Levels {
+public:
+    explicit Levels(int64_t num_leaves) {
+        int64_t sizes[kMostLevels], total = 0;
+        int count = 0;
+        for (int64_t entries = num_leaves; entries > kFan; ++count) {
+            entries = (entries + kFan - 1) / kFan;
+            sizes[count] = (entries + kFan - 1) / kFan * kFan;
+            total += sizes[count];
+        }
+        memory_.assign(static_cast<size_t>(total) + kFan, 0.0);
+        const auto past = reinterpret_cast<uintptr_t>(memory_.data()) / sizeof(double) % kFan;
+        double* next = memory_.data() + (kFan - past) % kFan;
+        for (int level = 1; level <= count; next += sizes[level - 1], ++level) levels_[level] = next;
+    }
+    Levels(const Levels&) = delete;
+    Levels& operator=(const Levels&) = delete;
+
+    double* operator[](int level) const { return levels_[level]; }  // from 1 on
+
+private:
+    double* levels_[kMostLevels + 1] = {};
+    std::vector<double> memory_;
+};
+
+class Tree {
+public:
+    // `leaves` is all zeros, padded to whole groups, and belongs to the caller.
+    Tree(double* leaves, int64_t num_leaves) : leaves_(leaves), sums_(num_leaves) {
+        entries_[0] = num_leaves;
+        for (; entries_[top_] > kFan; ++top_) entries_[top_ + 1] = groups(top_);
+    }
+
+    int64_t num_leaves() const { return entries_[0]; }
+    bool empty() const { return !(root_ > 0); }
+
+    // Infinite where the true sum exceeds float64; draws are right all the same.
+    double total() const { return root_ / scale_; }
+
+    // The smallest positive leaf. The minima are built when first asked for and kept up from then on: they make updates
+    // about twice as dear, and most trees are never asked.
+    double smallest() {
+        if (!least_) {
+            least_ = std::make_unique<Levels>(num_leaves());
+            for (int level = 0; level < top_; ++level) renew_least(level, nullptr, groups(level));
+        }
+        return smallest_of(least_of(top_));
+    }
+
+    // `values[i * stride]` into the leaf `index[i]`; of several for one leaf the last.
+    void set(const int64_t* index, const double* values, int64_t stride, int64_t count) noexcept {
+        for (int64_t start = 0; start < count; start += kChunk)
+            set_chunk(index + start, values + start * stride, stride, chunk(count - start));
+        root_ = sum_of(sums_of(top_), scale_of(top_));
+        rescale();
+    }
+
+    void get(double* out, const int64_t* index, int64_t count) const noexcept {
+        for (int64_t i = 0; i < count; ++i) {
+            if (i + kAhead < count) RECOLLECT_PREFETCH(leaves_ + index[i + kAhead]);
+            out[i] = leaves_[index[i]];
+        }
+    }
+
+    // The i-th draw falls into the i-th of `count` equal slices of the total, which is not zero. `priorities` gets the
+    // leaves' values, unless it is null.
+    void draw(int64_t* out, double* priorities, int64_t count, const BitGenerator& random) const noexcept {
+        const double slice = root_ / static_cast<double>(count);
+        double points[kChunk];
+        for (int64_t start = 0; start < count; start += kChunk) {
+            const int size = chunk(count - start);
+            for (int i = 0; i < size; ++i)
+                points[i] = (static_cast<double>(start + i) + random.next_double(random.state)) * slice;
+            draw_chunk(out + start, points, size);
+        }
+        if (priorities) get(priorities, out, count);
+    }
+
+    // Everything again from the leaves, after somebody wrote them.
+    void rebuild() noexcept {
+        sum_all(Scale::kUsual);
+        if (least_)
+            for (int level = 0; level < top_; ++level) renew_least(level, nullptr, groups(level));
+        tiny_ = root_ < Scale::kTooSmall;  // as far as is known
+        rescale();
+    }
+
+    // The largest relative difference between a stored sum and the same sum from the leaves; infinite for a wrong minimum.
+    double deviation() const {
+        const Levels fresh(num_leaves());
+        double worst = 0;
+        for (int level = 0; level < top_; ++level) {
+            const double* entries = level == 0 ? leaves_ : fresh[level];
+            for (int64_t group = 0; group < groups(level); ++group) {
+                fresh[level + 1][group] = sum_of(entries + group * kFan, scale_of(level));
+                worst = worse(worst, sums_[level + 1][group], fresh[level + 1][group]);
+                if (least_ && (*least_)[level + 1][group] != smallest_of(least_of(level) + group * kFan)) worst = kNone;
+            }
+        }
+        return worse(worst, root_, sum_of(top_ == 0 ? leaves_ : fresh[top_], scale_of(top_)));
+    }
+
+private:
+    static constexpr int kChunk = 256;  // what a pass touches stays in the first cache until the next one
+    static constexpr int kAhead = 24;   // a cache miss lasts about this many iterations
+
+    static int chunk(int64_t rest) { return static_cast<int>(rest < kChunk ? rest : kChunk); }
+
+    static double worse(double worst, double stored, double expected) {
+        if (stored == expected) return worst;
+        const double difference = (stored > expected ? stored - expected : expected - stored) / expected;
+        return difference <= worst ? worst : difference > worst ? difference : kNone;  // NaN is the worst
+    }
+
+    int64_t groups(int level) const { return (entries_[level] + kFan - 1) / kFan; }
+    double* sums_of(int level) const { return level == 0 ? leaves_ : sums_[level]; }
+    double* least_of(int level) const { return level == 0 ? leaves_ : (*least_)[level]; }
+    double scale_of(int level) const { return level == 0 ? scale_ : 1; }
+
+    // The sums of some groups of a level: of those in `which`, or of the first `count` where it is null.
+    void renew_sums(int level, const int64_t* which, int64_t count) noexcept {
+        const double* entries = sums_of(level);
+        double* out = sums_[level + 1];
+        const double scale = scale_of(level);
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t group = which ? which[i] : i;
+            out[group] = sum_of(entries + group * kFan, scale);
+        }
+    }
+
+    void renew_least(int level, const int64_t* which, int64_t count) noexcept {
+        const double* entries = least_of(level);
+        double* out = (*least_)[level + 1];
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t group = which ? which[i] : i;
+            out[group] = smallest_of(entries + group * kFan);
+        }
+    }
+
+    void set_chunk(const int64_t* index, const double* values, int64_t stride, int count) noexcept {
+        int64_t touched[kChunk];
+        int size = 0;
+        for (int i = 0; i < count; ++i) {
+            if (i + kAhead < count) RECOLLECT_PREFETCH(leaves_ + index[i + kAhead]);
+            const double value = values[i * stride];
+            leaves_[index[i]] = value;
+            tiny_ |= value > 0 && value < Scale::kTiny;
+            // Stratified draws come back sorted, so that a look at the one before finds nearly every repetition; to
+            // renew a group twice is harmless.
+            const int64_t group = index[i] / kFan;
+            if (size > 0 && touched[size - 1] == group) continue;
+            touched[size++] = group;
+            if (top_ > 0) RECOLLECT_PREFETCH(sums_[1] + group);
+        }
+        for (int level = 0; level < top_; ++level) size = renew_above(level, touched, size);
+    }
+
+    // Renews what lies above the touched groups of a level; they become the groups touched by that, one level up.
+    int renew_above(int level, int64_t* touched, int size) noexcept {
+        const bool all = size >= groups(level);
+        if (all) size = static_cast<int>(groups(level));
+        renew_sums(level, all ? nullptr : touched, size);
+        if (least_) renew_least(level, all ? nullptr : touched, size);
+        int above = 0;
+        for (int i = 0; i < size; ++i) {
+            const int64_t group = (all ? i : touched[i]) / kFan;
+            if (above == 0 || touched[above - 1] != group) touched[above++] = group;
+        }
+        return above;
+    }
+
+    // The whole chunk goes down one level before any of it goes further: the next groups are fetched meanwhile.
+    void draw_chunk(int64_t* out, double* points, int count) const noexcept {
+        for (int i = 0; i < count; ++i) out[i] = 0;
+        for (int level = top_; level > 0; --level) {
+            const double *entries = sums_[level], *below = sums_of(level - 1);
+            for (int i = 0; i < count; ++i) {
+                out[i] = out[i] * kFan + descend(entries + out[i] * kFan, 1, points[i]);
+                RECOLLECT_PREFETCH(below + out[i] * kFan);
+            }
+        }
+        for (int i = 0; i < count; ++i) {
+            out[i] = out[i] * kFan + descend(leaves_ + out[i] * kFan, scale_, points[i]);
+            if (out[i] >= num_leaves()) out[i] = num_leaves() - 1;  // leaves changed without a rebuild: wrong, but inside
+        }
+    }
+
+    void sum_all(double scale) noexcept {
+        scale_ = scale;
+        for (int level = 0; level < top_; ++level) renew_sums(level, nullptr, groups(level));
+        root_ = sum_of(sums_of(top_), scale_of(top_));
+    }
+
+    void rescale() noexcept {
+        if (scale_ == Scale::kFaint && !(root_ <= Scale::kTooLarge)) sum_all(Scale::kUsual);
+        if (scale_ == Scale::kUsual && tiny_ && root_ < Scale::kTooSmall) {
+            sum_all(Scale::kFaint);
+            if (root_ > 0) return;
+            scale_ = Scale::kUsual;  // all zero, in either scale
+            tiny_ = false;
+        }
+    }
+
+    double* leaves_;
+    int top_ = 0;  // the level that is a single group
+    int64_t entries_[kMostLevels + 1];
+    Levels sums_;
+    std::unique_ptr<Levels> least_;
+    double scale_ = Scale::kUsual;
+    double root_ = 0;    // the total, scaled
+    bool tiny_ = false;  // there may be a positive leaf that is nothing in the usual scale
+};
+
+}  // namespace recollect::tree

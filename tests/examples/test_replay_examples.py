@@ -1,0 +1,157 @@
+"""The off-policy examples run as printed, repeat themselves for a seed, and hindsight does what it is there for."""
+
+import runpy
+import sys
+from collections.abc import Iterator
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+import recollect as rc
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Examples run on one thread; other tests go on with as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def load(name: str, **constants: float) -> ModuleType:
+    """The example as a module, with some of its constants changed."""
+    spec = util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for constant, value in constants.items():
+        assert hasattr(module, constant)
+        setattr(module, constant, value)
+    return module
+
+
+def command(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: object) -> None:
+    """Run the example as a command would, in this process: importing torch takes longer than the example."""
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac"])
+def test_an_example_repeats_itself_for_a_seed_and_not_for_another(name: str) -> None:
+    example = load(name, LEARNING_STARTS=200, BATCH_SIZE=16)
+    episodes = example.train(1, 1000)
+    assert [step for step, _ in episodes] == sorted(step for step, _ in episodes)
+    assert episodes == example.train(1, 1000)
+    assert episodes != example.train(2, 1000)
+
+
+@pytest.mark.parametrize(("name", "steps", "says"), [("dqn", 1100, "mean return"), ("sac", 520, "mean return")])
+def test_an_example_as_a_command_saves_its_picture(
+    name: str,
+    steps: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "curves" / f"{name}.png"
+    command(monkeypatch, name, "--total-steps", steps, "--plot", picture)
+    assert says in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_hindsight_reaches_goals_that_plain_learning_does_not() -> None:
+    her = load("her", NUM_ENVS=4, LEARNING_STARTS=200, BATCH_SIZE=64)
+    rate = {}
+    for hindsight in (True, False):
+        episodes = her.train(1, 8_000, hindsight=hindsight, num_bits=9)
+        rate[hindsight] = np.mean([success for _, success in episodes[-100:]])
+    assert rate[True] > 0.7
+    assert rate[False] < 0.2
+
+
+def test_the_rule_that_relabels_is_the_environments_own() -> None:
+    her = load("her")
+    env = her.FlipBits(3)
+    replay = rc.ReplayBuffer.for_env(env, 300, seed=0)
+    rng = np.random.default_rng(0)
+    for seed in range(20):
+        obs, _ = env.reset(seed=seed)
+        for _ in range(10):
+            action = rng.integers(3)
+            step = env.step(action)
+            replay.add_step(obs, action, step)
+            obs = step[0]
+            if step[2]:
+                break
+        replay.cut()
+    true = replay.sample(500)
+    assert true["terminated"].any()
+    view = rc.Hindsight("desired_goal", "achieved_goal", her.judge, ratio=1.0)
+    for batch in (true, replay.sample(500, view)):
+        reward, terminated = her.judge(batch["next_obs", "achieved_goal"], batch["obs", "desired_goal"], batch)
+        assert torch.equal(batch["reward"], reward)
+        assert torch.equal(batch["terminated"], terminated)
+        assert torch.equal(batch["obs", "desired_goal"], batch["next_obs", "desired_goal"])
+
+
+@pytest.mark.parametrize("arguments", [(), ("--without-hindsight",), ("--plot", "bits.png")])
+def test_her_runs_as_a_command(
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if arguments and arguments[-1].endswith(".png"):
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    command(monkeypatch, "her", "--total-steps", 1100, "--num-bits", 4, *arguments)
+    said = capsys.readouterr().out
+    assert ("with hindsight" in said) == ("--without-hindsight" not in arguments)
+    assert ("without hindsight" in said) == bool(arguments)
+    assert (tmp_path / "bits.png").is_file() == ("--plot" in arguments)
+
+
+def test_atari_frames_are_stored_once(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ale_py", reason="ale-py is not installed: pip install 'gymnasium[atari]'")
+    pytest.importorskip("cv2", reason="OpenCV is not installed: pip install opencv-python-headless")
+    measured = load("atari_dqn", BATCH_SIZE=4).train(
+        "ALE/Breakout-v5", seed=1, total_steps=220, capacity=100, learning_starts=200
+    )
+    assert measured["lives"] > 2
+    # 100 rows, the spare one, and the three frames that the oldest stack reaches back.
+    assert measured["bytes_per_transition"] < 1.04 * 7_120
+    assert measured["sample_ms"] > 0
+    assert "bytes each" in capsys.readouterr().out
+
+
+def test_without_ale_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(SystemExit, match="pip install"):
+        command(monkeypatch, "atari_dqn")
+
+
+@pytest.mark.long
+def test_dqn_learns_cartpole() -> None:
+    assert np.mean([return_ for _, return_ in load("dqn").train(1, 50_000)[-20:]]) > 400
+
+
+@pytest.mark.long
+def test_sac_learns_pendulum() -> None:
+    assert np.mean([return_ for _, return_ in load("sac").train(1, 10_000)[-10:]]) > -250
+
+
+@pytest.mark.long
+def test_her_flips_fifteen_bits() -> None:
+    her = load("her")
+    assert np.mean([success for _, success in her.train(1, 60_000, hindsight=True)[-200:]]) > 0.95
+    assert np.mean([success for _, success in her.train(1, 60_000, hindsight=False)[-200:]]) < 0.05

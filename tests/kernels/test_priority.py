@@ -1,0 +1,454 @@
+"""Weighted draws: the native tree and the torch one, against priorities on a line."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import random
+from collections.abc import Iterator
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from recollect import kernels
+from recollect.kernels import priority
+from recollect.kernels.priority import PriorityTree, priority_tree
+from recollect.randomness import Randomness
+from tests.reference.priority import SlowTree
+
+CPU = torch.device("cpu")
+HUGE, TINY = 1.7e308, 5e-324
+pytestmark = pytest.mark.usefixtures("one_thread", "backend")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors here are small; torch's threads would wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def doubles(values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def tree_of(priorities: Any) -> PriorityTree:
+    """A tree with these priorities, one leaf each."""
+    tree = priority_tree(len(priorities), CPU)
+    tree.set(torch.arange(len(priorities)), doubles(priorities))
+    return tree
+
+
+def draw(tree: PriorityTree, count: int, seed: int | Randomness = 0) -> torch.Tensor:
+    drawn = tree.draw(count, Randomness(seed) if isinstance(seed, int) else seed)
+    assert drawn is not None
+    assert drawn.dtype == torch.int64
+    assert drawn.shape == (count,)
+    return drawn
+
+
+def constant(uniform: float) -> Any:
+    """Randomness that always gives the same number."""
+    function = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)(lambda _: uniform)
+    words = (ctypes.c_void_p * 5)(None, None, None, ctypes.cast(function, ctypes.c_void_p), None)
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    name = ctypes.c_char_p(b"BitGenerator")
+    return SimpleNamespace(
+        bits=SimpleNamespace(capsule=new(ctypes.addressof(words), name, None)),
+        uniform=lambda count, _: torch.full((count,), uniform, dtype=torch.float64),
+        kept_alive=(function, words, name),
+    )
+
+
+def chi_squared(tree: PriorityTree, draws: int, count: int, seed: int) -> tuple[float, int]:
+    """χ² of `draws` draws against the priorities, and its degrees of freedom."""
+    source = Randomness(seed)
+    seen = torch.cat([draw(tree, count, source) for _ in range(draws // count)]).bincount(minlength=tree.num_leaves)
+    share = tree.leaves_view() / tree.leaves_view().amax()
+    expected = share / share.sum() * seen.sum()
+    drawable = expected > 0
+    assert seen[~drawable].sum() == 0
+    return float(((seen - expected)[drawable] ** 2 / expected[drawable]).sum()), int(drawable.sum()) - 1
+
+
+def assert_fits(tree: PriorityTree, seed: int, *, draws: int = 40_000, count: int = 32) -> None:
+    statistic, freedom = chi_squared(tree, draws, count, seed)
+    assert statistic < freedom + 5 * math.sqrt(2 * freedom)
+
+
+class TestDrawing:
+    @pytest.mark.parametrize("num_leaves", [1, 2, 7, 8, 9, 63, 64, 65, 513, 4097])
+    def test_draws_are_the_leaves_that_the_written_out_search_finds(self, num_leaves: int) -> None:
+        # Whole numbers: every sum is exact, and so is the leaf that each point falls into.
+        priorities = np.random.default_rng(num_leaves).integers(0, 5, num_leaves).astype(float)
+        priorities[num_leaves // 2] = 3
+        slow = SlowTree(num_leaves)
+        slow.set(range(num_leaves), priorities.tolist())
+        assert draw(tree_of(priorities), 64, seed=5).tolist() == slow.draw(Randomness(5).uniform(64, CPU).tolist())
+
+    def test_more_draws_than_a_pass_takes_continue_where_it_ended(self) -> None:
+        tree = tree_of([1.0] * 1000)
+        assert draw(tree, 1000).tolist() == list(range(1000))
+        assert (draw(tree, 3000) == torch.arange(3000) // 3).all()
+
+    def test_draws_follow_the_priorities_before_and_after_updates(self) -> None:
+        generator = np.random.default_rng(0)
+        tree = tree_of(generator.random(200))
+        assert_fits(tree, seed=1)
+        tree.set(torch.from_numpy(generator.permutation(200)[:50]), doubles(generator.random(50) * 4))
+        assert_fits(tree, seed=2)
+        tree.set(torch.arange(0, 200, 3), 0.0)
+        assert_fits(tree, seed=3)
+
+    def test_the_test_of_draws_notices_wrong_priorities(self) -> None:
+        tree = tree_of([1.0, 1.0, 1.0, 1.0])
+        tree.leaves_view()[2] = 1.1  # and no rebuild
+        statistic, freedom = chi_squared(tree, 40_000, 32, 1)
+        assert statistic > freedom + 5 * math.sqrt(2 * freedom)
+
+    def test_priorities_come_with_the_leaves(self) -> None:
+        tree = tree_of([0.0, 0.5, 0.0, 2.5])
+        result = tree.draw_with_priorities(100, Randomness(4))
+        assert result is not None
+        leaves, priorities = result
+        assert torch.equal(leaves, draw(tree, 100, seed=4))
+        assert torch.equal(priorities, tree.get(leaves))
+
+    def test_no_draws_are_no_leaves(self) -> None:
+        assert draw(tree_of([1.0]), 0).tolist() == []
+
+    def test_a_seed_gives_the_same_draws_and_another_seed_others(self) -> None:
+        tree = tree_of(np.arange(1.0, 500.0))
+        source = Randomness(7)
+        first, second = draw(tree, 32, source), draw(tree, 32, source)
+        again = Randomness(7)
+        assert torch.equal(first, draw(tree, 32, again))
+        assert torch.equal(second, draw(tree, 32, again))
+        assert not torch.equal(first, second)
+        assert not torch.equal(first, draw(tree, 32, seed=8))
+
+    def test_no_global_generator_is_touched(self) -> None:
+        tree = tree_of([1.0, 2.0])
+        before = torch.get_rng_state(), str(np.random.get_state()), random.getstate()  # noqa: NPY002
+        draw(tree, 100)
+        assert torch.equal(before[0], torch.get_rng_state())
+        assert before[1:] == (str(np.random.get_state()), random.getstate())  # noqa: NPY002
+
+
+class TestZero:
+    def test_a_tree_of_zeros_draws_nothing(self) -> None:
+        tree = priority_tree(100, CPU)
+        assert tree.draw(5, Randomness(0)) is None
+        assert tree.draw_with_priorities(5, Randomness(0)) is None
+        assert float(tree.total()) == 0
+        assert float(tree.smallest()) == math.inf
+        tree.set(torch.tensor([3]), TINY)
+        assert draw(tree, 5).tolist() == [3] * 5
+        tree.set(torch.tensor([3]), 0.0)
+        assert tree.draw(5, Randomness(0)) is None
+
+    @pytest.mark.parametrize("uniform", [0.0, 2.0**-53, 0.5, 1 - 2.0**-53])
+    @pytest.mark.parametrize("value", [TINY, 1e-320, 0.1, 1.0, 1e300, HUGE])
+    def test_points_on_a_border_fall_into_a_positive_leaf(self, uniform: float, value: float) -> None:
+        source = constant(uniform)
+        for num_leaves in (1, 9, 70, 600):
+            for positive in ([0], [num_leaves - 1], [num_leaves // 2], range(0, num_leaves, 3)):
+                tree = priority_tree(num_leaves, CPU)
+                tree.set(torch.tensor(positive), value)
+                for count in (1, 3, 64):
+                    assert (tree.get(draw(tree, count, source)) > 0).all()
+
+    @pytest.mark.parametrize(
+        "values",
+        [(1e-320, 1e308), (TINY, 1.0), (1e-8, 1e8), (0.1, 0.3, 0.7), (1e-300, 1e-310, TINY), (HUGE, HUGE, 1.0)],
+        ids=str,
+    )
+    def test_zero_leaves_are_never_drawn(self, values: tuple[float, ...]) -> None:
+        generator = np.random.default_rng(1)
+        priorities = generator.choice((0.0, 0.0, *values), 3000)
+        priorities[-200:] = 0  # whole groups of nothing at the end, where rounding would fall off
+        tree, source = tree_of(priorities), Randomness(3)
+        drawn = torch.cat([draw(tree, 1000, source) for _ in range(100)])
+        assert (tree.get(drawn) > 0).all()
+
+
+class TestScale:
+    """The line from the smallest denormal to the largest double."""
+
+    @pytest.mark.parametrize("value", [HUGE, 1e308, 1e200, 1e-200, 1e-308, 1e-320, TINY])
+    def test_equal_priorities_of_any_size_are_equally_likely(self, value: float) -> None:
+        assert draw(tree_of([value] * 700), 700).tolist() == list(range(700))
+
+    @pytest.mark.parametrize("value", [HUGE / 7, 1e-308, 7 * TINY])
+    def test_ratios_are_kept_at_both_ends(self, value: float) -> None:
+        assert_fits(tree_of([value * k for k in (1, 5, 0, 2, 3, 7) * 20]), seed=4)
+
+    def test_a_tree_moves_between_the_ends(self) -> None:
+        tree = priority_tree(700, CPU)
+        everything = torch.arange(700)
+        for value in (1.0, HUGE, TINY, 1e-8, 1e-320, HUGE, 1.0, 0.0, 1e-310, 0.0, 1.0):
+            tree.set(everything[:350], value)
+            tree.set(everything[350:], value)
+            assert tree.check() <= 1e-15
+            if value:
+                assert draw(tree, 700).tolist() == everything.tolist()
+            else:
+                assert tree.draw(1, Randomness(0)) is None
+
+    def test_only_the_largest_matter_beside_the_smallest(self) -> None:
+        tree = tree_of([TINY] * 500 + [HUGE] + [TINY] * 500)
+        assert (draw(tree, 1000) == 500).all()
+        tree.set(torch.tensor([500]), 0.0)
+        assert len(draw(tree, 1000).unique()) == 1000
+
+    def test_the_total_is_infinite_where_float64_ends(self) -> None:
+        tree = tree_of([1e308] * 3)
+        assert float(tree.total()) == math.inf
+        tree.set(torch.tensor([0, 1]), 1.0)
+        assert float(tree.total()) == 1e308
+
+
+class TestUpdating:
+    def test_priorities_are_kept_exactly(self) -> None:
+        values = doubles([0.1, 1 / 3, math.pi, TINY, HUGE, 0.0, 1e-8])
+        assert torch.equal(tree_of(values.tolist()).get(torch.arange(7)), values)
+
+    def test_one_number_goes_to_every_leaf(self) -> None:
+        tree = priority_tree(100, CPU)
+        tree.set(torch.tensor([4, 90, 4]), 2.5)
+        assert tree.leaves_view().nonzero().flatten().tolist() == [4, 90]
+        assert float(tree.total()) == 5
+
+    @pytest.mark.parametrize("count", [2, 50, 5000])
+    def test_of_several_priorities_for_a_leaf_the_last_counts(self, count: int) -> None:
+        generator = np.random.default_rng(count)
+        leaves, priorities = generator.integers(0, max(1, count // 4), count), generator.random(count)
+        tree, slow = priority_tree(20_000, CPU), SlowTree(20_000)
+        tree.set(torch.from_numpy(leaves), torch.from_numpy(priorities))
+        slow.set(leaves.tolist(), priorities.tolist())
+        assert tree.leaves_view().tolist() == slow.leaves
+        assert float(tree.total()) == pytest.approx(float(slow.total()), rel=1e-14)
+        assert tree.check() <= 1e-15
+
+    @pytest.mark.parametrize("wrong", [-1, 100, 101, 2**40, -(2**63)])
+    def test_a_leaf_outside_is_refused_and_nothing_changes(self, wrong: int) -> None:
+        tree = tree_of([1.0] * 100)
+        with pytest.raises(IndexError):
+            tree.set(torch.tensor([3, wrong]), doubles([9.0, 9.0]))
+        with pytest.raises(IndexError):
+            tree.set(torch.tensor([3, wrong]), 9.0)
+        with pytest.raises(IndexError):
+            tree.get(torch.tensor([3, wrong]))
+        assert tree.leaves_view().tolist() == [1.0] * 100
+        assert float(tree.total()) == 100
+        assert tree.check() == 0
+
+    def test_no_leaves_change_nothing(self) -> None:
+        tree = tree_of([1.0, 2.0])
+        nothing = torch.empty(0, dtype=torch.int64)
+        tree.set(nothing, doubles([]))
+        tree.set(nothing, 7.0)
+        assert tree.get(nothing).tolist() == []
+        assert float(tree.total()) == 3
+
+    def test_strided_arguments_are_read_right(self) -> None:
+        tree = tree_of([1.0] * 20)
+        tree.set(torch.arange(20)[::2], doubles(range(20))[::2])
+        assert tree.get(torch.arange(20)[::4]).tolist() == [0, 4, 8, 12, 16]
+        assert float(tree.total()) == 10 + sum(range(0, 20, 2))
+
+    def test_a_million_updates_leave_no_drift(self) -> None:
+        num_leaves, batch = 1 << 17, 500
+        generator = np.random.default_rng(10)
+        brute, tree = np.zeros(num_leaves), priority_tree(num_leaves, CPU)
+        tree.smallest()  # from here on the minima are kept too
+        for _ in range(1_000_000 // batch):
+            leaves = generator.integers(0, num_leaves, batch)
+            priorities = 10 ** generator.uniform(-8, 8, batch)
+            brute[leaves] = priorities
+            tree.set(torch.from_numpy(leaves), torch.from_numpy(priorities))
+        assert np.array_equal(tree.leaves_view().numpy(), brute)
+        assert float(tree.total()) == pytest.approx(math.fsum(brute), rel=1e-12)
+        assert float(tree.smallest()) == brute[brute > 0].min()
+        assert tree.check() <= 1e-12
+        # Without the largest a sum of small ones remains, where updates by differences would have left their dust.
+        large = np.flatnonzero(brute > 1e-4)
+        tree.set(torch.from_numpy(large), 0.0)
+        brute[large] = 0
+        assert float(tree.total()) == pytest.approx(math.fsum(brute), rel=1e-9)
+
+
+class TestSmallest:
+    def test_it_recovers_after_a_tiny_priority_is_overwritten(self) -> None:
+        tree = tree_of([3.0] * 100)
+        assert float(tree.smallest()) == 3.0
+        tree.set(torch.tensor([70]), 1e-12)
+        assert float(tree.smallest()) == 1e-12
+        tree.set(torch.tensor([70]), 5.0)
+        assert float(tree.smallest()) == 3.0
+
+    @pytest.mark.parametrize("num_leaves", [1, 8, 9, 700])
+    def test_zeros_do_not_count(self, num_leaves: int) -> None:
+        tree = priority_tree(num_leaves, CPU)
+        assert float(tree.smallest()) == math.inf
+        tree.set(torch.tensor([num_leaves - 1]), 0.25)
+        assert float(tree.smallest()) == 0.25
+        tree.set(torch.tensor([num_leaves - 1]), -0.0)
+        assert float(tree.smallest()) == math.inf
+
+
+class TestRestoring:
+    def test_leaves_written_back_and_rebuilt_draw_the_same(self) -> None:
+        generator = np.random.default_rng(2)
+        tree = tree_of(generator.random(1000))
+        tree.set(torch.from_numpy(generator.integers(0, 1000, 300)), doubles(generator.random(300)))
+        other = priority_tree(1000, CPU)
+        other.smallest()
+        other.leaves_view().copy_(tree.leaves_view())
+        other.rebuild()
+        assert other.check() == 0
+        assert float(other.total()) == pytest.approx(float(tree.total()), rel=1e-15)
+        assert float(other.smallest()) == float(tree.smallest())
+        assert torch.equal(draw(other, 500), draw(tree, 500))
+
+    @pytest.mark.parametrize("value", [HUGE, TINY])
+    def test_leaves_of_either_end_are_rebuilt_too(self, value: float) -> None:
+        tree = tree_of([1.0] * 100)
+        tree.leaves_view().fill_(value)
+        tree.rebuild()
+        assert draw(tree, 100).tolist() == list(range(100))
+
+    def test_the_check_sees_a_leaf_that_the_sums_do_not(self) -> None:
+        tree = tree_of([1.0] * 1000)
+        assert tree.check() == 0
+        tree.leaves_view()[700] = 2.0
+        assert tree.check() > 1e-3
+        tree.rebuild()
+        assert tree.check() == 0
+
+    def test_leaves_changed_behind_the_tree_never_lead_outside(self) -> None:
+        tree = tree_of([1.0] * 1001)
+        for value in (0.0, math.nan, math.inf, 1e308):
+            tree.leaves_view().fill_(value)
+            drawn = draw(tree, 1000)
+            assert drawn.min() >= 0
+            assert drawn.max() < 1001
+
+
+magnitudes = st.floats(-323.3, 308.2).map(lambda exponent: float(f"1e{int(exponent)}") * (1 + abs(exponent) % 0.7))
+priorities = st.one_of(st.just(0.0), st.sampled_from([TINY, HUGE, 1.0]), st.floats(1e-3, 1e3), magnitudes)
+
+
+@st.composite
+def histories(draw_from: st.DrawFn) -> tuple[int, list[list[tuple[int, float]]]]:
+    """A number of leaves, and batches of updates."""
+    num_leaves = draw_from(st.integers(1, 150))
+    update = st.tuples(st.integers(0, num_leaves - 1), priorities)
+    return num_leaves, draw_from(st.lists(st.lists(update, max_size=40), min_size=1, max_size=6))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(histories(), st.integers(1, 40), st.booleans())
+def test_any_history_agrees_with_the_written_out_line(
+    history: tuple[int, list[list[tuple[int, float]]]], count: int, keeps_smallest: bool
+) -> None:
+    num_leaves, batches = history
+    tree, slow, source = priority_tree(num_leaves, CPU), SlowTree(num_leaves), Randomness(1)
+    for batch in batches:
+        leaves, values = [leaf for leaf, _ in batch], [value for _, value in batch]
+        tree.set(torch.tensor(leaves, dtype=torch.int64), doubles(values))
+        slow.set(leaves, values)
+        assert tree.leaves_view().tolist() == slow.leaves
+        total = slow.total()
+        expected = float(total) if total < 2**1024 else math.inf
+        assert float(tree.total()) == pytest.approx(expected, rel=1e-13, abs=2 * TINY)
+        if keeps_smallest:
+            assert float(tree.smallest()) == slow.smallest()
+        assert tree.check() <= 1e-14
+        drawn = tree.draw(count, source)
+        if drawn is None:
+            assert total == 0
+        else:
+            assert slow.may_draw(drawn.tolist(), Fraction(1, 10**14))
+
+
+class Operations(TorchDispatchMode):
+    """The names of the operations that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def on_a_device(num_leaves: int) -> Any:
+    """The torch tree as it works where looking at a result would hold up the device."""
+    with kernels.force_torch():
+        tree: Any = priority_tree(num_leaves, CPU)
+    tree._waits = False
+    return tree
+
+
+def parallel_cumsum(values: torch.Tensor, dim: int) -> torch.Tensor:
+    """Running sums as devices make them: log₂ n passes, in each of which every entry adds one further to the left."""
+    sums, step = values.movedim(dim, -1), 1
+    while step < sums.shape[-1]:
+        sums = torch.cat([sums[..., :step], sums[..., step:] + sums[..., :-step]], -1)
+        step *= 2
+    return sums.movedim(-1, dim)
+
+
+class TestDevices:
+    def test_leaves_that_come_twice_are_written_twice_with_the_last_priority(self) -> None:
+        # A scatter with two numbers for one place keeps either, on a device; on the CPU it happens to be the last.
+        leaves, values = torch.tensor([5, 2, 5, 9, 2, 5]), doubles([1, 2, 3, 4, 5, 6])
+        assert priority._last_of_each(leaves, values).tolist() == [6, 5, 6, 4, 5, 6]
+
+    def test_sums_made_in_parallel_lead_to_no_zero(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        generator = np.random.default_rng(6)
+        values = doubles(generator.random(20_000) * (generator.random(20_000) < 0.3))
+        zero = values == 0
+        assert (parallel_cumsum(values, 0).diff()[zero[1:]] != 0).any()  # which is why care is needed
+        monkeypatch.setattr(torch.Tensor, "cumsum", parallel_cumsum)
+        steps = priority._running(values).diff()
+        assert (steps >= 0).all()
+        assert (steps[zero[1:]] == 0).all()
+        rows = values.view(-1, 50)
+        for points in rows.cumsum(1).unbind(1):  # on the borders, where a rounding decides
+            leaf = priority._first_beyond(rows, points)
+            assert (rows.gather(1, leaf[:, None]) > 0)[rows.sum(1) > 0].all()
+
+    def test_sampling_and_updating_is_few_operations_and_waits_for_none(self) -> None:
+        tree, source = on_a_device(100_000), Randomness(0)
+        tree.set(torch.arange(100_000), 1.0)
+        draw(tree, 64, source)
+        with Operations() as operations:
+            leaves, _ = tree.draw_with_priorities(64, source)
+            tree.set(leaves, torch.ones(64, dtype=torch.float64))
+            sampling = len(operations.names)
+            tree.set(leaves, 2.0)
+            tree.total()
+            tree.smallest()
+            tree.rebuild()
+        assert sampling <= 60
+        waiting = {"aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::is_nonzero", "aten::equal"}
+        assert not waiting & set(operations.names)
+
+    def test_zeros_alone_give_leaves_inside(self) -> None:
+        tree = on_a_device(1001)
+        drawn = draw(tree, 100)
+        assert drawn.min() >= 0
+        assert drawn.max() < 1001

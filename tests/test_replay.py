@@ -1,0 +1,527 @@
+"""The replay buffer: its own methods, and what each refuses."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import recollect as rc
+from tests.layouts import Both
+from tests.scripted import Scripted, act
+
+
+def fill(count: int, capacity: int = 16, **options: Any) -> rc.ReplayBuffer:
+    """Rows to recognise: obs = t, reward = 10·t, next_obs = t + 1."""
+    replay = rc.ReplayBuffer(capacity, **{"obs": 1, "action": (), "seed": 0, **options})
+    for t in range(count):
+        replay.add([float(t)], t / 2, 10.0 * t, False, False, [t + 1.0])
+    return replay
+
+
+class TestMaking:
+    @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "3", None])
+    def test_a_capacity_is_a_positive_int(self, wrong: Any) -> None:
+        with pytest.raises(rc.SchemaError, match="capacity: expected a positive int"):
+            rc.ReplayBuffer(wrong, obs=1, action=())
+
+    def test_a_capacity_is_a_multiple_of_the_environments(self) -> None:
+        with pytest.raises(rc.SchemaError, match="capacity: expected a multiple of num_envs=4, got 10. Pass 8."):
+            rc.ReplayBuffer(10, obs=1, action=(), num_envs=4)
+
+    def test_more_memory_than_there_is_is_refused_before_anything_is_allocated(self) -> None:
+        with pytest.raises(
+            MemoryError, match=r"capacity: expected at most .* GiB, which is what this machine has free"
+        ):
+            rc.ReplayBuffer(10**9, obs=(1000,), action=())
+
+    def test_the_estimate_is_what_is_kept(self) -> None:
+        for options in (
+            {"obs": 17, "action": 6},
+            {"obs": {"a": 3, "b": rc.Stacked(rc.Field((4, 4), torch.uint8), 4)}, "action": gym.spaces.Discrete(2)},
+            {"obs": 3, "action": 1, "num_envs": 5, "extra": {"x": (2, 2)}},
+            {"obs": 3, "action": 1, "next_obs": "stored"},
+        ):
+            assert rc.ReplayBuffer(100, **options).nbytes == rc.ReplayBuffer.estimate_bytes(100, **options)
+
+    def test_a_transition_costs_what_the_bars_allow(self) -> None:
+        flat = rc.ReplayBuffer.estimate_bytes(10**6, obs=17, action=6) / 10**6
+        stack = rc.Stacked(rc.Field((84, 84), torch.uint8), 4)
+        atari = rc.ReplayBuffer.estimate_bytes(10**5, obs=stack, action=gym.spaces.Discrete(18)) / 10**5
+        assert flat <= 106
+        assert atari <= 7_120
+
+    @pytest.mark.parametrize("name", ["obs", "next_obs", "weight", "index", "discount"])
+    def test_extra_cannot_take_a_reserved_name(self, name: str) -> None:
+        with pytest.raises(rc.SchemaError, match=f"extra.{name}: expected a name of its own"):
+            rc.ReplayBuffer(4, obs=1, action=(), extra={name: 1})
+
+    def test_settings_that_make_no_sense_are_refused(self) -> None:
+        with pytest.raises(rc.SchemaError, match='next_obs: expected "shared" or "stored"'):
+            fill(0, next_obs="twice")
+        with pytest.raises(rc.SchemaError, match="reward: expected one floating-point field"):
+            fill(0, reward=rc.Field((), torch.int64))
+        with pytest.raises(rc.SchemaError, match="obs: expected a field stored as it is, got Stacked"):
+            fill(0, obs=rc.Stacked(2, 3), next_obs="stored")
+        with pytest.raises(rc.SchemaError, match="action: expected a field stored as it is, got Stacked"):
+            fill(0, action=rc.Stacked(2, 3))
+
+    def test_pinned_memory_needs_an_accelerator(self) -> None:
+        if torch.accelerator.is_available():
+            assert fill(3, device=rc.Memory.pinned())._storage.columns[0].is_pinned()
+        else:
+            with pytest.raises(rc.SchemaError, match="Memory.pinned: expected an accelerator, got none"):
+                rc.Memory.pinned()
+
+    def test_for_env_takes_everything_from_the_environment(self) -> None:
+        envs = gym.make_vec("CartPole-v1", 3)
+        replay = rc.ReplayBuffer.for_env(envs, 30, sampler=rc.Prioritized())
+        assert replay.num_envs == 3
+        assert replay.autoreset is gym.vector.AutoresetMode.NEXT_STEP
+        single = rc.ReplayBuffer.for_env(gym.make("CartPole-v1"), 30)
+        assert single.num_envs is None
+
+    def test_repr_says_what_is_in_it(self) -> None:
+        assert repr(fill(3)).startswith("ReplayBuffer(3 of 16 rows, num_envs=None, fields=(obs, action, reward")
+
+
+class TestWriting:
+    def test_dict_observations_and_extra_fields_of_any_kind(self, backend: str) -> None:
+        obs = {"camera": rc.Field((2, 2), torch.uint8), "body": {"joints": 3, "mode": rc.Field((), torch.int64)}}
+        replay = rc.ReplayBuffer(
+            8, obs=obs, action=2, extra={"privileged": {"mass": ()}, "skill": rc.Field((), torch.int16)}
+        )
+
+        def observe(t: int) -> dict[str, Any]:
+            body = {"joints": np.full(3, t, np.float64), "mode": t}
+            return {"camera": np.full((2, 2), t, np.uint8), "body": body}
+
+        for t in range(5):
+            extra = {"privileged": {"mass": t / 2}, "skill": np.int16(t)}
+            replay.add(observe(t), [0.0, t], 1.0, False, False, observe(t + 1), **extra)
+        batch = replay.sample(30)
+        t = batch["obs", "body", "mode"]
+        assert torch.equal(batch["next_obs", "body", "mode"], t + 1)
+        assert torch.equal(batch["next_obs", "camera"][:, 0, 0], (t + 1).to(torch.uint8))
+        assert torch.equal(batch["obs", "body", "joints"][:, 2], t.float())
+        assert torch.equal(batch["privileged", "mass"], t / 2)
+        assert torch.equal(batch["skill"], t.to(torch.int16))
+
+    def test_environments_may_be_written_at_different_times(self, backend: str) -> None:
+        both = Both(6, 3, np.random.default_rng(0))
+        for envs in ([1], [2, 0], [1, 0], [1], None, [2]):
+            both.add(sorted(envs) if envs else None)
+        assert len(both.replay) == len(both.expected) == 10
+
+    def test_env_ids_in_any_order(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(30, obs=1, action=(), num_envs=3)
+        flags = np.zeros(2, bool)
+        replay.add(
+            np.array([[2.0], [0.0]]), np.zeros(2), np.array([2.0, 0.0]), flags, flags, np.ones((2, 1)), env_ids=[2, 0]
+        )
+        assert sorted((replay.sample(50)["index"] % 3).unique().tolist()) == [0, 2]
+        rows = replay[torch.tensor([0, 2])]
+        assert rows["reward"].tolist() == [0.0, 2.0]
+
+    def test_cut_separates_what_would_have_been_one_episode(self, backend: str) -> None:
+        replay = fill(3)
+        replay.cut()
+        replay.cut()
+        replay.add([3.0], 1.5, 30.0, False, False, [4.0])
+        assert [len(episode) for episode in replay.episodes()] == [3, 1]
+        batch = replay.sample(60, rc.NStep(4, 1.0))
+        # Each of 0, 10, 20 with its followers of the first episode, and 30 alone.
+        assert set(batch["reward"].tolist()) == {0 + 10 + 20.0, 10 + 20.0, 20.0, 30.0}
+
+    def test_a_normalised_observation_is_sampled_as_it_was_passed(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(16, obs=1, action=())
+        for t in range(5):
+            replay.add([t * 1.0], 0.0, float(t), False, False, [t + 0.5])
+        batch = replay.sample(40)
+        assert torch.equal(batch["obs"].squeeze(1), batch["reward"])
+        assert torch.equal(batch["next_obs"].squeeze(1), batch["reward"] + 0.5)
+
+    def test_continuity_is_bitwise_after_the_cast(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(16, obs=1, action=())
+        third = 1 / 3  # not a float32
+        replay.add(np.array([0.0]), 0.0, 0.0, False, False, np.array([third]))
+        replay.add(np.array([third]), 0.0, 1.0, False, False, np.array([np.nan]))
+        replay.add(np.array([np.nan]), 0.0, 2.0, False, False, np.array([0.0]))
+        assert [len(episode) for episode in replay.episodes()] == [3]
+        replay.add(np.array([-0.0]), 0.0, 3.0, False, False, np.array([1.0]))
+        assert [len(episode) for episode in replay.episodes()] == [3, 1]
+
+    def test_staged_fields_are_completed_by_add_or_add_step(self) -> None:
+        envs = gym.make_vec("CartPole-v1", 2)
+        replay = rc.ReplayBuffer.for_env(envs, 40)
+        obs, _ = envs.reset(seed=0)
+        for _ in range(5):
+            replay.stage(obs=obs, action=np.ones(2, int))
+            step = envs.step(np.ones(2, int))
+            replay.add_step(step=step)
+            obs = step[0]
+        assert len(replay) == 10
+        replay.stage(obs=obs)
+        with pytest.raises(rc.SchemaError, match="obs: expected a field once a step, got it twice"):
+            replay.add_step(obs, np.ones(2, int), envs.step(np.ones(2, int)))
+        with pytest.raises(rc.SchemaError, match="obs: expected a field once a step, got it twice"):
+            replay.stage(obs=obs)
+        with pytest.raises(rc.SchemaError, match="extend: expected no staged fields"):
+            replay.extend(
+                dict.fromkeys(("obs", "action", "reward", "terminated", "truncated", "next_obs"), np.zeros(2))
+            )
+
+    def test_unordered_rows_go_into_a_buffer_with_stored_next_observations(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(10, obs=2, action=(), next_obs="stored")
+        random = np.random.default_rng(0)
+        block = {
+            "obs": random.normal(size=(25, 2)), "action": np.zeros(25), "reward": np.arange(25.0),
+            "terminated": random.random(25) < 0.5, "truncated": np.zeros(25, bool), "next_obs": random.normal(size=(25, 2)),
+        }  # fmt: skip
+        replay.extend(block)
+        assert len(replay) == 10
+        batch = replay.sample(40)
+        row = batch["reward"].long().numpy()
+        assert set(row.tolist()) <= set(range(15, 25))
+        assert np.allclose(batch["obs"].numpy(), block["obs"][row].astype(np.float32))
+        assert np.allclose(batch["next_obs"].numpy(), block["next_obs"][row].astype(np.float32))
+        for view in (rc.NStep(2, 0.9), rc.Sequence(2), rc.Hindsight(("obs",), ("obs",), lambda a, g, rows: (a, g))):
+            with pytest.raises(rc.SchemaError, match="expected rows in time order"):
+                replay.sample(2, view)
+
+    @pytest.mark.parametrize("kind", ["dict", "tensordict"])
+    def test_blocks_come_as_dicts_or_tensordicts(self, backend: str, kind: str) -> None:
+        block: Any = {
+            "obs": torch.arange(12.0).view(4, 3, 1), "next_obs": torch.arange(3.0, 15.0).view(4, 3, 1),
+            "action": torch.zeros(4, 3), "reward": torch.arange(12.0).view(4, 3),
+            "terminated": torch.zeros(4, 3, dtype=torch.bool), "truncated": torch.zeros(4, 3, dtype=torch.bool),
+        }  # fmt: skip
+        block = TensorDict(block, [4, 3]) if kind == "tensordict" else block
+        replay = rc.ReplayBuffer(30, obs=1, action=(), num_envs=3)
+        replay.extend(block)
+        assert len(replay) == 12
+        assert torch.equal(replay[torch.arange(12)]["reward"], torch.arange(12.0))
+        with pytest.raises(rc.SchemaError, match="extend: expected the fields"):
+            replay.extend({"obs": torch.zeros(4, 3, 1)})
+        with pytest.raises(rc.SchemaError, match="^next_obs: expected shape"):
+            replay.extend({**dict(block), "next_obs": torch.zeros(4, 1, 1)})
+        with pytest.raises(rc.SchemaError, match="extend: expected at least one step, got none"):
+            replay.extend({name: value[:0] for name, value in dict(block).items()})
+        assert len(replay) == 12
+
+    def test_a_single_scripted_environment_reset_by_hand(self, backend: str) -> None:
+        env = Scripted(0, ((3, "terminated"), (2, "truncated")))
+        replay = rc.ReplayBuffer.for_env(env, 50)
+        obs, _ = env.reset()
+        for _ in range(10):
+            action = int(act(obs))
+            step = env.step(action)
+            replay.add_step(obs, action, step)
+            obs = env.reset()[0] if step[2] or step[3] else step[0]
+        assert [len(episode) for episode in replay.episodes()] == [3, 2, 3, 2]
+
+    def test_same_step_needs_the_final_observation_of_every_end(self) -> None:
+        replay = rc.ReplayBuffer(8, obs=1, action=(), num_envs=2, autoreset="SAME_STEP")
+        step = (np.zeros((2, 1)), np.zeros(2), np.array([False, True]), np.zeros(2, bool), {})
+        with pytest.raises(rc.SchemaError, match="info.*: expected the final observation of environment 1, got none"):
+            replay.add_step(np.ones((2, 1)), np.zeros(2), step)
+        assert len(replay) == 0
+
+
+class TestReading:
+    def test_the_default_batch_has_these_fields(self, backend: str) -> None:
+        batch = fill(5, extra={}).sample(3)
+        names = {"obs", "action", "reward", "terminated", "truncated", "next_obs", "index"}
+        assert set(batch.keys()) == names
+        assert batch.batch_size == torch.Size([3])
+        assert set(fill(5, sampler=rc.Prioritized()).sample(3).keys()) == names | {"weight"}
+
+    @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, None])
+    def test_a_batch_size_is_a_positive_int(self, wrong: Any) -> None:
+        with pytest.raises(rc.SchemaError, match="sample: expected a positive int"):
+            fill(5).sample(wrong)
+
+    @pytest.mark.parametrize("view", [rc.Transition(), rc.NStep(2, 0.9), rc.Sequence(3, burn_in=1)])
+    def test_out_is_filled_and_returned(self, backend: str, view: Any) -> None:
+        replay = fill(12)
+        out = replay.sample(5, view)
+        addresses = [leaf.data_ptr() for leaf in out.values(True, True)]
+        assert replay.sample(5, view, out=out) is out
+        assert [leaf.data_ptr() for leaf in out.values(True, True)] == addresses
+        again = fill(12)
+        again.sample(5, view)
+        assert (again.sample(5, view) == out).all()
+        with pytest.raises(rc.SchemaError, match=r"out\.obs: expected contiguous"):
+            replay.sample(6, view, out=out)
+        with pytest.raises(rc.SchemaError, match="out: expected the fields"):
+            replay.sample(5, view, out=out.exclude("action"))
+
+    def test_device_moves_the_batch(self) -> None:
+        assert fill(5).sample(3, device="meta")["obs"].device.type == "meta"
+
+    def test_rows_by_their_numbers(self, backend: str) -> None:
+        replay = fill(20)
+        rows = replay[[5, 19, 7]]
+        assert rows["reward"].tolist() == [50.0, 190.0, 70.0]
+        assert rows["index"].tolist() == [5, 19, 7]
+        with pytest.raises(IndexError, match="expected rows that are stored, got 3, which was overwritten"):
+            replay[[5, 3]]
+        for never in (20, -1, 2**40):
+            with pytest.raises(IndexError, match="expected the id of a stored transition"):
+                replay[[never]]
+        with pytest.raises(rc.SchemaError, match="index: expected int64 in one axis"):
+            replay[[0.5]]
+
+    def test_an_empty_buffer_has_no_episodes(self, backend: str) -> None:
+        replay = fill(0)
+        assert list(replay.episodes()) == []
+        with pytest.raises(rc.NotReadyError, match="sample: expected stored transitions, got none. Add steps first."):
+            replay.sample(1)
+
+    def test_numbers_go_on_after_clear_and_around_the_ring(self, backend: str) -> None:
+        replay = fill(20, capacity=8)
+        replay.clear()
+        replay.add([0.0], 0.0, 0.0, False, False, [1.0])
+        assert replay.sample(3)["index"].tolist() == [20] * 3
+
+    def test_few_rows_among_many_slots_are_found(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(64 * 100, obs=1, action=(), num_envs=64, seed=0)
+        one = np.zeros(1, bool)
+        for t in range(100):
+            replay.add(
+                np.array([[float(t)]]), np.zeros(1), np.array([float(t)]), one, one, np.array([[t + 1.0]]), env_ids=[63]
+            )
+        assert len(replay) == 100
+        assert len(replay.sample(2000)["reward"].unique()) == 100
+
+
+class TestUpdating:
+    def test_needs_a_sampler_with_priorities(self) -> None:
+        with pytest.raises(rc.SchemaError, match="update_priority: expected a sampler with priorities"):
+            fill(3).update_priority([0], [1.0])
+
+    @pytest.mark.parametrize("priority", [[1.0], [[1.0, 2.0]], 1.0, torch.zeros(3)])
+    def test_needs_a_priority_for_each_index(self, priority: Any) -> None:
+        replay = fill(3, sampler=rc.Prioritized())
+        with pytest.raises(rc.SchemaError, match=r"priority: expected shape \(2,\)"):
+            replay.update_priority([0, 1], priority)
+
+    def test_takes_nothing_as_nothing(self, backend: str) -> None:
+        replay = fill(3, sampler=rc.Prioritized())
+        assert replay.update_priority(torch.empty(0, dtype=torch.int64), torch.empty(0)) == 0
+
+    @pytest.mark.parametrize(
+        "wrong", [{"alpha": -1.0}, {"alpha": float("nan")}, {"beta": -0.1}, {"eps": float("inf")}, {"normalize": "x"}]
+    )
+    def test_settings_are_checked(self, wrong: Any) -> None:
+        with pytest.raises(rc.SchemaError, match=f"Prioritized.{next(iter(wrong))}: expected"):
+            rc.Prioritized(**wrong)
+
+    def test_a_new_row_has_the_largest_priority_so_far(self, backend: str) -> None:
+        replay = fill(3, sampler=rc.Prioritized(alpha=1.0, eps=0.0))
+        replay.update_priority([0, 1, 2], [1.0, 7.0, 2.0])
+        replay.update_priority([1], [1.0])
+        replay.add([3.0], 0.0, 0.0, False, False, [4.0])
+        tree = replay._draws._tree  # type: ignore[attr-defined]
+        assert tree.get(torch.arange(4)).tolist() == [1.0, 1.0, 2.0, 7.0]
+
+    @settings(max_examples=30, deadline=None)
+    @given(seed=st.integers(0, 2**32 - 1), native=st.booleans())
+    def test_only_transitions_have_a_priority(self, seed: int, native: bool) -> None:
+        with rc.kernels.force_torch() if not native else pytest.MonkeyPatch.context():
+            both = Both(5, 2, np.random.default_rng(seed), sampler=rc.Prioritized())
+            both.play(10)
+            storage, tree = both.replay._storage, both.replay._draws._tree  # type: ignore[attr-defined]
+            positive = (tree.leaves_view()[: storage.ring.kind.numel()] > 0).nonzero().squeeze(1)
+            assert set(storage.ids(positive).tolist()) == set(both.expected)
+
+
+class TestWithoutReplacement:
+    def test_an_epoch_has_every_row_once(self, backend: str) -> None:
+        replay = fill(10, sampler=rc.WithoutReplacement())
+        sizes = []
+        for _ in range(3):
+            epoch: list[int] = []
+            while len(epoch) < 10:
+                batch = replay.sample(4)
+                sizes.append(len(batch))
+                epoch += batch["index"].tolist()
+            assert sorted(epoch) == list(range(10))
+        assert sizes == [4, 4, 2] * 3
+
+    def test_the_remainder_can_be_left_out(self, backend: str) -> None:
+        replay = fill(10, sampler=rc.WithoutReplacement(drop_last=True))
+        batches = [replay.sample(4)["index"].tolist() for _ in range(4)]
+        assert all(len(batch) == 4 for batch in batches)
+        assert len({*batches[0], *batches[1]}) == len({*batches[2], *batches[3]}) == 8
+
+    def test_rows_that_were_overwritten_are_skipped(self, backend: str) -> None:
+        replay = fill(8, capacity=8, sampler=rc.WithoutReplacement())
+        seen = replay.sample(2)["index"].tolist()
+        for t in range(8, 12):
+            replay.add([float(t)], 0.0, 0.0, False, False, [t + 1.0])
+        rest = replay.sample(8)["index"].tolist()
+        assert sorted(rest) == [i for i in range(4, 8) if i not in seen]
+
+
+class TestViews:
+    @pytest.mark.parametrize("wrong", [0, -1, 1.5, True])
+    def test_settings_are_checked(self, wrong: Any) -> None:
+        with pytest.raises(rc.SchemaError, match="NStep.n: expected a positive int"):
+            rc.NStep(wrong, 0.9)
+        with pytest.raises(rc.SchemaError, match="Sequence.length: expected a positive int"):
+            rc.Sequence(wrong)
+        if wrong != 0:
+            with pytest.raises(rc.SchemaError, match="Sequence.burn_in: expected a non-negative int"):
+                rc.Sequence(3, burn_in=wrong)
+
+    @pytest.mark.parametrize("gamma", [-0.1, 1.1, float("nan"), "1", True])
+    def test_a_discount_is_in_its_range(self, gamma: Any) -> None:
+        with pytest.raises(rc.SchemaError, match="NStep.gamma: expected a number in"):
+            rc.NStep(3, gamma)
+
+    def test_hindsight_settings_are_checked(self) -> None:
+        def fn(a: torch.Tensor, g: torch.Tensor, rows: Any) -> Any:
+            return rows["reward"], rows["terminated"]
+
+        with pytest.raises(rc.SchemaError, match="Hindsight.ratio"):
+            rc.Hindsight("goal", "at", fn, ratio=1.5)
+        with pytest.raises(rc.SchemaError, match="Hindsight.strategy"):
+            rc.Hindsight("goal", "at", fn, strategy="past")  # type: ignore[arg-type]
+        with pytest.raises(
+            rc.SchemaError, match=r"Hindsight: expected a leaf of the observation \(obs\), got obs.goal"
+        ):
+            fill(3).sample(2, rc.Hindsight("goal", "at", fn))
+        with pytest.raises(rc.SchemaError, match=r"Hindsight.fn: reward: expected shape \(2,\), got \(2, 1\)"):
+            view = rc.Hindsight(("obs",), ("obs",), lambda a, g, rows: (a, rows["terminated"]))
+            fill(3).sample(2, view)
+        with pytest.raises(rc.SchemaError, match="Sequence: expected one episode, got cross_episodes=True"):
+            fill(3).sample(2, rc.Hindsight(("obs",), ("obs",), fn, view=rc.Sequence(2, cross_episodes=True)))
+
+    def test_hindsight_around_a_sequence_gives_one_goal_to_the_whole_sequence(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(64, obs={"at": 1, "goal": 1}, action=(), seed=0)
+        for t in range(20):
+            replay.add({"at": [float(t)], "goal": [-1.0]}, 0.0, 0.0, False, t == 19, {"at": [t + 1.0], "goal": [-1.0]})
+        view = rc.Hindsight("goal", "at", lambda a, g, rows: ((a == g).squeeze(-1).float(), (a == g).squeeze(-1)),
+                            ratio=1.0, view=rc.Sequence(4, burn_in=2))  # fmt: skip
+        batch = replay.sample(40, view)
+        assert batch["obs", "goal"].shape == (40, 6, 1)
+        for i in range(40):
+            real = batch["mask"][i]
+            goals = batch["obs", "goal"][i][real].unique()
+            assert len(goals) == 1
+            hit = (batch["next_obs", "at"][i] == goals).squeeze(-1) & real
+            assert torch.equal(batch["reward"][i] == 1, hit)
+        assert set(batch.keys()) >= {"mask", "train", "is_first", "index"}
+
+    def test_carry_fields_come_once_at_the_first_real_step(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(32, obs=1, action=(), extra={"hidden": rc.Carry((2, 3))}, seed=0)
+        for t in range(6):
+            replay.add([float(t)], 0.0, 0.0, False, False, [t + 1.0], hidden=np.full((2, 3), t))
+        batch = replay.sample(20, rc.Sequence(3, burn_in=2))
+        assert batch["hidden"].shape == (20, 2, 3)
+        first = batch["mask"].long().argmax(1)
+        start = batch["obs"][torch.arange(20), first, 0]
+        assert torch.equal(batch["hidden"][:, 0, 0], start)
+
+    def test_several_rewards_are_summed_apart(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(16, obs=1, action=(), reward=(2,), seed=0)
+        for t in range(4):
+            replay.add([float(t)], 0.0, [1.0, 10.0], False, t == 3, [t + 1.0])
+        batch = replay.sample(30, rc.NStep(3, 0.5))
+        assert torch.equal(batch["reward"][:, 1], 10 * batch["reward"][:, 0])
+        assert set(batch["reward"][:, 0].tolist()) == {1.75, 1.5, 1.0}
+
+
+class Count(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+SYNCHRONISING = ("_local_scalar_dense", "nonzero", "item", "is_nonzero", "equal.default")
+
+
+class TestOtherDevices:
+    def replay(self, **options: Any) -> rc.ReplayBuffer:
+        return rc.ReplayBuffer(64, obs=2, action=(), num_envs=4, device="meta", **options)
+
+    def step(self) -> dict[str, torch.Tensor]:
+        flags = torch.zeros(4, dtype=torch.bool)
+        step = {
+            "obs": torch.zeros(4, 2),
+            "action": torch.zeros(4),
+            "reward": torch.zeros(4),
+            "next_obs": torch.zeros(4, 2),
+        }
+        return {name: value.to("meta") for name, value in {**step, "terminated": flags, "truncated": flags}.items()}
+
+    def test_steps_are_written_without_asking_the_device(self) -> None:
+        replay = self.replay()
+        for _ in range(3):
+            replay.add(**self.step())
+        replay.cut()
+        replay.clear()
+
+    @pytest.mark.parametrize("sampler", [rc.Uniform(), rc.Prioritized()])
+    def test_sampling_does_not_synchronise(self, sampler: Any) -> None:
+        with rc.kernels.force_torch():
+            replay = rc.ReplayBuffer(64, obs=2, action=(), num_envs=4, sampler=sampler, seed=0)
+            flags = np.zeros(4, bool)
+            for t in range(10):
+                replay.add(np.full((4, 2), t), np.zeros(4), np.zeros(4), flags, flags, np.full((4, 2), t + 1.0))
+            storage, slots = replay._storage, torch.arange(8)
+            with Count() as count:
+                drawn = storage.draw(8, replay._random) if isinstance(sampler, rc.Uniform) else slots
+                rc.Transition().read(storage, drawn, replay._random)
+                storage.ids(drawn)
+        assert not [call for call in count.calls if any(name in call for name in SYNCHRONISING)]
+
+
+class TestThreads:
+    def test_writers_samplers_and_updates_at_once_tear_no_row(self) -> None:
+        replay = rc.ReplayBuffer(64, obs=8, action=(), num_envs=4, sampler=rc.Prioritized(), seed=0)
+        failures: list[str] = []
+        stop = threading.Event()
+
+        def write(env: int) -> None:
+            for t in range(400):
+                obs, following = np.full((1, 8), t * 4 + env), np.full((1, 8), (t + 1) * 4 + env)
+                flags = np.zeros(1, bool)
+                replay.add(
+                    obs, np.full(1, t * 4 + env), np.full(1, t * 4.0 + env), flags, flags, following, env_ids=[env]
+                )
+
+        def read() -> None:
+            while not stop.is_set():
+                if not len(replay):
+                    continue
+                batch = replay.sample(32)
+                tag = batch["reward"].unsqueeze(1)
+                if not (batch["obs"] == tag).all() or not (batch["next_obs"] == tag + 4).all():
+                    failures.append("torn")
+                replay.update_priority(batch["index"], torch.rand(32))
+
+        writers = [threading.Thread(target=write, args=(env,)) for env in range(4)]
+        readers = [threading.Thread(target=read) for _ in range(2)]
+        for thread in writers + readers:
+            thread.start()
+        for thread in writers:
+            thread.join()
+        stop.set()
+        for thread in readers:
+            thread.join()
+        assert not failures
+        assert len(replay) == 64
