@@ -1,4 +1,4 @@
-"""How many times faster than the fastest peer each operation must be, and how little memory it may take: the one place."""
+"""How fast each operation must be beside the fastest peer, and how little memory it may take: the one place."""
 
 from __future__ import annotations
 

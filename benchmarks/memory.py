@@ -103,7 +103,13 @@ def print_memory(results: Iterable[MemoryResult], console: Console) -> None:
         for number, line in enumerate(result.lines):
             met = result.meets(line)
             bar = "" if met is None else f"≤ {BYTES_A_TRANSITION[result.case]:,.0f}"
-            cells = [line.name, _number(line.held), _number(line.resident), bar, {True: "yes", False: "no", None: ""}[met]]
+            cells = [
+                line.name,
+                _number(line.held),
+                _number(line.resident),
+                bar,
+                {True: "yes", False: "no", None: ""}[met],
+            ]
             style = {True: "green", False: "red", None: ""}[met]
             table.add_row("" if number else result.case, *cells, line.wrong or "", style=style)
         table.add_section()

@@ -5,9 +5,10 @@ Run it as `python -m benchmarks.replay [--quick] [--only add,uniform] [--json PA
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
@@ -26,6 +27,8 @@ from benchmarks.verify_replay import (
 )
 from recollect.conformance.peers import NotOffered, Peer, PrioritizedReplay, Replay, ReplayShape
 
+P = ParamSpec("P")
+T = TypeVar("T")
 N_STEPS, GAMMA = 3, 0.99
 SEQUENCE = 80
 SUBJECT = "Time the off-policy operations beside the peers."
@@ -107,7 +110,7 @@ def enter_prioritized(peer: Peer, case: Case, data: Experience) -> Contestant:
     return contestant(peer, sample_and_update(replay, case.batch_size))
 
 
-def sample_and_update(replay: PrioritizedReplay, batch_size: int):
+def sample_and_update(replay: PrioritizedReplay, batch_size: int) -> Callable[[], object]:
     """A call that draws a batch and gives it new priorities; most rows have got one of their own before."""
     rng = np.random.default_rng(0)
 
@@ -140,7 +143,7 @@ def enter_sequences(peer: Peer, case: Case, data: Experience) -> Contestant:
     return contestant(peer, lambda: replay.sample(case.batch_size))
 
 
-def _offered(make):
+def _offered(make: Callable[P, T] | None) -> Callable[P, T]:
     if make is None:
         raise NotOffered
     return make
@@ -172,15 +175,17 @@ def enter_case(case: Case, peers: Sequence[Peer]) -> tuple[Result, list[Contesta
     return enter(case.name, _entrants(case, peers), lambda peer: ENTER[case.operation](peer, case, data))
 
 
-def memory(peers: Sequence[Peer]) -> list[MemoryResult]:
+def memory(peers: Sequence[Peer], quick: bool) -> list[MemoryResult]:
     """Bytes a transition, with and without the settings that save memory."""
+    shapes = {
+        case: shape._replace(capacity=min(shape.capacity, 10**5 if quick else 10**6)) for case, shape in MEMORY.items()
+    }
     entrants: list[tuple[str, Role, Make]] = []
     for peer in peers:
-        if peer.replay is not None:
-            entrants.append((peer.name, role_of(peer), peer.replay))
-            saving = peer.replay_saving.items()
-            entrants += [(f"{peer.name}, {settings}", role_of(peer), make) for settings, make in saving]
-    return [measure_memory(case, shape, entrants) for case, shape in MEMORY.items()]
+        forms = {peer.name: peer.replay} if peer.replay else {}
+        forms |= {f"{peer.name}, {settings}": make for settings, make in peer.replay_saving.items()}
+        entrants += [(name, role_of(peer), make) for name, make in forms.items()]
+    return [measure_memory(case, shape, entrants) for case, shape in shapes.items()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -194,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measured: list[MemoryResult] = []
     if "memory" in session.operations:
         with session.console.status("memory"):
-            measured = memory(session.found.peers)
+            measured = memory(session.found.peers, session.options.quick)
         print_memory(measured, session.console)
     return session.finish(judged, memory=memory_json(measured))
 

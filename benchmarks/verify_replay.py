@@ -49,7 +49,7 @@ def check_transitions(replay: Replay, data: Experience, batch_size: int, oldest:
         if reason := _differs(batch, data.rows(rows)):
             return reason
         seen.append(rows)
-    return "two batches are the same" if np.array_equal(*seen[:2]) else None
+    return "two batches are the same" if np.array_equal(seen[0], seen[1]) else None
 
 
 def check_n_step(replay: Replay, data: Experience, n: int, gamma: float, *, strictly: bool) -> str | None:
@@ -64,7 +64,12 @@ def check_n_step(replay: Replay, data: Experience, n: int, gamma: float, *, stri
     reward = data.reward[np.minimum(rows[:, None] + np.arange(n), len(data) - 1)].astype(np.float64)
     first, last = data.rows(rows), data.rows(rows + count - 1)
     expected = Transitions(
-        first.obs, first.action, (counted * gamma ** np.arange(n) * reward).sum(1), last.terminated, last.truncated, last.next_obs
+        first.obs,
+        first.action,
+        (counted * gamma ** np.arange(n) * reward).sum(1),
+        last.terminated,
+        last.truncated,
+        last.next_obs,
     )
     if reason := _differs(batch, expected, next_matters=None if strictly else ~last.terminated):
         return reason
@@ -73,7 +78,9 @@ def check_n_step(replay: Replay, data: Experience, n: int, gamma: float, *, stri
     return None
 
 
-def check_sequences(replay: Replay, data: Experience, batch_size: int, length: int, *, within_episodes: bool) -> str | None:
+def check_sequences(
+    replay: Replay, data: Experience, batch_size: int, length: int, *, within_episodes: bool
+) -> str | None:
     """Steps of a sequence were stored one after the other; masked ones are not looked at."""
     batch = replay.read(replay.sample(batch_size))
     if batch.reward.shape != (batch_size, length):

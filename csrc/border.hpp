@@ -95,7 +95,7 @@ public:
 
 private:
     static bool truth(PyObject* object, PyObject* method) {
-        PyObject* result = PyObject_CallMethodObjArgs(object, method, nullptr);
+        PyObject* result = PyObject_VectorcallMethod(method, &object, 1, nullptr);
         const bool yes = result != Py_False;
         Py_XDECREF(result);
         if (!result) PyErr_Clear();

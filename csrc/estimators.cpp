@@ -8,7 +8,7 @@
 #include <memory>
 #include <new>
 
-#include "border.hpp"
+#include "fresh.hpp"
 #include "sweep.hpp"
 
 namespace nb = nanobind;
@@ -20,8 +20,8 @@ using sweep::Job;
 using sweep::Kernels;
 using sweep::View;
 
-// About 20 µs of work. Below it another thread that wants the GIL costs more than it gains.
-constexpr int64_t kReleaseBytes = int64_t{1} << 20;
+// About 20 µs of work here, where nothing is fetched from far away.
+constexpr int64_t kSweepReleaseBytes = int64_t{1} << 20;
 
 bool has_avx2() {
 #ifdef RECOLLECT_AVX2
@@ -136,11 +136,13 @@ class Outputs {
 public:
     Outputs(int count, const Array& like, nb::handle brought) : count_(count) {
         View<T>* views[] = {&first, &second};
-        for (int i = 0; i < count; ++i) {
-            const bool ok = brought.is_none() ? make(i, like, *views[i]) : take(i, like, brought, *views[i]);
-            if (!ok) return;
+        if (brought.is_none()) {
+            ready_ = border().exchange();
+            if (ready_) make(like, views);
+            return;
         }
         ready_ = true;
+        for (int i = 0; i < count; ++i) ready_ = ready_ && take(i, like, brought, *views[i]);
     }
 
     bool ready() const { return ready_; }
@@ -149,15 +151,16 @@ public:
     View<T> first{}, second{};
 
 private:
-    bool make(int i, const Array& like, View<T>& view) {
-        if (!border().exchange()) return false;
-        char* data = nullptr;
-        made_[i] = nb::steal(border().empty(like.dtype, like.ndim, like.shape, &data));
-        if (!made_[i].is_valid()) nb::raise_python_error();
+    void make(const Array& like, View<T>* const* views) {
+        Fresh fresh;
+        for (int i = 0; i < count_; ++i) fresh.add(like.dtype, like.ndim, like.shape);
+        const nb::list tensors = fresh.make();
         int64_t columns = 1;
         for (int axis = 1; axis < like.ndim; ++axis) columns *= like.shape[axis];
-        view = {reinterpret_cast<T*>(data), columns, 1};
-        return true;
+        for (int i = 0; i < count_; ++i) {
+            made_[i] = tensors[static_cast<size_t>(i)];
+            *views[i] = {reinterpret_cast<T*>(fresh.data(static_cast<size_t>(i))), columns, 1};
+        }
     }
 
     bool take(int i, const Array& like, nb::handle brought, View<T>& view) {
@@ -174,7 +177,7 @@ private:
 
 template <class T>
 void run(typename Kernels<T>::Kernel kernel, const Job<T>& job, int64_t bytes) {
-    PyThreadState* state = bytes > kReleaseBytes ? PyEval_SaveThread() : nullptr;
+    PyThreadState* state = bytes > kSweepReleaseBytes ? PyEval_SaveThread() : nullptr;
     kernel(job);
     if (state) PyEval_RestoreThread(state);
 }

@@ -221,7 +221,7 @@ public:
         }
     }
 
-    // Fresh tensors of every leaf at each slot, and then of the observations that these rows led to.
+    // Fresh tensors of every leaf at each slot, then of the observations that these rows led to, then the rows' ids.
     nb::list transitions(nb::handle slots) const {
         const Array in = read_index(slots);
         const int64_t count = in.shape[0];
@@ -244,8 +244,11 @@ public:
             fresh.add(reading.leaf->dtype, reading.leaf->ndim + 1, shape);
             bytes += reading.leaf->given_bytes * count;
         }
+        fresh.add(kInt64, 1, &count);
         nb::list out = fresh.make();
         for (size_t i = 0; i < readings.size(); ++i) readings[i].out = fresh.data(i);
+        auto* ids = reinterpret_cast<int64_t*>(fresh.data(readings.size()));
+        for (int64_t i = 0; i < count; ++i) ids[i] = ring_.id_of(from[i]);
         MaybeReleased released(bytes);
         for (const Reading& reading : readings) read(reading, count);
         return out;

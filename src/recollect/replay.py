@@ -271,7 +271,8 @@ class ReplayBuffer:
                 raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
             drawn = self._draws.draw(batch_size)
             leaves = (view or _TRANSITION).read(self._storage, drawn.slots, self._random)
-            leaves[("index",)] = self._storage.ids(drawn.slots)
+            if ("index",) not in leaves:
+                leaves[("index",)] = self._storage.ids(drawn.slots)
             if drawn.weight is not None:
                 leaves[("weight",)] = drawn.weight
         if out is not None:
@@ -305,7 +306,7 @@ class ReplayBuffer:
                 raise IndexError(
                     explain("index", "rows that are stored", f"{gone}, which was overwritten", "Sample again.")
                 )
-            leaves = _TRANSITION.read(self._storage, slots, self._random) | {("index",): ids.clone()}
+            leaves = self._storage.transitions(slots)
             return assemble(list(leaves), leaves.values(), torch.Size((len(ids),)))
 
     def episodes(self) -> Iterator[TensorDict]:

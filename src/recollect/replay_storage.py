@@ -14,7 +14,7 @@ from recollect.kernels.reader import Reader, reader
 from recollect.memory import Memory
 from recollect.randomness import Randomness
 from recollect.ring import FINAL, PENDING, TRANSITION, Ring
-from recollect.schema import Field, Schema, Stacked, given_shape
+from recollect.schema import Field, Path, Schema, Stacked, given_shape
 
 Touched = tuple[torch.Tensor, torch.Tensor | None]
 """Slots, and which of them really changed (None: all)."""
@@ -35,6 +35,7 @@ class ReplayStorage:
         self.lead = () if num_envs is None else (num_envs,)
         self.observed = schema.columns["obs"]
         self.next_paths = tuple(("next_obs", *schema.paths[i][1:]) for i in self.observed)
+        self._transition_paths = (*schema.paths, *self.next_paths, ("index",))
         self.stacked = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Stacked))
         history = max((schema.fields[i].k - 1 for i in self.stacked), default=0)  # type: ignore[attr-defined]
         self.ring = Ring(rows if keeps_next else rows + 1, num_envs or 1, history, memory.device)
@@ -318,12 +319,13 @@ class ReplayStorage:
         getattr(self.native, kernel)(kernels.buffer_of(slots), kernels.buffer_of(out))
         return out
 
-    def transitions(self, slots: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """All leaves at flat slots, and the leaves of the observations that these rows led to."""
-        if self.native is None or not kernels.exchange():
-            return self.take(slots), self.take_next(slots)
-        leaves = self.native.transitions(slots)
-        return leaves[: len(self.columns)], leaves[len(self.columns) :]
+    def transitions(self, slots: torch.Tensor) -> dict[Path, torch.Tensor]:
+        """Every field of the rows at flat slots, the observations that they led to, and their ids."""
+        if self.native is not None and kernels.exchange():
+            leaves = self.native.transitions(slots)
+        else:
+            leaves = [*self.take(slots), *self.take_next(slots), self.ids(slots)]
+        return dict(zip(self._transition_paths, leaves, strict=True))
 
     def take(
         self, slots: torch.Tensor, columns: Sequence[int] | None = None, *, padded: bool = False

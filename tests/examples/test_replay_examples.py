@@ -44,20 +44,19 @@ def command(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: object) -> N
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
 
-@pytest.mark.parametrize("name", ["dqn", "sac"])
-def test_an_example_repeats_itself_for_a_seed_and_not_for_another(name: str) -> None:
-    example = load(name, LEARNING_STARTS=200, BATCH_SIZE=16)
-    episodes = example.train(1, 1000)
+@pytest.mark.parametrize(("name", "steps", "learning_starts"), [("dqn", 1000, 200), ("sac", 450, 300)])
+def test_an_example_repeats_itself_for_a_seed_and_not_for_another(name: str, steps: int, learning_starts: int) -> None:
+    example = load(name, LEARNING_STARTS=learning_starts, BATCH_SIZE=16)
+    episodes = example.train(1, steps)
     assert [step for step, _ in episodes] == sorted(step for step, _ in episodes)
-    assert episodes == example.train(1, 1000)
-    assert episodes != example.train(2, 1000)
+    assert episodes == example.train(1, steps)
+    assert episodes != example.train(2, steps)
 
 
-@pytest.mark.parametrize(("name", "steps", "says"), [("dqn", 1100, "mean return"), ("sac", 520, "mean return")])
+@pytest.mark.parametrize(("name", "steps"), [("dqn", 1100), ("sac", 520)])
 def test_an_example_as_a_command_saves_its_picture(
     name: str,
     steps: int,
-    says: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -65,17 +64,17 @@ def test_an_example_as_a_command_saves_its_picture(
     pytest.importorskip("matplotlib")
     picture = tmp_path / "curves" / f"{name}.png"
     command(monkeypatch, name, "--total-steps", steps, "--plot", picture)
-    assert says in capsys.readouterr().out
+    assert "mean return of the last" in capsys.readouterr().out
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_hindsight_reaches_goals_that_plain_learning_does_not() -> None:
-    her = load("her", NUM_ENVS=4, LEARNING_STARTS=200, BATCH_SIZE=64)
+    her = load("her", NUM_ENVS=4, LEARNING_STARTS=200, BATCH_SIZE=64, LEARNING_RATE=3e-3)
     rate = {}
     for hindsight in (True, False):
-        episodes = her.train(1, 8_000, hindsight=hindsight, num_bits=9)
+        episodes = her.train(1, 3_000, hindsight=hindsight, num_bits=8)
         rate[hindsight] = np.mean([success for _, success in episodes[-100:]])
-    assert rate[True] > 0.7
+    assert rate[True] > 0.8
     assert rate[False] < 0.2
 
 

@@ -8,7 +8,7 @@ import torch
 
 from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage
-from recollect.views.protocol import Leaves, named, named_next
+from recollect.views.protocol import Leaves
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,7 @@ class Transition:
     """Every field of the row and `next_obs`, the state it led to before any reset."""
 
     def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
-        leaves, nexts = storage.transitions(slots)
-        return named(storage, leaves) | named_next(storage, nexts)
+        return storage.transitions(slots)
 
     def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor:
         """The steps that are read: [B, 1] flat slots."""

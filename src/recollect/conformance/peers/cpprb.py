@@ -1,4 +1,5 @@
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# (Where the library is missing, pyright takes this file for it.)
 """cpprb: `ReplayBuffer` and `PrioritizedReplayBuffer`.
 
 Fields are declared, so `done` is ours to define: it is `terminated`. It draws numpy arrays and holds its own where
@@ -109,8 +110,8 @@ class CpprbPrioritized(CpprbReplay):
 class CpprbNStep(CpprbReplay):
     """`Nstep`, which sums rewards when steps are written; next observations after an end are not to be used.
 
-    Its own `done` misses an end at the last step of a window, which a learner would bootstrap through. A copy of it that
-    is summed like a reward, `ended`, is positive exactly where a window holds an end.
+    Its own `done` misses an end at the last step of a window, which a learner would bootstrap through. A copy of it
+    that is summed like a reward, `ended`, is positive exactly where a window holds an end.
     """
 
     def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:

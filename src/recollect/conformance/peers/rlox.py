@@ -1,4 +1,5 @@
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# (Where the library is missing, pyright takes this file for it.)
 """rlox: `compute_gae_batched_f32`, `RolloutBatch.sample_minibatches` and three replay buffers.
 
 Rows of the estimator are env-major. Rollouts are collected only inside its own loop, which steps the environment, so
@@ -84,7 +85,7 @@ class RloxReplay:
         if shape.is_image:
             raise NotOffered
         self._one = shape.num_envs == 1
-        self._buffer = ReplayBuffer(shape.capacity, shape.obs[0], shape.action_dim)
+        self._buffer: Any = ReplayBuffer(shape.capacity, shape.obs[0], shape.action_dim)
         self._seed = 0
 
     def prepare(self, step: Transitions) -> Any:

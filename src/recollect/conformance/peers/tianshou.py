@@ -129,17 +129,16 @@ class TianshouReplay:
         self._buffer.add(prepared)
 
     def fill(self, block: Transitions) -> None:
-        self._buffer.update(
-            ReplayBuffer.from_data(
-                obs=block.obs,
-                act=block.action,
-                rew=block.reward.astype(np.float64),
-                terminated=block.terminated,
-                truncated=block.truncated,
-                done=block.ended,
-                obs_next=block.next_obs,
-            )
-        )
+        columns: dict[str, Any] = {
+            "obs": block.obs,
+            "act": block.action,
+            "rew": block.reward.astype(np.float64),
+            "terminated": block.terminated,
+            "truncated": block.truncated,
+            "done": block.ended,
+            "obs_next": block.next_obs,
+        }
+        self._buffer.update(ReplayBuffer.from_data(**columns))
 
     def sample(self, batch_size: int) -> Any:
         return _learned(self._buffer.sample(batch_size)[0])
