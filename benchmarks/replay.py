@@ -184,7 +184,7 @@ def memory(peers: Sequence[Peer], quick: bool) -> list[MemoryResult]:
     for peer in peers:
         forms = {peer.name: peer.replay} if peer.replay else {}
         forms |= {f"{peer.name}, {settings}": make for settings, make in peer.replay_saving.items()}
-        entrants += [(name, role_of(peer), make) for name, make in forms.items()]
+        entrants.extend((name, role_of(peer), make) for name, make in forms.items())
     return [measure_memory(case, shape, entrants) for case, shape in shapes.items()]
 
 

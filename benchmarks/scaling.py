@@ -52,8 +52,8 @@ class Point:
     capacity: int
     batch_size: int
     median_us: float
-    p10_us: float
-    p90_us: float
+    p25_us: float
+    p75_us: float
 
 
 class Full:
@@ -100,7 +100,7 @@ class Full:
                 timing.contestant.name,
                 capacity,
                 batch_size,
-                *(seconds * 1e6 for seconds in (timing.median, timing.percentile(10), timing.percentile(90))),
+                *(seconds * 1e6 for seconds in (timing.median, timing.percentile(25), timing.percentile(75))),
             )
             for timing in race(entered, effort, rng)
         ]
@@ -154,11 +154,11 @@ def draw(points: Sequence[Point], path: Path) -> None:
         size = 0 if operation == "add" else USUAL_BATCH
         chosen = [p for p in points if p.operation == operation and p.batch_size == size]
         _panel(axes, chosen, lambda point: point.capacity, "capacity, transitions")
-        axes.set_title(TITLES[operation] + (f", batch {size}" if size else ""))
+        axes.set_title(TITLES[operation] + (f", batch {size}" if size else ""), fontsize=11)
     for axes, operation in zip(panels[1], ("uniform", "prioritized"), strict=False):
         chosen = [p for p in points if p.operation == operation and p.capacity == usual and p.batch_size > 0]
         _panel(axes, chosen, lambda point: point.batch_size, "batch size")
-        axes.set_title(f"{TITLES[operation]}, capacity {usual:,}")
+        axes.set_title(f"{TITLES[operation]}, capacity {usual:,}", fontsize=11)
     _legend(panels[1][2], panels.flat)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -170,9 +170,14 @@ def _panel(axes: Any, points: Sequence[Point], size: Callable[[Point], int], lab
         sizes = [size(point) for point in line]
         style = {"color": COLOURS.get(library), "linewidth": 2.6 if library == "recollect" else 1.5}
         axes.plot(sizes, [point.median_us for point in line], marker="o", markersize=4, label=library, **style)
-        spread = ([point.p10_us for point in line], [point.p90_us for point in line])
+        spread = ([point.p25_us for point in line], [point.p75_us for point in line])
         axes.fill_between(sizes, *spread, color=COLOURS.get(library), alpha=0.15, linewidth=0)
     axes.set(xscale="log", yscale="log", xlabel=label, ylabel="µs")
+    axes.yaxis.set_major_formatter("{x:,.4g}")
+    axes.set_xticks(sorted({size(point) for point in points} & {*CAPACITIES, *BATCHES}))
+    if label == "batch size":
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.minorticks_off()
     axes.grid(alpha=0.3)
 
 
@@ -180,7 +185,7 @@ def _legend(empty: Any, panels: Any) -> None:
     lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
     empty.axis("off")
     empty.legend(lines.values(), lines.keys(), loc="center", frameon=False, fontsize=12)
-    note = "medians; shaded: 10th to 90th percentile\nobs(17), action(6), float32, full buffers"
+    note = "medians; shaded: the middle half\nobs(17), action(6), float32, full buffers"
     empty.text(0.5, 0.12, note, ha="center", fontsize=10, color="0.35", transform=empty.transAxes)
 
 

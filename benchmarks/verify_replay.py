@@ -81,8 +81,10 @@ def check_n_step(replay: Replay, data: Experience, n: int, gamma: float, *, stri
 def check_sequences(
     replay: Replay, data: Experience, batch_size: int, length: int, *, within_episodes: bool
 ) -> str | None:
-    """Steps of a sequence were stored one after the other; masked ones are not looked at."""
-    batch = replay.read(replay.sample(batch_size))
+    """Steps of a sequence were stored one after the other, from anywhere; masked ones are not looked at."""
+    batch, another = (replay.read(replay.sample(batch_size)) for _ in range(2))
+    if np.array_equal(batch.obs[:, 0], another.obs[:, 0]):
+        return "two batches are the same"
     if batch.reward.shape != (batch_size, length):
         return f"rewards have shape {batch.reward.shape} instead of {(batch_size, length)}"
     mask = np.ones_like(batch.reward, dtype=bool) if batch.mask is None else batch.mask

@@ -32,7 +32,8 @@ T* target(nb::object& out, DataType dtype, int64_t count) {
         return reinterpret_cast<T*>(data);
     }
     Array array;
-    if (!vector_of(out, dtype, array) || array.shape[0] != count) throw std::invalid_argument("out: another shape or dtype");
+    if (!vector_of(out, dtype, array) || array.shape[0] != count)
+        throw std::invalid_argument("out: another shape or dtype");
     return reinterpret_cast<T*>(array.data);
 }
 

@@ -1,11 +1,11 @@
 // Draws in proportion to priorities: a tree of sums, eight entries to a group, one cache line a group.
 //
-// Level 0 are the leaves. An entry of level l + 1 is the sum of one group of level l; the top level is a single group. A
-// sum is never corrected by a difference: whatever lies above a changed leaf is added up afresh, so rounding errors do
-// not pile up however many updates there are.
+// Level 0 are the leaves. An entry of level l + 1 is the sum of one group of level l; the top level is a single group.
+// A sum is never corrected by a difference: whatever lies above a changed leaf is added up afresh, so rounding errors
+// do not pile up however many updates there are.
 //
-// Leaves keep the priorities exactly as given. The sums are of priorities times a power of two, chosen so that neither a
-// million leaves of 1e308 overflow nor a total of denormal leaves loses its digits; see `Scale`.
+// Leaves keep the priorities exactly as given. The sums are of priorities times a power of two, chosen so that neither
+// a million leaves of 1e308 overflow nor a total of denormal leaves loses its digits; see `Scale`.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -23,7 +23,7 @@
 
 namespace recollect::tree {
 
-constexpr int kFan = 8;         // float64 entries in a cache line
+constexpr int kFan = 8;          // float64 entries in a cache line
 constexpr int kMostLevels = 22;  // 8^21 leaves
 constexpr double kNone = std::numeric_limits<double>::infinity();  // the smallest of no positive leaf
 
@@ -173,7 +173,7 @@ public:
         rescale();
     }
 
-    // The largest relative difference between a stored sum and the same sum from the leaves; infinite for a wrong minimum.
+    // The largest relative difference between a stored sum and the same from the leaves; infinite for a wrong minimum.
     double deviation() const {
         const Levels fresh(num_leaves());
         double worst = 0;
@@ -269,7 +269,8 @@ private:
         }
         for (int i = 0; i < count; ++i) {
             out[i] = out[i] * kFan + descend(leaves_ + out[i] * kFan, scale_, points[i]);
-            if (out[i] >= num_leaves()) out[i] = num_leaves() - 1;  // leaves changed without a rebuild: wrong, but inside
+            // Only if leaves were changed without a rebuild: wrong then, but inside.
+            if (out[i] >= num_leaves()) out[i] = num_leaves() - 1;
         }
     }
 

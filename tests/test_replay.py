@@ -44,12 +44,13 @@ class TestMaking:
             rc.ReplayBuffer(10**9, obs=(1000,), action=())
 
     def test_the_estimate_is_what_is_kept(self) -> None:
-        for options in (
+        kinds: list[dict[str, Any]] = [
             {"obs": 17, "action": 6},
             {"obs": {"a": 3, "b": rc.Stacked(rc.Field((4, 4), torch.uint8), 4)}, "action": gym.spaces.Discrete(2)},
             {"obs": 3, "action": 1, "num_envs": 5, "extra": {"x": (2, 2)}},
             {"obs": 3, "action": 1, "next_obs": "stored"},
-        ):
+        ]
+        for options in kinds:
             assert rc.ReplayBuffer(100, **options).nbytes == rc.ReplayBuffer.estimate_bytes(100, **options)
 
     def test_a_transition_costs_what_the_bars_allow(self) -> None:
@@ -184,7 +185,8 @@ class TestWriting:
         random = np.random.default_rng(0)
         block = {
             "obs": random.normal(size=(25, 2)), "action": np.zeros(25), "reward": np.arange(25.0),
-            "terminated": random.random(25) < 0.5, "truncated": np.zeros(25, bool), "next_obs": random.normal(size=(25, 2)),
+            "terminated": random.random(25) < 0.5, "truncated": np.zeros(25, bool),
+            "next_obs": random.normal(size=(25, 2)),
         }  # fmt: skip
         replay.extend(block)
         assert len(replay) == 10
@@ -400,9 +402,9 @@ class TestViews:
             rc.SchemaError, match=r"Hindsight: expected a leaf of the observation \(obs\), got obs.goal"
         ):
             fill(3).sample(2, rc.Hindsight("goal", "at", fn))
+        column = rc.Hindsight(("obs",), ("obs",), lambda a, g, rows: (a, rows["terminated"]))
         with pytest.raises(rc.SchemaError, match=r"Hindsight.fn: reward: expected shape \(2,\), got \(2, 1\)"):
-            view = rc.Hindsight(("obs",), ("obs",), lambda a, g, rows: (a, rows["terminated"]))
-            fill(3).sample(2, view)
+            fill(3).sample(2, column)
         with pytest.raises(rc.SchemaError, match="Sequence: expected one episode, got cross_episodes=True"):
             fill(3).sample(2, rc.Hindsight(("obs",), ("obs",), fn, view=rc.Sequence(2, cross_episodes=True)))
 
