@@ -173,7 +173,7 @@ def _panel(axes: Any, points: Sequence[Point], size: Callable[[Point], int], lab
         spread = ([point.p25_us for point in line], [point.p75_us for point in line])
         axes.fill_between(sizes, *spread, color=COLOURS.get(library), alpha=0.15, linewidth=0)
     axes.set(xscale="log", yscale="log", xlabel=label, ylabel="µs")
-    axes.yaxis.set_major_formatter("{x:,.4g}")
+    axes.yaxis.set_major_formatter(lambda us, _: f"{us:,.0f}" if us >= 1 else f"{us:g}")
     axes.set_xticks(sorted({size(point) for point in points} & {*CAPACITIES, *BATCHES}))
     if label == "batch size":
         axes.xaxis.set_major_formatter("{x:,.0f}")

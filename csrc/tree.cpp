@@ -3,12 +3,18 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "bindings.hpp"
 #include "columns.hpp"
+#include "fresh.hpp"
 #include "random.hpp"
+#include "ring.hpp"
 
 namespace nb = nanobind;
 
@@ -80,6 +86,48 @@ public:
         return nb::make_tuple(out, priorities);
     }
 
+    // Leaves, and the weight (smallest / priority)^beta of each: the smallest of these leaves, or of all.
+    nb::object draw_weighted(int64_t count, nb::handle capsule, double beta, bool by_smallest) {
+        if (!can_draw(count)) return nb::none();
+        Fresh fresh;
+        fresh.add(kInt64, 1, &count);
+        fresh.add(kFloat32, 1, &count);
+        const nb::list made = fresh.make();
+        auto* leaves = reinterpret_cast<int64_t*>(fresh.data(0));
+        std::vector<double> priorities(static_cast<size_t>(count));
+        run(leaves, priorities.data(), count, capsule);
+        double smallest = by_smallest ? tree_.smallest() : std::numeric_limits<double>::infinity();
+        if (!by_smallest) for (const double priority : priorities) smallest = std::min(smallest, priority);
+        auto* weights = reinterpret_cast<float*>(fresh.data(1));
+        for (int64_t i = 0; i < count; ++i) weights[i] = weight(smallest / priorities[static_cast<size_t>(i)], beta);
+        return nb::make_tuple(made[0], made[1]);
+    }
+
+    // Set leaves to (priority + eps)^alpha; a leaf of -1 is passed over. Returns (bad, skipped, largest): the position of
+    // the first priority that is none (then nothing has changed) or -1, how many were passed over, and the largest given.
+    // None: no exact fit.
+    nb::object update(nb::handle leaves, nb::handle priorities, double alpha, double eps) {
+        Array index, values;
+        if (!vector_of(leaves, kInt64, index) || !border().read(priorities.ptr(), values) || values.ndim != 1 ||
+            !values.contiguous() || values.shape[0] != index.shape[0])
+            return nb::none();
+        if (values.dtype == kFloat64) return update_from<double>(index, values, alpha, eps);
+        return values.dtype == kFloat32 ? update_from<float>(index, values, alpha, eps) : nb::object(nb::none());
+    }
+
+    // Set leaves to `mass` where their slot holds a transition by now, else to zero.
+    bool mark(nb::handle leaves, nb::handle kinds, double mass) {
+        Array index, held;
+        if (!vector_of(leaves, kInt64, index) || !vector_of(kinds, kUInt8, held)) return false;
+        const int64_t* rows = in_bounds(index);
+        if (!in_range(rows, index.shape[0], held.shape[0])) throw std::out_of_range("leaf: no slot");
+        std::vector<double> values(static_cast<size_t>(index.shape[0]));
+        for (size_t i = 0; i < values.size(); ++i) values[i] = held.data[rows[i]] == kTransition ? mass : 0.0;
+        MaybeReleased released(index.shape[0] * kBytesTouched);
+        tree_.set(rows, values.data(), 1, index.shape[0]);
+        return true;
+    }
+
     double total() const { return tree_.total(); }
     double smallest() { return tree_.smallest(); }
     double deviation() const { return tree_.deviation(); }
@@ -102,6 +150,40 @@ private:
         const auto* rows = reinterpret_cast<const int64_t*>(index.data);
         if (!in_range(rows, index.shape[0], tree_.num_leaves(), 0)) throw std::out_of_range("leaf: outside the tree");
         return rows;
+    }
+
+    // In (0, 1]: what is too small for a float is the smallest float, since a weight of zero would hide the row.
+    static float weight(double ratio, double beta) {
+        const double exact = ratio > 1e-30 ? std::pow(static_cast<float>(ratio), static_cast<float>(beta)) : std::pow(ratio, beta);
+        return std::max(static_cast<float>(exact), std::numeric_limits<float>::min());
+    }
+
+    template <class T>
+    nb::object update_from(const Array& index, const Array& values, double alpha, double eps) {
+        const auto* rows = reinterpret_cast<const int64_t*>(index.data);
+        const auto* given = reinterpret_cast<const T*>(values.data);
+        const int64_t count = index.shape[0];
+        double largest = 0;
+        std::vector<double> masses(static_cast<size_t>(count));
+        for (int64_t i = 0; i < count; ++i) {
+            const double priority = given[i], mass = std::pow(priority + eps, alpha);
+            if (!(priority >= 0 && std::isfinite(priority) && std::isfinite(mass))) return nb::make_tuple(i, 0, 0.0);
+            largest = std::max(largest, priority);
+            masses[static_cast<size_t>(i)] = mass;
+        }
+        if (!in_range(rows, count, tree_.num_leaves(), -1)) throw std::out_of_range("leaf: outside the tree");
+        std::vector<int64_t> kept(static_cast<size_t>(count));
+        size_t size = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            if (rows[i] < 0) continue;
+            masses[size] = masses[static_cast<size_t>(i)];
+            kept[size++] = rows[i];
+        }
+        {
+            MaybeReleased released(static_cast<int64_t>(size) * kBytesTouched);
+            tree_.set(kept.data(), masses.data(), 1, static_cast<int64_t>(size));
+        }
+        return nb::make_tuple(-1, count - static_cast<int64_t>(size), largest);
     }
 
     bool can_draw(int64_t count) const {
@@ -131,6 +213,9 @@ void bind_tree(nb::module_& m) {
         .def("draw", &PriorityTree::draw, nb::arg("count"), nb::arg("capsule"), nb::arg("out").none() = none)
         .def("draw_with_priorities", &PriorityTree::draw_with_priorities, nb::arg("count"), nb::arg("capsule"),
              nb::arg("out").none() = none, nb::arg("priorities").none() = none)
+        .def("draw_weighted", &PriorityTree::draw_weighted)
+        .def("update", &PriorityTree::update)
+        .def("mark", &PriorityTree::mark)
         .def("total", &PriorityTree::total)
         .def("smallest", &PriorityTree::smallest)
         .def("rebuild", &PriorityTree::rebuild)

@@ -21,7 +21,6 @@ from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage
 from recollect.ring import TRANSITION
 from recollect.samplers import Sampler, Uniform
-from recollect.samplers.prioritized import checked_priority
 from recollect.schema import Declaration, Field, Schema, Stacked, declare, given_shape, positive, refuse_reserved
 from recollect.views import Transition, View
 
@@ -291,10 +290,7 @@ class ReplayBuffer:
                 remedy = "Make the buffer with sampler=rc.Prioritized()."
                 raise SchemaError(explain("update_priority", "a sampler with priorities", type(self._draws), remedy))
             ids = self._ids(index)
-            values = checked_priority(_tensor("priority", priority, self.device), len(ids))
-            slots = self._storage.locate(ids)
-            update(slots, values)
-            return int((slots < 0).sum())
+            return int(update(self._storage.locate(ids), _tensor("priority", priority, self.device)))
 
     def __getitem__(self, index: Any) -> TensorDict:
         """The transitions of the rows `index`, as `sample` would give them."""

@@ -219,6 +219,18 @@ class TestT9Priorities:
             replay.update_priority(torch.tensor([0, 1]), torch.tensor([9.0, wrong], dtype=torch.float64))
         assert torch.equal(before, replay._draws._tree.leaves_view())  # type: ignore[attr-defined]
 
+    def test_whose_power_overflows_are_refused_and_nothing_changes(self, backend: str) -> None:
+        replay = prioritized([1.0, 2.0], alpha=2.0)
+        with pytest.raises(rc.PriorityError, match=r"priority\[0\]: .* finite to the power of alpha"):
+            replay.update_priority([1], np.array([1e300]))
+        assert float(replay._draws._tree.total()) == pytest.approx(5.0, rel=1e-5)  # type: ignore[attr-defined]
+
+    def test_from_one_end_of_float64_to_the_other_are_drawn_with_weights_in_their_range(self, backend: str) -> None:
+        replay = prioritized([1e-320, 1e-200, 1.0, 1e200, 1e308], eps=0.0, alpha=1.0, beta=1.0, normalize="global")
+        batch = replay.sample(1000)
+        assert ((batch["weight"] > 0) & (batch["weight"] <= 1)).all()
+        assert set(batch["index"].tolist()) == {4}
+
     def test_of_zero_are_never_drawn(self, backend: str) -> None:
         replay = prioritized([0.0, 1.0, 0.0, 1e-12], eps=0.0, alpha=1.0)
         assert set(replay.sample(20_000)["index"].tolist()) <= {1, 3}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -52,6 +52,15 @@ class PriorityTree(Protocol):
         """What `draw` returns, with the priorities of these leaves [count]."""
         ...
 
+    def draw_weighted(
+        self, count: int, random: Randomness, beta: float, by_smallest: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What `draw` returns, with weights (smallest / priority)^beta, float32 [count] in (0, 1].
+
+        The smallest is that of these leaves, or of all leaves.
+        """
+        ...
+
     def leaves_view(self) -> torch.Tensor:
         """The priorities of all leaves [num_leaves], sharing memory. Whoever writes there calls `rebuild()` after."""
         ...
@@ -68,11 +77,13 @@ class PriorityTree(Protocol):
 def priority_tree(num_leaves: int, device: torch.device) -> PriorityTree:
     """A tree of `num_leaves` (at least one) zero priorities."""
     if device.type == "cpu" and kernels.native() is not None:
-        return _NativeTree(num_leaves)
+        return NativeTree(num_leaves)
     return _TorchTree(num_leaves, device)
 
 
-class _NativeTree:
+class NativeTree:
+    """The tree of the native core, which also does in one call what samplers otherwise do in several."""
+
     def __init__(self, num_leaves: int) -> None:
         native = kernels.native()
         group = native.PriorityTree.GROUP
@@ -114,8 +125,38 @@ class _NativeTree:
         leaves = self.draw(count, random)
         return None if leaves is None else (leaves, self.get(leaves))
 
+    def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float) -> Any:
+        """`set` to (priority + eps)^alpha, checked: (first bad position or -1, skipped leaves of -1, largest given).
+
+        None: these tensors are no exact fit, and nothing has changed.
+        """
+        return self._tree.update(leaves, priorities, alpha, eps) if self._allocates else None
+
+    def mark(self, leaves: torch.Tensor, kinds: torch.Tensor, mass: float) -> None:
+        """`set` leaves to `mass` where the slot of that number holds a transition, else to zero."""
+        self._tree.mark(kernels.buffer_of(leaves), kernels.buffer_of(kinds), mass)
+
+    def draw_weighted(
+        self, count: int, random: Randomness, beta: float, by_smallest: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if self._allocates:
+            return self._tree.draw_weighted(count, random.bits.capsule, beta, by_smallest)
+        return _weighted(self, self.draw_with_priorities(count, random), beta, by_smallest)
+
     def leaves_view(self) -> torch.Tensor:
         return self._leaves[: self.num_leaves]
+
+
+def _weighted(
+    tree: PriorityTree, drawn: tuple[torch.Tensor, torch.Tensor] | None, beta: float, by_smallest: bool
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if drawn is None:
+        return None
+    leaves, priorities = drawn
+    smallest = tree.smallest() if by_smallest else priorities.min()
+    # What is too small for a float32 is its smallest number: a weight of zero would hide the row.
+    weight = (smallest / priorities).pow(beta).float().clamp(min=torch.finfo(torch.float32).tiny)
+    return leaves, weight
 
 
 # What leaves are multiplied by before they are summed. The usual scale leaves room for 2^64 leaves of any size. Totals
@@ -180,6 +221,11 @@ class _TorchTree:
     def draw_with_priorities(self, count: int, random: Randomness) -> tuple[torch.Tensor, torch.Tensor] | None:
         leaves = self.draw(count, random)
         return None if leaves is None else (leaves, self._leaves.index_select(0, leaves))
+
+    def draw_weighted(
+        self, count: int, random: Randomness, beta: float, by_smallest: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return _weighted(self, self.draw_with_priorities(count, random), beta, by_smallest)
 
     def leaves_view(self) -> torch.Tensor:
         return self._leaves[: self.num_leaves]

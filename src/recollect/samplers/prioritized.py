@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from recollect.errors import NotReadyError, PriorityError, SchemaError, explain
-from recollect.kernels.priority import priority_tree
+from recollect.kernels.priority import NativeTree, priority_tree
 from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage, Touched
 from recollect.ring import TRANSITION
@@ -57,39 +57,53 @@ class _Draws:
         self._slots = storage.ring.slots * storage.ring.num_envs
         # One leaf more than there are slots: writes to it are writes to nowhere, and need no synchronisation.
         self._tree = priority_tree(self._slots + 1, storage.device)
-        self._largest = torch.ones((), dtype=torch.float64, device=storage.device)
-        """The largest priority accepted so far, as it was given."""
+        self._largest: Any = 1.0
+        """The largest priority accepted so far, as it was given: a float, or a tensor where the data is elsewhere."""
         self._draws = 0
 
     def draw(self, count: int) -> Drawn:
-        drawn = self._tree.draw_with_priorities(count, self._random)
-        if drawn is None:
-            remedy = "Update some priority to more than 0, or use eps > 0."
-            raise NotReadyError(explain("sample", "a row of positive priority", "none", remedy))
-        slots, share = drawn
         beta = self._settings.beta
         beta = float(beta(self._draws)) if callable(beta) else beta
         _check_rate("Prioritized.beta", beta)
+        drawn = self._tree.draw_weighted(count, self._random, beta, self._settings.normalize == "global")
+        if drawn is None:
+            remedy = "Update some priority to more than 0, or use eps > 0."
+            raise NotReadyError(explain("sample", "a row of positive priority", "none", remedy))
         self._draws += count
-        smallest = self._tree.smallest() if self._settings.normalize == "global" else share.min()
-        return Drawn(slots, (smallest / share).pow(beta).float())
+        return Drawn(*drawn)
 
-    def update(self, slots: torch.Tensor, priority: torch.Tensor) -> None:
-        """Set the priorities of slots; a slot of -1 is a row that is gone."""
-        self._largest = torch.maximum(self._largest, priority.max()) if len(priority) else self._largest
-        self._set(slots, self._mass(priority), slots >= 0)
+    def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor | int:
+        """Set the priorities of slots; returns how many are -1, rows that are gone."""
+        if isinstance(self._tree, NativeTree):
+            done = self._tree.update(slots, priority, self._settings.alpha, self._settings.eps)
+            if done is not None and done[0] < 0:
+                self._largest = max(self._largest, done[2])
+                return done[1]
+        values = _checked_priority(priority, len(slots))
+        mass = self._mass(values)
+        if values.device.type == "cpu":
+            _refuse(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
+        if len(values):
+            highest = values.max()
+            on_host = values.device.type == "cpu"
+            self._largest = max(self._largest, float(highest)) if on_host else highest.clamp(min=self._largest)
+        self._set(slots, mass, slots >= 0)
+        return (slots < 0).sum()
 
     def written(self, touched: Touched) -> None:
         slots, changed = touched
+        mass = self._mass(self._largest)
+        if isinstance(self._tree, NativeTree) and changed is None:
+            self._tree.mark(slots, self._storage.ring.kind.view(-1), float(mass))
+            return
         stored = self._storage.ring.kind_at(slots) == TRANSITION
-        mass = torch.where(stored, self._mass(self._largest), 0.0)
-        self._set(slots, mass, changed)
+        self._set(slots, torch.where(stored, mass, 0.0).to(torch.float64), changed)
 
     def cleared(self) -> None:
         self._tree.set(torch.arange(self._slots, device=self._storage.device), 0.0)
 
-    def _mass(self, priority: torch.Tensor) -> torch.Tensor:
-        return (priority + self._settings.eps).pow(self._settings.alpha)
+    def _mass(self, priority: Any) -> Any:
+        return (priority + self._settings.eps) ** self._settings.alpha
 
     def _set(self, slots: torch.Tensor, mass: torch.Tensor, where: torch.Tensor | None) -> None:
         if where is None:
@@ -98,16 +112,18 @@ class _Draws:
             self._tree.set(torch.where(where, slots, self._slots), torch.where(where, mass, 0.0))
 
 
-def checked_priority(priority: torch.Tensor, count: int) -> torch.Tensor:
-    """Priorities as float64 [count]; what is negative, infinite or not a number is refused."""
+def _checked_priority(priority: torch.Tensor, count: int) -> torch.Tensor:
     if tuple(priority.shape) != (count,):
         remedy = "Pass a priority for each index."
         raise SchemaError(explain("priority", f"shape ({count},)", tuple(priority.shape), remedy))
-    values = priority.to(torch.float64)
-    if values.device.type == "cpu":
-        bad = ~(torch.isfinite(values) & (values >= 0))
-        if bad.any():
-            at = int(bad.nonzero()[0])
-            remedy = "Pass absolute errors; look where they come from."
-            raise PriorityError(explain(f"priority[{at}]", "a finite number of at least 0", float(values[at]), remedy))
-    return values
+    if priority.dtype == torch.bool or priority.is_complex():
+        raise SchemaError(explain("priority", "real numbers", priority.dtype, "Pass absolute errors."))
+    return priority.to(torch.float64)
+
+
+def _refuse(bad: torch.Tensor, values: torch.Tensor) -> None:
+    if bad.any():
+        at = int(bad.nonzero()[0])
+        expected = "a finite number of at least 0 (and finite to the power of alpha)"
+        remedy = "Pass absolute errors; look where they come from."
+        raise PriorityError(explain(f"priority[{at}]", expected, float(values[at]), remedy))
