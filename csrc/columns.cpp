@@ -219,6 +219,7 @@ void shuffle_index(nb::handle index, nb::handle capsule) {
 
 void bind_columns(nb::module_& m) {
     m.attr("MOST_LEAVES") = kMostLeaves;
+    m.attr("MOST_AXES") = kMaxDims;
     nb::class_<Columns>(m, "Columns")
         .def(nb::init<nb::list, nb::list, int>())
         .def("write", &Columns::write, nb::arg("row"), nb::arg("leaves"), nb::arg("which").none() = nb::none());

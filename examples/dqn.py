@@ -23,8 +23,8 @@ from torch.nn import functional
 
 import recollect as rc
 
-NUM_ENVS, CAPACITY, LEARNING_STARTS, BATCH_SIZE = 4, 20_000, 1_000, 128
-GAMMA, N_STEP, LEARNING_RATE, TARGET_RATE, MAX_GRAD_NORM = 0.99, 3, 2e-3, 0.01, 10.0
+NUM_ENVS, CAPACITY, LEARNING_STARTS, BATCH_SIZE = 2, 20_000, 1_000, 128
+GAMMA, N_STEP, LEARNING_RATE, TARGET_RATE, MAX_GRAD_NORM = 0.99, 3, 1e-3, 0.01, 10.0
 EXPLORATION, LAST_EPSILON = 0.2, 0.02  # epsilon falls from 1 over this share of the training
 
 

@@ -262,9 +262,10 @@ class TestAdvantage:
 
     def test_superfluous_final_values_are_refused(self) -> None:
         rollout = make()
-        with pytest.raises(rc.SchemaError, match="final_value: expected no values, got 1"):
-            rollout.compute_advantage(np.zeros(N), final_value=[1.0])
-        with pytest.raises(rc.SchemaError, match="final_value: expected none to be needed"):
+        for wrong in ([1.0], 0.0, torch.tensor(0.0), torch.zeros(0, 7)):
+            with pytest.raises(rc.SchemaError, match=r"final_value: expected shape \(0,\)"):
+                rollout.compute_advantage(np.zeros(N), final_value=wrong)
+        with pytest.raises(rc.SchemaError, match="final_value: expected none with bootstrap_truncated=False"):
             rollout.compute_advantage(np.zeros(N), final_value=[1.0], bootstrap_truncated=False)
         rollout.compute_advantage(np.zeros(N), final_value=torch.zeros(0))
 
@@ -357,6 +358,57 @@ class TestEnvMajor:
         assert not view["action"][:, -1].any()
 
 
+class TestMemoryInOtherHands:
+    def test_columns_that_were_moved_to_shared_memory_are_found_again(self, backend: str) -> None:
+        rollout = make(filled=2)
+        rollout.data.share_memory_()
+        rollout.add(**step(2))
+        assert rollout["obs"][:, 0, 0].tolist() == [0.0, 1.0, 2.0]
+        rollout.add(**step(3))
+        batches = rollout.minibatches(4)
+        next(batches)
+        rollout.data.clone()
+        rollout.env_major().share_memory_()
+        for batch in batches:
+            assert torch.equal(batch["obs"][:, 0], batch["index"] // N)
+
+    def test_views_of_the_last_slot_may_be_given_for_it(self) -> None:
+        rollout = make()
+        rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
+        view = rollout.env_major()
+        rollout.compute_advantage(view["value"][:, -1], last_obs=view["obs"][:, -1], gamma=0.5)
+        assert rollout.env_major()["value"][:, -1].tolist() == [5.0] * N
+        assert rollout.env_major()["obs"][:, -1].tolist() == [[9.0, 9.0]] * N
+
+    def test_an_environment_that_steps_in_place_is_noticed(self) -> None:
+        rollout = make(filled=0, autoreset="DISABLED")
+        fields = step(0)
+        for obs in (np.zeros((N, 2), np.float32), torch.zeros(N, 2)):
+            taken = (obs, fields["reward"], fields["terminated"], fields["truncated"], {})
+            with pytest.raises(
+                rc.SchemaError, match="obs: expected memory of its own, got that of the next obs.*stage"
+            ):
+                rollout.add_step(obs, fields["action"], taken)
+        obs = np.zeros((N, 2), np.float32)
+        rollout.stage(obs=obs)
+        obs += 1
+        rollout.add_step(
+            action=fields["action"], step=(obs, fields["reward"], fields["terminated"], fields["truncated"], {})
+        )
+        assert not rollout["obs"].any()
+
+    def test_out_may_not_be_the_rollout_itself(self) -> None:
+        rollout = make()
+        out = next(rollout.minibatches(3))
+        out["obs"] = rollout.data["obs"][0]
+        with pytest.raises(rc.SchemaError, match="out: expected memory of the caller's"):
+            rollout.minibatches(3, out=out)
+        with pytest.raises(rc.SchemaError, match="out: expected no device= beside it"):
+            rollout.minibatches(3, out=out.clone(), device="cpu")
+        with pytest.raises(rc.SchemaError, match=r"out\..*: expected contiguous .* on cpu"):
+            rollout.minibatches(3, out=out.to("meta"))
+
+
 class TestAttach:
     def test_attached_tensors_join_every_batch_until_clear(self, backend: str) -> None:
         rollout = make()
@@ -378,6 +430,19 @@ class TestAttach:
     def test_stored_names_are_refused(self, name: str) -> None:
         with pytest.raises(rc.SchemaError, match=f"^{name}: expected a name of its own"):
             make().attach({name: torch.zeros(4, N)})
+
+    def test_takes_what_add_takes(self) -> None:
+        rollout = make()
+        fixed = np.ones((4, N))
+        fixed.flags.writeable = False
+        rollout.attach(a=np.ones((4, N))[::-1], b=np.ones((4, N), ">f4"), c=fixed, d=[[1] * N] * 4)
+        assert rollout["b"].dtype == torch.float32
+        wrongs: list[Any] = [None, "abc", [[1.0], [1.0, 2.0]]]
+        for wrong in wrongs:
+            with pytest.raises(rc.SchemaError, match="^x: expected"):
+                rollout.attach(x=wrong)
+        with pytest.raises(rc.SchemaError, match="^x: expected a name of its own"):
+            rollout.attach({"x": fixed}, x=fixed)
 
     @pytest.mark.parametrize("shape", [(N, 4), (4,), (3, N), (4, 1), ()])
     def test_other_leading_shapes_are_refused(self, shape: tuple[int, ...]) -> None:
@@ -573,6 +638,17 @@ class TestForEnv:
         assert len(rollout) == int(data["mask"].sum())
 
 
+LAYOUTS = (
+    "objects",
+    "the older name",
+    "objects without a mask",
+    "batched with a mask",
+    "batched with a mask that is a tensor",
+    "a batched tensor without a mask",
+    "a list",
+)
+
+
 class TestFinalObservationsInTheWild:
     """Layouts of info["final_obs"] under SAME_STEP that libraries really use."""
 
@@ -587,12 +663,12 @@ class TestFinalObservationsInTheWild:
             "the older name": {"final_observation": objects, "_final_observation": some},
             "objects without a mask": {"final_obs": objects},
             "batched with a mask": {"final_obs": self.finals, "_final_obs": some},
+            "batched with a mask that is a tensor": {"final_obs": self.finals, "_final_obs": torch.from_numpy(some)},
             "a batched tensor without a mask": {"final_obs": torch.from_numpy(self.finals)},
             "a list": {"final_obs": list(objects)},
         }
 
-    @pytest.mark.parametrize("layout", ["objects", "the older name", "objects without a mask", "batched with a mask",
-                                        "a batched tensor without a mask", "a list"])  # fmt: skip
+    @pytest.mark.parametrize("layout", LAYOUTS)
     def test_is_found(self, layout: str) -> None:
         rollout = make(filled=0, autoreset="SAME_STEP")
         fields = step(0, truncated=np.array([False, True, False]))
@@ -607,9 +683,25 @@ class TestFinalObservationsInTheWild:
             "final_obs": {"a": np.array([[1.0], [2.0]]), "b": np.array([3.0, 4.0])},
             "_final_obs": np.array([False, True]),
         }
-        rollout.add_step(obs, np.zeros(2), (obs, np.zeros(2), np.zeros(2, bool), np.array([False, True]), info))
+        following = {name: value + 1 for name, value in obs.items()}
+        rollout.add_step(obs, np.zeros(2), (following, np.zeros(2), np.zeros(2, bool), np.array([False, True]), info))
         assert rollout.final_obs["a"].tolist() == [[2.0]]
         assert rollout.final_obs["b"].tolist() == [4.0]
+
+    def test_dicts_with_masks_or_objects_inside_too(self) -> None:
+        obs = {"a": np.zeros((2, 1)), "b": np.zeros(2)}
+        objects = np.empty((2, 2), object)
+        objects[0, 1], objects[1, 1] = np.array([2.0]), 4.0
+        some = np.array([False, True])
+        for final in (
+            {"a": np.array([[1.0], [2.0]]), "b": np.array([3.0, 4.0]), "_a": some, "_b": some},
+            {"a": objects[0], "b": objects[1], "_a": some, "_b": some},
+        ):
+            rollout = rc.RolloutBuffer(1, 2, obs={"a": 1, "b": ()}, action=(), autoreset="SAME_STEP")
+            taken = (obs, np.zeros(2), np.zeros(2, bool), some, {"final_obs": final})
+            rollout.add_step({"a": np.ones((2, 1)), "b": np.ones(2)}, np.zeros(2), taken)
+            assert rollout.final_obs["a"].tolist() == [[2.0]]
+            assert rollout.final_obs["b"].tolist() == [4.0]
 
     def test_one_that_is_missing_is_asked_for(self) -> None:
         rollout = make(filled=0, autoreset="SAME_STEP")
@@ -639,7 +731,7 @@ class TestOtherDevices:
         flags = torch.empty(N, dtype=torch.bool, device="meta")
         for _ in range(3):
             rollout.add(**row, terminated=flags, truncated=flags)
-        rollout.compute_advantage(torch.empty(N, device="meta"), bootstrap_truncated=False)
+        rollout.compute_advantage(np.zeros(N), last_obs=np.zeros((N, 2)), bootstrap_truncated=False)
         assert rollout["advantage"].shape == (3, N)
         assert rollout["advantage"].device.type == "meta"
 
@@ -681,7 +773,42 @@ class TestThreadsAndProcesses:
         rollout.add(**step(1))
 
 
+class TestResetRows:
+    def test_a_reset_row_ends_nothing_itself(self) -> None:
+        rollout = make(6, filled=0, autoreset="NEXT_STEP")
+        ends = np.array([[1, 0, 1], [1, 0, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0]], bool)
+        for t in range(6):
+            rollout.add(**step(t, terminated=ends[t]))
+        expected = [[1, 1, 1], [0, 1, 0], [1, 1, 1], [0, 0, 1], [1, 1, 1], [0, 0, 0]]
+        assert rollout["mask"].long().tolist() == expected
+        rollout.clear()
+        rollout.add(**step(0))
+        assert rollout["mask"].tolist() == [[True] * N]
+
+    def test_only_the_truncated_rows_of_final_obs_are_read(self) -> None:
+        rollout = make(filled=0, obs=rc.Field(2, torch.uint8))
+        final = np.full((N, 2), -1)
+        final[1] = 7
+        fields = step(0, obs=np.zeros((N, 2), np.uint8), truncated=np.array([False, True, False]))
+        rollout.add(**fields, final_obs=final)
+        assert rollout.final_obs.tolist() == [[7, 7]]
+
+
 class TestStatistics:
+    def test_that_fail_leave_the_last_slot_as_it_was(self) -> None:
+        class Stats:
+            def update(self, *_: Any, mask: Any) -> None:
+                if rollout.num_stored:
+                    raise ArithmeticError
+
+        rollout = make(filled=0, stats=Stats())
+        rollout.add(**step(0))
+        rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
+        before = rollout.env_major().clone()
+        with pytest.raises(ArithmeticError):
+            rollout.add(**step(7))
+        assert (rollout.env_major() == before).all()
+
     def test_are_told_of_every_step_and_which_rows_count(self) -> None:
         told: list[tuple[list[float], list[bool]]] = []
 

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from recollect.border import conform, dotted
 from recollect.errors import SchemaError, explain
-from recollect.schema import Field, Schema, given_shape
+from recollect.schema import Field, Schema, Tree, given_shape
 
 _FLAG = Field((), torch.bool)
 
@@ -101,7 +101,7 @@ def true_next_obs(
     fixed = [leaf.clone() for leaf in observation(schema, next_obs, lead, device, prefix="next_")]
     at = torch.tensor(known, device=device)
     for leaf, final in zip(fixed, finals, strict=True):
-        leaf[at if lead else ...] = final if lead else final[0]
+        leaf[at if lead else ...] = final
     return tuple(fixed), reward, terminated, truncated
 
 
@@ -118,35 +118,56 @@ def final_rows(
     Met in the wild: an object array of one observation (array, dict or tuple) or None for each environment, and a
     batched array or dict whose rows are valid where the mask `_final_obs` is true.
     """
+    info = info or {}
     key = next((key for key in FINAL_KEYS if key in info), None)
     if key is None:
         return [], []
-    finals, mask = info[key], info.get(f"_{key}")
-    known = [env for env in envs if mask is None or bool(np.asarray(mask)[env])] if lead else envs
-    if _is_per_environment(finals):
-        known = [env for env in known if finals[env] is not None]
-        each = [observation(schema, finals[env], (), device) for env in known]
-        return known, [torch.stack(leaves) for leaves in zip(*each, strict=True)]
-    return known, rows_of(observation(schema, finals, lead, device), known, lead) if known else []
+    finals = _without_masks(info[key], schema.trees["obs"])
+    known = envs
+    if lead and (mask := info.get(f"_{key}")) is not None:
+        flags = torch.as_tensor(mask).tolist()
+        known = [env for env in envs if env < len(flags) and flags[env]]
+    if lead and _is_per_environment(finals):
+        each = {env: _of_environment(finals, env) for env in known}
+        known = [env for env in known if each[env] is not None]
+        leaves = [observation(schema, each[env], (), device) for env in known]
+        return known, [torch.stack(group) for group in zip(*leaves, strict=True)]
+    return known, observation(schema, finals, lead, device, rows=known if lead else None) if known else []
 
 
-def rows_of(leaves: list[torch.Tensor], envs: list[int], lead: tuple[int, ...]) -> list[torch.Tensor]:
-    """Copies of the rows `envs` of an observation of all environments."""
-    if not lead:
-        return [leaf.unsqueeze(0).clone() for leaf in leaves]
-    return [leaf[torch.tensor(envs, device=leaf.device)] for leaf in leaves]
+def _without_masks(finals: Any, tree: Tree) -> Any:
+    """Batched dicts may carry a mask beside each entry; the mask of the whole says enough."""
+    if not isinstance(finals, Mapping) or not isinstance(tree, dict):
+        return finals
+    return {key: _without_masks(finals[key], tree[key]) if key in tree else finals[key]
+            for key in finals if key in tree or not key.startswith("_")}  # fmt: skip
+
+
+def _of_environment(finals: Any, env: int) -> Any:
+    if isinstance(finals, Mapping):
+        parts = {key: _of_environment(value, env) for key, value in finals.items()}
+        return None if any(part is None for part in parts.values()) else parts
+    return finals[env] if env < len(finals) else None
 
 
 def _is_per_environment(finals: Any) -> bool:
+    if isinstance(finals, Mapping):
+        return any(map(_is_per_environment, finals.values()))
     return isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype == object)
 
 
 def observation(
-    schema: Schema, value: Any, lead: tuple[int, ...], device: torch.device, prefix: str = "final_"
+    schema: Schema,
+    value: Any,
+    lead: tuple[int, ...],
+    device: torch.device,
+    *,
+    rows: list[int] | None = None,
+    prefix: str = "final_",
 ) -> list[torch.Tensor]:
-    """The leaves of an observation that no field is declared for, checked as any observation is."""
+    """The leaves of an observation that no field is declared for (or of some of its rows), checked as any is."""
     return [
-        conform(prefix + dotted(schema.paths[i]), _whole(schema.fields[i]), leaf, lead, device)
+        conform(prefix + dotted(schema.paths[i]), _whole(schema.fields[i]), leaf, lead, device, rows)
         for i, leaf in zip(schema.columns["obs"], schema.flatten("obs", value), strict=True)
     ]
 

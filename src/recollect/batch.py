@@ -65,13 +65,16 @@ def selected(
 
 def fill(out: TensorDict, leaves: Mapping[Path, torch.Tensor]) -> TensorDict:
     """Copy leaves into the caller's tensors, which must be the same ones in keys, shapes and dtypes."""
-    targets = checked_targets(out, {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()})
+    like = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()}
+    targets = checked_targets(out, like, next(iter(leaves.values())).device)
     for target, leaf in zip(targets, leaves.values(), strict=True):
         target.copy_(leaf)
     return out
 
 
-def checked_targets(out: TensorDict, like: Mapping[Path, tuple[tuple[int, ...], torch.dtype]]) -> list[torch.Tensor]:
+def checked_targets(
+    out: TensorDict, like: Mapping[Path, tuple[tuple[int, ...], torch.dtype]], device: torch.device
+) -> list[torch.Tensor]:
     """The tensors of `out` in the order of `like`, if they are just those."""
     remedy = "Take an earlier batch as out=."
     keys = {key if isinstance(key, tuple) else (key,) for key in out.keys(True, True)}
@@ -81,11 +84,19 @@ def checked_targets(out: TensorDict, like: Mapping[Path, tuple[tuple[int, ...], 
     targets: list[torch.Tensor] = []
     for path, (shape, dtype) in like.items():
         target = out.get(path)
-        if tuple(target.shape) != shape or target.dtype != dtype or not target.is_contiguous():
-            got = f"{target.dtype} of shape {tuple(target.shape)}"
-            raise SchemaError(explain(f"out.{'.'.join(path)}", f"contiguous {dtype} of shape {shape}", got, remedy))
+        plain = target.is_contiguous() and not target.requires_grad
+        if tuple(target.shape) != shape or target.dtype != dtype or not plain or target.device != device:
+            got = f"{target.dtype} of shape {tuple(target.shape)} on {target.device}"
+            expected = f"contiguous {dtype} of shape {shape} on {device}, without a gradient"
+            raise SchemaError(explain(f"out.{'.'.join(path)}", expected, got, remedy))
         targets.append(target)
     return targets
+
+
+def check_destination(device: torch.device | str | None, out: TensorDict | None) -> None:
+    """A batch goes into the caller's tensors or to another device, not both."""
+    if device is not None and out is not None:
+        raise SchemaError(explain("out", "no device= beside it", repr(device), "Move the filled batch yourself."))
 
 
 def moved(batch: TensorDict, device: torch.device | str) -> TensorDict:

@@ -17,18 +17,33 @@ from recollect.schema import DTYPES, Field, Path
 _HOST = torch.device("cpu")
 
 
-def conform(where: str, field: Field, value: Any, lead: tuple[int, ...], device: torch.device) -> torch.Tensor:
+def conform(
+    where: str,
+    field: Field,
+    value: Any,
+    lead: tuple[int, ...],
+    device: torch.device,
+    rows: list[int] | None = None,
+) -> torch.Tensor:
     """`value` as a plain contiguous tensor of the field's dtype and of shape `lead + field.shape`.
 
-    A tensor must be on `device`; arrays and numbers live on the host and are taken for any device.
+    A tensor must be on `device`; arrays and numbers live on the host and are moved to it. With `rows` only these rows
+    of the first axis are taken, and only they are cast.
     """
     if value is None:
         raise SchemaError(explain(where, "a value", "none", "Pass the field or stage it."))
-    if _fits(field, value, (*lead, *field.shape), device):
+    if rows is None and _fits(field, value, (*lead, *field.shape), device):
         return value
-    tensor = _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
+    tensor = as_tensor(where, value, device)
     _check_shape(where, tuple(tensor.shape), (*lead, *field.shape), lead)
-    return _cast(where, tensor, field.dtype).contiguous()
+    if rows is not None:
+        tensor = tensor[torch.tensor(rows, dtype=torch.int64, device=tensor.device)]
+    return _cast(where, tensor, field.dtype).contiguous().to(device)
+
+
+def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
+    """`value` as a plain tensor of whatever dtype and shape it has: of `device`, or on the host."""
+    return _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
 
 
 def _fits(field: Field, value: Any, shape: tuple[int, ...], device: torch.device) -> bool:
@@ -120,6 +135,8 @@ def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) ->
 
 def overlaps(a: Any, b: Any) -> bool:
     """Whether two tensors or arrays have bytes in common."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return np.may_share_memory(a, b)  # by their extents: as exact as it needs to be
     spans = [_span(x) for x in (a, b)]
     (start_a, stop_a), (start_b, stop_b) = spans
     return start_a < stop_b and start_b < stop_a

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
 from recollect.autoreset import parse_autoreset, settings_of, true_next_obs
-from recollect.batch import assemble, fill, moved
+from recollect.batch import assemble, check_destination, fill, moved
 from recollect.border import conform, dotted
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
@@ -25,7 +25,21 @@ from recollect.schema import Declaration, Field, Schema, Stacked, declare, given
 from recollect.views import Transition, View
 
 _FLAG = Field((), torch.bool)
-_RESERVED = ("obs", "action", "reward", "terminated", "truncated", "next_obs", "mask", "index", "weight", "discount")
+_RESERVED = (
+    "obs",
+    "action",
+    "reward",
+    "terminated",
+    "truncated",
+    "next_obs",
+    "mask",
+    "index",
+    "weight",
+    "discount",
+    "env_ids",
+    "step",
+    "self",
+)
 
 
 class ReplayBuffer:
@@ -265,6 +279,7 @@ class ReplayBuffer:
         asynchronously where the memory allows it.
         """
         positive("sample", batch_size)
+        check_destination(device, out)
         with self._lock:
             if self.device.type == "cpu" and not len(self._storage):
                 raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))

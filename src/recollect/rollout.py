@@ -10,19 +10,34 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from recollect.autoreset import final_rows, observation, parse_autoreset, rows_of, settings_of, unpack_step
-from recollect.batch import assemble, assembler, checked_targets, moved, selected
-from recollect.border import conform
+from recollect.autoreset import final_rows, observation, parse_autoreset, settings_of, unpack_step
+from recollect.batch import assemble, assembler, check_destination, checked_targets, moved, selected
+from recollect.border import as_tensor, conform, overlaps
 from recollect.errors import BufferFullError, NotReadyError, SchemaError, explain
 from recollect.estimators import gae
 from recollect.guard import lock_for
-from recollect.kernels.reader import Reader, reader
+from recollect.kernels.reader import FollowingReader, Reader
+from recollect.memory import Memory
 from recollect.randomness import Randomness
 from recollect.schema import Declaration, Field, Path, Schema, declare, positive, refuse_reserved, unstacked
 from recollect.storage import Storage
 
 _FLAG = Field((), torch.bool)
-_RESERVED = ("obs", "action", "reward", "terminated", "truncated", "value", "advantage", "return", "mask", "index")
+_RESERVED = (
+    "obs",
+    "action",
+    "reward",
+    "terminated",
+    "truncated",
+    "value",
+    "advantage",
+    "return",
+    "mask",
+    "index",
+    "final_obs",
+    "step",
+    "self",
+)
 
 
 _Read = Callable[[torch.Tensor, int, int], TensorDict]
@@ -63,7 +78,7 @@ class RolloutBuffer:
         value: Declaration = (),
         extra: Mapping[str, Declaration] | None = None,
         autoreset: AutoresetMode | str | None = None,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | Memory = "cpu",
         stats: Any = None,
         seed: int | None = None,
     ) -> None:
@@ -72,9 +87,8 @@ class RolloutBuffer:
         self.autoreset = parse_autoreset(autoreset)
         self.stats = stats
         schema = _schema(obs, action, reward, value, extra or {})
-        self._storage = Storage(
-            schema, num_steps + 1, num_envs, torch.device(device), optional=frozenset(("value", "log_prob"))
-        )
+        optional = frozenset(("value", "log_prob"))
+        self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), optional)
         self.device = self._storage.device
         self._schema = schema
         self._extra_names = schema.names[7:]
@@ -136,11 +150,21 @@ class RolloutBuffer:
         next_obs, reward, terminated, truncated, info = unpack_step(step, self.autoreset)
         with self._lock:
             row = self._next_row()
+            self._refuse_reused(obs, next_obs)
             finals = None
             if self.autoreset is not AutoresetMode.NEXT_STEP:
                 finals = self._finals_of_step(row, next_obs, info, self._cut_off(row, terminated, truncated))
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
             self._commit(row, finals, value is not None)
+
+    def _refuse_reused(self, obs: Any, next_obs: Any) -> None:
+        """An environment that steps in place has already overwritten the observation that it was given for."""
+        pairs = [(obs, next_obs)]
+        if not self._schema.is_flat and obs is not None:
+            pairs = [*zip(self._schema.flatten("obs", obs), self._schema.flatten("obs", next_obs), strict=True)]
+        if any(overlaps(before, after) for before, after in pairs):
+            remedy = "The environment reuses its array: stage(obs=…) before the step, or pass a copy."
+            raise SchemaError(explain("obs", "memory of its own", "that of the next observation", remedy))
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
@@ -167,8 +191,9 @@ class RolloutBuffer:
         with self._lock:
             if restarted:
                 self._resetting.zero_()
-            elif self.num_stored and self.autoreset is AutoresetMode.NEXT_STEP:
-                self._resetting.copy_(self._ended(self.num_stored - 1))
+            elif self._num_stored and self.autoreset is AutoresetMode.NEXT_STEP:
+                # One row further than what is stored: whether the coming one resets.
+                self._resetting.copy_(self._resets(self._num_stored + 1)[-1])
             self._empty()
 
     def _empty(self) -> None:
@@ -178,8 +203,8 @@ class RolloutBuffer:
         self._staged: set[str] = set()
         self._finals: list[_Finals] = []
         self._attached: dict[str, torch.Tensor] = {}
-        self._has_last = False
-        """The row after the stored ones holds `last_obs` and `last_value`."""
+        self._last: tuple[torch.Tensor, list[torch.Tensor] | None] | None = None
+        """The last value and observation that the row after the stored ones holds."""
 
     def _next_row(self) -> int:
         if self._num_stored == self.num_steps:
@@ -216,15 +241,26 @@ class RolloutBuffer:
     def _commit(self, row: int, finals: _Finals | None, valued: bool) -> None:
         """Make the written row part of the rollout; until here nothing has changed for anybody."""
         if self.stats is not None:
-            reward, terminated, truncated = (self._column(name)[row] for name in ("reward", "terminated", "truncated"))
-            self.stats.update(reward, terminated, truncated, mask=~self._is_reset(row))
+            self._tell_stats(row)
         if finals is not None:
             self._finals.append(finals)
         self._valued += valued or "value" in self._staged
         self._staged.clear()
         self._attached.clear()
-        self._has_last = False
+        self._last = None
         self._num_stored = row + 1
+
+    def _tell_stats(self, row: int) -> None:
+        reward, terminated, truncated = (self._column(name)[row] for name in ("reward", "terminated", "truncated"))
+        resets = torch.zeros_like(self._resetting)
+        if self.autoreset is AutoresetMode.NEXT_STEP:
+            resets = self._resets(row + 1)[-1]
+        try:
+            self.stats.update(reward, terminated, truncated, mask=~resets)
+        except BaseException:
+            if self._last is not None:
+                self._write_last()
+            raise
 
     def _check_name(self, name: str) -> None:
         if name not in self._schema.columns:
@@ -236,20 +272,20 @@ class RolloutBuffer:
     def _column(self, name: str) -> torch.Tensor:
         return self._storage.columns[self._schema.columns[name][0]]
 
-    def _ended(self, rows: int | slice) -> torch.Tensor:
-        return self._column("terminated")[rows] | self._column("truncated")[rows]
-
-    def _is_reset(self, row: int) -> torch.Tensor:
-        """Which environments only reset at this row [N]; their action was ignored and the row is no transition."""
-        if self.autoreset is not AutoresetMode.NEXT_STEP:
-            return torch.zeros_like(self._resetting)
-        return self._ended(row - 1) if row else self._resetting
+    def _resets(self, steps: int) -> torch.Tensor:
+        """Which of the first rows only reset [steps, N]: those after an end, which end nothing themselves."""
+        rows = slice(0, steps - 1)
+        ended = self._column("terminated")[rows] | self._column("truncated")[rows]
+        after = torch.cat([self._resetting.unsqueeze(0), ended])
+        if self.device.type == "cpu" and not (after[:-1] & ended).any():
+            return after
+        # A reset row that carries a flag of its own: of several ends in a row every other one is a reset.
+        place = torch.arange(steps, device=self.device).unsqueeze(1)
+        return after & ((place - torch.where(after, -1, place).cummax(0).values) % 2 == 1)
 
     def _mask(self) -> torch.Tensor | None:
         """Which stored rows are transitions [T, N]; None where all are."""
-        if self.autoreset is not AutoresetMode.NEXT_STEP:
-            return None
-        return ~torch.cat([self._resetting.unsqueeze(0), self._ended(slice(0, self._num_stored - 1))])
+        return ~self._resets(self._num_stored) if self.autoreset is AutoresetMode.NEXT_STEP else None
 
     def _cut_off(self, row: int, terminated: Any, truncated: Any) -> list[int]:
         """The environments whose episode is truncated, and not terminated, by the step that is being added."""
@@ -267,12 +303,13 @@ class RolloutBuffer:
     def _finals_of_step(self, row: int, next_obs: Any, info: Mapping[str, Any], envs: list[int]) -> _Finals | None:
         if not envs or self.autoreset is not AutoresetMode.SAME_STEP:
             return self._finals_among(row, next_obs, envs) if envs else None
-        return _Finals(row, *final_rows(info, envs, self._schema, self._storage.lead, self.device))
+        known, leaves = final_rows(info, envs, self._schema, self._storage.lead, self.device)
+        return _Finals(row, known, leaves if self._storage.lead else [leaf.unsqueeze(0).clone() for leaf in leaves])
 
     def _finals_among(self, row: int, obs: Any, envs: list[int]) -> _Finals | None:
         lead = self._storage.lead
-        leaves = observation(self._schema, obs, lead, self.device)
-        return _Finals(row, envs, rows_of(leaves, envs, lead)) if envs else None
+        leaves = observation(self._schema, obs, lead, self.device, rows=envs if lead else None)
+        return _Finals(row, envs, leaves if lead else [leaf.unsqueeze(0).clone() for leaf in leaves]) if envs else None
 
     @property
     def final_obs(self) -> Any:
@@ -316,8 +353,11 @@ class RolloutBuffer:
                 remedy = "Pass value= to every add."
                 raise NotReadyError(explain("compute_advantage", f"a value at {steps} steps", self._valued, remedy))
             lead = self._storage.lead
-            last = conform("last_value", self._value_field, last_value, lead, self.device)
-            obs = None if last_obs is None else observation(self._schema, last_obs, lead, self.device)
+            last = conform("last_value", self._value_field, last_value, lead, self.device).clone()
+            obs = None
+            if last_obs is not None:
+                leaves = observation(self._schema, last_obs, lead, self.device, prefix="last_")
+                obs = [leaf.clone() for leaf in leaves]
             value, truncated = self._column("value")[:steps], self._column("truncated")[:steps]
             next_value = torch.cat([value[1:], last.view_as(value[:1])])
             finals = self._final_values(final_value, bootstrap_truncated)
@@ -334,12 +374,17 @@ class RolloutBuffer:
                 lam=lam,
                 mask=self._mask(),
             )
-            self._storage.zero(steps)
-            self._has_last = True
-            self._storage.write(steps, (last,), self._schema.columns["value"])
-            if obs is not None:
-                self._storage.write(steps, tuple(obs), self._schema.columns["obs"])
+            self._last = last, obs
+            self._write_last()
             self._attach_columns({"advantage": advantage, "return": return_})
+
+    def _write_last(self) -> None:
+        assert self._last is not None
+        (last, obs), row = self._last, self._num_stored
+        self._storage.zero(row)
+        self._storage.write(row, (last,), self._schema.columns["value"])
+        if obs is not None:
+            self._storage.write(row, tuple(obs), self._schema.columns["obs"])
 
     @property
     def _value_field(self) -> Field:
@@ -347,44 +392,46 @@ class RolloutBuffer:
 
     def _final_values(self, final_value: Any, bootstrap: bool) -> tuple[torch.Tensor, ...] | None:
         """Where the next value is not the next row's: (steps, envs, values), or None."""
-        if not bootstrap or self.autoreset is AutoresetMode.NEXT_STEP:
-            if final_value is not None and len(final_value):
-                remedy = "Leave it out."
-                raise SchemaError(explain("final_value", "none to be needed", len(final_value), remedy))
+        known = [(finals.step, env) for finals in self._finals for env in finals.envs]
+        if not bootstrap:
+            if final_value is not None:
+                remedy = "Leave one of them out."
+                raise SchemaError(explain("final_value", "none with bootstrap_truncated=False", "values", remedy))
             return None
         steps = self._num_stored
-        cut = self._column("truncated")[:steps] & ~self._column("terminated")[:steps]
-        known = [(finals.step, env) for finals in self._finals for env in finals.envs]
-        if int(cut.sum()) > len(known):
-            first = next(tuple(at) for at in cut.nonzero().tolist() if tuple(at) not in set(known))
-            remedy = "Pass final_obs= to add, use add_step, or pass bootstrap_truncated=False to count it as an end."
-            where = f"final_obs of step {first[0]}, environment {first[1]}"
-            raise NotReadyError(explain(where, "the state a truncated step led to", "none", remedy))
-        if not known:
-            if final_value is not None and len(final_value):
-                remedy = "Pass one value for each row of final_obs, which is empty."
-                raise SchemaError(explain("final_value", "no values", len(final_value), remedy))
-            return None
-        if final_value is None:
+        if self.autoreset is not AutoresetMode.NEXT_STEP:
+            self._require_finals(self._column("truncated")[:steps] & ~self._column("terminated")[:steps], known)
+        if final_value is None and known:
             remedy = "Pass final_value=critic(rollout.final_obs), or bootstrap_truncated=False to count them as ends."
             where = f"final_value of {len(known)} truncated steps"
             raise NotReadyError(explain(where, "their values", "none", remedy))
+        if final_value is None:
+            return None
         values = conform("final_value", self._value_field, final_value, (len(known),), self.device)
-        at, envs = torch.tensor(known, device=self.device).unbind(1)
+        at, envs = torch.tensor(known, dtype=torch.int64, device=self.device).view(-1, 2).unbind(1)
         return at, envs, values
+
+    @staticmethod
+    def _require_finals(cut: torch.Tensor, known: list[tuple[int, int]]) -> None:
+        if int(cut.sum()) <= len(known):
+            return
+        step, env = next((t, n) for t, n in cut.nonzero().tolist() if (t, n) not in set(known))
+        remedy = "Pass final_obs= to add, use add_step, or pass bootstrap_truncated=False to count it as an end."
+        where = f"final_obs of step {step}, environment {env}"
+        raise NotReadyError(explain(where, "the state a truncated step led to", "none", remedy))
 
     def attach(self, named: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
         """Let further tensors `[T, N, …]` join every batch until `clear()`; they are copied."""
         with self._lock:
             steps = self._stored("attach")
             columns: dict[str, torch.Tensor] = {}
-            for name, value in {**(named or {}), **fields}.items():
-                if name in self._schema.columns or name in ("mask", "index"):
-                    raise SchemaError(explain(name, "a name of its own", "a stored field's", "Attach it as another."))
-                tensor = torch.as_tensor(value).detach()
-                lead = (steps, *self._storage.lead)
-                shape = tuple(tensor.shape[len(lead) :])
-                tensor = conform(name, Field(shape or (), tensor.dtype), tensor, lead, self.device)
+            lead = (steps, *self._storage.lead)
+            for name, value in [*(named or {}).items(), *fields.items()]:
+                if not isinstance(name, str) or name in columns or name in (*self._schema.columns, "mask", "index"):
+                    raise SchemaError(explain(str(name), "a name of its own", "a taken one", "Attach it as another."))
+                tensor = as_tensor(name, value, self.device)
+                whole = Field(tuple(tensor.shape[len(lead) :]), tensor.dtype)
+                tensor = conform(name, whole, tensor.to(self.device), lead, self.device)
                 columns[name] = tensor if self._storage.lead else tensor.unsqueeze(1)
             self._attach_columns(columns)
 
@@ -414,6 +461,7 @@ class RolloutBuffer:
         """
         positive("batch_size", batch_size)
         positive("epochs", epochs)
+        check_destination(device, out)
         with self._lock:
             self._stored("minibatches")
             generation, rows = self._generation, self._valid_rows()
@@ -422,11 +470,14 @@ class RolloutBuffer:
             if total == 0 or (drop_last and total < batch_size):
                 remedy = "Add steps, or take smaller batches."
                 raise NotReadyError(explain("minibatches", f"{batch_size} transitions", total, remedy))
-            source = reader(columns, 2, self._num_stored * (self.num_envs or 1))
+            items = self._num_stored * (self.num_envs or 1)
+            source = FollowingReader(columns, 2, items, lambda: self._storage.is_exposed)
         like = {
             path: ((batch_size, *column.shape[2:]), column.dtype) for path, column in zip(paths, columns, strict=True)
         }
-        targets = None if out is None else checked_targets(out, like)
+        targets = None if out is None else checked_targets(out, like, self.device)
+        if any(overlaps(target, column) for target in targets or () for column in columns):
+            raise SchemaError(explain("out", "memory of the caller's", "the rollout's own", "Take a batch as out=."))
         if out is not None and total % batch_size and not drop_last:
             remedy = "Pass drop_last=True or a batch_size that divides them."
             raise SchemaError(explain("out", f"batches of {batch_size} only", f"{total} transitions", remedy))
@@ -489,6 +540,7 @@ class RolloutBuffer:
         """The stored steps as a TensorDict `[T, N]` sharing the buffer's memory, with "mask" and what is attached."""
         with self._lock:
             steps = self._stored("data")
+            self._storage.is_exposed = True
             mask = self._mask()
             if mask is None:
                 mask = torch.ones((steps, self.num_envs or 1), dtype=torch.bool, device=self.device)
@@ -507,8 +559,9 @@ class RolloutBuffer:
         """
         with self._lock:
             steps = self._whole("env_major")
-            if not self._has_last:
+            if self._last is None:
                 self._storage.zero(steps)
+            self._storage.is_exposed = True
             columns = [*self._storage.columns, *self._attached.values()]
             paths: list[Path] = [*self._schema.paths, *((name,) for name in self._attached)]
             leaves = [column[: steps + 1].transpose(0, 1) for column in columns]
@@ -564,12 +617,12 @@ def _schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mapping[str, 
     for name, field in scalar.items():
         if not isinstance(field, Field) or not field.dtype.is_floating_point:
             raise SchemaError(explain(name, "one floating-point field", field, "Pass a shape or a Field."))
-    extra_trees = {name: declare(f"extra.{name}", declaration) for name, declaration in extra.items()}
+    extra_trees = {name: unstacked(declare(f"extra.{name}", tree)) for name, tree in extra.items()}
     log_prob = extra_trees.pop("log_prob", scalar["reward"])
     return Schema(
         {
             "obs": unstacked(declare("obs", obs)),
-            "action": declare("action", action),
+            "action": unstacked(declare("action", action)),
             "reward": scalar["reward"],
             "terminated": _FLAG,
             "truncated": _FLAG,

@@ -8,6 +8,7 @@ import torch
 
 from recollect import kernels
 from recollect.border import conform, dotted
+from recollect.memory import Memory
 from recollect.schema import Schema
 
 
@@ -18,23 +19,36 @@ class Storage:
     """
 
     def __init__(
-        self, schema: Schema, rows: int, num_envs: int | None, device: torch.device, optional: frozenset[str]
+        self, schema: Schema, rows: int, num_envs: int | None, memory: Memory, optional: frozenset[str]
     ) -> None:
         self.schema = schema
         self.lead = () if num_envs is None else (num_envs,)
         """The leading shape of what a caller passes for one row."""
         self.optional = tuple(path[0] in optional for path in schema.paths)
         """Leaves that a caller may leave out: the row is zero there."""
-        self.columns = tuple(
-            torch.zeros((rows, num_envs or 1, *field.shape), dtype=field.dtype, device=device)
-            for field in schema.fields
-        )
+        self.columns = tuple(memory.allocate((rows, num_envs or 1, *f.shape), f.dtype) for f in schema.fields)
         self.device = self.columns[0].device
-        self._native = kernels.columns(self.columns, self.optional, lead=1 - len(self.lead))
+        self.is_exposed = False
+        """Somebody outside has tensors that share the columns' memory."""
+        self._bind()
         self._row_views: list[tuple[torch.Tensor, ...]] | None = None
+
+    def _bind(self) -> None:
+        self._native = kernels.columns(self.columns, self.optional, lead=1 - len(self.lead))
+        self._addresses = [column.data_ptr() for column in self.columns]
+
+    def follow(self) -> bool:
+        """Find the columns again if they have moved, as `share_memory_` moves them; returns whether they had."""
+        moved = self.is_exposed and [column.data_ptr() for column in self.columns] != self._addresses
+        if moved:
+            self._row_views = None
+            self._bind()
+        return moved
 
     def write(self, row: int, leaves: tuple[Any, ...], which: tuple[int, ...] | None = None) -> None:
         """Copy one row of all columns (or of the columns `which`); an error leaves the row as it was."""
+        if self.is_exposed:
+            self.follow()
         native = self._native
         if native is not None and kernels.native() is not None:
             misfit = native.write(row, leaves, which)

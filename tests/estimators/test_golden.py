@@ -157,3 +157,12 @@ def test_explained_variance_does_not_read_masked_entries() -> None:
     assert rc.explained_variance(value, return_, mask=mask).isnan()  # the counted returns are constant
     mask, return_ = flags(1, 1, 0, 0), floats(2, 4, 5, torch.inf)
     assert rc.explained_variance(value, return_, mask=mask).item() == 1 - 0.25
+
+
+@pytest.mark.parametrize("reward", [0.1, 1234.567, 1e-6])
+@pytest.mark.parametrize("group_size", [2, 7, 8])
+def test_groups_of_equal_returns_have_no_advantage(reward: float, group_size: int) -> None:
+    rewards = torch.full((50, 2 * group_size), reward)
+    done = torch.zeros(rewards.shape, dtype=torch.bool)
+    done[-1] = True
+    assert not rc.group_advantage(rewards, done, group_size=group_size, gamma=0.99)[2].any()

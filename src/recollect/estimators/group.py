@@ -53,7 +53,9 @@ def _standardize(return_: Tensor, mask: Tensor, eps: float) -> Tensor:
     """Every group (last axis) to mean 0 and deviation 1 over its unmasked members; the others are 0."""
     masked = mask.logical_not()
     members = mask.sum(-1, keepdim=True).clamp(min=1)
-    mean = return_.masked_fill(masked, 0).sum(-1, keepdim=True) / members
-    centered = (return_ - mean).masked_fill(masked, 0)
+    # The largest member is subtracted first: equal members are then exactly 0, whatever their sum rounds to.
+    highest = return_.masked_fill(masked, -torch.inf).amax(-1, keepdim=True)
+    shifted = (return_ - highest).masked_fill(masked, 0)
+    centered = (shifted - shifted.sum(-1, keepdim=True) / members).masked_fill(masked, 0)
     deviation = (centered.square().sum(-1, keepdim=True) / members).sqrt()
     return centered / (deviation + eps)

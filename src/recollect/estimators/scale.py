@@ -46,5 +46,7 @@ def _centered(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         mask = torch.ones_like(x, dtype=torch.bool)
     ignored = mask.logical_not()
     counted = mask.sum()
+    if x.numel() == 0:
+        return x, counted
     shifted = (x - x.masked_fill(ignored, -torch.inf).max()).masked_fill(ignored, 0)
     return (shifted - shifted.sum() / counted.clamp(min=1)).masked_fill(ignored, 0), counted

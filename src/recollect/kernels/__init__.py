@@ -86,7 +86,11 @@ def runs_native(tensors: Sequence[torch.Tensor]) -> bool:
     if _active is None or len(tensors) > _active.MOST_LEAVES:
         return False
     # numpy has no bfloat16: without the exchange API such columns go the torch way.
-    return all(t.device.type == "cpu" and (_active.exchange() or t.dtype != torch.bfloat16) for t in tensors)
+    exchange = _active.exchange()
+    return all(
+        t.device.type == "cpu" and t.ndim <= _active.MOST_AXES and (exchange or t.dtype != torch.bfloat16)
+        for t in tensors
+    )
 
 
 def estimate(name: str, outputs: int, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 Array = Any
 
 MOST_LEAVES: int
+MOST_AXES: int
 
 def set_torch(tensor_type: type, parameter_type: type) -> None: ...
 def exchange() -> bool: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -31,6 +31,29 @@ def reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reader:
     return _TorchReader(columns, lead)
 
 
+class FollowingReader:
+    """A reader of columns that others have in their hands too: `share_memory_` moves a tensor's memory elsewhere."""
+
+    def __init__(self, columns: Sequence[torch.Tensor], lead: int, items: int, is_exposed: Callable[[], bool]) -> None:
+        self._make = lambda: reader(columns, lead, items)
+        self._where = lambda: [column.data_ptr() for column in columns]
+        self._is_exposed = is_exposed
+        self._reader, self._addresses = self._make(), self._where()
+
+    def _found(self) -> Reader:
+        if self._is_exposed() and self._where() != self._addresses:
+            self._reader, self._addresses = self._make(), self._where()
+        return self._reader
+
+    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
+        return self._found().take(index, start, stop, padded)
+
+    def take_into(
+        self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
+    ) -> None:
+        self._found().take_into(index, start, stop, out, padded)
+
+
 class _NativeReader:
     def __init__(self, columns: Sequence[torch.Tensor], lead: int, items: int) -> None:
         self._like = [(column.shape[lead:], column.dtype) for column in columns]
@@ -52,17 +75,26 @@ class _NativeReader:
         self._gather.take_into(index.numpy(), start, stop, [tensor.numpy() for tensor in out], padded)
 
 
+# torch selects no rows of these; bits are bits.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
 class _TorchReader:
     def __init__(self, columns: Sequence[torch.Tensor], lead: int) -> None:
-        self._columns = [column.flatten(0, lead - 1) for column in columns]
+        self._dtypes = [column.dtype for column in columns]
+        self._columns = [
+            column.flatten(0, lead - 1).view(_SIGNED.get(column.dtype, column.dtype)) for column in columns
+        ]
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
         rows = index[start:stop]
         if not padded:
-            return [column.index_select(0, rows) for column in self._columns]
-        inside, missing = rows.clamp(min=0), rows < 0
-        found = (column.index_select(0, inside) for column in self._columns)
-        return [leaf.masked_fill_(missing.view(-1, *(1,) * (leaf.ndim - 1)), 0) for leaf in found]
+            found = [column.index_select(0, rows) for column in self._columns]
+        else:
+            inside, missing = rows.clamp(min=0), rows < 0
+            found = [column.index_select(0, inside) for column in self._columns]
+            found = [leaf.masked_fill_(missing.view(-1, *(1,) * (leaf.ndim - 1)), 0) for leaf in found]
+        return [leaf.view(dtype) if dtype in _SIGNED else leaf for leaf, dtype in zip(found, self._dtypes, strict=True)]
 
     def take_into(
         self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
