@@ -90,8 +90,10 @@ public:
         const int64_t bad = check_stacks(steps, envs);
         if (bad != -1) return bad;
         MaybeReleased released(bytes);
-        for (int64_t t = 0; t < steps; ++t)
+        for (int64_t t = 0; t < steps; ++t) {
+            if (write_together(t)) continue;
             for (int64_t i = 0; i < envs; ++i) write_one(env_index_.empty() ? i : env_index_[static_cast<size_t>(i)], t * envs + i);
+        }
         return -1;
     }
 
@@ -338,8 +340,8 @@ private:
             // The row after a final one starts the next episode; two finals in a row are a cut just after a start.
             for (int skipped = 0; cross && ring_.kind[next] == kFinal && skipped < ring_.slots; ++skipped)
                 next = ring_.after(next);
-            const bool newer = ring_.row_of(next) > ring_.row_of(slot);
-            slot = ring_.kind[next] == kTransition && newer ? next : -1;
+            // Inside an episode the row after is younger; behind a final one it may be the oldest of all.
+            slot = ring_.kind[next] == kTransition && (!cross || ring_.row_of(next) > ring_.row_of(slot)) ? next : -1;
         }
     }
 
@@ -349,7 +351,7 @@ private:
             for (int skipped = 0; cross && previous >= 0 && ring_.kind[previous] == kFinal && skipped < ring_.slots; ++skipped)
                 previous = ring_.before(previous);
             const bool there = previous >= 0 && ring_.kind[previous] == kTransition &&
-                               ring_.row_of(previous) < ring_.row_of(slot);
+                               (!cross || ring_.row_of(previous) < ring_.row_of(slot));
             slot = there ? previous : -1;
             out[j] = slot;
         }
@@ -450,8 +452,9 @@ private:
             }
             const char* frames[kMostFrames];
             frames_at(ring_, leaf.column, leaf.frames, flat, frames);
-            for (int64_t j = leaf.frames.k - 1; j >= 0; --j)
-                if (!leaf.frames.holds(obs, frames[j], j)) return false;
+            rebuilt_.resize(static_cast<size_t>(leaf.given_bytes));
+            leaf.frames.put_all(rebuilt_.data(), frames);
+            if (std::memcmp(rebuilt_.data(), obs, rebuilt_.size()) != 0) return false;
         }
         return true;
     }
@@ -471,9 +474,11 @@ private:
     }
 
     // Before anything is written: every given stack can be rebuilt from single frames. Returns -1, or -2 - leaf.
-    int64_t check_stacks(int64_t steps, int64_t envs) const {
+    int64_t check_stacks(int64_t steps, int64_t envs) {
+        joined_.clear();
         if (std::none_of(observed_.begin(), observed_.end(), [this](int o) { return leaves_[static_cast<size_t>(o)].stacked(); }))
             return -1;
+        joined_.resize(static_cast<size_t>(steps * envs));
         std::vector<uint8_t> reset(static_cast<size_t>(steps * envs), 0);
         for (int64_t i = 0; i < steps * envs; ++i) {
             const int64_t env = env_index_.empty() ? i % envs : env_index_[static_cast<size_t>(i % envs)];
@@ -483,6 +488,8 @@ private:
             if (reset[static_cast<size_t>(i)]) continue;  // its observation is not stored
             const bool joined = i < envs ? ring_.open[env] && continuous(ring_.at(ring_.head[env], env), i)
                                          : !start && joins(i, envs);
+            // What follows a reset row is found where that row led to, too, though its stack starts anew.
+            joined_[static_cast<size_t>(i)] = joined || (start && joins(i, envs));
             if (!joined) {
                 const int64_t leaf = unpadded(i);
                 if (leaf >= 0) return -2 - leaf;
@@ -518,12 +525,61 @@ private:
         else std::memcpy(column + flat * leaf.bytes, given, static_cast<size_t>(leaf.bytes));
     }
 
+    bool goes_on(int64_t row, int64_t env, int64_t i) const {
+        return joined_.empty() ? continuous(ring_.at(row, env), i) : joined_[static_cast<size_t>(i)] != 0;
+    }
+
+    // All environments have the same head: a step of all of them is one copy a leaf. Returns whether it was done.
+    bool write_together(int64_t t) {
+        const int64_t envs = ring_.envs, row = ring_.head[0];
+        const bool open = ring_.open[0];
+        if (envs == 1 || !env_index_.empty() || ring_.keeps_next || !joined_.empty()) return false;
+        for (int64_t e = 0; e < envs; ++e)
+            if (ring_.head[e] != row || static_cast<bool>(ring_.open[e]) != open || ring_.resetting[e]) return false;
+        const int64_t flat = ring_.at(row, 0), first = t * envs;
+        for (const int o : observed_) {
+            const Leaf& leaf = leaves_[static_cast<size_t>(o)];
+            const auto bytes = static_cast<size_t>(leaf.bytes * envs);
+            const char* given = item(static_cast<size_t>(o), leaf.bytes, first);
+            if (open && std::memcmp(leaf.column + flat * leaf.bytes, given, bytes) != 0) return false;
+        }
+        std::vector<int64_t>* touched = keep_touched_ ? &touched_ : nullptr;
+        for (int64_t e = 0; e < envs && !open; ++e) ring_.advance(row, e, touched);
+        for (int64_t e = 0; e < envs; ++e) ring_.advance(row + 1, e, touched);
+        for (size_t l = 0; l < leaves_.size(); ++l) {
+            const bool observation = std::find(observed_.begin(), observed_.end(), static_cast<int>(l)) != observed_.end();
+            if (!(observation && open)) copy_row(leaves_[l], flat, item(l, leaves_[l].bytes, first));
+        }
+        const int64_t ahead = ring_.at(row + 1, 0);
+        for (size_t o = 0; o < observed_.size(); ++o) {
+            const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
+            copy_row(leaf, ahead, item(leaves_.size() + o, leaf.bytes, first));
+        }
+        for (int64_t e = 0; e < envs; ++e) {
+            const bool end = ended(first + e), closes = end && !ring_.next_step;
+            if (!open) ring_.first[flat + e] = 1;
+            ring_.first[ahead + e] = 0;
+            ring_.kind[flat + e] = kTransition;
+            ring_.kind[ahead + e] = closes ? kFinal : kPending;
+            ring_.resetting[e] = end && ring_.next_step;
+            ring_.head[e] = row + 1 + closes;
+            ring_.open[e] = !closes;
+            ++ring_.count[e];
+            if (touched) touched->push_back(flat + e);
+        }
+        return true;
+    }
+
+    void copy_row(const Leaf& leaf, int64_t flat, const char* given) const {
+        std::memcpy(leaf.column + flat * leaf.bytes, given, static_cast<size_t>(leaf.bytes * ring_.envs));
+    }
+
     void write_one(int64_t env, int64_t i) {
         std::vector<int64_t>* touched = keep_touched_ ? &touched_ : nullptr;
         const bool reset = ring_.next_step && ring_.resetting[env];
         int64_t row = ring_.head[env];
         bool open = ring_.open[env];
-        if (open && !reset && !continuous(ring_.at(row, env), i)) {
+        if (open && !reset && !goes_on(row, env, i)) {
             ring_.kind[ring_.at(row, env)] = kFinal;
             ++row;
             open = false;
@@ -569,6 +625,8 @@ private:
     std::vector<Given> given_;
     std::vector<int64_t> env_index_;
     std::vector<int64_t> touched_;
+    std::vector<uint8_t> joined_;        // of stacks: which steps of this call go on where the one before led to
+    mutable std::vector<char> rebuilt_;  // a stack, for comparison
     bool keep_touched_ = false;
     bool single_;  // one environment without an axis
     int terminated_, truncated_;

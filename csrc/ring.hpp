@@ -83,6 +83,15 @@ struct Frames {
             std::memcpy(frame + o * inner, stack + (o * k + j) * inner, static_cast<size_t>(inner));
     }
 
+    // The same where a pixel's four frames are the bytes of one word; no branch, so that it is vectorised.
+    bool follows_by_four(const char* next, const char* stack) const noexcept {
+        char differs = 0;
+        for (int64_t o = 0; o < 4 * outer; o += 4)
+            differs = static_cast<char>(differs | (next[o] ^ stack[o + 1]) | (next[o + 1] ^ stack[o + 2]) |
+                                        (next[o + 2] ^ stack[o + 3]));
+        return differs == 0;
+    }
+
     // Build a stack from its k frames, oldest first (null: zeros).
     void put_all(char* stack, const char* const* frames) const noexcept {
         if (inner == 1 && k == 4 && frames[0] && frames[1] && frames[2])
@@ -131,6 +140,7 @@ struct Frames {
 
     // Two stacks of one episode, a step apart: all but the newest frame of `next` are the newer frames of `stack`.
     bool follows(const char* next, const char* stack) const noexcept {
+        if (inner == 1 && k == 4) return follows_by_four(next, stack);
         for (int64_t o = 0; o < outer; ++o)
             if (std::memcmp(next + o * k * inner, stack + (o * k + 1) * inner, static_cast<size_t>((k - 1) * inner)) != 0)
                 return false;
