@@ -6,6 +6,7 @@
 #pragma once
 #include <atomic>
 #include <cstdlib>
+#include <new>
 #include <vector>
 
 #include "bindings.hpp"
@@ -18,8 +19,13 @@ public:
     void add(DataType dtype, int ndim, const int64_t* shape) {
         Plan plan{dtype, ndim, {}, 0, nullptr};
         plan.bytes = dtype.bits / 8;
-        for (int d = 0; d < ndim; ++d) plan.bytes *= plan.shape[d] = shape[d];
+        for (int d = 0; d < ndim; ++d) {
+            plan.shape[d] = shape[d];
+            if (shape[d] < 0 || (shape[d] > 0 && plan.bytes > kMostBytes / shape[d])) throw std::bad_alloc();
+            plan.bytes *= shape[d];
+        }
         total_ += round_up(plan.bytes);
+        if (total_ > kMostBytes) throw std::bad_alloc();
         plans_.push_back(plan);
     }
 
@@ -47,6 +53,7 @@ public:
 
 private:
     static constexpr int64_t kSharedBytes = 1 << 17;
+    static constexpr int64_t kMostBytes = int64_t{1} << 48;  // more than any address space: sums of it cannot wrap
 
     static constexpr int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 

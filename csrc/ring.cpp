@@ -39,6 +39,15 @@ struct Given {
     std::vector<char> scratch;
 };
 
+// After a call what was cast for it is not kept, unless it is small.
+struct Emptied {
+    std::vector<Given>& given;
+    ~Emptied() {
+        for (Given& each : given)
+            if (each.scratch.capacity() > (1 << 20)) std::vector<char>().swap(each.scratch);
+    }
+};
+
 class RingMemory {
 public:
     // `columns[i]` is [slots, envs, …]. `stacks[i]` is (k, axis, repeat) or None. `observed` says which columns are
@@ -89,6 +98,7 @@ public:
         touched_.clear();
         const int64_t bad = check_stacks(steps, envs);
         if (bad != -1) return bad;
+        const Emptied emptied{given_};
         MaybeReleased released(bytes);
         for (int64_t t = 0; t < steps; ++t) {
             if (write_together(t)) continue;
@@ -636,6 +646,7 @@ private:
 }  // namespace
 
 void bind_ring(nb::module_& m) {
+    m.attr("MOST_FRAMES") = kMostFrames;
     nb::class_<RingMemory>(m, "RingMemory")
         .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::tuple, int64_t, bool, bool, int, int>())
         .def("write", &RingMemory::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg())

@@ -158,6 +158,13 @@ private:
         return std::max(static_cast<float>(exact), std::numeric_limits<float>::min());
     }
 
+    // x^alpha, but zero only for zero: what is positive can be drawn.
+    static double mass_of(double x, double alpha) {
+        if (x == 0) return 0;
+        const double mass = std::pow(x, alpha);
+        return mass > 0 || mass != mass ? mass : std::numeric_limits<double>::denorm_min();
+    }
+
     template <class T>
     nb::object update_from(const Array& index, const Array& values, double alpha, double eps) {
         const auto* rows = reinterpret_cast<const int64_t*>(index.data);
@@ -166,9 +173,9 @@ private:
         double largest = 0;
         std::vector<double> masses(static_cast<size_t>(count));
         for (int64_t i = 0; i < count; ++i) {
-            const double priority = given[i], mass = std::pow(priority + eps, alpha);
+            const double priority = given[i], mass = mass_of(priority + eps, alpha);
             if (!(priority >= 0 && std::isfinite(priority) && std::isfinite(mass))) return nb::make_tuple(i, 0, 0.0);
-            largest = std::max(largest, priority);
+            if (rows[i] >= 0) largest = std::max(largest, priority);
             masses[static_cast<size_t>(i)] = mass;
         }
         if (!in_range(rows, count, tree_.num_leaves(), -1)) throw std::out_of_range("leaf: outside the tree");

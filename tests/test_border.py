@@ -71,7 +71,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         np.zeros((1, 2, 3)),
         "shape (2, 3) for 2 environments, got (1, 2, 3). Squeeze the first",
     ),
-    "one environment": (np.zeros(3), "shape (2, 3) for 2 environments, got (3,). Pass a row for each environment."),
+    "one environment": (
+        np.zeros(3),
+        "shape (2, 3) for 2 environments, got (3,). Pass a row for each of the environments.",
+    ),
     "transposed": (np.zeros((3, 2)), "shape (2, 3) for 2 environments, got (3, 2). Pass the declared shape."),
     "a number": (1.0, "shape (2, 3) for 2 environments, got ()."),
     "complex": (np.zeros((2, 3), complex), "float32, got complex128."),

@@ -279,14 +279,37 @@ class TestReading:
         for never in (20, -1, 2**40):
             with pytest.raises(IndexError, match="expected the id of a stored transition"):
                 replay[[never]]
-        with pytest.raises(rc.SchemaError, match="index: expected int64 in one axis"):
-            replay[[0.5]]
+        assert replay[np.array([7, 5])[::-1]]["reward"].tolist() == [50.0, 70.0]
+        for wrong in ([0.5], [[1]], "x", None, [None]):
+            with pytest.raises(rc.SchemaError, match="^index: expected"):
+                replay[wrong]
+
+    def test_one_number_is_one_row(self, backend: str) -> None:
+        replay = fill(20)
+        assert replay[19]["reward"].item() == 190.0
+        for never in (20, -1, 2**40):
+            with pytest.raises(IndexError, match="expected the id of a stored transition"):
+                replay[never]
+
+    def test_episodes_may_be_read_while_rows_are_overwritten(self, backend: str) -> None:
+        replay = fill(16)
+        episodes = replay.episodes()
+        for t in range(16, 20):
+            replay.add([float(t)], 0.0, 10.0 * t, False, False, [t + 1.0])
+        assert [episode["index"].tolist() for episode in episodes] == [list(range(4, 16))]
 
     def test_an_empty_buffer_has_no_episodes(self, backend: str) -> None:
         replay = fill(0)
         assert list(replay.episodes()) == []
         with pytest.raises(rc.NotReadyError, match="sample: expected stored transitions, got none. Add steps first."):
             replay.sample(1)
+
+    def test_clear_forgets_what_was_staged(self) -> None:
+        replay = fill(2)
+        replay.stage(obs=[5.0])
+        replay.clear()
+        replay.add([7.0], 0.0, 1.0, False, False, [8.0])
+        assert replay.sample(1)["obs"].item() == 7.0
 
     def test_numbers_go_on_after_clear_and_around_the_ring(self, backend: str) -> None:
         replay = fill(20, capacity=8)
@@ -305,7 +328,93 @@ class TestReading:
         assert len(replay.sample(2000)["reward"].unique()) == 100
 
 
+class TestFailing:
+    """A call that raises leaves the buffer, its sampler and its generator exactly as they were."""
+
+    def failing(self, replay: rc.ReplayBuffer) -> None:
+        def raises(*_: Any) -> Any:
+            raise ArithmeticError
+
+        wrong = replay.sample(1).exclude("obs")
+        with pytest.raises(rc.SchemaError):
+            replay.sample(2, out=wrong)
+        with pytest.raises(ArithmeticError):
+            replay.sample(2, rc.Hindsight(("obs",), ("obs",), raises))
+        with pytest.raises(RuntimeError):
+            replay.sample(2, device="nowhere")
+        with pytest.raises(rc.SchemaError, match="sample: expected at most"):
+            replay.sample(2**62)
+
+    @pytest.mark.parametrize("sampler", [rc.Uniform(), rc.Prioritized(), rc.WithoutReplacement()])
+    def test_samples_have_not_happened(self, backend: str, sampler: Any) -> None:
+        calm, shaken = fill(9, sampler=sampler), fill(9, sampler=sampler)
+        calm.sample(1)
+        self.failing(shaken)
+        for _ in range(4):
+            assert torch.equal(calm.sample(2)["index"], shaken.sample(2)["index"])
+
+    def test_a_refused_view_draws_nothing(self) -> None:
+        replay = fill(6, next_obs="stored", sampler=rc.WithoutReplacement())
+        seen = replay.sample(2)["index"].tolist()
+        with pytest.raises(rc.SchemaError, match="expected rows in time order"):
+            replay.sample(2, rc.NStep(2, 0.9))
+        seen += replay.sample(4)["index"].tolist()
+        assert sorted(seen) == list(range(6))
+
+    def test_a_refused_block_of_stacks_leaves_older_rows_alone(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(4, obs=rc.Stacked(rc.Field(()), 2), action=())
+
+        def block(frames: list[list[float]], following: list[list[float]]) -> dict[str, Any]:
+            n = len(frames)
+            flags = np.zeros(n, bool)
+            return {"obs": np.array(frames), "next_obs": np.array(following), "action": np.zeros(n),
+                    "reward": np.arange(float(n)), "terminated": flags, "truncated": flags}  # fmt: skip
+
+        replay.extend(block([[t and t - 1, t] for t in range(6)], [[t, t + 1] for t in range(6)]))
+        before = [row["obs"].tolist() for row in replay.episodes()]
+        with pytest.raises(rc.SchemaError, match="a stack of"):
+            replay.extend(block([[5, 6], [6, 7], [1, 1.5]], [[6, 7], [7, 8], [1.5, 9]]))
+        assert [row["obs"].tolist() for row in replay.episodes()] == before
+
+    def test_defaults_of_torch_do_not_matter(self) -> None:
+        replay = fill(9, sampler=rc.Prioritized())
+        with torch.device("meta"):
+            batches = [replay.sample(3, view) for view in (None, rc.NStep(2, 0.9), rc.Sequence(2, 1))]
+            replay.add([9.0], 0.0, 0.0, False, False, [10.0])
+            replay.update_priority([0], [1.0])
+        assert all(leaf.device == torch.device("cpu") for batch in batches for leaf in batch.values())
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert replay.sample(3, rc.NStep(2, 0.9))["discount"].dtype == torch.float32
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    def test_switching_the_exchange_off_and_on_is_fine(self) -> None:
+        replay = fill(9, sampler=rc.Prioritized())
+        replay.sample(3)
+        with rc.kernels.without_exchange():
+            assert replay.sample(3, rc.Sequence(2))["index"].dtype == torch.int64
+            replay.update_priority([0], [1.0])
+        assert len(replay.sample(3)) == 3
+
+
 class TestUpdating:
+    def test_a_skipped_update_does_not_count(self, backend: str) -> None:
+        replay = fill(5, capacity=3, sampler=rc.Prioritized(alpha=1.0, eps=0.0))
+        assert replay.update_priority([0, 4], [1000.0, 2.0]) == 1
+        replay.add([5.0], 0.0, 0.0, False, False, [6.0])
+        tree, storage = replay._draws._tree, replay._storage  # type: ignore[attr-defined]
+        assert tree.get(storage.locate(torch.tensor([5]))).tolist() == [2.0]
+
+    def test_zero_is_zero_and_positive_is_positive_for_every_alpha(self, backend: str) -> None:
+        for alpha in (0.0, 1.0, 2.0):
+            replay = fill(3, sampler=rc.Prioritized(alpha=alpha, eps=0.0))
+            replay.update_priority([0, 1, 2], [0.0, 1e-200, 0.0])
+            assert set(replay.sample(50)["index"].tolist()) == {1}
+            replay.update_priority([1], [0.0])
+            with pytest.raises(rc.NotReadyError, match="a row of positive priority"):
+                replay.sample(1)
+
     def test_needs_a_sampler_with_priorities(self) -> None:
         with pytest.raises(rc.SchemaError, match="update_priority: expected a sampler with priorities"):
             fill(3).update_priority([0], [1.0])
@@ -403,7 +512,9 @@ class TestViews:
         ):
             fill(3).sample(2, rc.Hindsight("goal", "at", fn))
         column = rc.Hindsight(("obs",), ("obs",), lambda a, g, rows: (a, rows["terminated"]))
-        with pytest.raises(rc.SchemaError, match=r"Hindsight.fn: reward: expected shape \(2,\), got \(2, 1\)"):
+        with pytest.raises(
+            rc.SchemaError, match=r"Hindsight.fn: reward: expected shape \(2,\) for 2 rows, got \(2, 1\)"
+        ):
             fill(3).sample(2, column)
         with pytest.raises(rc.SchemaError, match="Sequence: expected one episode, got cross_episodes=True"):
             fill(3).sample(2, rc.Hindsight(("obs",), ("obs",), fn, view=rc.Sequence(2, cross_episodes=True)))
@@ -423,6 +534,49 @@ class TestViews:
             hit = (batch["next_obs", "at"][i] == goals).squeeze(-1) & real
             assert torch.equal(batch["reward"][i] == 1, hit)
         assert set(batch.keys()) >= {"mask", "train", "is_first", "index"}
+
+    def test_hindsight_around_a_sequence_is_a_sequence(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(32, obs={"at": 1, "goal": 1}, action=(), extra={"hidden": rc.Carry(3)}, seed=0)
+        for t in range(4):
+            obs, following = {"at": [float(t)], "goal": [-1.0]}, {"at": [t + 1.0], "goal": [-1.0]}
+            replay.add(obs, 0.0, 0.0, False, t == 3, following, hidden=np.full(3, t))
+        view = rc.Hindsight(
+            "goal", "at", lambda a, g, rows: (rows["reward"], rows["terminated"]), ratio=1.0, view=rc.Sequence(1)
+        )
+        assert set(replay.sample(2, view).keys()) >= {"is_first", "mask", "train"}
+        view = rc.Hindsight("goal", "at", view.fn, ratio=1.0, view=rc.Sequence(3, burn_in=1))
+        batch = replay.sample(20, view)
+        assert batch["hidden"].shape == (20, 3)
+        assert not batch["obs", "goal"][~batch["mask"]].any()
+        steps = rc.Hindsight("goal", "at", view.fn, view=rc.NStep(2, 0.9))
+        out = replay.sample(4, steps)
+        assert replay.sample(4, steps, out=out) is out
+
+    def test_a_goal_is_like_what_can_be_achieved(self) -> None:
+        replay = rc.ReplayBuffer(8, obs={"at": 1, "goal": 3}, action=())
+        replay.add({"at": [0.0], "goal": [0.0] * 3}, 0.0, 0.0, False, False, {"at": [1.0], "goal": [0.0] * 3})
+        with pytest.raises(rc.SchemaError, match="Hindsight: expected an achieved goal like Field"):
+            replay.sample(1, rc.Hindsight("goal", "at", lambda a, g, rows: (a, g)))
+        float_end = rc.Hindsight("at", "at", lambda a, g, rows: (rows["reward"], rows["reward"]))
+        with pytest.raises(rc.SchemaError, match="Hindsight.fn: terminated: expected bool, got float32"):
+            replay.sample(1, float_end)
+
+    def test_two_rows_between_episodes_are_both_passed_over(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(32, obs=1, action=(), num_envs=1, autoreset="NEXT_STEP")
+        flags = np.zeros(1, bool)
+
+        def add(obs: float, reward: float, end: bool, following: float) -> None:
+            replay.add(
+                np.array([[obs]]), np.zeros(1), np.array([reward]), np.array([end]), flags, np.array([[following]])
+            )
+
+        add(0.0, 0.0, True, 1.0)
+        add(1.0, -1.0, False, 2.0)  # the reset row, leading to an observation that nobody acts on
+        add(5.0, 5.0, False, 6.0)
+        batch = replay.sample(30, rc.Sequence(2, burn_in=1, cross_episodes=True))
+        assert batch["reward"][batch["index"] == 0][0].tolist() == [0.0, 0.0, 5.0]
+        assert batch["reward"][batch["index"] == 3][0].tolist() == [0.0, 5.0, 0.0]
+        assert batch["mask"][batch["index"] == 3][0].tolist() == [True, True, False]
 
     def test_carry_fields_come_once_at_the_first_real_step(self, backend: str) -> None:
         replay = rc.ReplayBuffer(32, obs=1, action=(), extra={"hidden": rc.Carry((2, 3))}, seed=0)
@@ -470,6 +624,22 @@ class TestOtherDevices:
         }
         return {name: value.to("meta") for name, value in {**step, "terminated": flags, "truncated": flags}.items()}
 
+    def test_arrays_and_numbers_of_the_host_are_taken(self) -> None:
+        replay = self.replay()
+        flags = np.zeros(4, bool)
+        replay.add(np.zeros((4, 2)), np.zeros(4), [0.0] * 4, flags, flags, np.ones((4, 2)))
+        single = rc.ReplayBuffer(8, obs=1, action=(), device="meta")
+        with pytest.raises(rc.NotReadyError):
+            single.sample(1)
+        single.add([0.0], 0.5, 1.0, False, True, [1.0])
+
+    def test_stacks_are_rebuilt_there_too(self) -> None:
+        replay = rc.ReplayBuffer(16, rc.Stacked(rc.Field(2), 3), (), num_envs=2, device="meta")
+        flags = np.zeros(2, bool)
+        replay.add(np.zeros((2, 2, 3)), np.zeros(2), np.zeros(2), flags, flags, np.ones((2, 2, 3)))
+        batch = _read_there(replay)
+        assert batch[("obs",)].shape == (4, 2, 3)
+
     def test_steps_are_written_without_asking_the_device(self) -> None:
         replay = self.replay()
         for _ in range(3):
@@ -490,6 +660,11 @@ class TestOtherDevices:
                 rc.Transition().read(storage, drawn, replay._random)
                 storage.ids(drawn)
         assert not [call for call in count.calls if any(name in call for name in SYNCHRONISING)]
+
+
+def _read_there(replay: rc.ReplayBuffer) -> Any:
+    slots = torch.zeros(4, dtype=torch.int64, device="meta")
+    return rc.Transition().read(replay._storage, slots, replay._random)
 
 
 class TestThreads:

@@ -385,9 +385,7 @@ class TestMemoryInOtherHands:
         fields = step(0)
         for obs in (np.zeros((N, 2), np.float32), torch.zeros(N, 2)):
             taken = (obs, fields["reward"], fields["terminated"], fields["truncated"], {})
-            with pytest.raises(
-                rc.SchemaError, match="obs: expected memory of its own, got that of the next obs.*stage"
-            ):
+            with pytest.raises(rc.SchemaError, match="next_obs: expected memory of its own, got that of obs.*stage"):
                 rollout.add_step(obs, fields["action"], taken)
         obs = np.zeros((N, 2), np.float32)
         rollout.stage(obs=obs)

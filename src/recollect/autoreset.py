@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from recollect.border import conform, dotted
+from recollect.border import conform, dotted, refuse_reused_leaves
 from recollect.errors import SchemaError, explain
 from recollect.schema import Field, Schema, Tree, given_shape
 
@@ -73,6 +73,12 @@ def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, A
         got = f"{type(step).__name__} of length {len(step)}" if isinstance(step, Sequence) else type(step).__name__
         raise SchemaError(explain("step", "the 5-tuple of env.step", got, "Pass step=env.step(action)."))
     return step
+
+
+def refuse_reused(schema: Schema, obs: Any, next_obs: Any) -> None:
+    """An environment that steps in place has already overwritten the observation that it was given for."""
+    if obs is not None:
+        refuse_reused_leaves(schema, *(schema.flatten("obs", value) for value in (obs, next_obs)))
 
 
 def true_next_obs(

@@ -6,13 +6,14 @@ converted here, in one place for every buffer; inside, nothing is checked again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from recollect.errors import SchemaError, explain
-from recollect.schema import DTYPES, Field, Path
+from recollect.schema import DTYPES, Field, Path, Schema
 
 _HOST = torch.device("cpu")
 
@@ -24,6 +25,8 @@ def conform(
     lead: tuple[int, ...],
     device: torch.device,
     rows: list[int] | None = None,
+    *,
+    unit: str = "environments",
 ) -> torch.Tensor:
     """`value` as a plain contiguous tensor of the field's dtype and of shape `lead + field.shape`.
 
@@ -35,7 +38,7 @@ def conform(
     if rows is None and _fits(field, value, (*lead, *field.shape), device):
         return value
     tensor = as_tensor(where, value, device)
-    _check_shape(where, tuple(tensor.shape), (*lead, *field.shape), lead)
+    _check_shape(where, tuple(tensor.shape), (*lead, *field.shape), lead, unit)
     if rows is not None:
         tensor = tensor[torch.tensor(rows, dtype=torch.int64, device=tensor.device)]
     return _cast(where, tensor, field.dtype).contiguous().to(device)
@@ -78,12 +81,13 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     if array.dtype not in DTYPES.values():  # another byte order, or a long double
         native = array.dtype.newbyteorder("=")
         array = array.astype(native if native in DTYPES.values() else np.float64)
+    array = array.view(np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}"))  # C names several integers alike
     if not array.flags.writeable or not array.flags.c_contiguous:  # torch has neither read-only nor reversed memory
         array = array.copy(order="C")
     return torch.from_numpy(array)
 
 
-def _check_shape(where: str, got: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...]) -> None:
+def _check_shape(where: str, got: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...], unit: str) -> None:
     if got == expected:
         return
     if got == (*expected, 1):
@@ -91,12 +95,12 @@ def _check_shape(where: str, got: tuple[int, ...], expected: tuple[int, ...], le
     elif got == (1, *expected):
         remedy = "Squeeze the first axis."
     elif lead and got == expected[1:]:
-        remedy = "Pass a row for each environment."
+        remedy = f"Pass a row for each of the {unit}."
     elif not lead and got[1:] == expected:
         remedy = "Pass one environment's value, or declare num_envs."
     else:
         remedy = "Pass the declared shape."
-    of = f" for {lead[0]} environments" if lead and lead[0] != 1 else ""
+    of = f" for {lead[0]} {unit}" if len(lead) == 1 and lead[0] != 1 else ""
     raise SchemaError(explain(where, f"shape {expected}{of}", got, remedy))
 
 
@@ -135,22 +139,41 @@ def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) ->
 
 def overlaps(a: Any, b: Any) -> bool:
     """Whether two tensors or arrays have bytes in common."""
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return np.may_share_memory(a, b)  # by their extents: as exact as it needs to be
-    spans = [_span(x) for x in (a, b)]
-    (start_a, stop_a), (start_b, stop_b) = spans
+    first, second = _host_view(a), _host_view(b)
+    if first is None or second is None:
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _extents_meet(a, b)
+    # By their extents, which is nearly always the answer, and only then byte by byte.
+    return np.may_share_memory(first, second) and np.shares_memory(first, second)
+
+
+def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[Any]) -> None:
+    """An observation and its next one in the same memory are one: the environment has overwritten the first."""
+    for i, *pair in zip(schema.columns["obs"], obs, next_obs, strict=True):
+        if overlaps(*pair):
+            remedy = "The environment reuses its array: stage(obs=…) before the step, or pass copies."
+            name = dotted(schema.paths[i])
+            raise SchemaError(explain(f"next_{name}", "memory of its own", f"that of {name}", remedy))
+
+
+def _host_view(value: Any) -> np.ndarray | None:
+    if isinstance(value, np.ndarray):
+        return value
+    plain = type(value) is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided
+    if not plain or DTYPES.get(value.dtype) is None or value.is_neg() or value.is_conj():
+        return None
+    return value.detach().numpy()
+
+
+def _extents_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.device != b.device or a.device.type == "meta" or a.layout != torch.strided or b.layout != torch.strided:
+        return False
+    (start_a, stop_a), (start_b, stop_b) = ((x.data_ptr(), x.data_ptr() + _extent(x)) for x in (a, b))
     return start_a < stop_b and start_b < stop_a
 
 
-def _span(value: Any) -> tuple[int, int]:
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type != "meta":
-        extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-        return value.data_ptr(), value.data_ptr() + (extent * value.element_size() if value.numel() else 0)
-    if isinstance(value, np.ndarray):
-        reach = [(size - 1) * stride for size, stride in zip(value.shape, value.strides, strict=True)]
-        start = value.ctypes.data + sum(min(0, r) for r in reach)
-        return start, value.ctypes.data + sum(max(0, r) for r in reach) + (value.itemsize if value.size else 0)
-    return 0, 0
+def _extent(x: torch.Tensor) -> int:
+    reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return (1 + reach) * x.element_size() if x.numel() else 0
 
 
 def dotted(path: Path) -> str:

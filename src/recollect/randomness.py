@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -10,7 +12,11 @@ from recollect.errors import SchemaError, explain
 
 
 class Randomness:
-    """One stream of draws. `seed=None` starts it from the operating system's entropy."""
+    """One stream of draws. `seed=None` starts it from the operating system's entropy.
+
+    A seed gives the same draws on one kind of device with one kind of kernels; the native core, torch ops on the host
+    and other devices each have an order of their own.
+    """
 
     def __init__(self, seed: int | None = None) -> None:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0):
@@ -18,6 +24,17 @@ class Randomness:
         self.bits = np.random.PCG64DXSM(seed)
         """The bit generator that all draws on the host come from, native ones too."""
         self._devices: dict[torch.device, torch.Generator] = {}
+
+    def snapshot(self) -> tuple[Any, dict[torch.device, torch.Tensor]]:
+        """Where the stream is."""
+        return self.bits.state, {device: generator.get_state() for device, generator in self._devices.items()}
+
+    def restore(self, snapshot: tuple[Any, dict[torch.device, torch.Tensor]]) -> None:
+        """Go back to a snapshot: the draws since will come again."""
+        self.bits.state, devices = snapshot
+        self._devices = {device: self._devices[device] for device in devices}
+        for device, state in devices.items():
+            self._devices[device].set_state(state)
 
     def shuffled(self, index: torch.Tensor) -> torch.Tensor:
         """The entries of `index` [n] in a random order, in a new tensor."""

@@ -11,9 +11,9 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from recollect.autoreset import parse_autoreset, settings_of, true_next_obs
+from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs
 from recollect.batch import assemble, check_destination, fill, moved
-from recollect.border import conform, dotted
+from recollect.border import as_tensor, conform, dotted
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
 from recollect.memory import Memory
@@ -22,7 +22,7 @@ from recollect.replay_storage import ReplayStorage
 from recollect.ring import TRANSITION
 from recollect.samplers import Sampler, Uniform
 from recollect.schema import Declaration, Field, Schema, Stacked, declare, given_shape, positive, refuse_reserved
-from recollect.views import Transition, View
+from recollect.views import NStep, Sequence, Transition, View
 
 _FLAG = Field((), torch.bool)
 _RESERVED = (
@@ -47,7 +47,8 @@ class ReplayBuffer:
 
     What was passed is what is sampled: when the observation of a step is, bit by bit, the one that the step before led
     to, nothing is copied; when it is not, the episode is cut there and the older row keeps its `next_obs`.
-    `next_obs="stored"` keeps an explicit copy instead, for unordered data.
+    `next_obs="stored"` keeps an explicit copy instead, for unordered data. `Stacked` observations must be given from an
+    episode's start on, also after `clear()` and `cut()`: only then can their frames be told apart.
 
     >>> replay = ReplayBuffer(100, obs=2, action=(), seed=0)
     >>> for step in range(3):
@@ -158,6 +159,8 @@ class ReplayBuffer:
         with self._lock:
             envs = self._envs(env_ids)
             lead = self._storage.lead if envs is None else (len(envs),)
+            if isinstance(step, tuple) and step and self.autoreset is AutoresetMode.SAME_STEP:
+                refuse_reused(self._schema, obs, step[0])
             nexts, reward, terminated, truncated = true_next_obs(step, self.autoreset, self._schema, lead, self.device)
             self._write(self._leaves((obs, action, reward, terminated, truncated), extra), nexts, envs)
 
@@ -189,8 +192,8 @@ class ReplayBuffer:
                     explain("extend", "no staged fields", sorted(self._staged), "Complete the step with add.")
                 )
             leaves = tuple(leaf for name in self._schema.names for leaf in self._schema.flatten(name, batch[name]))
-            reward = batch["reward"]
-            steps = len(reward) if hasattr(reward, "__len__") else 0
+            shape = np.shape(batch["terminated"])
+            steps = shape[0] if shape else 0
             if steps == 0:
                 raise SchemaError(explain("extend", "at least one step", "none", "Pass blocks of steps."))
             self._write(leaves, self._schema.flatten("obs", batch["next_obs"]), envs, steps)
@@ -205,7 +208,7 @@ class ReplayBuffer:
     def clear(self) -> None:
         """Forget every row, priority and open episode; ids go on, and pending resets are remembered."""
         with self._lock:
-            self._storage.ring.clear()
+            self._storage.clear()
             self._staged.clear()
             self._draws.cleared()
 
@@ -278,21 +281,37 @@ class ReplayBuffer:
         The batch is the caller's own. `out` is filled and returned instead of fresh tensors; `device` moves the batch,
         asynchronously where the memory allows it.
         """
-        positive("sample", batch_size)
+        if positive("sample", batch_size) > _LARGEST_BATCH:
+            raise SchemaError(explain("sample", f"at most {_LARGEST_BATCH} rows", batch_size, "Take smaller batches."))
         check_destination(device, out)
+        target = None if device is None else torch.device(device)
+        view = view or _TRANSITION
         with self._lock:
-            if self.device.type == "cpu" and not len(self._storage):
+            if self._storage.is_empty or (self.device.type == "cpu" and not len(self._storage)):
                 raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
-            drawn = self._draws.draw(batch_size)
-            leaves = (view or _TRANSITION).read(self._storage, drawn.slots, self._random)
-            if ("index",) not in leaves:
-                leaves[("index",)] = self._storage.ids(drawn.slots)
-            if drawn.weight is not None:
-                leaves[("weight",)] = drawn.weight
-        if out is not None:
-            return fill(out, leaves)
-        batch = assemble(list(leaves), leaves.values(), torch.Size((len(drawn.slots),)))
-        return batch if device is None else moved(batch, device)
+            check = getattr(view, "check", None)
+            if check is not None:
+                check(self._storage)
+            before = None
+            if out is not None or not isinstance(view, Transition | NStep | Sequence):
+                before = self._random.snapshot(), self._draws.snapshot()  # these may fail after rows were drawn
+            try:
+                batch = self._drawn(batch_size, view, out)
+            except BaseException:
+                if before is not None:
+                    self._random.restore(before[0])
+                    self._draws.restore(before[1])
+                raise
+        return batch if target is None else moved(batch, target)
+
+    def _drawn(self, batch_size: int, view: View, out: TensorDict | None) -> TensorDict:
+        drawn = self._draws.draw(batch_size)
+        leaves = view.read(self._storage, drawn.slots, self._random)
+        if ("index",) not in leaves:
+            leaves[("index",)] = self._storage.ids(drawn.slots)
+        if drawn.weight is not None:
+            leaves[("weight",)] = drawn.weight
+        return assemble(list(leaves), leaves.values(), drawn.slots.shape) if out is None else fill(out, leaves)
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.
@@ -308,7 +327,9 @@ class ReplayBuffer:
             return int(update(self._storage.locate(ids), _tensor("priority", priority, self.device)))
 
     def __getitem__(self, index: Any) -> TensorDict:
-        """The transitions of the rows `index`, as `sample` would give them."""
+        """The transitions of the rows `index` [B], as `sample` would give them; of one number, its transition."""
+        if isinstance(index, int | np.integer) and not isinstance(index, bool):
+            return self[np.array([index])][0]
         with self._lock:
             ids = self._ids(index)
             slots = self._storage.locate(ids)
@@ -321,7 +342,10 @@ class ReplayBuffer:
             return assemble(list(leaves), leaves.values(), torch.Size((len(ids),)))
 
     def episodes(self) -> Iterator[TensorDict]:
-        """The stored transitions, episode by episode and oldest first, each a TensorDict `[T]` in time order."""
+        """The stored transitions, episode by episode and oldest first, each a TensorDict `[T]` in time order.
+
+        Each is read when it comes up: rows that were overwritten by then are left out.
+        """
         with self._lock:
             ring = self._storage.ring
             slots = (ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
@@ -333,7 +357,13 @@ class ReplayBuffer:
                 0, ((env[1:] == env[:-1]) & (row[1:] == row[:-1] + 1)).nonzero().squeeze(1) + 1, False
             )
             pieces = [ids[order][part] for part in _runs(starts)]
-        return (self[piece] for piece in pieces)
+        return filter(len, map(self._still_stored, pieces))
+
+    def _still_stored(self, ids: torch.Tensor) -> TensorDict:
+        with self._lock:
+            slots = self._storage.locate(ids)
+            leaves = self._storage.transitions(slots[slots >= 0])
+            return assemble(list(leaves), leaves.values(), leaves[("index",)].shape)
 
     def _ids(self, index: Any) -> torch.Tensor:
         ids = _tensor("index", index, self.device)
@@ -355,14 +385,13 @@ class ReplayBuffer:
 
 
 _TRANSITION = Transition()
+_LARGEST_BATCH = 2**31 - 1
 
 
 def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        if value.device != device:
-            raise SchemaError(explain(where, f"a tensor on {device}", value.device, f"Call .to({str(device)!r})."))
-        return value.detach()
-    return torch.as_tensor(np.asarray(value), device=device)
+    if type(value) is torch.Tensor and value.device == device and not value.requires_grad:
+        return value
+    return as_tensor(where, value, device).to(device)
 
 
 def _runs(starts: torch.Tensor) -> list[slice]:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from recollect import kernels
-from recollect.border import conform, dotted, overlaps
+from recollect.border import conform, dotted, refuse_reused_leaves
 from recollect.errors import SchemaError, explain
-from recollect.kernels.reader import Reader, reader
+from recollect.kernels.reader import Reader, bits_of, reader
 from recollect.memory import Memory
 from recollect.randomness import Randomness
 from recollect.ring import FINAL, PENDING, TRANSITION, Ring
@@ -41,15 +41,22 @@ class ReplayStorage:
         self.ring = Ring(rows if keeps_next else rows + 1, num_envs or 1, history, memory.device)
         shape = (self.ring.slots, self.ring.num_envs)
         self.columns = tuple(memory.allocate((*shape, *field.shape), field.dtype) for field in schema.fields)
-        self.next_columns = tuple(torch.zeros_like(self.columns[i]) for i in self.observed) if keeps_next else ()
+        copied = self.observed if keeps_next else ()
+        self.next_columns = tuple(memory.allocate(tuple(self.columns[i].shape), self.columns[i].dtype) for i in copied)
         self.device = self.columns[0].device
         self.broken = torch.zeros((), dtype=torch.int64, device=self.device)
         """Stacks that cannot be rebuilt, counted where raising would need a host synchronisation."""
         self._native = self._native_twin()
         self._readers: dict[Any, Reader] = {}
+        self._counts: torch.Tensor | None = None
+        self.is_empty = True
+        """Nothing was written since the last clear: what the host knows without asking the device."""
 
     def _native_twin(self) -> Any:
+        deepest = max((field.k for field in self.schema.fields if isinstance(field, Stacked)), default=1)
         if not kernels.runs_native((*self.columns, *self.next_columns, *self.ring.state)):
+            return None
+        if deepest > kernels.native().MOST_FRAMES:
             return None
         stacks = [
             (field.k, field.axis, field.pad == "repeat") if isinstance(field, Stacked) else None
@@ -91,6 +98,7 @@ class ReplayStorage:
         """One step (or a block of `steps` steps in time order) of all environments, or of the environments `envs`."""
         native = self.native
         blocks, count = steps is not None, 1 if steps is None else steps
+        self._counts = None
         if native is not None:
             ids = None if envs is None else kernels.buffer_of(envs)
             status = native.write(leaves, nexts, ids, count, blocks)
@@ -100,9 +108,10 @@ class ReplayStorage:
                 status = native.write(*as_buffers, ids, count, blocks)
             if status < -1:
                 raise self._unstackable(-2 - status)
-            return
-        leaves, nexts = self._conformed(leaves, nexts, envs, steps)
-        self._write_torch(leaves, nexts, envs, blocks)
+        else:
+            leaves, nexts = self._conformed(leaves, nexts, envs, steps)
+            self._write_torch(leaves, nexts, envs, blocks)
+        self.is_empty = False
 
     def _conformed(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
@@ -116,11 +125,8 @@ class ReplayStorage:
             where = prefix + dotted(schema.paths[column])
             return conform(where, Field(given_shape(field), field.dtype), value, lead, self.device)
 
-        for i, value in zip(self.observed, nexts, strict=True):
-            if steps is None and overlaps(leaves[i], value):
-                remedy = "The environment reuses its array: stage(obs=…) before the step, or pass copies."
-                where = "next_" + dotted(schema.paths[i])
-                raise SchemaError(explain(where, "memory of its own", f"that of {dotted(schema.paths[i])}", remedy))
+        if steps is None:
+            refuse_reused_leaves(schema, [leaves[i] for i in self.observed], nexts)
         fitted = tuple(fit(i, value) for i, value in enumerate(leaves))
         return fitted, tuple(fit(i, value, "next_") for i, value in zip(self.observed, nexts, strict=True))
 
@@ -140,7 +146,7 @@ class ReplayStorage:
         native = self.native
         if native is None:
             return torch.cat([slots for slots, _ in self._changes]), torch.cat([which for _, which in self._changes])
-        out = torch.empty(native.touched_count(), dtype=torch.int64)
+        out = torch.empty(native.touched_count(), dtype=torch.int64, device="cpu")
         native.touched(kernels.buffer_of(out))
         return out, None
 
@@ -149,13 +155,15 @@ class ReplayStorage:
     ) -> None:
         env = torch.arange(self.ring.num_envs, device=self.device) if envs is None else envs
         steps, next_steps = ([self._lifted(leaf, blocks) for leaf in group] for group in (leaves, nexts))
-        before = [tensor.clone() for tensor in self.ring.state] if self.stacked and blocks else []
+        # Only the stacks of a later step of a block can be refused when something has been written already.
+        undo = (*self.ring.state, *self.columns) if self.stacked and blocks and self.device.type == "cpu" else ()
+        before = [tensor.clone() for tensor in undo]
         self._changes: list[tuple[torch.Tensor, torch.Tensor]] = []
         for t in range(len(steps[0])):
             try:
                 self._write_step([leaf[t] for leaf in steps], [leaf[t] for leaf in next_steps], env)
-            except SchemaError:  # a later stack of a block: nothing of it has happened
-                for tensor, old in zip(self.ring.state, before, strict=bool(before)):
+            except SchemaError:
+                for tensor, old in zip(undo, before, strict=True):
                     tensor.copy_(old)
                 raise
 
@@ -177,7 +185,7 @@ class ReplayStorage:
         self._changes.append(ring.advance(row, env, fresh))
         slots = ring.at(row, env)
         for i, (column, leaf) in enumerate(zip(self.columns, leaves, strict=True)):
-            flat, kept = column.flatten(0, 1), self._kept(i, leaf)
+            flat, kept = bits_of(column.flatten(0, 1)), bits_of(self._kept(i, leaf))
             flat[slots] = torch.where(_wide(fresh, kept), kept, flat[slots]) if i in self.observed else kept
         first[slots] |= fresh
         kind[slots] = torch.where(reset, FINAL, TRANSITION).to(torch.uint8)
@@ -189,7 +197,7 @@ class ReplayStorage:
             ring.resetting[env] = end
         if self.keeps_next:
             for column, leaf in zip(self.next_columns, nexts, strict=True):
-                column.flatten(0, 1)[slots] = leaf
+                bits_of(column.flatten(0, 1))[slots] = bits_of(leaf)
             ring.head[env] = row + 1
         else:
             self._write_next(nexts, row + 1, env, reset, torch.zeros_like(end) if self.next_step else end)
@@ -207,7 +215,7 @@ class ReplayStorage:
         self._changes.append(ring.advance(row, env, torch.ones_like(closes)))
         slots = ring.at(row, env)
         for i, leaf in zip(self.observed, nexts, strict=True):
-            self.columns[i].flatten(0, 1)[slots] = self._kept(i, leaf)
+            bits_of(self.columns[i].flatten(0, 1))[slots] = bits_of(self._kept(i, leaf))
         ring.first.view(-1)[slots] = starts
         ring.kind.view(-1)[slots] = torch.where(closes, FINAL, PENDING).to(torch.uint8)
         ring.head[env] = row + closes.long()
@@ -217,7 +225,7 @@ class ReplayStorage:
         """Whether the given observations are, bit by bit, the ones that the pending rows hold."""
         same = torch.ones_like(slots, dtype=torch.bool)
         for i in self.observed:
-            stored = self._stack_torch(slots, i) if i in self.stacked else self.columns[i].flatten(0, 1)[slots]
+            stored = self._stack_torch(slots, i) if i in self.stacked else bits_of(self.columns[i].flatten(0, 1))[slots]
             same &= _equal_bits(stored, leaves[i])
         return same
 
@@ -247,11 +255,17 @@ class ReplayStorage:
     def cut(self, env: torch.Tensor) -> None:
         """The current episodes of these environments were abandoned."""
         ring, kind = self.ring, self.ring.kind.view(-1)
+        self._counts = None
         pending, is_open = ring.at(ring.head[env], env), ring.open[env]
         kind[pending] = torch.where(is_open, FINAL, kind[pending]).to(torch.uint8)
         ring.head[env] += is_open.long()
         ring.open[env] = False
         ring.resetting[env] = False
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self.ring.clear()
+        self._counts, self.is_empty = None, True
 
     # Reading
 
@@ -262,12 +276,13 @@ class ReplayStorage:
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         """Flat slots of rows, uniformly and with replacement [count]; the caller has checked that there are any."""
         if self.native is not None:
-            slots = torch.empty(count, dtype=torch.int64)
+            slots = torch.empty(count, dtype=torch.int64, device="cpu")
             if self.native.draw(kernels.buffer_of(slots), random.bits.capsule):
                 return slots
         # One cumulative count answers for any layout of rows; it is kept until something is written.
-        counts = (self.ring.kind.view(-1) == TRANSITION).cumsum(0)
-        return torch.searchsorted(counts, random.below(counts[-1], count), right=True)
+        if self._counts is None:
+            self._counts = (self.ring.kind.view(-1) == TRANSITION).cumsum(0)
+        return torch.searchsorted(self._counts, random.below(self._counts[-1], count), right=True)
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
         """The identities of the rows at flat slots."""
@@ -294,8 +309,8 @@ class ReplayStorage:
         if self.native is None:
             windows = self.ring.windows(slots, before, after, cross)
             return windows, self.ring.first.view(-1)[windows.clamp(min=0)] & (windows >= 0)
-        windows = torch.empty((len(slots), before + after), dtype=torch.int64)
-        first = torch.empty(windows.shape, dtype=torch.bool)
+        windows = slots.new_empty((len(slots), before + after))
+        first = torch.empty_like(windows, dtype=torch.bool)
         buffers = map(kernels.buffer_of, (windows, first))
         self.native.window(kernels.buffer_of(slots), before, after, cross, *buffers)
         return windows, first
@@ -346,7 +361,7 @@ class ReplayStorage:
         return self._reader(self.next_columns, tuple(range(len(self.observed)))).take(slots, 0, len(slots), padded)
 
     def _reader(self, source: tuple[torch.Tensor, ...], columns: tuple[int, ...]) -> Reader:
-        key = (source is self.columns, columns, kernels.native() is not None)
+        key = (source is self.columns, columns, kernels.native() is not None, kernels.exchange())
         if key not in self._readers:
             self._readers[key] = reader([source[i] for i in columns], 2, self.ring.slots * self.ring.num_envs)
         return self._readers[key]
@@ -356,14 +371,14 @@ class ReplayStorage:
         field = self.schema.fields[column]
         if self.native is None:
             return self._stack_torch(slots, column)
-        out = torch.empty((len(slots), *given_shape(field)), dtype=field.dtype)
+        out = self.columns[column].new_empty((len(slots), *given_shape(field)))
         self.native.stack(kernels.buffer_of(slots), column, kernels.buffer_of(out))
         return out
 
     def _stack_torch(self, slots: torch.Tensor, column: int) -> torch.Tensor:
         field = self.schema.fields[column]
         assert isinstance(field, Stacked)
-        frames, first = self.columns[column].flatten(0, 1), self.ring.first.view(-1)
+        frames, first = bits_of(self.columns[column].flatten(0, 1)), self.ring.first.view(-1)
         at, missing, found = slots.clamp(min=0), slots < 0, [frames[slots.clamp(min=0)]]
         started = torch.zeros_like(missing)
         for _ in range(field.k - 1):
@@ -372,7 +387,7 @@ class ReplayStorage:
             frame = frames[at]
             found.append(frame if field.pad == "repeat" else frame.masked_fill(_wide(started, frame), 0))
         stack = torch.stack(found[::-1], 1 + field.axis)
-        return stack.masked_fill(_wide(missing, stack), 0)
+        return stack.masked_fill(_wide(missing, stack), 0).view(field.dtype)
 
 
 def _wide(flags: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

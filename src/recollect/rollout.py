@@ -10,7 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from recollect.autoreset import final_rows, observation, parse_autoreset, settings_of, unpack_step
+from recollect.autoreset import final_rows, observation, parse_autoreset, refuse_reused, settings_of, unpack_step
 from recollect.batch import assemble, assembler, check_destination, checked_targets, moved, selected
 from recollect.border import as_tensor, conform, overlaps
 from recollect.errors import BufferFullError, NotReadyError, SchemaError, explain
@@ -150,21 +150,12 @@ class RolloutBuffer:
         next_obs, reward, terminated, truncated, info = unpack_step(step, self.autoreset)
         with self._lock:
             row = self._next_row()
-            self._refuse_reused(obs, next_obs)
+            refuse_reused(self._schema, obs, next_obs)
             finals = None
             if self.autoreset is not AutoresetMode.NEXT_STEP:
                 finals = self._finals_of_step(row, next_obs, info, self._cut_off(row, terminated, truncated))
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
             self._commit(row, finals, value is not None)
-
-    def _refuse_reused(self, obs: Any, next_obs: Any) -> None:
-        """An environment that steps in place has already overwritten the observation that it was given for."""
-        pairs = [(obs, next_obs)]
-        if not self._schema.is_flat and obs is not None:
-            pairs = [*zip(self._schema.flatten("obs", obs), self._schema.flatten("obs", next_obs), strict=True)]
-        if any(overlaps(before, after) for before, after in pairs):
-            remedy = "The environment reuses its array: stage(obs=…) before the step, or pass a copy."
-            raise SchemaError(explain("obs", "memory of its own", "that of the next observation", remedy))
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
@@ -407,7 +398,9 @@ class RolloutBuffer:
             raise NotReadyError(explain(where, "their values", "none", remedy))
         if final_value is None:
             return None
-        values = conform("final_value", self._value_field, final_value, (len(known),), self.device)
+        values = conform(
+            "final_value", self._value_field, final_value, (len(known),), self.device, unit="truncated steps"
+        )
         at, envs = torch.tensor(known, dtype=torch.int64, device=self.device).view(-1, 2).unbind(1)
         return at, envs, values
 

@@ -83,7 +83,7 @@ def columns(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, lead: 
 
 def runs_native(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether the native core can work on the memory of all these tensors."""
-    if _active is None or len(tensors) > _active.MOST_LEAVES:
+    if _active is None or not tensors or len(tensors) > _active.MOST_LEAVES:
         return False
     # numpy has no bfloat16: without the exchange API such columns go the torch way.
     exchange = _active.exchange()

@@ -6,6 +6,7 @@ Array = Any
 
 MOST_LEAVES: int
 MOST_AXES: int
+MOST_FRAMES: int
 
 def set_torch(tensor_type: type, parameter_type: type) -> None: ...
 def exchange() -> bool: ...

@@ -88,16 +88,15 @@ class NativeTree:
         native = kernels.native()
         group = native.PriorityTree.GROUP
         self.num_leaves = num_leaves
-        self._leaves = torch.zeros(-(-num_leaves // group) * group, dtype=torch.float64)
+        self._leaves = torch.zeros(-(-num_leaves // group) * group, dtype=torch.float64, device="cpu")
         self._tree = native.PriorityTree(kernels.buffer_of(self._leaves), num_leaves)
-        self._allocates = native.exchange()
         self.total = self._tree.total
         self.smallest = self._tree.smallest
         self.rebuild = self._tree.rebuild
         self.check = self._tree.deviation
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
-        if self._allocates and self._tree.set(leaves, priorities):
+        if kernels.exchange() and self._tree.set(leaves, priorities):
             return
         tensor = isinstance(priorities, torch.Tensor)
         values = kernels.buffer_of(priorities.contiguous()) if tensor else float(priorities)
@@ -106,21 +105,21 @@ class NativeTree:
 
     def get(self, leaves: torch.Tensor) -> torch.Tensor:
         leaves = leaves.contiguous()
-        if self._allocates:
+        if kernels.exchange():
             out = self._tree.get(leaves)
         else:
-            out = torch.empty(len(leaves), dtype=torch.float64)
+            out = torch.empty(len(leaves), dtype=torch.float64, device="cpu")
             self._tree.get(leaves.numpy(), out.numpy())
         return out
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor | None:
-        if self._allocates:
+        if kernels.exchange():
             return self._tree.draw(count, random.bits.capsule)
-        out = torch.empty(count, dtype=torch.int64)
+        out = torch.empty(count, dtype=torch.int64, device="cpu")
         return None if self._tree.draw(count, random.bits.capsule, out.numpy()) is None else out
 
     def draw_with_priorities(self, count: int, random: Randomness) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if self._allocates:
+        if kernels.exchange():
             return self._tree.draw_with_priorities(count, random.bits.capsule)
         leaves = self.draw(count, random)
         return None if leaves is None else (leaves, self.get(leaves))
@@ -130,7 +129,7 @@ class NativeTree:
 
         None: these tensors are no exact fit, and nothing has changed.
         """
-        return self._tree.update(leaves, priorities, alpha, eps) if self._allocates else None
+        return self._tree.update(leaves, priorities, alpha, eps) if kernels.exchange() else None
 
     def mark(self, leaves: torch.Tensor, kinds: torch.Tensor, mass: float) -> None:
         """`set` leaves to `mass` where the slot of that number holds a transition, else to zero."""
@@ -139,7 +138,7 @@ class NativeTree:
     def draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if self._allocates:
+        if kernels.exchange():
             return self._tree.draw_weighted(count, random.bits.capsule, beta, by_smallest)
         return _weighted(self, self.draw_with_priorities(count, random), beta, by_smallest)
 

@@ -65,7 +65,7 @@ class _NativeReader:
             self.take_into = self._gather.take_into
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
-        out = [torch.empty((stop - start, *shape), dtype=dtype) for shape, dtype in self._like]
+        out = [torch.empty((stop - start, *shape), dtype=dtype, device="cpu") for shape, dtype in self._like]
         self.take_into(index, start, stop, out, padded)
         return out
 
@@ -77,6 +77,11 @@ class _NativeReader:
 
 # torch selects no rows of these; bits are bits.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a dtype that torch can index."""
+    return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
 
 
 class _TorchReader:

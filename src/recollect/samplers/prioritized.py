@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -45,7 +46,7 @@ class Prioritized:
 
 
 def _check_rate(where: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
         raise SchemaError(explain(where, "a finite number of at least 0", repr(value), "Pass one."))
 
 
@@ -60,6 +61,12 @@ class _Draws:
         self._largest: Any = 1.0
         """The largest priority accepted so far, as it was given: a float, or a tensor where the data is elsewhere."""
         self._draws = 0
+
+    def snapshot(self) -> int:
+        return self._draws
+
+    def restore(self, snapshot: int) -> None:
+        self._draws = snapshot
 
     def draw(self, count: int) -> Drawn:
         beta = self._settings.beta
@@ -84,9 +91,9 @@ class _Draws:
         if values.device.type == "cpu":
             _refuse(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
         if len(values):
-            highest = values.max()
+            accepted = torch.where(slots >= 0, values, 0.0).max()
             on_host = values.device.type == "cpu"
-            self._largest = max(self._largest, float(highest)) if on_host else highest.clamp(min=self._largest)
+            self._largest = max(self._largest, float(accepted)) if on_host else accepted.clamp(min=self._largest)
         self._set(slots, mass, slots >= 0)
         return (slots < 0).sum()
 
@@ -94,7 +101,7 @@ class _Draws:
         slots, changed = touched
         mass = self._mass(self._largest)
         if isinstance(self._tree, NativeTree) and changed is None:
-            self._tree.mark(slots, self._storage.ring.kind.view(-1), float(mass))
+            self._tree.mark(slots, self._storage.ring.kind.view(-1), mass)
             return
         stored = self._storage.ring.kind_at(slots) == TRANSITION
         self._set(slots, torch.where(stored, mass, 0.0).to(torch.float64), changed)
@@ -103,7 +110,11 @@ class _Draws:
         self._tree.set(torch.arange(self._slots, device=self._storage.device), 0.0)
 
     def _mass(self, priority: Any) -> Any:
-        return (priority + self._settings.eps) ** self._settings.alpha
+        """(priority + eps)^alpha, but zero only for zero: what is positive can be drawn."""
+        base = priority + self._settings.eps
+        if isinstance(base, float):
+            return max(base**self._settings.alpha, 5e-324) if base else 0.0
+        return torch.where(base == 0, 0.0, base.pow(self._settings.alpha).clamp(min=5e-324))
 
     def _set(self, slots: torch.Tensor, mass: torch.Tensor, where: torch.Tensor | None) -> None:
         if where is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -32,6 +32,14 @@ class Draws(Protocol):
 
     def cleared(self) -> None:
         """The buffer has forgotten every row."""
+        ...
+
+    def snapshot(self) -> Any:
+        """What draws change, but for the generator."""
+        ...
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a snapshot: the draws since have not happened."""
         ...
 
     wants_touched: bool

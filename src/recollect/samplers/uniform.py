@@ -23,6 +23,10 @@ class _Draws:
     def __init__(self, storage: ReplayStorage, random: Randomness) -> None:
         self._storage, self._random = storage, random
 
+    def snapshot(self) -> None: ...
+
+    def restore(self, snapshot: None) -> None: ...
+
     def draw(self, count: int) -> Drawn:
         return Drawn(self._storage.draw(count, self._random))
 

@@ -35,6 +35,12 @@ class _Draws:
         """The rows of this epoch, in its order."""
         self._at = 0
 
+    def snapshot(self) -> tuple[torch.Tensor, int]:
+        return self._ids, self._at
+
+    def restore(self, snapshot: tuple[torch.Tensor, int]) -> None:
+        self._ids, self._at = snapshot
+
     def draw(self, count: int) -> Drawn:
         stored = len(self._storage)
         if count > stored:

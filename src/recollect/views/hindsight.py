@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, Protocol
 
 import torch
 from tensordict import TensorDict
 
 from recollect.batch import assemble
+from recollect.border import conform
 from recollect.errors import SchemaError, explain
 from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage
-from recollect.schema import Path
+from recollect.schema import Field, Path
 from recollect.views.protocol import Leaves, named, named_next, require_order
 from recollect.views.transition import Transition
 
@@ -29,7 +31,7 @@ class Steps(Protocol):
 
     def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor: ...
 
-    def reduce(self, steps: Leaves, mask: torch.Tensor) -> Leaves: ...
+    def reduce(self, storage: ReplayStorage, windows: torch.Tensor, steps: Leaves) -> Leaves: ...
 
 
 @dataclass(frozen=True)
@@ -50,29 +52,35 @@ class Hindsight:
     view: Steps = _TRANSITION
 
     def __post_init__(self) -> None:
-        if isinstance(self.ratio, bool) or not isinstance(self.ratio, int | float) or not 0 <= self.ratio <= 1:
+        if isinstance(self.ratio, bool) or not isinstance(self.ratio, Real) or not 0 <= self.ratio <= 1:
             raise SchemaError(explain("Hindsight.ratio", "a number in [0, 1]", repr(self.ratio), "Pass one."))
         if self.strategy not in ("future", "final", "episode"):
             remedy = "Pass one of them."
             raise SchemaError(explain("Hindsight.strategy", '"future", "final" or "episode"', self.strategy, remedy))
 
-    def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
+    def check(self, storage: ReplayStorage) -> None:
+        """Refuse a buffer whose rows are in no order, and leaves that are no goals."""
         require_order(storage, self)
+        goal, achieved = (_field(storage, _leaf(storage, name)) for name in (self.goal, self.achieved))
+        if goal != achieved:
+            remedy = "A goal is something that can be achieved: declare both alike."
+            raise SchemaError(explain("Hindsight", f"an achieved goal like {goal}", achieved, remedy))
+
+    def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
         goal, achieved = _leaf(storage, self.goal), _leaf(storage, self.achieved)
         windows = self.view.windows(storage, slots)
-        mask, flat = windows >= 0, windows.reshape(-1)
+        flat = windows.reshape(-1)
         steps = named(storage, storage.take(flat, padded=True)) | named_next(
             storage, storage.take_next(flat, padded=True)
         )
-        steps = {path: leaf.unflatten(0, windows.shape) for path, leaf in steps.items()}
         chosen = random.uniform(len(slots), slots.device) < self.ratio
         wanted = self._goals(storage, slots, achieved, random)
-        steps = self._relabelled(steps, chosen, wanted, mask, goal, achieved)
-        batch = self.view.reduce(steps, mask)
-        if len(windows[0]) > 1 and ("mask",) in batch:
-            first = storage.ring.first.view(-1)[flat.clamp(min=0)].view_as(mask) & mask
-            batch[("is_first",)] = first
-        return batch
+        changed = (chosen.unsqueeze(1) & (windows >= 0)).flatten()
+        goals = wanted.repeat_interleave(windows.shape[1], 0)
+        self._relabel(storage, steps, changed, goals, goal, achieved)
+        return self.view.reduce(
+            storage, windows, {path: leaf.unflatten(0, windows.shape) for path, leaf in steps.items()}
+        )
 
     def _goals(self, storage: ReplayStorage, slots: torch.Tensor, achieved: Path, random: Randomness) -> torch.Tensor:
         """The achieved goal after one step of each row's episode [B, …]."""
@@ -87,28 +95,28 @@ class Hindsight:
         column = storage.schema.paths.index(achieved)
         return storage.take(storage.ring.after(slots, offset + 1), (column,))[0]
 
-    def _relabelled(
-        self, steps: Leaves, chosen: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor, goal: Path, achieved: Path
-    ) -> Leaves:
-        length = mask.shape[1]
-        goals = wanted.unsqueeze(1).expand(-1, length, *wanted.shape[1:])
-        flat = {path: leaf.flatten(0, 1) for path, leaf in steps.items()}
-        flat_goals = goals.flatten(0, 1)
-        for path in (goal, ("next_" + goal[0], *goal[1:])):
-            where = _wide(chosen.repeat_interleave(length), flat[path])
-            flat[path] = torch.where(where, flat_goals.to(flat[path].dtype), flat[path])
-        rows = assemble(list(flat), flat.values(), torch.Size((mask.numel(),)))
-        reward, terminated = self.fn(flat[("next_" + achieved[0], *achieved[1:])], flat_goals, rows)
-        changed = (chosen.unsqueeze(1) & mask).flatten()
-        for path, new in ((("reward",), reward), (("terminated",), terminated)):
-            old = flat[path]
-            if tuple(new.shape) != tuple(old.shape):
-                remedy = "Return one for each row."
-                raise SchemaError(
-                    explain(f"Hindsight.fn: {path[0]}", f"shape {tuple(old.shape)}", tuple(new.shape), remedy)
-                )
-            flat[path] = torch.where(_wide(changed, old), new.to(old.dtype), old)
-        return {path: leaf.unflatten(0, mask.shape) for path, leaf in flat.items()}
+    def _relabel(
+        self,
+        storage: ReplayStorage,
+        steps: Leaves,
+        changed: torch.Tensor,
+        goals: torch.Tensor,
+        goal: Path,
+        achieved: Path,
+    ) -> None:
+        """Give the steps [M, …] that are `changed` their new goal, and what reward and end come of it."""
+        for path in (goal, ("next_obs", *goal[1:])):
+            steps[path] = torch.where(_wide(changed, goals), goals, steps[path])
+        rows = assemble(list(steps), steps.values(), torch.Size((len(changed),)))
+        results = self.fn(steps[("next_obs", *achieved[1:])], goals, rows)
+        for name, result in zip(("reward", "terminated"), results, strict=True):
+            field = storage.schema.fields[storage.schema.columns[name][0]]
+            new = conform(f"Hindsight.fn: {name}", field, result, (len(changed),), storage.device, unit="rows")
+            steps[(name,)] = torch.where(_wide(changed, new), new, steps[(name,)])
+
+
+def _field(storage: ReplayStorage, path: Path) -> Field:
+    return storage.schema.fields[storage.schema.paths.index(path)]
 
 
 def _leaf(storage: ReplayStorage, name: str | Path) -> Path:

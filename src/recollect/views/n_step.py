@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 
@@ -31,11 +32,14 @@ class NStep:
 
     def __post_init__(self) -> None:
         positive("NStep.n", self.n)
-        if isinstance(self.gamma, bool) or not isinstance(self.gamma, int | float) or not 0 <= self.gamma <= 1:
+        if isinstance(self.gamma, bool) or not isinstance(self.gamma, Real) or not 0 <= self.gamma <= 1:
             raise SchemaError(explain("NStep.gamma", "a number in [0, 1]", repr(self.gamma), "Pass one."))
 
-    def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
+    def check(self, storage: ReplayStorage) -> None:
+        """Refuse a buffer whose rows are in no order."""
         require_order(storage, self)
+
+    def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
         reward, last, discount = self._summed(storage, slots)
         ends = [storage.schema.columns[name][0] for name in _ENDS]
         skipped = {*ends, storage.schema.columns["reward"][0]}
@@ -49,8 +53,8 @@ class NStep:
         rewards = storage.columns[storage.schema.columns["reward"][0]]
         if storage.native is None or rewards.dtype not in (torch.float32, torch.float64):
             return self._summed_torch(storage, rewards.flatten(0, 1), slots)
-        reward = torch.empty((len(slots), *rewards.shape[2:]), dtype=rewards.dtype)
-        last, discount = torch.empty_like(slots), torch.empty(len(slots))
+        reward = rewards.new_empty((len(slots), *rewards.shape[2:]))
+        last, discount = torch.empty_like(slots), torch.empty(len(slots), dtype=torch.float32, device="cpu")
         buffers = map(kernels.buffer_of, (rewards, reward, last, discount))
         storage.native.n_step(kernels.buffer_of(slots), self.n, self.gamma, *buffers)
         return reward, last, discount
@@ -72,11 +76,11 @@ class NStep:
 
     def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor:
         """The steps that are read: [B, n] flat slots, -1 after an end."""
-        require_order(storage, self)
         return storage.windows(slots, 0, self.n)[0]
 
-    def reduce(self, steps: Leaves, mask: torch.Tensor) -> Leaves:
+    def reduce(self, storage: ReplayStorage, windows: torch.Tensor, steps: Leaves) -> Leaves:
         """A batch from its steps [B, n, …]; a step may have been made an end since."""
+        mask = windows >= 0
         terminated = steps[("terminated",)] & mask
         goes_on = mask & (terminated.long().cumsum(1) - terminated.long() == 0)
         last = goes_on.long().sum(1) - 1
@@ -88,8 +92,8 @@ class NStep:
         kept = (goes_on * powers).view(*goes_on.shape, *(1,) * (reward.ndim - 2))
         batch: Leaves = {}
         for path, leaf in steps.items():
-            at_last = path[0].startswith("next_") or path[0] in _ENDS
-            batch[path] = leaf[rows, last] if at_last else leaf[:, 0]
+            at_last = path[0] == "next_obs" or path[0] in _ENDS
+            batch[path] = leaf[rows, last if at_last else 0]
         batch[("reward",)] = torch.where(kept > 0, kept * reward, 0.0).sum(1).to(reward.dtype)
         batch[("discount",)] = (self.gamma ** (last + 1).double()).float()
         return batch

@@ -20,7 +20,7 @@ class View(Protocol):
     """The description of a batch: a small frozen object."""
 
     def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
-        """The leaves [B, …] of a batch for the drawn flat slots [B]."""
+        """The leaves [B, …] of a batch for the drawn flat slots [B]; "index" may be left to the buffer."""
         ...
 
 

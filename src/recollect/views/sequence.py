@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 
@@ -28,48 +29,52 @@ class Sequence:
 
     def __post_init__(self) -> None:
         positive("Sequence.length", self.length)
-        if isinstance(self.burn_in, bool) or not isinstance(self.burn_in, int) or self.burn_in < 0:
+        if isinstance(self.burn_in, bool) or not isinstance(self.burn_in, Integral) or self.burn_in < 0:
             raise SchemaError(explain("Sequence.burn_in", "a non-negative int", repr(self.burn_in), "Pass one."))
 
+    def check(self, storage: ReplayStorage) -> None:
+        """Refuse a buffer whose rows are in no order."""
+        require_order(storage, self)
+
     def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
-        windows, is_first = self._windows(storage, slots)
+        windows, is_first = storage.windows(slots, self.burn_in, self.length, cross=self.cross_episodes)
         flat = windows.view(-1)
-        carried = self._carried(storage)
+        carried = _carried(storage)
         columns = [i for i in range(len(storage.columns)) if i not in carried]
         steps = named(storage, storage.take(flat, columns, padded=True), columns)
         steps |= named_next(storage, storage.take_next(flat, padded=True))
         batch = {path: leaf.unflatten(0, windows.shape) for path, leaf in steps.items()}
-        return self._marked(batch, windows, is_first) | self._carry(storage, windows, carried)
+        return batch | self._marks(windows, is_first) | _at_start(storage, windows, carried)
 
     def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor:
         """The steps that are read: [B, L] flat slots, -1 where there is none."""
         if self.cross_episodes:
             remedy = "Goals are of one episode: leave cross_episodes=False."
             raise SchemaError(explain("Sequence", "one episode", "cross_episodes=True", remedy))
-        return self._windows(storage, slots)[0]
+        return storage.windows(slots, self.burn_in, self.length)[0]
 
-    def reduce(self, steps: Leaves, mask: torch.Tensor) -> Leaves:
+    def reduce(self, storage: ReplayStorage, windows: torch.Tensor, steps: Leaves) -> Leaves:
         """A batch from its steps [B, L, …]."""
-        return steps | {("mask",): mask, ("train",): self._trained(mask)}
+        carried = _carried(storage)
+        hidden = {storage.schema.paths[i] for i in carried}
+        batch = {path: leaf for path, leaf in steps.items() if path not in hidden}
+        is_first = storage.ring.first.view(-1)[windows.clamp(min=0)] & (windows >= 0)
+        return batch | self._marks(windows, is_first) | _at_start(storage, windows, carried)
 
-    def _windows(self, storage: ReplayStorage, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        require_order(storage, self)
-        return storage.windows(slots, self.burn_in, self.length, cross=self.cross_episodes)
-
-    def _marked(self, batch: Leaves, windows: torch.Tensor, is_first: torch.Tensor) -> Leaves:
+    def _marks(self, windows: torch.Tensor, is_first: torch.Tensor) -> Leaves:
         mask = windows >= 0
-        return batch | {("mask",): mask, ("train",): self._trained(mask), ("is_first",): is_first}
-
-    def _trained(self, mask: torch.Tensor) -> torch.Tensor:
         train = mask.clone()
         train[:, : self.burn_in] = False
-        return train
+        return {("mask",): mask, ("train",): train, ("is_first",): is_first}
 
-    def _carried(self, storage: ReplayStorage) -> list[int]:
-        return [i for i, field in enumerate(storage.schema.fields) if isinstance(field, Carry)]
 
-    def _carry(self, storage: ReplayStorage, windows: torch.Tensor, carried: list[int]) -> Leaves:
-        if not carried:
-            return {}
-        start = windows.gather(1, (windows >= 0).long().argmax(1, keepdim=True)).squeeze(1)
-        return named(storage, storage.take(start, carried), carried)
+def _carried(storage: ReplayStorage) -> list[int]:
+    return [i for i, field in enumerate(storage.schema.fields) if isinstance(field, Carry)]
+
+
+def _at_start(storage: ReplayStorage, windows: torch.Tensor, carried: list[int]) -> Leaves:
+    """The carried leaves at the first real step of each window [B, …]."""
+    if not carried:
+        return {}
+    start = windows.gather(1, (windows >= 0).long().argmax(1, keepdim=True)).squeeze(1)
+    return named(storage, storage.take(start, carried), carried)
