@@ -17,6 +17,7 @@ test-long: .venv/installed
 
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.on_policy
+	$(BIN)/python -m benchmarks.replay
 
 conformance: .venv/installed
 	$(BIN)/python -m pytest -k conformance -v

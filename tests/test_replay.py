@@ -93,6 +93,12 @@ class TestMaking:
     def test_repr_says_what_is_in_it(self) -> None:
         assert repr(fill(3)).startswith("ReplayBuffer(3 of 16 rows, num_envs=None, fields=(obs, action, reward")
 
+    def test_a_class_is_no_sampler_and_no_view(self) -> None:
+        with pytest.raises(rc.SchemaError, match=r"sampler: expected Prioritized\(…\), got the class Prioritized"):
+            fill(0, sampler=rc.Prioritized)
+        with pytest.raises(rc.SchemaError, match=r"view: expected NStep\(…\), got the class NStep"):
+            fill(3).sample(1, rc.NStep)  # type: ignore[arg-type]
+
 
 class TestWriting:
     def test_dict_observations_and_extra_fields_of_any_kind(self, backend: str) -> None:
@@ -560,6 +566,13 @@ class TestViews:
         float_end = rc.Hindsight("at", "at", lambda a, g, rows: (rows["reward"], rows["reward"]))
         with pytest.raises(rc.SchemaError, match="Hindsight.fn: terminated: expected bool, got float32"):
             replay.sample(1, float_end)
+        reward_only: Any = rc.Hindsight("at", "at", lambda a, g, rows: rows["reward"])  # type: ignore[arg-type,return-value]
+        with pytest.raises(rc.SchemaError, match=r"Hindsight.fn: expected \(reward, terminated\), got Tensor"):
+            replay.sample(1, reward_only)
+        kept = rc.Hindsight(
+            "at", "at", lambda a, g, rows: (np.zeros(1), (g == rows["obs", "at"]).squeeze(-1)), ratio=0.0
+        )
+        replay.sample(1, kept)
 
     def test_two_rows_between_episodes_are_both_passed_over(self, backend: str) -> None:
         replay = rc.ReplayBuffer(32, obs=1, action=(), num_envs=1, autoreset="NEXT_STEP")

@@ -93,7 +93,8 @@ class ReplayBuffer:
         self.device = self._storage.device
         self._schema = schema
         self._random = Randomness(seed)
-        self._draws = (sampler or Uniform()).start(self._storage, self._random)
+        self.sampler = _instance("sampler", sampler or Uniform())
+        self._draws = self.sampler.start(self._storage, self._random)
         if self._draws.wants_touched:
             self._storage.keep_touched()
         self._staged: dict[str, tuple[torch.Tensor, ...]] = {}
@@ -285,7 +286,7 @@ class ReplayBuffer:
             raise SchemaError(explain("sample", f"at most {_LARGEST_BATCH} rows", batch_size, "Take smaller batches."))
         check_destination(device, out)
         target = None if device is None else torch.device(device)
-        view = view or _TRANSITION
+        view = _instance("view", view or _TRANSITION)
         with self._lock:
             if self._storage.is_empty or (self.device.type == "cpu" and not len(self._storage)):
                 raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
@@ -322,7 +323,7 @@ class ReplayBuffer:
             update = getattr(self._draws, "update", None)
             if update is None:
                 remedy = "Make the buffer with sampler=rc.Prioritized()."
-                raise SchemaError(explain("update_priority", "a sampler with priorities", type(self._draws), remedy))
+                raise SchemaError(explain("update_priority", "a sampler with priorities", self.sampler, remedy))
             ids = self._ids(index)
             return int(update(self._storage.locate(ids), _tensor("priority", priority, self.device)))
 
@@ -386,6 +387,12 @@ class ReplayBuffer:
 
 _TRANSITION = Transition()
 _LARGEST_BATCH = 2**31 - 1
+
+
+def _instance(where: str, thing: Any) -> Any:
+    if isinstance(thing, type):
+        raise SchemaError(explain(where, f"{thing.__name__}(…)", f"the class {thing.__name__}", "Make one of it."))
+    return thing
 
 
 def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:

@@ -20,7 +20,10 @@ from recollect.views.protocol import Leaves, named, named_next, require_order
 from recollect.views.transition import Transition
 
 Relabel = Callable[[torch.Tensor, torch.Tensor, TensorDict], tuple[torch.Tensor, torch.Tensor]]
-"""fn(achieved_next [M, …], goal [M, …], rows [M]) → (reward [M], terminated [M])."""
+"""fn(achieved_next [M, …], goal [M, …], rows [M]) → (reward [M], terminated [M]).
+
+It is given every step that is read, also those that keep their goal and padding; its results count for relabelled steps.
+"""
 
 
 _TRANSITION = Transition()
@@ -108,7 +111,10 @@ class Hindsight:
         for path in (goal, ("next_obs", *goal[1:])):
             steps[path] = torch.where(_wide(changed, goals), goals, steps[path])
         rows = assemble(list(steps), steps.values(), torch.Size((len(changed),)))
-        results = self.fn(steps[("next_obs", *achieved[1:])], goals, rows)
+        results = self.fn(steps[("next_obs", *achieved[1:])], steps[goal], rows)
+        if not isinstance(results, tuple) or len(results) != 2:
+            remedy = "Return both."
+            raise SchemaError(explain("Hindsight.fn", "(reward, terminated)", type(results).__name__, remedy))
         for name, result in zip(("reward", "terminated"), results, strict=True):
             field = storage.schema.fields[storage.schema.columns[name][0]]
             new = conform(f"Hindsight.fn: {name}", field, result, (len(changed),), storage.device, unit="rows")

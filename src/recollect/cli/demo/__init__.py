@@ -1,4 +1,4 @@
-"""`recollect demo`: why this library exists, in ten seconds, and PPO learning with it, in less than a minute."""
+"""`recollect demo`: why this library exists, what it saves, and PPO learning with it, in about a minute."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.text import Text
 from recollect.cli.demo.cartpole import Report, Settings, train
 from recollect.cli.demo.curve import save_curve
 from recollect.cli.demo.progress import watch
+from recollect.cli.demo.replay import SHAPE, show
 from recollect.cli.demo.timeline import TIME_LIMIT, render, tell_all
 
 SOLVED, UNSOLVED = 0, 1
@@ -22,10 +23,11 @@ def register(commands: Any) -> None:
     """Add this command to the parser."""
     parser = commands.add_parser(
         "demo",
-        help="see one truncation done right, then PPO solve CartPole-v1",
+        help="see one truncation done right, what a replayed frame costs, and PPO solve CartPole-v1",
         description=(
-            "Show one truncation as a timeline under each autoreset mode, beside what a naive loop gets; then train "
-            "PPO on CartPole-v1 until the mean return of the last 100 episodes is 475, and save the learning curve."
+            "Show one truncation as a timeline under each autoreset mode, beside what a naive loop gets; what an Atari "
+            "transition costs in a replay buffer, beside the libraries that are installed; then train PPO on "
+            "CartPole-v1 until the mean return of the last 100 episodes is 475, and save the learning curve."
         ),
         epilog="Exit code: 0 solved (or --no-train), 1 not solved within --steps, 130 stopped by Ctrl-C.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -36,7 +38,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of all runs")
     parser.add_argument("--name", default="demo", help="folder of this run in it")
-    parser.add_argument("--no-train", action="store_true", help="show the timeline only")
+    parser.add_argument("--no-train", action="store_true", help="show the tables only")
     parser.set_defaults(run=run)
 
 
@@ -52,6 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False)
     _title(console, f"One truncation: a time limit cuts a walk off after {TIME_LIMIT} steps")
     console.print(render(tell_all()))
+    console.print()
+    height, width, frames = SHAPE.obs
+    _title(console, f"Replay of Atari: {frames} stacked frames of {height} × {width}")
+    show(console)
     if arguments.no_train:
         return SOLVED
     settings = Settings(max_transitions=arguments.steps)

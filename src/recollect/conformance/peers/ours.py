@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -167,7 +166,7 @@ def peer() -> Peer:
     """This library."""
     return Peer(
         "recollect",
-        version("recollect"),
+        rc.__version__,
         gae=OurGae,
         rollout=OurRollout,
         rollout_given={"numpy": OurRolloutOfNumpy},
