@@ -566,12 +566,16 @@ class TestViews:
         float_end = rc.Hindsight("at", "at", lambda a, g, rows: (rows["reward"], rows["reward"]))
         with pytest.raises(rc.SchemaError, match="Hindsight.fn: terminated: expected bool, got float32"):
             replay.sample(1, float_end)
-        reward_only: Any = rc.Hindsight("at", "at", lambda a, g, rows: rows["reward"])  # type: ignore[arg-type,return-value]
+
+        def only_reward(achieved: Any, goal: Any, rows: Any) -> Any:
+            return rows["reward"]
+
+        def of_numpy(achieved: Any, goal: Any, rows: Any) -> Any:
+            return np.zeros(1), (goal == rows["obs", "at"]).squeeze(-1)
+
         with pytest.raises(rc.SchemaError, match=r"Hindsight.fn: expected \(reward, terminated\), got Tensor"):
-            replay.sample(1, reward_only)
-        kept = rc.Hindsight(
-            "at", "at", lambda a, g, rows: (np.zeros(1), (g == rows["obs", "at"]).squeeze(-1)), ratio=0.0
-        )
+            replay.sample(1, rc.Hindsight("at", "at", only_reward))
+        kept = rc.Hindsight("at", "at", of_numpy, ratio=0.0)
         replay.sample(1, kept)
 
     def test_two_rows_between_episodes_are_both_passed_over(self, backend: str) -> None:

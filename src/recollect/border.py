@@ -150,7 +150,9 @@ def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[
     """An observation and its next one in the same memory are one: the environment has overwritten the first."""
     for i, *pair in zip(schema.columns["obs"], obs, next_obs, strict=True):
         if overlaps(*pair):
-            remedy = "The environment reuses its array: stage(obs=…) before the step. A leaf that never changes: pass a copy."
+            remedy = (
+                "The environment reuses its array: stage(obs=…) before the step, or pass copies (also of constants)."
+            )
             name = dotted(schema.paths[i])
             raise SchemaError(explain(f"next_{name}", "memory of its own", f"that of {name}", remedy))
 

@@ -22,7 +22,7 @@ from recollect.views.transition import Transition
 Relabel = Callable[[torch.Tensor, torch.Tensor, TensorDict], tuple[torch.Tensor, torch.Tensor]]
 """fn(achieved_next [M, …], goal [M, …], rows [M]) → (reward [M], terminated [M]).
 
-It is given every step that is read, also those that keep their goal and padding; its results count for relabelled steps.
+It is given every step that is read, also padding and those that keep their goal; what it says of these does not count.
 """
 
 
