@@ -286,18 +286,18 @@ class ReplayBuffer:
             raise SchemaError(explain("sample", f"at most {_LARGEST_BATCH} rows", batch_size, "Take smaller batches."))
         check_destination(device, out)
         target = None if device is None else torch.device(device)
-        view = _instance("view", view or _TRANSITION)
+        chosen: View = _instance("view", view or _TRANSITION)
         with self._lock:
             if self._storage.is_empty or (self.device.type == "cpu" and not len(self._storage)):
                 raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
-            check = getattr(view, "check", None)
+            check = getattr(chosen, "check", None)
             if check is not None:
                 check(self._storage)
             before = None
-            if out is not None or not isinstance(view, Transition | NStep | Sequence):
+            if out is not None or not isinstance(chosen, Transition | NStep | Sequence):
                 before = self._random.snapshot(), self._draws.snapshot()  # these may fail after rows were drawn
             try:
-                batch = self._drawn(batch_size, view, out)
+                batch = self._drawn(batch_size, chosen, out)
             except BaseException:
                 if before is not None:
                     self._random.restore(before[0])
