@@ -46,7 +46,7 @@ struct Write {
     void run() const noexcept {
         switch (kind) {
             case kZero: std::memset(target, 0, static_cast<size_t>(bytes)); break;
-            case kCopy: std::memcpy(target, source, static_cast<size_t>(bytes)); break;
+            case kCopy: copy_block(target, source, bytes); break;
             case kScalar: std::memcpy(target, scalar, static_cast<size_t>(bytes)); break;
             case kNarrow:
                 narrow(reinterpret_cast<float*>(target), reinterpret_cast<const double*>(source), elements);
@@ -198,7 +198,7 @@ private:
         for (const Source& source : sources_) bytes += source.bytes * count;
         MaybeReleased released(bytes);
         const auto copy = padded ? gather_padded : gather;
-        for (size_t i = 0; i < sources_.size(); ++i) copy(targets[i], sources_[i].data, rows, count, sources_[i].bytes);
+        for (size_t i = 0; i < sources_.size(); ++i) copy(targets[i], sources_[i].data, rows, count, sources_[i].bytes, items_);
     }
 
     std::vector<Source> sources_;

@@ -3,50 +3,94 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#define RECOLLECT_STREAMS 1
+#endif
+#if defined(__GNUC__) || defined(__clang__)
+#define RECOLLECT_PREFETCH(address) __builtin_prefetch(address)
+#else
+#define RECOLLECT_PREFETCH(address) static_cast<void>(address)
+#endif
+
 namespace recollect {
 
-// Copies of a size known at compile time become one or two instructions; the others are a call to memcpy.
+// A copy past the caches: what is larger than they are would only push everything else out of them.
+inline void copy_block(char* out, const char* in, int64_t bytes) noexcept {
+#ifdef RECOLLECT_STREAMS
+    if (bytes >= (1 << 18) && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
+        int64_t i = 0;
+        for (; i + 64 <= bytes; i += 64)
+            for (int64_t part = 0; part < 64; part += 16)
+                _mm_stream_si128(reinterpret_cast<__m128i*>(out + i + part),
+                                 _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i + part)));
+        _mm_sfence();
+        out += i;
+        in += i;
+        bytes -= i;
+    }
+#endif
+    std::memcpy(out, in, static_cast<size_t>(bytes));
+}
+
+// A row of 16 bytes to a few hundred: whole words, and a last one that overlaps. A call of memcpy costs more.
+inline void copy_row(char* out, const char* in, int64_t bytes) noexcept {
+    for (int64_t i = 0; i + 16 <= bytes; i += 16) std::memcpy(out + i, in + i, 16);
+    std::memcpy(out + bytes - 16, in + bytes - 16, 16);
+}
+
+constexpr int64_t kAhead = 24;         // rows that are fetched before they are needed
+constexpr int64_t kNear = 1 << 20;     // memory of this size stays in the cache: nothing to fetch
+constexpr int64_t kShortRow = 96;       // bytes; longer ones are worth the call
+
+// Copies of a size known at compile time become one or two instructions.
 template <int64_t Bytes>
-inline void gather_fixed(char* out, const char* items, const int64_t* index, int64_t count) noexcept {
-    constexpr int64_t ahead = 32;
-    for (int64_t i = 0; i < count; ++i) {
-        if (i + ahead < count) __builtin_prefetch(items + index[i + ahead] * Bytes);
+inline void gather_fixed(char* out, const char* items, const int64_t* index, int64_t count, bool near) noexcept {
+    int64_t i = 0;
+    for (; !near && i + kAhead < count; ++i) {
+        RECOLLECT_PREFETCH(items + index[i + kAhead] * Bytes);
         std::memcpy(out + i * Bytes, items + index[i] * Bytes, Bytes);
     }
+    for (; i < count; ++i) std::memcpy(out + i * Bytes, items + index[i] * Bytes, Bytes);
 }
 
-inline void gather_any(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes) noexcept {
-    constexpr int64_t ahead = 16, line = 64;
+inline void gather_any(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes, bool near) noexcept {
     const int64_t lines = bytes < 1024 ? bytes : 1024;  // beyond that the hardware has seen the stream
     for (int64_t i = 0; i < count; ++i) {
-        if (i + ahead < count) {
-            const char* next = items + index[i + ahead] * bytes;
-            for (int64_t offset = 0; offset < lines; offset += line) __builtin_prefetch(next + offset);
+        if (!near && i + kAhead < count) {
+            const char* next = items + index[i + kAhead] * bytes;
+            for (int64_t offset = 0; offset < lines; offset += 64) RECOLLECT_PREFETCH(next + offset);
+            RECOLLECT_PREFETCH(next + bytes - 1);
         }
-        std::memcpy(out + i * bytes, items + index[i] * bytes, static_cast<size_t>(bytes));
+        const char* item = items + index[i] * bytes;
+        if (bytes >= 16 && bytes <= kShortRow) copy_row(out + i * bytes, item, bytes);
+        else std::memcpy(out + i * bytes, item, static_cast<size_t>(bytes));
     }
 }
 
-// out[i] = items[index[i]], each item `bytes` long. The index has been range-checked.
-inline void gather(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes) noexcept {
+// out[i] = items[index[i]], each of `total` items `bytes` long. The index has been range-checked.
+inline void gather(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes, int64_t total) noexcept {
+    const bool near = total * bytes <= kNear;
     switch (bytes) {
-        case 1: return gather_fixed<1>(out, items, index, count);
-        case 2: return gather_fixed<2>(out, items, index, count);
-        case 4: return gather_fixed<4>(out, items, index, count);
-        case 8: return gather_fixed<8>(out, items, index, count);
-        case 16: return gather_fixed<16>(out, items, index, count);
-        case 32: return gather_fixed<32>(out, items, index, count);
-        default: return gather_any(out, items, index, count, bytes);
+        case 1: return gather_fixed<1>(out, items, index, count, near);
+        case 2: return gather_fixed<2>(out, items, index, count, near);
+        case 4: return gather_fixed<4>(out, items, index, count, near);
+        case 8: return gather_fixed<8>(out, items, index, count, near);
+        case 16: return gather_fixed<16>(out, items, index, count, near);
+        case 32: return gather_fixed<32>(out, items, index, count, near);
+        default: return gather_any(out, items, index, count, bytes, near);
     }
 }
 
 // The same where an index of -1 gives zeros.
-inline void gather_padded(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes) noexcept {
-    constexpr int64_t ahead = 16;
+inline void gather_padded(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes,
+                          int64_t) noexcept {
     for (int64_t i = 0; i < count; ++i) {
-        if (i + ahead < count && index[i + ahead] >= 0) __builtin_prefetch(items + index[i + ahead] * bytes);
-        if (index[i] >= 0) std::memcpy(out + i * bytes, items + index[i] * bytes, static_cast<size_t>(bytes));
-        else std::memset(out + i * bytes, 0, static_cast<size_t>(bytes));
+        if (i + kAhead < count && index[i + kAhead] >= 0) RECOLLECT_PREFETCH(items + index[i + kAhead] * bytes);
+        const char* item = items + index[i] * bytes;
+        if (index[i] < 0) std::memset(out + i * bytes, 0, static_cast<size_t>(bytes));
+        else if (bytes >= 16 && bytes <= kShortRow) copy_row(out + i * bytes, item, bytes);
+        else std::memcpy(out + i * bytes, item, static_cast<size_t>(bytes));
     }
 }
 

@@ -288,7 +288,10 @@ private:
 
     void read(const Reading& reading, int64_t count) const noexcept {
         const Leaf& leaf = *reading.leaf;
-        if (!leaf.stacked()) return gather(reading.out, reading.column, reading.slots, count, leaf.bytes);
+        if (!leaf.stacked()) {
+            gather(reading.out, reading.column, reading.slots, count, leaf.bytes, ring_.slots * ring_.envs);
+            return;
+        }
         for (int64_t i = 0; i < count; ++i) {
             char* stack = reading.out + i * leaf.given_bytes;
             if (reading.slots[i] < 0) {
@@ -558,12 +561,12 @@ private:
         for (int64_t e = 0; e < envs; ++e) ring_.advance(row + 1, e, touched);
         for (size_t l = 0; l < leaves_.size(); ++l) {
             const bool observation = std::find(observed_.begin(), observed_.end(), static_cast<int>(l)) != observed_.end();
-            if (!(observation && open)) copy_row(leaves_[l], flat, item(l, leaves_[l].bytes, first));
+            if (!(observation && open)) copy_step(leaves_[l], flat, item(l, leaves_[l].bytes, first));
         }
         const int64_t ahead = ring_.at(row + 1, 0);
         for (size_t o = 0; o < observed_.size(); ++o) {
             const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
-            copy_row(leaf, ahead, item(leaves_.size() + o, leaf.bytes, first));
+            copy_step(leaf, ahead, item(leaves_.size() + o, leaf.bytes, first));
         }
         for (int64_t e = 0; e < envs; ++e) {
             const bool end = ended(first + e), closes = end && !ring_.next_step;
@@ -580,8 +583,8 @@ private:
         return true;
     }
 
-    void copy_row(const Leaf& leaf, int64_t flat, const char* given) const {
-        std::memcpy(leaf.column + flat * leaf.bytes, given, static_cast<size_t>(leaf.bytes * ring_.envs));
+    void copy_step(const Leaf& leaf, int64_t flat, const char* given) const {
+        copy_block(leaf.column + flat * leaf.bytes, given, leaf.bytes * ring_.envs);
     }
 
     void write_one(int64_t env, int64_t i) {

@@ -26,15 +26,18 @@ def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.
 def assemble(paths: Sequence[Path], leaves: Iterable[torch.Tensor], batch_size: torch.Size) -> TensorDict:
     """A TensorDict of `leaves` under `paths`, nested where a path has several names."""
     tree: dict[str, Any] = {}
+    nested = False
     for path, leaf in zip(paths, leaves, strict=True):
         if len(path) == 1:
             tree[path[0]] = leaf
             continue
-        node = tree
+        nested, node = True, tree
         for name in path[:-1]:
             node = node.setdefault(name, {})
         node[path[-1]] = leaf
-    return _tensordict(tree, batch_size)
+    if nested or _unchecked is None:
+        return _tensordict(tree, batch_size)
+    return _unchecked(source=tree, batch_size=batch_size)
 
 
 def _tensordict(tree: dict[str, Any], batch_size: torch.Size) -> TensorDict:

@@ -23,6 +23,8 @@ class Randomness:
             raise SchemaError(explain("seed", "a non-negative int or None", repr(seed), "Pass such a seed."))
         self.bits = np.random.PCG64DXSM(seed)
         """The bit generator that all draws on the host come from, native ones too."""
+        self.capsule = self.bits.capsule
+        """The same for the native core."""
         self._devices: dict[torch.device, torch.Generator] = {}
 
     def snapshot(self) -> tuple[Any, dict[torch.device, torch.Tensor]]:
@@ -43,7 +45,7 @@ class Randomness:
             return index[torch.randperm(len(index), generator=generator, device=index.device)]
         index = index.clone()
         if kernels.runs_native((index,)):
-            kernels.native().shuffle(kernels.buffer_of(index), self.bits.capsule)
+            kernels.native().shuffle(kernels.buffer_of(index), self.capsule)
         else:
             np.random.Generator(self.bits).shuffle(index.numpy())
         return index

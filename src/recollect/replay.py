@@ -294,7 +294,7 @@ class ReplayBuffer:
             if check is not None:
                 check(self._storage)
             before = None
-            if out is not None or not isinstance(chosen, Transition | NStep | Sequence):
+            if out is not None or not isinstance(chosen, _NEVER_FAIL):
                 before = self._random.snapshot(), self._draws.snapshot()  # these may fail after rows were drawn
             try:
                 batch = self._drawn(batch_size, chosen, out)
@@ -387,6 +387,8 @@ class ReplayBuffer:
 
 _TRANSITION = Transition()
 _LARGEST_BATCH = 2**31 - 1
+_NEVER_FAIL = (Transition, NStep, Sequence)
+"""Views that cannot fail once they have checked the storage."""
 
 
 def _instance(where: str, thing: Any) -> Any:

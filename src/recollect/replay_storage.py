@@ -277,7 +277,7 @@ class ReplayStorage:
         """Flat slots of rows, uniformly and with replacement [count]; the caller has checked that there are any."""
         if self.native is not None:
             slots = torch.empty(count, dtype=torch.int64, device="cpu")
-            if self.native.draw(kernels.buffer_of(slots), random.bits.capsule):
+            if self.native.draw(kernels.buffer_of(slots), random.capsule):
                 return slots
         # One cumulative count answers for any layout of rows; it is kept until something is written.
         if self._counts is None:

@@ -114,13 +114,13 @@ class NativeTree:
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor | None:
         if kernels.exchange():
-            return self._tree.draw(count, random.bits.capsule)
+            return self._tree.draw(count, random.capsule)
         out = torch.empty(count, dtype=torch.int64, device="cpu")
-        return None if self._tree.draw(count, random.bits.capsule, out.numpy()) is None else out
+        return None if self._tree.draw(count, random.capsule, out.numpy()) is None else out
 
     def draw_with_priorities(self, count: int, random: Randomness) -> tuple[torch.Tensor, torch.Tensor] | None:
         if kernels.exchange():
-            return self._tree.draw_with_priorities(count, random.bits.capsule)
+            return self._tree.draw_with_priorities(count, random.capsule)
         leaves = self.draw(count, random)
         return None if leaves is None else (leaves, self.get(leaves))
 
@@ -139,7 +139,7 @@ class NativeTree:
         self, count: int, random: Randomness, beta: float, by_smallest: bool
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         if kernels.exchange():
-            return self._tree.draw_weighted(count, random.bits.capsule, beta, by_smallest)
+            return self._tree.draw_weighted(count, random.capsule, beta, by_smallest)
         return _weighted(self, self.draw_with_priorities(count, random), beta, by_smallest)
 
     def leaves_view(self) -> torch.Tensor:
