@@ -64,7 +64,7 @@ def constant(uniform: float) -> Any:
     new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     name = ctypes.c_char_p(b"BitGenerator")
     return SimpleNamespace(
-        bits=SimpleNamespace(capsule=new(ctypes.addressof(words), name, None)),
+        capsule=new(ctypes.addressof(words), name, None),
         uniform=lambda count, _: torch.full((count,), uniform, dtype=torch.float64),
         kept_alive=(function, words, name),
     )
