@@ -82,15 +82,16 @@ inline void gather(char* out, const char* items, const int64_t* index, int64_t c
     }
 }
 
-// The same where an index of -1 gives zeros.
+// The same where an index of -1 gives zeros. Sequences are read so: rows that follow each other are copied at once.
 inline void gather_padded(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes,
                           int64_t) noexcept {
-    for (int64_t i = 0; i < count; ++i) {
-        if (i + kAhead < count && index[i + kAhead] >= 0) RECOLLECT_PREFETCH(items + index[i + kAhead] * bytes);
-        const char* item = items + index[i] * bytes;
-        if (index[i] < 0) std::memset(out + i * bytes, 0, static_cast<size_t>(bytes));
-        else if (bytes >= 16 && bytes <= kShortRow) copy_row(out + i * bytes, item, bytes);
-        else std::memcpy(out + i * bytes, item, static_cast<size_t>(bytes));
+    for (int64_t i = 0, stop = 0; i < count; i = stop) {
+        stop = i + 1;
+        while (stop < count && index[stop] == index[stop - 1] + (index[i] >= 0)) ++stop;
+        if (stop < count && index[stop] >= 0) RECOLLECT_PREFETCH(items + index[stop] * bytes);
+        const auto size = static_cast<size_t>((stop - i) * bytes);
+        if (index[i] < 0) std::memset(out + i * bytes, 0, size);
+        else std::memcpy(out + i * bytes, items + index[i] * bytes, size);
     }
 }
 

@@ -1,5 +1,5 @@
 // Bindings of the ring: writing steps, drawing rows, and reading around them.
-#include "ring.hpp"
+#include "step.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "bindings.hpp"
-#include "columns.hpp"
 #include "fresh.hpp"
 #include "random.hpp"
 
@@ -16,28 +14,6 @@ namespace nb = nanobind;
 
 namespace recollect {
 namespace {
-
-constexpr int kMostFrames = 64;
-
-// A leaf as callers give it for one environment, and the column [slots, envs, …] where it is kept.
-struct Leaf {
-    char* column;
-    DataType dtype;
-    int64_t bytes;  // of one environment's item in the column
-    int ndim;       // of one environment's item as given (with its frames)
-    int64_t shape[kMaxDims];
-    int64_t given_bytes;
-    Frames frames;
-    bool stacked() const { return frames.k > 1; }
-};
-
-// What one call gives for one leaf: exact dtype, contiguous, items in the order [steps, environments].
-struct Given {
-    const char* data;
-    const char* source;  // the caller's memory, before any cast
-    int64_t source_bytes;
-    std::vector<char> scratch;
-};
 
 // After a call what was cast for it is not kept, unless it is small.
 struct Emptied {
@@ -53,8 +29,8 @@ public:
     // `columns[i]` is [slots, envs, …]. `stacks[i]` is (k, axis, repeat) or None. `observed` says which columns are
     // observations; `next_columns` are theirs for next observations when those are kept beside the rows.
     RingMemory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::tuple state,
-               int64_t alive, bool next_step, bool single, int terminated, int truncated)
-        : observed_(std::move(observed)), single_(single), terminated_(terminated), truncated_(truncated) {
+               int64_t alive, bool next_step, bool single, int reward, int terminated, int truncated)
+        : observed_(std::move(observed)), single_(single), reward_(reward), terminated_(terminated), truncated_(truncated) {
         owner_ = nb::make_tuple(columns, next_columns, state);
         const Array first = read_or_throw(columns[0], "column");
         ring_.slots = first.shape[0];
@@ -71,9 +47,10 @@ public:
         ring_.count = memory_of<int64_t>(state[5], kInt64, envs, "count");
         ring_.floor = memory_of<int64_t>(state[6], kInt64, envs, "floor");
         if (columns.size() + next_columns.size() > kMostLeaves) throw std::invalid_argument("columns: too many");
-        for (size_t i = 0; i < columns.size(); ++i) leaves_.push_back(leaf(columns[i], stacks[i]));
+        for (size_t i = 0; i < columns.size(); ++i) leaves_.push_back(describe_leaf(columns[i], stacks[i], ring_.slots, envs));
         for (size_t i = 0; i < next_columns.size(); ++i)
-            next_columns_.push_back(leaf(next_columns[i], stacks[static_cast<size_t>(observed_[i])]).column);
+            next_columns_.push_back(
+                describe_leaf(next_columns[i], stacks[static_cast<size_t>(observed_[i])], ring_.slots, envs).column);
     }
 
     // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 when it is done; i when leaf i (then the
@@ -84,13 +61,14 @@ public:
         const size_t total = leaves_.size() + observed_.size();
         if (values.size() != leaves_.size() || nexts.size() != observed_.size()) throw std::invalid_argument("leaves");
         if (given_.size() != total) given_.resize(total);
+        const Lead lead{steps, envs, blocks, single_};
         int64_t bytes = 0;
         for (size_t i = 0; i < total; ++i) {
             const bool is_next = i >= leaves_.size();
             const Leaf& leaf = is_next ? leaves_[static_cast<size_t>(observed_[i - leaves_.size()])] : leaves_[i];
             PyObject* object = is_next ? PyTuple_GetItem(nexts.ptr(), static_cast<Py_ssize_t>(i - leaves_.size()))
                                        : PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i));
-            if (!plan(object, leaf, steps, envs, blocks, given_[i])) return static_cast<int64_t>(i);
+            if (!read_given(object, leaf, lead, given_[i])) return static_cast<int64_t>(i);
             bytes += leaf.given_bytes * envs * steps;
         }
         for (size_t o = 0; o < observed_.size() && !blocks; ++o)
@@ -196,26 +174,6 @@ public:
         return -1;
     }
 
-    // Sums of up to n rewards from each slot on: k = min(n, steps to the end or to the newest row).
-    // `last` gets the slot of the k-th step, `discount` gamma^k.
-    void n_step(nb::handle slots, int64_t n, double gamma, nb::handle rewards, nb::handle reward, nb::handle last,
-                nb::handle discount) const {
-        const Array in = read_index(slots);
-        const int64_t count = in.shape[0];
-        const Array column = read_or_throw(rewards, "rewards");
-        const int64_t width = column.elements() / (ring_.slots * ring_.envs);
-        auto* from = reinterpret_cast<const int64_t*>(in.data);
-        auto* to = memory_of<int64_t>(last, kInt64, count, "last");
-        auto* rate = memory_of<float>(discount, kFloat32, count, "discount");
-        if (column.dtype == kFloat32)
-            sum_rewards(from, count, n, gamma, reinterpret_cast<const float*>(column.data), width,
-                        memory_of<float>(reward, kFloat32, count * width, "reward"), to, rate);
-        else if (column.dtype == kFloat64)
-            sum_rewards(from, count, n, gamma, reinterpret_cast<const double*>(column.data), width,
-                        memory_of<double>(reward, kFloat64, count * width, "reward"), to, rate);
-        else throw std::invalid_argument("rewards: neither float32 nor float64");
-    }
-
     // The slots of windows [before | drawn row | after] around each slot, -1 where there is no step; see views/sequence.
     void window(nb::handle slots, int64_t before, int64_t after, bool cross, nb::handle out, nb::handle first) const {
         const Array in = read_index(slots);
@@ -235,35 +193,19 @@ public:
 
     // Fresh tensors of every leaf at each slot, then of the observations that these rows led to, then the rows' ids.
     nb::list transitions(nb::handle slots) const {
-        const Array in = read_index(slots);
-        const int64_t count = in.shape[0];
-        auto* from = reinterpret_cast<const int64_t*>(in.data);
-        if (!in_range(from, count, ring_.slots * ring_.envs, 0)) throw std::out_of_range("slot");
-        std::vector<int64_t> next(static_cast<size_t>(ring_.keeps_next ? 0 : count));
-        for (size_t i = 0; i < next.size(); ++i) next[i] = ring_.after(from[i]);
-        std::vector<Reading> readings;
-        for (const Leaf& leaf : leaves_) readings.push_back({&leaf, leaf.column, from, nullptr});
-        for (size_t o = 0; o < observed_.size(); ++o) {
-            const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
-            const int64_t* index = ring_.keeps_next ? from : next.data();
-            readings.push_back({&leaf, ring_.keeps_next ? next_columns_[o] : leaf.column, index, nullptr});
-        }
-        Fresh fresh;
-        int64_t bytes = 0;
-        for (const Reading& reading : readings) {
-            int64_t shape[kMaxDims] = {count};
-            std::copy(reading.leaf->shape, reading.leaf->shape + reading.leaf->ndim, shape + 1);
-            fresh.add(reading.leaf->dtype, reading.leaf->ndim + 1, shape);
-            bytes += reading.leaf->given_bytes * count;
-        }
-        fresh.add(kInt64, 1, &count);
-        nb::list out = fresh.make();
-        for (size_t i = 0; i < readings.size(); ++i) readings[i].out = fresh.data(i);
-        auto* ids = reinterpret_cast<int64_t*>(fresh.data(readings.size()));
-        for (int64_t i = 0; i < count; ++i) ids[i] = ring_.id_of(from[i]);
-        MaybeReleased released(bytes);
-        for (const Reading& reading : readings) read(reading, count);
-        return out;
+        const Array in = checked_slots(slots);
+        const auto* rows = reinterpret_cast<const int64_t*>(in.data);
+        return read_rows(rows, rows, in.shape[0], 0, 0.0);
+    }
+
+    // The same of n steps as one: the flags and the next observation of the last of them, the sum of their rewards, and
+    // after the ids the discount. Rewards are float32 or float64.
+    nb::list n_steps(nb::handle slots, int64_t n, double gamma) const {
+        const Array in = checked_slots(slots);
+        const auto* rows = reinterpret_cast<const int64_t*>(in.data);
+        std::vector<int64_t> last(static_cast<size_t>(in.shape[0]));
+        for (int64_t i = 0; i < in.shape[0]; ++i) last[static_cast<size_t>(i)] = last_of(rows[i], n);
+        return read_rows(rows, last.data(), in.shape[0], n, gamma);
     }
 
     // Rebuild the frame stacks of column `leaf` at each slot; a slot of -1 gives zeros.
@@ -325,22 +267,77 @@ private:
         for (int64_t i = 0; i < in.shape[0]; ++i) to[i] = from[i] < 0 ? -1 : f(from[i]);
     }
 
+    Array checked_slots(nb::handle slots) const {
+        const Array in = read_index(slots);
+        if (!in_range(reinterpret_cast<const int64_t*>(in.data), in.shape[0], ring_.slots * ring_.envs))
+            throw std::out_of_range("slot");
+        return in;
+    }
+
+    // The slot of the last of up to n steps: an episode's end or the newest row comes first.
+    int64_t last_of(int64_t slot, int64_t n) const {
+        for (int64_t k = 1; k < n; ++k) {
+            const int64_t next = ring_.after(slot);
+            if (ring_.kind[next] != kTransition) break;
+            slot = next;
+        }
+        return slot;
+    }
+
+    // Read every leaf at `first`, the flags and the next observations at `last`; n > 0: rewards are summed in between.
+    nb::list read_rows(const int64_t* first, const int64_t* last, int64_t count, int64_t n, double gamma) const {
+        std::vector<int64_t> next(static_cast<size_t>(ring_.keeps_next ? 0 : count));
+        for (size_t i = 0; i < next.size(); ++i) next[i] = ring_.after(last[i]);
+        std::vector<Reading> readings;
+        for (size_t l = 0; l < leaves_.size(); ++l) {
+            const bool end = static_cast<int>(l) == terminated_ || static_cast<int>(l) == truncated_;
+            readings.push_back({&leaves_[l], leaves_[l].column, end ? last : first, nullptr});
+        }
+        for (size_t o = 0; o < observed_.size(); ++o) {
+            const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
+            const int64_t* index = ring_.keeps_next ? last : next.data();
+            readings.push_back({&leaf, ring_.keeps_next ? next_columns_[o] : leaf.column, index, nullptr});
+        }
+        Fresh fresh;
+        int64_t bytes = 0;
+        for (const Reading& reading : readings) {
+            int64_t shape[kMaxDims] = {count};
+            std::copy(reading.leaf->shape, reading.leaf->shape + reading.leaf->ndim, shape + 1);
+            fresh.add(reading.leaf->dtype, reading.leaf->ndim + 1, shape);
+            bytes += reading.leaf->given_bytes * count;
+        }
+        fresh.add(kInt64, 1, &count);
+        if (n > 0) fresh.add(kFloat32, 1, &count);
+        nb::list out = fresh.make();
+        for (size_t i = 0; i < readings.size(); ++i) readings[i].out = fresh.data(i);
+        auto* ids = reinterpret_cast<int64_t*>(fresh.data(readings.size()));
+        MaybeReleased released(bytes);
+        for (int64_t i = 0; i < count; ++i) ids[i] = ring_.id_of(first[i]);
+        for (size_t i = 0; i < readings.size(); ++i)
+            if (n == 0 || static_cast<int>(i) != reward_) read(readings[i], count);
+        if (n > 0) {
+            const Reading& rewards = readings[static_cast<size_t>(reward_)];
+            auto* discount = reinterpret_cast<float*>(fresh.data(readings.size() + 1));
+            if (rewards.leaf->dtype == kFloat32) sum_rewards<float>(rewards, last, count, gamma, discount);
+            else sum_rewards<double>(rewards, last, count, gamma, discount);
+        }
+        return out;
+    }
+
     template <class T>
-    void sum_rewards(const int64_t* from, int64_t count, int64_t n, double gamma, const T* rewards, int64_t width, T* out,
-                     int64_t* last, float* discount) const {
+    void sum_rewards(const Reading& reading, const int64_t* last, int64_t count, double gamma, float* discount) const {
+        const auto* rewards = reinterpret_cast<const T*>(reading.column);
+        auto* out = reinterpret_cast<T*>(reading.out);
+        const int64_t width = reading.leaf->bytes / static_cast<int64_t>(sizeof(T));
         for (int64_t i = 0; i < count; ++i) {
-            if (from[i] < 0 || from[i] >= ring_.slots * ring_.envs) throw std::out_of_range("slot");
-            int64_t slot = from[i];
+            int64_t slot = reading.slots[i];
             double factor = 1;
             for (int64_t w = 0; w < width; ++w) out[i * width + w] = rewards[slot * width + w];
-            for (int64_t k = 1; k < n; ++k) {
-                const int64_t next = ring_.after(slot);
-                if (ring_.kind[next] != kTransition) break;
-                slot = next;
+            while (slot != last[i]) {
+                slot = ring_.after(slot);
                 factor *= gamma;
                 for (int64_t w = 0; w < width; ++w) out[i * width + w] += static_cast<T>(factor * rewards[slot * width + w]);
             }
-            last[i] = slot;
             discount[i] = static_cast<float>(factor * gamma);
         }
     }
@@ -370,33 +367,6 @@ private:
         }
     }
 
-    Leaf leaf(nb::handle object, nb::handle stack) const {
-        const Array array = read_or_throw(object, "column");
-        if (array.ndim < 2 || array.shape[0] != ring_.slots || array.shape[1] != ring_.envs)
-            throw std::invalid_argument("column: not [slots, envs, …]");
-        Leaf leaf{};
-        leaf.column = array.data;
-        leaf.dtype = array.dtype;
-        leaf.bytes = array.itemsize();
-        for (int d = 2; d < array.ndim; ++d) leaf.bytes *= array.shape[d];
-        leaf.ndim = array.ndim - 2;
-        for (int d = 0; d < leaf.ndim; ++d) leaf.shape[d] = array.shape[d + 2];
-        if (!stack.is_none()) {
-            const nb::tuple described = nb::borrow<nb::tuple>(stack);
-            const int axis = nb::cast<int>(described[1]);
-            leaf.frames.k = nb::cast<int64_t>(described[0]);
-            leaf.frames.repeat = nb::cast<bool>(described[2]);
-            if (leaf.frames.k > kMostFrames || axis < 0 || axis > leaf.ndim) throw std::invalid_argument("stack");
-            leaf.frames.inner = array.itemsize();
-            for (int d = 0; d < leaf.ndim; ++d) (d < axis ? leaf.frames.outer : leaf.frames.inner) *= leaf.shape[d];
-            for (int d = leaf.ndim; d > axis; --d) leaf.shape[d] = leaf.shape[d - 1];
-            leaf.shape[axis] = leaf.frames.k;
-            ++leaf.ndim;
-        }
-        leaf.given_bytes = leaf.bytes * leaf.frames.k;
-        return leaf;
-    }
-
     int64_t count_envs(nb::handle env_ids) {
         env_index_.clear();
         if (env_ids.is_none()) return ring_.envs;
@@ -407,42 +377,6 @@ private:
             env_index_.push_back(ids[i]);
         }
         return array.shape[0];
-    }
-
-    // Find the bytes of one leaf, [steps, envs] items of it; narrow float64 into scratch. Nothing is written yet.
-    bool plan(PyObject* object, const Leaf& leaf, int64_t steps, int64_t envs, bool blocks, Given& given) const {
-        Array array;
-        if (single_ && !blocks && leaf.ndim == 0 && scalar(object, leaf, given)) return true;
-        if (!border().read(object, array) || !array.contiguous()) return false;
-        int lead = 0;
-        if (blocks) {
-            if (array.ndim < 1 || array.shape[0] != steps) return false;
-            lead = 1;
-        }
-        if (!single_) {
-            if (array.ndim < lead + 1 || array.shape[lead] != envs) return false;
-            ++lead;
-        }
-        if (array.ndim != lead + leaf.ndim) return false;
-        for (int d = 0; d < leaf.ndim; ++d)
-            if (array.shape[lead + d] != leaf.shape[d]) return false;
-        given.data = given.source = array.data;
-        given.source_bytes = array.elements() * array.itemsize();
-        if (array.dtype == leaf.dtype) return true;
-        if (array.dtype != kFloat64 || leaf.dtype != kFloat32) return false;
-        const int64_t elements = leaf.given_bytes / 4 * steps * envs;
-        given.scratch.resize(static_cast<size_t>(elements) * 4);
-        narrow(reinterpret_cast<float*>(given.scratch.data()), reinterpret_cast<const double*>(array.data), elements);
-        given.data = given.scratch.data();
-        return true;
-    }
-
-    static bool scalar(PyObject* object, const Leaf& leaf, Given& given) {
-        given.scratch.resize(8);
-        if (!read_scalar(object, leaf.dtype, given.scratch.data())) return false;
-        given.data = given.source = given.scratch.data();
-        given.source_bytes = 0;
-        return true;
     }
 
     // An observation and its next one in the same memory are one observation: the environment reuses its array.
@@ -642,7 +576,7 @@ private:
     mutable std::vector<char> rebuilt_;  // a stack, for comparison
     bool keep_touched_ = false;
     bool single_;  // one environment without an axis
-    int terminated_, truncated_;
+    int reward_, terminated_, truncated_;  // their columns
     nb::object owner_;
 };
 
@@ -651,7 +585,7 @@ private:
 void bind_ring(nb::module_& m) {
     m.attr("MOST_FRAMES") = kMostFrames;
     nb::class_<RingMemory>(m, "RingMemory")
-        .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::tuple, int64_t, bool, bool, int, int>())
+        .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::tuple, int64_t, bool, bool, int, int, int>())
         .def("write", &RingMemory::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
         .def("keep_touched", &RingMemory::keep_touched)
         .def("touched", &RingMemory::touched)
@@ -663,7 +597,7 @@ void bind_ring(nb::module_& m) {
         .def("ahead", &RingMemory::ahead)
         .def("behind", &RingMemory::behind)
         .def("locate", &RingMemory::locate)
-        .def("n_step", &RingMemory::n_step)
+        .def("n_steps", &RingMemory::n_steps)
         .def("window", &RingMemory::window)
         .def("transitions", &RingMemory::transitions)
         .def("stack", &RingMemory::stack);

@@ -71,8 +71,7 @@ class ReplayStorage:
             self.ring.alive,
             self.next_step,
             not self.lead,
-            self.schema.columns["terminated"][0],
-            self.schema.columns["truncated"][0],
+            *(self.schema.columns[name][0] for name in ("reward", "terminated", "truncated")),
         )
 
     @property
@@ -341,6 +340,14 @@ class ReplayStorage:
         else:
             leaves = [*self.take(slots), *self.take_next(slots), self.ids(slots)]
         return dict(zip(self._transition_paths, leaves, strict=True))
+
+    def n_steps(self, slots: torch.Tensor, n: int, gamma: float) -> dict[Path, torch.Tensor] | None:
+        """`transitions` of n steps as one, with "discount", from the native core; None where it cannot tell."""
+        rewards = self.columns[self.schema.columns["reward"][0]]
+        if self.native is None or not kernels.exchange() or rewards.dtype not in (torch.float32, torch.float64):
+            return None
+        leaves = self.native.n_steps(slots, n, gamma)
+        return dict(zip((*self._transition_paths, ("discount",)), leaves, strict=True))
 
     def take(
         self, slots: torch.Tensor, columns: Sequence[int] | None = None, *, padded: bool = False

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from recollect.autoreset import final_rows, observation, parse_autoreset, refuse_reused, settings_of, unpack_step
+from recollect.autoreset import observation, parse_autoreset, refuse_reused, settings_of, unpack_step
 from recollect.batch import assemble, assembler, check_destination, checked_targets, moved, selected
 from recollect.border import as_tensor, conform, overlaps
 from recollect.errors import BufferFullError, NotReadyError, SchemaError, explain
 from recollect.estimators import gae
+from recollect.finals import Finals, Found
 from recollect.guard import lock_for
 from recollect.kernels.reader import FollowingReader, Reader
 from recollect.memory import Memory
@@ -42,14 +43,6 @@ _RESERVED = (
 
 _Read = Callable[[torch.Tensor, int, int], TensorDict]
 """The batch of the rows index[start:stop]."""
-
-
-class _Finals(NamedTuple):
-    """The true final observations of the environments that were cut off at one step."""
-
-    step: int
-    envs: list[int]
-    leaves: list[torch.Tensor]
 
 
 class RolloutBuffer:
@@ -96,6 +89,7 @@ class RolloutBuffer:
         self._lock = lock_for(self)
         self._resetting = torch.zeros(num_envs or 1, dtype=torch.bool, device=self.device)
         self._generation = 0
+        self._finals = Finals(schema, self._storage.lead, self.device)
         self._empty()
 
     @classmethod
@@ -129,7 +123,7 @@ class RolloutBuffer:
                 raise SchemaError(explain("final_obs", "none under autoreset=NEXT_STEP", "an observation", remedy))
             finals = None
             if final_obs is not None:
-                finals = self._finals_among(row, final_obs, self._cut_off(row, terminated, truncated))
+                finals = self._finals.among(row, final_obs, self._cut_off(row, terminated, truncated))
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
             self._commit(row, finals, value is not None)
 
@@ -147,13 +141,14 @@ class RolloutBuffer:
 
         The true final observation of a truncated episode is found where the environment's autoreset mode leaves it.
         """
-        next_obs, reward, terminated, truncated, info = unpack_step(step, self.autoreset)
+        parts = unpack_step(step, self.autoreset)
+        next_obs, reward, terminated, truncated, _ = parts
         with self._lock:
             row = self._next_row()
             refuse_reused(self._schema, obs, next_obs)
             finals = None
             if self.autoreset is not AutoresetMode.NEXT_STEP:
-                finals = self._finals_of_step(row, next_obs, info, self._cut_off(row, terminated, truncated))
+                finals = self._finals_of_step(row, parts, self._cut_off(row, terminated, truncated))
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
             self._commit(row, finals, value is not None)
 
@@ -192,7 +187,7 @@ class RolloutBuffer:
         self._num_stored = 0
         self._valued = 0
         self._staged: set[str] = set()
-        self._finals: list[_Finals] = []
+        self._finals.clear()
         self._attached: dict[str, torch.Tensor] = {}
         self._last: tuple[torch.Tensor, list[torch.Tensor] | None] | None = None
         """The last value and observation that the row after the stored ones holds."""
@@ -229,15 +224,16 @@ class RolloutBuffer:
                 raise SchemaError(explain(name, "a field once a step", "it twice", "It has been staged: leave it out."))
         self._storage.write(row, tuple(leaves[i] for i in which), tuple(which))
 
-    def _commit(self, row: int, finals: _Finals | None, valued: bool) -> None:
+    def _commit(self, row: int, finals: Found | None, valued: bool) -> None:
         """Make the written row part of the rollout; until here nothing has changed for anybody."""
         if self.stats is not None:
             self._tell_stats(row)
         if finals is not None:
-            self._finals.append(finals)
+            self._finals.keep(finals)
         self._valued += valued or "value" in self._staged
-        self._staged.clear()
-        self._attached.clear()
+        if self._staged or self._attached:
+            self._staged.clear()
+            self._attached.clear()
         self._last = None
         self._num_stored = row + 1
 
@@ -291,16 +287,12 @@ class RolloutBuffer:
         )
         return (cut & ~ended).nonzero().squeeze(1).tolist()
 
-    def _finals_of_step(self, row: int, next_obs: Any, info: Mapping[str, Any], envs: list[int]) -> _Finals | None:
-        if not envs or self.autoreset is not AutoresetMode.SAME_STEP:
-            return self._finals_among(row, next_obs, envs) if envs else None
-        known, leaves = final_rows(info, envs, self._schema, self._storage.lead, self.device)
-        return _Finals(row, known, leaves if self._storage.lead else [leaf.unsqueeze(0).clone() for leaf in leaves])
-
-    def _finals_among(self, row: int, obs: Any, envs: list[int]) -> _Finals | None:
-        lead = self._storage.lead
-        leaves = observation(self._schema, obs, lead, self.device, rows=envs if lead else None)
-        return _Finals(row, envs, leaves if lead else [leaf.unsqueeze(0).clone() for leaf in leaves]) if envs else None
+    def _finals_of_step(self, row: int, step: tuple[Any, ...], envs: list[int]) -> Found | None:
+        if not envs:
+            return None
+        if self.autoreset is AutoresetMode.SAME_STEP:
+            return self._finals.in_info(row, step[4], envs)
+        return self._finals.among(row, step[0], envs)
 
     @property
     def final_obs(self) -> Any:
@@ -310,16 +302,7 @@ class RolloutBuffer:
         after an end is the final observation.
         """
         with self._lock:
-            columns = self._schema.columns["obs"]
-            found = [finals for finals in self._finals if finals.envs]
-            nothing = [
-                self._storage.columns[column].new_empty((0, *self._schema.fields[column].shape)) for column in columns
-            ]
-            leaves = [torch.cat([empty, *(f.leaves[i] for f in found)]) for i, empty in enumerate(nothing)]
-            if isinstance(self._schema.trees["obs"], Field):
-                return leaves[0]
-            paths = [self._schema.paths[i][1:] for i in columns]
-            return assemble(paths, leaves, torch.Size((sum(len(finals.envs) for finals in found),)))
+            return self._finals.obs
 
     # Targets
 
@@ -383,7 +366,7 @@ class RolloutBuffer:
 
     def _final_values(self, final_value: Any, bootstrap: bool) -> tuple[torch.Tensor, ...] | None:
         """Where the next value is not the next row's: (steps, envs, values), or None."""
-        known = [(finals.step, env) for finals in self._finals for env in finals.envs]
+        known = self._finals.places
         if not bootstrap:
             if final_value is not None:
                 remedy = "Leave one of them out."

@@ -7,7 +7,6 @@ from numbers import Real
 
 import torch
 
-from recollect import kernels
 from recollect.errors import SchemaError, explain
 from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage
@@ -40,24 +39,16 @@ class NStep:
         require_order(storage, self)
 
     def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
-        reward, last, discount = self._summed(storage, slots)
+        batch = storage.n_steps(slots, self.n, self.gamma)
+        return self._read_torch(storage, slots) if batch is None else batch
+
+    def _read_torch(self, storage: ReplayStorage, slots: torch.Tensor) -> Leaves:
+        rewards = storage.columns[storage.schema.columns["reward"][0]].flatten(0, 1)
+        reward, last, discount = self._summed_torch(storage, rewards, slots)
         ends = [storage.schema.columns[name][0] for name in _ENDS]
-        skipped = {*ends, storage.schema.columns["reward"][0]}
-        columns = [i for i in range(len(storage.columns)) if i not in skipped]
-        batch = named(storage, storage.take(slots, columns), columns)
-        batch |= {("reward",): reward}
+        batch = named(storage, storage.take(slots)) | {("reward",): reward}
         batch |= named(storage, storage.take(last, ends), ends)
         return batch | named_next(storage, storage.take_next(last)) | {("discount",): discount}
-
-    def _summed(self, storage: ReplayStorage, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        rewards = storage.columns[storage.schema.columns["reward"][0]]
-        if storage.native is None or rewards.dtype not in (torch.float32, torch.float64):
-            return self._summed_torch(storage, rewards.flatten(0, 1), slots)
-        reward = rewards.new_empty((len(slots), *rewards.shape[2:]))
-        last, discount = torch.empty_like(slots), torch.empty(len(slots), dtype=torch.float32, device="cpu")
-        buffers = map(kernels.buffer_of, (rewards, reward, last, discount))
-        storage.native.n_step(kernels.buffer_of(slots), self.n, self.gamma, *buffers)
-        return reward, last, discount
 
     def _summed_torch(
         self, storage: ReplayStorage, rewards: torch.Tensor, slots: torch.Tensor

@@ -1,0 +1,71 @@
+"""The states that truncated steps led to, kept until somebody asks what they were worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from recollect.autoreset import final_rows, observation
+from recollect.batch import assemble
+from recollect.schema import Field, Schema, given_shape
+
+
+class Found(NamedTuple):
+    """The final observations of one step: of which environments, and their leaves [K, …]."""
+
+    step: int
+    envs: list[int]
+    leaves: list[torch.Tensor]
+
+
+class Finals:
+    """The true final observations of one rollout, in the order of t·N + n."""
+
+    def __init__(self, schema: Schema, lead: tuple[int, ...], device: torch.device) -> None:
+        self._schema, self._lead, self._device = schema, lead, device
+        self._found: list[Found] = []
+
+    def among(self, step: int, obs: Any, envs: list[int]) -> Found | None:
+        """The rows `envs` of an observation of all environments; the whole of it is checked, nothing is kept yet."""
+        rows = envs if self._lead else None
+        leaves = observation(self._schema, obs, self._lead, self._device, rows=rows)
+        return self._of(step, envs, leaves)
+
+    def in_info(self, step: int, info: Mapping[str, Any], envs: list[int]) -> Found | None:
+        """Those of the environments `envs` that the info of a step holds."""
+        return self._of(step, *final_rows(info, envs, self._schema, self._lead, self._device))
+
+    def _of(self, step: int, envs: list[int], leaves: list[torch.Tensor]) -> Found | None:
+        if not envs:
+            return None
+        return Found(step, envs, leaves if self._lead else [leaf.unsqueeze(0).clone() for leaf in leaves])
+
+    def keep(self, found: Found) -> None:
+        """Make what was found part of the rollout."""
+        self._found.append(found)
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._found = []
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """(step, environment) of each."""
+        return [(found.step, env) for found in self._found for env in found.envs]
+
+    @property
+    def obs(self) -> Any:
+        """All of them: a tensor [K, …], or a TensorDict [K] of a nested observation."""
+        columns = self._schema.columns["obs"]
+        leaves = [
+            torch.cat([self._nothing(self._schema.fields[column]), *(found.leaves[i] for found in self._found)])
+            for i, column in enumerate(columns)
+        ]
+        if isinstance(self._schema.trees["obs"], Field):
+            return leaves[0]
+        return assemble([self._schema.paths[i][1:] for i in columns], leaves, leaves[0].shape[:1])
+
+    def _nothing(self, field: Field) -> torch.Tensor:
+        return torch.empty((0, *given_shape(field)), dtype=field.dtype, device=self._device)
