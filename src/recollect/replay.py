@@ -170,7 +170,7 @@ class ReplayBuffer:
         with self._lock:
             fresh: dict[str, tuple[torch.Tensor, ...]] = {}
             for name, value in fields.items():
-                self._check_name(name)
+                self._schema.require(name)
                 if name in self._staged:
                     raise SchemaError(explain(name, "a field once a step", "it twice", "Stage it once."))
                 leaves = zip(self._schema.columns[name], self._schema.flatten(name, value), strict=True)
@@ -217,7 +217,7 @@ class ReplayBuffer:
         names = self._schema.names
         if extra or len(names) > len(values):
             for name in extra:
-                self._check_name(name)
+                self._schema.require(name)
             values += tuple(extra.get(name) for name in names[len(values) :])
         if self._staged:
             values = tuple(map(self._or_staged, names, values))
@@ -248,11 +248,6 @@ class ReplayBuffer:
         field = self._schema.fields[column]
         whole = Field(given_shape(field), field.dtype)
         return conform(dotted(self._schema.paths[column]), whole, leaf, self._storage.lead, self.device)
-
-    def _check_name(self, name: str) -> None:
-        if name not in self._schema.columns:
-            declared = ", ".join(self._schema.names)
-            raise SchemaError(explain(name, f"a declared field ({declared})", "another", "Declare it in extra=."))
 
     def _envs(self, env_ids: Any) -> torch.Tensor | None:
         if env_ids is None:

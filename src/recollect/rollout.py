@@ -159,7 +159,7 @@ class RolloutBuffer:
             leaves: tuple[Any, ...] = ()
             which: tuple[int, ...] = ()
             for name, value in fields.items():
-                self._check_name(name)
+                self._schema.require(name)
                 if name in self._staged:
                     raise SchemaError(explain(name, "a field once a step", "it twice", "Stage it once."))
                 if value is None:
@@ -202,7 +202,7 @@ class RolloutBuffer:
     def _write(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
         if extra or self._extra_names:
             for name in extra:
-                self._check_name(name)
+                self._schema.require(name)
             values += tuple(map(extra.get, self._extra_names))
         if not self._schema.is_flat:
             flatten = self._schema.flatten
@@ -248,11 +248,6 @@ class RolloutBuffer:
             if self._last is not None:
                 self._write_last()
             raise
-
-    def _check_name(self, name: str) -> None:
-        if name not in self._schema.columns:
-            declared = ", ".join(self._schema.names)
-            raise SchemaError(explain(name, f"a declared field ({declared})", "another", "Declare it in extra=."))
 
     # Ends and resets
 

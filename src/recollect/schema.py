@@ -192,6 +192,12 @@ class Schema:
         self.is_flat = all(isinstance(tree, Field) for tree in self.trees.values())
         """No name is nested: a step's values are its leaves."""
 
+    def require(self, name: str) -> None:
+        """Refuse a name that was not declared."""
+        if name not in self.columns:
+            declared = ", ".join(self.names)
+            raise SchemaError(explain(name, f"a declared field ({declared})", "another", "Declare it in extra=."))
+
     def flatten(self, name: str, value: Any) -> tuple[Any, ...]:
         """The leaves of one name's value; None stands for "not given" and stays None in every leaf."""
         tree = self.trees[name]
