@@ -244,6 +244,47 @@ class TestWriting:
         assert len(replay) == 0
 
 
+class TestStatistics:
+    """They are told of every step, all environments in a row, and which of them count."""
+
+    def told(self, **options: Any) -> tuple[rc.ReplayBuffer, list[Any]]:
+        told: list[Any] = []
+
+        class Stats:
+            def update(self, reward: Any, terminated: Any, truncated: Any, *, mask: Any) -> None:
+                told.append((reward.tolist(), (terminated | truncated).tolist(), mask.tolist()))
+
+        return rc.ReplayBuffer(12, obs=1, action=(), num_envs=3, stats=Stats(), **options), told
+
+    def step(self, rewards: list[float], ends: list[bool]) -> dict[str, Any]:
+        n = len(rewards)
+        obs = np.arange(float(n))[:, None]
+        return {"obs": obs, "action": np.zeros(n), "reward": np.array(rewards), "terminated": np.array(ends),
+                "truncated": np.zeros(n, bool), "next_obs": obs + 0.5}  # fmt: skip
+
+    def test_of_some_environments(self, backend: str) -> None:
+        replay, told = self.told()
+        replay.add(**self.step([1.0, 2.0], [False, True]), env_ids=[2, 0])
+        assert told == [([2.0, 0.0, 1.0], [True, False, False], [True, False, True])]
+
+    def test_of_reset_rows_and_blocks(self, backend: str) -> None:
+        replay, told = self.told(autoreset="NEXT_STEP")
+        replay.add(**self.step([1.0] * 3, [False, True, False]))
+        replay.add(**self.step([2.0] * 3, [False] * 3))
+        rows = [self.step([t] * 3, [True, False, False]) for t in (3.0, 4.0, 5.0)]
+        replay.extend({name: np.stack([row[name] for row in rows]) for name in rows[0]})
+        assert [mask for _, _, mask in told] == [
+            [True] * 3, [True, False, True], [True] * 3, [False, True, True], [True] * 3
+        ]  # fmt: skip
+        assert sum(sum(mask) for _, _, mask in told) == 13
+
+    def test_not_of_a_refused_step(self) -> None:
+        replay, told = self.told()
+        with pytest.raises(rc.SchemaError):
+            replay.add(**{**self.step([1.0] * 3, [False] * 3), "obs": np.zeros(3)})
+        assert told == []
+
+
 class TestReading:
     def test_the_default_batch_has_these_fields(self, backend: str) -> None:
         batch = fill(5, extra={}).sample(3)

@@ -34,7 +34,7 @@ def parse_autoreset(mode: Any) -> AutoresetMode | None:
 def autoreset_of(env: Any) -> AutoresetMode:
     """The mode of a Gymnasium environment; a single one is reset by its user unless a wrapper does it."""
     if is_vector(env):
-        mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+        mode = parse_autoreset((getattr(env, "metadata", None) or {}).get("autoreset_mode"))
         if mode is None:
             raise SchemaError(
                 explain(
@@ -44,7 +44,7 @@ def autoreset_of(env: Any) -> AutoresetMode:
                     "Pass autoreset= to say how it resets: NEXT_STEP, SAME_STEP or DISABLED.",
                 )
             )
-        return parse_autoreset(mode)  # type: ignore[return-value]
+        return mode
     while isinstance(env, gym.Wrapper):
         if isinstance(env, gym.wrappers.Autoreset):
             return AutoresetMode.NEXT_STEP

@@ -21,7 +21,17 @@ from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage
 from recollect.ring import TRANSITION
 from recollect.samplers import Sampler, Uniform
-from recollect.schema import Declaration, Field, Schema, Stacked, declare, given_shape, positive, refuse_reserved
+from recollect.schema import (
+    Declaration,
+    Field,
+    Schema,
+    Stacked,
+    declare,
+    declare_real,
+    given_shape,
+    positive,
+    refuse_reserved,
+)
 from recollect.views import NStep, Sequence, Transition, View
 
 _FLAG = Field((), torch.bool)
@@ -77,7 +87,7 @@ class ReplayBuffer:
         self.capacity = positive("capacity", capacity)
         self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
-        self.stats = stats
+        self.stats: Any = stats
         memory = Memory.of(device)
         schema = _schema(obs, action, reward, extra or {})
         _check_layout(capacity, self.num_envs, next_obs, schema)
@@ -238,11 +248,41 @@ class ReplayBuffer:
     def _write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
     ) -> None:
+        told = self._told(leaves, envs, steps) if self.stats is not None else []
         self._storage.write(leaves, nexts, envs, steps)
+        self._tell(told)
         if self._staged:
             self._staged.clear()
         if self._draws.wants_touched:
             self._draws.written(self._storage.touched())
+
+    def _tell(self, told: list[tuple[Any, ...]]) -> None:
+        for reward, terminated, truncated, mask in told:
+            self.stats.update(reward, terminated, truncated, mask=mask)
+
+    def _told(self, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None) -> list[tuple[Any, ...]]:
+        """What the statistics are told of a write: reward, flags and mask [N] of each step."""
+        storage = self._storage
+        lead = storage.lead if envs is None else (len(envs),)
+        lead = lead if steps is None else (steps, *lead)
+        given: list[torch.Tensor] = []
+        for name in ("reward", "terminated", "truncated"):
+            (column,) = self._schema.columns[name]
+            tensor = conform(name, self._schema.fields[column], leaves[column], lead, self.device)
+            given.append(tensor.reshape(steps or 1, -1, *self._schema.fields[column].shape))
+        at = slice(None) if envs is None else envs
+        resets = storage.ring.resetting.clone()
+        told: list[tuple[Any, ...]] = []
+        for t in range(steps or 1):
+            mask = torch.zeros_like(resets)
+            mask[at] = ~resets[at]
+            whole = [part.new_zeros((storage.ring.num_envs, *part.shape[2:])) for part in given]
+            for target, part in zip(whole, given, strict=True):
+                target[at] = part[t]
+            told.append((*whole, mask))
+            if storage.next_step:
+                resets[at] = (whole[1] | whole[2])[at] & ~resets[at]
+        return told
 
     def _conform(self, column: int, leaf: Any) -> torch.Tensor:
         field = self._schema.fields[column]
@@ -405,14 +445,11 @@ def _runs(starts: torch.Tensor) -> list[slice]:
 
 def _schema(obs: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Schema:
     refuse_reserved(extra, _RESERVED)
-    reward_field = declare("reward", reward)
-    if not isinstance(reward_field, Field) or not reward_field.dtype.is_floating_point:
-        raise SchemaError(explain("reward", "one floating-point field", reward_field, "Pass a shape or a Field."))
     return Schema(
         {
             "obs": declare("obs", obs),
             "action": declare("action", action),
-            "reward": reward_field,
+            "reward": declare_real("reward", reward),
             "terminated": _FLAG,
             "truncated": _FLAG,
             **{name: declare(f"extra.{name}", declaration) for name, declaration in extra.items()},
@@ -434,8 +471,7 @@ def _check_layout(capacity: int, num_envs: int | None, next_obs: object, schema:
 
 def _nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -> int:
     rows = capacity // num_envs
-    history = max((field.k - 1 for field in schema.fields if isinstance(field, Stacked)), default=0)
-    slots = (rows if next_obs == "stored" else rows + 1 + history) * num_envs
+    slots = (rows if next_obs == "stored" else rows + schema.deepest_stack) * num_envs
     sizes = [int(np.prod(field.shape, dtype=np.int64)) * field.dtype.itemsize for field in schema.fields]
     nexts = sum(sizes[i] for i in schema.columns["obs"]) if next_obs == "stored" else 0
     return slots * (sum(sizes) + nexts + 2) + num_envs * 26

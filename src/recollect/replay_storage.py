@@ -37,7 +37,7 @@ class ReplayStorage:
         self.next_paths = tuple(("next_obs", *schema.paths[i][1:]) for i in self.observed)
         self._transition_paths = (*schema.paths, *self.next_paths, ("index",))
         self.stacked = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Stacked))
-        history = max((schema.fields[i].k - 1 for i in self.stacked), default=0)  # type: ignore[attr-defined]
+        history = schema.deepest_stack - 1
         self.ring = Ring(rows if keeps_next else rows + 1, num_envs or 1, history, memory.device)
         shape = (self.ring.slots, self.ring.num_envs)
         self.columns = tuple(memory.allocate((*shape, *field.shape), field.dtype) for field in schema.fields)
@@ -53,10 +53,9 @@ class ReplayStorage:
         """Nothing was written since the last clear: what the host knows without asking the device."""
 
     def _native_twin(self) -> Any:
-        deepest = max((field.k for field in self.schema.fields if isinstance(field, Stacked)), default=1)
         if not kernels.runs_native((*self.columns, *self.next_columns, *self.ring.state)):
             return None
-        if deepest > kernels.native().MOST_FRAMES:
+        if self.schema.deepest_stack > kernels.native().MOST_FRAMES:
             return None
         stacks = [
             (field.k, field.axis, field.pad == "repeat") if isinstance(field, Stacked) else None
@@ -403,5 +402,6 @@ def _wide(flags: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Whether rows are the same bytes: NaN equals itself, and 0.0 is not -0.0."""
-    a, b = (x.contiguous().view(len(x), -1).view(torch.uint8) for x in (a, b))
+    # An axis of length one may have any stride, which a view of bytes minds: say that memory is in one piece.
+    a, b = (x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8).view(len(x), -1) for x in (a, b))
     return (a == b).all(1)

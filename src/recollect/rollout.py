@@ -20,7 +20,17 @@ from recollect.guard import lock_for
 from recollect.kernels.reader import FollowingReader, Reader
 from recollect.memory import Memory
 from recollect.randomness import Randomness
-from recollect.schema import Declaration, Field, Path, Schema, declare, positive, refuse_reserved, unstacked
+from recollect.schema import (
+    Declaration,
+    Field,
+    Path,
+    Schema,
+    declare,
+    declare_real,
+    positive,
+    refuse_reserved,
+    unstacked,
+)
 from recollect.storage import Storage
 
 _FLAG = Field((), torch.bool)
@@ -78,7 +88,7 @@ class RolloutBuffer:
         self.num_steps = positive("num_steps", num_steps)
         self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
-        self.stats = stats
+        self.stats: Any = stats
         schema = _schema(obs, action, reward, value, extra or {})
         optional = frozenset(("value", "log_prob"))
         self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), optional)
@@ -584,10 +594,7 @@ class RolloutBuffer:
 
 def _schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mapping[str, Any]) -> Schema:
     refuse_reserved(extra, _RESERVED)
-    scalar = {"reward": declare("reward", reward), "value": declare("value", value)}
-    for name, field in scalar.items():
-        if not isinstance(field, Field) or not field.dtype.is_floating_point:
-            raise SchemaError(explain(name, "one floating-point field", field, "Pass a shape or a Field."))
+    scalar = {"reward": declare_real("reward", reward), "value": declare_real("value", value)}
     extra_trees = {name: unstacked(declare(f"extra.{name}", tree)) for name, tree in extra.items()}
     log_prob = extra_trees.pop("log_prob", scalar["reward"])
     return Schema(

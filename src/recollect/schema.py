@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import gymnasium as gym
 import numpy as np
@@ -116,7 +116,7 @@ def _dtype(where: str, dtype: object) -> torch.dtype:
         found = dtype if dtype in DTYPES else None
     else:
         try:
-            found = _FROM_NUMPY.get(np.dtype(dtype))  # type: ignore[call-overload]
+            found = _FROM_NUMPY.get(np.dtype(cast(Any, dtype)))
         except TypeError:
             found = None
     if found is None:
@@ -146,6 +146,14 @@ def declare(where: str, declaration: object) -> Tree:
             where, "a Field, an int, a shape, a space, a dict or a tuple", repr(declaration), "Declare the field so."
         )
     )
+
+
+def declare_real(where: str, declaration: object) -> Field:
+    """Read the declaration of a reward or a value: one field of floating-point numbers."""
+    field = declare(where, declaration)
+    if not isinstance(field, Field) or not field.dtype.is_floating_point:
+        raise SchemaError(explain(where, "one floating-point field", field, "Pass a shape or a Field."))
+    return field
 
 
 def _name(where: str, key: object) -> str:
@@ -191,6 +199,11 @@ class Schema:
             self.fields += tuple(field for _, field in leaves)
         self.is_flat = all(isinstance(tree, Field) for tree in self.trees.values())
         """No name is nested: a step's values are its leaves."""
+
+    @property
+    def deepest_stack(self) -> int:
+        """How many frames the largest stack has; 1 where there is none."""
+        return max((field.k for field in self.fields if isinstance(field, Stacked)), default=1)
 
     def require(self, name: str) -> None:
         """Refuse a name that was not declared."""
