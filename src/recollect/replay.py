@@ -250,7 +250,8 @@ class ReplayBuffer:
     ) -> None:
         told = self._told(leaves, envs, steps) if self.stats is not None else []
         self._storage.write(leaves, nexts, envs, steps)
-        self._tell(told)
+        if told:
+            self._tell(told)
         if self._staged:
             self._staged.clear()
         if self._draws.wants_touched:
