@@ -49,6 +49,13 @@ def _tensordict(tree: dict[str, Any], batch_size: torch.Size) -> TensorDict:
     return _unchecked(source=tree, batch_size=batch_size)
 
 
+def side_by_side(rewards: Sequence[torch.Tensor], lead: int) -> torch.Tensor:
+    """The rewards of a dict of agents as one tensor with an axis of agents behind the first `lead` axes."""
+    if len(rewards) == 1:
+        return rewards[0]
+    return torch.cat([reward.reshape(*reward.shape[:lead], -1) for reward in rewards], lead)
+
+
 def selected(
     everything: Sequence[tuple[Path, torch.Tensor]], fields: Iterable[str | Path] | None
 ) -> tuple[list[Path], list[torch.Tensor]]:

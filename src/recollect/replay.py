@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
 from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs
-from recollect.batch import assemble, check_destination, fill, moved
+from recollect.batch import assemble, check_destination, fill, moved, side_by_side
 from recollect.border import as_tensor, conform, dotted
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
@@ -59,6 +59,11 @@ class ReplayBuffer:
     to, nothing is copied; when it is not, the episode is cut there and the older row keeps its `next_obs`.
     `next_obs="stored"` keeps an explicit copy instead, for unordered data. `Stacked` observations must be given from an
     episode's start on, also after `clear()` and `cut()`: only then can their frames be told apart.
+
+    A critic that sees more than the policy: `obs={"policy": 4, "critic": 9}` gives both parts of `obs` and `next_obs`.
+    Several agents are an axis (`reward=(A,)`) or a dict of agents (`reward={"fox": (), "hare": ()}`). `terminated` and
+    `truncated` are the environment's: where agents end before it, keep who is alive in the observation, and an agent's
+    target is reward + discount · (1 − terminated) · alive of next_obs · Q(next_obs).
 
     >>> replay = ReplayBuffer(100, obs=2, action=(), seed=0)
     >>> for step in range(3):
@@ -184,7 +189,7 @@ class ReplayBuffer:
                 if name in self._staged:
                     raise SchemaError(explain(name, "a field once a step", "it twice", "Stage it once."))
                 leaves = zip(self._schema.columns[name], self._schema.flatten(name, value), strict=True)
-                fresh[name] = tuple(self._conform(i, leaf).clone() for i, leaf in leaves)
+                fresh[name] = tuple(self._conform(i, leaf, self._storage.lead).clone() for i, leaf in leaves)
             self._staged |= fresh
 
     def extend(self, batch: Any, *, env_ids: Any = None) -> None:
@@ -268,9 +273,11 @@ class ReplayBuffer:
         lead = lead if steps is None else (steps, *lead)
         given: list[torch.Tensor] = []
         for name in ("reward", "terminated", "truncated"):
-            (column,) = self._schema.columns[name]
-            tensor = conform(name, self._schema.fields[column], leaves[column], lead, self.device)
-            given.append(tensor.reshape(steps or 1, -1, *self._schema.fields[column].shape))
+            parts = [
+                self._conform(i, leaves[i], lead).reshape(steps or 1, -1, *self._schema.fields[i].shape)
+                for i in self._schema.columns[name]
+            ]
+            given.append(side_by_side(parts, 2))
         at = slice(None) if envs is None else envs
         resets = storage.ring.resetting.clone()
         told: list[tuple[Any, ...]] = []
@@ -285,10 +292,10 @@ class ReplayBuffer:
                 resets[at] = (whole[1] | whole[2])[at] & ~resets[at]
         return told
 
-    def _conform(self, column: int, leaf: Any) -> torch.Tensor:
+    def _conform(self, column: int, leaf: Any, lead: tuple[int, ...]) -> torch.Tensor:
         field = self._schema.fields[column]
         whole = Field(given_shape(field), field.dtype)
-        return conform(dotted(self._schema.paths[column]), whole, leaf, self._storage.lead, self.device)
+        return conform(dotted(self._schema.paths[column]), whole, leaf, lead, self.device)
 
     def _envs(self, env_ids: Any) -> torch.Tensor | None:
         if env_ids is None:
