@@ -436,7 +436,7 @@ class RolloutBuffer:
             steps = self._stored("attach")
             columns: dict[Path, torch.Tensor] = {}
             lead, taken = (steps, *self._storage.lead), {*self._schema.columns, "mask", "index"}
-            for name, tree in [*(named or {}).items(), *fields.items()]:
+            for name, tree in [*({} if named is None else named).items(), *fields.items()]:
                 if not isinstance(name, str) or name in taken:
                     raise SchemaError(explain(str(name), "a name of its own", "a taken one", "Attach it as another."))
                 taken.add(name)
