@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from tensordict import TensorDict
 
 import recollect as rc
+from recollect import replay as replay_module
+from recollect import rollout as rollout_module
 
 N = 3
 SHAPES: dict[str, tuple[int, ...]] = {"fox": (), "pack": (2,)}
@@ -226,18 +229,18 @@ class Told:
 
 class TestStatistics:
     rewards = {"fox": np.arange(3.0), "pack": np.arange(10.0, 16.0).reshape(3, 2)}  # noqa: RUF012
-    beside = [[0.0, 10.0, 11.0], [1.0, 12.0, 13.0], [2.0, 14.0, 15.0]]  # noqa: RUF012
+    team = [0.0 + 10 + 11, 1.0 + 12 + 13, 2.0 + 14 + 15]  # noqa: RUF012
 
-    def test_of_a_rollout_are_told_the_agents_side_by_side(self) -> None:
+    def test_of_a_rollout_are_told_what_all_agents_got_together(self) -> None:
         told = Told()
         make(stats=told).add(**one_step(reward=self.rewards))
-        assert told.reward == [self.beside]
+        assert told.reward == [self.team]
 
-    def test_of_an_axis_of_agents_are_told_the_axis(self) -> None:
+    def test_of_an_axis_of_agents_are_told_the_same(self) -> None:
         told = Told()
         rollout = make(reward=(2,), value=(2,), stats=told)
         rollout.add(**one_step(reward=self.rewards["pack"], value=None, log_prob=None))
-        assert told.reward == [[[10.0, 11.0], [12.0, 13.0], [14.0, 15.0]]]
+        assert told.reward == [[10.0 + 11, 12.0 + 13, 14.0 + 15]]
 
     def test_of_a_replay_buffer_are_told_the_same_of_steps_blocks_and_some_environments(self, backend: str) -> None:
         told = Told()
@@ -249,7 +252,7 @@ class TestStatistics:
         replay.extend({**block, "reward": {name: value[None] for name, value in self.rewards.items()}})
         some = {name: value[[2]] for name, value in step.items() if name != "reward"}
         replay.add(**some, reward={name: value[[2]] for name, value in self.rewards.items()}, env_ids=[2])
-        assert told.reward == [self.beside, self.beside, [[0.0] * 3, [0.0] * 3, self.beside[2]]]
+        assert told.reward == [self.team, self.team, [0.0, 0.0, self.team[2]]]
 
 
 class TestReplay:
@@ -315,3 +318,10 @@ class TestReplay:
         (episode,) = replay.episodes()
         assert torch.equal(episode["reward", "a"], t)
         assert torch.equal(episode["reward", "b"], -t)
+
+
+@pytest.mark.parametrize("module", [rollout_module, replay_module])
+def test_the_examples_of_the_documentation_run(module: Any) -> None:
+    results = doctest.testmod(module)
+    assert results.attempted > 3
+    assert results.failed == 0

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
 from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs
-from recollect.batch import assemble, check_destination, fill, moved, side_by_side
+from recollect.batch import assemble, check_destination, fill, moved, team_reward
 from recollect.border import as_tensor, conform, dotted
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
@@ -277,7 +277,7 @@ class ReplayBuffer:
                 self._conform(i, leaves[i], lead).reshape(steps or 1, -1, *self._schema.fields[i].shape)
                 for i in self._schema.columns[name]
             ]
-            given.append(side_by_side(parts, 2))
+            given.append(team_reward(parts, 2))
         at = slice(None) if envs is None else envs
         resets = storage.ring.resetting.clone()
         told: list[tuple[Any, ...]] = []

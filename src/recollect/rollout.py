@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
 from recollect.autoreset import observation, parse_autoreset, refuse_reused, settings_of, unpack_step
-from recollect.batch import assemble, assembler, check_destination, checked_targets, moved, selected, side_by_side
+from recollect.batch import assemble, assembler, check_destination, checked_targets, moved, selected, team_reward
 from recollect.border import as_tensor, conform, dotted, overlaps
 from recollect.errors import BufferFullError, NotReadyError, SchemaError, explain
 from recollect.estimators import gae
@@ -75,10 +75,10 @@ class RolloutBuffer:
     with `fields=[("obs", "critic"), "return"]`.
 
     Several agents are an axis (`reward=(A,), value=(A,)`) or a dict of agents; log_prob, advantages and returns are as
-    the rewards are, and statistics are told [N, A]. `terminated` and `truncated` are the environment's. An agent that
-    ends before it has reward 0 and value 0 from then on, in `last_value` and `final_value` too: its last step is not
-    bootstrapped and what follows has advantage 0. Keep who is alive in the observation, to make the values so and to
-    weigh the loss. Agents that end and start again on their own are environments: num_envs = N · A.
+    the rewards are, and statistics count the sum of all. `terminated` and `truncated` are the environment's. An agent
+    that ends before it has reward 0 and value 0 from then on, in `last_value` and `final_value` too: its last step is
+    not bootstrapped and what follows has advantage 0. Keep who is alive in the observation, to make the values so and
+    to weigh the loss. Agents that end and start again on their own are environments: num_envs = N · A.
 
     >>> each = {"fox": (), "hare": ()}
     >>> pair = RolloutBuffer(1, None, obs={"fox": 2, "hare": 3}, action=each, reward=each, value=each)
@@ -268,7 +268,7 @@ class RolloutBuffer:
         self._num_stored = row + 1
 
     def _tell_stats(self, row: int) -> None:
-        reward = side_by_side([self._storage.columns[i][row] for i in self._schema.columns["reward"]], 1)
+        reward = team_reward([self._storage.columns[i][row] for i in self._schema.columns["reward"]], 1)
         terminated, truncated = (self._column(name)[row] for name in ("terminated", "truncated"))
         resets = torch.zeros_like(self._resetting)
         if self.autoreset is AutoresetMode.NEXT_STEP:
