@@ -18,7 +18,9 @@ from recollect.estimators import gae
 from recollect.finals import Finals, Found
 from recollect.guard import lock_for
 from recollect.kernels.reader import FollowingReader, Reader
+from recollect.listeners import Listeners
 from recollect.memory import Memory
+from recollect.norm import RunningNorm
 from recollect.randomness import Randomness
 from recollect.schema import (
     Declaration,
@@ -31,6 +33,7 @@ from recollect.schema import (
     refuse_reserved,
     unstacked,
 )
+from recollect.stats import EpisodeStats
 from recollect.storage import Storage
 
 _FLAG = Field((), torch.bool)
@@ -51,6 +54,8 @@ _RESERVED = (
 )
 
 
+_NOTHING: Mapping[str, torch.Tensor] = {}
+
 _Read = Callable[[torch.Tensor, int, int], TensorDict]
 """The batch of the rows index[start:stop]."""
 
@@ -60,7 +65,9 @@ class RolloutBuffer:
 
     Everything at index t belongs to the action taken at t. `num_envs=None` is one environment without an environment
     axis. `extra` declares further fields (action masks, privileged observations, …); a `log_prob` declared there
-    replaces the default, which has the reward's shape.
+    replaces the default, which has the reward's shape. `stats` is told of every transition, with metrics and reasons
+    from the fields of these names, or from the info that `add_step` gets. `norm` names fields (or paths to
+    leaves) whose stored values each norm takes in: those of transitions, not of rows that only reset.
 
     >>> rollout = RolloutBuffer(num_steps=2, num_envs=None, obs=3, action=())
     >>> for step in range(2):
@@ -82,13 +89,13 @@ class RolloutBuffer:
         extra: Mapping[str, Declaration] | None = None,
         autoreset: AutoresetMode | str | None = None,
         device: torch.device | str | Memory = "cpu",
-        stats: Any = None,
+        stats: EpisodeStats | None = None,
+        norm: Mapping[str | Path, RunningNorm] | None = None,
         seed: int | None = None,
     ) -> None:
         self.num_steps = positive("num_steps", num_steps)
         self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
-        self.stats: Any = stats
         schema = _schema(obs, action, reward, value, extra or {})
         optional = frozenset(("value", "log_prob"))
         self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), optional)
@@ -100,6 +107,7 @@ class RolloutBuffer:
         self._resetting = torch.zeros(num_envs or 1, dtype=torch.bool, device=self.device)
         self._generation = 0
         self._finals = Finals(schema, self._storage.lead, self.device)
+        self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
         self._empty()
 
     @classmethod
@@ -152,15 +160,16 @@ class RolloutBuffer:
         The true final observation of a truncated episode is found where the environment's autoreset mode leaves it.
         """
         parts = unpack_step(step, self.autoreset)
-        next_obs, reward, terminated, truncated, _ = parts
+        next_obs, reward, terminated, truncated, info = parts
         with self._lock:
             row = self._next_row()
             refuse_reused(self._schema, obs, next_obs)
+            measured = self._listeners.measured(info, self._storage.lead, self.autoreset)
             finals = None
             if self.autoreset is not AutoresetMode.NEXT_STEP:
                 finals = self._finals_of_step(row, parts, self._cut_off(row, terminated, truncated))
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            self._commit(row, finals, value is not None)
+            self._commit(row, finals, value is not None, measured)
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
@@ -182,11 +191,14 @@ class RolloutBuffer:
     def clear(self, *, restarted: bool = False) -> None:
         """Forget the stored steps and what was attached; the environments' pending resets are remembered.
 
-        `restarted=True` says that `env.reset()` was called on all of them since, so that no reset row is coming.
+        Statistics are of the environments, not of what is stored: episodes that are running go on in the next rollout.
+        `restarted=True` says that `env.reset()` was called on all of them since, so that no reset row is coming and the
+        running episodes will not be finished.
         """
         with self._lock:
             if restarted:
                 self._resetting.zero_()
+                self._listeners.restarted()
             elif self._num_stored and self.autoreset is AutoresetMode.NEXT_STEP:
                 # One row further than what is stored: whether the coming one resets.
                 self._resetting.copy_(self._resets(self._num_stored + 1)[-1])
@@ -201,6 +213,8 @@ class RolloutBuffer:
         self._attached: dict[str, torch.Tensor] = {}
         self._last: tuple[torch.Tensor, list[torch.Tensor] | None] | None = None
         """The last value and observation that the row after the stored ones holds."""
+        self._coming = self._resetting.clone()
+        """Which environments only reset in the coming row, as the listeners are told."""
 
     def _next_row(self) -> int:
         if self._num_stored == self.num_steps:
@@ -234,10 +248,12 @@ class RolloutBuffer:
                 raise SchemaError(explain(name, "a field once a step", "it twice", "It has been staged: leave it out."))
         self._storage.write(row, tuple(leaves[i] for i in which), tuple(which))
 
-    def _commit(self, row: int, finals: Found | None, valued: bool) -> None:
+    def _commit(
+        self, row: int, finals: Found | None, valued: bool, measured: Mapping[str, torch.Tensor] = _NOTHING
+    ) -> None:
         """Make the written row part of the rollout; until here nothing has changed for anybody."""
-        if self.stats is not None:
-            self._tell_stats(row)
+        if self._listeners.columns:
+            self._tell(row, measured)
         if finals is not None:
             self._finals.keep(finals)
         self._valued += valued or "value" in self._staged
@@ -247,17 +263,17 @@ class RolloutBuffer:
         self._last = None
         self._num_stored = row + 1
 
-    def _tell_stats(self, row: int) -> None:
-        reward, terminated, truncated = (self._column(name)[row] for name in ("reward", "terminated", "truncated"))
-        resets = torch.zeros_like(self._resetting)
-        if self.autoreset is AutoresetMode.NEXT_STEP:
-            resets = self._resets(row + 1)[-1]
+    def _tell(self, row: int, measured: Mapping[str, torch.Tensor]) -> None:
+        block = {i: self._storage.columns[i][row : row + 1] for i in self._listeners.columns}
+        resets = self._coming if self.autoreset is AutoresetMode.NEXT_STEP else None
         try:
-            self.stats.update(reward, terminated, truncated, mask=~resets)
+            self._listeners.tell(block, None if resets is None else ~resets.unsqueeze(0), measured)
         except BaseException:
             if self._last is not None:
                 self._write_last()
             raise
+        if resets is not None:
+            self._coming = (self._column("terminated")[row] | self._column("truncated")[row]) & ~resets
 
     # Ends and resets
 
@@ -568,6 +584,16 @@ class RolloutBuffer:
             f"RolloutBuffer({self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}, "
             f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
         )
+
+    @property
+    def stats(self) -> EpisodeStats | None:
+        """The statistics that every transition is counted in."""
+        return self._listeners.stats
+
+    @property
+    def norm(self) -> dict[str | Path, RunningNorm]:
+        """The norms that take in every transition, by field or path."""
+        return self._listeners.norm
 
     @property
     def num_stored(self) -> int:
