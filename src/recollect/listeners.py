@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
 from recollect.autoreset import told_by_info
-from recollect.border import dotted
+from recollect.border import dotted, light
 from recollect.errors import SchemaError, explain
 from recollect.norm import RunningNorm
 from recollect.schema import Field, Path, Schema, given_shape
@@ -34,8 +36,10 @@ class Listeners:
         self._fields = _fields_of(stats, schema) if stats is not None else {}
         """Which columns the statistics read, by name."""
         self._norms = {_column_of(path, schema, one): one for path, one in self.norm.items()}
-        self.columns = tuple({*self._fields.values(), *self._norms})
-        """Which columns anybody reads; none when nobody listens."""
+        self._flags = tuple(schema.columns[name][0] for name in ("terminated", "truncated"))
+        listened = {*self._fields.values(), *self._norms}
+        self.columns = tuple(listened.union(self._flags)) if listened else ()
+        """Which columns are to be told; none when nobody listens."""
         self._asked = (
             () if stats is None else tuple(n for n in (*stats.metrics, *stats.reasons) if n not in schema.columns)
         )
@@ -50,49 +54,53 @@ class Listeners:
 
     def measured(
         self, info: Mapping[str, Any] | None, lead: tuple[int, ...], mode: AutoresetMode | None
-    ) -> dict[str, torch.Tensor]:
-        """The metrics and reasons that the info of a step has, as numbers [N], checked before anything is stored."""
+    ) -> dict[str, Any]:
+        """The metrics and reasons that the info of a step has, as numbers [1, N], checked before anything is stored."""
         told = {name: told_by_info(info or {}, name, lead, self._device, mode) for name in self._asked}
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: light(value.view(1, -1)) for name, value in told.items() if value is not None}
 
-    def tell(
-        self,
-        block: Mapping[int, torch.Tensor],
-        mask: torch.Tensor | None,
-        measured: Mapping[str, torch.Tensor],
-        envs: torch.Tensor | None = None,
-    ) -> None:
+    def tell(self, block: Mapping[int, Any], mask: Any, measured: Mapping[str, Any], envs: Any = None) -> None:
         """Steps in time order: columns [T, K, …] of the environments `envs` (or of all), transitions where `mask`.
 
-        `measured` belongs to the only step of its block.
+        Everything is as `light` makes it. `measured` belongs to a block of one step.
         """
         for column, norm in self._norms.items():
             norm.update(block[column], mask)
         if self.stats is None:
             return
         named = {name: block[column] for name, column in self._fields.items()}
-        named |= {name: value.view(1, -1) for name, value in measured.items()}
+        named.update(measured)
         reward = named["reward"]
         if reward.ndim > 2:
-            named["reward"] = reward.sum(tuple(range(2, reward.ndim)), dtype=torch.float64)
-        if envs is not None and mask is None:
-            mask = torch.ones_like(named["terminated"])
+            named["reward"] = reward.reshape(*reward.shape[:2], -1).sum(-1)
+        if mask is not None:
+            named["mask"] = mask
+        elif envs is not None:
+            named["mask"] = named["terminated"] | True
         for t in range(len(reward)):
-            step = {name: self._whole(values[t], envs) for name, values in named.items()}
-            self._count(step, None if mask is None else self._whole(mask[t], envs))
+            self._count(self.stats, {name: self._whole(values[t], envs) for name, values in named.items()})
 
-    def _whole(self, values: torch.Tensor, envs: torch.Tensor | None) -> torch.Tensor:
+    def ended(self, block: Mapping[int, Any]) -> Any:
+        """Which steps of a block end an episode [T, K], by their flags."""
+        terminated, truncated = self._flags
+        return block[terminated] | block[truncated]
+
+    def _whole(self, values: Any, envs: Any) -> Any:
         """A row for every environment: zeros (in the mask: no transition) for those that the step is not about."""
         if self._num_envs is None:
             return values[0]
-        return values if envs is None else values.new_zeros(self._num_envs).index_copy_(0, envs, values)
+        if envs is None:
+            return values
+        whole: Any = values.new_zeros if isinstance(values, torch.Tensor) else partial(np.zeros, dtype=values.dtype)
+        whole = whole(self._num_envs)
+        whole[envs] = values
+        return whole
 
-    def _count(self, step: dict[str, torch.Tensor], mask: torch.Tensor | None) -> None:
-        stats = self.stats
-        assert stats is not None
+    @staticmethod
+    def _count(stats: EpisodeStats, step: dict[str, Any]) -> None:
         metrics = {name: step[name] for name in stats.metrics if name in step}
         reasons = {name: step[name] != 0 for name in stats.reasons if name in step}
-        stats.update(*(step[name] for name in _STEP), mask=mask, metrics=metrics, reasons=reasons)
+        stats.update(*(step[name] for name in _STEP), mask=step.get("mask"), metrics=metrics, reasons=reasons)
 
     def restarted(self, env_ids: Any = None) -> None:
         """These environments (or all) begin anew: what they were doing is no episode."""

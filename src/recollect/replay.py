@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from recollect.batch import assemble, check_destination, fill, moved
-from recollect.border import as_tensor, conform, dotted, environments
+from recollect.border import as_tensor, conform, dotted, environments, light
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
 from recollect.listeners import Listeners
@@ -55,7 +55,7 @@ _RESERVED = (
     "self",
 )
 
-_NOTHING: Mapping[str, torch.Tensor] = {}
+_NOTHING: Mapping[str, Any] = {}
 
 
 class ReplayBuffer:
@@ -275,12 +275,12 @@ class ReplayBuffer:
         nexts: tuple[Any, ...],
         envs: torch.Tensor | None,
         steps: int | None = None,
-        measured: Mapping[str, torch.Tensor] = _NOTHING,
+        measured: Mapping[str, Any] = _NOTHING,
     ) -> None:
         told = self._told(leaves, envs, steps) if self._listeners.columns else None
         self._storage.write(leaves, nexts, envs, steps)
         if told is not None:
-            self._listeners.tell(*told, measured, envs)
+            self._listeners.tell(*told, measured, None if envs is None else light(envs))
         if self._staged:
             self._staged.clear()
         if self._draws.wants_touched:
@@ -288,27 +288,22 @@ class ReplayBuffer:
 
     def _told(
         self, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
-    ) -> tuple[dict[int, torch.Tensor], torch.Tensor | None]:
+    ) -> tuple[dict[int, Any], Any]:
         """What the listeners hear of a write, checked before it: their columns [T, K, …], and which are transitions."""
         lead = self._storage.lead if envs is None else (len(envs),)
         lead = lead if steps is None else (steps, *lead)
-        heard = self._listeners.columns
-        if self._storage.next_step:
-            heard = {*heard, *(self._schema.columns[name][0] for name in ("terminated", "truncated"))}
-        block: dict[int, torch.Tensor] = {}
-        for column in heard:
+        block: dict[int, Any] = {}
+        for column in self._listeners.columns:
             leaf = self._conform(column, leaves[column], lead)
-            block[column] = leaf.reshape(steps or 1, -1, *given_shape(self._schema.fields[column]))
-        return block, self._transitions(block, envs) if self._storage.next_step else None
-
-    def _transitions(self, block: Mapping[int, torch.Tensor], envs: torch.Tensor | None) -> torch.Tensor:
-        """Which steps of a block do not only reset [T, K] (NEXT_STEP)."""
-        terminated, truncated = (block[self._schema.columns[name][0]] for name in ("terminated", "truncated"))
+            block[column] = light(leaf.reshape(steps or 1, -1, *given_shape(self._schema.fields[column])))
+        if not self._storage.next_step:
+            return block, None
         resetting = self._storage.ring.resetting
-        resets = [(resetting if envs is None else resetting[envs]).clone()]
-        for ended in (terminated | truncated)[:-1]:
-            resets.append(ended & ~resets[-1])
-        return ~torch.stack(resets)
+        resets = [light(resetting.clone() if envs is None else resetting[envs])]
+        ended = self._listeners.ended(block)
+        for t in range(len(ended) - 1):
+            resets.append(ended[t] & ~resets[-1])
+        return block, ~(torch if isinstance(ended, torch.Tensor) else np).stack(resets)
 
     def _conform(self, column: int, leaf: Any, lead: tuple[int, ...]) -> torch.Tensor:
         field = self._schema.fields[column]

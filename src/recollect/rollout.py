@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from recollect.autoreset import observation, parse_autoreset, refuse_reused, settings_of, unpack_step
 from recollect.batch import assemble, assembler, check_destination, checked_targets, moved, selected
-from recollect.border import as_tensor, conform, overlaps
+from recollect.border import as_tensor, conform, light, overlaps
 from recollect.errors import BufferFullError, NotReadyError, SchemaError, explain
 from recollect.estimators import gae
 from recollect.finals import Finals, Found
@@ -54,7 +54,7 @@ _RESERVED = (
 )
 
 
-_NOTHING: Mapping[str, torch.Tensor] = {}
+_NOTHING: Mapping[str, Any] = {}
 
 _Read = Callable[[torch.Tensor, int, int], TensorDict]
 """The batch of the rows index[start:stop]."""
@@ -213,8 +213,8 @@ class RolloutBuffer:
         self._attached: dict[str, torch.Tensor] = {}
         self._last: tuple[torch.Tensor, list[torch.Tensor] | None] | None = None
         """The last value and observation that the row after the stored ones holds."""
-        self._coming = self._resetting.clone()
-        """Which environments only reset in the coming row, as the listeners are told."""
+        self._coming = light(self._resetting.clone().unsqueeze(0))
+        """Which environments only reset in the coming row [1, N], for those who are told of it."""
 
     def _next_row(self) -> int:
         if self._num_stored == self.num_steps:
@@ -248,9 +248,7 @@ class RolloutBuffer:
                 raise SchemaError(explain(name, "a field once a step", "it twice", "It has been staged: leave it out."))
         self._storage.write(row, tuple(leaves[i] for i in which), tuple(which))
 
-    def _commit(
-        self, row: int, finals: Found | None, valued: bool, measured: Mapping[str, torch.Tensor] = _NOTHING
-    ) -> None:
+    def _commit(self, row: int, finals: Found | None, valued: bool, measured: Mapping[str, Any] = _NOTHING) -> None:
         """Make the written row part of the rollout; until here nothing has changed for anybody."""
         if self._listeners.columns:
             self._tell(row, measured)
@@ -263,17 +261,17 @@ class RolloutBuffer:
         self._last = None
         self._num_stored = row + 1
 
-    def _tell(self, row: int, measured: Mapping[str, torch.Tensor]) -> None:
-        block = {i: self._storage.columns[i][row : row + 1] for i in self._listeners.columns}
-        resets = self._coming if self.autoreset is AutoresetMode.NEXT_STEP else None
+    def _tell(self, row: int, measured: Mapping[str, Any]) -> None:
+        block = {i: light(self._storage.columns[i])[row : row + 1] for i in self._listeners.columns}
+        mask = ~self._coming if self.autoreset is AutoresetMode.NEXT_STEP else None
         try:
-            self._listeners.tell(block, None if resets is None else ~resets.unsqueeze(0), measured)
+            self._listeners.tell(block, mask, measured)
         except BaseException:
             if self._last is not None:
                 self._write_last()
             raise
-        if resets is not None:
-            self._coming = (self._column("terminated")[row] | self._column("truncated")[row]) & ~resets
+        if mask is not None:
+            self._coming = self._listeners.ended(block) & mask
 
     # Ends and resets
 
