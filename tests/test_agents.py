@@ -217,42 +217,44 @@ class TestAttach:
         assert "tag" not in rollout.data.keys()
 
 
-class Told:
-    """Statistics that remember what they were told."""
-
-    def __init__(self) -> None:
-        self.reward: list[Any] = []
-
-    def update(self, reward: torch.Tensor, terminated: Any, truncated: Any, *, mask: Any) -> None:
-        self.reward.append(reward.tolist())
-
-
 class TestStatistics:
+    """They count what all agents got together."""
+
     rewards = {"fox": np.arange(3.0), "pack": np.arange(10.0, 16.0).reshape(3, 2)}  # noqa: RUF012
     team = [0.0 + 10 + 11, 1.0 + 12 + 13, 2.0 + 14 + 15]  # noqa: RUF012
 
-    def test_of_a_rollout_are_told_what_all_agents_got_together(self) -> None:
-        told = Told()
-        make(stats=told).add(**one_step(reward=self.rewards))
-        assert told.reward == [self.team]
+    def test_of_a_rollout_of_a_dict_of_agents(self, backend: str) -> None:
+        stats = rc.EpisodeStats(N)
+        rollout = make(stats=stats)
+        rollout.add(**one_step(reward=self.rewards))
+        rollout.add(**one_step(reward=self.rewards, terminated=~NOBODY))
+        assert stats.episodes()["return"].tolist() == [2 * reward for reward in self.team]
 
-    def test_of_an_axis_of_agents_are_told_the_same(self) -> None:
-        told = Told()
-        rollout = make(reward=(2,), value=(2,), stats=told)
-        rollout.add(**one_step(reward=self.rewards["pack"], value=None, log_prob=None))
-        assert told.reward == [[10.0 + 11, 12.0 + 13, 14.0 + 15]]
+    def test_of_one_environment_without_an_axis(self) -> None:
+        each, stats = {"fox": (), "hare": ()}, rc.EpisodeStats(None)
+        rollout = rc.RolloutBuffer(2, None, obs=1, action=(), reward=each, stats=stats)
+        rollout.add([0.0], 0.0, {"fox": 1.0, "hare": -3.0}, True, False)
+        assert stats.episodes()["return"].tolist() == [-2.0]
 
-    def test_of_a_replay_buffer_are_told_the_same_of_steps_blocks_and_some_environments(self, backend: str) -> None:
-        told = Told()
-        replay = rc.ReplayBuffer(12, obs=1, action=(), num_envs=N, reward=SHAPES, stats=told)
+    def test_of_an_axis_of_agents(self) -> None:
+        stats = rc.EpisodeStats(N)
+        rollout = make(reward=(2,), value=(2,), stats=stats)
+        rollout.add(**one_step(reward=self.rewards["pack"], value=None, log_prob=None, terminated=~NOBODY))
+        assert stats.episodes()["return"].tolist() == [10.0 + 11, 12.0 + 13, 14.0 + 15]
+
+    def test_of_a_replay_buffer_in_steps_blocks_and_some_environments(self, backend: str) -> None:
+        stats = rc.EpisodeStats(N)
+        replay = rc.ReplayBuffer(12, obs=1, action=(), num_envs=N, reward=SHAPES, stats=stats)
         step = {"obs": np.zeros((N, 1)), "action": np.zeros(N), "reward": self.rewards, "terminated": NOBODY,
                 "truncated": NOBODY, "next_obs": np.ones((N, 1))}  # fmt: skip
         replay.add(**step)
         block = {name: value[None] for name, value in step.items() if name != "reward"}
         replay.extend({**block, "reward": {name: value[None] for name, value in self.rewards.items()}})
-        some = {name: value[[2]] for name, value in step.items() if name != "reward"}
+        some = {name: value[[2]] for name, value in step.items() if name != "reward"} | {"terminated": [True]}
         replay.add(**some, reward={name: value[[2]] for name, value in self.rewards.items()}, env_ids=[2])
-        assert told.reward == [self.team, self.team, [0.0, 0.0, self.team[2]]]
+        assert stats.episodes()["return"].tolist() == [3 * self.team[2]]
+        replay.add(**{**step, "terminated": ~NOBODY})
+        assert stats.episodes()["return"].tolist()[1:] == [3 * self.team[0], 3 * self.team[1], self.team[2]]
 
 
 class TestReplay:

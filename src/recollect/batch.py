@@ -49,14 +49,6 @@ def _tensordict(tree: dict[str, Any], batch_size: torch.Size) -> TensorDict:
     return _unchecked(source=tree, batch_size=batch_size)
 
 
-def team_reward(rewards: Sequence[torch.Tensor], lead: int) -> torch.Tensor:
-    """What all agents got together: the sum of the rewards over everything behind their first `lead` axes."""
-    if len(rewards) == 1 and rewards[0].ndim == lead:
-        return rewards[0]
-    sums = [reward.reshape(*reward.shape[:lead], -1).sum(-1, dtype=torch.float64) for reward in rewards]
-    return torch.stack(sums).sum(0)
-
-
 def selected(
     everything: Sequence[tuple[Path, torch.Tensor]], fields: Iterable[str | Path] | None
 ) -> tuple[list[Path], list[torch.Tensor]]:
