@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from recollect import Field, RolloutBuffer, normalize
+from recollect import EpisodeStats, Field, RolloutBuffer, normalize
 
 LENGTH, TIME_LIMIT = 8, 30
 NUM_ENVS, NUM_STEPS, TOTAL_STEPS = 16, 64, 40_000
@@ -114,14 +114,13 @@ def train(seed: int, total_steps: int) -> list[float]:
     envs = [House(seed * NUM_ENVS + i) for i in range(NUM_ENVS)]
     team = Team()
     optimizer = torch.optim.Adam(team.parameters(), LEARNING_RATE)
+    stats = EpisodeStats(NUM_ENVS, window=total_steps)  # of both agents together, wide enough for every episode
     each = dict.fromkeys(SEES, ())
     rollout = RolloutBuffer(
         NUM_STEPS, NUM_ENVS, obs={agent: {"sees": size, "alive": ()} for agent, size in SEES.items()},
-        action=dict.fromkeys(SEES, Field((), torch.int64)), reward=each, value=each, seed=seed,
+        action=dict.fromkeys(SEES, Field((), torch.int64)), reward=each, value=each, stats=stats, seed=seed,
     )  # fmt: skip
 
-    returns: list[float] = []
-    running = np.zeros(NUM_ENVS)
     obs = [everyone(env.reset()[0], {}) for env in envs]
     num_steps = 0
     while num_steps < total_steps:
@@ -139,11 +138,8 @@ def train(seed: int, total_steps: int) -> list[float]:
                 rewards.append({agent: reward.get(agent, 0.0) for agent in SEES})
                 obs[i] = everyone(seen, gone)
                 finals.append(obs[i])
-                running[i] += sum(reward.values())
                 if not env.agents:  # the episode of all is over: by the clock, or because each is done
                     truncated[i], terminated[i] = any(cut.values()), not any(cut.values())
-                    returns.append(running[i])
-                    running[i] = 0.0
                     obs[i] = everyone(env.reset()[0], {})
             rollout.add(
                 now, action, stack(rewards), terminated, truncated,
@@ -172,8 +168,9 @@ def train(seed: int, total_steps: int) -> list[float]:
             loss.backward()
             nn.utils.clip_grad_norm_(team.parameters(), 0.5)
             optimizer.step()
-        print(f"{num_steps:9,} steps   mean return of the last 100 episodes {np.mean(returns[-100:]):6.2f}")
-    return returns
+        recent = stats.episodes()["return"][-100:]
+        print(f"{num_steps:9,} steps   mean return of the last {len(recent):3} episodes {recent.mean():6.2f}")
+    return stats.episodes()["return"].tolist()
 
 
 if __name__ == "__main__":
