@@ -18,7 +18,7 @@ from recollect.errors import BufferFullError, NotReadyError, SchemaError, explai
 from recollect.estimators import gae
 from recollect.finals import Finals, Found
 from recollect.guard import lock_for
-from recollect.kernels.reader import FollowingReader, Reader, bits_of
+from recollect.kernels.reader import FollowingReader, Reader
 from recollect.kernels.sequence_index import SequenceIndex, find_sequences
 from recollect.memory import Memory
 from recollect.randomness import Randomness
@@ -477,8 +477,7 @@ class RolloutBuffer:
             if total == 0 or (drop_last and total < batch_size):
                 remedy = "Add steps, or take smaller batches."
                 raise NotReadyError(explain("minibatches", f"{batch_size} transitions", total, remedy))
-            items = self._num_stored * (self.num_envs or 1)
-            source = FollowingReader(columns, 2, items, lambda: self._storage.is_exposed)
+            source = self._following(columns)
         like = {
             path: ((batch_size, *column.shape[2:]), column.dtype) for path, column in zip(paths, columns, strict=True)
         }
@@ -609,18 +608,29 @@ class RolloutBuffer:
             if isinstance(self._schema.fields[column], Carry)
         }
         chosen = dict(zip(*selected(self._leaves(sparse=True), fields), strict=True))
+        carried = [path for path in chosen if path in carries]
         steps = {path: column for path, column in chosen.items() if path not in carries}
         steps[("is_first",)] = self._starts(self._num_stored)
-        items = self._num_stored * (self.num_envs or 1)
-        source = FollowingReader(list(steps.values()), 2, items, lambda: self._storage.is_exposed)
-        carried = {path: self._carry_reader(column) for path, column in carries.items() if path in chosen}
-        return SequenceReader(index, length, layout, list(steps), source, carried)
+        read_carried = self._carry_reader([carries[path] for path in carried])
+        return SequenceReader(
+            index, length, layout, list(steps), self._following(list(steps.values())), carried, read_carried
+        )
 
-    def _carry_reader(self, column: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        if is_sparse(self._schema.fields[column]):
-            return lambda rows: self._carries.at(column, rows)
-        leaf = self._storage.columns[column]
-        return lambda rows: bits_of(leaf).flatten(0, 1)[rows].view(leaf.dtype)
+    def _carry_reader(self, columns: list[int]) -> Callable[[torch.Tensor], list[torch.Tensor]]:
+        """Reads these leaves at flat rows [B]."""
+        dense = [column for column in columns if not is_sparse(self._schema.fields[column])]
+        source = self._following([self._storage.columns[column] for column in dense]) if dense else None
+
+        def read(rows: torch.Tensor) -> list[torch.Tensor]:
+            found = {} if source is None else dict(zip(dense, source.take(rows, 0, len(rows)), strict=True))
+            return [found[column] if column in found else self._carries.at(column, rows) for column in columns]
+
+        return read
+
+    def _following(self, columns: list[torch.Tensor]) -> Reader:
+        """A reader of the stored rows of these columns."""
+        items = self._num_stored * (self.num_envs or 1)
+        return FollowingReader(columns, 2, items, lambda: self._storage.is_exposed)
 
     @property
     def data(self) -> TensorDict:
