@@ -250,11 +250,12 @@ class TestStatistics:
     def told(self, **options: Any) -> tuple[rc.ReplayBuffer, list[Any]]:
         told: list[Any] = []
 
-        class Stats:
-            def update(self, reward: Any, terminated: Any, truncated: Any, *, mask: Any) -> None:
-                told.append((reward.tolist(), (terminated | truncated).tolist(), mask.tolist()))
+        def update(reward: Any, terminated: Any, truncated: Any, *, mask: Any, **_: Any) -> None:
+            told.append((reward.tolist(), (terminated | truncated).tolist(), mask.tolist()))
 
-        return rc.ReplayBuffer(12, obs=1, action=(), num_envs=3, stats=Stats(), **options), told
+        stats: Any = rc.EpisodeStats(3)
+        stats.update = update
+        return rc.ReplayBuffer(12, obs=1, action=(), num_envs=3, stats=stats, **options), told
 
     def step(self, rewards: list[float], ends: list[bool]) -> dict[str, Any]:
         n = len(rewards)

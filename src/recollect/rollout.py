@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from recollect.autoreset import observation, parse_autoreset, refuse_reused, settings_of, unpack_step
 from recollect.batch import assemble, assembler, check_destination, checked_targets, moved, selected
-from recollect.border import as_tensor, conform, overlaps
+from recollect.border import as_tensor, conform, light, overlaps
 from recollect.carries import SparseCarries
 from recollect.errors import BufferFullError, NotReadyError, SchemaError, explain
 from recollect.estimators import gae
@@ -20,7 +20,9 @@ from recollect.finals import Finals, Found
 from recollect.guard import lock_for
 from recollect.kernels.reader import FollowingReader, Reader
 from recollect.kernels.sequence_index import SequenceIndex, find_sequences
+from recollect.listeners import Listeners
 from recollect.memory import Memory
+from recollect.norm import RunningNorm
 from recollect.randomness import Randomness
 from recollect.schema import (
     Carry,
@@ -37,6 +39,7 @@ from recollect.schema import (
     unstacked,
 )
 from recollect.sequences import Layout, Mode, SequenceReader, check_layout, cuts_of
+from recollect.stats import EpisodeStats
 from recollect.storage import Storage
 
 _FLAG = Field((), torch.bool)
@@ -57,6 +60,8 @@ _RESERVED = (
 )
 
 
+_NOTHING: Mapping[str, Any] = {}
+
 _Read = Callable[[torch.Tensor, int, int], TensorDict]
 """The batch of the rows index[start:stop]."""
 
@@ -66,7 +71,9 @@ class RolloutBuffer:
 
     Everything at index t belongs to the action taken at t. `num_envs=None` is one environment without an environment
     axis. `extra` declares further fields (action masks, privileged observations, …); a `log_prob` declared there
-    replaces the default, which has the reward's shape.
+    replaces the default, which has the reward's shape. `stats` is told of every transition, with metrics and reasons
+    from the fields of these names, or from the info that `add_step` gets. `norm` names fields (or paths to
+    leaves) whose stored values each norm takes in: those of transitions, not of rows that only reset.
 
     >>> rollout = RolloutBuffer(num_steps=2, num_envs=None, obs=3, action=())
     >>> for step in range(2):
@@ -88,13 +95,13 @@ class RolloutBuffer:
         extra: Mapping[str, Declaration] | None = None,
         autoreset: AutoresetMode | str | None = None,
         device: torch.device | str | Memory = "cpu",
-        stats: Any = None,
+        stats: EpisodeStats | None = None,
+        norm: Mapping[str | Path, RunningNorm] | None = None,
         seed: int | None = None,
     ) -> None:
         self.num_steps = positive("num_steps", num_steps)
         self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
-        self.stats: Any = stats
         schema = _schema(obs, action, reward, value, extra or {})
         optional = frozenset(("value", "log_prob"))
         self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), optional)
@@ -110,6 +117,7 @@ class RolloutBuffer:
         self._finals = Finals(schema, self._storage.lead, self.device)
         next_step = self.autoreset is AutoresetMode.NEXT_STEP
         self._carries = SparseCarries(schema, num_steps, num_envs or 1, self.device, next_step)
+        self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
         self._empty()
 
     @classmethod
@@ -162,15 +170,16 @@ class RolloutBuffer:
         The true final observation of a truncated episode is found where the environment's autoreset mode leaves it.
         """
         parts = unpack_step(step, self.autoreset)
-        next_obs, reward, terminated, truncated, _ = parts
+        next_obs, reward, terminated, truncated, info = parts
         with self._lock:
             row = self._next_row()
             refuse_reused(self._schema, obs, next_obs)
+            measured = self._listeners.measured(info, self._storage.lead, self.autoreset)
             finals = None
             if self.autoreset is not AutoresetMode.NEXT_STEP:
                 finals = self._finals_of_step(row, parts, self._cut_off(row, terminated, truncated))
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            self._commit(row, finals, value is not None)
+            self._commit(row, finals, value is not None, measured)
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
@@ -192,12 +201,15 @@ class RolloutBuffer:
     def clear(self, *, restarted: bool = False) -> None:
         """Forget the stored steps and what was attached; the environments' pending resets are remembered.
 
-        `restarted=True` says that `env.reset()` was called on all of them since, so that no reset row is coming.
+        Statistics are of the environments, not of what is stored: episodes that are running go on in the next rollout.
+        `restarted=True` says that `env.reset()` was called on all of them since, so that no reset row is coming and the
+        running episodes will not be finished.
         """
         with self._lock:
             if restarted:
                 self._resetting.zero_()
                 self._starting.fill_(True)
+                self._listeners.restarted()
             elif self._num_stored:
                 # One row further than what is stored: whether the coming one starts an episode, and whether it resets.
                 self._starting.copy_(self._starts(self._num_stored + 1)[-1])
@@ -215,6 +227,8 @@ class RolloutBuffer:
         self._attached: dict[str, torch.Tensor] = {}
         self._last: tuple[torch.Tensor, list[torch.Tensor] | None] | None = None
         """The last value and observation that the row after the stored ones holds."""
+        self._coming = light(self._resetting.clone().unsqueeze(0))
+        """Which environments only reset in the coming row [1, N], for those who are told of it."""
 
     def _next_row(self) -> int:
         if self._num_stored == self.num_steps:
@@ -248,10 +262,10 @@ class RolloutBuffer:
                 raise SchemaError(explain(name, "a field once a step", "it twice", "It has been staged: leave it out."))
         self._storage.write(row, tuple(leaves[i] for i in which), tuple(which))
 
-    def _commit(self, row: int, finals: Found | None, valued: bool) -> None:
+    def _commit(self, row: int, finals: Found | None, valued: bool, measured: Mapping[str, Any] = _NOTHING) -> None:
         """Make the written row part of the rollout; until here nothing has changed for anybody."""
-        if self.stats is not None:
-            self._tell_stats(row)
+        if self._listeners.columns:
+            self._tell(row, measured)
         if finals is not None:
             self._finals.keep(finals)
         self._valued += valued or "value" in self._staged
@@ -263,17 +277,17 @@ class RolloutBuffer:
             self._carries.keep(row, self._storage.columns, self._ended(row))
         self._num_stored = row + 1
 
-    def _tell_stats(self, row: int) -> None:
-        reward, terminated, truncated = (self._column(name)[row] for name in ("reward", "terminated", "truncated"))
-        resets = torch.zeros_like(self._resetting)
-        if self.autoreset is AutoresetMode.NEXT_STEP:
-            resets = self._resets(row + 1)[-1]
+    def _tell(self, row: int, measured: Mapping[str, Any]) -> None:
+        block = {i: light(self._storage.columns[i])[row : row + 1] for i in self._listeners.columns}
+        mask = ~self._coming if self.autoreset is AutoresetMode.NEXT_STEP else None
         try:
-            self.stats.update(reward, terminated, truncated, mask=~resets)
+            self._listeners.tell(block, mask, measured)
         except BaseException:
             if self._last is not None:
                 self._write_last()
             raise
+        if mask is not None:
+            self._coming = self._listeners.ended(block) & mask
 
     # Ends and resets
 
@@ -683,6 +697,16 @@ class RolloutBuffer:
             f"RolloutBuffer({self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}, "
             f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
         )
+
+    @property
+    def stats(self) -> EpisodeStats | None:
+        """The statistics that every transition is counted in."""
+        return self._listeners.stats
+
+    @property
+    def norm(self) -> dict[str | Path, RunningNorm]:
+        """The norms that take in every transition, by field or path."""
+        return self._listeners.norm
 
     @property
     def num_stored(self) -> int:
