@@ -68,7 +68,7 @@ class TestMaking:
     def test_settings_that_make_no_sense_are_refused(self) -> None:
         with pytest.raises(rc.SchemaError, match='next_obs: expected "shared" or "stored"'):
             fill(0, next_obs="twice")
-        with pytest.raises(rc.SchemaError, match="reward: expected one floating-point field"):
+        with pytest.raises(rc.SchemaError, match="reward: expected a floating-point field"):
             fill(0, reward=rc.Field((), torch.int64))
         with pytest.raises(rc.SchemaError, match="obs: expected a field stored as it is, got Stacked"):
             fill(0, obs=rc.Stacked(2, 3), next_obs="stored")

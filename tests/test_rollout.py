@@ -162,8 +162,9 @@ class TestStoring:
             rc.RolloutBuffer(2, 2, obs=1, action=1, extra={name: 1})
 
     def test_a_reward_that_is_no_number_is_refused(self) -> None:
-        with pytest.raises(rc.SchemaError, match="reward: expected one floating-point field"):
-            rc.RolloutBuffer(2, 2, obs=1, action=1, reward={"a": 1})
+        for wrong, where in ((rc.Field((), torch.int64), "reward"), ({"a": rc.Field((), torch.bool)}, "reward.a")):
+            with pytest.raises(rc.SchemaError, match=f"^{where}: expected a floating-point field"):
+                rc.RolloutBuffer(2, 2, obs=1, action=1, reward=wrong)
 
 
 class TestStaging:

@@ -209,7 +209,7 @@ def observation(
     """The leaves of an observation that no field is declared for (or of some of its rows), checked as any is."""
     return [
         conform(prefix + dotted(schema.paths[i]), _whole(schema.fields[i]), leaf, lead, device, rows)
-        for i, leaf in zip(schema.columns["obs"], schema.flatten("obs", value), strict=True)
+        for i, leaf in zip(schema.columns["obs"], schema.flatten("obs", value, f"{prefix}obs"), strict=True)
     ]
 
 

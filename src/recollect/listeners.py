@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,10 @@ class Listeners:
         self._num_envs, self._device = num_envs, device
         self._fields = _fields_of(stats, schema) if stats is not None else {}
         """Which columns the statistics read, by name."""
+        self._rewards = schema.columns["reward"] if stats is not None else ()
         self._norms = {_column_of(path, schema, one): one for path, one in self.norm.items()}
         self._flags = tuple(schema.columns[name][0] for name in ("terminated", "truncated"))
-        listened = {*self._fields.values(), *self._norms}
+        listened = {*self._fields.values(), *self._rewards, *self._norms}
         self.columns = tuple(listened.union(self._flags)) if listened else ()
         """Which columns are to be told; none when nobody listens."""
         self._asked = (
@@ -70,14 +72,12 @@ class Listeners:
             return
         named = {name: block[column] for name, column in self._fields.items()}
         named.update(measured)
-        reward = named["reward"]
-        if reward.ndim > 2:
-            named["reward"] = reward.reshape(*reward.shape[:2], -1).sum(-1)
+        named["reward"] = reduce(add, (_of_all_agents(block[column]) for column in self._rewards))
         if mask is not None:
             named["mask"] = mask
         elif envs is not None:
             named["mask"] = named["terminated"] | True
-        for t in range(len(reward)):
+        for t in range(len(named["reward"])):
             self._count(self.stats, {name: self._whole(values[t], envs) for name, values in named.items()})
 
     def ended(self, block: Mapping[int, Any]) -> Any:
@@ -111,12 +111,19 @@ class Listeners:
 def _fields_of(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
     if not isinstance(stats, EpisodeStats):
         raise SchemaError(explain("stats", "an EpisodeStats", repr(stats), "Pass rc.EpisodeStats(num_envs)."))
-    found = {name: schema.columns[name] for name in (*_STEP, *stats.metrics, *stats.reasons) if name in schema.columns}
+    found = {
+        name: schema.columns[name] for name in (*_STEP[1:], *stats.metrics, *stats.reasons) if name in schema.columns
+    }
     for name in (*stats.metrics, *stats.reasons):
         tree = schema.trees.get(name)
         if tree is not None and (not isinstance(tree, Field) or tree.shape or tree.dtype.is_complex):
             raise SchemaError(explain(f"stats: {name}", "a field of one real number", tree, "Rename one of them."))
     return {name: columns[0] for name, columns in found.items()}
+
+
+def _of_all_agents(reward: Any) -> Any:
+    """Rewards [T, K] of rewards [T, K, …]."""
+    return reward.reshape(*reward.shape[:2], -1).sum(-1) if reward.ndim > 2 else reward
 
 
 def _column_of(path: str | Path, schema: Schema, norm: RunningNorm) -> int:

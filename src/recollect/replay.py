@@ -68,6 +68,11 @@ class ReplayBuffer:
     episode's start on, also after `clear()` and `cut()`: only then can their frames be told apart. `stats` and `norm`
     are told of every transition, as a rollout buffer tells its own.
 
+    A critic that sees more than the policy: `obs={"policy": 4, "critic": 9}` gives both parts of `obs` and `next_obs`.
+    Several agents are an axis (`reward=(A,)`) or a dict of agents (`reward={"fox": (), "hare": ()}`). `terminated` and
+    `truncated` are the environment's: where agents end before it, keep who is alive in the observation, and an agent's
+    target is reward + discount · (1 − terminated) · alive of next_obs · Q(next_obs).
+
     >>> replay = ReplayBuffer(100, obs=2, action=(), seed=0)
     >>> for step in range(3):
     ...     replay.add([step, 0.0], 0.5, 1.0, terminated=False, truncated=False, next_obs=[step + 1, 0.0])
