@@ -71,12 +71,15 @@ class TestRollout:
         last, final = values[N], values[len(together.final_obs)]
         together.compute_advantage(last, final_value=final, gamma=0.9, lam=0.8)
         batch = next(together.minibatches(100, shuffle=False))
+        sequences = next(together.sequences(3, shuffle=False))
         for name, rollout in alone.items():
             rollout.compute_advantage(last[name], final_value=final[name], gamma=0.9, lam=0.8)
             theirs = next(rollout.minibatches(100, shuffle=False))
+            their_sequences = next(rollout.sequences(3, shuffle=False))
             for field in ("action", "reward", "value", "log_prob", "advantage", "return"):
                 assert torch.equal(together[field, name], rollout[field])
                 assert torch.equal(batch[field, name], theirs[field])
+                assert torch.equal(sequences[field, name], their_sequences[field])
             assert torch.equal(together.env_major()["value", name], rollout.env_major()["value"])
 
     def test_one_environment_needs_no_axis(self, backend: str) -> None:

@@ -95,6 +95,22 @@ class TestRollout:
         with pytest.raises(rc.SchemaError, match="fields: expected names of .*, got obs.nobody"):
             rollout.minibatches(8, fields=[("obs", "nobody")])
 
+    @every_mode
+    def test_sequences_have_both_parts_of_every_state(self, backend: str, mode: AutoresetMode) -> None:
+        envs = make(mode)
+        rollout = rc.RolloutBuffer.for_env(envs, STEPS)
+        play(envs, rollout)
+        batch = next(rollout.sequences(shuffle=False))
+        mask, time = batch["mask"], torch.arange(batch["mask"].shape[1])
+        assert mask.sum() == len(rollout)
+        assert torch.equal(batch["obs", "policy"].squeeze(2), time * mask)
+        environment, episode, step = batch["obs", "critic"].unbind(2)
+        assert torch.equal(step, time * mask)
+        for part in (environment, episode):
+            assert torch.equal(part, part[:, :1] * mask)
+        only = next(rollout.sequences(3, fields=[("obs", "critic")]))
+        assert ("obs", "policy") not in only.keys(True, True)
+
     def test_what_only_stored_steps_need_is_an_extra_field(self, backend: str) -> None:
         rollout = rc.RolloutBuffer(3, 2, obs=1, action=(), extra={"privileged": {"mass": (), "map": (2, 2)}})
         flags = np.zeros(2, bool)
