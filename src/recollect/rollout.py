@@ -298,7 +298,7 @@ class RolloutBuffer:
         self._num_stored = row + 1
 
     def _tell(self, row: int, measured: Mapping[str, Any]) -> None:
-        block = {i: light(self._storage.columns[i])[row : row + 1] for i in self._listeners.columns}
+        block = {i: self._storage.arrays[i][row : row + 1] for i in self._listeners.columns}
         mask = ~self._coming if self.autoreset is AutoresetMode.NEXT_STEP else None
         try:
             self._listeners.tell(block, mask, measured)
