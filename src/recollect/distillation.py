@@ -117,10 +117,10 @@ class DistillationBuffer:
                     column[slots].copy_(leaf[rows] if lead else leaf)
             self._ring.head += count
 
-    def _lead(self, name: str, value: Any) -> tuple[int, ...]:
+    def _lead(self, name: str, value: Any, prefix: str = "") -> tuple[int, ...]:
         """`()` for the value of one row, `(B,)` for those of a batch."""
         column, leaf = self._schema.columns[name][0], self._schema.flatten(name, value)[0]
-        where, inner = dotted(self._schema.paths[column]), self._schema.fields[column].shape
+        where, inner = prefix + dotted(self._schema.paths[column]), self._schema.fields[column].shape
         if leaf is None:
             raise SchemaError(explain(where, "a value", "none", "Pass it."))
         shape = tuple(leaf.shape if hasattr(leaf, "shape") else as_tensor(where, leaf, self.device).shape)
@@ -204,12 +204,12 @@ class DistillationBuffer:
                 remedy = "Declare action=, or add the teacher's first."
                 raise NotReadyError(explain("mix", "a known action", "none yet", remedy))
             schema, share = self._schema, _share("beta", beta(self.round) if callable(beta) else beta)
-            lead = self._lead("action", teacher_action)
-            teacher = _conformed(schema, "action", teacher_action, lead, self.device, prefix="teacher_")
-            student = _conformed(schema, "action", student_action, lead, self.device, prefix="student_")
+            lead = self._lead("action", teacher_action, "teacher_")
+            teacher = _conformed(schema, "action", teacher_action, lead, self.device, "teacher_")
+            student = _conformed(schema, "action", student_action, lead, self.device, "student_")
             first = self._random.uniform(lead[0] if lead else 1, self.device) < share
             leaves = [
-                torch.where(first.view(*lead, *(1,) * (a.ndim - len(lead))), a, b)
+                torch.where(first.view((*lead, *(1,) * (a.ndim - len(lead)))), a, b)
                 for a, b in zip(teacher, student, strict=True)
             ]
             if isinstance(schema.trees["action"], Field):
