@@ -100,9 +100,12 @@ def test_every_room_can_be_solved_and_both_parts_of_the_observation_are_true() -
         assert tuple(room.goal) in reached
 
 
-def test_distillation_runs_for_a_few_steps_and_repeats_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_distillation_runs_for_a_few_steps_and_repeats_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     example = load("distill")
-    example.ROUND_STEPS, example.STUDENT_EPOCHS, example.EPISODES = 40, 2, 5
+    for name, value in {"ROUND_STEPS": 40, "STUDENT_EPOCHS": 2, "EPISODES": 5}.items():
+        monkeypatch.setattr(example, name, value)
     returns = example.run(1, teacher_steps=1024, rounds=3)
     said = capsys.readouterr().out
     assert "student  round 2      960 rows" in said
