@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from recollect.batch import assemble, check_destination, fill, moved
-from recollect.border import as_tensor, conform, dotted, environments, light
+from recollect.border import as_tensor, conform, dotted, environments, light, row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
 from recollect.listeners import Listeners
@@ -376,7 +376,7 @@ class ReplayBuffer:
             if update is None:
                 remedy = "Make the buffer with sampler=rc.Prioritized()."
                 raise SchemaError(explain("update_priority", "a sampler with priorities", self.sampler, remedy))
-            ids = self._ids(index)
+            ids = row_ids(index, self.device)
             return int(update(self._storage.locate(ids), _tensor("priority", priority, self.device)))
 
     def __getitem__(self, index: Any) -> TensorDict:
@@ -384,7 +384,7 @@ class ReplayBuffer:
         if isinstance(index, int | np.integer) and not isinstance(index, bool):
             return self[np.array([index])][0]
         with self._lock:
-            ids = self._ids(index)
+            ids = row_ids(index, self.device)
             slots = self._storage.locate(ids)
             if (slots < 0).any():
                 gone = int(ids[slots < 0][0])
@@ -393,6 +393,12 @@ class ReplayBuffer:
                 )
             leaves = self._storage.transitions(slots)
             return assemble(list(leaves), leaves.values(), torch.Size((len(ids),)))
+
+    def ids(self) -> torch.Tensor:
+        """The "index" of every stored transition [len], oldest first: what `replay[…]` takes."""
+        with self._lock:
+            stored = (self._storage.ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
+            return self._storage.ids(stored).sort().values
 
     def episodes(self) -> Iterator[TensorDict]:
         """The stored transitions, episode by episode and oldest first, each a TensorDict `[T]` in time order.
@@ -417,13 +423,6 @@ class ReplayBuffer:
             slots = self._storage.locate(ids)
             leaves = self._storage.transitions(slots[slots >= 0])
             return assemble(list(leaves), leaves.values(), leaves[("index",)].shape)
-
-    def _ids(self, index: Any) -> torch.Tensor:
-        ids = _tensor("index", index, self.device)
-        if ids.ndim != 1 or ids.dtype != torch.int64:
-            got = f"{ids.dtype} of shape {tuple(ids.shape)}"
-            raise SchemaError(explain("index", "int64 in one axis", got, "Pass batch['index']."))
-        return ids.contiguous()
 
     def __len__(self) -> int:
         """The number of stored transitions."""

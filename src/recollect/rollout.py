@@ -293,7 +293,7 @@ class RolloutBuffer:
             self._staged.clear()
             self._attached.clear()
         self._last = None
-        if self._carries:
+        if self._carries.columns:
             self._carries.keep(row, self._storage.columns, self._ended(row))
         self._num_stored = row + 1
 
