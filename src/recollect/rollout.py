@@ -192,6 +192,17 @@ class RolloutBuffer:
                 self._resetting.copy_(self._resets(self._num_stored + 1)[-1])
             self._empty()
 
+    def adopt(self, steps: int) -> None:
+        """Count the first `steps` rows as the stored ones: they were written through `rows`, or before a `clear()`.
+
+        All of them count as valued. Their final observations are not known, and no statistics are told of them.
+        """
+        with self._lock:
+            if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps <= self.num_steps:
+                raise SchemaError(explain("adopt", f"0 to {self.num_steps} steps", repr(steps), "Pass their number."))
+            self._empty()
+            self._num_stored = self._valued = steps
+
     def _empty(self) -> None:
         self._generation += 1
         self._num_stored = 0
@@ -531,6 +542,16 @@ class RolloutBuffer:
             if self.num_envs is None:
                 leaves = [leaf.squeeze(1) for leaf in leaves]
             return assemble(paths, leaves, torch.Size((steps, *self._storage.lead)))
+
+    @property
+    def rows(self) -> TensorDict:
+        """All rows, stored or not, as a TensorDict `[num_steps, N]` sharing the buffer's memory; see `adopt`."""
+        with self._lock:
+            self._storage.is_exposed = True
+            leaves = [column[: self.num_steps] for column in self._storage.columns]
+            if self.num_envs is None:
+                leaves = [leaf.squeeze(1) for leaf in leaves]
+            return assemble(self._schema.paths, leaves, torch.Size((self.num_steps, *self._storage.lead)))
 
     def env_major(self) -> TensorDict:
         """The rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
