@@ -165,7 +165,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
     def _n_steps(self, done_key: str) -> TensorDict:
         """The oldest step of the window with the reward, the end and the next observation of all of it."""
         ends = (done_key, self.ns_key)
-        window = torch.stack([step.select(self.reward_key, *ends) for step in self.n_step_buffer])
+        window: Any = torch.stack([step.select(self.reward_key, *ends) for step in self.n_step_buffer])
         ended = window[done_key].bool().flatten(1).view(*window.batch_size, -1).any(-1)
         reward = window[self.reward_key]
         total = rc.discounted_return(reward, ended, torch.zeros_like(ended), gamma=self.gamma)[0]

@@ -13,10 +13,10 @@ from tensordict import TensorDict
 import recollect as rc
 from recollect.border import conform
 from recollect.compat.agilerl.sequences import BPTTSequenceType, Prepared, mode_of
-from recollect.compat.agilerl.spaces import by_env, num_actions, observation, observation_tree
+from recollect.compat.agilerl.spaces import by_env, num_actions, observation, observation_tree, tensor_on
 from recollect.errors import NotReadyError, explain
 from recollect.randomness import Randomness
-from recollect.schema import Field
+from recollect.schema import Field, positive
 
 _NAMES = {
     "observations": "obs",
@@ -92,6 +92,7 @@ class RolloutBuffer:
         blank["action_masks"].fill_(True)
         self._omitted = {name: blank[name] for name in self._extra()}
         """What is stored of further fields that `add` is not given."""
+        self._never = blank["truncated"]
         self._expose()
 
     def _extra(self) -> dict[str, Any]:
@@ -191,7 +192,7 @@ class RolloutBuffer:
             self._by_env("action", action, (num_actions(self.action_space),), self.action_space.shape or ()),
             self._by_env("reward", reward),
             self._by_env("done", done) != 0,
-            torch.zeros(self.num_envs, dtype=torch.bool, device=self._rollout.device),
+            self._never,
             value=self._by_env("value", value),
             log_prob=self._by_env("log_prob", log_prob),
             **(self._omitted | extra),
@@ -202,14 +203,14 @@ class RolloutBuffer:
             self._is_masked = True
             self._expose()
 
-    def _by_env(self, where: str, value: Any, *shapes: tuple[int, ...]) -> torch.Tensor:
+    def _by_env(self, where: str, value: Any, *shapes: tuple[int, ...]) -> Any:
         return by_env(where, value, self.num_envs, self._rollout.device, *(shapes or ((),)))
 
     def _observation(self, where: str, value: Any) -> Any:
         return observation(where, self.observation_space, value, self.num_envs, self._rollout.device)
 
     def _hidden(self, key: str, state: Any) -> torch.Tensor:
-        state = self._by_env(f"hidden_state.{key}", state)
+        state = tensor_on(f"hidden_state.{key}", state, self._rollout.device)
         return state.transpose(0, 1) if state.ndim == 3 else state.unsqueeze(1)
 
     def compute_returns_and_advantages(self, last_value: Any, last_done: Any) -> None:
@@ -242,14 +243,15 @@ class RolloutBuffer:
         self.buffer["returns"][:steps] = return_.roll(self._oldest, 0)
 
     def get(self, batch_size: int | None = None) -> dict[str, Any]:
-        """Flat arrays of all steps in time order, or of `batch_size` random ones; an empty dict where there are none."""
+        """Flat arrays of all steps in time order, or of `batch_size` random ones; an empty dict of none."""
         if not self.size():
             return {}
         if batch_size is not None and batch_size > self.size():
             message = f"Batch size {batch_size} is larger than buffer size {self.size()}. Returning all data."
             warnings.warn(message, stacklevel=2)
             batch_size = None
-        return self._flat(batch_size).cpu().numpy()
+        arrays: Any = self._flat(batch_size).cpu().numpy()
+        return arrays
 
     def get_tensor_batch(self, batch_size: int | None = None, device: str | None = None) -> TensorDict:
         """The same as a TensorDict `[B]` on `device`."""
@@ -281,7 +283,8 @@ class RolloutBuffer:
         if not oldest:
             return self._stored()
         rows, ordered = self._rollout.rows, self._new_rollout()
-        ordered.rows.update_(torch.cat([rows[oldest:], rows[:oldest]]))
+        in_time: Any = torch.cat([rows[oldest:], rows[:oldest]])
+        ordered.rows.update_(in_time)
         ordered.adopt(self.capacity)
         return ordered
 
@@ -306,7 +309,7 @@ class RolloutBuffer:
         self.padded_data = prepared.padded.reshape(-1)
         self.unpadded_slices = prepared.slices()
         names = {"log_probs": "log_prob", "advantages": "advantages", "values": "value", "returns": "returns"}
-        flat = {theirs: rollout[ours].flatten(0, 1) for theirs, ours in names.items()}
+        flat = {theirs: rollout[ours].flatten(0, 1).clone() for theirs, ours in names.items()}
         self.unpadded_data = TensorDict(flat, batch_size=[self.size()]).to(target)
         return prepared.padded
 
@@ -321,7 +324,7 @@ class RolloutBuffer:
                 "Attempting to fetch minibatches before preparing sequences. Call prepare_sequence_tensors() first."
             )
         total = len(self._prepared.steps)
-        if batch_size > total:
+        if positive("batch_size", batch_size) > total:
             warnings.warn(
                 f"Batch size {batch_size} is larger than the number of sequences ({total}), "
                 f"using batch_size = {total}.",
@@ -332,7 +335,7 @@ class RolloutBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_rollout", "_random", "_omitted"):
+        for name in ("_rollout", "_random", "_omitted", "_never"):
             del state[name]
         return state
 

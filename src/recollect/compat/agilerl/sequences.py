@@ -39,7 +39,7 @@ class Prepared:
     """All sequences of a rollout."""
 
     padded: TensorDict
-    """[S, L]: observations, actions, pad_mask and perhaps action_masks, and the hidden states that sequences start with."""
+    """[S, L]: what the policy reads, and the hidden states that sequences start with."""
     steps: torch.Tensor
     """[S, L]: the flat steps t·N + n of the sequences."""
     mask: torch.Tensor

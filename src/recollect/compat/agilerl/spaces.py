@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 
@@ -34,17 +35,24 @@ def num_actions(space: spaces.Space[Any]) -> int:
     raise NotImplementedError(f"{space} action space is not supported by AgileRL.")
 
 
-def by_env(where: str, value: Any, num_envs: int, device: torch.device, *shapes: tuple[int, ...]) -> torch.Tensor:
+def by_env(where: str, value: Any, num_envs: int, device: torch.device, *shapes: tuple[int, ...]) -> Any:
     """`value` as `[num_envs, *shapes[0]]`, if it ends in one of `shapes` and has before that a row an environment.
 
     Anything else comes back as it is, for the core to say what is wrong with it.
     """
-    tensor = value.to(device) if isinstance(value, torch.Tensor) else as_tensor(where, value, device).to(device)
+    if isinstance(value, np.ndarray) and value.shape == (num_envs, *shapes[0]):
+        return value
+    tensor = tensor_on(where, value, device)
     for shape in shapes:
         lead = tensor.shape[: max(tensor.ndim - len(shape), 0)]
         if tensor.shape == (*lead, *shape) and lead.numel() == num_envs:
             return tensor.reshape(num_envs, *shapes[0])
     return tensor
+
+
+def tensor_on(where: str, value: Any, device: torch.device) -> torch.Tensor:
+    """`value` as a tensor on `device`, wherever it was."""
+    return as_tensor(where, value.to(device) if isinstance(value, torch.Tensor) else value, device).to(device)
 
 
 def observation(where: str, space: spaces.Space[Any] | None, value: Any, num_envs: int, device: torch.device) -> Any:
