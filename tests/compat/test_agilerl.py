@@ -629,7 +629,8 @@ def test_a_state_without_its_memory_starts_empty_with_a_warning() -> None:
     fill(restored, np.zeros((3, 2)))
     assert restored.size() == 6
     del state["observation_space"], state["buffer"]
-    with pytest.warns(UserWarning, match="Observation or action space missing during RolloutBuffer unpickling"):
+    spaces_missing = "Observation or action space missing during RolloutBuffer unpickling"
+    with pytest.warns(UserWarning, match=spaces_missing), pytest.warns(UserWarning, match="buffer not found"):
         RolloutBuffer.__new__(RolloutBuffer).__setstate__(state)
 
 
