@@ -150,7 +150,7 @@ SPACES: list[tuple[spaces.Space[Any], Any]] = [
 ]
 
 
-def leaves(observations: Any) -> list[torch.Tensor]:
+def leaves(observations: Any) -> list[Any]:
     return list(observations.values(True, True)) if isinstance(observations, TensorDict) else [observations]
 
 
@@ -499,7 +499,7 @@ def test_the_prepared_tensors_of_two_environments() -> None:
     assert padded["pad_mask"].int().tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
     assert padded["observations"][0, :, 0].tolist() == [0, 100, 0]
     assert padded["actions"][:, :, 0].tolist() == [[0, 1, 0], [2, 0, 1], [0, 1, 2]]
-    hidden = padded.get_non_tensor("initial_hidden_states")
+    hidden: Any = padded.get_non_tensor("initial_hidden_states")
     assert hidden["actor"].shape == (3, 2, 3)
     assert hidden["actor"][:, 1, 2].tolist() == [0, 200, 1]
     assert set(padded.keys()) == {"observations", "actions", "pad_mask", "initial_hidden_states"}
@@ -523,16 +523,17 @@ def test_sequences_match_the_written_out_ones_also_after_a_wrap(data: st.DataObj
     expected = reference.sequences(done[first:].tolist(), length, kind.value)
     assert prepared_slices(target) == expected
     assert target.num_sequences == len(expected)
-    assert target.max_sequence_length == max(map(len, expected))
+    longest = max(map(len, expected))
+    assert target.max_sequence_length == longest
 
     # Every number tells its time and environment: each sequence must come whole, once, with its own hidden state.
     numbers = [[100.0 * (first + i // envs) + i % envs for i in part] for part in expected]
     found = []
     for padded, unpadded in target.get_minibatch_sequences(data.draw(st.integers(1, len(expected)))):
-        count = len(padded) // target.max_sequence_length
-        obs, mask = (padded[key].view(count, target.max_sequence_length, -1) for key in ("observations", "pad_mask"))
+        count = len(padded) // longest
+        obs, mask = (padded[key].view(count, longest, -1) for key in ("observations", "pad_mask"))
         assert not obs[~mask.squeeze(-1)].any()
-        hidden = padded.get_non_tensor("initial_hidden_states")
+        hidden: Any = padded.get_non_tensor("initial_hidden_states")
         for i in range(count):
             found.append(obs[i, mask[i, :, 0], 0].tolist())
             assert hidden["actor"][i].flatten().tolist() == [found[-1][0]] * 6

@@ -136,21 +136,23 @@ def test_any_names_and_nesting_are_rows() -> None:
 
 
 def test_what_is_added_and_what_is_sampled_are_copies() -> None:
-    memory, given_ = ReplayBuffer(4), steps(0, 3)
-    memory.add(given_)
-    assert given_["action"].shape == (3,)
-    given_["obs"].zero_()
-    memory.sample(3)["obs"].zero_()
-    assert sorted(numbers(memory.sample(3))) == [0, 1, 2]
+    for memory in (ReplayBuffer(4), MultiStepReplayBuffer(4, n_step=1), PrioritizedReplayBuffer(4)):
+        given_ = steps(0, 3).to("cpu")  # one that says where it is comes back as it is from .to
+        returned = memory.add(given_)
+        assert given_["action"].shape == (3,)
+        given_["obs"].zero_()
+        memory.sample(3)["obs"].zero_()
+        assert set(numbers(memory.sample(100))) == {0, 1, 2}
+        assert returned is None or returned["obs"][:, 0].tolist() == [0, 1, 2]
 
 
 def test_clear_forgets_rows_and_fields_but_not_the_counter() -> None:
     memory = ReplayBuffer(4)
     memory.clear()
-    memory.add(steps(0, 6))
+    memory.add(steps(0, 4))
     stale = memory.sample(4, return_idx=True)["idxs"]
     memory.clear()
-    assert (memory.size, memory.initialized, memory.storage, memory.counter) == (0, False, None, 6)
+    assert (memory.size, memory.initialized, memory.storage, memory.counter) == (0, False, None, 4)
     memory.add(steps(6, 2))
     batch = memory.sample(4, return_idx=True)
     assert sorted(numbers(batch)) == [6, 7]
@@ -166,6 +168,10 @@ def test_sampling_nothing_and_adding_what_is_no_batch_are_refused() -> None:
         memory.sample(1)
     with pytest.raises(rc.SchemaError, match="add: expected a TensorDict of batch size"):
         memory.add(TensorDict({"obs": torch.zeros(2)}, []))
+    with pytest.raises(rc.SchemaError, match="extend: expected at least one step"):
+        memory.add(steps(0, 0))
+    with pytest.raises(AssertionError, match="Cannot sample from an empty buffer."):
+        memory.sample(1)
     memory.add(steps(0, 2))
     with pytest.raises(rc.SchemaError, match="expected the keys"):
         memory.add(steps(2, 2).exclude("done"))
@@ -209,26 +215,31 @@ def test_n_steps_stop_at_the_first_end(ends: list[int], reward: float, after: fl
     assert [row[key].item() for key in ("obs", "reward", "next_obs", "done")] == [0, reward, after, done]
 
 
+def _numbers(row: Any) -> dict[str, float]:
+    return {key: value.item() for key, value in row.items()}
+
+
 @given(st.data())
 def test_n_steps_match_the_written_out_windows_of_each_environment(data: st.DataObject) -> None:
     n, envs, time = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 7))
     done = torch.tensor(data.draw(st.lists(st.booleans(), min_size=time * envs, max_size=time * envs))).view(time, envs)
     gamma = data.draw(st.sampled_from([0.5, 1.0]))
-    memory, raw, one_step = MultiStepReplayBuffer(50, n_step=n, gamma=gamma), walk(done), ReplayBuffer(50)
+    memory, one_step = MultiStepReplayBuffer(50, n_step=n, gamma=gamma), ReplayBuffer(50)
+    raw = walk(done)
     for step in raw:
         oldest = memory.add(step)
         if oldest is not None:
             one_step.add(oldest)
     expected = []
     for env in range(envs):
-        of_env = [{key: value[env].item() for key, value in step.items()} for step in raw]
+        of_env = [_numbers(step[env]) for step in raw]
         expected += reference.n_steps(of_env, n, gamma)
     assert memory.size == one_step.size == len(expected)
     if expected:
         drawn = one_step.sample(50, return_idx=True)
         fused = memory.sample_from_indices(drawn["idxs"])
         assert torch.equal(fused["obs"], drawn["obs"])
-        found = [{key: value.item() for key, value in fused[i].items()} for i in range(len(fused))]
+        found = [_numbers(fused[i]) for i in range(len(fused))]
         assert sorted(found, key=lambda row: row["obs"]) == sorted(expected, key=lambda row: row["obs"])
 
 
@@ -300,6 +311,8 @@ def test_rows_are_drawn_by_their_priority_to_the_power_of_alpha() -> None:
     expected = torch.tensor([1, 1 / 2, 1 / 4])[batch["idxs"][:, 0]]
     assert torch.allclose(batch["weights"][:, 0], expected)
     assert torch.allclose(memory.sample(9, beta=0.0)["weights"], torch.ones(9, 1))
+    alone = [memory.sample(1, beta=1.0)["weights"].item() for _ in range(100)]  # the largest is that of all rows
+    assert sorted(set(alone)) == pytest.approx([1 / 4, 1 / 2, 1])
 
 
 def test_new_rows_have_the_largest_priority_given_so_far() -> None:
@@ -318,7 +331,9 @@ def test_a_zero_priority_is_raised_and_no_indices_are_no_update() -> None:
     memory.add(steps(0, 2))
     memory.update_priorities(torch.tensor([], dtype=torch.int64), torch.tensor([]))
     memory.update_priorities(torch.tensor([0, 1]), torch.tensor([0.0, 1e-5]))
-    assert torch.equal(memory.sample(50, beta=1.0)["weights"], torch.ones(50, 1))
+    batch = memory.sample(50, beta=1.0)
+    assert torch.equal(batch["weights"], torch.ones(50, 1))
+    assert set(numbers(batch)) == {0, 1}
     with pytest.raises(rc.PriorityError, match="nan"):
         memory.update_priorities(torch.tensor([0]), torch.tensor([float("nan")]))
 

@@ -77,17 +77,18 @@ class ReplayBuffer:
         never = torch.zeros(len(data), dtype=torch.bool, device=data.device)
         unused = {"obs": nothing, "action": nothing, "reward": nothing, "next_obs": nothing.clone()}
         self._rows.extend({**unused, "terminated": never, "truncated": never, "row": rows})
+        self.initialized = True
         self.counter += len(data)
         self._issued += len(data)
 
     def _start(self, fields: Tree) -> None:
+        """Make room for rows of these fields; the core's own stay empty, since rows have any names and no order."""
         if fields != self._fields:
             self._rows = rc.ReplayBuffer(
                 self.max_size, (), (), extra={"row": fields}, sampler=self._sampler(), device=self.device,
                 next_obs="stored",
             )  # fmt: skip
             self._fields, self._issued = fields, 0
-        self.initialized = True
 
     def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> TensorDict:
         """`batch_size` rows, or all there are; with `return_idx` their indices as "idxs" `[B]`. `beta` is not used."""
@@ -223,7 +224,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:
         """Give rows new priorities, of at least 1e-5."""
-        index = torch.as_tensor(indices, device=self.device).reshape(-1)
+        index = torch.as_tensor(indices, device=self.device).reshape(-1).long()
         if len(index):
             raised = torch.as_tensor(priorities, dtype=torch.float64, device=self.device).reshape(-1).clamp(min=1e-5)
             self._rows.update_priority(index, raised)

@@ -246,11 +246,7 @@ class RolloutBuffer:
         """Flat arrays of all steps in time order, or of `batch_size` random ones; an empty dict of none."""
         if not self.size():
             return {}
-        if batch_size is not None and batch_size > self.size():
-            message = f"Batch size {batch_size} is larger than buffer size {self.size()}. Returning all data."
-            warnings.warn(message, stacklevel=2)
-            batch_size = None
-        arrays: Any = self._flat(batch_size).cpu().numpy()
+        arrays: Any = self._flat(batch_size, "buffer size").cpu().numpy()
         return arrays
 
     def get_tensor_batch(self, batch_size: int | None = None, device: str | None = None) -> TensorDict:
@@ -258,17 +254,19 @@ class RolloutBuffer:
         target = device or self.device
         if not self.size():
             return TensorDict({}, batch_size=[], device=target)
-        if batch_size is not None and batch_size > self.size():
-            message = f"Batch size {batch_size} is larger than buffer_size {self.size()}. Returning all data."
-            warnings.warn(message, stacklevel=2)
-            batch_size = None
-        return self._flat(batch_size).to(target)
+        return self._flat(batch_size, "buffer_size").to(target)
 
-    def _flat(self, batch_size: int | None) -> TensorDict:
-        rollout = self._in_time() if batch_size is None else self._stored()
+    def _flat(self, batch_size: int | None, limit: str) -> TensorDict:
+        if batch_size is not None and batch_size > self.size():
+            message = f"Batch size {batch_size} is larger than {limit} {self.size()}. Returning all data."
+            warnings.warn(message, stacklevel=3)
+            batch_size = None
         names = self._names()
-        count = self.size() if batch_size is None else batch_size
-        batch = next(rollout.minibatches(count, shuffle=batch_size is not None, fields=names.values()))
+        if batch_size is None:
+            batches = self._in_time().minibatches(self.size(), shuffle=False, fields=names.values())
+        else:
+            batches = self._stored().minibatches(batch_size, fields=names.values())
+        batch = next(batches)
         columns = {theirs: batch[ours] for theirs, ours in names.items()}
         return TensorDict(columns, batch_size=batch.batch_size)
 
