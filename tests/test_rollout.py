@@ -162,8 +162,9 @@ class TestStoring:
             rc.RolloutBuffer(2, 2, obs=1, action=1, extra={name: 1})
 
     def test_a_reward_that_is_no_number_is_refused(self) -> None:
-        with pytest.raises(rc.SchemaError, match="reward: expected one floating-point field"):
-            rc.RolloutBuffer(2, 2, obs=1, action=1, reward={"a": 1})
+        for wrong, where in ((rc.Field((), torch.int64), "reward"), ({"a": rc.Field((), torch.bool)}, "reward.a")):
+            with pytest.raises(rc.SchemaError, match=f"^{where}: expected a floating-point field"):
+                rc.RolloutBuffer(2, 2, obs=1, action=1, reward=wrong)
 
 
 class TestStaging:
@@ -829,30 +830,24 @@ class TestResetRows:
 
 
 class TestStatistics:
-    def test_that_fail_leave_the_last_slot_as_it_was(self) -> None:
-        class Stats:
-            def update(self, *_: Any, mask: Any) -> None:
-                if rollout.num_stored:
-                    raise ArithmeticError
-
-        rollout = make(filled=0, stats=Stats())
+    def test_that_fail_leave_the_last_slot_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stats = rc.EpisodeStats(N)
+        rollout = make(filled=0, stats=stats)
         rollout.add(**step(0))
         rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
         before = rollout.env_major().clone()
+        monkeypatch.setattr(stats, "update", lambda *_, **__: 1 / 0)
         with pytest.raises(ArithmeticError):
             rollout.add(**step(7))
         assert (rollout.env_major() == before).all()
 
-    def test_are_told_of_every_step_and_which_rows_count(self) -> None:
+    def test_are_told_of_every_step_and_which_rows_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         told: list[tuple[list[float], list[bool]]] = []
-
-        class Stats:
-            def update(
-                self, reward: torch.Tensor, terminated: torch.Tensor, truncated: torch.Tensor, *, mask: Any
-            ) -> None:
-                told.append((reward.tolist(), mask.tolist()))
-
-        rollout = make(filled=0, autoreset="NEXT_STEP", stats=Stats())
+        stats = rc.EpisodeStats(N)
+        monkeypatch.setattr(
+            stats, "update", lambda reward, *_, mask, **__: told.append((reward.tolist(), mask.tolist()))
+        )
+        rollout = make(filled=0, autoreset="NEXT_STEP", stats=stats)
         rollout.add(**step(0, terminated=np.array([False, True, False])))
         rollout.add(**step(1))
         assert told == [([0.0, 1.0, 2.0], [True] * 3), ([10.0, 11.0, 12.0], [True, False, True])]
