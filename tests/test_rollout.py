@@ -373,6 +373,42 @@ class TestMemoryInOtherHands:
         for batch in batches:
             assert torch.equal(batch["obs"][:, 0], batch["index"] // N)
 
+    @pytest.mark.parametrize("num_envs", [N, None])
+    def test_rows_written_from_outside_are_stored_when_they_are_adopted(self, num_envs: int | None) -> None:
+        theirs, ours = make(filled=0, num_envs=num_envs), make(filled=0, num_envs=num_envs)
+        for t in range(3):
+            fields = step(t)
+            theirs.add(**(fields if num_envs else {name: value[0] for name, value in fields.items()}))
+        assert ours.rows.batch_size == ((4, N) if num_envs else (4,))
+        ours.rows[:3].update_(theirs.data.exclude("mask"))
+        assert ours.num_stored == 0
+        ours.adopt(3)
+        for rollout in (ours, theirs):
+            rollout.compute_advantage(np.zeros(N) if num_envs else 0.0)
+        assert (ours.data == theirs.data).all()
+
+    def test_adopting_fewer_rows_goes_on_writing_behind_them(self) -> None:
+        rollout = make(filled=4)
+        rollout.attach(extra=torch.zeros(4, N))
+        rollout.adopt(1)
+        assert "extra" not in rollout.data.keys()
+        rollout.add(**step(7))
+        assert rollout["obs"][:, 0, 0].tolist() == [0.0, 7.0]
+        rollout.adopt(4)
+        assert rollout["obs"][:, 0, 0].tolist() == [0.0, 7.0, 2.0, 3.0]
+
+    @pytest.mark.parametrize("steps", [-1, 5, True, 2.0])
+    def test_no_rows_are_adopted_that_there_are_not(self, steps: Any) -> None:
+        rollout = make(filled=2)
+        with pytest.raises(rc.SchemaError, match="adopt: expected 0 to 4 steps, got"):
+            rollout.adopt(steps)
+        assert rollout.num_stored == 2
+
+    def test_rows_without_their_hidden_states_are_not_adopted(self) -> None:
+        rollout = make(filled=0, extra={"hidden": rc.Carry(3, every=2)})
+        with pytest.raises(rc.SchemaError, match="adopt: expected fields of every step"):
+            rollout.adopt(1)
+
     def test_views_of_the_last_slot_may_be_given_for_it(self) -> None:
         rollout = make()
         rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))

@@ -237,6 +237,19 @@ class RolloutBuffer:
                     self._resetting.copy_(self._resets(self._num_stored + 1)[-1])
             self._empty()
 
+    def adopt(self, steps: int) -> None:
+        """Count the first `steps` rows as the stored ones: they were written through `rows`, or before a `clear()`.
+
+        All of them count as valued. Their final observations are not known, and no statistics are told of them.
+        """
+        with self._lock:
+            if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps <= self.num_steps:
+                raise SchemaError(explain("adopt", f"0 to {self.num_steps} steps", repr(steps), "Pass their number."))
+            if self._carries:
+                raise SchemaError(explain("adopt", "fields of every step", "Carry(every=…)", "Declare Carry(every=1)."))
+            self._empty()
+            self._num_stored = self._valued = steps
+
     def _empty(self) -> None:
         self._generation += 1
         self._num_stored = 0
@@ -682,16 +695,23 @@ class RolloutBuffer:
         """The stored steps as a TensorDict `[T, N]` sharing the buffer's memory, with "mask" and what is attached."""
         with self._lock:
             steps = self._stored("data")
-            self._storage.is_exposed = True
             mask = self._mask()
             if mask is None:
                 mask = torch.ones((steps, self.num_envs or 1), dtype=torch.bool, device=self.device)
-            stored = self._leaves()
-            leaves = [*(column[:steps] for _, column in stored), mask]
-            paths: list[Path] = [*(path for path, _ in stored), ("mask",)]
-            if self.num_envs is None:
-                leaves = [leaf.squeeze(1) for leaf in leaves]
-            return assemble(paths, leaves, torch.Size((steps, *self._storage.lead)))
+            return self._block([*self._leaves(), (("mask",), mask)], steps)
+
+    @property
+    def rows(self) -> TensorDict:
+        """All rows, stored or not, as a TensorDict `[num_steps, N]` sharing the buffer's memory; see `adopt`."""
+        with self._lock:
+            return self._block(self._leaves(), self.num_steps)
+
+    def _block(self, columns: list[tuple[Path, torch.Tensor]], steps: int) -> TensorDict:
+        self._storage.is_exposed = True
+        leaves = [column[:steps] for _, column in columns]
+        if self.num_envs is None:
+            leaves = [leaf.squeeze(1) for leaf in leaves]
+        return assemble([path for path, _ in columns], leaves, torch.Size((steps, *self._storage.lead)))
 
     def env_major(self) -> TensorDict:
         """The rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
