@@ -179,6 +179,35 @@ class RolloutBuffer:
             self._storage.write(row, leaves, which)
             self._staged.update(fields)
 
+    def lend(self) -> TensorDict:
+        """All of the memory as a TensorDict `[N, T + 1]`, for a collector that writes steps there itself.
+
+        `take_back` makes what it wrote the stored steps.
+        """
+        with self._lock:
+            return self._env_major(self.num_steps, {})
+
+    def take_back(self, num_steps: int | None = None) -> None:
+        """Make the first `num_steps` rows of the memory (all by default), written through `lend()`, the stored steps.
+
+        Every field counts as given, and the row after them holds the last observation and value. What was attached is
+        forgotten; statistics are told of the steps that were not stored before.
+        """
+        count = self.num_steps if num_steps is None else positive("take_back", num_steps)
+        if count > self.num_steps:
+            raise SchemaError(explain("take_back", f"at most {self.num_steps} steps", count, "Make a longer rollout."))
+        with self._lock:
+            self._last = None  # the collector may have written a newer one
+            for row in range(self._num_stored, count if self.stats is not None else 0):
+                self._tell_stats(row)
+            self._empty()
+            self._num_stored = self._valued = count
+            value, *obs = (
+                self._storage.columns[i][count].reshape(*self._storage.lead, *self._schema.fields[i].shape).clone()
+                for i in (*self._schema.columns["value"], *self._schema.columns["obs"])
+            )
+            self._last = value, obs
+
     def clear(self, *, restarted: bool = False) -> None:
         """Forget the stored steps and what was attached; the environments' pending resets are remembered.
 
@@ -542,11 +571,14 @@ class RolloutBuffer:
             steps = self._whole("env_major")
             if self._last is None:
                 self._storage.zero(steps)
-            self._storage.is_exposed = True
-            columns = [*self._storage.columns, *self._attached.values()]
-            paths: list[Path] = [*self._schema.paths, *((name,) for name in self._attached)]
-            leaves = [column[: steps + 1].transpose(0, 1) for column in columns]
-            return assemble(paths, leaves, torch.Size((self.num_envs or 1, steps + 1)))
+            return self._env_major(steps, self._attached)
+
+    def _env_major(self, steps: int, attached: Mapping[str, torch.Tensor]) -> TensorDict:
+        self._storage.is_exposed = True
+        columns = [*self._storage.columns, *attached.values()]
+        paths: list[Path] = [*self._schema.paths, *((name,) for name in attached)]
+        leaves = [column[: steps + 1].transpose(0, 1) for column in columns]
+        return assemble(paths, leaves, torch.Size((self.num_envs or 1, steps + 1)))
 
     def __getitem__(self, name: str | Path) -> Any:
         """One field of the stored steps `[T, N, …]`, sharing the buffer's memory."""
