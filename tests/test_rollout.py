@@ -358,6 +358,99 @@ class TestEnvMajor:
         assert not view["action"][:, -1].any()
 
 
+class TestLending:
+    @staticmethod
+    def write(memory: TensorDict, steps: int) -> None:
+        """What a collector does: steps that are recognised, and the last observation and value after them."""
+        for t in range(steps):
+            for name, value in step(t).items():
+                memory[name][:, t] = torch.as_tensor(value)
+        memory["obs"][:, steps] = 9
+        memory["value"][:, steps] = 5
+
+    @pytest.mark.parametrize("steps", [4, 2])
+    def test_steps_written_into_the_memory_are_steps_that_were_added(self, backend: str, steps: int) -> None:
+        added, lent = make(filled=steps), make(filled=0)
+        self.write(lent.lend(), steps)
+        assert lent.num_stored == 0
+        lent.take_back(steps)
+        assert lent.num_stored == steps
+        assert lent.is_full == (steps == 4)
+        for rollout in (added, lent):
+            rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
+        assert (lent.data == added.data).all()
+        assert (lent.env_major() == added.env_major()).all()
+        for a, b in zip(lent.minibatches(5), added.minibatches(5), strict=True):
+            assert (a == b).all()
+
+    def test_the_last_slot_is_kept_until_another_step_is_added(self) -> None:
+        rollout = make(filled=0)
+        self.write(rollout.lend(), 2)
+        rollout.take_back(2)
+        assert rollout.env_major()["obs"][:, -1].tolist() == [[9.0, 9.0]] * N
+        assert rollout.env_major()["value"][:, -1].tolist() == [5.0] * N
+        with pytest.raises(rc.SchemaError, match="action"):
+            rollout.add(**step(2, action=np.zeros(N + 1)))
+        assert rollout.env_major()["obs"][:, -1].tolist() == [[9.0, 9.0]] * N
+        rollout.add(**step(2))
+        assert rollout["obs"][:, 0, 0].tolist() == [0.0, 1.0, 2.0]
+        assert not rollout.env_major()["obs"][:, -1].any()
+
+    def test_one_environment_keeps_its_last_slot_too(self) -> None:
+        rollout = rc.RolloutBuffer(2, None, obs=2, action=())
+        rollout.lend()["value"][0, 2] = 5
+        rollout.take_back()
+        rollout.compute_advantage(5.0, gamma=1.0, lam=1.0)
+        assert rollout["advantage"].tolist() == [5.0, 5.0]
+
+    def test_it_is_one_memory_across_rollouts_and_shows_nothing_attached(self) -> None:
+        rollout = make()
+        rollout.compute_advantage(np.zeros(N))
+        first = rollout.lend()
+        assert "advantage" not in first.keys()
+        assert first["obs"].data_ptr() == rollout["obs"].data_ptr() == rollout.lend()["obs"].data_ptr()
+        assert first.batch_size == torch.Size([N, 5])
+
+    def test_taking_back_starts_another_rollout(self) -> None:
+        rollout = make()
+        rollout.compute_advantage(np.zeros(N))
+        batches = rollout.minibatches(4)
+        rollout.take_back()
+        assert "advantage" not in rollout.data.keys()
+        with pytest.raises(rc.NotReadyError, match="a cleared one"):
+            next(batches)
+
+    def test_rows_that_only_reset_are_none(self) -> None:
+        rollout = make(filled=0, autoreset="NEXT_STEP")
+        memory = rollout.lend()
+        self.write(memory, 4)
+        memory["terminated"][1, 1] = True
+        rollout.take_back()
+        assert (~rollout["mask"]).nonzero().tolist() == [[2, 1]]
+        assert len(rollout) == 4 * N - 1
+
+    def test_statistics_are_told_of_new_steps_once(self) -> None:
+        told: list[list[float]] = []
+
+        class Stats:
+            def update(self, reward: torch.Tensor, *_: Any, mask: Any) -> None:
+                told.append(reward.tolist())
+
+        rollout = make(filled=0, stats=Stats())
+        self.write(rollout.lend(), 4)
+        rollout.take_back(1)
+        rollout.take_back(3)
+        rollout.take_back(3)
+        assert told == [[10.0 * t + n for n in range(N)] for t in range(3)]
+
+    @pytest.mark.parametrize("wrong", [0, -1, 5, True, 1.0])
+    def test_another_number_of_steps_is_refused(self, wrong: Any) -> None:
+        rollout = make(filled=2)
+        with pytest.raises(rc.SchemaError, match="^take_back: expected"):
+            rollout.take_back(wrong)
+        assert rollout.num_stored == 2
+
+
 class TestMemoryInOtherHands:
     def test_columns_that_were_moved_to_shared_memory_are_found_again(self, backend: str) -> None:
         rollout = make(filled=2)

@@ -203,7 +203,7 @@ class RolloutBuffer:
             self._empty()
             self._num_stored = self._valued = count
             value, *obs = (
-                self._storage.columns[i][count].reshape(*self._storage.lead, *self._schema.fields[i].shape).clone()
+                self._storage.columns[i][count].reshape((*self._storage.lead, *self._schema.fields[i].shape)).clone()
                 for i in (*self._schema.columns["value"], *self._schema.columns["obs"])
             )
             self._last = value, obs
