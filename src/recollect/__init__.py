@@ -13,10 +13,12 @@ from recollect.estimators import (
     vtrace,
 )
 from recollect.memory import Memory
+from recollect.norm import RunningNorm
 from recollect.replay import ReplayBuffer
 from recollect.rollout import RolloutBuffer
 from recollect.samplers import Prioritized, Uniform, WithoutReplacement
 from recollect.schema import Carry, Field, Stacked
+from recollect.stats import EpisodeStats
 from recollect.views import Hindsight, NStep, Sequence, Transition
 
 __version__ = "0.1.0"
@@ -24,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BufferFullError",
     "Carry",
+    "EpisodeStats",
     "Field",
     "Hindsight",
     "Memory",
@@ -33,6 +36,7 @@ __all__ = [
     "PriorityError",
     "ReplayBuffer",
     "RolloutBuffer",
+    "RunningNorm",
     "SchemaError",
     "Sequence",
     "Stacked",

@@ -6,7 +6,7 @@ converted here, in one place for every buffer; inside, nothing is checked again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,30 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
+def environments(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:
+    """Which environments are meant: different ints below `num_envs`, as int64 on `device`."""
+    ids = np.asarray(env_ids.cpu() if isinstance(env_ids, torch.Tensor) else env_ids)
+    if num_envs is None:
+        raise SchemaError(explain("env_ids", "none for one environment", env_ids, "Declare num_envs."))
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(set(ids.tolist())) != len(ids) or not len(ids):
+        raise SchemaError(explain("env_ids", "different ints in one axis", env_ids, "Pass each environment once."))
+    if ids.min() < 0 or ids.max() >= num_envs:
+        raise IndexError(explain("env_ids", f"environments 0 to {num_envs - 1}", env_ids, "Number them from 0."))
+    return torch.as_tensor(ids.astype(np.int64), device=device)
+
+
+def restored(where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Copies of a snapshot's tensors on the device of `like`, if they have just those names, shapes and dtypes."""
+
+    def kinds(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+    if kinds(snapshot) != kinds(like):
+        remedy = "Make it with the arguments of the one that was saved."
+        raise SchemaError(explain(where, f"a snapshot of {kinds(like)}", kinds(snapshot), remedy))
+    return {name: snapshot[name].to(tensor.device, copy=True) for name, tensor in like.items()}
+
+
 def _check_shape(where: str, got: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...], unit: str) -> None:
     if got == expected:
         return
@@ -139,7 +163,7 @@ def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) ->
 
 def overlaps(a: Any, b: Any) -> bool:
     """Whether two tensors or arrays have bytes in common."""
-    first, second = _host_view(a), _host_view(b)
+    first, second = host_view(a), host_view(b)
     if first is None or second is None:
         return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _extents_meet(a, b)
     # By their extents, which is nearly always the answer, and only then byte by byte.
@@ -157,7 +181,8 @@ def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[
             raise SchemaError(explain(f"next_{name}", "memory of its own", f"that of {name}", remedy))
 
 
-def _host_view(value: Any) -> np.ndarray | None:
+def host_view(value: Any) -> np.ndarray | None:
+    """The memory of an array, or of a tensor on the host, as an array; None where there is no such view."""
     if isinstance(value, np.ndarray):
         return value
     plain = type(value) is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided

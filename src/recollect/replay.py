@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs
 from recollect.batch import assemble, check_destination, fill, moved
-from recollect.border import as_tensor, conform, dotted
+from recollect.border import as_tensor, conform, dotted, environments
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
 from recollect.memory import Memory
@@ -291,17 +291,7 @@ class ReplayBuffer:
         return conform(dotted(self._schema.paths[column]), whole, leaf, self._storage.lead, self.device)
 
     def _envs(self, env_ids: Any) -> torch.Tensor | None:
-        if env_ids is None:
-            return None
-        count = self.num_envs
-        ids = np.asarray(env_ids.cpu() if isinstance(env_ids, torch.Tensor) else env_ids)
-        if count is None:
-            raise SchemaError(explain("env_ids", "none for one environment", env_ids, "Declare num_envs."))
-        if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(set(ids.tolist())) != len(ids) or not len(ids):
-            raise SchemaError(explain("env_ids", "different ints in one axis", env_ids, "Pass each environment once."))
-        if ids.min() < 0 or ids.max() >= count:
-            raise IndexError(explain("env_ids", f"environments 0 to {count - 1}", env_ids, "Number them from 0."))
-        return torch.as_tensor(ids.astype(np.int64), device=self.device)
+        return None if env_ids is None else environments(env_ids, self.num_envs, self.device)
 
     # Reading
 
