@@ -443,7 +443,14 @@ class TestLending:
         rollout.take_back(3)
         assert told == [[10.0 * t + n for n in range(N)] for t in range(3)]
 
-    @pytest.mark.parametrize("wrong", [0, -1, 5, True, 1.0])
+    def test_no_rows_are_an_empty_rollout(self) -> None:
+        rollout = make()
+        rollout.take_back(0)
+        assert len(rollout) == 0
+        rollout.add(**step(3))
+        assert rollout["obs"][:, 0, 0].tolist() == [3.0]
+
+    @pytest.mark.parametrize("wrong", [-1, 5, True, 1.0])
     def test_another_number_of_steps_is_refused(self, wrong: Any) -> None:
         rollout = make(filled=2)
         with pytest.raises(rc.SchemaError, match="^take_back: expected"):

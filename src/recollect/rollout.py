@@ -193,9 +193,10 @@ class RolloutBuffer:
         Every field counts as given, and the row after them holds the last observation and value. What was attached is
         forgotten; statistics are told of the steps that were not stored before.
         """
-        count = self.num_steps if num_steps is None else positive("take_back", num_steps)
-        if count > self.num_steps:
-            raise SchemaError(explain("take_back", f"at most {self.num_steps} steps", count, "Make a longer rollout."))
+        count = self.num_steps if num_steps is None else num_steps
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= self.num_steps:
+            remedy = "Say how many rows were written."
+            raise SchemaError(explain("take_back", f"0 to {self.num_steps} steps", repr(count), remedy))
         with self._lock:
             self._last = None  # the collector may have written a newer one
             for row in range(self._num_stored, count if self.stats is not None else 0):

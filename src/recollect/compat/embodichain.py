@@ -81,10 +81,7 @@ class StepRolloutBuffer:
 
     @step.setter
     def step(self, step: int) -> None:
-        if step == 0:
-            self.core.clear()
-        else:
-            self.core.take_back(step)
+        self.core.take_back(step)
 
     def add(self, obs: Any, action: Any, reward: Any, done: Any, value: Any, logprob: Any) -> None:
         """Store one step of every environment."""
