@@ -443,6 +443,11 @@ class TestLending:
         rollout.take_back(3)
         assert told == [[10.0 * t + n for n in range(N)] for t in range(3)]
 
+    def test_fields_kept_every_few_steps_cannot_be_lent(self) -> None:
+        rollout = make(filled=0, extra={"hidden": rc.Carry(3, every=2)})
+        with pytest.raises(rc.SchemaError, match="hidden: expected every=1 in a rollout that is lent, got every=2"):
+            rollout.lend()
+
     def test_no_rows_are_an_empty_rollout(self) -> None:
         rollout = make()
         rollout.take_back(0)

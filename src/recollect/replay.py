@@ -31,6 +31,7 @@ from recollect.schema import (
     given_shape,
     positive,
     refuse_reserved,
+    refuse_sparse,
 )
 from recollect.views import NStep, Sequence, Transition, View
 
@@ -458,6 +459,7 @@ def _check_layout(capacity: int, num_envs: int | None, next_obs: object, schema:
         if isinstance(field, Stacked) and (next_obs == "stored" or i not in schema.columns["obs"]):
             remedy = "Stack leaves of obs in a buffer with shared next_obs."
             raise SchemaError(explain(dotted(schema.paths[i]), "a field stored as it is", "Stacked", remedy))
+    refuse_sparse(schema, "a replay buffer")
 
 
 def _nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -> int:
