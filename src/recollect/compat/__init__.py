@@ -1,0 +1,1 @@
+"""Other libraries' signatures on our core, one module each."""
