@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "bindings.hpp"
@@ -20,6 +21,7 @@ struct Column {
     char* data;
     DataType dtype;
     bool optional;  // None writes zeros
+    int64_t rows;   // fewer than other columns have: it keeps the newest only
     int ndim;       // of a row, as callers pass it
     int64_t shape[kMaxDims];
     int64_t elements = 1;  // of a row
@@ -70,7 +72,8 @@ public:
             column.elements = 1;
             for (int d = 1; d < array.ndim; ++d) column.elements *= array.shape[d];
             for (int d = 0; d < column.ndim; ++d) column.shape[d] = array.shape[d + 1 + lead];
-            rows_ = array.shape[0];
+            column.rows = array.shape[0];
+            rows_ = std::max(rows_, column.rows);
             columns_.push_back(column);
         }
     }
@@ -100,7 +103,7 @@ private:
     static bool plan(PyObject* object, const Column& column, int64_t row, Write& write) {
         write.bytes = column.bytes();
         write.elements = column.elements;
-        write.target = column.data + row * write.bytes;
+        write.target = column.data + row % column.rows * write.bytes;
         if (object == Py_None) {
             write.kind = Write::kZero;
             return column.optional;

@@ -15,6 +15,7 @@ Border& border() {
 void bind_columns(nb::module_& m);
 void bind_estimators(nb::module_& m);
 void bind_ring(nb::module_& m);
+void bind_sequences(nb::module_& m);
 void bind_tree(nb::module_& m);
 
 }  // namespace recollect
@@ -29,5 +30,6 @@ NB_MODULE(_native, m) {
     recollect::bind_columns(m);
     recollect::bind_estimators(m);
     recollect::bind_ring(m);
+    recollect::bind_sequences(m);
     recollect::bind_tree(m);
 }

@@ -1,6 +1,7 @@
 """recollect: the experience memory of reinforcement learning in PyTorch."""
 
 from recollect import kernels
+from recollect.distillation import DistillationBuffer
 from recollect.errors import BufferFullError, NotReadyError, PriorityError, SchemaError
 from recollect.estimators import (
     discounted_return,
@@ -13,10 +14,12 @@ from recollect.estimators import (
     vtrace,
 )
 from recollect.memory import Memory
+from recollect.norm import RunningNorm
 from recollect.replay import ReplayBuffer
 from recollect.rollout import RolloutBuffer
 from recollect.samplers import Prioritized, Uniform, WithoutReplacement
 from recollect.schema import Carry, Field, Stacked
+from recollect.stats import EpisodeStats
 from recollect.views import Hindsight, NStep, Sequence, Transition
 
 __version__ = "0.1.0"
@@ -24,6 +27,8 @@ __version__ = "0.1.0"
 __all__ = [
     "BufferFullError",
     "Carry",
+    "DistillationBuffer",
+    "EpisodeStats",
     "Field",
     "Hindsight",
     "Memory",
@@ -33,6 +38,7 @@ __all__ = [
     "PriorityError",
     "ReplayBuffer",
     "RolloutBuffer",
+    "RunningNorm",
     "SchemaError",
     "Sequence",
     "Stacked",

@@ -6,7 +6,7 @@ converted here, in one place for every buffer; inside, nothing is checked again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,17 @@ def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
     return _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
 
 
+def row_ids(index: Any, device: torch.device) -> torch.Tensor:
+    """The ids of rows [B], as a batch's "index" holds them."""
+    ids = index
+    if type(index) is not torch.Tensor or index.device != device or index.requires_grad:
+        ids = as_tensor("index", index, device).to(device)
+    if ids.ndim != 1 or ids.dtype != torch.int64:
+        got = f"{ids.dtype} of shape {tuple(ids.shape)}"
+        raise SchemaError(explain("index", "int64 in one axis", got, "Pass batch['index']."))
+    return ids.contiguous()
+
+
 def _fits(field: Field, value: Any, shape: tuple[int, ...], device: torch.device) -> bool:
     return (
         type(value) is torch.Tensor
@@ -85,6 +96,30 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     if not array.flags.writeable or not array.flags.c_contiguous:  # torch has neither read-only nor reversed memory
         array = array.copy(order="C")
     return torch.from_numpy(array)
+
+
+def environments(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:
+    """Which environments are meant: different ints below `num_envs`, as int64 on `device`."""
+    ids = np.asarray(env_ids.cpu() if isinstance(env_ids, torch.Tensor) else env_ids)
+    if num_envs is None:
+        raise SchemaError(explain("env_ids", "none for one environment", env_ids, "Declare num_envs."))
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(set(ids.tolist())) != len(ids) or not len(ids):
+        raise SchemaError(explain("env_ids", "different ints in one axis", env_ids, "Pass each environment once."))
+    if ids.min() < 0 or ids.max() >= num_envs:
+        raise IndexError(explain("env_ids", f"environments 0 to {num_envs - 1}", env_ids, "Number them from 0."))
+    return torch.as_tensor(ids.astype(np.int64), device=device)
+
+
+def restored(where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Copies of a snapshot's tensors on the device of `like`, if they have just those names, shapes and dtypes."""
+
+    def kinds(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+    if kinds(snapshot) != kinds(like):
+        remedy = "Make it with the arguments of the one that was saved."
+        raise SchemaError(explain(where, f"a snapshot of {kinds(like)}", kinds(snapshot), remedy))
+    return {name: snapshot[name].to(tensor.device, copy=True) for name, tensor in like.items()}
 
 
 def _check_shape(where: str, got: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...], unit: str) -> None:
@@ -125,7 +160,7 @@ def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    if tensor.dtype == torch.bool or tensor.device.type == "meta":
+    if tensor.dtype == torch.bool or tensor.device.type == "meta" or not tensor.numel():
         return
     have, want = torch.iinfo(tensor.dtype), torch.iinfo(dtype)
     if want.min <= have.min and have.max <= want.max:
@@ -139,7 +174,7 @@ def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) ->
 
 def overlaps(a: Any, b: Any) -> bool:
     """Whether two tensors or arrays have bytes in common."""
-    first, second = _host_view(a), _host_view(b)
+    first, second = host_view(a), host_view(b)
     if first is None or second is None:
         return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _extents_meet(a, b)
     # By their extents, which is nearly always the answer, and only then byte by byte.
@@ -157,7 +192,8 @@ def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[
             raise SchemaError(explain(f"next_{name}", "memory of its own", f"that of {name}", remedy))
 
 
-def _host_view(value: Any) -> np.ndarray | None:
+def host_view(value: Any) -> np.ndarray | None:
+    """The memory of an array, or of a tensor on the host, as an array; None where there is no such view."""
     if isinstance(value, np.ndarray):
         return value
     plain = type(value) is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided

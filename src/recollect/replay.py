@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs
 from recollect.batch import assemble, check_destination, fill, moved
-from recollect.border import as_tensor, conform, dotted, refuse_reused_leaves
+from recollect.border import as_tensor, conform, dotted, environments, refuse_reused_leaves, row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
 from recollect.memory import Memory
@@ -31,6 +31,7 @@ from recollect.schema import (
     given_shape,
     positive,
     refuse_reserved,
+    refuse_sparse,
 )
 from recollect.views import NStep, Sequence, Transition, View
 
@@ -295,17 +296,7 @@ class ReplayBuffer:
         return conform(dotted(self._schema.paths[column]), whole, leaf, self._storage.lead, self.device)
 
     def _envs(self, env_ids: Any) -> torch.Tensor | None:
-        if env_ids is None:
-            return None
-        count = self.num_envs
-        ids = np.asarray(env_ids.cpu() if isinstance(env_ids, torch.Tensor) else env_ids)
-        if count is None:
-            raise SchemaError(explain("env_ids", "none for one environment", env_ids, "Declare num_envs."))
-        if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(set(ids.tolist())) != len(ids) or not len(ids):
-            raise SchemaError(explain("env_ids", "different ints in one axis", env_ids, "Pass each environment once."))
-        if ids.min() < 0 or ids.max() >= count:
-            raise IndexError(explain("env_ids", f"environments 0 to {count - 1}", env_ids, "Number them from 0."))
-        return torch.as_tensor(ids.astype(np.int64), device=self.device)
+        return None if env_ids is None else environments(env_ids, self.num_envs, self.device)
 
     # Reading
 
@@ -364,7 +355,7 @@ class ReplayBuffer:
             if update is None:
                 remedy = "Make the buffer with sampler=rc.Prioritized()."
                 raise SchemaError(explain("update_priority", "a sampler with priorities", self.sampler, remedy))
-            ids = self._ids(index)
+            ids = row_ids(index, self.device)
             return int(update(self._storage.locate(ids), _tensor("priority", priority, self.device)))
 
     def __getitem__(self, index: Any) -> TensorDict:
@@ -372,7 +363,7 @@ class ReplayBuffer:
         if isinstance(index, int | np.integer) and not isinstance(index, bool):
             return self[np.array([index])][0]
         with self._lock:
-            ids = self._ids(index)
+            ids = row_ids(index, self.device)
             slots = self._storage.locate(ids)
             if (slots < 0).any():
                 gone = int(ids[slots < 0][0])
@@ -381,6 +372,12 @@ class ReplayBuffer:
                 )
             leaves = self._storage.transitions(slots)
             return assemble(list(leaves), leaves.values(), torch.Size((len(ids),)))
+
+    def ids(self) -> torch.Tensor:
+        """The "index" of every stored transition [len], oldest first: what `replay[…]` takes."""
+        with self._lock:
+            stored = (self._storage.ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
+            return self._storage.ids(stored).sort().values
 
     def episodes(self) -> Iterator[TensorDict]:
         """The stored transitions, episode by episode and oldest first, each a TensorDict `[T]` in time order.
@@ -405,13 +402,6 @@ class ReplayBuffer:
             slots = self._storage.locate(ids)
             leaves = self._storage.transitions(slots[slots >= 0])
             return assemble(list(leaves), leaves.values(), leaves[("index",)].shape)
-
-    def _ids(self, index: Any) -> torch.Tensor:
-        ids = _tensor("index", index, self.device)
-        if ids.ndim != 1 or ids.dtype != torch.int64:
-            got = f"{ids.dtype} of shape {tuple(ids.shape)}"
-            raise SchemaError(explain("index", "int64 in one axis", got, "Pass batch['index']."))
-        return ids.contiguous()
 
     def __len__(self) -> int:
         """The number of stored transitions."""
@@ -476,6 +466,7 @@ def _check_layout(capacity: int, num_envs: int | None, next_obs: object, schema:
         if isinstance(field, Stacked) and (next_obs == "stored" or i not in schema.columns["obs"]):
             remedy = "Stack leaves of obs in a buffer with shared next_obs."
             raise SchemaError(explain(dotted(schema.paths[i]), "a field stored as it is", "Stacked", remedy))
+    refuse_sparse(schema, "a replay buffer")
 
 
 def _nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -> int:

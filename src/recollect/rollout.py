@@ -13,24 +13,30 @@ from tensordict import TensorDict
 from recollect.autoreset import observation, parse_autoreset, refuse_reused, settings_of, unpack_step
 from recollect.batch import assemble, assembler, check_destination, checked_targets, moved, selected
 from recollect.border import as_tensor, conform, overlaps
+from recollect.carries import SparseCarries
 from recollect.errors import BufferFullError, NotReadyError, SchemaError, explain
 from recollect.estimators import gae
 from recollect.finals import Finals, Found
 from recollect.guard import lock_for
-from recollect.kernels.reader import FollowingReader, Reader
+from recollect.kernels.reader import FollowingReader, Reader, bits_of
+from recollect.kernels.sequence_index import SequenceIndex, find_sequences
 from recollect.memory import Memory
 from recollect.randomness import Randomness
 from recollect.schema import (
+    Carry,
     Declaration,
     Field,
     Path,
     Schema,
     declare,
     declare_real,
+    is_sparse,
     positive,
     refuse_reserved,
+    refuse_sparse,
     unstacked,
 )
+from recollect.sequences import Layout, Mode, SequenceReader, check_layout, cuts_of
 from recollect.storage import Storage
 
 _FLAG = Field((), torch.bool)
@@ -98,8 +104,12 @@ class RolloutBuffer:
         self._random = Randomness(seed)
         self._lock = lock_for(self)
         self._resetting = torch.zeros(num_envs or 1, dtype=torch.bool, device=self.device)
+        self._starting = torch.ones_like(self._resetting)
+        """Which environments begin an episode with the rollout's first transition [N]."""
         self._generation = 0
         self._finals = Finals(schema, self._storage.lead, self.device)
+        next_step = self.autoreset is AutoresetMode.NEXT_STEP
+        self._carries = SparseCarries(schema, num_steps, num_envs or 1, self.device, next_step)
         self._empty()
 
     @classmethod
@@ -187,9 +197,12 @@ class RolloutBuffer:
         with self._lock:
             if restarted:
                 self._resetting.zero_()
-            elif self._num_stored and self.autoreset is AutoresetMode.NEXT_STEP:
-                # One row further than what is stored: whether the coming one resets.
-                self._resetting.copy_(self._resets(self._num_stored + 1)[-1])
+                self._starting.fill_(True)
+            elif self._num_stored:
+                # One row further than what is stored: whether the coming one starts an episode, and whether it resets.
+                self._starting.copy_(self._starts(self._num_stored + 1)[-1])
+                if self.autoreset is AutoresetMode.NEXT_STEP:
+                    self._resetting.copy_(self._resets(self._num_stored + 1)[-1])
             self._empty()
 
     def to(self, device: torch.device | str | Memory) -> RolloutBuffer:
@@ -201,9 +214,10 @@ class RolloutBuffer:
             storage = Storage(self._schema, self.num_steps + 1, self.num_envs, Memory.of(device), _OPTIONAL)
             torch._foreach_copy_(list(storage.columns), list(self._storage.columns))
             self._storage, self.device = storage, storage.device
-            self._resetting = self._resetting.to(self.device)
+            for part in (self._finals, self._carries):
+                part.to(self.device)
+            self._resetting, self._starting = (flags.to(self.device) for flags in (self._resetting, self._starting))
             self._attached = {name: column.to(self.device) for name, column in self._attached.items()}
-            self._finals.to(self.device)
             if self._last is not None:
                 value, obs = self._last
                 self._last = value.to(self.device), obs and [leaf.to(self.device) for leaf in obs]
@@ -215,6 +229,7 @@ class RolloutBuffer:
         self._valued = 0
         self._staged: set[str] = set()
         self._finals.clear()
+        self._carries.begin(self._resetting)
         self._attached: dict[str, torch.Tensor] = {}
         self._last: tuple[torch.Tensor, list[torch.Tensor] | None] | None = None
         """The last value and observation that the row after the stored ones holds."""
@@ -262,6 +277,8 @@ class RolloutBuffer:
             self._staged.clear()
             self._attached.clear()
         self._last = None
+        if self._carries:
+            self._carries.keep(row, self._storage.columns, self._ended(row))
         self._num_stored = row + 1
 
     def _tell_stats(self, row: int) -> None:
@@ -283,14 +300,24 @@ class RolloutBuffer:
 
     def _resets(self, steps: int) -> torch.Tensor:
         """Which of the first rows only reset [steps, N]: those after an end, which end nothing themselves."""
-        rows = slice(0, steps - 1)
-        ended = self._column("terminated")[rows] | self._column("truncated")[rows]
+        ended = self._ended(slice(0, steps - 1))
         after = torch.cat([self._resetting.unsqueeze(0), ended])
         if self.device.type == "cpu" and not (after[:-1] & ended).any():
             return after
         # A reset row that carries a flag of its own: of several ends in a row every other one is a reset.
         place = torch.arange(steps, device=self.device).unsqueeze(1)
         return after & ((place - torch.where(after, -1, place).cummax(0).values) % 2 == 1)
+
+    def _starts(self, steps: int) -> torch.Tensor:
+        """Which of the first rows start an episode [steps, N], as far as they are transitions."""
+        if self.autoreset is AutoresetMode.NEXT_STEP:
+            before = self._resets(steps)[:-1]
+        else:
+            before = self._ended(slice(0, steps - 1))
+        return torch.cat([self._starting.unsqueeze(0), before])
+
+    def _ended(self, rows: int | slice) -> torch.Tensor:
+        return self._column("terminated")[rows] | self._column("truncated")[rows]
 
     def _mask(self) -> torch.Tensor | None:
         """Which stored rows are transitions [T, N]; None where all are."""
@@ -493,7 +520,7 @@ class RolloutBuffer:
             with self._lock:
                 if self._generation != generation:
                     remedy = "Finish the epochs before clear()."
-                    raise NotReadyError(explain("minibatches", "the same rollout", "a cleared one", remedy))
+                    raise NotReadyError(explain("batch", "the same rollout", "a cleared one", remedy))
                 if start == 0 and shuffle:
                     index = self._random.shuffled(rows)
                 batch = read(index, start, start + size)
@@ -526,12 +553,92 @@ class RolloutBuffer:
         return torch.arange(self._num_stored * (self.num_envs or 1), device=self.device)
 
     def _select(self, fields: Iterable[str | Path] | None) -> tuple[list[Path], list[torch.Tensor]]:
-        everything = [*zip(self._schema.paths, self._storage.columns, strict=True)]
-        everything += [((name,), column) for name, column in self._attached.items()]
         rows = (self.num_steps + 1) * (self.num_envs or 1)
         index = torch.arange(rows, device=self.device).view(self.num_steps + 1, -1)
-        everything.append((("index",), index))
-        return selected(everything, fields)
+        return selected([*self._leaves(), (("index",), index)], fields)
+
+    def _leaves(self, *, sparse: bool = False) -> list[tuple[Path, torch.Tensor]]:
+        """What every step has [T + 1, N, …]: its fields, and what is attached; `sparse`: and what some steps have."""
+        stored = zip(self._schema.paths, self._storage.columns, self._schema.fields, strict=True)
+        leaves = [(path, column) for path, column, field in stored if sparse or not is_sparse(field)]
+        return leaves + [((name,), column) for name, column in self._attached.items()]
+
+    def sequences(
+        self,
+        length: int | None = None,
+        *,
+        batch_size: int | None = None,
+        mode: Mode = "chunked",
+        split_episodes: bool = True,
+        keep_tail: bool = True,
+        epochs: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        layout: Layout = "batch_first",
+        fields: Iterable[str | Path] | None = None,
+        device: torch.device | str | None = None,
+    ) -> Iterator[TensorDict]:
+        """Runs of `length` steps of one environment, for truncated back-propagation through time.
+
+        `length=None` takes whole episodes. `mode` says where sequences start: "chunked" one behind the other, "overlap"
+        half a length apart, "every" at all steps. Ends of episodes cut them, unless `split_episodes=False`. What full
+        sequences leave over becomes one shorter sequence, unless `keep_tail=False`; an episode shorter than `length`
+        is one sequence always.
+
+        A batch has batch size [B]: steps are [B, L, …], zero where "mask" [B, L] is False; "is_first" [B, L] says which
+        steps start an episode; `Carry` fields [B, …] are those of each sequence's first step, whose t·N + n is "index"
+        [B]. Unshuffled, sequences are in order of environments, then time. `batch_size=None` is one batch of all;
+        `drop_last` keeps B constant. `layout="time_first"` gives steps as [L, B, …]; `"packed"` gives them without
+        padding, so that `PackedSequence(batch["obs"], batch["batch_sizes"])` is what torch's recurrent networks take.
+        """
+        check_layout(layout)
+        cuts = cuts_of(length, mode, split_episodes, keep_tail)
+        positive("epochs", epochs)
+        with self._lock:
+            steps = self._stored("sequences")
+            self._carries.require(cuts)
+            generation = self._generation
+            terminated, truncated = (self._column(name)[:steps] for name in ("terminated", "truncated"))
+            index = find_sequences(terminated, truncated, self._mask(), cuts)
+            size = len(index) if batch_size is None else positive("batch_size", batch_size)
+            if not index or (drop_last and len(index) < size):
+                remedy = "Add steps, or take smaller batches."
+                raise NotReadyError(explain("sequences", f"at least {size or 1}", len(index), remedy))
+            source = self._sequence_reader(index, length or index.longest, layout, fields)
+        stop = len(index) - len(index) % size if drop_last else len(index)
+        sizes = [min(size, stop - start) for start in range(0, stop, size)]
+        numbers = torch.arange(len(index), device=self.device)
+        batches = self._batches(
+            lambda which, start, stop: source.read(which[start:stop]),
+            numbers,
+            sizes * epochs,
+            stop,
+            shuffle,
+            generation,
+        )
+        return batches if device is None else (moved(batch, device) for batch in batches)
+
+    def _sequence_reader(
+        self, index: SequenceIndex, length: int, layout: str, fields: Iterable[str | Path] | None
+    ) -> SequenceReader:
+        carries = {
+            path: column
+            for column, path in enumerate(self._schema.paths)
+            if isinstance(self._schema.fields[column], Carry)
+        }
+        chosen = dict(zip(*selected(self._leaves(sparse=True), fields), strict=True))
+        steps = {path: column for path, column in chosen.items() if path not in carries}
+        steps[("is_first",)] = self._starts(self._num_stored)
+        items = self._num_stored * (self.num_envs or 1)
+        source = FollowingReader(list(steps.values()), 2, items, lambda: self._storage.is_exposed)
+        carried = {path: self._carry_reader(column) for path, column in carries.items() if path in chosen}
+        return SequenceReader(index, length, layout, list(steps), source, carried)
+
+    def _carry_reader(self, column: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        if is_sparse(self._schema.fields[column]):
+            return lambda rows: self._carries.at(column, rows)
+        leaf = self._storage.columns[column]
+        return lambda rows: bits_of(leaf).flatten(0, 1)[rows].view(leaf.dtype)
 
     @property
     def data(self) -> TensorDict:
@@ -541,22 +648,21 @@ class RolloutBuffer:
             mask = self._mask()
             if mask is None:
                 mask = torch.ones((steps, self.num_envs or 1), dtype=torch.bool, device=self.device)
-            return self._shared(steps, {"mask": mask})
+            return self._shared(steps, [(("mask",), mask)])
 
     @property
     def columns(self) -> TensorDict:
-        """The whole memory as a TensorDict `[num_steps, N]` with what is attached.
+        """The whole memory as a TensorDict `[num_steps, N]`, with what is attached.
 
         Beyond the `num_stored` first rows there are zeros, or an older rollout. For learning there is `data`.
         """
         with self._lock:
-            return self._shared(self.num_steps, {})
+            return self._shared(self.num_steps, [])
 
-    def _shared(self, steps: int, more: dict[str, torch.Tensor]) -> TensorDict:
+    def _shared(self, steps: int, more: list[tuple[Path, torch.Tensor]]) -> TensorDict:
         self._storage.is_exposed = True
-        leaves = [*(column[:steps] for column in self._storage.columns), *more.values()]
-        leaves += [column[:steps] for column in self._attached.values()]
-        paths: list[Path] = [*self._schema.paths, *((name,) for name in (*more, *self._attached))]
+        paths, columns = zip(*self._leaves(), *more, strict=True)
+        leaves = [column[:steps] for column in columns]
         if self.num_envs is None:
             leaves = [leaf.squeeze(1) for leaf in leaves]
         return assemble(paths, leaves, torch.Size((steps, *self._storage.lead)))
@@ -572,8 +678,7 @@ class RolloutBuffer:
             if self._last is None:
                 self._storage.zero(steps)
             self._storage.is_exposed = True
-            columns = [*self._storage.columns, *self._attached.values()]
-            paths: list[Path] = [*self._schema.paths, *((name,) for name in self._attached)]
+            paths, columns = zip(*self._leaves(), strict=True)
             leaves = [column[: steps + 1].transpose(0, 1) for column in columns]
             return assemble(paths, leaves, torch.Size((self.num_envs or 1, steps + 1)))
 
@@ -626,7 +731,7 @@ def _schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mapping[str, 
     scalar = {"reward": declare_real("reward", reward), "value": declare_real("value", value)}
     extra_trees = {name: unstacked(declare(f"extra.{name}", tree)) for name, tree in extra.items()}
     log_prob = extra_trees.pop("log_prob", scalar["reward"])
-    return Schema(
+    schema = Schema(
         {
             "obs": unstacked(declare("obs", obs)),
             "action": unstacked(declare("action", action)),
@@ -638,3 +743,5 @@ def _schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mapping[str, 
             **extra_trees,
         }
     )
+    refuse_sparse(schema, "what is not extra", schema.names[:7])
+    return schema

@@ -55,7 +55,23 @@ class Field:
 
 @dataclass(frozen=True, init=False)
 class Carry(Field):
-    """A field that sequences return only at their start: the hidden state of a recurrent policy."""
+    """A field that sequences return only at their start: the hidden state of a recurrent policy.
+
+    A rollout buffer keeps it at every step, or only every few steps of an episode: `every=16` for sequences of 16, 32,
+    … steps takes a sixteenth of the memory.
+    """
+
+    every: int
+
+    def __init__(
+        self,
+        shape: int | Sequence[int] = (),
+        dtype: torch.dtype | np.dtype | type = torch.float32,
+        *,
+        every: int = 1,
+    ) -> None:
+        super().__init__(shape, dtype)
+        object.__setattr__(self, "every", positive("Carry.every", every))
 
 
 @dataclass(frozen=True, init=False)
@@ -88,6 +104,11 @@ class Stacked(Field):
         object.__setattr__(self, "k", int(k))
         object.__setattr__(self, "axis", axis % ndim)
         object.__setattr__(self, "pad", pad)
+
+
+def is_sparse(field: Field) -> bool:
+    """Whether a field is kept only every few steps."""
+    return isinstance(field, Carry) and field.every > 1
 
 
 def given_shape(field: Field) -> tuple[int, ...]:
@@ -254,6 +275,17 @@ def refuse_reserved(extra: Mapping[str, object], reserved: Iterable[str]) -> Non
     for name in extra:
         if name in reserved:
             raise SchemaError(explain(f"extra.{name}", "a name of its own", "a reserved one", "Rename the field."))
+
+
+def refuse_sparse(schema: Schema, where: str, names: Iterable[str] | None = None) -> None:
+    """Fields that are kept only every few steps have no place among these names, or in the whole schema."""
+    for name in schema.names if names is None else names:
+        for column in schema.columns[name]:
+            field = schema.fields[column]
+            if isinstance(field, Carry) and field.every > 1:
+                path = ".".join(schema.paths[column])
+                remedy = "Keep it at every step."
+                raise SchemaError(explain(path, f"every=1 in {where}", f"every={field.every}", remedy))
 
 
 def unstacked(tree: Tree) -> Tree:

@@ -9,7 +9,7 @@ import torch
 from recollect import kernels
 from recollect.border import conform, dotted
 from recollect.memory import Memory
-from recollect.schema import Schema
+from recollect.schema import Schema, is_sparse
 
 
 class Storage:
@@ -26,7 +26,10 @@ class Storage:
         """The leading shape of what a caller passes for one row."""
         self.optional = tuple(path[0] in optional for path in schema.paths)
         """Leaves that a caller may leave out: the row is zero there."""
-        self.columns = tuple(memory.allocate((rows, num_envs or 1, *f.shape), f.dtype) for f in schema.fields)
+        self.columns = tuple(
+            memory.allocate((1 if is_sparse(f) else rows, num_envs or 1, *f.shape), f.dtype) for f in schema.fields
+        )
+        """A field that is kept sparsely elsewhere has one row here: the newest."""
         self.device = self.columns[0].device
         self.is_exposed = False
         """Somebody outside has tensors that share the columns' memory."""
@@ -59,7 +62,7 @@ class Storage:
 
     def zero(self, row: int) -> None:
         """Zero one row of all columns."""
-        torch._foreach_zero_([column[row] for column in self.columns])
+        torch._foreach_zero_([column[row % len(column)] for column in self.columns])
 
     def _conformed(self, leaves: tuple[Any, ...], which: tuple[int, ...] | None) -> tuple[torch.Tensor | None, ...]:
         columns = range(len(self.columns)) if which is None else which
@@ -84,6 +87,8 @@ class Storage:
     def _rows(self) -> list[tuple[torch.Tensor, ...]]:
         """Every row as views of the columns, made once: a step is then a single dispatched copy."""
         if self._row_views is None:
-            columns = (column if self.lead else column.squeeze(1) for column in self.columns)
-            self._row_views = list(zip(*(column.unbind(0) for column in columns), strict=True))
+            columns = [column if self.lead else column.squeeze(1) for column in self.columns]
+            rows = max(map(len, columns))
+            views = (column.unbind(0) * (rows // len(column)) for column in columns)
+            self._row_views = list(zip(*views, strict=True))
         return self._row_views

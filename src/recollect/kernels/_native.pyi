@@ -32,6 +32,11 @@ def vtrace(
     ratio: Any, reward: Any, value: Any, next_value: Any, terminated: Any, truncated: Any, mask: Any, gamma: Any,
     lam: Any, rho_bar: Any, c_bar: Any, out: tuple[Array, Array] | None, /,
 ) -> Any: ...  # fmt: skip
+def find_sequences(
+    terminated: Array, truncated: Array, mask: Array | None, length: int, stride: int, split: bool, keep_tail: bool,
+    order: Array, start: Array, count: Array,
+) -> tuple[int, int, int]: ...  # fmt: skip
+def sequence_rows(order: Array, start: Array, count: Array, which: Array, length: int, out: Array, /) -> None: ...
 
 class Columns:
     def __init__(self, arrays: list[Array], optional: list[bool], lead: int) -> None: ...

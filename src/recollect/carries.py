@@ -1,0 +1,97 @@
+"""Hidden states of a rollout that are kept only where a sequence may start."""
+
+from __future__ import annotations
+
+import torch
+
+from recollect.errors import SchemaError, explain
+from recollect.kernels.sequence_index import Cuts
+from recollect.schema import Carry, Schema
+
+
+class SparseCarries:
+    """The leaves declared as `Carry(every=k)`: kept at every k-th step of the rollout and of each episode in it.
+
+    These are all the steps where sequences start whose starts lie a multiple of k apart, whether episodes cut them or
+    not; memory grows with T / k and the number of episodes.
+    """
+
+    def __init__(self, schema: Schema, num_rows: int, num_envs: int, device: torch.device, next_step: bool) -> None:
+        self._kept = {
+            column: _Kept(field, num_rows * num_envs, device)
+            for column, field in enumerate(schema.fields)
+            if isinstance(field, Carry) and field.every > 1
+        }
+        self._paths = schema.paths
+        self._after_end = -1 if next_step else 0
+        # The coming step's place in its episode and among the valid steps of the rollout; -1 is a row that only resets.
+        self._in_episode = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self._in_rollout = torch.zeros_like(self._in_episode)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def begin(self, resetting: torch.Tensor) -> None:
+        """A rollout begins; the environments `resetting` [N] reset first."""
+        self._in_rollout.zero_()
+        self._in_episode = torch.where(resetting, -1, 0)
+        for kept in self._kept.values():
+            kept.clear()
+
+    def keep(self, row: int, columns: tuple[torch.Tensor, ...], ended: torch.Tensor) -> None:
+        """Keep what is due of the newest step, which `columns` hold as their only row."""
+        valid = self._in_episode >= 0
+        for column, kept in self._kept.items():
+            due = valid & ((self._in_episode % kept.every == 0) | (self._in_rollout % kept.every == 0))
+            envs = due.nonzero().squeeze(1)
+            kept.append(row * len(due) + envs, columns[column][0][envs])
+        self._in_rollout += valid
+        self._in_episode = torch.where(ended & valid, self._after_end, self._in_episode + 1)
+
+    def to(self, device: torch.device) -> None:
+        """Move them to another device."""
+        self._in_episode, self._in_rollout = self._in_episode.to(device), self._in_rollout.to(device)
+        for kept in self._kept.values():
+            kept.to(device)
+
+    def require(self, cuts: Cuts) -> None:
+        """Refuse sequences that start where nothing was kept."""
+        for column, kept in self._kept.items():
+            if cuts.length is not None and cuts.stride % kept.every:
+                where = f"sequences with {'.'.join(self._paths[column])} kept every {kept.every} steps"
+                expected = f"starts a multiple of {kept.every} steps apart"
+                remedy = "Take another length or mode, or declare Carry(every=1)."
+                raise SchemaError(explain(where, expected, f"every {cuts.stride} steps", remedy))
+
+    def at(self, column: int, rows: torch.Tensor) -> torch.Tensor:
+        """A leaf at flat rows where sequences start [B, …]."""
+        return self._kept[column].at(rows)
+
+
+class _Kept:
+    """Some rows of one leaf, in the order they came."""
+
+    def __init__(self, field: Carry, num_rows: int, device: torch.device) -> None:
+        self.every = field.every
+        self._values = torch.zeros((0, *field.shape), dtype=field.dtype, device=device)
+        self._place = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self._count = 0
+
+    def clear(self) -> None:
+        self._count = 0
+
+    def to(self, device: torch.device) -> None:
+        self._values, self._place = self._values.to(device), self._place.to(device)
+
+    def append(self, rows: torch.Tensor, values: torch.Tensor) -> None:
+        count = self._count + len(rows)
+        if count > len(self._values):
+            grown = self._values.new_zeros((max(count, 2 * len(self._values)), *self._values.shape[1:]))
+            grown[: self._count] = self._values[: self._count]
+            self._values = grown
+        self._values[self._count : count] = values
+        self._place[rows] = torch.arange(self._count, count, device=rows.device)
+        self._count = count
+
+    def at(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._values[self._place[rows]]

@@ -1,0 +1,43 @@
+"""Sequences of a rollout as lists of row numbers: slow, and obviously right."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def sequences(
+    ended: Tensor, mask: Tensor, length: int | None, mode: str, split_episodes: bool, keep_tail: bool
+) -> list[list[int]]:
+    """The rows t·N + n of every sequence, by environment, then time; `ended` and `mask` are [T, N]."""
+    found = []
+    for run in runs(ended, mask, split_episodes):
+        found += cut(run, length or len(run), mode, keep_tail)
+    return found
+
+
+def runs(ended: Tensor, mask: Tensor, split_episodes: bool) -> list[list[int]]:
+    """The valid rows that may be in one sequence."""
+    steps, envs = ended.shape
+    found: list[list[int]] = []
+    for env in range(envs):
+        run: list[int] = []
+        for t in range(steps):
+            if not mask[t, env]:
+                continue
+            run.append(t * envs + env)
+            if split_episodes and ended[t, env]:
+                found.append(run)
+                run = []
+        found.append(run)
+    return [run for run in found if run]
+
+
+def cut(run: list[int], length: int, mode: str, keep_tail: bool) -> list[list[int]]:
+    if len(run) < length:
+        return [run]
+    stride = {"chunked": length, "overlap": max(length // 2, 1), "every": 1}[mode]
+    starts = [start for start in range(0, len(run), stride) if start + length <= len(run)]
+    found = [run[start : start + length] for start in starts]
+    if keep_tail and found[-1][-1] != run[-1]:
+        found.append(run[starts[-1] + stride :])
+    return found
