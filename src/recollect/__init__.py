@@ -1,6 +1,7 @@
 """recollect: the experience memory of reinforcement learning in PyTorch."""
 
 from recollect import kernels
+from recollect.distillation import DistillationBuffer
 from recollect.errors import BufferFullError, NotReadyError, PriorityError, SchemaError
 from recollect.estimators import (
     discounted_return,
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BufferFullError",
     "Carry",
+    "DistillationBuffer",
     "EpisodeStats",
     "Field",
     "Hindsight",

@@ -49,6 +49,17 @@ def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
     return _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
 
 
+def row_ids(index: Any, device: torch.device) -> torch.Tensor:
+    """The ids of rows [B], as a batch's "index" holds them."""
+    ids = index
+    if type(index) is not torch.Tensor or index.device != device or index.requires_grad:
+        ids = as_tensor("index", index, device).to(device)
+    if ids.ndim != 1 or ids.dtype != torch.int64:
+        got = f"{ids.dtype} of shape {tuple(ids.shape)}"
+        raise SchemaError(explain("index", "int64 in one axis", got, "Pass batch['index']."))
+    return ids.contiguous()
+
+
 def _fits(field: Field, value: Any, shape: tuple[int, ...], device: torch.device) -> bool:
     return (
         type(value) is torch.Tensor
@@ -149,7 +160,7 @@ def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    if tensor.dtype == torch.bool or tensor.device.type == "meta":
+    if tensor.dtype == torch.bool or tensor.device.type == "meta" or not tensor.numel():
         return
     have, want = torch.iinfo(tensor.dtype), torch.iinfo(dtype)
     if want.min <= have.min and have.max <= want.max:

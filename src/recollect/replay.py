@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs
 from recollect.batch import assemble, check_destination, fill, moved
-from recollect.border import as_tensor, conform, dotted, environments
+from recollect.border import as_tensor, conform, dotted, environments, refuse_reused_leaves, row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
 from recollect.memory import Memory
@@ -208,7 +208,11 @@ class ReplayBuffer:
             steps = shape[0] if shape else 0
             if steps == 0:
                 raise SchemaError(explain("extend", "at least one step", "none", "Pass blocks of steps."))
-            self._write(leaves, self._schema.flatten("obs", batch["next_obs"]), envs, steps)
+            nexts = self._schema.flatten("obs", batch["next_obs"])
+            # Of a block that is cut out of one array, the observations of one step are the next ones of another.
+            pair = (tuple(leaves[i] for i in self._schema.columns["obs"]), nexts)
+            refuse_reused_leaves(self._schema, *([_first_row(leaf) for leaf in group] for group in pair))
+            self._write(leaves, nexts, envs, steps)
 
     def cut(self, env_ids: Any = None) -> None:
         """The current episodes were abandoned: the coming observation starts a new one."""
@@ -351,7 +355,7 @@ class ReplayBuffer:
             if update is None:
                 remedy = "Make the buffer with sampler=rc.Prioritized()."
                 raise SchemaError(explain("update_priority", "a sampler with priorities", self.sampler, remedy))
-            ids = self._ids(index)
+            ids = row_ids(index, self.device)
             return int(update(self._storage.locate(ids), _tensor("priority", priority, self.device)))
 
     def __getitem__(self, index: Any) -> TensorDict:
@@ -359,7 +363,7 @@ class ReplayBuffer:
         if isinstance(index, int | np.integer) and not isinstance(index, bool):
             return self[np.array([index])][0]
         with self._lock:
-            ids = self._ids(index)
+            ids = row_ids(index, self.device)
             slots = self._storage.locate(ids)
             if (slots < 0).any():
                 gone = int(ids[slots < 0][0])
@@ -368,6 +372,12 @@ class ReplayBuffer:
                 )
             leaves = self._storage.transitions(slots)
             return assemble(list(leaves), leaves.values(), torch.Size((len(ids),)))
+
+    def ids(self) -> torch.Tensor:
+        """The "index" of every stored transition [len], oldest first: what `replay[…]` takes."""
+        with self._lock:
+            stored = (self._storage.ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
+            return self._storage.ids(stored).sort().values
 
     def episodes(self) -> Iterator[TensorDict]:
         """The stored transitions, episode by episode and oldest first, each a TensorDict `[T]` in time order.
@@ -392,13 +402,6 @@ class ReplayBuffer:
             slots = self._storage.locate(ids)
             leaves = self._storage.transitions(slots[slots >= 0])
             return assemble(list(leaves), leaves.values(), leaves[("index",)].shape)
-
-    def _ids(self, index: Any) -> torch.Tensor:
-        ids = _tensor("index", index, self.device)
-        if ids.ndim != 1 or ids.dtype != torch.int64:
-            got = f"{ids.dtype} of shape {tuple(ids.shape)}"
-            raise SchemaError(explain("index", "int64 in one axis", got, "Pass batch['index']."))
-        return ids.contiguous()
 
     def __len__(self) -> int:
         """The number of stored transitions."""
@@ -428,6 +431,10 @@ def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
     if type(value) is torch.Tensor and value.device == device and not value.requires_grad:
         return value
     return as_tensor(where, value, device).to(device)
+
+
+def _first_row(leaf: Any) -> Any:
+    return leaf[:1] if getattr(leaf, "ndim", 0) else None
 
 
 def _runs(starts: torch.Tensor) -> list[slice]:

@@ -141,3 +141,39 @@ class Ring:
         self.count.zero_()
         self.floor.copy_(self.head)
         self.open.zero_()
+
+
+class HostRing:
+    """One column whose head the host knows: the newest `capacity` rows, row r at slot r mod `capacity`."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.head = 0
+        """The row that is written next."""
+        self.floor = 0
+        """The first row since the last clear."""
+
+    @property
+    def oldest(self) -> int:
+        """The first row that is stored."""
+        return max(self.floor, self.head - self.capacity)
+
+    def __len__(self) -> int:
+        """How many rows are stored."""
+        return self.head - self.oldest
+
+    def slots(self, rows: torch.Tensor) -> torch.Tensor:
+        """The slots of rows."""
+        return rows % self.capacity
+
+    def coming(self, count: int) -> list[tuple[slice, slice]]:
+        """Where the next `count` rows go: pieces of them and their slots. Of more than fit, only the last ones go."""
+        start = max(count - self.capacity, 0)
+        slot = (self.head + start) % self.capacity
+        seam = min(start + self.capacity - slot, count)
+        pieces = [(slice(start, seam), slice(slot, slot + seam - start)), (slice(seam, count), slice(0, count - seam))]
+        return [(rows, slots) for rows, slots in pieces if rows.stop > rows.start]
+
+    def clear(self) -> None:
+        """Forget every row; rows are numbered on from where they are."""
+        self.floor = self.head

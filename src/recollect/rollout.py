@@ -56,6 +56,7 @@ _RESERVED = (
     "self",
 )
 
+_OPTIONAL = frozenset(("value", "log_prob"))
 
 _Read = Callable[[torch.Tensor, int, int], TensorDict]
 """The batch of the rows index[start:stop]."""
@@ -96,8 +97,7 @@ class RolloutBuffer:
         self.autoreset = parse_autoreset(autoreset)
         self.stats: Any = stats
         schema = _schema(obs, action, reward, value, extra or {})
-        optional = frozenset(("value", "log_prob"))
-        self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), optional)
+        self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), _OPTIONAL)
         self.device = self._storage.device
         self._schema = schema
         self._extra_names = schema.names[7:]
@@ -235,6 +235,24 @@ class RolloutBuffer:
                 if self.autoreset is AutoresetMode.NEXT_STEP:
                     self._resetting.copy_(self._resets(self._num_stored + 1)[-1])
             self._empty()
+
+    def to(self, device: torch.device | str | Memory) -> RolloutBuffer:
+        """Move everything to other memory and go on there; returns the buffer itself.
+
+        Tensors that shared the old memory keep it.
+        """
+        with self._lock:
+            storage = Storage(self._schema, self.num_steps + 1, self.num_envs, Memory.of(device), _OPTIONAL)
+            torch._foreach_copy_(list(storage.columns), list(self._storage.columns))
+            self._storage, self.device = storage, storage.device
+            for part in (self._finals, self._carries):
+                part.to(self.device)
+            self._resetting, self._starting = (flags.to(self.device) for flags in (self._resetting, self._starting))
+            self._attached = {name: column.to(self.device) for name, column in self._attached.items()}
+            if self._last is not None:
+                value, obs = self._last
+                self._last = value.to(self.device), obs and [leaf.to(self.device) for leaf in obs]
+            return self
 
     def _empty(self) -> None:
         self._generation += 1
@@ -658,16 +676,27 @@ class RolloutBuffer:
         """The stored steps as a TensorDict `[T, N]` sharing the buffer's memory, with "mask" and what is attached."""
         with self._lock:
             steps = self._stored("data")
-            self._storage.is_exposed = True
             mask = self._mask()
             if mask is None:
                 mask = torch.ones((steps, self.num_envs or 1), dtype=torch.bool, device=self.device)
-            stored = self._leaves()
-            leaves = [*(column[:steps] for _, column in stored), mask]
-            paths: list[Path] = [*(path for path, _ in stored), ("mask",)]
-            if self.num_envs is None:
-                leaves = [leaf.squeeze(1) for leaf in leaves]
-            return assemble(paths, leaves, torch.Size((steps, *self._storage.lead)))
+            return self._shared(steps, [(("mask",), mask)])
+
+    @property
+    def columns(self) -> TensorDict:
+        """The whole memory as a TensorDict `[num_steps, N]`, with what is attached.
+
+        Beyond the `num_stored` first rows there are zeros, or an older rollout. For learning there is `data`.
+        """
+        with self._lock:
+            return self._shared(self.num_steps, [])
+
+    def _shared(self, steps: int, more: list[tuple[Path, torch.Tensor]]) -> TensorDict:
+        self._storage.is_exposed = True
+        paths, columns = zip(*self._leaves(), *more, strict=True)
+        leaves = [column[:steps] for column in columns]
+        if self.num_envs is None:
+            leaves = [leaf.squeeze(1) for leaf in leaves]
+        return assemble(paths, leaves, torch.Size((steps, *self._storage.lead)))
 
     def env_major(self) -> TensorDict:
         """The rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.

@@ -1,0 +1,730 @@
+"""The distillation buffer: against a deque, its rounds, who acts, and what each call refuses."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import random
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+import recollect as rc
+import recollect.distillation
+from tests.conftest import BACKENDS
+from tests.scripted import act, step_and_reset, vector
+
+
+def filled(count: int, capacity: int = 16, **options: Any) -> rc.DistillationBuffer:
+    """Rows to recognise: obs = (t, -t), action = 10·t, with t the row."""
+    buffer = rc.DistillationBuffer(capacity, **{"obs": 2, "action": (), "seed": 0, **options})
+    for t in range(count):
+        buffer.add([t, -t], 10.0 * t)
+    return buffer
+
+
+def rows(first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same rows as a batch."""
+    t = torch.arange(first, stop, dtype=torch.float32)
+    return torch.stack([t, -t], 1), 10 * t
+
+
+def state(buffer: rc.DistillationBuffer) -> str:
+    """Everything that a call could change."""
+    ring = buffer._ring
+    stored = buffer[torch.arange(ring.oldest, ring.head)].to_dict() if len(buffer) else {}
+    numbers = ring.head, ring.floor, buffer._starts, buffer.nbytes
+    return repr((stored, numbers, buffer._schema.trees, buffer._random.snapshot()))
+
+
+def stored(buffer: rc.DistillationBuffer) -> list[tuple[int, int, float, float]]:
+    """(index, round, first of obs, action) of every row, oldest first."""
+    batches = buffer.epochs(5, shuffle=False)
+    return [
+        (int(row["index"]), int(row["round"]), float(row["obs"][0]), float(row["action"]))
+        for batch in batches
+        for row in batch
+    ]
+
+
+class TestAdding:
+    @settings(max_examples=60, deadline=None)
+    @given(
+        capacity=st.integers(1, 9),
+        sizes=st.lists(st.one_of(st.none(), st.integers(0, 20), st.sampled_from(["round", "clear"])), max_size=12),
+        kernels=st.sampled_from(sorted(BACKENDS)),
+    )
+    def test_it_is_a_deque_of_rows_however_they_come(self, capacity: int, sizes: list[Any], kernels: str) -> None:
+        with BACKENDS[kernels]():
+            buffer = rc.DistillationBuffer(capacity, obs=2, action=())
+            expected: deque[tuple[int, int, float, float]] = deque(maxlen=capacity)
+            row, round_ = 0, 0
+            for size in sizes:
+                if size == "round":
+                    round_ += 1
+                    assert buffer.next_round() == round_
+                    continue
+                if size == "clear":
+                    buffer.clear()
+                    expected.clear()
+                    continue
+                obs, action = rows(row, row + (1 if size is None else size))
+                buffer.add(*((obs[0], action[0]) if size is None else (obs, action)))
+                expected.extend((t, round_, float(t), 10.0 * t) for t in range(row, row + len(obs)))
+                row += len(obs)
+            assert len(buffer) == len(expected)
+            assert buffer.is_full == (len(expected) == capacity)
+            assert buffer.round == round_
+            assert (stored(buffer) if expected else []) == list(expected)
+
+    def test_nested_observations_actions_and_what_else_the_teacher_says(self, backend: str) -> None:
+        obs = {"camera": rc.Field((2, 2), torch.uint8), "body": {"joints": 3, "mode": rc.Field((), torch.int64)}}
+        buffer = rc.DistillationBuffer(
+            5, obs, {"arm": 2, "grip": gym.spaces.Discrete(3)}, extra={"mean": {"arm": 2}, "logits": 3}
+        )
+
+        def observe(t: np.ndarray) -> dict[str, Any]:
+            body = {"joints": np.repeat(t[..., None], 3, -1).astype(np.float64), "mode": t}
+            return {"camera": np.tile(t[..., None, None], (2, 2)).astype(np.uint8), "body": body}
+
+        for t in (np.array(0), np.array([1, 2, 3]), np.array(4), np.array([5, 6])):
+            wide = np.repeat(t[..., None], 2, -1) / 2
+            buffer.add(
+                observe(t),
+                {"arm": wide, "grip": t % 3},
+                mean={"arm": -wide},
+                logits=np.repeat(t[..., None], 3, -1) / 4,
+            )
+        batch = buffer.sample(200)
+        t = batch["index"]
+        assert set(t.tolist()) == {2, 3, 4, 5, 6}
+        assert torch.equal(batch["obs", "body", "mode"], t)
+        assert torch.equal(batch["obs", "body", "joints"][:, 2], t.float())
+        assert torch.equal(batch["obs", "camera"][:, 1, 0], t.to(torch.uint8))
+        assert torch.equal(batch["action", "arm"][:, 1], t / 2)
+        assert torch.equal(batch["action", "grip"], t % 3)
+        assert torch.equal(batch["mean", "arm"], -batch["action", "arm"])
+        assert torch.equal(batch["logits"][:, 0], t / 4)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint16, torch.uint32, torch.bool, torch.int8])
+    def test_fields_of_any_dtype(self, dtype: torch.dtype, backend: str) -> None:
+        buffer = rc.DistillationBuffer(4, obs=rc.Field(2, dtype), action=rc.Field((), dtype))
+        ones = torch.ones(3, 2).to(dtype)
+        buffer.add(ones, ones[:, 0])
+        assert torch.equal(buffer[[0, 2]]["obs"], ones[:2])
+        buffer.mix(ones[:, 0], ones[:, 1], 0.5)
+
+    def test_stacks_are_stored_as_they_are(self) -> None:
+        buffer = rc.DistillationBuffer(4, obs=rc.Stacked(2, 3), action=())
+        stack = torch.arange(6.0).view(2, 3)
+        buffer.add(stack, 1.0)
+        assert torch.equal(buffer[0]["obs"], stack)
+
+    def test_what_was_passed_may_be_changed_afterwards_and_so_may_batches(self, backend: str) -> None:
+        obs, action = (x.numpy() for x in rows(0, 4))
+        buffer = rc.DistillationBuffer(8, obs=2)
+        buffer.add(obs, action)
+        obs[:], action[:] = 99, 99
+        for batch in (buffer.sample(20), *buffer.epochs(4, epochs=2, shuffle=False), buffer[torch.arange(4)]):
+            for name in ("obs", "action", "index", "round"):
+                batch[name].fill_(77)
+        ids = torch.arange(4)
+        buffer[ids]["index"].fill_(77)
+        assert ids.tolist() == [0, 1, 2, 3]
+        assert stored(buffer) == [(t, 0, float(t), 10.0 * t) for t in range(4)]
+
+    def test_gradients_do_not_get_in(self) -> None:
+        buffer = rc.DistillationBuffer(8, obs=2)
+        obs, action = rows(0, 3)
+        buffer.add(obs, action.requires_grad_())
+        assert not buffer.sample(2)["action"].requires_grad
+
+    def test_a_declared_buffer_has_its_memory_at_once_and_says_how_much(self) -> None:
+        assert rc.DistillationBuffer(10, obs=3, action=(), extra={"logits": 2}).nbytes == 10 * (3 + 1 + 2) * 4
+        with pytest.raises(MemoryError, match="capacity: expected at most"):
+            rc.DistillationBuffer(10**10, obs=1000, action=())
+
+
+class TestInferring:
+    @pytest.mark.parametrize(
+        ("action", "shape", "dtype"),
+        [
+            (np.zeros((3, 2)), (2,), torch.float32),
+            (np.zeros((3, 2), np.float32), (2,), torch.float32),
+            (torch.zeros(3, dtype=torch.float16), (), torch.float16),
+            (np.arange(3), (), torch.int64),
+            (np.arange(3, dtype=np.uint8), (), torch.uint8),
+            ([True, False, True], (), torch.bool),
+        ],
+    )
+    def test_the_first_add_tells_shape_and_dtype(self, action: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        buffer = rc.DistillationBuffer(8, obs=2)
+        assert buffer.nbytes == 0
+        buffer.add(rows(0, 3)[0], action)
+        assert buffer.sample(5)["action"].shape == (5, *shape)
+        assert buffer.sample(5)["action"].dtype == dtype
+        assert buffer.nbytes == 8 * (8 + int(np.prod(shape)) * dtype.itemsize)
+
+    def test_one_row_tells_as_much_as_a_batch(self) -> None:
+        buffer = rc.DistillationBuffer(8, obs=2)
+        buffer.add([0, 0], [1.0, 2.0, 3.0], logits=[0.5], done=True)
+        buffer.add(rows(1, 3)[0], torch.ones(2, 3), logits=torch.ones(2, 1), done=[True, False])
+        batch = buffer.sample(4)
+        assert batch["action"].shape == (4, 3)
+        assert batch["logits"].dtype == torch.float32
+        assert batch["done"].dtype == torch.bool
+
+    def test_nested_actions_are_inferred_too(self) -> None:
+        obs = rows(0, 3)[0]
+        buffer = rc.DistillationBuffer(8, obs=2, extra={"weight": ()})
+        action = {"arm": torch.ones(3, 2), "legs": (torch.zeros(3), torch.arange(3))}
+        legs = dict(zip("01", action["legs"], strict=True))
+        buffer.add(obs, TensorDict({"arm": action["arm"], "legs": legs}, [3]), weight=torch.arange(3.0))
+        buffer.add(obs, action, weight=torch.arange(3.0))
+        assert buffer[[0, 4]]["action", "legs", "1"].tolist() == [0, 1]
+        assert buffer[4]["weight"] == 1.0
+        assert rc.DistillationBuffer(8, obs=2).add([0, 0], (0.5, 1.5)) is None  # a tuple of numbers is a vector
+
+    def test_afterwards_they_are_fixed(self) -> None:
+        buffer = rc.DistillationBuffer(8, obs=2)
+        buffer.add([0, 0], 3, mean=[0.0])
+        obs = rows(0, 3)[0]
+        before = state(buffer)
+        for action, extra, message in [
+            (np.zeros(3), {"mean": np.zeros((3, 1))}, "action: expected int64, got float64"),
+            (np.zeros((3, 1), int), {"mean": np.zeros((3, 1))}, r"action: expected shape \(3,\) for 3 rows"),
+            (np.arange(3), {}, "mean: expected a value, got none"),
+            (np.arange(3), {"mean": np.zeros((3, 1)), "std": np.zeros(3)}, "std: expected a declared field"),
+        ]:  # fmt: skip
+            with pytest.raises(rc.SchemaError, match=message):
+                buffer.add(obs, action, **extra)
+            assert state(buffer) == before
+        buffer.clear()
+        with pytest.raises(rc.SchemaError, match="action: expected int64"):
+            buffer.add(obs, np.zeros(3), mean=np.zeros((3, 1)))
+
+    def test_a_first_add_that_fails_tells_nothing(self) -> None:
+        buffer = rc.DistillationBuffer(8, obs=2, extra={"logits": 4})
+        before, obs = state(buffer), rows(0, 3)[0]
+        for action, extra, message in [
+            (np.zeros((2, 5)), {"logits": np.zeros((3, 4))}, r"action: expected shape \(3, 5\) for 3 rows"),
+            (1.0, {"logits": np.zeros((3, 4))}, r"action: expected shape \(3,\) for 3 rows, got \(\)"),
+            (None, {"logits": np.zeros((3, 4))}, "action: expected a value, got none"),
+            (np.zeros(3), {}, "logits: expected a value, got none"),
+            (np.zeros(3), {"logits": np.zeros((3, 4)), "index": 1}, "extra.index: expected a name of its own"),
+            ("left", {"logits": np.zeros((3, 4))}, "action: expected numbers or bools"),
+        ]:  # fmt: skip
+            with pytest.raises(rc.SchemaError, match=message):
+                buffer.add(obs, action, **extra)
+            assert state(buffer) == before
+        buffer.add(obs, np.zeros((3, 2)), logits=np.zeros((3, 4)))
+        assert len(buffer) == 3
+
+    def test_a_declared_action_means_that_everything_is_declared(self) -> None:
+        with pytest.raises(rc.SchemaError, match="mean: expected a declared field"):
+            filled(0).add([0, 0], 1.0, mean=0.0)
+
+
+class TestRefusing:
+    @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "3", None])
+    def test_a_capacity_is_a_positive_int(self, wrong: Any) -> None:
+        with pytest.raises(rc.SchemaError, match="capacity: expected a positive int"):
+            rc.DistillationBuffer(wrong, obs=1)
+
+    @pytest.mark.parametrize("name", ["obs", "action", "index", "round", "self"])
+    def test_extra_cannot_take_a_reserved_name(self, name: str) -> None:
+        with pytest.raises(rc.SchemaError, match=f"extra.{name}: expected a name of its own"):
+            rc.DistillationBuffer(4, obs=1, extra={name: 1})
+
+    @pytest.mark.parametrize(
+        ("obs", "action", "message"),
+        [
+            (None, 1.0, "obs: expected a value, got none. Pass it."),
+            (1.0, 1.0, r"obs: expected shape \(2,\), or \('rows', 2\) for a batch, got \(\)"),
+            (np.zeros((1, 3, 2)), np.zeros(3), r"obs: expected shape .* got \(1, 3, 2\). Pass one row or a batch"),
+            (np.zeros(3), 1.0, r"obs: expected shape \(2,\), got \(3,\)"),
+            (np.zeros((3, 4)), np.zeros(3), r"obs: expected shape \(3, 2\) for 3 rows, got \(3, 4\)"),
+            (np.zeros((3, 2)), 1.0, r"action: expected .* got \(\). Pass a row for each of the rows"),
+            (np.zeros((3, 2)), np.zeros((3, 1)), "action: expected .* Squeeze the last axis."),
+            (np.zeros((3, 2)), np.zeros(2), r"action: expected shape \(3,\) for 3 rows, got \(2,\)"),
+            ([[0.0, 1.0], [2.0]], np.zeros(2), "obs: expected an array, got list"),
+            (torch.zeros(3, 2, device="meta"), np.zeros(3), "obs: expected a tensor on cpu, got meta"),
+            (np.zeros((3, 2)), np.zeros(3, complex), "action: expected float32, got complex128"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused_and_nothing_changes(self, obs: Any, action: Any, message: str) -> None:
+        buffer = filled(5)
+        before = state(buffer)
+        with pytest.raises(rc.SchemaError, match=message):
+            buffer.add(obs, action)
+        assert state(buffer) == before
+
+    def test_no_rows_are_no_rows(self) -> None:
+        buffer = rc.DistillationBuffer(4, obs=2, action=rc.Field((), torch.int32))
+        buffer.add(np.zeros((0, 2)), np.zeros(0, np.int64))
+        assert len(buffer) == 0
+
+    def test_nested_observations_need_their_keys(self) -> None:
+        buffer = rc.DistillationBuffer(4, obs={"a": 1, "b": 2}, action=())
+        with pytest.raises(rc.SchemaError, match="obs: expected the keys"):
+            buffer.add({"a": [0.0]}, 1.0)
+        with pytest.raises(rc.SchemaError, match=r"obs.b: expected shape \(2, 2\) for 2 rows, got \(2,\)"):
+            buffer.add({"a": np.zeros((2, 1)), "b": np.zeros(2)}, np.zeros(2))
+
+
+class TestSampling:
+    @pytest.mark.parametrize("count", [7, 16, 41])
+    def test_every_stored_row_is_as_likely_as_any_other(self, count: int, backend: str) -> None:
+        buffer, draws = filled(count), 16_000
+        batch = buffer.sample(draws)
+        assert torch.equal(batch["obs"][:, 0], batch["index"].float())
+        assert torch.equal(batch["action"], 10.0 * batch["index"])
+        counts = Counter(batch["index"].tolist())
+        assert set(counts) == set(range(max(0, count - 16), count))
+        expected = draws / len(buffer)
+        chi_squared = sum((n - expected) ** 2 / expected for n in counts.values())
+        assert chi_squared < 40  # 15 degrees of freedom: p < 0.0005
+
+    def test_nothing_can_be_drawn_of_nothing(self) -> None:
+        for buffer in (filled(0), rc.DistillationBuffer(4, obs=2), filled(3)):
+            buffer.clear()
+            for read in (lambda b: b.sample(3), lambda b: b.epochs(3), lambda b: b.sample(1, out=TensorDict())):
+                with pytest.raises(rc.NotReadyError, match="expected stored rows, got none. Add rows first."):
+                    read(buffer)
+
+    def test_the_same_seed_draws_the_same_and_nobody_elses_generator_is_touched(self, backend: str) -> None:
+        torch.manual_seed(0)
+        random.seed(0)
+        others = torch.get_rng_state().tolist(), random.getstate()
+        first, second = (filled(9, seed=5) for _ in range(2))
+        for _ in range(3):
+            assert torch.equal(first.sample(20)["index"], second.sample(20)["index"])
+            assert torch.equal(*(torch.cat([x["index"] for x in b.epochs(2)]) for b in (first, second)))
+        assert not torch.equal(filled(9, seed=None).sample(20)["index"], filled(9, seed=None).sample(20)["index"])
+        assert (torch.get_rng_state().tolist(), random.getstate()) == others
+
+    @pytest.mark.parametrize("wrong", [0, -3, 2.0, True, None])
+    def test_a_batch_size_is_a_positive_int(self, wrong: Any) -> None:
+        with pytest.raises(rc.SchemaError, match="expected a positive int"):
+            filled(3).sample(wrong)
+        with pytest.raises(rc.SchemaError, match="batch_size: expected a positive int"):
+            filled(3).epochs(wrong)
+        with pytest.raises(rc.SchemaError, match="epochs: expected a positive int"):
+            filled(3).epochs(2, epochs=wrong)
+
+    def test_out_is_filled_and_returned(self, backend: str) -> None:
+        buffer, same = filled(20, seed=3), filled(20, seed=3)
+        out = buffer.sample(8)
+        same.sample(8)
+        assert buffer.sample(8, out=out) is out
+        expected = same.sample(8)
+        assert all(torch.equal(out[name], expected[name]) for name in ("obs", "action", "index", "round"))
+        drawn = [batch["index"].clone() for batch in buffer.epochs(8, out=out, epochs=2)]
+        assert [set(torch.cat(drawn[i : i + 2]).tolist()) for i in (0, 2)] == [set(range(4, 20))] * 2
+
+    def test_an_out_that_does_not_fit_is_refused_before_anything_is_drawn(self) -> None:
+        buffer = filled(10)
+        out = buffer.sample(4)
+        before = state(buffer)
+        with pytest.raises(rc.SchemaError, match=r"out.obs: expected contiguous torch.float32 of shape \(5, 2\)"):
+            buffer.sample(5, out=out)
+        with pytest.raises(rc.SchemaError, match="out: expected the fields"):
+            buffer.sample(4, out=TensorDict({"obs": out["obs"]}, [4]))
+        with pytest.raises(rc.SchemaError, match="out: expected batches of 4 only, got 10 rows. Pass drop_last=True"):
+            buffer.epochs(4, out=out)
+        with pytest.raises(rc.SchemaError, match="out: expected no device= beside it"):
+            buffer.sample(4, out=out, device="cpu")
+        assert state(buffer) == before
+
+    def test_a_batch_goes_to_another_device(self) -> None:
+        buffer = filled(10)
+        assert buffer.sample(4, device="meta")["obs"].device.type == "meta"
+        assert next(buffer.epochs(4, device="meta"))["obs"].device.type == "meta"
+
+
+class TestEpochs:
+    def test_an_epoch_has_every_row_once_in_a_new_order(self, backend: str) -> None:
+        buffer = filled(23)
+        batches = list(buffer.epochs(5, epochs=3))
+        assert [len(batch) for batch in batches] == [5, 5, 5, 1] * 3
+        orders = [torch.cat([b["index"] for b in batches[i : i + 4]]).tolist() for i in (0, 4, 8)]
+        assert all(sorted(order) == list(range(7, 23)) for order in orders)
+        assert len({tuple(order) for order in orders}) == 3
+        assert all(torch.equal(batch["action"], 10.0 * batch["index"]) for batch in batches)
+
+    def test_rows_that_fill_no_batch_are_left_out_when_asked(self) -> None:
+        buffer = filled(13)
+        assert [len(batch) for batch in buffer.epochs(5, epochs=2, drop_last=True)] == [5, 5] * 2
+        seen = {int(i) for batch in buffer.epochs(5, epochs=40, drop_last=True) for i in batch["index"]}
+        assert seen == set(range(13))
+        with pytest.raises(rc.NotReadyError, match="epochs: expected 14 rows, got 13"):
+            buffer.epochs(14, drop_last=True)
+
+    def test_rows_that_are_overwritten_meanwhile_are_an_error(self) -> None:
+        buffer = filled(14)
+        batches = buffer.epochs(4)
+        next(batches)
+        buffer.add(*rows(14, 16))
+        assert len(next(batches)) == 4  # all fourteen are still there
+        buffer.add([16, -16], 160.0)
+        with pytest.raises(rc.NotReadyError, match="epochs: expected the rows it began with, got newer ones"):
+            next(batches)
+        batches = buffer.epochs(4)
+        buffer.clear()
+        with pytest.raises(rc.NotReadyError, match="Finish the epochs"):
+            next(batches)
+
+
+class TestRowsById:
+    def test_an_id_is_a_row_for_its_whole_life(self) -> None:
+        buffer = filled(20)
+        assert buffer[[4, 19, 4]]["action"].tolist() == [40.0, 190.0, 40.0]
+        assert buffer[np.int64(7)]["obs"].tolist() == [7.0, -7.0]
+        for wrong in (3, 20, -1):
+            with pytest.raises(IndexError, match=rf"index: expected rows that are stored \(4 to 19\), got {wrong}"):
+                buffer[wrong]
+        buffer.clear()
+        with pytest.raises(IndexError, match="index"):
+            buffer[19]
+        buffer.add([0.0, 0.0], 5.0)
+        assert buffer[20]["action"] == 5.0
+
+    def test_an_index_is_int64_in_one_axis(self) -> None:
+        for wrong in (1.5, [1.5], [[1]], True):
+            with pytest.raises(rc.SchemaError, match="index: expected int64 in one axis"):
+                filled(3)[wrong]
+
+
+def three_rounds(**options: Any) -> rc.DistillationBuffer:
+    """Rows 0 to 3 in round 0, 4 and 5 in round 1, 6 to 11 in round 2."""
+    buffer = rc.DistillationBuffer(16, obs=2, action=(), seed=0, **options)
+    buffer.add(*rows(0, 4))
+    buffer.next_round()
+    buffer.add(*rows(4, 6))
+    buffer.next_round()
+    buffer.add(*rows(6, 12))
+    return buffer
+
+
+class TestRounds:
+    def test_each_row_says_which_round_it_came_from(self, backend: str) -> None:
+        buffer = three_rounds()
+        batch = buffer[torch.arange(12)]
+        assert batch["round"].tolist() == [0] * 4 + [1] * 2 + [2] * 6
+        assert buffer.sample(9)["round"].dtype == torch.int64
+        buffer.add(*rows(12, 21))  # rounds 0 and half of 1 are overwritten
+        assert {(i, r) for i, r, _, _ in stored(buffer)} == {(5, 1), *((i, 2) for i in range(6, 21))}
+        buffer.clear()
+        assert buffer.round == 2
+        buffer.add([0, 0], 0.0)
+        assert buffer[21]["round"] == 2
+
+    def test_a_round_may_have_no_rows(self) -> None:
+        buffer = filled(3)
+        buffer.next_round()
+        buffer.next_round()
+        buffer.add([3, -3], 30.0)
+        assert buffer[[2, 3]]["round"].tolist() == [0, 2]
+        assert set(buffer.sample(50, recent=2)["index"].tolist()) == {3}
+
+    @pytest.mark.parametrize(("recent", "oldest"), [(1, 6), (2, 4), (3, 0), (9, 0), (None, 0)])
+    def test_the_newest_rounds_alone(self, recent: int | None, oldest: int, backend: str) -> None:
+        buffer, expected = three_rounds(), range(oldest, 12)
+        counts = Counter(buffer.sample(6000, recent=recent)["index"].tolist())
+        assert set(counts) == set(expected)
+        mean = 6000 / len(expected)
+        assert sum((n - mean) ** 2 / mean for n in counts.values()) < 36  # at most 11 degrees of freedom
+        epoch = torch.cat([batch["index"] for batch in buffer.epochs(5, recent=recent)])
+        assert sorted(epoch.tolist()) == list(expected)
+
+    def test_a_share_of_the_newest_rounds_and_the_rest_from_all(self, backend: str) -> None:
+        index = three_rounds().sample(40_000, recent={1: 0.5, 2: 0.2})["index"]
+        share = torch.bincount(index, minlength=12) / len(index)
+        expected = torch.full((12,), 0.3 / 12)
+        expected[4:] += 0.2 / 8
+        expected[6:] += 0.5 / 6
+        torch.testing.assert_close(share, expected, atol=0.005, rtol=0)
+
+    def test_shares_of_one_leave_nothing_for_the_rest(self) -> None:
+        index = three_rounds().sample(5000, recent={1: 0.9, 2: 0.1})["index"]
+        assert set(index.tolist()) == set(range(4, 12))
+
+    def test_a_window_that_reaches_past_the_ring_is_what_is_stored(self) -> None:
+        buffer = three_rounds()
+        buffer.add(*rows(12, 30))
+        assert set(buffer.sample(900, recent=1)["index"].tolist()) == set(range(14, 30))
+
+    @pytest.mark.parametrize(
+        ("recent", "message"),
+        [
+            (0, "recent: expected a positive int, got 0"),
+            (0.5, "recent: expected a positive int, got 0.5"),
+            (True, "recent: expected a positive int, got True"),
+            ({1: 1.5}, r"recent: expected a share in \[0, 1\], got 1.5"),
+            ({1: float("nan")}, r"recent: expected a share in \[0, 1\], got nan"),
+            ({0: 0.5}, "recent: expected a positive int, got 0"),
+            ({1: 0.7, 2: 0.5}, "recent: expected shares that add up to at most 1, got 1.2"),
+        ],
+    )
+    def test_rounds_are_counted_and_shares_are_shares(self, recent: Any, message: str) -> None:
+        buffer = three_rounds()
+        before = state(buffer)
+        with pytest.raises(rc.SchemaError, match=message):
+            buffer.sample(3, recent=recent)
+        assert state(buffer) == before
+
+    def test_a_round_without_rows_cannot_be_drawn_from(self) -> None:
+        buffer = three_rounds()
+        buffer.next_round()
+        for read in (lambda: buffer.sample(3, recent=1), lambda: buffer.sample(3, recent={1: 0.5}),
+                     lambda: buffer.epochs(3, recent=1)):  # fmt: skip
+            with pytest.raises(rc.NotReadyError, match="expected rows of the newest 1 rounds, got none"):
+                read()
+        assert len(buffer.sample(3, recent=2)) == 3
+
+
+class TestMixing:
+    @pytest.mark.parametrize("beta", [0.0, 0.25, 1.0])
+    def test_the_teacher_acts_in_its_share_of_the_environments(self, beta: float, backend: str) -> None:
+        buffer = rc.DistillationBuffer(4, obs=2, action=3, seed=1)
+        teacher, student = torch.arange(60_000.0).view(-1, 3), -torch.arange(60_000.0).view(-1, 3) - 1
+        action = buffer.mix(teacher, student, beta)
+        first = (action == teacher).all(1)
+        assert torch.equal(action, torch.where(first.unsqueeze(1), teacher, student))
+        assert abs(float(first.float().mean()) - beta) < (0.01 if 0 < beta < 1 else 1e-9)
+
+    def test_golden(self, backend: str) -> None:
+        buffer = rc.DistillationBuffer(4, obs=2, action=(), seed=0)
+        first = np.random.Generator(np.random.PCG64DXSM(0)).random(10) < 0.5
+        action = buffer.mix(torch.ones(10), torch.zeros(10), 0.5)
+        assert action.bool().tolist() == first.tolist()
+        assert 0 < first.sum() < 10
+
+    def test_beta_may_be_a_function_of_the_round(self) -> None:
+        buffer = rc.DistillationBuffer(4, obs=2, action=(), seed=0)
+        teacher, student = np.ones(20_000), np.zeros(20_000)
+        for round_ in range(4):
+            share = float(buffer.mix(teacher, student, lambda i: 0.5**i).mean())
+            assert abs(share - 0.5**round_) < 0.02
+            buffer.next_round()
+
+    def test_a_nested_action_is_the_teachers_or_the_students_as_a_whole(self, backend: str) -> None:
+        buffer = rc.DistillationBuffer(4, obs=2, action={"arm": (2, 2), "grip": gym.spaces.Discrete(9)}, seed=0)
+        teacher = {"arm": np.ones((500, 2, 2)), "grip": np.full(500, 1)}
+        student = {"arm": np.zeros((500, 2, 2)), "grip": np.full(500, 0)}
+        action = buffer.mix(teacher, student, 0.5)
+        assert action.batch_size == (500,)
+        assert torch.equal(action["arm"], action["grip"].float().view(-1, 1, 1).expand(500, 2, 2))
+        assert 0 < action["grip"].sum() < 500
+
+    def test_one_environment_has_one_coin(self) -> None:
+        buffer = rc.DistillationBuffer(4, obs=2, action=3, seed=0)
+        actions = [buffer.mix([1.0] * 3, [0.0] * 3, 0.5) for _ in range(200)]
+        assert all(action.shape == (3,) for action in actions)
+        assert {tuple(action.tolist()) for action in actions} == {(1.0,) * 3, (0.0,) * 3}
+        discrete = rc.DistillationBuffer(4, obs=2, action=gym.spaces.Discrete(4))
+        assert discrete.mix(3, 2, 1).shape == ()
+        assert int(discrete.mix(3, 2, 1)) == 3
+
+    def test_what_is_returned_is_the_callers(self) -> None:
+        buffer, teacher = rc.DistillationBuffer(4, obs=2, action=3), torch.ones(2, 3)
+        buffer.mix(teacher, torch.zeros(2, 3), 1.0).fill_(9)
+        assert (teacher == 1).all()
+
+    def test_an_inferred_action_must_be_known(self) -> None:
+        buffer = rc.DistillationBuffer(4, obs=2)
+        with pytest.raises(rc.NotReadyError, match="mix: expected a known action, got none yet. Declare action="):
+            buffer.mix(1.0, 2.0, 0.5)
+        buffer.add([0, 0], 1.0)
+        assert float(buffer.mix(1.0, 2.0, 0)) == 2.0
+
+    @pytest.mark.parametrize(
+        ("teacher", "student", "beta", "message"),
+        [
+            (np.zeros((4, 3)), np.zeros((4, 3)), 1.5, r"beta: expected a share in \[0, 1\], got 1.5"),
+            (np.zeros((4, 3)), np.zeros((4, 3)), lambda i: -1.0, r"beta: expected a share in \[0, 1\], got -1.0"),
+            (np.zeros((4, 3)), np.zeros((4, 3)), True, "beta: expected a share"),
+            (np.zeros((4, 3)), np.zeros((5, 3)), 0.5, r"student_action: expected shape \(4, 3\) for 4 rows"),
+            (np.zeros((4, 3)), np.zeros(3), 0.5, r"student_action: expected shape \(4, 3\) for 4 rows"),
+            (np.zeros((4, 2)), np.zeros((4, 3)), 0.5, r"teacher_action: expected shape \(4, 3\) for 4 rows"),
+            (None, np.zeros((4, 3)), 0.5, "teacher_action: expected a value"),
+            (1.0, 1.0, 0.5, r"teacher_action: expected shape \(3,\), or \('rows', 3\) for a batch, got \(\)"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused_before_the_coin_is_thrown(
+        self, teacher: Any, student: Any, beta: Any, message: str
+    ) -> None:
+        buffer = rc.DistillationBuffer(4, obs=2, action=3, seed=0)
+        before = state(buffer)
+        with pytest.raises(rc.SchemaError, match=message):
+            buffer.mix(teacher, student, beta)
+        assert state(buffer) == before
+
+
+def replayed(steps: int = 40, num_envs: int = 3, **options: Any) -> tuple[rc.ReplayBuffer, list[list[float]]]:
+    """A replay buffer of scripted environments, and its valid observations in row order."""
+    env = vector([((3, "terminated"), (5, "truncated"))] * num_envs, AutoresetMode.NEXT_STEP)
+    replay = rc.ReplayBuffer.for_env(env, 20 * num_envs, **options)
+    obs, _ = env.reset()
+    for _ in range(steps):
+        action = act(obs)
+        step, following = step_and_reset(env, action)
+        replay.add_step(obs.copy(), action, step)
+        obs = following
+    index = torch.cat([episode["index"] for episode in replay.episodes()])
+    seen = torch.cat([episode["obs"] for episode in replay.episodes()])
+    return replay, seen[index.argsort()].tolist()
+
+
+class TestFilling:
+    @pytest.mark.parametrize("batch_size", [1, 7, 1000])
+    def test_every_valid_transition_of_a_replay_buffer_in_row_order(self, batch_size: int, backend: str) -> None:
+        replay, seen = replayed()
+        assert len(seen) == len(replay) < 60
+        buffer = rc.DistillationBuffer(100, obs=3)
+        buffer.fill(replay, batch_size=batch_size)
+        batch = buffer[torch.arange(len(seen))]
+        assert len(buffer) == len(seen)
+        assert batch["obs"].tolist() == seen
+        assert torch.equal(batch["action"], torch.as_tensor(act(batch["obs"].numpy())))
+
+    def test_a_teacher_says_what_is_to_be_done_and_what_else(self) -> None:
+        replay, seen = replayed()
+        asked: list[int] = []
+
+        def teacher(obs: torch.Tensor) -> Any:
+            asked.append(len(obs))
+            weight = torch.ones(3, requires_grad=True)
+            return obs @ weight, {"mean": (obs * weight)[:, :2]}
+
+        buffer = rc.DistillationBuffer(100, obs=3)
+        buffer.fill(replay, teacher, batch_size=20)
+        assert asked == [20, 20, len(seen) - 40]
+        batch = buffer.sample(50)
+        assert torch.equal(batch["action"], batch["obs"].sum(1))
+        assert torch.equal(batch["mean"], batch["obs"][:, :2])
+        plain = rc.DistillationBuffer(100, obs=3)
+        plain.fill(replay, lambda obs: obs[:, 0])
+        batch = plain.sample(50)
+        assert torch.equal(batch["action"], batch["obs"][:, 0])
+
+    def test_from_a_rollout(self, backend: str) -> None:
+        env = vector([((3, "terminated"), (5, "truncated"))] * 2, AutoresetMode.NEXT_STEP)
+        rollout = rc.RolloutBuffer.for_env(env, 10)
+        obs, _ = env.reset()
+        for _ in range(10):
+            action = act(obs)
+            step = env.step(action)
+            rollout.add_step(obs.copy(), action, step, log_prob=action / 2)
+            obs = step[0]
+        buffer = rc.DistillationBuffer(100, obs=3, extra={"log_prob": ()})
+        buffer.fill(rollout, batch_size=6)
+        expected = next(rollout.minibatches(100, shuffle=False))
+        batch = buffer[torch.arange(len(rollout))]
+        assert len(buffer) == len(rollout) == 16
+        assert all(torch.equal(batch[name], expected[name]) for name in ("obs", "action", "log_prob"))
+
+    def test_nested_and_stacked_observations(self) -> None:
+        replay = rc.ReplayBuffer(8, obs={"a": rc.Stacked(1, 2), "b": 1}, action=())
+        stack = [[[t - 1.0, t]] for t in range(5)]
+        stack[0] = [[0.0, 0.0]]
+        for t in range(4):
+            replay.add({"a": stack[t], "b": [t]}, t, 0.0, False, False, {"a": stack[t + 1], "b": [t + 1]})
+        buffer = rc.DistillationBuffer(8, obs={"a": (1, 2), "b": 1})
+        buffer.fill(replay, lambda obs: obs["b"] + obs["a"][:, 0])
+        assert buffer[torch.arange(4)]["obs", "a"].tolist() == stack[:4]
+        assert buffer[3]["action"].tolist() == [5.0, 6.0]
+
+    def test_of_more_than_fits_the_newest_stay(self) -> None:
+        replay, seen = replayed()
+        buffer = rc.DistillationBuffer(10, obs=3)
+        buffer.fill(replay, batch_size=7)
+        assert [row["obs"].tolist() for batch in buffer.epochs(4, shuffle=False) for row in batch] == seen[-10:]
+
+    @pytest.mark.parametrize("count", [0, 3, 25])
+    def test_a_teacher_that_fails_leaves_the_buffer_as_it_was(self, count: int) -> None:
+        replay, _ = replayed()
+        buffer = rc.DistillationBuffer(30, obs=3, seed=0)
+        if count:
+            buffer.add(np.arange(3.0 * count).reshape(count, 3), np.arange(count))
+        before = state(buffer)
+        for failure, message in [(lambda obs: 1 / 0, "division"), (lambda obs: obs, "action: expected")]:
+            answers = iter([lambda obs: obs[:, 0].long(), lambda obs: obs[:, 0].long(), failure])
+            with pytest.raises((ZeroDivisionError, rc.SchemaError), match=message):
+                buffer.fill(replay, lambda obs, answers=answers: next(answers)(obs), batch_size=7)
+            assert state(buffer) == before
+        buffer.fill(replay, lambda obs: obs[:, 0].long())
+        assert len(buffer) == 30
+
+    def test_what_cannot_be_copied_is_refused(self) -> None:
+        replay, _ = replayed()
+        with pytest.raises(rc.SchemaError, match="fill: mean: expected a field of the source"):
+            rc.DistillationBuffer(30, obs=3, extra={"mean": 1}).fill(replay)
+        with pytest.raises(rc.SchemaError, match=r"obs: expected shape \(\d+, 4\) for \d+ rows"):
+            rc.DistillationBuffer(30, obs=4).fill(replay)
+        with pytest.raises(rc.SchemaError, match="fill: expected a ReplayBuffer or a RolloutBuffer, got list"):
+            rc.DistillationBuffer(30, obs=3).fill([1])  # type: ignore[arg-type]
+        with pytest.raises(rc.NotReadyError, match="fill: expected stored transitions, got none"):
+            rc.DistillationBuffer(30, obs=3).fill(rc.ReplayBuffer(4, obs=3, action=()))
+
+    def test_the_ids_of_a_replay_buffer_are_those_that_can_be_drawn(self, backend: str) -> None:
+        for steps in (0, 5, 90):
+            replay, _ = replayed(steps) if steps else (rc.ReplayBuffer(6, obs=1, action=()), [])
+            drawn = set(replay.sample(5000)["index"].tolist()) if steps else set()
+            assert replay.ids().tolist() == sorted(drawn)
+
+
+class TestAround:
+    def test_repr_says_what_is_in_it(self) -> None:
+        assert repr(filled(3)) == "DistillationBuffer(3 of 16 rows, round=0, fields=(obs, action), device='cpu')"
+
+    def test_the_docstring_runs(self) -> None:
+        assert doctest.testmod(recollect.distillation).failed == 0
+        assert doctest.testmod(recollect.distillation).attempted == 4
+
+    def test_threads_add_and_draw_whole_rows(self) -> None:
+        buffer, errors = filled(1, capacity=50), []
+
+        def work(what: Callable[[], None]) -> None:
+            try:
+                for _ in range(150):
+                    what()
+            except Exception as error:
+                errors.append(error)
+
+        def read() -> None:
+            batch = buffer.sample(20)
+            assert torch.equal(batch["action"], 10 * batch["obs"][:, 0])
+            assert torch.equal(batch["obs"][:, 1], -batch["obs"][:, 0])
+
+        works = [lambda: buffer.add(*rows(0, 70)), lambda: buffer.add([3, -3], 30.0), read, read]
+        threads = [threading.Thread(target=work, args=(what,)) for what in works]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert buffer._ring.head == 1 + 150 * 71
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+    @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+    def test_a_forked_child_is_told_to_make_its_own(self) -> None:
+        buffer = filled(3)
+        child = os.fork()
+        if child == 0:
+            try:
+                buffer.add([0, 0], 1.0)
+            except RuntimeError as error:
+                os._exit(7 if "forked child" in str(error) else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
