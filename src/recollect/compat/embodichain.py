@@ -68,10 +68,8 @@ class StepRolloutBuffer:
         self.obs_dim, self.action_dim = obs_dim, action_dim
         self.core = _Rollout(num_steps, num_envs, obs_dim, action_dim, device=device, seed=seed)
         self.device = self.core.device
-        memory = self.core.lend()
-        self.obs, self.actions, self.rewards, self.dones, self.values, self.logprobs = (
-            memory[name].transpose(0, 1)[:-1] for name in _OURS.values()
-        )
+        memory = self.core.columns
+        self.obs, self.actions, self.rewards, self.dones, self.values, self.logprobs = map(memory.get, _OURS.values())
         self._extras: Mapping[str, Any] = {}
 
     @property
