@@ -256,6 +256,17 @@ class TestStatistics:
 
         return rc.ReplayBuffer(12, obs=1, action=(), num_envs=3, stats=Stats(), **options), told
 
+    def test_that_fail_leave_a_buffer_that_knows_all_its_rows(self) -> None:
+        class Broken:
+            def update(self, *_: Any, mask: Any) -> None:
+                raise ArithmeticError
+
+        replay = rc.ReplayBuffer(4, obs=1, action=(), sampler=rc.Prioritized(), stats=Broken(), seed=0)
+        with pytest.raises(ArithmeticError):
+            replay.add([0.0], 0.0, 7.0, False, False, [1.0])
+        assert len(replay) == 1
+        assert replay.sample(2)["reward"].tolist() == [7.0, 7.0]
+
     def step(self, rewards: list[float], ends: list[bool]) -> dict[str, Any]:
         n = len(rewards)
         obs = np.arange(float(n))[:, None]

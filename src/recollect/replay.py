@@ -255,12 +255,12 @@ class ReplayBuffer:
     ) -> None:
         told = self._told(leaves, envs, steps) if self.stats is not None else []
         self._storage.write(leaves, nexts, envs, steps)
-        if told:
-            self._tell(told)
         if self._staged:
             self._staged.clear()
         if self._draws.wants_touched:
             self._draws.written(self._storage.touched())
+        if told:
+            self._tell(told)
 
     def _tell(self, told: list[tuple[Any, ...]]) -> None:
         for reward, terminated, truncated, mask in told:
