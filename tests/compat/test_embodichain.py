@@ -23,7 +23,7 @@ from recollect.compat.embodichain import (
     iterate_minibatches,
     transition_view,
 )
-from tests.compat.documents import blocks
+from tests.compat.documents import blocks, guide
 from tests.reference import estimators as reference
 
 CPU = torch.device("cpu")
@@ -465,6 +465,15 @@ class TestSteps:
     def test_a_seed_repeats_batches(self) -> None:
         orders = [next(filled(seed=seed).iterate_minibatches(T * N))["rewards"].tolist() for seed in (1, 1, 2)]
         assert orders[0] == orders[1] != orders[2]
+
+
+class TestGuide:
+    def test_its_examples_run(self) -> None:
+        names: dict[str, Any] = {}
+        for block in guide("embodichain"):
+            exec(block, names)
+        assert names["rollout"]["return"].shape == (8, 17)
+        assert len(names["batch"]["returns"]) == 32
 
 
 class TestReleases:

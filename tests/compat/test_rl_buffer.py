@@ -28,7 +28,7 @@ from recollect.compat.rl_buffer import (
     SumTree,
     explained_variance,
 )
-from tests.compat.documents import blocks
+from tests.compat.documents import blocks, guide
 from tests.reference import estimators as reference
 from tests.reference.priority import SlowTree
 
@@ -99,6 +99,13 @@ class TestReadme:
         else:
             assert "Epoch 4: Trained on 16 mini-batches." in printed
             assert "No complete episodes" in printed
+
+    def test_the_examples_of_the_guide_run(self, capsys: pytest.CaptureFixture[str]) -> None:
+        names: dict[str, Any] = {}
+        for block in guide("rl_buffer"):
+            exec(block, names)
+        assert capsys.readouterr().out.startswith("100 ")
+        assert len(names["batch"].returns) == 32
 
     STATS = "num_envs, category='Rollout', max_ep_info_buffer=100, extra_metrics_keys=None, done_reason_keys=None"
     BUFFER = "buffer_size, num_envs, obs_shape, action_shape, stats_tracker"
@@ -573,6 +580,8 @@ class TestRollout:
         assert buffer._observations[:, 0, 0].tolist() == [float(t) for t in range(6 - size, 6)]
         assert buffer.full
         assert buffer.stats_tracker.core.num_steps == 6 * N
+        with pytest.raises(ValueError, match="value: expected shape"):
+            buffer.add(**step(6, value=torch.zeros(N, 1)))
         expected = torch.tensor([100.0 * t for t in range(6 - size, 6)])
         buffer.gamma = 0.0
         buffer.compute_returns_and_advantages(torch.zeros(N), torch.zeros(N))

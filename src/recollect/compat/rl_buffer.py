@@ -11,8 +11,8 @@ it matters for learning:
   changes nothing.
 - A rollout with `ResetStrategy.RECURRENT` stays in the order of time: the oldest step makes room.
 - `explained_variance` of a rollout is that of its returns by its values.
-- An `add` that fails adds nothing, next observations have the dtype of observations, and everything is stored on
-  `store_device`, or on `device` where there is none.
+- A step that does not fit changes nothing, next observations have the dtype of observations, and everything is stored
+  on `store_device`, or on `device` where there is none.
 - No global generator is used: `seed=` makes draws repeatable.
 """
 
@@ -271,13 +271,17 @@ class BaseBuffer:
         if self.full:
             if self.reset_strategy is ResetStrategy.ERROR:
                 raise RuntimeError("Buffer is full. Cannot add more transitions.")
-            self._check(step)
-            self._make_room()
+            self._make_room(step)
         self._teller.infos, self._teller.done_reasons = infos or {}, done_reasons or []
         self.core.add(**step)
 
     def _stored(self, value: Any) -> torch.Tensor | np.ndarray:
         return value.detach().to(self.store_device) if isinstance(value, torch.Tensor) else np.asarray(value)
+
+    def _make_room(self, step: Mapping[str, Any]) -> None:
+        if self.reset_strategy is ResetStrategy.AUTO:
+            self._check(step)
+            self.reset()
 
     def _check(self, step: Mapping[str, Any]) -> None:
         """Refuse what the core would refuse, before anything is forgotten for it."""
@@ -285,10 +289,6 @@ class BaseBuffer:
         for name, value in step.items():
             (column,) = schema.columns[name.removeprefix("next_")]
             conform(name, schema.fields[column], value, (self.num_envs,), self.store_device)
-
-    def _make_room(self) -> None:
-        if self.reset_strategy is ResetStrategy.AUTO:
-            self.reset()
 
 
 @dataclass
@@ -528,9 +528,10 @@ class RolloutBuffer(BaseBuffer):
             columns[name] for name in ("obs", "action", "reward", "terminated", "value", "log_prob")
         )
 
-    def _make_room(self) -> None:
-        super()._make_room()
+    def _make_room(self, step: Mapping[str, Any]) -> None:
+        super()._make_room(step)
         if self.reset_strategy is ResetStrategy.RECURRENT:
+            self._check(step)
             memory = self.core.lend()
             memory[:, :-2] = memory[:, 1:-1].clone()
             self.core.take_back(self._buffer_size - 1)
