@@ -250,18 +250,17 @@ class TestStatistics:
     def told(self, **options: Any) -> tuple[rc.ReplayBuffer, list[Any]]:
         told: list[Any] = []
 
-        class Stats:
-            def update(self, reward: Any, terminated: Any, truncated: Any, *, mask: Any) -> None:
-                told.append((reward.tolist(), (terminated | truncated).tolist(), mask.tolist()))
+        def update(reward: Any, terminated: Any, truncated: Any, *, mask: Any, **_: Any) -> None:
+            told.append((reward.tolist(), (terminated | truncated).tolist(), mask.tolist()))
 
-        return rc.ReplayBuffer(12, obs=1, action=(), num_envs=3, stats=Stats(), **options), told
+        stats: Any = rc.EpisodeStats(3)
+        stats.update = update
+        return rc.ReplayBuffer(12, obs=1, action=(), num_envs=3, stats=stats, **options), told
 
-    def test_that_fail_leave_a_buffer_that_knows_all_its_rows(self) -> None:
-        class Broken:
-            def update(self, *_: Any, mask: Any) -> None:
-                raise ArithmeticError
-
-        replay = rc.ReplayBuffer(4, obs=1, action=(), sampler=rc.Prioritized(), stats=Broken(), seed=0)
+    def test_that_fail_leave_a_buffer_that_knows_all_its_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stats = rc.EpisodeStats(None)
+        monkeypatch.setattr(stats, "update", lambda *_, **__: 1 / 0)
+        replay = rc.ReplayBuffer(4, obs=1, action=(), sampler=rc.Prioritized(), stats=stats, seed=0)
         with pytest.raises(ArithmeticError):
             replay.add([0.0], 0.0, 7.0, False, False, [1.0])
         assert len(replay) == 1

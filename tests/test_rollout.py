@@ -430,23 +430,23 @@ class TestLending:
         assert len(rollout) == 4 * N - 1
 
     def test_statistics_are_told_of_new_steps_once(self) -> None:
-        told: list[list[float]] = []
-
-        class Stats:
-            def update(self, reward: torch.Tensor, *_: Any, mask: Any) -> None:
-                told.append(reward.tolist())
-
-        rollout = make(filled=0, stats=Stats())
-        self.write(rollout.lend(), 4)
-        rollout.take_back(1)
-        rollout.take_back(3)
-        rollout.take_back(3)
-        assert told == [[10.0 * t + n for n in range(N)] for t in range(3)]
+        rollout = make(filled=0, autoreset="NEXT_STEP", stats=rc.EpisodeStats(N))
+        memory = rollout.lend()
+        self.write(memory, 4)
+        memory["terminated"][1, 1] = True
+        for steps in (1, 2, 2):
+            rollout.take_back(steps)
+        assert rollout.stats is not None
+        assert rollout.stats.episodes()["return"].tolist() == [0.0 + 1 + 11]
+        rollout.add(**step(2, terminated=np.array([False, True, True])))
+        assert rollout.stats.num_steps == 3 * N - 1
+        assert rollout.stats.episodes()["return"].tolist() == [12.0, 2.0 + 12 + 22]
 
     def test_fields_kept_every_few_steps_cannot_be_lent(self) -> None:
         rollout = make(filled=0, extra={"hidden": rc.Carry(3, every=2)})
-        with pytest.raises(rc.SchemaError, match="hidden: expected every=1 in a rollout that is lent, got every=2"):
-            rollout.lend()
+        for call in (rollout.lend, rollout.take_back):
+            with pytest.raises(rc.SchemaError, match="hidden: expected every=1 in a rollout that is lent, got every=2"):
+                call()
 
     def test_no_rows_are_an_empty_rollout(self) -> None:
         rollout = make()
@@ -898,30 +898,24 @@ class TestResetRows:
 
 
 class TestStatistics:
-    def test_that_fail_leave_the_last_slot_as_it_was(self) -> None:
-        class Stats:
-            def update(self, *_: Any, mask: Any) -> None:
-                if rollout.num_stored:
-                    raise ArithmeticError
-
-        rollout = make(filled=0, stats=Stats())
+    def test_that_fail_leave_the_last_slot_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stats = rc.EpisodeStats(N)
+        rollout = make(filled=0, stats=stats)
         rollout.add(**step(0))
         rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
         before = rollout.env_major().clone()
+        monkeypatch.setattr(stats, "update", lambda *_, **__: 1 / 0)
         with pytest.raises(ArithmeticError):
             rollout.add(**step(7))
         assert (rollout.env_major() == before).all()
 
-    def test_are_told_of_every_step_and_which_rows_count(self) -> None:
+    def test_are_told_of_every_step_and_which_rows_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         told: list[tuple[list[float], list[bool]]] = []
-
-        class Stats:
-            def update(
-                self, reward: torch.Tensor, terminated: torch.Tensor, truncated: torch.Tensor, *, mask: Any
-            ) -> None:
-                told.append((reward.tolist(), mask.tolist()))
-
-        rollout = make(filled=0, autoreset="NEXT_STEP", stats=Stats())
+        stats = rc.EpisodeStats(N)
+        monkeypatch.setattr(
+            stats, "update", lambda reward, *_, mask, **__: told.append((reward.tolist(), mask.tolist()))
+        )
+        rollout = make(filled=0, autoreset="NEXT_STEP", stats=stats)
         rollout.add(**step(0, terminated=np.array([False, True, False])))
         rollout.add(**step(1))
         assert told == [([0.0, 1.0, 2.0], [True] * 3), ([10.0, 11.0, 12.0], [True, False, True])]

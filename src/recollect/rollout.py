@@ -12,15 +12,17 @@ from tensordict import TensorDict
 
 from recollect.autoreset import observation, parse_autoreset, refuse_reused, settings_of, unpack_step
 from recollect.batch import assemble, assembler, check_destination, checked_targets, moved, selected
-from recollect.border import as_tensor, conform, overlaps
+from recollect.border import as_tensor, conform, light, overlaps
 from recollect.carries import SparseCarries
 from recollect.errors import BufferFullError, NotReadyError, SchemaError, explain
 from recollect.estimators import gae
 from recollect.finals import Finals, Found
 from recollect.guard import lock_for
-from recollect.kernels.reader import FollowingReader, Reader, bits_of
+from recollect.kernels.reader import FollowingReader, Reader
 from recollect.kernels.sequence_index import SequenceIndex, find_sequences
+from recollect.listeners import Listeners
 from recollect.memory import Memory
+from recollect.norm import RunningNorm
 from recollect.randomness import Randomness
 from recollect.schema import (
     Carry,
@@ -37,6 +39,7 @@ from recollect.schema import (
     unstacked,
 )
 from recollect.sequences import Layout, Mode, SequenceReader, check_layout, cuts_of
+from recollect.stats import EpisodeStats
 from recollect.storage import Storage
 
 _FLAG = Field((), torch.bool)
@@ -58,6 +61,8 @@ _RESERVED = (
 
 _OPTIONAL = frozenset(("value", "log_prob"))
 
+_NOTHING: Mapping[str, Any] = {}
+
 _Read = Callable[[torch.Tensor, int, int], TensorDict]
 """The batch of the rows index[start:stop]."""
 
@@ -67,7 +72,9 @@ class RolloutBuffer:
 
     Everything at index t belongs to the action taken at t. `num_envs=None` is one environment without an environment
     axis. `extra` declares further fields (action masks, privileged observations, …); a `log_prob` declared there
-    replaces the default, which has the reward's shape.
+    replaces the default, which has the reward's shape. `stats` is told of every transition, with metrics and reasons
+    from the fields of these names, or from the info that `add_step` gets. `norm` names fields (or paths to
+    leaves) whose stored values each norm takes in: those of transitions, not of rows that only reset.
 
     >>> rollout = RolloutBuffer(num_steps=2, num_envs=None, obs=3, action=())
     >>> for step in range(2):
@@ -89,13 +96,13 @@ class RolloutBuffer:
         extra: Mapping[str, Declaration] | None = None,
         autoreset: AutoresetMode | str | None = None,
         device: torch.device | str | Memory = "cpu",
-        stats: Any = None,
+        stats: EpisodeStats | None = None,
+        norm: Mapping[str | Path, RunningNorm] | None = None,
         seed: int | None = None,
     ) -> None:
         self.num_steps = positive("num_steps", num_steps)
         self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
-        self.stats: Any = stats
         schema = _schema(obs, action, reward, value, extra or {})
         self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), _OPTIONAL)
         self.device = self._storage.device
@@ -110,6 +117,7 @@ class RolloutBuffer:
         self._finals = Finals(schema, self._storage.lead, self.device)
         next_step = self.autoreset is AutoresetMode.NEXT_STEP
         self._carries = SparseCarries(schema, num_steps, num_envs or 1, self.device, next_step)
+        self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
         self._empty()
 
     @classmethod
@@ -162,15 +170,16 @@ class RolloutBuffer:
         The true final observation of a truncated episode is found where the environment's autoreset mode leaves it.
         """
         parts = unpack_step(step, self.autoreset)
-        next_obs, reward, terminated, truncated, _ = parts
+        next_obs, reward, terminated, truncated, info = parts
         with self._lock:
             row = self._next_row()
             refuse_reused(self._schema, obs, next_obs)
+            measured = self._listeners.measured(info, self._storage.lead, self.autoreset)
             finals = None
             if self.autoreset is not AutoresetMode.NEXT_STEP:
                 finals = self._finals_of_step(row, parts, self._cut_off(row, terminated, truncated))
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            self._commit(row, finals, value is not None)
+            self._commit(row, finals, value is not None, measured)
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
@@ -209,11 +218,14 @@ class RolloutBuffer:
             remedy = "Say how many rows were written."
             raise SchemaError(explain("take_back", f"0 to {self.num_steps} steps", repr(count), remedy))
         with self._lock:
+            refuse_sparse(self._schema, "a rollout that is lent")
             self._last = None  # the collector may have written a newer one
-            for row in range(self._num_stored, count if self.stats is not None else 0):
-                self._tell_stats(row)
+            for row in range(self._num_stored, count if self._listeners.columns else 0):
+                self._tell(row, _NOTHING)
             self._empty()
             self._num_stored = self._valued = count
+            if self.autoreset is AutoresetMode.NEXT_STEP:
+                self._coming = light(self._resets(count + 1)[-1:])
             value, *obs = (
                 self._storage.columns[i][count].reshape((*self._storage.lead, *self._schema.fields[i].shape)).clone()
                 for i in (*self._schema.columns["value"], *self._schema.columns["obs"])
@@ -223,12 +235,15 @@ class RolloutBuffer:
     def clear(self, *, restarted: bool = False) -> None:
         """Forget the stored steps and what was attached; the environments' pending resets are remembered.
 
-        `restarted=True` says that `env.reset()` was called on all of them since, so that no reset row is coming.
+        Statistics are of the environments, not of what is stored: episodes that are running go on in the next rollout.
+        `restarted=True` says that `env.reset()` was called on all of them since, so that no reset row is coming and the
+        running episodes will not be finished.
         """
         with self._lock:
             if restarted:
                 self._resetting.zero_()
                 self._starting.fill_(True)
+                self._listeners.restarted()
             elif self._num_stored:
                 # One row further than what is stored: whether the coming one starts an episode, and whether it resets.
                 self._starting.copy_(self._starts(self._num_stored + 1)[-1])
@@ -264,6 +279,8 @@ class RolloutBuffer:
         self._attached: dict[str, torch.Tensor] = {}
         self._last: tuple[torch.Tensor, list[torch.Tensor] | None] | None = None
         """The last value and observation that the row after the stored ones holds."""
+        self._coming = light(self._resetting.clone().unsqueeze(0))
+        """Which environments only reset in the coming row [1, N], for those who are told of it."""
 
     def _next_row(self) -> int:
         if self._num_stored == self.num_steps:
@@ -297,10 +314,10 @@ class RolloutBuffer:
                 raise SchemaError(explain(name, "a field once a step", "it twice", "It has been staged: leave it out."))
         self._storage.write(row, tuple(leaves[i] for i in which), tuple(which))
 
-    def _commit(self, row: int, finals: Found | None, valued: bool) -> None:
+    def _commit(self, row: int, finals: Found | None, valued: bool, measured: Mapping[str, Any] = _NOTHING) -> None:
         """Make the written row part of the rollout; until here nothing has changed for anybody."""
-        if self.stats is not None:
-            self._tell_stats(row)
+        if self._listeners.columns:
+            self._tell(row, measured)
         if finals is not None:
             self._finals.keep(finals)
         self._valued += valued or "value" in self._staged
@@ -312,17 +329,17 @@ class RolloutBuffer:
             self._carries.keep(row, self._storage.columns, self._ended(row))
         self._num_stored = row + 1
 
-    def _tell_stats(self, row: int) -> None:
-        reward, terminated, truncated = (self._column(name)[row] for name in ("reward", "terminated", "truncated"))
-        resets = torch.zeros_like(self._resetting)
-        if self.autoreset is AutoresetMode.NEXT_STEP:
-            resets = self._resets(row + 1)[-1]
+    def _tell(self, row: int, measured: Mapping[str, Any]) -> None:
+        block = {i: light(self._storage.columns[i])[row : row + 1] for i in self._listeners.columns}
+        mask = ~self._coming if self.autoreset is AutoresetMode.NEXT_STEP else None
         try:
-            self.stats.update(reward, terminated, truncated, mask=~resets)
+            self._listeners.tell(block, mask, measured)
         except BaseException:
             if self._last is not None:
                 self._write_last()
             raise
+        if mask is not None:
+            self._coming = self._listeners.ended(block) & mask
 
     # Ends and resets
 
@@ -526,8 +543,7 @@ class RolloutBuffer:
             if total == 0 or (drop_last and total < batch_size):
                 remedy = "Add steps, or take smaller batches."
                 raise NotReadyError(explain("minibatches", f"{batch_size} transitions", total, remedy))
-            items = self._num_stored * (self.num_envs or 1)
-            source = FollowingReader(columns, 2, items, lambda: self._storage.is_exposed)
+            source = self._following(columns)
         like = {
             path: ((batch_size, *column.shape[2:]), column.dtype) for path, column in zip(paths, columns, strict=True)
         }
@@ -658,18 +674,29 @@ class RolloutBuffer:
             if isinstance(self._schema.fields[column], Carry)
         }
         chosen = dict(zip(*selected(self._leaves(sparse=True), fields), strict=True))
+        carried = [path for path in chosen if path in carries]
         steps = {path: column for path, column in chosen.items() if path not in carries}
         steps[("is_first",)] = self._starts(self._num_stored)
-        items = self._num_stored * (self.num_envs or 1)
-        source = FollowingReader(list(steps.values()), 2, items, lambda: self._storage.is_exposed)
-        carried = {path: self._carry_reader(column) for path, column in carries.items() if path in chosen}
-        return SequenceReader(index, length, layout, list(steps), source, carried)
+        read_carried = self._carry_reader([carries[path] for path in carried])
+        return SequenceReader(
+            index, length, layout, list(steps), self._following(list(steps.values())), carried, read_carried
+        )
 
-    def _carry_reader(self, column: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        if is_sparse(self._schema.fields[column]):
-            return lambda rows: self._carries.at(column, rows)
-        leaf = self._storage.columns[column]
-        return lambda rows: bits_of(leaf).flatten(0, 1)[rows].view(leaf.dtype)
+    def _carry_reader(self, columns: list[int]) -> Callable[[torch.Tensor], list[torch.Tensor]]:
+        """Reads these leaves at flat rows [B]."""
+        dense = [column for column in columns if not is_sparse(self._schema.fields[column])]
+        source = self._following([self._storage.columns[column] for column in dense]) if dense else None
+
+        def read(rows: torch.Tensor) -> list[torch.Tensor]:
+            found = {} if source is None else dict(zip(dense, source.take(rows, 0, len(rows)), strict=True))
+            return [found[column] if column in found else self._carries.at(column, rows) for column in columns]
+
+        return read
+
+    def _following(self, columns: list[torch.Tensor]) -> Reader:
+        """A reader of the stored rows of these columns."""
+        items = self._num_stored * (self.num_envs or 1)
+        return FollowingReader(columns, 2, items, lambda: self._storage.is_exposed)
 
     @property
     def data(self) -> TensorDict:
@@ -736,6 +763,16 @@ class RolloutBuffer:
             f"RolloutBuffer({self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}, "
             f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
         )
+
+    @property
+    def stats(self) -> EpisodeStats | None:
+        """The statistics that every transition is counted in."""
+        return self._listeners.stats
+
+    @property
+    def norm(self) -> dict[str | Path, RunningNorm]:
+        """The norms that take in every transition, by field or path."""
+        return self._listeners.norm
 
     @property
     def num_stored(self) -> int:

@@ -352,6 +352,16 @@ class TestReplay:
         buffer.add(**transition(2, done=torch.ones(N)))
         assert tracker.ep_info_buffer[-1] == {"ep_lengths": 2.0, "ep_rewards": 304.0, "ep_score": 4.0}
 
+    @pytest.mark.parametrize("strategy", [ResetStrategy.AUTO, ResetStrategy.RECURRENT])
+    def test_a_metric_that_does_not_fit_changes_nothing(self, strategy: ResetStrategy) -> None:
+        tracker = StatsTracker(N, extra_metrics_keys=["score"])
+        buffer = replay(1, stats_tracker=tracker, reset_strategy=strategy)
+        buffer.add(**transition(1))
+        with pytest.raises(ValueError, match="score: expected shape"):
+            buffer.add(**transition(2), infos={"score": torch.zeros(N + 1)})
+        assert buffer._rewards[0].tolist() == [100.0, 101.0, 102.0]
+        assert (len(buffer), tracker.core.num_steps) == (1, N)
+
     def test_any_object_with_an_update_is_a_tracker(self) -> None:
         told: list[dict[str, Any]] = []
 

@@ -98,3 +98,18 @@ def test_every_room_can_be_solved_and_both_parts_of_the_observation_are_true() -
                     reached.add(there)
                     frontier.append(place + move)
         assert tuple(room.goal) in reached
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_recurrent_ppo_runs_for_a_few_steps_and_repeats_itself(memory: bool) -> None:
+    example = load("recurrent_ppo")
+    curve = example.train(1, 4500, memory=memory)
+    assert len(curve) == 3
+    assert curve == example.train(1, 4500, memory=memory)
+
+
+@pytest.mark.long
+def test_recurrent_ppo_solves_what_a_policy_without_memory_cannot() -> None:
+    example = load("recurrent_ppo")
+    assert max(mean for _, mean in example.train(1, 120_000, memory=True)) > 400
+    assert max(mean for _, mean in example.train(1, 120_000, memory=False)) < 120

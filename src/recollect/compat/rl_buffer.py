@@ -169,25 +169,6 @@ def _on_host(value: Any) -> np.ndarray:
     return np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
 
 
-class _Teller:
-    """What a core buffer tells of a step, told to a tracker with what `add` was given for it."""
-
-    def __init__(self, tracker: Any) -> None:
-        self.tracker = tracker
-        self.infos: Mapping[str, Any] = {}
-        self.done_reasons: Sequence[str | None] = []
-
-    def update(
-        self, reward: torch.Tensor, terminated: torch.Tensor, truncated: torch.Tensor, *, mask: torch.Tensor
-    ) -> None:
-        self.tracker.update(
-            dones=_on_host(terminated | truncated),
-            rewards=_on_host(reward),
-            infos=self.infos,
-            done_reasons=self.done_reasons,
-        )
-
-
 # Buffers
 
 
@@ -223,12 +204,12 @@ class BaseBuffer:
         self.device = torch.device(device)
         self.store_device = self.device if store_device is None else torch.device(store_device)
         self.reset_strategy = reset_strategy
-        self._teller = _Teller(stats_tracker)
+        self._stats_tracker = stats_tracker
 
     @property
-    def stats_tracker(self) -> Any:
+    def stats_tracker(self) -> StatsTracker:
         """What is told of every step."""
-        return self._teller.tracker
+        return self._stats_tracker
 
     @property
     def capacity(self) -> int:
@@ -266,29 +247,32 @@ class BaseBuffer:
             self.stats_tracker.reset()
 
     def _add(self, infos: Mapping[str, Any] | None, done_reasons: Sequence[str | None] | None, **step: Any) -> None:
-        """Give the core one step, of which the tracker is told with `infos` and `done_reasons`."""
+        """Tell the tracker of one step and give it to the core, once all of it is known to fit."""
         step = {name: self._stored(value) for name, value in step.items()}
+        if self.full and self.reset_strategy is ResetStrategy.ERROR:
+            raise RuntimeError("Buffer is full. Cannot add more transitions.")
+        self._check(step)
+        terminated, truncated, rewards = (_on_host(step[name]) for name in ("terminated", "truncated", "reward"))
+        reasons = list(done_reasons or [])
+        self.stats_tracker.update(
+            dones=terminated | truncated, rewards=rewards, infos=infos or {}, done_reasons=reasons
+        )
         if self.full:
-            if self.reset_strategy is ResetStrategy.ERROR:
-                raise RuntimeError("Buffer is full. Cannot add more transitions.")
-            self._make_room(step)
-        self._teller.infos, self._teller.done_reasons = infos or {}, done_reasons or []
+            self._make_room()
         self.core.add(**step)
 
-    def _stored(self, value: Any) -> torch.Tensor | np.ndarray:
+    def _stored(self, value: Any) -> Any:
         return value.detach().to(self.store_device) if isinstance(value, torch.Tensor) else np.asarray(value)
 
-    def _make_room(self, step: Mapping[str, Any]) -> None:
-        if self.reset_strategy is ResetStrategy.AUTO:
-            self._check(step)
-            self.reset()
-
     def _check(self, step: Mapping[str, Any]) -> None:
-        """Refuse what the core would refuse, before anything is forgotten for it."""
         schema = self.core._schema
         for name, value in step.items():
             (column,) = schema.columns[name.removeprefix("next_")]
             conform(name, schema.fields[column], value, (self.num_envs,), self.store_device)
+
+    def _make_room(self) -> None:
+        if self.reset_strategy is ResetStrategy.AUTO:
+            self.reset()
 
 
 @dataclass
@@ -352,7 +336,6 @@ class _Transitions(BaseBuffer):
             next_obs="stored",
             sampler=sampler,
             device=self.store_device,
-            stats=self._teller,
             seed=seed,
         )
         storage = self.core._storage
@@ -521,17 +504,16 @@ class RolloutBuffer(BaseBuffer):
         self.gamma, self.gae_lambda = gamma, gae_lambda
         fields = Field(obs_shape, obs_dtype), Field(action_shape, action_dtype)
         self.core = _Rollout(
-            buffer_size, num_envs, *fields, device=self.store_device, stats=self._teller, seed=seed
+            buffer_size, num_envs, *fields, device=self.store_device, seed=seed
         )  # fmt: skip
         columns = self.core.columns
         self._observations, self._actions, self._rewards, self._dones, self._values, self._log_probs = (
             columns[name] for name in ("obs", "action", "reward", "terminated", "value", "log_prob")
         )
 
-    def _make_room(self, step: Mapping[str, Any]) -> None:
-        super()._make_room(step)
+    def _make_room(self) -> None:
+        super()._make_room()
         if self.reset_strategy is ResetStrategy.RECURRENT:
-            self._check(step)
             memory = self.core.lend()
             memory[:, :-2] = memory[:, 1:-1].clone()
             self.core.take_back(self._buffer_size - 1)
@@ -548,7 +530,7 @@ class RolloutBuffer(BaseBuffer):
         done_reasons: Sequence[str | None] | None = None,
     ) -> None:
         """Store one step of every environment; `done` says whether this step ended the episode."""
-        flags = {"terminated": self._stored(done) != 0, "truncated": torch.zeros(self.num_envs, dtype=torch.bool)}
+        flags = {"terminated": self._stored(done) != 0, "truncated": np.zeros(self.num_envs, dtype=bool)}
         critic = {"value": value, "log_prob": log_prob}
         self._add(infos, done_reasons, obs=obs, action=action, reward=reward, **flags, **critic)
 
