@@ -257,6 +257,15 @@ class TestStatistics:
         stats.update = update
         return rc.ReplayBuffer(12, obs=1, action=(), num_envs=3, stats=stats, **options), told
 
+    def test_that_fail_leave_a_buffer_that_knows_all_its_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stats = rc.EpisodeStats(None)
+        monkeypatch.setattr(stats, "update", lambda *_, **__: 1 / 0)
+        replay = rc.ReplayBuffer(4, obs=1, action=(), sampler=rc.Prioritized(), stats=stats, seed=0)
+        with pytest.raises(ArithmeticError):
+            replay.add([0.0], 0.0, 7.0, False, False, [1.0])
+        assert len(replay) == 1
+        assert replay.sample(2)["reward"].tolist() == [7.0, 7.0]
+
     def step(self, rewards: list[float], ends: list[bool]) -> dict[str, Any]:
         n = len(rewards)
         obs = np.arange(float(n))[:, None]

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from recollect.batch import assemble, check_destination, fill, moved
-from recollect.border import as_tensor, conform, dotted, environments, light, row_ids
+from recollect.border import as_tensor, conform, dotted, environments, light, refuse_reused_leaves, row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
 from recollect.listeners import Listeners
@@ -233,7 +233,11 @@ class ReplayBuffer:
             steps = shape[0] if shape else 0
             if steps == 0:
                 raise SchemaError(explain("extend", "at least one step", "none", "Pass blocks of steps."))
-            self._write(leaves, self._schema.flatten("obs", batch["next_obs"]), envs, steps)
+            nexts = self._schema.flatten("obs", batch["next_obs"])
+            # Of a block that is cut out of one array, the observations of one step are the next ones of another.
+            pair = (tuple(leaves[i] for i in self._schema.columns["obs"]), nexts)
+            refuse_reused_leaves(self._schema, *([_first_row(leaf) for leaf in group] for group in pair))
+            self._write(leaves, nexts, envs, steps)
 
     def cut(self, env_ids: Any = None) -> None:
         """The current episodes were abandoned: the coming observation starts a new one."""
@@ -285,12 +289,12 @@ class ReplayBuffer:
     ) -> None:
         told = self._told(leaves, envs, steps) if self._listeners.columns else None
         self._storage.write(leaves, nexts, envs, steps)
-        if told is not None:
-            self._listeners.tell(*told, measured, None if envs is None else light(envs))
         if self._staged:
             self._staged.clear()
         if self._draws.wants_touched:
             self._draws.written(self._storage.touched())
+        if told is not None:
+            self._listeners.tell(*told, measured, None if envs is None else light(envs))
 
     def _told(
         self, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
@@ -452,6 +456,10 @@ def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
     if type(value) is torch.Tensor and value.device == device and not value.requires_grad:
         return value
     return as_tensor(where, value, device).to(device)
+
+
+def _first_row(leaf: Any) -> Any:
+    return leaf[:1] if getattr(leaf, "ndim", 0) else None
 
 
 def _runs(starts: torch.Tensor) -> list[slice]:

@@ -60,6 +60,7 @@ _RESERVED = (
     "self",
 )
 
+_OPTIONAL = frozenset(("value", "log_prob"))
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -122,8 +123,7 @@ class RolloutBuffer:
         self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
         schema = _schema(obs, action, reward, value, extra or {})
-        optional = frozenset(("value", "log_prob"))
-        self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), optional)
+        self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), _OPTIONAL)
         self.device = self._storage.device
         self._schema = schema
         self._agents = _agents(schema)
@@ -218,6 +218,45 @@ class RolloutBuffer:
             self._storage.write(row, leaves, which)
             self._staged.update(fields)
 
+    def lend(self) -> TensorDict:
+        """All of the memory as a TensorDict `[N, T + 1]`, for a collector that writes steps there itself.
+
+        `take_back` makes what it wrote the stored steps.
+        """
+        with self._lock:
+            refuse_sparse(self._schema, "a rollout that is lent")
+            return self._env_major(self.num_steps, zip(self._schema.paths, self._storage.columns, strict=True))
+
+    def take_back(self, num_steps: int | None = None) -> None:
+        """Make the first `num_steps` rows of the memory (all by default), written through `lend()`, the stored steps.
+
+        Every field counts as given, and the row after them holds the last observation and value. What was attached is
+        forgotten; statistics are told of the steps that were not stored before.
+        """
+        count = self.num_steps if num_steps is None else num_steps
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= self.num_steps:
+            remedy = "Say how many rows were written."
+            raise SchemaError(explain("take_back", f"0 to {self.num_steps} steps", repr(count), remedy))
+        with self._lock:
+            refuse_sparse(self._schema, "a rollout that is lent")
+            self._last = None  # the collector may have written a newer one
+            for row in range(self._num_stored, count if self._listeners.columns else 0):
+                self._tell(row, _NOTHING)
+            self._empty()
+            self._num_stored = self._valued = count
+            if self.autoreset is AutoresetMode.NEXT_STEP:
+                self._coming = light(self._resets(count + 1)[-1:])
+            value, obs = (
+                [
+                    self._storage.columns[i][count]
+                    .reshape((*self._storage.lead, *self._schema.fields[i].shape))
+                    .clone()
+                    for i in self._schema.columns[name]
+                ]
+                for name in ("value", "obs")
+            )
+            self._last = value, obs
+
     def clear(self, *, restarted: bool = False) -> None:
         """Forget the stored steps and what was attached; the environments' pending resets are remembered.
 
@@ -237,18 +276,23 @@ class RolloutBuffer:
                     self._resetting.copy_(self._resets(self._num_stored + 1)[-1])
             self._empty()
 
-    def adopt(self, steps: int) -> None:
-        """Count the first `steps` rows as the stored ones: they were written through `rows`, or before a `clear()`.
+    def to(self, device: torch.device | str | Memory) -> RolloutBuffer:
+        """Move everything to other memory and go on there; returns the buffer itself.
 
-        All of them count as valued. Their final observations are not known, and no statistics are told of them.
+        Tensors that shared the old memory keep it.
         """
         with self._lock:
-            if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps <= self.num_steps:
-                raise SchemaError(explain("adopt", f"0 to {self.num_steps} steps", repr(steps), "Pass their number."))
-            if self._carries:
-                raise SchemaError(explain("adopt", "fields of every step", "Carry(every=…)", "Declare Carry(every=1)."))
-            self._empty()
-            self._num_stored = self._valued = steps
+            storage = Storage(self._schema, self.num_steps + 1, self.num_envs, Memory.of(device), _OPTIONAL)
+            torch._foreach_copy_(list(storage.columns), list(self._storage.columns))
+            self._storage, self.device = storage, storage.device
+            for part in (self._finals, self._carries):
+                part.to(self.device)
+            self._resetting, self._starting = (flags.to(self.device) for flags in (self._resetting, self._starting))
+            self._attached = {name: column.to(self.device) for name, column in self._attached.items()}
+            if self._last is not None:
+                value, obs = ([leaf.to(self.device) for leaf in leaves or ()] for leaves in self._last)
+                self._last = value, obs or None
+            return self
 
     def _empty(self) -> None:
         self._generation += 1
@@ -698,20 +742,24 @@ class RolloutBuffer:
             mask = self._mask()
             if mask is None:
                 mask = torch.ones((steps, self.num_envs or 1), dtype=torch.bool, device=self.device)
-            return self._block([*self._leaves(), (("mask",), mask)], steps)
+            return self._shared(steps, [(("mask",), mask)])
 
     @property
-    def rows(self) -> TensorDict:
-        """All rows, stored or not, as a TensorDict `[num_steps, N]` sharing the buffer's memory; see `adopt`."""
-        with self._lock:
-            return self._block(self._leaves(), self.num_steps)
+    def columns(self) -> TensorDict:
+        """The whole memory as a TensorDict `[num_steps, N]`, with what is attached.
 
-    def _block(self, columns: list[tuple[Path, torch.Tensor]], steps: int) -> TensorDict:
+        Beyond the `num_stored` first rows there are zeros, or an older rollout. For learning there is `data`.
+        """
+        with self._lock:
+            return self._shared(self.num_steps, [])
+
+    def _shared(self, steps: int, more: list[tuple[Path, torch.Tensor]]) -> TensorDict:
         self._storage.is_exposed = True
-        leaves = [column[:steps] for _, column in columns]
+        paths, columns = zip(*self._leaves(), *more, strict=True)
+        leaves = [column[:steps] for column in columns]
         if self.num_envs is None:
             leaves = [leaf.squeeze(1) for leaf in leaves]
-        return assemble([path for path, _ in columns], leaves, torch.Size((steps, *self._storage.lead)))
+        return assemble(paths, leaves, torch.Size((steps, *self._storage.lead)))
 
     def env_major(self) -> TensorDict:
         """The rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
@@ -723,10 +771,13 @@ class RolloutBuffer:
             steps = self._whole("env_major")
             if self._last is None:
                 self._storage.zero(steps)
-            self._storage.is_exposed = True
-            paths, columns = zip(*self._leaves(), strict=True)
-            leaves = [column[: steps + 1].transpose(0, 1) for column in columns]
-            return assemble(paths, leaves, torch.Size((self.num_envs or 1, steps + 1)))
+            return self._env_major(steps, self._leaves())
+
+    def _env_major(self, steps: int, stored: Iterable[tuple[Path, torch.Tensor]]) -> TensorDict:
+        self._storage.is_exposed = True
+        paths, columns = zip(*stored, strict=True)
+        leaves = [column[: steps + 1].transpose(0, 1) for column in columns]
+        return assemble(paths, leaves, torch.Size((self.num_envs or 1, steps + 1)))
 
     def __getitem__(self, name: str | Path) -> Any:
         """One field of the stored steps `[T, N, …]`, sharing the buffer's memory."""

@@ -88,7 +88,7 @@ class RolloutBuffer:
     def _allocate(self) -> None:
         self._random = Randomness()
         self._rollout = self._new_rollout()
-        blank = self._rollout.rows[0].clone()
+        blank = self._rollout.columns[0].clone()
         blank["action_masks"].fill_(True)
         self._omitted = {name: blank[name] for name in self._extra()}
         """What is stored of further fields that `add` is not given."""
@@ -117,7 +117,7 @@ class RolloutBuffer:
 
     def _expose(self) -> None:
         """Make `buffer`: the core's memory under AgileRL's names."""
-        rows = self._rollout.rows
+        rows = self._rollout.columns
         columns = {theirs: rows[ours] for theirs, ours in self._names().items()}
         self.buffer = TensorDict(columns, batch_size=rows.batch_size, device=self._rollout.device).lock_()
 
@@ -186,7 +186,7 @@ class RolloutBuffer:
         if action_mask is not None:
             legal = (spaces.flatdim(self.action_space),)
             extra["action_masks"] = self._by_env("action_mask", action_mask, legal) != 0
-        self._rollout.adopt(row)
+        self._rollout.take_back(row)
         self._rollout.add(
             self._observation("obs", obs),
             self._by_env("action", action, (num_actions(self.action_space),), self.action_space.shape or ()),
@@ -272,7 +272,7 @@ class RolloutBuffer:
 
     def _stored(self) -> rc.RolloutBuffer:
         """The stored steps in the order of their rows."""
-        self._rollout.adopt(self._steps)
+        self._rollout.take_back(self._steps)
         return self._rollout
 
     def _in_time(self) -> rc.RolloutBuffer:
@@ -280,10 +280,10 @@ class RolloutBuffer:
         oldest = self._oldest
         if not oldest:
             return self._stored()
-        rows, ordered = self._rollout.rows, self._new_rollout()
+        rows, ordered = self._rollout.columns, self._new_rollout()
         in_time: Any = torch.cat([rows[oldest:], rows[:oldest]])
-        ordered.rows.update_(in_time)
-        ordered.adopt(self.capacity)
+        ordered.columns.update_(in_time)
+        ordered.take_back(self.capacity)
         return ordered
 
     def prepare_sequence_tensors(self, device: str | None = None) -> TensorDict:
