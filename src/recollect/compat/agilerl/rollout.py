@@ -186,7 +186,8 @@ class RolloutBuffer:
         if action_mask is not None:
             legal = (spaces.flatdim(self.action_space),)
             extra["action_masks"] = self._by_env("action_mask", action_mask, legal) != 0
-        self._rollout.take_back(row)
+        if self._rollout.num_stored != row:
+            self._rollout.take_back(row)
         self._rollout.add(
             self._observation("obs", obs),
             self._by_env("action", action, (num_actions(self.action_space),), self.action_space.shape or ()),
