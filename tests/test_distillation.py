@@ -136,7 +136,7 @@ class TestAdding:
         buffer = rc.DistillationBuffer(8, obs=2)
         buffer.add(obs, action)
         obs[:], action[:] = 99, 99
-        for batch in chain([buffer.sample(20)], buffer.epochs(4, epochs=2, shuffle=False), [buffer[torch.arange(4)]]):
+        for batch in chain([buffer.sample(200)], buffer.epochs(4, epochs=2, shuffle=False), [buffer[torch.arange(4)]]):
             assert set(batch["index"].tolist()) == {0, 1, 2, 3}
             for name in ("obs", "action", "index", "round"):
                 batch[name].fill_(77)
