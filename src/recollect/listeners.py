@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from typing import Any
 
@@ -42,14 +42,13 @@ class Listeners:
         listened = {*self._fields.values(), *self._rewards, *self._norms}
         self.columns = tuple(listened.union(self._flags)) if listened else ()
         """Which columns are to be told; none when nobody listens."""
-        self._asked = (
-            () if stats is None else tuple(n for n in (*stats.metrics, *stats.reasons) if n not in schema.columns)
-        )
-        """What is not declared in the buffer but may be in the info of a step."""
+        self._asked: tuple[str, ...] = ()
+        """Metrics and reasons that are no fields of the buffer but may be in the info of a step."""
         if stats is not None:
             if stats.num_envs != num_envs:
                 remedy = f"Pass EpisodeStats({num_envs})."
                 raise SchemaError(explain("stats", f"num_envs={num_envs} as the buffer's", stats.num_envs, remedy))
+            self._asked = tuple(name for name in (*stats.metrics, *stats.reasons) if name not in self._fields)
             stats.to(device)
         for one in self._norms.values():
             one.to(device)
@@ -66,10 +65,14 @@ class Listeners:
 
         Everything is as `light` makes it. `measured` belongs to a block of one step.
         """
+        if self.stats is not None:
+            self._tell_stats(self.stats, block, mask, measured, envs)
         for column, norm in self._norms.items():
             norm.update(block[column], mask)
-        if self.stats is None:
-            return
+
+    def _tell_stats(
+        self, stats: EpisodeStats, block: Mapping[int, Any], mask: Any, measured: Mapping[str, Any], envs: Any
+    ) -> None:
         named = {name: block[column] for name, column in self._fields.items()}
         named.update(measured)
         named["reward"] = reduce(add, (_of_all_agents(block[column]) for column in self._rewards))
@@ -78,7 +81,10 @@ class Listeners:
         elif envs is not None:
             named["mask"] = named["terminated"] | True
         for t in range(len(named["reward"])):
-            self._count(self.stats, {name: self._whole(values[t], envs) for name, values in named.items()})
+            step = {name: self._whole(values[t], envs) for name, values in named.items()}
+            metrics = {name: step[name] for name in stats.metrics if name in step}
+            reasons = {name: step[name] != 0 for name in stats.reasons if name in step}
+            stats.update(*(step[name] for name in _STEP), mask=step.get("mask"), metrics=metrics, reasons=reasons)
 
     def ended(self, block: Mapping[int, Any]) -> Any:
         """Which steps of a block end an episode [T, K], by their flags."""
@@ -91,16 +97,10 @@ class Listeners:
             return values[0]
         if envs is None:
             return values
-        whole: Any = values.new_zeros if isinstance(values, torch.Tensor) else partial(np.zeros, dtype=values.dtype)
-        whole = whole(self._num_envs)
+        count, is_tensor = self._num_envs, isinstance(values, torch.Tensor)
+        whole = values.new_zeros(count) if is_tensor else np.zeros(count, values.dtype)
         whole[envs] = values
         return whole
-
-    @staticmethod
-    def _count(stats: EpisodeStats, step: dict[str, Any]) -> None:
-        metrics = {name: step[name] for name in stats.metrics if name in step}
-        reasons = {name: step[name] != 0 for name in stats.reasons if name in step}
-        stats.update(*(step[name] for name in _STEP), mask=step.get("mask"), metrics=metrics, reasons=reasons)
 
     def restarted(self, env_ids: Any = None) -> None:
         """These environments (or all) begin anew: what they were doing is no episode."""
