@@ -118,7 +118,7 @@ class RolloutBuffer:
         Then `add(None, None, None, rewards, dones, values, log_probs)`. This is the buffer's own, not ApexRL's.
         """
         core = self._settled(actions)
-        core.stage(**self._observed(observations, privileged_observations), action=placed(None, actions, core.device))
+        core.stage(**observed(self, observations, privileged_observations), action=placed(None, actions, core.device))
         self._core, self._is_settled = core, True
 
     def add(
@@ -133,12 +133,9 @@ class RolloutBuffer:
     ) -> None:
         """Store one step of every environment; `dones` [num_envs] says whether this step ended an episode."""
         core = self._settled(actions)
-        step = {"action": actions, "reward": rewards, "value": values, "log_prob": log_probs}
         core.add(
-            **self._observed(observations, privileged_observations),
-            **{name: placed(None, value, core.device) for name, value in step.items()},
-            terminated=ended(dones, core.device),
-            truncated=torch.zeros(self.num_envs, dtype=torch.bool, device=core.device),
+            **observed(self, observations, privileged_observations),
+            **outcome(core.device, actions, rewards, dones, values, log_probs),
         )
         self._core, self._is_settled = core, True
 
@@ -150,15 +147,6 @@ class RolloutBuffer:
         action = inferred(actions, 1, *self._told)
         is_same = action == Field(self.action_shape, self.action_dtype)
         return self._core if is_same else self._made(action, self.device)
-
-    def _observed(self, observations: Any, privileged_observations: Any) -> dict[str, Any]:
-        observed = {"obs": placed(self.obs_shape, observations, self.device)}
-        if self.privileged_obs_shape is not None:
-            observed[PRIVILEGED] = placed(self.privileged_obs_shape, privileged_observations, self.device)
-        elif privileged_observations is not None:
-            remedy = "Pass privileged_obs_shape= or num_privileged_obs= to the buffer."
-            raise SchemaError(explain(PRIVILEGED, "none", "some that are not declared", remedy))
-        return observed
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
         """Advantages and returns of the stored steps; `last_values` [num_envs] are of the observations after them.
@@ -220,3 +208,27 @@ def refuse_full(core: rc.RolloutBuffer) -> None:
     """ApexRL's error for a step too many."""
     if core.is_full:
         raise ValueError(f"Rollout buffer is full (capacity: {core.num_steps})")
+
+
+def observed(buffer: Any, observations: Any, privileged_observations: Any) -> dict[str, Any]:
+    """What was seen in a step, for the core."""
+    seen = {"obs": placed(buffer.obs_shape, observations, buffer.device)}
+    if buffer.privileged_obs_shape is not None:
+        seen[PRIVILEGED] = placed(buffer.privileged_obs_shape, privileged_observations, buffer.device)
+    elif privileged_observations is not None:
+        remedy = "Declare their shape where the buffer is made."
+        raise SchemaError(explain(PRIVILEGED, "none", "some that are not declared", remedy))
+    return seen
+
+
+def outcome(
+    device: torch.device, actions: Any, rewards: Any, dones: Any, values: Any, log_probs: Any
+) -> dict[str, Any]:
+    """What was done in a step and what came of it, for the core."""
+    step = {"action": actions, "reward": rewards, "value": values, "log_prob": log_probs}
+    ends = ended(dones, device)
+    return {
+        **{name: placed(None, value, device) for name, value in step.items()},
+        "terminated": ends,
+        "truncated": torch.zeros_like(ends),
+    }
