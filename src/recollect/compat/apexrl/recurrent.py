@@ -24,8 +24,8 @@ class RolloutRNNBuffer:
     Networks have their hidden states as (layers, batch, hidden); the attributes keep them [num_steps, num_envs, layers,
     hidden]. Sequences go on over the ends of episodes: `dones` say where the network has to begin anew.
 
-    Put right, beside ApexRL's own buffer: what `RolloutBuffer` puts right, and sequences are cut from stored steps only.
-    Shuffling does not touch the global generator; `seed` makes it repeatable.
+    Put right, beside ApexRL's own buffer: what `RolloutBuffer` puts right, and sequences are cut from stored steps
+    only. Shuffling does not touch the global generator; `seed` makes it repeatable.
 
     >>> buffer = RolloutRNNBuffer(2, 4, (3,), (), torch.long, (1, 8), (1, 8), "cpu")
     >>> buffer.actor_hidden_states.shape
