@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import torch
 from tensordict import TensorDict
@@ -54,6 +54,19 @@ class RolloutBuffer:
     advantages = Column("advantage")
     returns = Column("return")
 
+    @overload
+    def __init__(
+        self,
+        num_envs: int,
+        num_steps: int,
+        obs_shape: Spec,
+        device: torch.device | str,
+        num_privileged_obs: int = 0,
+        *,
+        seed: int | None = None,
+    ) -> None: ...
+
+    @overload
     def __init__(
         self,
         num_envs: int,
@@ -66,9 +79,23 @@ class RolloutBuffer:
         privileged_obs_shape: Spec | None = None,
         *,
         seed: int | None = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        num_envs: int,
+        num_steps: int,
+        obs_shape: Spec,
+        action_shape: Any = None,
+        action_dtype: Any = None,
+        device: torch.device | str = "cpu",
+        num_privileged_obs: int = 0,
+        privileged_obs_shape: Spec | None = None,
+        *,
+        seed: int | None = None,
     ) -> None:
         if isinstance(action_shape, str | torch.device):  # the documented form, by position
-            device, num_privileged_obs = action_shape, num_privileged_obs or action_dtype or 0  # type: ignore[assignment]
+            device, num_privileged_obs = action_shape, num_privileged_obs or action_dtype or 0
             action_shape = action_dtype = None
         self.num_envs = num_envs
         self.num_steps = num_steps
