@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, overload
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -54,49 +54,23 @@ class RolloutBuffer:
     advantages = Column("advantage")
     returns = Column("return")
 
-    @overload
     def __init__(
         self,
         num_envs: int,
         num_steps: int,
         obs_shape: Spec,
-        device: torch.device | str,
-        num_privileged_obs: int = 0,
-        *,
-        seed: int | None = None,
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self,
-        num_envs: int,
-        num_steps: int,
-        obs_shape: Spec,
-        action_shape: tuple[int, ...] | None = None,
-        action_dtype: torch.dtype | None = None,
-        device: torch.device | str = "cpu",
-        num_privileged_obs: int = 0,
-        privileged_obs_shape: Spec | None = None,
-        *,
-        seed: int | None = None,
-    ) -> None: ...
-
-    def __init__(
-        self,
-        num_envs: int,
-        num_steps: int,
-        obs_shape: Spec,
-        action_shape: Any = None,
-        action_dtype: Any = None,
+        action_shape: tuple[int, ...] | torch.device | str | None = None,
+        action_dtype: torch.dtype | int | None = None,
         device: torch.device | str = "cpu",
         num_privileged_obs: int = 0,
         privileged_obs_shape: Spec | None = None,
         *,
         seed: int | None = None,
     ) -> None:
-        if isinstance(action_shape, str | torch.device):  # the documented form, by position
-            device, num_privileged_obs = action_shape, num_privileged_obs or action_dtype or 0
-            action_shape = action_dtype = None
+        if isinstance(action_shape, str | torch.device):  # the documented order: device, num_privileged_obs
+            device, action_shape = action_shape, None
+        if isinstance(action_dtype, int):
+            num_privileged_obs, action_dtype = action_dtype, None
         self.num_envs = num_envs
         self.num_steps = num_steps
         self.obs_shape = obs_shape
