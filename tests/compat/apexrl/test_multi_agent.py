@@ -117,6 +117,7 @@ class TestMultiAgent:
         torch.save(state, tmp_path / "state.pt")
         read = torch.load(tmp_path / "state.pt", weights_only=True)
         assert read["step"] == 1
+        assert read["states"][0].tolist() == [[9.0] * 4] * N
         assert read["observations"]["flyer"]["pose"][0].tolist() == [[1.5] * 3] * N
 
     def test_a_step_too_many_is_a_value_error(self) -> None:

@@ -202,7 +202,9 @@ class TestReplay:
         assert drawn["critic_observations"]["mass"].tolist() == [2.0] * 4
         assert drawn["next_critic_observations"]["mass"].tolist() == [3.0] * 4
         other = apexrl.ReplayBuffer(5, spec, critic_obs_shape={"mass": ()}, obs_dtype=torch.float64)
-        other.load_state_dict(buffer.state_dict())
+        state = buffer.state_dict()
+        assert type(state["observations"]) is type(state["next_critic_observations"]) is dict
+        other.load_state_dict(state)
         assert other.sample(2)["observations"]["camera"].eq(7).all()
         rest = (torch.zeros(1), torch.zeros(1), seen[1], torch.zeros(1), *critics)
         with pytest.raises(TypeError, match="^Observation tree structures must match$"):
