@@ -18,6 +18,7 @@ test-long: .venv/installed
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.on_policy
 	$(BIN)/python -m benchmarks.replay
+	$(BIN)/python -m benchmarks.sequences
 
 conformance: .venv/installed
 	$(BIN)/python -m pytest -k conformance -v

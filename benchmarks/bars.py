@@ -22,6 +22,8 @@ class Bar:
 # rlox pushes flat float32 into fixed columns: no schema, no other dtypes, nothing nested.
 _ADD_ONE_STEP = Bar(2.5, aside="rlox", times_aside=4.0)
 
+_SEQUENCES = Bar(5.0)
+
 BARS: dict[str, Bar] = {
     "add N=16": Bar(6.0),
     "add N=4096": Bar(1.3),
@@ -33,6 +35,9 @@ BARS: dict[str, Bar] = {
     "epoch 24x4096 size 4096": Bar(2.5),
     "cycle 128x64 size 64": Bar(4.0),
     "cycle 24x4096 size 4096": Bar(2.5),
+    "rollout sequences 128x64 length 16, 256 steps a batch": _SEQUENCES,
+    "rollout sequences 128x64 length 16, 1024 steps a batch": _SEQUENCES,
+    "rollout sequences 128x64 length 16, 8192 steps a batch": _SEQUENCES,
     "replay add N=1": _ADD_ONE_STEP,
     "replay add N=16": _ADD_ONE_STEP,
     "replay add image": Bar(2.0),

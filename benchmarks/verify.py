@@ -5,13 +5,14 @@ Each check returns None, or one sentence that says what differs. A library with 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.rollouts import RolloutData, reference_gae
-from recollect.conformance.peers import Batch, Epoch, Gae, Rollout
+from recollect.conformance.peers import Batch, Epoch, Gae, Recurrent, Rollout
 
 Array = np.ndarray[Any, Any]
 
@@ -66,6 +67,27 @@ def check_epoch(epoch: Epoch, batch_size: int, data: RolloutData, *, gamma: floa
     if np.array_equal(np.diff(orders[0]), np.ones(len(orders[0]) - 1)):
         return "rows are not shuffled"
     return None
+
+
+def check_sequences(rollout: Recurrent, num_steps: int, data: RolloutData, state: Array) -> str | None:
+    """Read an epoch: consecutive steps of one episode, no step twice, each sequence with the state before it."""
+    seen: list[int] = []
+    envs, flat = data.shape.num_envs, state.reshape(-1, state.shape[-1])
+    ended = data.trajectory.ended.reshape(-1)
+    for batch in rollout.minibatches(num_steps):
+        rows, states = rollout.read(batch)
+        for run in rows:
+            if any(after != before + envs for before, after in pairwise(run)):
+                return "a sequence has steps that do not follow each other"
+            if ended[run[:-1]].any():
+                return "a sequence crosses an end"
+        if not np.array_equal(states, flat[[run[0] for run in rows]]):
+            return "a sequence starts from another state"
+        seen += [row for run in rows for row in run]
+    if len(set(seen)) != len(seen):
+        return "a step appears twice"
+    # What is left over behind full sequences may be dropped: that is documented behaviour.
+    return None if len(seen) >= 0.75 * len(ended) else f"an epoch has {len(seen)} steps of {len(ended)}"
 
 
 def _check_batches(batches: list[Batch], batch_size: int) -> str | None:

@@ -145,17 +145,19 @@ public:
         }
     }
 
-    // Fresh tensors, one for each source, of the items index[start:stop].
-    // `padded`: an index of -1 gives zeros.
-    nb::list take(nb::handle index, int64_t start, int64_t stop, bool padded) const {
+    // Fresh tensors, one for each source, of the items index[start:stop]: [count, …], or with a `width` [count / width,
+    // width, …]. `padded`: an index of -1 gives zeros.
+    nb::list take(nb::handle index, int64_t start, int64_t stop, bool padded, int64_t width) const {
         const int64_t* rows = checked(index, start, stop, padded);
         const int64_t count = stop - start;
+        if (width < 0 || (width && count % width)) throw std::invalid_argument("width: no divisor of the items");
         Fresh fresh;
         for (const Source& source : sources_) {
-            int64_t shape[kMaxDims];
-            std::memcpy(shape, source.shape, sizeof shape);
-            shape[0] = count;
-            fresh.add(source.dtype, source.ndim, shape);
+            int64_t shape[kMaxDims + 1] = {width ? count / width : count, width};
+            const int ndim = source.ndim + (width > 0);
+            std::memcpy(shape + (width ? 2 : 1), source.shape + 1, sizeof(int64_t) * (source.ndim - 1));
+            if (ndim > kMaxDims) throw std::invalid_argument("width: one axis too many");
+            fresh.add(source.dtype, ndim, shape);
         }
         nb::list out = fresh.make();
         char* targets[kMostLeaves];
@@ -228,7 +230,8 @@ void bind_columns(nb::module_& m) {
         .def("write", &Columns::write, nb::arg("row"), nb::arg("leaves"), nb::arg("which").none() = nb::none());
     nb::class_<Gather>(m, "Gather")
         .def(nb::init<nb::list, std::vector<int>, int64_t>())
-        .def("take", &Gather::take, nb::arg("index"), nb::arg("start"), nb::arg("stop"), nb::arg("padded") = false)
+        .def("take", &Gather::take, nb::arg("index"), nb::arg("start"), nb::arg("stop"), nb::arg("padded") = false,
+             nb::arg("width") = 0)
         .def("take_into", &Gather::take_into, nb::arg("index"), nb::arg("start"), nb::arg("stop"), nb::arg("out"),
              nb::arg("padded") = false);
     m.def("shuffle", &shuffle_index);

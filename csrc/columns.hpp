@@ -82,16 +82,34 @@ inline void gather(char* out, const char* items, const int64_t* index, int64_t c
     }
 }
 
-// The same where an index of -1 gives zeros. Sequences are read so: rows that follow each other are copied at once.
-inline void gather_padded(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes,
-                          int64_t) noexcept {
+// The same where an index of -1 gives zeros. Rows that follow each other, as the steps of a replayed sequence do, are
+// copied at once; the steps of a rollout's sequence lie apart. `Bytes` is the size of an item, 0 if only known here.
+template <int64_t Bytes>
+inline void gather_padded_as(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes,
+                             bool near) noexcept {
+    if (Bytes) bytes = Bytes;
     for (int64_t i = 0, stop = 0; i < count; i = stop) {
         stop = i + 1;
-        while (stop < count && index[stop] == index[stop - 1] + (index[i] >= 0)) ++stop;
-        if (stop < count && index[stop] >= 0) RECOLLECT_PREFETCH(items + index[stop] * bytes);
-        const auto size = static_cast<size_t>((stop - i) * bytes);
-        if (index[i] < 0) std::memset(out + i * bytes, 0, size);
-        else std::memcpy(out + i * bytes, items + index[i] * bytes, size);
+        if (!near && i + kAhead < count && index[i + kAhead] >= 0) RECOLLECT_PREFETCH(items + index[i + kAhead] * bytes);
+        if (index[i] < 0) {
+            std::memset(out + i * bytes, 0, static_cast<size_t>(bytes));
+            continue;
+        }
+        while (stop < count && index[stop] == index[stop - 1] + 1) ++stop;
+        if (stop == i + 1) std::memcpy(out + i * bytes, items + index[i] * bytes, static_cast<size_t>(bytes));
+        else std::memcpy(out + i * bytes, items + index[i] * bytes, static_cast<size_t>((stop - i) * bytes));
+    }
+}
+
+inline void gather_padded(char* out, const char* items, const int64_t* index, int64_t count, int64_t bytes,
+                          int64_t total) noexcept {
+    const bool near = total * bytes <= kNear;
+    switch (bytes) {
+        case 1: return gather_padded_as<1>(out, items, index, count, bytes, near);
+        case 4: return gather_padded_as<4>(out, items, index, count, bytes, near);
+        case 8: return gather_padded_as<8>(out, items, index, count, bytes, near);
+        case 16: return gather_padded_as<16>(out, items, index, count, bytes, near);
+        default: return gather_padded_as<0>(out, items, index, count, bytes, near);
     }
 }
 

@@ -5,6 +5,7 @@
 
 #include "bindings.hpp"
 #include "columns.hpp"
+#include "fresh.hpp"
 
 namespace nb = nanobind;
 
@@ -32,20 +33,36 @@ nb::tuple find(nb::handle terminated, nb::handle truncated, nb::handle mask, int
     return nb::make_tuple(out.valid, out.sequences, out.longest);
 }
 
-// Fills rows [batch · length] with the steps of the sequences `which`.
-void rows(nb::handle order, nb::handle start, nb::handle count, nb::handle which, int64_t length, nb::handle out) {
+// Of the sequences `which`: their rows [batch, length], -1 behind the last step of each, the mask that says so, and their
+// first rows [batch]; in fresh tensors, or in `out` where tensors cannot be made from C.
+nb::object rows(nb::handle order, nb::handle start, nb::handle count, nb::handle which, int64_t length, nb::handle out) {
     const Array list = read_index(order), starts = read_index(start), counts = read_index(count), chosen = read_index(which);
     const auto* at = reinterpret_cast<const int64_t*>(starts.data);
     const auto* steps = reinterpret_cast<const int64_t*>(counts.data);
     const auto* picked = reinterpret_cast<const int64_t*>(chosen.data);
+    const int64_t shape[] = {chosen.shape[0], length};
     if (counts.shape[0] != starts.shape[0]) throw std::invalid_argument("count: another length than start");
-    if (!in_range(picked, chosen.shape[0], starts.shape[0])) throw std::out_of_range("which");
-    for (int64_t i = 0; i < chosen.shape[0]; ++i) {
+    if (!in_range(picked, shape[0], starts.shape[0])) throw std::out_of_range("which");
+    for (int64_t i = 0; i < shape[0]; ++i) {
         const int64_t s = picked[i];
-        if (at[s] < 0 || steps[s] < 0 || steps[s] > length || at[s] > list.shape[0] - steps[s]) throw std::out_of_range("start");
+        if (at[s] < 0 || steps[s] < 1 || steps[s] > length || at[s] > list.shape[0] - steps[s]) throw std::out_of_range("start");
     }
-    auto* target = memory_of<int64_t>(out, kInt64, chosen.shape[0] * length, "out");
-    sequence_rows(target, reinterpret_cast<const int64_t*>(list.data), at, steps, picked, chosen.shape[0], length);
+    nb::object made = nb::borrow(out);
+    if (out.is_none()) {
+        Fresh fresh;
+        fresh.add(kInt64, 2, shape);
+        fresh.add(kBool, 2, shape);
+        fresh.add(kInt64, 1, shape);
+        made = fresh.make();
+    }
+    auto* row = memory_of<int64_t>(made[0], kInt64, shape[0] * length, "rows");
+    auto* mask = memory_of<bool>(made[1], kBool, shape[0] * length, "mask");
+    auto* first = memory_of<int64_t>(made[2], kInt64, shape[0], "first");
+    for (int64_t i = 0; i < shape[0]; ++i) {
+        const int64_t* from = reinterpret_cast<const int64_t*>(list.data) + at[picked[i]];
+        first[i] = sequence_rows(row + i * length, mask + i * length, from, steps[picked[i]], length);
+    }
+    return made;
 }
 
 }  // namespace
@@ -53,7 +70,8 @@ void rows(nb::handle order, nb::handle start, nb::handle count, nb::handle which
 void bind_sequences(nb::module_& m) {
     m.def("find_sequences", &find, nb::arg("terminated"), nb::arg("truncated"), nb::arg("mask").none(), nb::arg("length"),
           nb::arg("stride"), nb::arg("split"), nb::arg("keep_tail"), nb::arg("order"), nb::arg("start"), nb::arg("count"));
-    m.def("sequence_rows", &rows);
+    m.def("sequence_rows", &rows, nb::arg("order"), nb::arg("start"), nb::arg("count"), nb::arg("which"), nb::arg("length"),
+          nb::arg("out").none());
 }
 
 }  // namespace recollect

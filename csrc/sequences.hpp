@@ -59,14 +59,13 @@ inline void find_sequences(Sequences& out, const bool* terminated, const bool* t
     }
 }
 
-// rows[i, k] = order[start[s] + k] of the sequence s = which[i], -1 behind its last step.
-inline void sequence_rows(int64_t* rows, const int64_t* order, const int64_t* start, const int64_t* count,
-                          const int64_t* which, int64_t batch, int64_t length) noexcept {
-    for (int64_t i = 0; i < batch; ++i) {
-        const int64_t* from = order + start[which[i]];
-        const int64_t steps = count[which[i]];
-        for (int64_t k = 0; k < length; ++k) *rows++ = k < steps ? from[k] : -1;
+// The steps of one sequence: rows [length], -1 behind the last step; mask [length]; returns the first row.
+inline int64_t sequence_rows(int64_t* rows, bool* mask, const int64_t* from, int64_t steps, int64_t length) noexcept {
+    for (int64_t k = 0; k < length; ++k) {
+        mask[k] = k < steps;
+        rows[k] = mask[k] ? from[k] : -1;
     }
+    return *from;
 }
 
 }  // namespace recollect

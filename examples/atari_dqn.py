@@ -85,9 +85,8 @@ def train(env_id: str, seed: int, total_steps: int, capacity: int, learning_star
     replay = rc.ReplayBuffer.for_env(env, capacity, obs=frames, seed=seed)
     print(f"{capacity:,} transitions in {replay.nbytes / 2**20:,.0f} MiB, {replay.nbytes / capacity:,.0f} bytes each")
 
-    returns: list[float] = []
+    stats = rc.EpisodeStats(None)
     sample_times: list[float] = []
-    return_ = 0.0
     obs, _ = env.reset(seed=seed)
     for num_steps in range(1, total_steps + 1):
         # Act. Rewards are clipped for learning, not for counting.
@@ -99,12 +98,8 @@ def train(env_id: str, seed: int, total_steps: int, capacity: int, learning_star
                 action = net(torch.as_tensor(obs).unsqueeze(0)).argmax().numpy()
         next_obs, reward, terminated, truncated, _ = env.step(action)
         replay.add(obs, action, np.sign(float(reward)), terminated, truncated, next_obs)
-        obs = next_obs
-        return_ += float(reward)
-        if terminated or truncated:
-            returns.append(return_)
-            return_ = 0.0
-            obs, _ = env.reset()
+        stats.update(reward, terminated, truncated)
+        obs = env.reset()[0] if terminated or truncated else next_obs
 
         # Learn.
         if num_steps > learning_starts and num_steps % TRAIN_EVERY == 0:
@@ -121,14 +116,14 @@ def train(env_id: str, seed: int, total_steps: int, capacity: int, learning_star
             optimizer.step()
         if num_steps % SYNC_EVERY == 0:
             target_net.load_state_dict(net.state_dict())
-        if num_steps % max(total_steps // 20, 100) == 0 and returns:
-            mean = np.mean(returns[-100:])
-            print(f"{num_steps:9,} steps   {len(returns):5} lives   mean return of a life {mean:6.2f}")
+        if num_steps % max(total_steps // 20, 100) == 0 and stats.num_episodes:
+            mean = stats.summary()["return_mean"]
+            print(f"{num_steps:9,} steps   {stats.num_episodes:5} lives   mean return of a life {mean:6.2f}")
     env.close()
     return {
         "bytes_per_transition": replay.nbytes / capacity,
         "sample_ms": 1e3 * float(np.median(sample_times)) if sample_times else float("nan"),
-        "lives": float(len(returns)),
+        "lives": float(stats.num_episodes),
     }
 
 

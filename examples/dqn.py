@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections import deque
 from pathlib import Path
 
 import gymnasium as gym
@@ -58,12 +57,10 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
     # Importance weights correct fully (beta = 1) only at the end, when the values have settled.
     draws = total_steps // NUM_ENVS * BATCH_SIZE
     sampler = rc.Prioritized(alpha=0.6, beta=lambda drawn: 0.4 + 0.6 * min(drawn / draws, 1.0))
-    replay = rc.ReplayBuffer.for_env(env, CAPACITY, sampler=sampler, seed=seed)
+    stats = rc.EpisodeStats(NUM_ENVS, window=total_steps)  # wide enough for every episode
+    replay = rc.ReplayBuffer.for_env(env, CAPACITY, sampler=sampler, stats=stats, seed=seed)
     view = rc.NStep(N_STEP, GAMMA)
 
-    episodes: list[tuple[int, float]] = []
-    recent: deque[float] = deque(maxlen=20)
-    running = np.zeros(NUM_ENVS)
     obs, _ = env.reset(seed=seed)
     for num_steps in range(0, total_steps, NUM_ENVS):
         # Act.
@@ -73,15 +70,11 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
         action = np.where(rng.random(NUM_ENVS) < epsilon, rng.integers(2, size=NUM_ENVS), greedy)
         step = env.step(action)
         replay.add_step(obs, action, step)
-        obs, reward, terminated, truncated, _ = step
+        obs = step[0]
 
-        running += reward  # rows that only reset pay nothing
-        for i in np.flatnonzero(terminated | truncated):
-            episodes.append((num_steps, float(running[i])))
-            recent.append(running[i])
-            running[i] = 0.0
-        if num_steps % 5_000 == 0 and recent:
-            print(f"{num_steps:7,} steps   mean return of the last {len(recent)} episodes {np.mean(recent):6.1f}")
+        if num_steps % 5_000 == 0 and stats.num_episodes:
+            recent = stats.episodes()["return"][-20:]
+            print(f"{num_steps:7,} steps   mean return of the last {len(recent)} episodes {recent.mean():6.1f}")
         if len(replay) < LEARNING_STARTS:
             continue
 
@@ -103,7 +96,8 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
             for slow, fast in zip(target_net.parameters(), net.parameters(), strict=True):
                 slow.lerp_(fast, TARGET_RATE)
     env.close()
-    return episodes
+    episodes = stats.episodes()
+    return list(zip(episodes["step"].tolist(), episodes["return"].tolist(), strict=True))
 
 
 def plot(path: Path, episodes: list[tuple[int, float]], title: str) -> None:

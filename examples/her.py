@@ -86,10 +86,10 @@ def train(seed: int, total_steps: int, *, hindsight: bool, num_bits: int = NUM_B
     net = nn.Sequential(nn.Linear(2 * num_bits, 256), nn.ReLU(), nn.Linear(256, num_bits))
     target_net = copy.deepcopy(net).requires_grad_(False)
     optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE)
-    replay = rc.ReplayBuffer.for_env(env, CAPACITY, seed=seed)
+    stats = rc.EpisodeStats(NUM_ENVS, window=total_steps)  # wide enough for every episode
+    replay = rc.ReplayBuffer.for_env(env, CAPACITY, stats=stats, seed=seed)
     view = rc.Hindsight("desired_goal", "achieved_goal", judge, ratio=0.8) if hindsight else rc.Transition()
 
-    episodes: list[tuple[int, bool]] = []
     obs, _ = env.reset(seed=seed)
     for num_steps in range(0, total_steps, NUM_ENVS):
         # Act.
@@ -98,11 +98,10 @@ def train(seed: int, total_steps: int, *, hindsight: bool, num_bits: int = NUM_B
         action = np.where(rng.random(NUM_ENVS) < EPSILON, rng.integers(num_bits, size=NUM_ENVS), greedy)
         step = env.step(action)
         replay.add_step(obs, action, step)
-        obs, _, terminated, truncated, _ = step
-        episodes += [(num_steps, bool(terminated[i])) for i in np.flatnonzero(terminated | truncated)]
-        if num_steps % 10_000 == 0 and episodes:
-            rate = np.mean([success for _, success in episodes[-WINDOW:]])
-            print(f"{num_steps:8,} steps   success in the last {len(episodes[-WINDOW:])} episodes {rate:6.1%}")
+        obs = step[0]
+        if num_steps % 10_000 == 0 and stats.num_episodes:
+            reached = stats.episodes()["terminated"][-WINDOW:]
+            print(f"{num_steps:8,} steps   success in the last {len(reached)} episodes {reached.float().mean():6.1%}")
         if len(replay) < LEARNING_STARTS:
             continue
 
@@ -121,7 +120,8 @@ def train(seed: int, total_steps: int, *, hindsight: bool, num_bits: int = NUM_B
             for slow, fast in zip(target_net.parameters(), net.parameters(), strict=True):
                 slow.lerp_(fast, TARGET_RATE)
     env.close()
-    return episodes
+    episodes = stats.episodes()
+    return list(zip(episodes["step"].tolist(), episodes["terminated"].tolist(), strict=True))
 
 
 def plot(path: Path, curves: dict[str, list[tuple[int, bool]]], title: str) -> None:

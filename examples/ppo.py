@@ -10,7 +10,6 @@ never reach a minibatch, and an episode that the time limit cut off is bootstrap
 from __future__ import annotations
 
 import argparse
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
-from recollect import RolloutBuffer
+from recollect import EpisodeStats, RolloutBuffer
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,9 @@ def train(env_id: str, seed: int, total_steps: int | None, autoreset: str = "NEX
     torch.manual_seed(seed)
     agent = Agent(env.single_observation_space, env.single_action_space)
     optimizer = torch.optim.Adam(agent.parameters(), settings.learning_rate, eps=1e-5)
-    rollout = RolloutBuffer.for_env(env, settings.num_steps, seed=seed)
+    stats = EpisodeStats(settings.num_envs, window=total_steps)  # wide enough for every episode
+    rollout = RolloutBuffer.for_env(env, settings.num_steps, stats=stats, seed=seed)
 
-    episodes: list[tuple[int, float]] = []
-    recent: deque[float] = deque(maxlen=50)
-    running = np.zeros(settings.num_envs)
     obs, _ = env.reset(seed=seed)
     num_steps = 0
     while num_steps < total_steps:
@@ -123,12 +120,6 @@ def train(env_id: str, seed: int, total_steps: int | None, autoreset: str = "NEX
             step = (next_obs, reward * settings.reward_scale, terminated, truncated, info)
             rollout.add_step(obs, action, step, value=value, log_prob=log_prob)
             obs = next_obs
-
-            running += reward  # the reset rows of NEXT_STEP pay nothing
-            for i in np.flatnonzero(terminated | truncated):
-                recent.append(running[i])
-                episodes.append((num_steps + len(rollout), running[i]))
-                running[i] = 0.0
         num_steps += len(rollout)
 
         # Judge. Under NEXT_STEP the final observations are rows of the rollout and final_obs is empty.
@@ -149,10 +140,13 @@ def train(env_id: str, seed: int, total_steps: int | None, autoreset: str = "NEX
             (policy_loss + 0.5 * value_loss).backward()
             nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
             optimizer.step()
-        if recent:
-            print(f"{num_steps:9,} steps   mean return of the last {len(recent):2} episodes {np.mean(recent):8.1f}")
+        recent = stats.episodes()["return"][-50:] / settings.reward_scale
+        if len(recent):
+            print(f"{num_steps:9,} steps   mean return of the last {len(recent):2} episodes {recent.mean():8.1f}")
     env.close()
-    return episodes
+    episodes = stats.episodes()
+    returns = episodes["return"] / settings.reward_scale
+    return list(zip(episodes["step"].tolist(), returns.tolist(), strict=True))
 
 
 def plot(path: Path, episodes: list[tuple[int, float]], title: str) -> None:

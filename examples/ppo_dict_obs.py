@@ -9,7 +9,6 @@ and a minibatch's `obs` is a nested TensorDict with the same keys.
 from __future__ import annotations
 
 import argparse
-from collections import deque
 from typing import Any
 
 import gymnasium as gym
@@ -20,7 +19,7 @@ from gymnasium.wrappers import TimeLimit
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from recollect import RolloutBuffer
+from recollect import EpisodeStats, RolloutBuffer
 
 SIZE = 6
 NUM_ENVS, NUM_STEPS, TOTAL_STEPS, TIME_LIMIT = 16, 64, 200_000, 30
@@ -92,11 +91,9 @@ def train(seed: int, total_steps: int) -> list[float]:
     env = SyncVectorEnv([lambda: TimeLimit(Room(), TIME_LIMIT)] * NUM_ENVS)
     agent = Agent()
     optimizer = torch.optim.Adam(agent.parameters(), LEARNING_RATE)
-    rollout = RolloutBuffer.for_env(env, NUM_STEPS, seed=seed)
+    stats = EpisodeStats(NUM_ENVS, window=total_steps)  # wide enough for every episode
+    rollout = RolloutBuffer.for_env(env, NUM_STEPS, stats=stats, seed=seed)
 
-    returns: list[float] = []
-    recent: deque[float] = deque(maxlen=200)
-    running = np.zeros(NUM_ENVS)
     obs, _ = env.reset(seed=seed)
     num_steps = 0
     while num_steps < total_steps:
@@ -109,13 +106,7 @@ def train(seed: int, total_steps: int) -> list[float]:
                 log_prob = policy.log_prob(action)
             step = env.step(action.numpy())
             rollout.add_step(obs, action, step, value=value, log_prob=log_prob)
-            obs, reward, terminated, truncated, _ = step
-
-            running += reward  # the reset rows of NEXT_STEP pay nothing
-            for i in np.flatnonzero(terminated | truncated):
-                recent.append(running[i])
-                returns.append(running[i])
-                running[i] = 0.0
+            obs = step[0]
         num_steps += len(rollout)
 
         # Judge. This environment resets at the next step, so every final observation is in the rollout.
@@ -135,10 +126,11 @@ def train(seed: int, total_steps: int) -> list[float]:
             (policy_loss + 0.5 * value_loss - ENTROPY * policy.entropy().mean()).backward()
             nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
             optimizer.step()
-        if recent:
-            print(f"{num_steps:9,} steps   mean return of the last {len(recent):3} episodes {np.mean(recent):6.2f}")
+        recent = stats.episodes()["return"][-200:]
+        if len(recent):
+            print(f"{num_steps:9,} steps   mean return of the last {len(recent):3} episodes {recent.mean():6.2f}")
     env.close()
-    return returns
+    return stats.episodes()["return"].tolist()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections import deque
 from pathlib import Path
 
 import gymnasium as gym
@@ -85,11 +84,9 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
     actor_optimizer = torch.optim.Adam(actor.parameters(), LEARNING_RATE)
     critic_optimizer = torch.optim.Adam(critics.parameters(), LEARNING_RATE)
     alpha_optimizer = torch.optim.Adam([log_alpha], LEARNING_RATE)
-    replay = rc.ReplayBuffer.for_env(env, CAPACITY, seed=seed)
+    stats = rc.EpisodeStats(None, window=total_steps)  # wide enough for every episode
+    replay = rc.ReplayBuffer.for_env(env, CAPACITY, stats=stats, seed=seed)
 
-    episodes: list[tuple[int, float]] = []
-    recent: deque[float] = deque(maxlen=10)
-    return_ = 0.0
     obs, _ = env.reset(seed=seed)
     for num_steps in range(1, total_steps + 1):
         # Act. The buffer keeps the action in (-1, 1), the environment gets it in its own units.
@@ -100,15 +97,10 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
                 action = actor(torch.as_tensor(obs))[0].numpy()
         next_obs, reward, terminated, truncated, _ = env.step(action * space.high)
         replay.add(obs, action, reward, terminated, truncated, next_obs)
-        obs = next_obs
-        return_ += float(reward)
-        if terminated or truncated:
-            episodes.append((num_steps, return_))
-            recent.append(return_)
-            return_ = 0.0
-            obs, _ = env.reset()
-        if num_steps % 1_000 == 0 and recent:
-            print(f"{num_steps:6,} steps   mean return of the last {len(recent):2} episodes {np.mean(recent):8.1f}")
+        obs = env.reset()[0] if terminated or truncated else next_obs
+        if num_steps % 1_000 == 0 and stats.num_episodes:
+            recent = stats.episodes()["return"][-10:]
+            print(f"{num_steps:6,} steps   mean return of the last {len(recent):2} episodes {recent.mean():8.1f}")
         if num_steps < LEARNING_STARTS:
             continue
 
@@ -139,7 +131,8 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
             for slow, fast in zip(target_critics.parameters(), critics.parameters(), strict=True):
                 slow.lerp_(fast, TARGET_RATE)
     env.close()
-    return episodes
+    episodes = stats.episodes()
+    return list(zip(episodes["step"].tolist(), episodes["return"].tolist(), strict=True))
 
 
 def plot(path: Path, episodes: list[tuple[int, float]], title: str) -> None:

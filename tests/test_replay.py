@@ -68,7 +68,7 @@ class TestMaking:
     def test_settings_that_make_no_sense_are_refused(self) -> None:
         with pytest.raises(rc.SchemaError, match='next_obs: expected "shared" or "stored"'):
             fill(0, next_obs="twice")
-        with pytest.raises(rc.SchemaError, match="reward: expected one floating-point field"):
+        with pytest.raises(rc.SchemaError, match="reward: expected a floating-point field"):
             fill(0, reward=rc.Field((), torch.int64))
         with pytest.raises(rc.SchemaError, match="obs: expected a field stored as it is, got Stacked"):
             fill(0, obs=rc.Stacked(2, 3), next_obs="stored")
@@ -261,11 +261,21 @@ class TestStatistics:
     def told(self, **options: Any) -> tuple[rc.ReplayBuffer, list[Any]]:
         told: list[Any] = []
 
-        class Stats:
-            def update(self, reward: Any, terminated: Any, truncated: Any, *, mask: Any) -> None:
-                told.append((reward.tolist(), (terminated | truncated).tolist(), mask.tolist()))
+        def update(reward: Any, terminated: Any, truncated: Any, *, mask: Any, **_: Any) -> None:
+            told.append((reward.tolist(), (terminated | truncated).tolist(), mask.tolist()))
 
-        return rc.ReplayBuffer(12, obs=1, action=(), num_envs=3, stats=Stats(), **options), told
+        stats: Any = rc.EpisodeStats(3)
+        stats.update = update
+        return rc.ReplayBuffer(12, obs=1, action=(), num_envs=3, stats=stats, **options), told
+
+    def test_that_fail_leave_a_buffer_that_knows_all_its_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stats = rc.EpisodeStats(None)
+        monkeypatch.setattr(stats, "update", lambda *_, **__: 1 / 0)
+        replay = rc.ReplayBuffer(4, obs=1, action=(), sampler=rc.Prioritized(), stats=stats, seed=0)
+        with pytest.raises(ArithmeticError):
+            replay.add([0.0], 0.0, 7.0, False, False, [1.0])
+        assert len(replay) == 1
+        assert replay.sample(2)["reward"].tolist() == [7.0, 7.0]
 
     def step(self, rewards: list[float], ends: list[bool]) -> dict[str, Any]:
         n = len(rewards)

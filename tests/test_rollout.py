@@ -163,8 +163,9 @@ class TestStoring:
             rc.RolloutBuffer(2, 2, obs=1, action=1, extra={name: 1})
 
     def test_a_reward_that_is_no_number_is_refused(self) -> None:
-        with pytest.raises(rc.SchemaError, match="reward: expected one floating-point field"):
-            rc.RolloutBuffer(2, 2, obs=1, action=1, reward={"a": 1})
+        for wrong, where in ((rc.Field((), torch.int64), "reward"), ({"a": rc.Field((), torch.bool)}, "reward.a")):
+            with pytest.raises(rc.SchemaError, match=f"^{where}: expected a floating-point field"):
+                rc.RolloutBuffer(2, 2, obs=1, action=1, reward=wrong)
 
 
 class TestStaging:
@@ -359,6 +360,111 @@ class TestEnvMajor:
         assert not view["action"][:, -1].any()
 
 
+class TestLending:
+    @staticmethod
+    def write(memory: TensorDict, steps: int) -> None:
+        """What a collector does: steps that are recognised, and the last observation and value after them."""
+        for t in range(steps):
+            for name, value in step(t).items():
+                memory[name][:, t] = torch.as_tensor(value)
+        memory["obs"][:, steps] = 9
+        memory["value"][:, steps] = 5
+
+    @pytest.mark.parametrize("steps", [4, 2])
+    def test_steps_written_into_the_memory_are_steps_that_were_added(self, backend: str, steps: int) -> None:
+        added, lent = make(filled=steps), make(filled=0)
+        self.write(lent.lend(), steps)
+        assert lent.num_stored == 0
+        lent.take_back(steps)
+        assert lent.num_stored == steps
+        assert lent.is_full == (steps == 4)
+        for rollout in (added, lent):
+            rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
+        assert (lent.data == added.data).all()
+        assert (lent.env_major() == added.env_major()).all()
+        for a, b in zip(lent.minibatches(5), added.minibatches(5), strict=True):
+            assert (a == b).all()
+
+    def test_the_last_slot_is_kept_until_another_step_is_added(self) -> None:
+        rollout = make(filled=0)
+        self.write(rollout.lend(), 2)
+        rollout.take_back(2)
+        assert rollout.env_major()["obs"][:, -1].tolist() == [[9.0, 9.0]] * N
+        assert rollout.env_major()["value"][:, -1].tolist() == [5.0] * N
+        with pytest.raises(rc.SchemaError, match="action"):
+            rollout.add(**step(2, action=np.zeros(N + 1)))
+        assert rollout.env_major()["obs"][:, -1].tolist() == [[9.0, 9.0]] * N
+        rollout.add(**step(2))
+        assert rollout["obs"][:, 0, 0].tolist() == [0.0, 1.0, 2.0]
+        assert not rollout.env_major()["obs"][:, -1].any()
+
+    def test_one_environment_keeps_its_last_slot_too(self) -> None:
+        rollout = rc.RolloutBuffer(2, None, obs=2, action=())
+        rollout.lend()["value"][0, 2] = 5
+        rollout.take_back()
+        rollout.compute_advantage(5.0, gamma=1.0, lam=1.0)
+        assert rollout["advantage"].tolist() == [5.0, 5.0]
+
+    def test_it_is_one_memory_across_rollouts_and_shows_nothing_attached(self) -> None:
+        rollout = make()
+        rollout.compute_advantage(np.zeros(N))
+        first = rollout.lend()
+        assert "advantage" not in first.keys()
+        assert first["obs"].data_ptr() == rollout["obs"].data_ptr() == rollout.lend()["obs"].data_ptr()
+        assert first.batch_size == torch.Size([N, 5])
+
+    def test_taking_back_starts_another_rollout(self) -> None:
+        rollout = make()
+        rollout.compute_advantage(np.zeros(N))
+        batches = rollout.minibatches(4)
+        rollout.take_back()
+        assert "advantage" not in rollout.data.keys()
+        with pytest.raises(rc.NotReadyError, match="a cleared one"):
+            next(batches)
+
+    def test_rows_that_only_reset_are_none(self) -> None:
+        rollout = make(filled=0, autoreset="NEXT_STEP")
+        memory = rollout.lend()
+        self.write(memory, 4)
+        memory["terminated"][1, 1] = True
+        rollout.take_back()
+        assert (~rollout["mask"]).nonzero().tolist() == [[2, 1]]
+        assert len(rollout) == 4 * N - 1
+
+    def test_statistics_are_told_of_new_steps_once(self) -> None:
+        rollout = make(filled=0, autoreset="NEXT_STEP", stats=rc.EpisodeStats(N))
+        memory = rollout.lend()
+        self.write(memory, 4)
+        memory["terminated"][1, 1] = True
+        for steps in (1, 2, 2):
+            rollout.take_back(steps)
+        assert rollout.stats is not None
+        assert rollout.stats.episodes()["return"].tolist() == [0.0 + 1 + 11]
+        rollout.add(**step(2, terminated=np.array([False, True, True])))
+        assert rollout.stats.num_steps == 3 * N - 1
+        assert rollout.stats.episodes()["return"].tolist() == [12.0, 2.0 + 12 + 22]
+
+    def test_fields_kept_every_few_steps_cannot_be_lent(self) -> None:
+        rollout = make(filled=0, extra={"hidden": rc.Carry(3, every=2)})
+        for call in (rollout.lend, rollout.take_back):
+            with pytest.raises(rc.SchemaError, match="hidden: expected every=1 in a rollout that is lent, got every=2"):
+                call()
+
+    def test_no_rows_are_an_empty_rollout(self) -> None:
+        rollout = make()
+        rollout.take_back(0)
+        assert len(rollout) == 0
+        rollout.add(**step(3))
+        assert rollout["obs"][:, 0, 0].tolist() == [3.0]
+
+    @pytest.mark.parametrize("wrong", [-1, 5, True, 1.0])
+    def test_another_number_of_steps_is_refused(self, wrong: Any) -> None:
+        rollout = make(filled=2)
+        with pytest.raises(rc.SchemaError, match="^take_back: expected"):
+            rollout.take_back(wrong)
+        assert rollout.num_stored == 2
+
+
 class TestMemoryInOtherHands:
     def test_columns_that_were_moved_to_shared_memory_are_found_again(self, backend: str) -> None:
         rollout = make(filled=2)
@@ -372,6 +478,30 @@ class TestMemoryInOtherHands:
         rollout.env_major().share_memory_()
         for batch in batches:
             assert torch.equal(batch["obs"][:, 0], batch["index"] // N)
+
+    @pytest.mark.parametrize("num_envs", [N, None])
+    def test_rows_written_into_the_columns_are_stored_when_they_are_taken_back(self, num_envs: int | None) -> None:
+        theirs, ours = make(filled=0, num_envs=num_envs), make(filled=0, num_envs=num_envs)
+        for t in range(3):
+            fields = step(t)
+            theirs.add(**(fields if num_envs else {name: value[0] for name, value in fields.items()}))
+        assert ours.columns.batch_size == ((4, N) if num_envs else (4,))
+        ours.columns[:3].update_(theirs.data.exclude("mask"))
+        assert ours.num_stored == 0
+        ours.take_back(3)
+        for rollout in (ours, theirs):
+            rollout.compute_advantage(np.zeros(N) if num_envs else 0.0)
+        assert (ours.data == theirs.data).all()
+
+    def test_fewer_rows_may_be_taken_back_and_written_behind(self) -> None:
+        rollout = make(filled=4)
+        rollout.attach(extra=torch.zeros(4, N))
+        rollout.take_back(1)
+        assert "extra" not in rollout.data.keys()
+        rollout.add(**step(7))
+        assert rollout["obs"][:, 0, 0].tolist() == [0.0, 7.0]
+        rollout.take_back(4)
+        assert rollout["obs"][:, 0, 0].tolist() == [0.0, 7.0, 2.0, 3.0]
 
     def test_views_of_the_last_slot_may_be_given_for_it(self) -> None:
         rollout = make()
@@ -870,30 +1000,24 @@ class TestResetRows:
 
 
 class TestStatistics:
-    def test_that_fail_leave_the_last_slot_as_it_was(self) -> None:
-        class Stats:
-            def update(self, *_: Any, mask: Any) -> None:
-                if rollout.num_stored:
-                    raise ArithmeticError
-
-        rollout = make(filled=0, stats=Stats())
+    def test_that_fail_leave_the_last_slot_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stats = rc.EpisodeStats(N)
+        rollout = make(filled=0, stats=stats)
         rollout.add(**step(0))
         rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
         before = rollout.env_major().clone()
+        monkeypatch.setattr(stats, "update", lambda *_, **__: 1 / 0)
         with pytest.raises(ArithmeticError):
             rollout.add(**step(7))
         assert (rollout.env_major() == before).all()
 
-    def test_are_told_of_every_step_and_which_rows_count(self) -> None:
+    def test_are_told_of_every_step_and_which_rows_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         told: list[tuple[list[float], list[bool]]] = []
-
-        class Stats:
-            def update(
-                self, reward: torch.Tensor, terminated: torch.Tensor, truncated: torch.Tensor, *, mask: Any
-            ) -> None:
-                told.append((reward.tolist(), mask.tolist()))
-
-        rollout = make(filled=0, autoreset="NEXT_STEP", stats=Stats())
+        stats = rc.EpisodeStats(N)
+        monkeypatch.setattr(
+            stats, "update", lambda reward, *_, mask, **__: told.append((reward.tolist(), mask.tolist()))
+        )
+        rollout = make(filled=0, autoreset="NEXT_STEP", stats=stats)
         rollout.add(**step(0, terminated=np.array([False, True, False])))
         rollout.add(**step(1))
         assert told == [([0.0, 1.0, 2.0], [True] * 3), ([10.0, 11.0, 12.0], [True, False, True])]

@@ -14,7 +14,7 @@ from recollect.border import conform, dotted, refuse_reused_leaves
 from recollect.errors import SchemaError, explain
 from recollect.schema import Field, Schema, Tree, given_shape
 
-_FLAG = Field((), torch.bool)
+_FLAG, _NUMBER = Field((), torch.bool), Field((), torch.float64)
 
 FINAL_KEYS = ("final_obs", "final_observation")
 """Where SAME_STEP environments put the observation before the reset; the second is the older name."""
@@ -141,6 +141,41 @@ def final_rows(
     return known, observation(schema, finals, lead, device, rows=known if lead else None) if known else []
 
 
+def told_by_info(
+    info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: torch.device, mode: AutoresetMode | None
+) -> torch.Tensor | None:
+    """The numbers `name` that the info of a step has, float64 [N] and 0 where it says nothing; None where nobody does.
+
+    SAME_STEP environments keep what belongs to an episode's last step in "final_info": a dict as the info itself, or an
+    object array of one dict or None for each environment. The rest of the info is then of the reset.
+    """
+    found = _numbers(info, name, lead, device)
+    finals = info.get("final_info") if mode is AutoresetMode.SAME_STEP else None
+    if finals is None:
+        return found
+    if not isinstance(finals, Mapping):
+        finals, ended = {name: [(of or {}).get(name) for of in finals]}, [of is not None for of in finals]
+    else:
+        ended = info.get("_final_info", np.ones(lead, dtype=np.bool_))
+    last = _numbers(finals, name, lead, device)
+    if found is None and last is None:
+        return None
+    nothing = torch.zeros(lead, dtype=torch.float64, device=device)
+    flags = conform('info["_final_info"]', _FLAG, ended, lead, device)
+    return torch.where(flags, nothing if last is None else last, nothing if found is None else found)
+
+
+def _numbers(info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: torch.device) -> torch.Tensor | None:
+    value = info.get(name)
+    if value is None:
+        return None
+    if isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype == object):
+        value = [0.0 if entry is None else entry for entry in value]
+    numbers = conform(f"info[{name!r}]", _NUMBER, value, lead, device)
+    mask = info.get(f"_{name}")
+    return numbers if mask is None else numbers.where(conform(f"info['_{name}']", _FLAG, mask, lead, device), 0.0)
+
+
 def _without_masks(finals: Any, tree: Tree) -> Any:
     """Batched dicts may carry a mask beside each entry; the mask of the whole says enough."""
     if not isinstance(finals, Mapping) or not isinstance(tree, dict):
@@ -174,7 +209,7 @@ def observation(
     """The leaves of an observation that no field is declared for (or of some of its rows), checked as any is."""
     return [
         conform(prefix + dotted(schema.paths[i]), _whole(schema.fields[i]), leaf, lead, device, rows)
-        for i, leaf in zip(schema.columns["obs"], schema.flatten("obs", value), strict=True)
+        for i, leaf in zip(schema.columns["obs"], schema.flatten("obs", value, f"{prefix}obs"), strict=True)
     ]
 
 

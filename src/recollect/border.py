@@ -16,6 +16,8 @@ from recollect.errors import SchemaError, explain
 from recollect.schema import DTYPES, Field, Path, Schema
 
 _HOST = torch.device("cpu")
+_COMMON = {np.dtype(kind) for kind in (np.float32, np.float64, np.bool_)}
+"""What nearly every step consists of, and needs no second look."""
 
 
 def conform(
@@ -83,6 +85,8 @@ def _from_torch(where: str, tensor: torch.Tensor, device: torch.device) -> torch
 
 
 def _from_host(where: str, value: Any) -> torch.Tensor:
+    if type(value) is np.ndarray and value.dtype in _COMMON and value.flags.writeable and value.flags.c_contiguous:
+        return torch.from_numpy(value)
     try:
         array = np.asarray(value)
     except Exception as error:
@@ -199,7 +203,13 @@ def host_view(value: Any) -> np.ndarray | None:
     plain = type(value) is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided
     if not plain or DTYPES.get(value.dtype) is None or value.is_neg() or value.is_conj():
         return None
-    return value.detach().numpy()
+    return (value.detach() if value.requires_grad else value).numpy()
+
+
+def light(tensor: torch.Tensor) -> Any:
+    """A host tensor's memory as an array, which is quicker for few numbers; of other tensors the tensor itself."""
+    view = host_view(tensor)
+    return tensor if view is None else view
 
 
 def _extents_meet(a: torch.Tensor, b: torch.Tensor) -> bool:

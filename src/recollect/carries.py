@@ -22,14 +22,13 @@ class SparseCarries:
             for column, field in enumerate(schema.fields)
             if isinstance(field, Carry) and field.every > 1
         }
+        self.columns = tuple(self._kept)
+        """Which columns these are; none in most rollouts."""
         self._paths = schema.paths
         self._after_end = -1 if next_step else 0
         # The coming step's place in its episode and among the valid steps of the rollout; -1 is a row that only resets.
         self._in_episode = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._in_rollout = torch.zeros_like(self._in_episode)
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
     def begin(self, resetting: torch.Tensor) -> None:
         """A rollout begins; the environments `resetting` [N] reset first."""

@@ -71,7 +71,7 @@ class DistillationBuffer:
             trees["action"] = unstacked(declare("action", action))
         trees |= {name: unstacked(declare(f"extra.{name}", tree)) for name, tree in (extra or {}).items()}
         self._memory = Memory.of(device)
-        self.device = self._memory.allocate((), torch.bool).device
+        self.device = torch.empty(0, device=self._memory.device).device  # "cuda" is "cuda:0"
         self._schema = Schema(trees)
         self._columns: tuple[torch.Tensor, ...] = ()
         """One tensor [capacity, …] a leaf; none before the fields are known."""
@@ -102,10 +102,10 @@ class DistillationBuffer:
         """Store one row, or a batch of rows [B, …] in their order; of more rows than `capacity` the last ones stay."""
         with self._lock:
             lead = self._lead("obs", obs)
-            values = {"obs": obs, "action": action, **extra}
-            schema = self._schema if self._columns else self._completed(values, lead)
+            schema = self._schema if self._columns else self._completed(action, extra, lead)
             for name in extra:
                 schema.require(name)
+            values = {"obs": obs, "action": action, **extra}
             leaves = [
                 leaf for name in schema.names for leaf in _conformed(schema, name, values.get(name), lead, self.device)
             ]
@@ -129,11 +129,11 @@ class DistillationBuffer:
             raise SchemaError(explain(where, expected, shape, "Pass one row or a batch of rows."))
         return shape[: len(shape) - len(inner)]
 
-    def _completed(self, values: Mapping[str, Any], lead: tuple[int, ...]) -> Schema:
+    def _completed(self, action: Any, extra: Mapping[str, Any], lead: tuple[int, ...]) -> Schema:
         """The schema with the fields that were not declared as the first values have them."""
-        refuse_reserved({name: value for name, value in values.items() if name not in ("obs", "action")}, _RESERVED)
-        declared = self._schema.trees
-        fresh = {name: _inferred(name, x, lead, self.device) for name, x in values.items() if name not in declared}
+        refuse_reserved(extra, _RESERVED)
+        declared, first = self._schema.trees, {"action": action, **extra}
+        fresh = {name: _inferred(name, x, lead, self.device) for name, x in first.items() if name not in declared}
         return Schema({"obs": declared["obs"], "action": fresh["action"], **declared, **fresh})
 
     def fill(
@@ -162,8 +162,8 @@ class DistillationBuffer:
                     self.add(batch["obs"].to(self.device), action, **extra)
             except BaseException:
                 self._schema, self._columns, self._ring.head = before
-                for column, kept in zip(self._columns, old, strict=False):
-                    column.copy_(kept)
+                if old:
+                    torch._foreach_copy_(self._columns, old)
                 raise
 
     def _copied(self, batch: TensorDict) -> tuple[Any, dict[str, Any]]:

@@ -11,12 +11,14 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs
+from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from recollect.batch import assemble, check_destination, fill, moved
-from recollect.border import as_tensor, conform, dotted, environments, refuse_reused_leaves, row_ids
+from recollect.border import as_tensor, conform, dotted, environments, light, refuse_reused_leaves, row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
+from recollect.listeners import Listeners
 from recollect.memory import Memory
+from recollect.norm import RunningNorm
 from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage
 from recollect.ring import TRANSITION
@@ -24,6 +26,7 @@ from recollect.samplers import Sampler, Uniform
 from recollect.schema import (
     Declaration,
     Field,
+    Path,
     Schema,
     Stacked,
     declare,
@@ -33,6 +36,7 @@ from recollect.schema import (
     refuse_reserved,
     refuse_sparse,
 )
+from recollect.stats import EpisodeStats
 from recollect.views import NStep, Sequence, Transition, View
 
 _FLAG = Field((), torch.bool)
@@ -52,6 +56,8 @@ _RESERVED = (
     "self",
 )
 
+_NOTHING: Mapping[str, Any] = {}
+
 
 class ReplayBuffer:
     """The newest `capacity` rows, each environment's column a ring of its own; every observation stored once.
@@ -59,7 +65,13 @@ class ReplayBuffer:
     What was passed is what is sampled: when the observation of a step is, bit by bit, the one that the step before led
     to, nothing is copied; when it is not, the episode is cut there and the older row keeps its `next_obs`.
     `next_obs="stored"` keeps an explicit copy instead, for unordered data. `Stacked` observations must be given from an
-    episode's start on, also after `clear()` and `cut()`: only then can their frames be told apart.
+    episode's start on, also after `clear()` and `cut()`: only then can their frames be told apart. `stats` and `norm`
+    are told of every transition, as a rollout buffer tells its own.
+
+    A critic that sees more than the policy: `obs={"policy": 4, "critic": 9}` gives both parts of `obs` and `next_obs`.
+    Several agents are an axis (`reward=(A,)`) or a dict of agents (`reward={"fox": (), "hare": ()}`). `terminated` and
+    `truncated` are the environment's: where agents end before it, keep who is alive in the observation, and an agent's
+    target is reward + discount · (1 − terminated) · alive of next_obs · Q(next_obs).
 
     >>> replay = ReplayBuffer(100, obs=2, action=(), seed=0)
     >>> for step in range(3):
@@ -82,13 +94,13 @@ class ReplayBuffer:
         device: torch.device | str | Memory = "cpu",
         next_obs: Literal["shared", "stored"] = "shared",
         autoreset: AutoresetMode | str | None = None,
-        stats: Any = None,
+        stats: EpisodeStats | None = None,
+        norm: Mapping[str | Path, RunningNorm] | None = None,
         seed: int | None = None,
     ) -> None:
         self.capacity = positive("capacity", capacity)
         self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
-        self.stats: Any = stats
         memory = Memory.of(device)
         schema = _schema(obs, action, reward, extra or {})
         _check_layout(capacity, self.num_envs, next_obs, schema)
@@ -103,6 +115,7 @@ class ReplayBuffer:
         )
         self.device = self._storage.device
         self._schema = schema
+        self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
         self._random = Randomness(seed)
         self.sampler = _instance("sampler", sampler or Uniform())
         self._draws = self.sampler.start(self._storage, self._random)
@@ -134,6 +147,16 @@ class ReplayBuffer:
     def nbytes(self) -> int:
         """What this buffer keeps, in bytes (without the sampler's own)."""
         return self._storage.nbytes
+
+    @property
+    def stats(self) -> EpisodeStats | None:
+        """The statistics that every transition is counted in."""
+        return self._listeners.stats
+
+    @property
+    def norm(self) -> dict[str | Path, RunningNorm]:
+        """The norms that take in every transition, by field or path."""
+        return self._listeners.norm
 
     # Writing
 
@@ -174,7 +197,9 @@ class ReplayBuffer:
             if isinstance(step, tuple) and step and self.autoreset is AutoresetMode.SAME_STEP:
                 refuse_reused(self._schema, obs, step[0])
             nexts, reward, terminated, truncated = true_next_obs(step, self.autoreset, self._schema, lead, self.device)
-            self._write(self._leaves((obs, action, reward, terminated, truncated), extra), nexts, envs)
+            info = unpack_step(step, self.autoreset)[4]
+            leaves = self._leaves((obs, action, reward, terminated, truncated), extra)
+            self._write(leaves, nexts, envs, measured=self._listeners.measured(info, lead, self.autoreset))
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
@@ -185,7 +210,7 @@ class ReplayBuffer:
                 if name in self._staged:
                     raise SchemaError(explain(name, "a field once a step", "it twice", "Stage it once."))
                 leaves = zip(self._schema.columns[name], self._schema.flatten(name, value), strict=True)
-                fresh[name] = tuple(self._conform(i, leaf).clone() for i, leaf in leaves)
+                fresh[name] = tuple(self._conform(i, leaf, self._storage.lead).clone() for i, leaf in leaves)
             self._staged |= fresh
 
     def extend(self, batch: Any, *, env_ids: Any = None) -> None:
@@ -220,9 +245,13 @@ class ReplayBuffer:
             envs = self._envs(env_ids)
             everything = torch.arange(self._storage.ring.num_envs, device=self.device)
             self._storage.cut(everything if envs is None else envs)
+            self._listeners.restarted(env_ids)
 
     def clear(self) -> None:
-        """Forget every row, priority and open episode; ids go on, and pending resets are remembered."""
+        """Forget every row, priority and open episode; ids go on, and pending resets are remembered.
+
+        Statistics are of the environments, not of what is stored: their running episodes go on. `cut()` ends these.
+        """
         with self._lock:
             self._storage.clear()
             self._staged.clear()
@@ -251,49 +280,45 @@ class ReplayBuffer:
         return self._staged[name] if name in self._staged else self._schema.flatten(name, value)
 
     def _write(
-        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
+        self,
+        leaves: tuple[Any, ...],
+        nexts: tuple[Any, ...],
+        envs: torch.Tensor | None,
+        steps: int | None = None,
+        measured: Mapping[str, Any] = _NOTHING,
     ) -> None:
-        told = self._told(leaves, envs, steps) if self.stats is not None else []
+        told = self._told(leaves, envs, steps) if self._listeners.columns else None
         self._storage.write(leaves, nexts, envs, steps)
-        if told:
-            self._tell(told)
         if self._staged:
             self._staged.clear()
         if self._draws.wants_touched:
             self._draws.written(self._storage.touched())
+        if told is not None:
+            self._listeners.tell(*told, measured, None if envs is None else light(envs))
 
-    def _tell(self, told: list[tuple[Any, ...]]) -> None:
-        for reward, terminated, truncated, mask in told:
-            self.stats.update(reward, terminated, truncated, mask=mask)
-
-    def _told(self, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None) -> list[tuple[Any, ...]]:
-        """What the statistics are told of a write: reward, flags and mask [N] of each step."""
-        storage = self._storage
-        lead = storage.lead if envs is None else (len(envs),)
+    def _told(
+        self, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
+    ) -> tuple[dict[int, Any], Any]:
+        """What the listeners hear of a write, checked before it: their columns [T, K, …], and which are transitions."""
+        lead = self._storage.lead if envs is None else (len(envs),)
         lead = lead if steps is None else (steps, *lead)
-        given: list[torch.Tensor] = []
-        for name in ("reward", "terminated", "truncated"):
-            (column,) = self._schema.columns[name]
-            tensor = conform(name, self._schema.fields[column], leaves[column], lead, self.device)
-            given.append(tensor.reshape(steps or 1, -1, *self._schema.fields[column].shape))
-        at = slice(None) if envs is None else envs
-        resets = storage.ring.resetting.clone()
-        told: list[tuple[Any, ...]] = []
-        for t in range(steps or 1):
-            mask = torch.zeros_like(resets)
-            mask[at] = ~resets[at]
-            whole = [part.new_zeros((storage.ring.num_envs, *part.shape[2:])) for part in given]
-            for target, part in zip(whole, given, strict=True):
-                target[at] = part[t]
-            told.append((*whole, mask))
-            if storage.next_step:
-                resets[at] = (whole[1] | whole[2])[at] & ~resets[at]
-        return told
+        block: dict[int, Any] = {}
+        for column in self._listeners.columns:
+            leaf = self._conform(column, leaves[column], lead)
+            block[column] = light(leaf.reshape(steps or 1, -1, *given_shape(self._schema.fields[column])))
+        if not self._storage.next_step:
+            return block, None
+        resetting = self._storage.ring.resetting
+        resets = [light(resetting.clone() if envs is None else resetting[envs])]
+        ended = self._listeners.ended(block)
+        for t in range(len(ended) - 1):
+            resets.append(ended[t] & ~resets[-1])
+        return block, ~(torch if isinstance(ended, torch.Tensor) else np).stack(resets)
 
-    def _conform(self, column: int, leaf: Any) -> torch.Tensor:
+    def _conform(self, column: int, leaf: Any, lead: tuple[int, ...]) -> torch.Tensor:
         field = self._schema.fields[column]
         whole = Field(given_shape(field), field.dtype)
-        return conform(dotted(self._schema.paths[column]), whole, leaf, self._storage.lead, self.device)
+        return conform(dotted(self._schema.paths[column]), whole, leaf, lead, self.device)
 
     def _envs(self, env_ids: Any) -> torch.Tensor | None:
         return None if env_ids is None else environments(env_ids, self.num_envs, self.device)

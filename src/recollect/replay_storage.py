@@ -342,8 +342,9 @@ class ReplayStorage:
 
     def n_steps(self, slots: torch.Tensor, n: int, gamma: float) -> dict[Path, torch.Tensor] | None:
         """`transitions` of n steps as one, with "discount", from the native core; None where it cannot tell."""
-        rewards = self.columns[self.schema.columns["reward"][0]]
-        if self.native is None or not kernels.exchange() or rewards.dtype not in (torch.float32, torch.float64):
+        agents = self.schema.columns["reward"]
+        summable = len(agents) == 1 and self.columns[agents[0]].dtype in (torch.float32, torch.float64)
+        if self.native is None or not kernels.exchange() or not summable:
             return None
         leaves = self.native.n_steps(slots, n, gamma)
         return dict(zip((*self._transition_paths, ("discount",)), leaves, strict=True))

@@ -12,15 +12,17 @@ from tensordict import TensorDict
 
 from recollect.autoreset import observation, parse_autoreset, refuse_reused, settings_of, unpack_step
 from recollect.batch import assemble, assembler, check_destination, checked_targets, moved, selected
-from recollect.border import as_tensor, conform, overlaps
+from recollect.border import as_tensor, conform, dotted, light, overlaps
 from recollect.carries import SparseCarries
 from recollect.errors import BufferFullError, NotReadyError, SchemaError, explain
 from recollect.estimators import gae
 from recollect.finals import Finals, Found
 from recollect.guard import lock_for
-from recollect.kernels.reader import FollowingReader, Reader, bits_of
+from recollect.kernels.reader import FollowingReader, Reader
 from recollect.kernels.sequence_index import SequenceIndex, find_sequences
+from recollect.listeners import Listeners
 from recollect.memory import Memory
+from recollect.norm import RunningNorm
 from recollect.randomness import Randomness
 from recollect.schema import (
     Carry,
@@ -31,12 +33,14 @@ from recollect.schema import (
     declare,
     declare_real,
     is_sparse,
+    named_leaves,
     positive,
     refuse_reserved,
     refuse_sparse,
     unstacked,
 )
 from recollect.sequences import Layout, Mode, SequenceReader, check_layout, cuts_of
+from recollect.stats import EpisodeStats
 from recollect.storage import Storage
 
 _FLAG = Field((), torch.bool)
@@ -58,6 +62,8 @@ _RESERVED = (
 
 _OPTIONAL = frozenset(("value", "log_prob"))
 
+_NOTHING: Mapping[str, Any] = {}
+
 _Read = Callable[[torch.Tensor, int, int], TensorDict]
 """The batch of the rows index[start:stop]."""
 
@@ -67,7 +73,9 @@ class RolloutBuffer:
 
     Everything at index t belongs to the action taken at t. `num_envs=None` is one environment without an environment
     axis. `extra` declares further fields (action masks, privileged observations, …); a `log_prob` declared there
-    replaces the default, which has the reward's shape.
+    replaces the default, which has the reward's shape. `stats` is told of every transition, with metrics and reasons
+    from the fields of these names, or from the info that `add_step` gets. `norm` names fields (or paths to
+    leaves) whose stored values each norm takes in: those of transitions, not of rows that only reset.
 
     >>> rollout = RolloutBuffer(num_steps=2, num_envs=None, obs=3, action=())
     >>> for step in range(2):
@@ -75,6 +83,24 @@ class RolloutBuffer:
     >>> rollout.compute_advantage(last_value=0.0, gamma=1.0, lam=1.0)
     >>> rollout["advantage"]
     tensor([2., 1.])
+
+    A critic that sees more than the policy: `obs={"policy": 4, "critic": 9}` keeps both parts, also of final
+    observations; `extra={"privileged": 9}` is for what only the stored steps need. `minibatches` reads one part alone
+    with `fields=[("obs", "critic"), "return"]`.
+
+    Several agents are an axis (`reward=(A,), value=(A,)`) or a dict of agents; log_prob, advantages and returns are as
+    the rewards are, and statistics count the sum of all. `terminated` and `truncated` are the environment's. An agent
+    that ends before it has reward 0 and value 0 from then on, in `last_value` and `final_value` too: its last step is
+    not bootstrapped and what follows has advantage 0. Keep who is alive in the observation, to make the values so and
+    to weigh the loss. Agents that end and start again on their own are environments: num_envs = N · A.
+
+    >>> each = {"fox": (), "hare": ()}
+    >>> pair = RolloutBuffer(1, None, obs={"fox": 2, "hare": 3}, action=each, reward=each, value=each)
+    >>> obs, reward = {"fox": [0, 0], "hare": [0, 0, 0]}, {"fox": 1.0, "hare": -1.0}
+    >>> pair.add(obs, {"fox": 1, "hare": 2}, reward, True, False, value={"fox": 0.5, "hare": 0.5})
+    >>> pair.compute_advantage(last_value={"fox": 0.0, "hare": 0.0})
+    >>> pair["advantage", "hare"]
+    tensor([-1.5000])
     """
 
     def __init__(
@@ -89,17 +115,18 @@ class RolloutBuffer:
         extra: Mapping[str, Declaration] | None = None,
         autoreset: AutoresetMode | str | None = None,
         device: torch.device | str | Memory = "cpu",
-        stats: Any = None,
+        stats: EpisodeStats | None = None,
+        norm: Mapping[str | Path, RunningNorm] | None = None,
         seed: int | None = None,
     ) -> None:
         self.num_steps = positive("num_steps", num_steps)
         self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
-        self.stats: Any = stats
         schema = _schema(obs, action, reward, value, extra or {})
         self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), _OPTIONAL)
         self.device = self._storage.device
         self._schema = schema
+        self._agents = _agents(schema)
         self._extra_names = schema.names[7:]
         self._random = Randomness(seed)
         self._lock = lock_for(self)
@@ -110,6 +137,7 @@ class RolloutBuffer:
         self._finals = Finals(schema, self._storage.lead, self.device)
         next_step = self.autoreset is AutoresetMode.NEXT_STEP
         self._carries = SparseCarries(schema, num_steps, num_envs or 1, self.device, next_step)
+        self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
         self._empty()
 
     @classmethod
@@ -162,15 +190,16 @@ class RolloutBuffer:
         The true final observation of a truncated episode is found where the environment's autoreset mode leaves it.
         """
         parts = unpack_step(step, self.autoreset)
-        next_obs, reward, terminated, truncated, _ = parts
+        next_obs, reward, terminated, truncated, info = parts
         with self._lock:
             row = self._next_row()
             refuse_reused(self._schema, obs, next_obs)
+            measured = self._listeners.measured(info, self._storage.lead, self.autoreset)
             finals = None
             if self.autoreset is not AutoresetMode.NEXT_STEP:
                 finals = self._finals_of_step(row, parts, self._cut_off(row, terminated, truncated))
             self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            self._commit(row, finals, value is not None)
+            self._commit(row, finals, value is not None, measured)
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
@@ -189,15 +218,57 @@ class RolloutBuffer:
             self._storage.write(row, leaves, which)
             self._staged.update(fields)
 
+    def lend(self) -> TensorDict:
+        """All of the memory as a TensorDict `[N, T + 1]`, for a collector that writes steps there itself.
+
+        `take_back` makes what it wrote the stored steps.
+        """
+        with self._lock:
+            refuse_sparse(self._schema, "a rollout that is lent")
+            return self._env_major(self.num_steps, zip(self._schema.paths, self._storage.columns, strict=True))
+
+    def take_back(self, num_steps: int | None = None) -> None:
+        """Make the first `num_steps` rows of the memory (all by default), written through `lend()`, the stored steps.
+
+        Every field counts as given, and the row after them holds the last observation and value. What was attached is
+        forgotten; statistics are told of the steps that were not stored before.
+        """
+        count = self.num_steps if num_steps is None else num_steps
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= self.num_steps:
+            remedy = "Say how many rows were written."
+            raise SchemaError(explain("take_back", f"0 to {self.num_steps} steps", repr(count), remedy))
+        with self._lock:
+            refuse_sparse(self._schema, "a rollout that is lent")
+            self._last = None  # the collector may have written a newer one
+            for row in range(self._num_stored, count if self._listeners.columns else 0):
+                self._tell(row, _NOTHING)
+            self._empty()
+            self._num_stored = self._valued = count
+            if self.autoreset is AutoresetMode.NEXT_STEP:
+                self._coming = light(self._resets(count + 1)[-1:])
+            value, obs = (
+                [
+                    self._storage.columns[i][count]
+                    .reshape((*self._storage.lead, *self._schema.fields[i].shape))
+                    .clone()
+                    for i in self._schema.columns[name]
+                ]
+                for name in ("value", "obs")
+            )
+            self._last = value, obs
+
     def clear(self, *, restarted: bool = False) -> None:
         """Forget the stored steps and what was attached; the environments' pending resets are remembered.
 
-        `restarted=True` says that `env.reset()` was called on all of them since, so that no reset row is coming.
+        Statistics are of the environments, not of what is stored: episodes that are running go on in the next rollout.
+        `restarted=True` says that `env.reset()` was called on all of them since, so that no reset row is coming and the
+        running episodes will not be finished.
         """
         with self._lock:
             if restarted:
                 self._resetting.zero_()
                 self._starting.fill_(True)
+                self._listeners.restarted()
             elif self._num_stored:
                 # One row further than what is stored: whether the coming one starts an episode, and whether it resets.
                 self._starting.copy_(self._starts(self._num_stored + 1)[-1])
@@ -219,8 +290,8 @@ class RolloutBuffer:
             self._resetting, self._starting = (flags.to(self.device) for flags in (self._resetting, self._starting))
             self._attached = {name: column.to(self.device) for name, column in self._attached.items()}
             if self._last is not None:
-                value, obs = self._last
-                self._last = value.to(self.device), obs and [leaf.to(self.device) for leaf in obs]
+                value, obs = ([leaf.to(self.device) for leaf in leaves or ()] for leaves in self._last)
+                self._last = value, obs or None
             return self
 
     def _empty(self) -> None:
@@ -230,9 +301,11 @@ class RolloutBuffer:
         self._staged: set[str] = set()
         self._finals.clear()
         self._carries.begin(self._resetting)
-        self._attached: dict[str, torch.Tensor] = {}
-        self._last: tuple[torch.Tensor, list[torch.Tensor] | None] | None = None
+        self._attached: dict[Path, torch.Tensor] = {}
+        self._last: tuple[list[torch.Tensor], list[torch.Tensor] | None] | None = None
         """The last value and observation that the row after the stored ones holds."""
+        self._coming = light(self._resetting.clone().unsqueeze(0))
+        """Which environments only reset in the coming row [1, N], for those who are told of it."""
 
     def _next_row(self) -> int:
         if self._num_stored == self.num_steps:
@@ -266,10 +339,10 @@ class RolloutBuffer:
                 raise SchemaError(explain(name, "a field once a step", "it twice", "It has been staged: leave it out."))
         self._storage.write(row, tuple(leaves[i] for i in which), tuple(which))
 
-    def _commit(self, row: int, finals: Found | None, valued: bool) -> None:
+    def _commit(self, row: int, finals: Found | None, valued: bool, measured: Mapping[str, Any] = _NOTHING) -> None:
         """Make the written row part of the rollout; until here nothing has changed for anybody."""
-        if self.stats is not None:
-            self._tell_stats(row)
+        if self._listeners.columns:
+            self._tell(row, measured)
         if finals is not None:
             self._finals.keep(finals)
         self._valued += valued or "value" in self._staged
@@ -277,21 +350,21 @@ class RolloutBuffer:
             self._staged.clear()
             self._attached.clear()
         self._last = None
-        if self._carries:
+        if self._carries.columns:
             self._carries.keep(row, self._storage.columns, self._ended(row))
         self._num_stored = row + 1
 
-    def _tell_stats(self, row: int) -> None:
-        reward, terminated, truncated = (self._column(name)[row] for name in ("reward", "terminated", "truncated"))
-        resets = torch.zeros_like(self._resetting)
-        if self.autoreset is AutoresetMode.NEXT_STEP:
-            resets = self._resets(row + 1)[-1]
+    def _tell(self, row: int, measured: Mapping[str, Any]) -> None:
+        block = {i: self._storage.arrays[i][row : row + 1] for i in self._listeners.columns}
+        mask = ~self._coming if self.autoreset is AutoresetMode.NEXT_STEP else None
         try:
-            self.stats.update(reward, terminated, truncated, mask=~resets)
+            self._listeners.tell(block, mask, measured)
         except BaseException:
             if self._last is not None:
                 self._write_last()
             raise
+        if mask is not None:
+            self._coming = self._listeners.ended(block) & mask
 
     # Ends and resets
 
@@ -368,73 +441,81 @@ class RolloutBuffer:
         """Attach "advantage" and "return": generalised advantage estimation over the stored steps (see `gae`).
 
         `last_value` [N] is the value of the observation after the last step. `final_value` [K] is the value of
-        `final_obs`. `bootstrap_truncated=False` counts truncated steps as ends instead.
+        `final_obs`. `bootstrap_truncated=False` counts truncated steps as ends instead. With a dict of agents all of
+        them are dicts, and every agent's advantages are estimated from its own rewards and values.
         """
         with self._lock:
             steps = self._whole("compute_advantage")
-            if self._valued < steps:
-                remedy = "Pass value= to every add."
-                raise NotReadyError(explain("compute_advantage", f"a value at {steps} steps", self._valued, remedy))
+            self._require_values(steps)
             lead = self._storage.lead
-            last = conform("last_value", self._value_field, last_value, lead, self.device).clone()
+            last = [value.clone() for value in self._values("last_value", last_value, lead)]
             obs = None
             if last_obs is not None:
                 leaves = observation(self._schema, last_obs, lead, self.device, prefix="last_")
                 obs = [leaf.clone() for leaf in leaves]
-            value, truncated = self._column("value")[:steps], self._column("truncated")[:steps]
-            next_value = torch.cat([value[1:], last.view_as(value[:1])])
-            finals = self._final_values(final_value, bootstrap_truncated)
-            if finals is not None:
-                next_value[finals[0], finals[1]] = finals[2]
-            ends = self._column("terminated")[:steps]
-            advantage, return_ = gae(
-                self._column("reward")[:steps],
-                value,
-                next_value,
-                ends if bootstrap_truncated else ends | truncated,
-                truncated,
-                gamma=gamma,
-                lam=lam,
-                mask=self._mask(),
-            )
+            ends, truncated = self._column("terminated")[:steps], self._column("truncated")[:steps]
+            places, finals = self._final_values(final_value, bootstrap_truncated, ends, truncated)
+            flags = (ends if bootstrap_truncated else ends | truncated, truncated)
+            mask = self._mask()
+            targets: dict[Path, torch.Tensor] = {}
+            for i, (agent, reward, value) in enumerate(self._agents):
+                values = self._storage.columns[value][:steps]
+                next_values = torch.cat([values[1:], last[i].view(1, *values.shape[1:])])
+                if places is not None:
+                    next_values[places] = finals[i]
+                rewards = self._storage.columns[reward][:steps]
+                advantage, return_ = gae(rewards, values, next_values, *flags, gamma=gamma, lam=lam, mask=mask)
+                targets |= {("advantage", *agent): advantage, ("return", *agent): return_}
             self._last = last, obs
             self._write_last()
-            self._attach_columns({"advantage": advantage, "return": return_})
+            self._attach_columns(targets)
+
+    def _require_values(self, steps: int) -> None:
+        if self._valued < steps:
+            remedy = "Pass value= to every add."
+            raise NotReadyError(explain("compute_advantage", f"a value at {steps} steps", self._valued, remedy))
+        if not self._agents:
+            reward, value = (self._schema.trees[name] for name in ("reward", "value"))
+            remedy = "Pass value= to the buffer in the form of reward=."
+            raise SchemaError(explain("value", f"one for each reward ({reward})", value, remedy))
 
     def _write_last(self) -> None:
         assert self._last is not None
         (last, obs), row = self._last, self._num_stored
         self._storage.zero(row)
-        self._storage.write(row, (last,), self._schema.columns["value"])
+        self._storage.write(row, tuple(last), self._schema.columns["value"])
         if obs is not None:
             self._storage.write(row, tuple(obs), self._schema.columns["obs"])
 
-    @property
-    def _value_field(self) -> Field:
-        return self._schema.fields[self._schema.columns["value"][0]]
+    def _values(self, where: str, given: Any, lead: tuple[int, ...], unit: str = "environments") -> list[torch.Tensor]:
+        """The leaves of values that no stored step has, checked as those of the steps are."""
+        schema = self._schema
+        return [
+            conform(dotted((where, *schema.paths[i][1:])), schema.fields[i], leaf, lead, self.device, unit=unit)
+            for i, leaf in zip(schema.columns["value"], schema.flatten("value", given, where), strict=True)
+        ]
 
-    def _final_values(self, final_value: Any, bootstrap: bool) -> tuple[torch.Tensor, ...] | None:
-        """Where the next value is not the next row's: (steps, envs, values), or None."""
+    def _final_values(
+        self, final_value: Any, bootstrap: bool, ends: torch.Tensor, truncated: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...] | None, list[torch.Tensor]]:
+        """Where the next value is not the next row's, (steps, envs) or None, and the leaves of what it is."""
         known = self._finals.places
         if not bootstrap:
             if final_value is not None:
                 remedy = "Leave one of them out."
                 raise SchemaError(explain("final_value", "none with bootstrap_truncated=False", "values", remedy))
-            return None
-        steps = self._num_stored
+            return None, []
         if self.autoreset is not AutoresetMode.NEXT_STEP:
-            self._require_finals(self._column("truncated")[:steps] & ~self._column("terminated")[:steps], known)
+            self._require_finals(truncated & ~ends, known)
         if final_value is None and known:
             remedy = "Pass final_value=critic(rollout.final_obs), or bootstrap_truncated=False to count them as ends."
             where = f"final_value of {len(known)} truncated steps"
             raise NotReadyError(explain(where, "their values", "none", remedy))
         if final_value is None:
-            return None
-        values = conform(
-            "final_value", self._value_field, final_value, (len(known),), self.device, unit="truncated steps"
-        )
-        at, envs = torch.tensor(known, dtype=torch.int64, device=self.device).view(-1, 2).unbind(1)
-        return at, envs, values
+            return None, []
+        values = self._values("final_value", final_value, (len(known),), "truncated steps")
+        places = torch.tensor(known, dtype=torch.int64, device=self.device).view(-1, 2).unbind(1)
+        return places, values
 
     @staticmethod
     def _require_finals(cut: torch.Tensor, known: list[tuple[int, int]]) -> None:
@@ -446,25 +527,28 @@ class RolloutBuffer:
         raise NotReadyError(explain(where, "the state a truncated step led to", "none", remedy))
 
     def attach(self, named: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
-        """Let further tensors `[T, N, …]` join every batch until `clear()`; they are copied."""
+        """Let further tensors `[T, N, …]`, or dicts of them, join every batch until `clear()`; they are copied."""
         with self._lock:
             steps = self._stored("attach")
-            columns: dict[str, torch.Tensor] = {}
-            lead = (steps, *self._storage.lead)
-            for name, value in [*(named or {}).items(), *fields.items()]:
-                if not isinstance(name, str) or name in columns or name in (*self._schema.columns, "mask", "index"):
+            columns: dict[Path, torch.Tensor] = {}
+            lead, taken = (steps, *self._storage.lead), {*self._schema.columns, "mask", "index"}
+            for name, tree in [*({} if named is None else named).items(), *fields.items()]:
+                if not isinstance(name, str) or name in taken:
                     raise SchemaError(explain(str(name), "a name of its own", "a taken one", "Attach it as another."))
-                tensor = as_tensor(name, value, self.device)
-                whole = Field(tuple(tensor.shape[len(lead) :]), tensor.dtype)
-                tensor = conform(name, whole, tensor.to(self.device), lead, self.device)
-                columns[name] = tensor if self._storage.lead else tensor.unsqueeze(1)
+                taken.add(name)
+                for path, value in named_leaves(name, tree):
+                    tensor = as_tensor(dotted(path), value, self.device)
+                    whole = Field(tuple(tensor.shape[len(lead) :]), tensor.dtype)
+                    tensor = conform(dotted(path), whole, tensor.to(self.device), lead, self.device)
+                    columns[path] = tensor if self._storage.lead else tensor.unsqueeze(1)
             self._attach_columns(columns)
 
-    def _attach_columns(self, columns: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in columns.items():
-            column = tensor.new_zeros((self.num_steps + 1, *tensor.shape[1:]))
-            column[: self._num_stored] = tensor
-            self._attached[name] = column
+    def _attach_columns(self, columns: Mapping[Path, torch.Tensor]) -> None:
+        names = {path[0] for path in columns}
+        self._attached = {path: column for path, column in self._attached.items() if path[0] not in names}
+        for path, tensor in columns.items():
+            rest = tensor.new_zeros((self.num_steps + 1 - self._num_stored, *tensor.shape[1:]))
+            self._attached[path] = torch.cat([tensor, rest])
 
     # Reading
 
@@ -495,8 +579,7 @@ class RolloutBuffer:
             if total == 0 or (drop_last and total < batch_size):
                 remedy = "Add steps, or take smaller batches."
                 raise NotReadyError(explain("minibatches", f"{batch_size} transitions", total, remedy))
-            items = self._num_stored * (self.num_envs or 1)
-            source = FollowingReader(columns, 2, items, lambda: self._storage.is_exposed)
+            source = self._following(columns)
         like = {
             path: ((batch_size, *column.shape[2:]), column.dtype) for path, column in zip(paths, columns, strict=True)
         }
@@ -561,7 +644,7 @@ class RolloutBuffer:
         """What every step has [T + 1, N, …]: its fields, and what is attached; `sparse`: and what some steps have."""
         stored = zip(self._schema.paths, self._storage.columns, self._schema.fields, strict=True)
         leaves = [(path, column) for path, column, field in stored if sparse or not is_sparse(field)]
-        return leaves + [((name,), column) for name, column in self._attached.items()]
+        return [*leaves, *self._attached.items()]
 
     def sequences(
         self,
@@ -627,18 +710,29 @@ class RolloutBuffer:
             if isinstance(self._schema.fields[column], Carry)
         }
         chosen = dict(zip(*selected(self._leaves(sparse=True), fields), strict=True))
+        carried = [path for path in chosen if path in carries]
         steps = {path: column for path, column in chosen.items() if path not in carries}
         steps[("is_first",)] = self._starts(self._num_stored)
-        items = self._num_stored * (self.num_envs or 1)
-        source = FollowingReader(list(steps.values()), 2, items, lambda: self._storage.is_exposed)
-        carried = {path: self._carry_reader(column) for path, column in carries.items() if path in chosen}
-        return SequenceReader(index, length, layout, list(steps), source, carried)
+        read_carried = self._carry_reader([carries[path] for path in carried])
+        return SequenceReader(
+            index, length, layout, list(steps), self._following(list(steps.values())), carried, read_carried
+        )
 
-    def _carry_reader(self, column: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        if is_sparse(self._schema.fields[column]):
-            return lambda rows: self._carries.at(column, rows)
-        leaf = self._storage.columns[column]
-        return lambda rows: bits_of(leaf).flatten(0, 1)[rows].view(leaf.dtype)
+    def _carry_reader(self, columns: list[int]) -> Callable[[torch.Tensor], list[torch.Tensor]]:
+        """Reads these leaves at flat rows [B]."""
+        dense = [column for column in columns if not is_sparse(self._schema.fields[column])]
+        source = self._following([self._storage.columns[column] for column in dense]) if dense else None
+
+        def read(rows: torch.Tensor) -> list[torch.Tensor]:
+            found = {} if source is None else dict(zip(dense, source.take(rows, 0, len(rows)), strict=True))
+            return [found[column] if column in found else self._carries.at(column, rows) for column in columns]
+
+        return read
+
+    def _following(self, columns: list[torch.Tensor]) -> Reader:
+        """A reader of the stored rows of these columns."""
+        items = self._num_stored * (self.num_envs or 1)
+        return FollowingReader(columns, 2, items, lambda: self._storage.is_exposed)
 
     @property
     def data(self) -> TensorDict:
@@ -677,10 +771,13 @@ class RolloutBuffer:
             steps = self._whole("env_major")
             if self._last is None:
                 self._storage.zero(steps)
-            self._storage.is_exposed = True
-            paths, columns = zip(*self._leaves(), strict=True)
-            leaves = [column[: steps + 1].transpose(0, 1) for column in columns]
-            return assemble(paths, leaves, torch.Size((self.num_envs or 1, steps + 1)))
+            return self._env_major(steps, self._leaves())
+
+    def _env_major(self, steps: int, stored: Iterable[tuple[Path, torch.Tensor]]) -> TensorDict:
+        self._storage.is_exposed = True
+        paths, columns = zip(*stored, strict=True)
+        leaves = [column[: steps + 1].transpose(0, 1) for column in columns]
+        return assemble(paths, leaves, torch.Size((self.num_envs or 1, steps + 1)))
 
     def __getitem__(self, name: str | Path) -> Any:
         """One field of the stored steps `[T, N, …]`, sharing the buffer's memory."""
@@ -702,6 +799,16 @@ class RolloutBuffer:
             f"RolloutBuffer({self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}, "
             f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
         )
+
+    @property
+    def stats(self) -> EpisodeStats | None:
+        """The statistics that every transition is counted in."""
+        return self._listeners.stats
+
+    @property
+    def norm(self) -> dict[str | Path, RunningNorm]:
+        """The norms that take in every transition, by field or path."""
+        return self._listeners.norm
 
     @property
     def num_stored(self) -> int:
@@ -728,20 +835,27 @@ class RolloutBuffer:
 
 def _schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mapping[str, Any]) -> Schema:
     refuse_reserved(extra, _RESERVED)
-    scalar = {"reward": declare_real("reward", reward), "value": declare_real("value", value)}
+    rewards, values = declare_real("reward", reward), declare_real("value", value)
     extra_trees = {name: unstacked(declare(f"extra.{name}", tree)) for name, tree in extra.items()}
-    log_prob = extra_trees.pop("log_prob", scalar["reward"])
+    log_prob = extra_trees.pop("log_prob", rewards)
     schema = Schema(
         {
             "obs": unstacked(declare("obs", obs)),
             "action": unstacked(declare("action", action)),
-            "reward": scalar["reward"],
+            "reward": rewards,
             "terminated": _FLAG,
             "truncated": _FLAG,
-            "value": scalar["value"],
+            "value": values,
             "log_prob": log_prob,
             **extra_trees,
         }
     )
     refuse_sparse(schema, "what is not extra", schema.names[:7])
     return schema
+
+
+def _agents(schema: Schema) -> list[tuple[Path, int, int]]:
+    """Each agent's path, and its columns of reward and value; none where rewards and values do not correspond."""
+    reward, value = ({schema.paths[i][1:]: i for i in schema.columns[name]} for name in ("reward", "value"))
+    shapes = [{path: schema.fields[i].shape for path, i in columns.items()} for columns in (reward, value)]
+    return [(path, reward[path], value[path]) for path in value] if shapes[0] == shapes[1] else []

@@ -169,12 +169,13 @@ def declare(where: str, declaration: object) -> Tree:
     )
 
 
-def declare_real(where: str, declaration: object) -> Field:
-    """Read the declaration of a reward or a value: one field of floating-point numbers."""
-    field = declare(where, declaration)
-    if not isinstance(field, Field) or not field.dtype.is_floating_point:
-        raise SchemaError(explain(where, "one floating-point field", field, "Pass a shape or a Field."))
-    return field
+def declare_real(where: str, declaration: object) -> Tree:
+    """Read the declaration of a reward or a value: floating-point numbers, or a dict of agents that have them."""
+    tree = declare(where, declaration)
+    for path, field in leaves_of((where,), tree):
+        if not field.dtype.is_floating_point:
+            raise SchemaError(explain(".".join(path), "a floating-point field", field, "Pass a shape or a Field."))
+    return tree
 
 
 def _name(where: str, key: object) -> str:
@@ -214,7 +215,7 @@ class Schema:
         self.columns: dict[str, tuple[int, ...]] = {}
         """Which leaves belong to a name."""
         for name, tree in self.trees.items():
-            leaves = tuple(_leaves((name,), tree))
+            leaves = tuple(leaves_of((name,), tree))
             self.columns[name] = tuple(range(len(self.paths), len(self.paths) + len(leaves)))
             self.paths += tuple(path for path, _ in leaves)
             self.fields += tuple(field for _, field in leaves)
@@ -232,26 +233,43 @@ class Schema:
             declared = ", ".join(self.names)
             raise SchemaError(explain(name, f"a declared field ({declared})", "another", "Declare it in extra=."))
 
-    def flatten(self, name: str, value: Any) -> tuple[Any, ...]:
-        """The leaves of one name's value; None stands for "not given" and stays None in every leaf."""
+    def flatten(self, name: str, value: Any, where: str = "") -> tuple[Any, ...]:
+        """The leaves of one name's value; None stands for "not given" and stays None in every leaf.
+
+        `where` is what messages call it, if not by its name.
+        """
         tree = self.trees[name]
         if isinstance(tree, Field):
             return (value,)
         if value is None:
             return (None,) * len(self.columns[name])
-        return tuple(_flatten(name, tree, value))
+        return tuple(_flatten(where or name, tree, value))
 
 
-def _leaves(path: Path, tree: Tree) -> Iterable[tuple[Path, Field]]:
-    if isinstance(tree, Field):
+def leaves_of(path: Path, tree: Any) -> Iterable[tuple[Path, Any]]:
+    """Everything in a nested dict that is none itself, with its path."""
+    if not isinstance(tree, Mapping):
         yield path, tree
         return
     for key, child in tree.items():
-        yield from _leaves((*path, key), child)
+        yield from leaves_of((*path, key), child)
+
+
+def named_leaves(name: str, tree: Any) -> list[tuple[Path, Any]]:
+    """`leaves_of` what a caller gives under a name of its own."""
+    leaves = list(leaves_of((name,), tree))
+    if not leaves:
+        raise SchemaError(explain(name, "at least one field", "an empty dict", "Leave it out."))
+    for path, _ in leaves:
+        for key in path:
+            _name(name, key)
+    return leaves
 
 
 def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
     if isinstance(tree, Field):
+        if value is None:
+            raise SchemaError(explain(where, "a value", "none", "Pass all of the field or nothing of it."))
         yield value
         return
     parts = {str(i): part for i, part in enumerate(value)} if isinstance(value, tuple | list) else value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,7 +53,8 @@ class SequenceReader:
     paths: Sequence[Path]
     steps: Reader
     """The leaves that every step has, named by `paths`."""
-    carried: Mapping[Path, Callable[[torch.Tensor], torch.Tensor]]
+    carried_paths: Sequence[Path]
+    carried: Callable[[torch.Tensor], list[torch.Tensor]]
     """The leaves that only a sequence's first step has, read by its row."""
 
     def read(self, which: torch.Tensor) -> TensorDict:
@@ -61,28 +62,24 @@ class SequenceReader:
         return self._packed(which) if self.layout == "packed" else self._padded(which)
 
     def _padded(self, which: torch.Tensor) -> TensorDict:
-        rows = self.index.rows(which, self.length)
+        rows, mask, first = self.index.rows(which, self.length)
         batch_size = torch.Size(which.shape)
         if self.layout == "time_first":
             # What is [L, B] and what is [B] have no leading axis in common.
-            rows, batch_size = rows.t().contiguous(), torch.Size(())
-        flat = self.steps.take(rows.view(-1), 0, rows.numel(), True)
-        leaves = [leaf.view(*rows.shape, *leaf.shape[1:]) for leaf in flat]
-        return self._batch(leaves, {"mask": rows >= 0}, which, batch_size)
+            rows, mask, batch_size = rows.t().contiguous(), mask.t().contiguous(), torch.Size(())
+        leaves = self.steps.take(rows.view(-1), 0, rows.numel(), True, rows.shape[1])
+        return self._batch(leaves, "mask", mask, first, batch_size)
 
     def _packed(self, which: torch.Tensor) -> TensorDict:
         which = which[self.index.count[which].argsort(descending=True, stable=True)]
-        rows = self.index.rows(which, self.length).t()
-        inside = rows >= 0
-        flat = rows[inside]
-        running = inside.sum(1).cpu()  # torch wants them there
+        rows, mask, first = self.index.rows(which, self.length)
+        flat = rows.t()[mask.t()]
+        running = mask.sum(0).cpu()  # torch wants them there
         leaves = self.steps.take(flat, 0, len(flat))
-        return self._batch(leaves, {"batch_sizes": running[running > 0]}, which, torch.Size(()))
+        return self._batch(leaves, "batch_sizes", running[running > 0], first, torch.Size(()))
 
     def _batch(
-        self, leaves: list[torch.Tensor], marks: dict[str, torch.Tensor], which: torch.Tensor, batch_size: torch.Size
+        self, leaves: list[torch.Tensor], name: str, sizes: torch.Tensor, first: torch.Tensor, batch_size: torch.Size
     ) -> TensorDict:
-        first = self.index.order[self.index.start[which]]
-        paths = [*self.paths, *((name,) for name in (*marks, "index")), *self.carried]
-        leaves = [*leaves, *marks.values(), first, *(read(first) for read in self.carried.values())]
-        return assemble(paths, leaves, batch_size)
+        paths = [*self.paths, (name,), ("index",), *self.carried_paths]
+        return assemble(paths, [*leaves, sizes, first, *self.carried(first)], batch_size)

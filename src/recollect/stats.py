@@ -14,7 +14,7 @@ from recollect.errors import SchemaError, explain
 from recollect.schema import Field, positive
 
 _NUMBER, _FLAG = Field((), torch.float64), Field((), torch.bool)
-_FITS = {torch.float64: (np.float32, np.float64), torch.bool: (np.bool_,)}
+_FITS = {torch.float64: {np.dtype(np.float32), np.dtype(np.float64)}, torch.bool: {np.dtype(np.bool_)}}
 """What needs no conversion on the host."""
 _MOMENTS = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
 
@@ -90,21 +90,20 @@ class EpisodeStats:
         `reasons` is a flag [N] for each name, or a name or None for each environment; they count where an episode ends.
         An episode that is both terminated and truncated is terminated.
         """
-        gained = [self._given("reward", _NUMBER, reward), 1.0, *self._metrics_of(metrics)]
+        gained = [self._given("reward", _NUMBER, reward), *self._metrics_of(metrics)]
         flags = [self._given("terminated", _FLAG, terminated), *self._reasons_of(reasons)]
         ended = flags[0] | self._given("truncated", _FLAG, truncated)
-        count = len(ended)
+        played: Any = 1
         if mask is not None:
-            counted = self._given("mask", _FLAG, mask)
-            ended = ended & counted
-            gained = [self._ops.where(counted, x, 0.0) for x in gained]
-            count = counted.sum()
+            played = self._given("mask", _FLAG, mask)
+            ended = ended & played
+            gained = [self._ops.where(played, x, 0.0) for x in gained]
         with self._lock:
-            for i, x in enumerate(gained):
+            for i, x in enumerate((gained[0], played, *gained[1:])):
                 self._open[i] += x
-            self._counts[1] += count
+            self._counts[1] += len(ended) if mask is None else played.sum()
             # Looking is free on the host. Elsewhere it would be a synchronisation: all rows go on, and few are kept.
-            at: Any = np.flatnonzero(ended) if self._ops is np else slice(None)
+            at: Any = ended.nonzero()[0] if self._ops is np else slice(None)
             if self._ops is torch or len(at):
                 self._finish(at, ended[at], [flag[at] for flag in flags])
 
@@ -122,7 +121,7 @@ class EpisodeStats:
         if self._ops is np:
             view = host_view(value)
             if type(view) is np.ndarray and view.dtype in _FITS[field.dtype] and view.shape == self._lead:
-                return view.reshape(-1)
+                return view if view.ndim else view.reshape(1)
         return self._as_array(conform(name, field, value, self._lead, self.device).view(-1))
 
     def _metrics_of(self, metrics: Mapping[str, Any] | None) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from recollect import kernels
-from recollect.border import conform, dotted
+from recollect.border import conform, dotted, light
 from recollect.memory import Memory
 from recollect.schema import Schema, is_sparse
 
@@ -39,6 +39,8 @@ class Storage:
     def _bind(self) -> None:
         self._native = kernels.columns(self.columns, self.optional, lead=1 - len(self.lead))
         self._addresses = [column.data_ptr() for column in self.columns]
+        self.arrays = tuple(map(light, self.columns))
+        """The columns as arrays, where they are on the host."""
 
     def follow(self) -> bool:
         """Find the columns again if they have moved, as `share_memory_` moves them; returns whether they had."""

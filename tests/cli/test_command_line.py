@@ -101,7 +101,7 @@ def test_training_leaves_the_seed_and_the_threads_as_they_were() -> None:
 def test_the_same_seed_plays_the_same_episodes() -> None:
     def finished(seed: int) -> list[object]:
         *_, report = train(TINY, seed)
-        return [*report.episodes.finished]
+        return [column.tolist() for column in report.stats.episodes().values()]
 
     assert finished(1) == finished(1)
     assert finished(1) != finished(2)
@@ -110,7 +110,7 @@ def test_the_same_seed_plays_the_same_episodes() -> None:
 def test_the_buffers_share_of_the_time_is_a_share() -> None:
     *_, report = train(TINY, seed=1)
     assert 0 < report.buffer_share < 1
-    assert TINY.max_transitions <= report.episodes.num_transitions < TINY.max_transitions + 8 * TINY.num_steps
+    assert TINY.max_transitions <= report.stats.num_steps < TINY.max_transitions + 8 * TINY.num_steps
 
 
 def test_a_terminal_sees_a_bar() -> None:

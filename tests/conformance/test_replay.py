@@ -504,6 +504,15 @@ def test_t24_clear_forgets_rows_priorities_and_open_episodes_but_not_the_numbers
     assert window[("is_first",)].tolist() == [[False, False, True]]
 
 
+def test_t24_the_largest_priority_of_forgotten_rows_is_forgotten(backend: str) -> None:
+    replay = prioritized([9.0, 1.0, 5.0])
+    replay.clear()
+    replay.add([3.0], 0.0, 3.0, False, False, [4.0])
+    replay.update_priority([3], [1.0])
+    replay.add([4.0], 0.0, 3.0, False, False, [5.0])  # as likely as the first: 1, not 9
+    assert set(replay.sample(50)["weight"].tolist()) == {1.0}
+
+
 class TestT26Stacks:
     @pytest.mark.parametrize("axis", [-1, 0, 1])
     @pytest.mark.parametrize("pad", ["repeat", "zero"])

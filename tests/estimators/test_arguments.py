@@ -149,10 +149,11 @@ def test_last_value_is_one_row_of_the_reward() -> None:
         ({"group_size": 2.0}, f"group_size: expected an int of at least 2, got float. {GROUP}"),
         (
             {"reward": torch.zeros(5), "done": torch.zeros(5).bool()},
-            "reward: expected shape [T, N], got (5,). Pass one reward per environment.",
+            "reward: expected shape [T, N] or [T, N, …], got (5,). Pass one reward per environment.",
         ),
         ({"done": torch.zeros(5, 8)}, f"done: expected dtype torch.bool, got torch.float32. {COMPARE}"),
         ({"done": None}, f"done: expected a torch.Tensor, got None. {CONVERT}"),
+        ({"mask": torch.zeros(5, 8)}, f"mask: expected dtype torch.bool, got torch.float32. {COMPARE}"),
         ({"eps": "x"}, "eps: expected a number, got str. Pass a Python float."),
     ],
 )

@@ -134,6 +134,13 @@ def test_normalize_of_equal_entries_or_of_one_entry_is_zero() -> None:
     assert rc.normalize(torch.tensor([3.0, 5]), torch.tensor([False, False])).tolist() == [0, 0]
 
 
+def test_normalize_by_the_deviation_of_the_population() -> None:
+    x = torch.tensor([1.0, 2, 3, 10])
+    got = rc.normalize(x, correction=0)
+    torch.testing.assert_close(got, (x - x.mean()) / x.std(correction=0))
+    assert rc.normalize(torch.tensor([3.0]), correction=0).tolist() == [0]
+
+
 def test_normalize_adds_eps_to_the_deviation() -> None:
     torch.testing.assert_close(rc.normalize(floats(1, 3), eps=1.0), floats(-1, 1) / (2**0.5 + 1))
 

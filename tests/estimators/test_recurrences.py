@@ -165,21 +165,45 @@ def test_discounted_return_matches_the_written_out_sum(
 @quick
 @given(
     steps=st.integers(1, 8), groups=st.integers(1, 3), size=st.integers(2, 4), gamma=discounts,
-    first=st.booleans(), seed=st.integers(0, 2**31),
+    first=st.booleans(), masked=st.booleans(), seed=st.integers(0, 2**31),
 )  # fmt: skip
 def test_group_advantage_matches_the_written_out_statistics(
-    backend_name: str, steps: int, groups: int, size: int, gamma: float, first: bool, seed: int
+    backend_name: str, steps: int, groups: int, size: int, gamma: float, first: bool, masked: bool, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     reward = torch.randn(steps, groups * size, generator=generator, dtype=torch.float64)
     done = torch.rand(steps, groups * size, generator=generator) < 0.3
+    mask = torch.rand(steps, groups * size, generator=generator) < (0.7 if masked else 2)
+    reward = torch.where(mask, reward, torch.nan)  # what is masked is not read
     values = {"group_size": size, "gamma": gamma, "first_episode_only": first, "eps": 1e-2}
     with backend(backend_name):
-        got = estimators.group_advantage(reward, done, **values)
-    wanted = reference.group_advantage(reward, done, **values)
+        got = estimators.group_advantage(reward, done, **values, mask=mask if masked else None)
+    wanted = reference.group_advantage(reward, done, **values, mask=mask)
     assert torch.equal(got[1], wanted[1])
     assert_equal(got[0], wanted[0])
     assert_equal(got[2], wanted[2])
+
+
+@every_backend
+@pytest.mark.parametrize("own_flags", [False, True])
+def test_group_advantage_compares_every_agent_with_the_same_agent_of_its_group(
+    backend_name: str, own_flags: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    # Env-major memory behind an axis of agents: nothing is contiguous.
+    reward = torch.randn(3, 8, 12, generator=generator, dtype=torch.float64).permute(2, 1, 0)
+    shape = (3, 8, 12) if own_flags else (8, 12)
+    done, mask = (torch.rand(shape, generator=generator) < rate for rate in (0.2, 0.8))
+    done, mask = (flag.permute(2, 1, 0) if own_flags else flag.T for flag in (done, mask))
+    values = {"group_size": 4, "gamma": 0.9, "first_episode_only": False, "eps": 1e-2}
+    with backend(backend_name):
+        got = estimators.group_advantage(reward, done, **values, mask=mask)
+    for agent in range(3):
+        flags = [flag[..., agent] if own_flags else flag for flag in (done, mask)]
+        wanted = reference.group_advantage(reward[..., agent], flags[0], **values, mask=flags[1])
+        assert torch.equal(got[1][..., agent], wanted[1])
+        assert_equal(got[0][..., agent], wanted[0])
+        assert_equal(got[2][..., agent], wanted[2])
 
 
 @every_backend

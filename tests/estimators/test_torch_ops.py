@@ -68,7 +68,8 @@ def test_tensors_without_data_give_shapes(name: str) -> None:
 def test_the_other_functions_give_shapes_of_tensors_without_data_too() -> None:
     reward, flag = torch.zeros(5, 8, device="meta"), torch.zeros(5, 8, dtype=torch.bool, device="meta")
     assert rc.discounted_return(reward, flag, flag, gamma=0.9, last_value=reward[0]).shape == (5, 8)
-    assert [x.shape for x in rc.group_advantage(reward, flag, group_size=2)] == [(5, 8)] * 3
+    for mask in (None, flag):
+        assert [x.shape for x in rc.group_advantage(reward, flag, group_size=2, mask=mask)] == [(5, 8)] * 3
     assert rc.normalize(reward, flag).shape == (5, 8)
     assert rc.explained_variance(reward, reward).shape == ()
 
@@ -98,7 +99,7 @@ def test_compiling_the_other_functions_gives_one_graph_and_the_same_numbers() ->
     def everything(reward: Tensor, value: Tensor, terminated: Tensor, truncated: Tensor) -> tuple[Tensor, ...]:
         return (
             rc.discounted_return(reward, terminated, truncated, gamma=0.9, last_value=value[0]),
-            *rc.group_advantage(reward, terminated, group_size=3, gamma=0.9),
+            *rc.group_advantage(reward, terminated, group_size=3, gamma=0.9, mask=truncated),
             rc.normalize(reward, terminated),
             rc.explained_variance(value, reward, mask=truncated),
         )

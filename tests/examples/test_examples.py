@@ -98,3 +98,52 @@ def test_every_room_can_be_solved_and_both_parts_of_the_observation_are_true() -
                     reached.add(there)
                     frontier.append(place + move)
         assert tuple(room.goal) in reached
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_recurrent_ppo_runs_for_a_few_steps_and_repeats_itself(memory: bool) -> None:
+    example = load("recurrent_ppo")
+    curve = example.train(1, 4500, memory=memory)
+    assert len(curve) == 3
+    assert curve == example.train(1, 4500, memory=memory)
+
+
+@pytest.mark.long
+def test_recurrent_ppo_solves_what_a_policy_without_memory_cannot() -> None:
+    example = load("recurrent_ppo")
+    assert max(mean for _, mean in example.train(1, 120_000, memory=True)) > 400
+    assert max(mean for _, mean in example.train(1, 120_000, memory=False)) < 120
+
+
+def test_distillation_runs_for_a_few_steps_and_repeats_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = load("distill")
+    for name, value in {"ROUND_STEPS": 40, "STUDENT_EPOCHS": 2, "EPISODES": 5}.items():
+        monkeypatch.setattr(example, name, value)
+    returns = example.run(1, teacher_steps=1024, rounds=3)
+    said = capsys.readouterr().out
+    assert "student  round 2      960 rows" in said
+    assert returns == example.run(1, teacher_steps=1024, rounds=3)
+    assert said == capsys.readouterr().out
+
+
+def test_the_student_sees_the_last_positions_and_no_velocities() -> None:
+    example = load("distill")
+    env = example.Positions()
+    obs, _ = env.reset(seed=0)
+    seen = [obs["state"][[0, 2]]] * example.NUM_FRAMES
+    for action in (0, 1, 1, 0, 1, 1):
+        assert env.observation_space.contains(obs)
+        assert obs["seen"].tolist() == [frame.tolist() for frame in seen[-example.NUM_FRAMES :]]
+        obs = env.step(action)[0]
+        seen.append(obs["state"][[0, 2]])
+    obs, _ = env.reset()
+    assert (obs["seen"] == obs["state"][[0, 2]]).all()
+
+
+@pytest.mark.long
+def test_a_student_without_velocities_does_as_well_as_its_teacher() -> None:
+    teacher, student = load("distill").run(1)
+    assert teacher > 450
+    assert student > 0.95 * teacher

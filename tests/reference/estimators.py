@@ -74,25 +74,29 @@ def vtrace(column: Column, *, gamma: float, lam: float, rho_bar: float, c_bar: f
 
 
 def group_advantage(
-    reward: Tensor, done: Tensor, *, group_size: int, gamma: float, first_episode_only: bool, eps: float
+    reward: Tensor, done: Tensor, *, group_size: int, gamma: float, first_episode_only: bool, eps: float, mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     steps, envs = reward.shape
     returns, advantage = torch.zeros(steps, envs).double(), torch.zeros(steps, envs).double()
-    mask = torch.ones(steps, envs, dtype=torch.bool)
+    kept = mask.clone()
     for env in range(envs):
         behind = 0.0
         for t in reversed(range(steps)):
+            if not mask[t, env]:
+                behind = 0.0
+                continue
             behind = float(reward[t, env]) + (0.0 if done[t, env] else gamma * behind)
             returns[t, env] = behind
-            mask[t, env] = not (first_episode_only and bool(done[:t, env].any()))
+            ended = any(bool(done[i, env]) and bool(mask[i, env]) for i in range(t))
+            kept[t, env] = not (first_episode_only and ended)
     for t in range(steps):
         for start in range(0, envs, group_size):
-            group = [env for env in range(start, start + group_size) if mask[t, env]]
+            group = [env for env in range(start, start + group_size) if kept[t, env]]
             mean = sum(float(returns[t, env]) for env in group) / max(len(group), 1)
             variance = sum((float(returns[t, env]) - mean) ** 2 for env in group) / max(len(group), 1)
             for env in group:
                 advantage[t, env] = (returns[t, env] - mean) / (math.sqrt(variance) + eps)
-    return returns, mask, advantage
+    return returns, kept, advantage
 
 
 def goes_on(column: Column, t: int) -> bool:

@@ -9,18 +9,18 @@ from recollect.estimators.arguments import conform, number
 
 
 @torch.no_grad()
-def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8) -> Tensor:
+def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, correction: int = 1) -> Tensor:
     """`x` with mean 0 and standard deviation 1 over all its entries, of any shape [T, N, …].
 
         (x − mean) / (std + eps)
 
-    with the unbiased deviation of `torch.std`; a single entry becomes 0. Where `mask` (bool, like x or its leading axes
-    [T, N]) is False an entry is not counted and becomes 0.
+    with the deviation of `torch.std`: unbiased, or with correction=0 that of the population. A single entry becomes 0.
+    Where `mask` (bool, like x or its leading axes [T, N]) is False an entry is not counted and becomes 0.
     """
     eps = number("eps", eps)
     (x,), _, mask = conform({"x": x}, {}, mask)
     centered, counted = _centered(x, mask)
-    return centered / ((centered.square().sum() / (counted - 1).clamp(min=1)).sqrt() + eps)
+    return centered / ((centered.square().sum() / (counted - correction).clamp(min=1)).sqrt() + eps)
 
 
 @torch.no_grad()

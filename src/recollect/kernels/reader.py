@@ -13,8 +13,13 @@ from recollect import kernels
 class Reader(Protocol):
     """Columns seen as flat lists of items, read by an index of int64."""
 
-    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
-        """The items `index[start:stop]` of every column, in fresh tensors; `padded`: an index of -1 gives zeros."""
+    def take(
+        self, index: torch.Tensor, start: int, stop: int, padded: bool = False, width: int = 0
+    ) -> list[torch.Tensor]:
+        """The items `index[start:stop]` of every column, in fresh tensors [count, …], or [count / width, width, …].
+
+        `padded`: an index of -1 gives zeros.
+        """
         ...
 
     def take_into(
@@ -45,8 +50,10 @@ class FollowingReader:
             self._reader, self._addresses = self._make(), self._where()
         return self._reader
 
-    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
-        return self._found().take(index, start, stop, padded)
+    def take(
+        self, index: torch.Tensor, start: int, stop: int, padded: bool = False, width: int = 0
+    ) -> list[torch.Tensor]:
+        return self._found().take(index, start, stop, padded, width)
 
     def take_into(
         self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
@@ -64,10 +71,12 @@ class _NativeReader:
             self.take = self._gather.take
             self.take_into = self._gather.take_into
 
-    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
+    def take(
+        self, index: torch.Tensor, start: int, stop: int, padded: bool = False, width: int = 0
+    ) -> list[torch.Tensor]:
         out = [torch.empty((stop - start, *shape), dtype=dtype, device="cpu") for shape, dtype in self._like]
         self.take_into(index, start, stop, out, padded)
-        return out
+        return [leaf.unflatten(0, (-1, width)) for leaf in out] if width else out
 
     def take_into(
         self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
@@ -91,7 +100,9 @@ class _TorchReader:
             column.flatten(0, lead - 1).view(_SIGNED.get(column.dtype, column.dtype)) for column in columns
         ]
 
-    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
+    def take(
+        self, index: torch.Tensor, start: int, stop: int, padded: bool = False, width: int = 0
+    ) -> list[torch.Tensor]:
         rows = index[start:stop]
         if not padded:
             found = [column.index_select(0, rows) for column in self._columns]
@@ -99,7 +110,10 @@ class _TorchReader:
             inside, missing = rows.clamp(min=0), rows < 0
             found = [column.index_select(0, inside) for column in self._columns]
             found = [leaf.masked_fill_(missing.view(-1, *(1,) * (leaf.ndim - 1)), 0) for leaf in found]
-        return [leaf.view(dtype) if dtype in _SIGNED else leaf for leaf, dtype in zip(found, self._dtypes, strict=True)]
+        found = [
+            leaf.view(dtype) if dtype in _SIGNED else leaf for leaf, dtype in zip(found, self._dtypes, strict=True)
+        ]
+        return [leaf.unflatten(0, (-1, width)) for leaf in found] if width else found
 
     def take_into(
         self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False

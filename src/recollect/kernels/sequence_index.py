@@ -38,17 +38,22 @@ class SequenceIndex:
     def __len__(self) -> int:
         return len(self.start)
 
-    def rows(self, which: torch.Tensor, length: int) -> torch.Tensor:
-        """The rows [B, length] of the sequences `which`, -1 behind the last step of each."""
+    def rows(self, which: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of the sequences `which`: rows [B, length], -1 behind the last step of each; the mask; the first rows [B]."""
         native = kernels.native()
         if native is None or which.device.type != "cpu":
             place = torch.arange(length, device=which.device)
-            at = self.start[which].unsqueeze(1) + place
-            inside = place < self.count[which].unsqueeze(1)
-            return torch.where(inside, self.order[at.clamp_(max=len(self.order) - 1)], -1)
-        out = torch.empty((len(which), length), dtype=torch.int64)
-        native.sequence_rows(*map(kernels.buffer_of, (self.order, self.start, self.count, which)), length, _of(out))
-        return out
+            start, count = self.start[which], self.count[which]
+            mask = place < count.unsqueeze(1)
+            at = (start.unsqueeze(1) + place).clamp_(max=len(self.order) - 1)
+            return torch.where(mask, self.order[at], -1), mask, self.order[start]
+        out = None
+        if not native.exchange():
+            shape = (len(which), length)
+            out = torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.bool), torch.empty_like(which)
+        given = map(kernels.buffer_of, (self.order, self.start, self.count, which))
+        made = native.sequence_rows(*given, length, None if out is None else tuple(map(kernels.buffer_of, out)))
+        return tuple(made) if out is None else out
 
 
 def find_sequences(
@@ -60,13 +65,10 @@ def find_sequences(
     order, start, count = (torch.empty(terminated.numel(), dtype=torch.int64) for _ in range(3))
     valid, sequences, longest = kernels.native().find_sequences(
         *map(kernels.buffer_of, (terminated.contiguous(), truncated.contiguous())),
-        None if mask is None else _of(mask.contiguous()),
+        kernels.buffer_of(None if mask is None else mask.contiguous()),
         cuts.length or 0, cuts.stride, cuts.split, cuts.keep_tail, *map(kernels.buffer_of, (order, start, count)),
     )  # fmt: skip
     return SequenceIndex(order[:valid], start[:sequences], count[:sequences], longest)
-
-
-_of = kernels.buffer_of
 
 
 def _find_in_torch(ended: torch.Tensor, mask: torch.Tensor | None, cuts: Cuts) -> SequenceIndex:

@@ -108,6 +108,7 @@ class _Draws:
 
     def cleared(self) -> None:
         self._tree.set(torch.arange(self._slots, device=self._storage.device), 0.0)
+        self._largest = 1.0
 
     def _mass(self, priority: Any) -> Any:
         """(priority + eps)^alpha, but zero only for zero: what is positive can be drawn."""

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from recollect.batch import assemble
-from recollect.border import conform
+from recollect.border import conform, dotted
 from recollect.errors import SchemaError, explain
 from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage
@@ -116,9 +116,12 @@ class Hindsight:
             remedy = "Return both."
             raise SchemaError(explain("Hindsight.fn", "(reward, terminated)", type(results).__name__, remedy))
         for name, result in zip(("reward", "terminated"), results, strict=True):
-            field = storage.schema.fields[storage.schema.columns[name][0]]
-            new = conform(f"Hindsight.fn: {name}", field, result, (len(changed),), storage.device, unit="rows")
-            steps[(name,)] = torch.where(_wide(changed, new), new, steps[(name,)])
+            leaves = storage.schema.flatten(name, result, f"Hindsight.fn: {name}")
+            for i, leaf in zip(storage.schema.columns[name], leaves, strict=True):
+                path, field = storage.schema.paths[i], storage.schema.fields[i]
+                where = f"Hindsight.fn: {dotted(path)}"
+                new = conform(where, field, leaf, (len(changed),), storage.device, unit="rows")
+                steps[path] = torch.where(_wide(changed, new), new, steps[path])
 
 
 def _field(storage: ReplayStorage, path: Path) -> Field:

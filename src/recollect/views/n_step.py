@@ -43,27 +43,30 @@ class NStep:
         return self._read_torch(storage, slots) if batch is None else batch
 
     def _read_torch(self, storage: ReplayStorage, slots: torch.Tensor) -> Leaves:
-        rewards = storage.columns[storage.schema.columns["reward"][0]].flatten(0, 1)
-        reward, last, discount = self._summed_torch(storage, rewards, slots)
+        agents = storage.schema.columns["reward"]
+        rewards = [storage.columns[i].flatten(0, 1) for i in agents]
+        sums, last, discount = self._summed_torch(storage, rewards, slots)
         ends = [storage.schema.columns[name][0] for name in _ENDS]
-        batch = named(storage, storage.take(slots)) | {("reward",): reward}
+        batch = named(storage, storage.take(slots)) | named(storage, sums, agents)
         batch |= named(storage, storage.take(last, ends), ends)
         return batch | named_next(storage, storage.take_next(last)) | {("discount",): discount}
 
     def _summed_torch(
-        self, storage: ReplayStorage, rewards: torch.Tensor, slots: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self, storage: ReplayStorage, rewards: list[torch.Tensor], slots: torch.Tensor
+    ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
         ring, last = storage.ring, slots
         goes_on = torch.ones_like(slots, dtype=torch.bool)
-        reward, discount = rewards[slots], torch.full_like(slots, self.gamma, dtype=torch.float64)
+        sums, discount = [reward[slots] for reward in rewards], torch.full_like(slots, self.gamma, dtype=torch.float64)
         for _ in range(1, self.n):
             following = ring.after(last)
             goes_on = goes_on & (ring.kind_at(following) == TRANSITION)
             last = torch.where(goes_on, following, last)
-            wide = goes_on.view(-1, *(1,) * (reward.ndim - 1))
-            reward = torch.where(wide, reward + (discount.view_as(wide) * rewards[last]).to(reward.dtype), reward)
+            for i, reward in enumerate(rewards):
+                wide = goes_on.view(-1, *(1,) * (reward.ndim - 1))
+                more = (discount.view_as(wide) * reward[last]).to(reward.dtype)
+                sums[i] = torch.where(wide, sums[i] + more, sums[i])
             discount = torch.where(goes_on, discount * self.gamma, discount)
-        return reward, last, discount.float()
+        return sums, last, discount.float()
 
     def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor:
         """The steps that are read: [B, n] flat slots, -1 after an end."""
@@ -79,12 +82,14 @@ class NStep:
         powers = torch.tensor(self.gamma, dtype=torch.float64, device=last.device) ** torch.arange(
             self.n, device=last.device
         )
-        reward = steps[("reward",)]
-        kept = (goes_on * powers).view(*goes_on.shape, *(1,) * (reward.ndim - 2))
+        factors = goes_on * powers
         batch: Leaves = {}
         for path, leaf in steps.items():
-            at_last = path[0] == "next_obs" or path[0] in _ENDS
-            batch[path] = leaf[rows, last if at_last else 0]
-        batch[("reward",)] = torch.where(kept > 0, kept * reward, 0.0).sum(1).to(reward.dtype)
+            if path[0] == "reward":
+                kept = factors.view(*goes_on.shape, *(1,) * (leaf.ndim - 2))
+                batch[path] = torch.where(kept > 0, kept * leaf, 0.0).sum(1).to(leaf.dtype)
+            else:
+                at_last = path[0] == "next_obs" or path[0] in _ENDS
+                batch[path] = leaf[rows, last if at_last else 0]
         batch[("discount",)] = (self.gamma ** (last + 1).double()).float()
         return batch

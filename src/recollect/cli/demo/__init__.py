@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from recollect.cli.demo.cartpole import Report, Settings, train
+from recollect.cli.demo.cartpole import AVERAGED, Report, Settings, train
 from recollect.cli.demo.curve import save_curve
 from recollect.cli.demo.progress import watch
 from recollect.cli.demo.replay import SHAPE, show
@@ -75,18 +75,17 @@ def _title(console: Console, title: str) -> None:
 
 
 def _summary(report: Report, settings: Settings) -> Table:
-    episodes = report.episodes
-    window = min(episodes.window, len(episodes.finished))
+    episodes, steps = report.stats.num_episodes, report.stats.num_steps
     verdict = Text("solved", "bold green") if report.solved else Text("not solved within the bound", "bold yellow")
     table = Table.grid(padding=(0, 2))
     for name, value in (
         ("result", verdict),
         (
             "mean return",
-            f"{episodes.mean_return:.1f} over the last {window} episodes, goal {settings.target:g}",
+            f"{report.mean('return'):.1f} over the last {min(AVERAGED, episodes)} episodes, goal {settings.target:g}",
         ),
-        ("transitions", f"{episodes.num_transitions:,} in {len(episodes.finished):,} episodes"),
-        ("time", f"{report.seconds:.1f} s, {episodes.num_transitions / report.seconds:,.0f} steps/s"),
+        ("transitions", f"{steps:,} in {episodes:,} episodes"),
+        ("time", f"{report.seconds:.1f} s, {steps / report.seconds:,.0f} steps/s"),
         ("in the buffer", f"{report.buffer_share:.1%} of it"),
     ):
         table.add_row(Text(name, "dim"), value)
@@ -94,9 +93,8 @@ def _summary(report: Report, settings: Settings) -> Table:
 
 
 def _save(path: Path, report: Report, settings: Settings, seed: int) -> Text:
-    episodes = report.episodes
-    title = f"PPO on CartPole-v1, seed {seed}: {episodes.num_transitions:,} transitions, {report.seconds:.0f} s"
-    saved = save_curve(path, episodes.finished, window=episodes.window, target=settings.target, title=title)
+    title = f"PPO on CartPole-v1, seed {seed}: {report.stats.num_steps:,} transitions, {report.seconds:.0f} s"
+    saved = save_curve(path, report.stats, window=AVERAGED, target=settings.target, title=title)
     if saved:
         return Text.assemble("learning curve: ", (str(path), "cyan"))
     return Text('No picture: matplotlib is not installed. pip install "recollect[plots]" brings it.', "yellow")

@@ -12,8 +12,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from recollect import RolloutBuffer
-from recollect.cli.demo.episodes import Episodes
+from recollect import EpisodeStats, RolloutBuffer
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,15 @@ class Settings:
     max_gradient: float = 0.5
 
 
+AVERAGED = 100
+"""The mean return of so many episodes is what counts."""
+
+
 class Report(NamedTuple):
     """Where training stands after an update."""
 
-    episodes: Episodes
+    stats: EpisodeStats
+    """Every finished episode."""
     seconds: float
     buffer_seconds: float
     solved: bool
@@ -47,6 +51,14 @@ class Report(NamedTuple):
     def buffer_share(self) -> float:
         """The part of all time that was spent in calls of the buffer."""
         return self.buffer_seconds / self.seconds
+
+    def mean(self, what: str) -> float:
+        """Of the "return" or the "length" of the last episodes; nan before the first end."""
+        return mean_of_last(self.stats, what)
+
+
+def mean_of_last(stats: EpisodeStats, what: str) -> float:
+    return float(stats.episodes()[what][-AVERAGED:].double().mean())
 
 
 class Stopwatch:
@@ -108,13 +120,15 @@ def train(settings: Settings, seed: int) -> Generator[Report]:
 
 
 def _train(env: gym.vector.VectorEnv, settings: Settings, seed: int) -> Iterator[Report]:
+    # An episode has a transition at least: none will leave the window, and the curve shows them all.
+    stats = EpisodeStats(settings.num_envs, window=settings.max_transitions)
     rollout = RolloutBuffer.for_env(env, settings.num_steps, seed=seed)
     agent = Agent(4, 2)
     optimizer = torch.optim.Adam(agent.parameters(), settings.learning_rate, eps=1e-5)
-    episodes, buffer_time, start = Episodes(settings.num_envs), Stopwatch(), perf_counter()
+    buffer_time, start = Stopwatch(), perf_counter()
     obs, _ = env.reset(seed=seed)
     solved = False
-    while not solved and episodes.num_transitions < settings.max_transitions:
+    while not solved and stats.num_steps < settings.max_transitions:
         with buffer_time:
             rollout.clear()
         while not rollout.is_full:
@@ -126,15 +140,23 @@ def _train(env: gym.vector.VectorEnv, settings: Settings, seed: int) -> Iterator
                 rollout.add_step(
                     obs, action.squeeze(1), step, value=value, log_prob=log_probs.gather(1, action).squeeze(1)
                 )
-            episodes.update(step[1], step[2], step[3])
             obs = step[0]
+        _count(stats, rollout)
         with torch.no_grad():
             _, last_value = agent(torch.as_tensor(obs))
         with buffer_time:
             rollout.compute_advantage(last_value, gamma=settings.gamma, lam=settings.lam)
         _update(agent, optimizer, rollout, settings, buffer_time)
-        solved = episodes.window_is_full and episodes.mean_return >= settings.target
-        yield Report(episodes, perf_counter() - start, buffer_time.seconds, solved)
+        solved = stats.num_episodes >= AVERAGED and mean_of_last(stats, "return") >= settings.target
+        yield Report(stats, perf_counter() - start, buffer_time.seconds, solved)
+
+
+def _count(stats: EpisodeStats, rollout: RolloutBuffer) -> None:
+    """What `stats=` of the buffer does step by step; here apart, so that the buffer's time is the buffer's alone."""
+    data = rollout.data
+    steps = zip(*(data[name] for name in ("reward", "terminated", "truncated", "mask")), strict=True)
+    for reward, terminated, truncated, mask in steps:
+        stats.update(reward, terminated, truncated, mask=mask)
 
 
 def _update(

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from recollect.cli.demo.episodes import Episode
+from recollect import EpisodeStats
 
 
-def save_curve(path: Path, finished: Sequence[Episode], *, window: int, target: float, title: str) -> bool:
+def save_curve(path: Path, stats: EpisodeStats, *, window: int, target: float, title: str) -> bool:
     """Draw the returns over the transitions into `path`; False when matplotlib is not installed."""
     try:
         # A Figure of its own: pyplot would choose a window system and keep global state.
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         return False
-    steps = np.array([episode.step for episode in finished])
-    returns = np.array([episode.return_ for episode in finished])
+    episodes = stats.episodes()
+    steps, returns = episodes["step"].numpy(), episodes["return"].numpy()
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(steps, returns, ".", color="tab:blue", alpha=0.3, markersize=4, label="one episode")

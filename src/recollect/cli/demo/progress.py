@@ -26,7 +26,7 @@ def watch(console: Console, reports: Generator[Report], settings: Settings) -> R
             task = progress.add_task("starting", total=settings.target)
 
             def show(report: Report) -> None:
-                progress.update(task, completed=max(report.episodes.mean_return, 0.0), description=describe(report))
+                progress.update(task, completed=max(report.mean("return"), 0.0), description=describe(report))
 
             return _last(reports, show)
 
@@ -39,7 +39,7 @@ class _Lines:
         self._due = LINE_EVERY
 
     def __call__(self, report: Report) -> None:
-        if report.solved or report.episodes.num_transitions >= self._due:
+        if report.solved or report.stats.num_steps >= self._due:
             self._console.print(describe(report), soft_wrap=True)
             self._due += LINE_EVERY
 
@@ -54,8 +54,8 @@ def _last(reports: Generator[Report], show: Callable[[Report], None]) -> Report:
 
 def describe(report: Report) -> str:
     """One line: how well, how long, how fast, and what part of the time the buffer took."""
-    episodes = report.episodes
+    steps = report.stats.num_steps
     return (
-        f"return {episodes.mean_return:5.1f}  length {episodes.mean_length:5.1f}  {episodes.num_transitions:7,} steps  "
-        f"{episodes.num_transitions / report.seconds:6,.0f}/s  buffer {report.buffer_share:4.1%}"
+        f"return {report.mean('return'):5.1f}  length {report.mean('length'):5.1f}  {steps:7,} steps  "
+        f"{steps / report.seconds:6,.0f}/s  buffer {report.buffer_share:4.1%}"
     )

@@ -11,7 +11,18 @@ from recollect.conformance.peers.off_policy import (
     ReplayShape,
     Transitions,
 )
-from recollect.conformance.peers.protocol import Batch, Epoch, Gae, Peer, Rollout, RolloutShape, Step, Trajectory
+from recollect.conformance.peers.protocol import (
+    Batch,
+    Epoch,
+    Gae,
+    Peer,
+    Recurrent,
+    Rollout,
+    RolloutShape,
+    Sequences,
+    Step,
+    Trajectory,
+)
 
 __all__ = [
     "ALPHA",
@@ -24,11 +35,13 @@ __all__ = [
     "NotOffered",
     "Peer",
     "PrioritizedReplay",
+    "Recurrent",
     "Replay",
     "ReplayBatch",
     "ReplayShape",
     "Rollout",
     "RolloutShape",
+    "Sequences",
     "Step",
     "Trajectory",
     "Transitions",

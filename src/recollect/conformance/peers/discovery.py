@@ -8,7 +8,7 @@ from importlib import import_module
 
 from recollect.conformance.peers.protocol import Peer
 
-MODULES = ("ours", "stable_baselines3", "cleanrl", "tianshou", "skrl", "rlox", "cpprb")
+MODULES = ("ours", "stable_baselines3", "cleanrl", "tianshou", "skrl", "rlox", "cpprb", "rsl_rl", "agilerl")
 """The files beside this one; each has a function `peer()`."""
 
 

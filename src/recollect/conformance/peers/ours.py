@@ -10,7 +10,7 @@ import torch
 
 import recollect as rc
 from recollect.conformance.peers.off_policy import ALPHA, BETA, NotOffered, ReplayBatch, ReplayShape, Transitions
-from recollect.conformance.peers.protocol import Array, Batch, Peer, RolloutShape, Step, Trajectory
+from recollect.conformance.peers.protocol import Array, Batch, Peer, RolloutShape, Sequences, Step, Trajectory
 from recollect.samplers import Sampler
 from recollect.views import View
 
@@ -65,6 +65,33 @@ class OurRolloutOfNumpy(OurRollout):
 
     def prepare(self, step: Step) -> Any:
         return tuple(np.ascontiguousarray(getattr(step, name)) for name in _STEP_FIELDS)
+
+
+class OurRecurrent:
+    """`rc.RolloutBuffer` with a `Carry` field, read by `sequences`."""
+
+    def __init__(self, shape: RolloutShape, length: int) -> None:
+        self._shape, self._length = shape, length
+
+    def fill(self, steps: list[Step], state: Array, advantage: Array, return_: Array) -> None:
+        shape, carry = self._shape, rc.Carry(state.shape[-1], every=self._length)
+        extra = {"state": carry}
+        self._buffer = rc.RolloutBuffer(
+            shape.num_steps, shape.num_envs, shape.obs_dim, shape.action_dim, extra=extra, seed=0
+        )
+        for step, before in zip(steps, state, strict=True):
+            *given, value, log_prob = (getattr(step, name) for name in _STEP_FIELDS)
+            self._buffer.add(*given, value=value, log_prob=log_prob, state=before)
+        self._buffer.attach({"advantage": advantage, "return": return_})
+
+    def minibatches(self, num_steps: int) -> Iterable[Any]:
+        size = num_steps // self._length
+        return self._buffer.sequences(self._length, batch_size=size, fields=(*FIELDS, "state"))
+
+    def read(self, batch: Any) -> Sequences:
+        rows = batch["obs"][:, :, 0].long()
+        runs = [run[mask].tolist() for run, mask in zip(rows, batch["mask"], strict=True)]
+        return Sequences(runs, batch["state"].numpy())
 
 
 class OurReplay:
@@ -169,6 +196,7 @@ def peer() -> Peer:
         rc.__version__,
         gae=OurGae,
         rollout=OurRollout,
+        recurrent=OurRecurrent,
         rollout_given={"numpy": OurRolloutOfNumpy},
         replay=OurReplay,
         replay_given={"torch": OurReplayOfTorch},

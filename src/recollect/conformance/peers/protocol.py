@@ -139,6 +139,29 @@ class Rollout(Epoch, Protocol):
         ...
 
 
+class Sequences(NamedTuple):
+    """Sequences as the rows t·N + n of their steps, and the recurrent state [S, H] that each starts from."""
+
+    rows: list[list[int]]
+    state: Array
+
+
+class Recurrent(Protocol):
+    """A full rollout with recurrent states, read in shuffled or ordered minibatches of sequences."""
+
+    def fill(self, steps: list[Step], state: Array, advantage: Array, return_: Array) -> None:
+        """Store the steps, the state [T, N, H] before each, and what was estimated [T, N]."""
+        ...
+
+    def minibatches(self, num_steps: int) -> Iterable[Any]:
+        """One epoch from the flags to the last batch, of about `num_steps` steps each, in the library's own batches."""
+        ...
+
+    def read(self, batch: Any) -> Sequences:
+        """Which steps and states a batch holds; the first number of an observation is its row."""
+        ...
+
+
 @dataclass(frozen=True)
 class Peer:
     """One library and what it offers."""
@@ -151,6 +174,8 @@ class Peer:
     """Only where there is no `rollout`: from steps, advantage [T, N] and return [T, N] to something that shuffles."""
     rollout_given: Mapping[str, Callable[[RolloutShape], Rollout]] = field(default_factory=dict)
     """The same rollout fed with other kinds of input, by the kind's name, where more than one kind is a promise."""
+    recurrent: Callable[[RolloutShape, int], Recurrent] | None = None
+    """From a shape and a length to a rollout that is read in sequences of that length."""
     replay: Callable[[ReplayShape], Replay] | None = None
     """Draws transitions uniformly."""
     replay_given: Mapping[str, Callable[[ReplayShape], Replay]] = field(default_factory=dict)

@@ -1,0 +1,53 @@
+"""Time an epoch of sequence minibatches of a rollout beside the peers.
+
+Run it as `python -m benchmarks.sequences [--quick] [--json PATH]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.rollouts import RolloutData, make_rollout
+from benchmarks.suite import Session, contestant, enter, refuse
+from benchmarks.timing import Contestant
+from benchmarks.verify import check_sequences
+from recollect.conformance.peers import NotOffered, Peer, RolloutShape
+
+SHAPE = RolloutShape(num_steps=128, num_envs=64, obs_dim=64, action_dim=4)
+LENGTH, HIDDEN = 16, 64
+CASES = {f"rollout sequences 128x64 length {LENGTH}, {size} steps a batch": size for size in (256, 1024, 8192)}
+SUBJECT = "Time an epoch of sequence minibatches of a rollout beside the peers."
+
+
+def enter_sequences(peer: Peer, num_steps: int, data: RolloutData) -> Contestant:
+    """One epoch, from the flags of a full rollout to the last batch."""
+    if peer.recurrent is None:
+        raise NotOffered
+    state = np.random.default_rng(1).standard_normal((SHAPE.num_steps, SHAPE.num_envs, HIDDEN), dtype=np.float32)
+    rollout = peer.recurrent(SHAPE, LENGTH)
+    rollout.fill(data.steps, state, data.trajectory.reward, data.trajectory.value)
+    refuse(check_sequences(rollout, num_steps, data, state))
+
+    def run() -> None:
+        for _ in rollout.minibatches(num_steps):
+            pass
+
+    return contestant(peer, run)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the suite."""
+    session = Session.start("sequences", SUBJECT, ["sequences"], arguments)
+    data = make_rollout(SHAPE, seed=0)
+    judged = []
+    for case, size in CASES.items():
+        with session.console.status(case):
+            entered = enter(case, session.found.peers, lambda peer, size=size: enter_sequences(peer, size, data))
+            judged.append(session.time(entered))
+    return session.finish(judged)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,141 @@
+"""Who is told of every step that a buffer stores: the statistics of episodes, and the norms of fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial, reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+
+from recollect.autoreset import told_by_info
+from recollect.border import dotted, light
+from recollect.errors import SchemaError, explain
+from recollect.norm import RunningNorm
+from recollect.schema import Field, Path, Schema, given_shape
+from recollect.stats import EpisodeStats
+
+_STEP = ("reward", "terminated", "truncated")
+
+
+class Listeners:
+    """The statistics and norms of one buffer. They are moved to its device, and told of valid transitions only."""
+
+    def __init__(
+        self,
+        stats: EpisodeStats | None,
+        norm: Mapping[str | Path, RunningNorm] | None,
+        schema: Schema,
+        num_envs: int | None,
+        device: torch.device,
+    ) -> None:
+        self.stats, self.norm = stats, dict(norm or {})
+        self._num_envs, self._device = num_envs, device
+        self._fields = _fields_of(stats, schema) if stats is not None else {}
+        """Which columns the statistics read, by name."""
+        self._rewards = schema.columns["reward"] if stats is not None else ()
+        self._norms = {_column_of(path, schema, one): one for path, one in self.norm.items()}
+        self._flags = tuple(schema.columns[name][0] for name in ("terminated", "truncated"))
+        listened = {*self._fields.values(), *self._rewards, *self._norms}
+        self.columns = tuple(listened.union(self._flags)) if listened else ()
+        """Which columns are to be told; none when nobody listens."""
+        self._asked = (
+            () if stats is None else tuple(n for n in (*stats.metrics, *stats.reasons) if n not in schema.columns)
+        )
+        """What is not declared in the buffer but may be in the info of a step."""
+        if stats is not None:
+            if stats.num_envs != num_envs:
+                remedy = f"Pass EpisodeStats({num_envs})."
+                raise SchemaError(explain("stats", f"num_envs={num_envs} as the buffer's", stats.num_envs, remedy))
+            stats.to(device)
+        for one in self._norms.values():
+            one.to(device)
+
+    def measured(
+        self, info: Mapping[str, Any] | None, lead: tuple[int, ...], mode: AutoresetMode | None
+    ) -> dict[str, Any]:
+        """The metrics and reasons that the info of a step has, as numbers [1, N], checked before anything is stored."""
+        told = {name: told_by_info(info or {}, name, lead, self._device, mode) for name in self._asked}
+        return {name: light(value.view(1, -1)) for name, value in told.items() if value is not None}
+
+    def tell(self, block: Mapping[int, Any], mask: Any, measured: Mapping[str, Any], envs: Any = None) -> None:
+        """Steps in time order: columns [T, K, …] of the environments `envs` (or of all), transitions where `mask`.
+
+        Everything is as `light` makes it. `measured` belongs to a block of one step.
+        """
+        for column, norm in self._norms.items():
+            norm.update(block[column], mask)
+        if self.stats is None:
+            return
+        named = {name: block[column] for name, column in self._fields.items()}
+        named.update(measured)
+        named["reward"] = reduce(add, (_of_all_agents(block[column]) for column in self._rewards))
+        if mask is not None:
+            named["mask"] = mask
+        elif envs is not None:
+            named["mask"] = named["terminated"] | True
+        for t in range(len(named["reward"])):
+            self._count(self.stats, {name: self._whole(values[t], envs) for name, values in named.items()})
+
+    def ended(self, block: Mapping[int, Any]) -> Any:
+        """Which steps of a block end an episode [T, K], by their flags."""
+        terminated, truncated = self._flags
+        return block[terminated] | block[truncated]
+
+    def _whole(self, values: Any, envs: Any) -> Any:
+        """A row for every environment: zeros (in the mask: no transition) for those that the step is not about."""
+        if self._num_envs is None:
+            return values[0]
+        if envs is None:
+            return values
+        whole: Any = values.new_zeros if isinstance(values, torch.Tensor) else partial(np.zeros, dtype=values.dtype)
+        whole = whole(self._num_envs)
+        whole[envs] = values
+        return whole
+
+    @staticmethod
+    def _count(stats: EpisodeStats, step: dict[str, Any]) -> None:
+        metrics = {name: step[name] for name in stats.metrics if name in step}
+        reasons = {name: step[name] != 0 for name in stats.reasons if name in step}
+        stats.update(*(step[name] for name in _STEP), mask=step.get("mask"), metrics=metrics, reasons=reasons)
+
+    def restarted(self, env_ids: Any = None) -> None:
+        """These environments (or all) begin anew: what they were doing is no episode."""
+        if self.stats is not None:
+            self.stats.cut(env_ids)
+
+
+def _fields_of(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
+    if not isinstance(stats, EpisodeStats):
+        raise SchemaError(explain("stats", "an EpisodeStats", repr(stats), "Pass rc.EpisodeStats(num_envs)."))
+    found = {
+        name: schema.columns[name] for name in (*_STEP[1:], *stats.metrics, *stats.reasons) if name in schema.columns
+    }
+    for name in (*stats.metrics, *stats.reasons):
+        tree = schema.trees.get(name)
+        if tree is not None and (not isinstance(tree, Field) or tree.shape or tree.dtype.is_complex):
+            raise SchemaError(explain(f"stats: {name}", "a field of one real number", tree, "Rename one of them."))
+    return {name: columns[0] for name, columns in found.items()}
+
+
+def _of_all_agents(reward: Any) -> Any:
+    """Rewards [T, K] of rewards [T, K, …]."""
+    return reward.reshape(*reward.shape[:2], -1).sum(-1) if reward.ndim > 2 else reward
+
+
+def _column_of(path: str | Path, schema: Schema, norm: RunningNorm) -> int:
+    whole = (path,) if isinstance(path, str) else tuple(path)
+    where = f"norm: {dotted(whole)}"
+    if whole not in schema.paths:
+        leaves = ", ".join(map(dotted, schema.paths))
+        raise SchemaError(explain(where, f"a leaf ({leaves})", "another", "Give each leaf a norm of its own."))
+    if not isinstance(norm, RunningNorm):
+        raise SchemaError(explain(where, "a RunningNorm", repr(norm), "Pass rc.RunningNorm(shape)."))
+    column = schema.paths.index(whole)
+    shape = given_shape(schema.fields[column])
+    if norm.shape != shape:
+        raise SchemaError(explain(where, f"shape {shape}", norm.shape, f"Pass RunningNorm({shape})."))
+    return column

@@ -1,0 +1,652 @@
+"""AgileRL's rollout buffer on our core: what its documents say, and what we say is corrected."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+import recollect as rc
+from recollect.compat import agilerl
+from recollect.compat.agilerl import BPTTSequenceType, RolloutBuffer
+from tests.reference import agilerl as reference
+from tests.reference import estimators
+
+BOX = spaces.Box(-np.inf, np.inf, (2,))
+KINDS = (BPTTSequenceType.CHUNKED, BPTTSequenceType.MAXIMUM, BPTTSequenceType.FIFTY_PERCENT_OVERLAPPING)
+
+
+def buffer(capacity: int, num_envs: int = 1, **options: Any) -> RolloutBuffer:
+    return RolloutBuffer(capacity, BOX, spaces.Discrete(3), num_envs=num_envs, **options)
+
+
+def recurrent(capacity: int, num_envs: int = 1, **options: Any) -> RolloutBuffer:
+    architecture = {"actor": (2, num_envs, 3), "critic": (1, num_envs, 4)}
+    return buffer(capacity, num_envs, recurrent=True, hidden_state_architecture=architecture, **options)
+
+
+def fill(target: RolloutBuffer, dones: Any, start: int = 0) -> None:
+    """Steps start, start + 1, …: every number of a step can be told from its time t and its environment n."""
+    for t, done in enumerate(np.asarray(dones, dtype=bool), start):
+        env = np.arange(target.num_envs) + 100.0 * t
+        hidden = {"actor": torch.tensor(env).float().expand(2, -1).unsqueeze(-1).repeat(1, 1, 3)}
+        hidden["critic"] = hidden["actor"][:1, :, :1].repeat(1, 1, 4)
+        target.add(
+            np.stack([env, -env], 1).astype(np.float32),
+            np.full(target.num_envs, t % 3),
+            env / 7,
+            done,
+            env / 3,
+            env / 5,
+            hidden_state=hidden if target.recurrent else None,
+        )
+
+
+# The signatures
+
+DOCUMENTED = {
+    "__init__": "(self, capacity, observation_space, action_space, num_envs=1, device='cpu', gae_lambda=0.95, "
+    "gamma=0.99, recurrent=False, hidden_state_architecture=None, use_gae=True, wrap_at_capacity=False, "
+    "max_seq_len=None, bptt_sequence_type='chunked')",
+    "add": "(self, obs, action, reward, done, value, log_prob, next_obs=None, hidden_state=None, "
+    "next_hidden_state=None, episode_start=None, action_mask=None)",
+    "compute_returns_and_advantages": "(self, last_value, last_done)",
+    "get": "(self, batch_size=None)",
+    "get_minibatch_sequences": "(self, batch_size)",
+    "get_tensor_batch": "(self, batch_size=None, device=None)",
+    "prepare_sequence_tensors": "(self, device=None)",
+    "reset": "(self)",
+    "size": "(self)",
+}
+
+
+def signature(function: Any) -> str:
+    """Names, kinds and defaults, without annotations; a member of an enumeration is its value."""
+    parts = inspect.signature(function).parameters.values()
+    plain = [p.replace(annotation=p.empty, default=getattr(p.default, "value", p.default)) for p in parts]
+    return str(inspect.Signature(plain))
+
+
+@pytest.mark.parametrize("method", DOCUMENTED)
+def test_signatures_are_the_documented_ones(method: str) -> None:
+    assert signature(getattr(RolloutBuffer, method)) == DOCUMENTED[method]
+
+
+@pytest.mark.skipif(find_spec("agilerl") is None, reason="AgileRL is not installed")
+@pytest.mark.parametrize("method", DOCUMENTED)
+def test_signatures_are_those_of_the_library(method: str) -> None:
+    theirs: Any = pytest.importorskip("agilerl.components.rollout_buffer")
+    assert signature(getattr(RolloutBuffer, method)) == signature(getattr(theirs.RolloutBuffer, method))
+
+
+def test_sequence_types_have_the_documented_names_and_the_librarys() -> None:
+    assert BPTTSequenceType.FIFTY_PERCENT_OVERLAPPING is BPTTSequenceType.FIFTY_PERCENT_OVERLAP
+    assert [kind.value for kind in BPTTSequenceType] == ["chunked", "maximum", "fifty_percent_overlap"]
+
+
+# The document's code blocks, unchanged but for the import lines
+
+FLAT_BLOCK = """
+from recollect.compat.agilerl import RolloutBuffer
+
+buffer = RolloutBuffer(
+    capacity=2048,  # Number of steps to collect per environment
+    observation_space=env.observation_space,
+    action_space=env.action_space,
+    num_envs=8,  # Number of parallel environments
+    device=device,
+    gae_lambda=0.95,  # GAE lambda parameter
+    gamma=0.99,  # Discount factor
+)
+"""
+RECURRENT_BLOCK = """
+from recollect.compat.agilerl import BPTTSequenceType
+
+buffer = RolloutBuffer(
+    capacity=2048,  # Number of steps to collect per environment
+    observation_space=env.observation_space,
+    action_space=env.action_space,
+    num_envs=8,  # Number of parallel environments
+    device=device,
+    gae_lambda=0.95,  # GAE lambda parameter
+    gamma=0.99,  # Discount factor
+    recurrent=True,
+    hidden_state_architecture=hidden_state_architecture,
+    bptt_sequence_type=BPTTSequenceType.MAXIMUM,
+)
+"""
+
+
+def test_the_code_blocks_of_the_document_run() -> None:
+    names: dict[str, Any] = {"env": gym.make("CartPole-v1"), "device": "cpu"}
+    names["hidden_state_architecture"] = {"actor": (1, 8, 64)}
+    exec(FLAT_BLOCK, names)
+    assert names["buffer"].buffer["observations"].shape == (2048, 8, 4)
+    exec(RECURRENT_BLOCK, names)
+    assert names["buffer"].buffer["hidden_states", "actor"].shape == (2048, 8, 1, 64)
+
+
+# What is stored
+
+SPACES: list[tuple[spaces.Space[Any], Any]] = [
+    (spaces.Box(0, 255, (4, 4, 1), np.uint8), (4, 4, 1)),
+    (spaces.Discrete(5), (1,)),
+    (spaces.MultiDiscrete([3, 4]), (2,)),
+    (spaces.MultiBinary((2, 3)), (2, 3)),
+    (spaces.Dict(camera=spaces.Box(0, 1, (3,)), arm=spaces.Dict(grip=spaces.Discrete(2))), None),
+]
+
+
+def leaves(observations: Any) -> list[Any]:
+    return list(observations.values(True, True)) if isinstance(observations, TensorDict) else [observations]
+
+
+def batched(space: spaces.Space[Any], rng: int, count: int) -> Any:
+    space.seed(rng)
+    return gym.vector.utils.concatenate(
+        space, [space.sample() for _ in range(count)], gym.vector.utils.create_empty_array(space, count)
+    )
+
+
+@pytest.mark.parametrize(("space", "shape"), SPACES, ids=lambda part: type(part).__name__)
+def test_observations_of_every_space_are_stored_as_float32_rows(space: spaces.Space[Any], shape: Any) -> None:
+    target = RolloutBuffer(3, space, spaces.Discrete(2), num_envs=2)
+    first, second = batched(space, 0, 2), batched(space, 1, 2)
+    target.add(first, [0, 1], [0.0, 0.0], [False, False], [0.0, 0.0], [0.0, 0.0], next_obs=second)
+    for name, given_ in (("observations", first), ("next_observations", second)):
+        stored = target.buffer[name]
+        if isinstance(space, spaces.Dict):
+            assert torch.equal(stored["camera"][0], torch.as_tensor(given_["camera"]))
+            assert torch.equal(stored["arm", "grip"][0], torch.as_tensor(given_["arm"]["grip"]).float().unsqueeze(1))
+        else:
+            assert torch.equal(stored[0], torch.as_tensor(given_).float().reshape(2, *shape))
+        assert all(leaf.dtype == torch.float32 for leaf in leaves(stored))
+    assert target.buffer.batch_size == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "stored"),
+    [
+        (spaces.Discrete(5), [3, 1], [[3], [1]]),
+        (spaces.Discrete(5), [[3], [1]], [[3], [1]]),
+        (spaces.MultiDiscrete([3, 3]), [[0, 2], [1, 1]], [[0, 2], [1, 1]]),
+        (spaces.MultiBinary(2), [[0, 1], [1, 1]], [[0, 1], [1, 1]]),
+        (spaces.Box(-1, 1, (2, 1)), [[[0.5], [0.25]], [[0.0], [1.0]]], [[0.5, 0.25], [0, 1]]),
+    ],
+)
+def test_actions_are_flat_float32_rows(space: spaces.Space[Any], action: Any, stored: Any) -> None:
+    target = RolloutBuffer(2, BOX, space, num_envs=2)
+    target.add(np.zeros((2, 2)), np.array(action), np.zeros(2), np.zeros(2, bool), np.zeros(2), np.zeros(2))
+    assert torch.equal(target.buffer["actions"][0], torch.tensor(stored).float())
+
+
+def test_one_environment_takes_numbers_and_bare_observations() -> None:
+    target = RolloutBuffer(2, spaces.Discrete(9), spaces.Discrete(3))
+    target.add(7, 2, 1.5, True, 0.5, -0.25, episode_start=True)
+    row = target.get_tensor_batch()
+    assert [row[name].item() for name in ("observations", "actions", "rewards", "dones")] == [7.0, 2.0, 1.5, True]
+    assert [row[name].item() for name in ("values", "log_probs", "episode_starts")] == [0.5, -0.25, True]
+
+
+def test_columns_of_one_number_and_a_leading_axis_are_taken() -> None:
+    target = buffer(2, 3)
+    column = torch.tensor([[1.0], [2.0], [3.0]], requires_grad=True)
+    target.add(np.ones((1, 3, 2)), column, column, np.array([[0.0], [1.0], [0.0]]), column, column.T)
+    assert target.buffer["values"][0].tolist() == target.buffer["log_probs"][0].tolist() == [1, 2, 3]
+    assert target.buffer["dones"][0].tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("obs", np.zeros((3, 2)), "obs: expected shape (2, 2) for 2 environments, got (3, 2)"),
+        ("action", np.zeros((3, 1)), "action: expected shape (2, 1) for 2 environments, got (3, 1)"),
+        ("reward", 1.0, "reward: expected shape (2,) for 2 environments, got ()"),
+        ("reward", np.zeros((2, 2)), "reward: expected shape (2,) for 2 environments, got (2, 2)"),
+        ("hidden_state", {"actor": np.zeros((2, 3)), "critic": np.zeros((1, 2, 4))}, "hidden_states.actor: expected"),
+        ("hidden_state", {"actor": np.zeros((2, 2, 3))}, "expected the keys ['actor', 'critic']"),
+        ("action_mask", np.ones((2, 4)), "action_masks: expected shape (2, 3)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_changes(name: str, value: Any, message: str) -> None:
+    target = recurrent(2, 2)
+    fill(target, [[0, 1]])
+    before = target.buffer.clone()
+    zeros = np.zeros(2, np.float32)
+    step = {"obs": np.zeros((2, 2)), "action": zeros, "reward": zeros, "done": zeros, "value": zeros, "log_prob": zeros}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        target.add(**(step | {name: value}))
+    assert (target.pos, target.full) == (1, False)
+    assert (target.buffer[:1] == before[:1]).all()
+
+
+def test_hidden_states_come_as_torch_has_them_or_as_the_document_says() -> None:
+    target = recurrent(2, 5)
+    actor, critic = np.arange(30.0).reshape(2, 5, 3), np.arange(20.0).reshape(5, 4)
+    zeros = np.zeros(5, np.float32)
+    target.add(
+        np.zeros((5, 2)),
+        zeros,
+        zeros,
+        zeros,
+        zeros,
+        zeros,
+        hidden_state={"actor": actor, "critic": torch.tensor(critic)},
+    )
+    assert target.buffer["hidden_states", "actor"][0].tolist() == actor.swapaxes(0, 1).tolist()
+    assert target.buffer["hidden_states", "critic"][0].tolist() == critic[:, None].tolist()
+
+
+def test_action_masks_appear_with_the_first_and_are_all_legal_before() -> None:
+    target = buffer(4)
+    zeros = np.zeros(1, np.float32)
+    target.add(np.zeros(2), 0, zeros, False, zeros, zeros)
+    assert "action_masks" not in target.buffer.keys()
+    assert "action_masks" not in target.get_tensor_batch().keys()
+    target.add(np.zeros(2), 0, zeros, False, zeros, zeros, action_mask=np.array([1, 0, 1]))
+    assert target.buffer["action_masks"][:2, 0].tolist() == [[True] * 3, [True, False, True]]
+    assert target.get()["action_masks"].tolist() == [[True] * 3, [True, False, True]]
+
+
+def test_what_is_left_out_of_a_step_is_not_what_the_rollout_before_had() -> None:
+    target = recurrent(1, 2)
+    zeros, ones = np.zeros(2, np.float32), np.ones(2, np.float32)
+    hidden = {"actor": np.ones((2, 2, 3)), "critic": np.ones((1, 2, 4))}
+    target.add(
+        np.ones((2, 2)), zeros, ones, ones, ones, ones,
+        next_obs=np.ones((2, 2)), hidden_state=hidden, episode_start=ones, action_mask=np.zeros((2, 3)),
+    )  # fmt: skip
+    target.compute_returns_and_advantages(ones, zeros)
+    target.reset()
+    target.add(np.ones((2, 2)), zeros, ones, ones, ones, ones)
+    batch = target.get_tensor_batch()
+    for name in ("next_observations", "episode_starts", "advantages", "returns", ("hidden_states", "actor")):
+        assert not batch[name].any(), name
+    assert batch["action_masks"].all()
+
+
+def test_the_memory_may_be_changed_in_place_and_not_be_replaced() -> None:
+    target = buffer(3, 2)
+    fill(target, np.zeros((2, 2)))
+    target.buffer["advantages"][:2] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert target.get_tensor_batch()["advantages"].tolist() == [1, 2, 3, 4]
+    with pytest.raises(RuntimeError, match="Cannot modify locked TensorDict"):
+        target.buffer["advantages"] = torch.zeros(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("observation_space", "action_space", "error", "message"),
+    [
+        (spaces.Tuple((BOX, BOX)), BOX, AssertionError, "Tuple observation spaces are not supported"),
+        (spaces.Text(3), BOX, NotImplementedError, "observation space is not supported"),
+        (BOX, spaces.Text(3), NotImplementedError, "action space is not supported"),
+    ],
+)
+def test_unsupported_spaces_are_refused(
+    observation_space: Any, action_space: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        RolloutBuffer(2, observation_space, action_space)
+
+
+def test_an_observation_of_a_dict_space_must_be_a_dict() -> None:
+    target = RolloutBuffer(2, spaces.Dict(a=BOX), BOX)
+    with pytest.raises(AssertionError, match="Expected a dict observation for a Dict observation space."):
+        target.add(np.zeros(2), np.zeros(2), 0.0, False, 0.0, 0.0)
+    with pytest.raises(ValueError, match=re.escape("obs: expected the keys ['a'], got the keys ['a', 'b']")):
+        target.add({"a": np.zeros(2), "b": np.zeros(2)}, np.zeros(2), 0.0, False, 0.0, 0.0)
+
+
+def test_a_recurrent_buffer_needs_an_architecture() -> None:
+    with pytest.raises(ValueError, match="hidden_state_architecture must be provided if recurrent=True"):
+        buffer(2, recurrent=True)
+
+
+# Size, capacity, reset
+
+
+def test_a_full_buffer_refuses_a_step_unless_it_wraps() -> None:
+    target = buffer(2, 3)
+    fill(target, np.zeros((2, 3)))
+    assert (target.pos, target.full, target.size()) == (2, True, 6)
+    with pytest.raises(ValueError, match=re.escape("Buffer has reached capacity (2 transitions) but received more")):
+        fill(target, np.zeros((1, 3)))
+    target.wrap_at_capacity = True
+    fill(target, np.zeros((1, 3)), start=2)
+    assert (target.pos, target.full, target.size()) == (1, True, 6)
+    assert target.buffer["observations"][:, 0, 0].tolist() == [200, 100]
+
+
+def test_reset_forgets_steps_and_sequences() -> None:
+    target = recurrent(2, 2)
+    fill(target, np.zeros((2, 2)))
+    target.prepare_sequence_tensors()
+    target.reset()
+    assert (target.pos, target.full, target.size()) == (0, False, 0)
+    caches = ("padded_data", "unpadded_data", "unpadded_slices", "num_sequences", "max_sequence_length")
+    assert [getattr(target, name) for name in caches] == [None] * 5
+    with pytest.raises(ValueError, match="before preparing sequences"):
+        next(target.get_minibatch_sequences(1))
+
+
+# Returns and advantages
+
+
+@pytest.mark.parametrize("use_gae", [True, False])
+def test_an_episodes_end_is_its_own_steps_in_both_estimators(use_gae: bool) -> None:
+    target = buffer(3, gamma=1.0, gae_lambda=1.0, use_gae=use_gae)
+    for value, done in ((0.0, False), (0.0, True), (10.0, False)):
+        target.add(np.zeros(2), 0, 1.0, done, value, 0.0)
+    target.compute_returns_and_advantages(np.zeros(1), np.zeros(1))
+    assert target.buffer["returns"][:, 0].tolist() == [2, 1, 1]
+    assert target.buffer["advantages"][:, 0].tolist() == [2, 1, -9]
+
+
+def test_advantages_of_a_discounted_rollout_are_the_written_out_ones() -> None:
+    target = buffer(5, gamma=0.9, gae_lambda=0.8)
+    for t, reward in enumerate((10.0, 0.0, 0.0, 100.0, 0.0)):
+        target.add(np.zeros(2), 0, reward, t == 2, t + 1.0, 0.0)
+    target.compute_returns_and_advantages(torch.zeros(1, 1), np.array([[False]]))
+    assert target.buffer["advantages"][:, 0].tolist() == pytest.approx([9.7488, -1.46, -3, 96.9, -5])
+
+
+@pytest.mark.parametrize("use_gae", [True, False])
+@pytest.mark.parametrize(("done", "last_done", "expected"), [(0, 0, 6), (0, 1, 1), (1, 1, 1), (1, 0, 6)])
+def test_the_newest_step_bootstraps_unless_its_episode_is_over_for_good(
+    use_gae: bool, done: int, last_done: int, expected: float
+) -> None:
+    target = buffer(1, gamma=0.5, use_gae=use_gae)
+    target.add(np.zeros(2), 0, 1.0, done, 3.0, 0.0)
+    target.compute_returns_and_advantages([10.0], [last_done])
+    assert target.buffer["returns"].item() == expected
+
+
+@given(st.data())
+def test_returns_match_the_written_out_recurrences_also_after_a_wrap(data: st.DataObject) -> None:
+    capacity, envs = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
+    steps, use_gae = data.draw(st.integers(1, 3 * capacity)), data.draw(st.booleans())
+    rng = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
+    reward, value = (torch.randn(steps, envs, generator=rng) for _ in range(2))
+    done = torch.rand(steps, envs, generator=rng) < 0.3
+    last, over = torch.randn(envs, generator=rng), torch.rand(envs, generator=rng) < 0.3
+    target = buffer(capacity, envs, gamma=0.9, gae_lambda=0.7, use_gae=use_gae, wrap_at_capacity=True)
+    for t in range(steps):
+        target.add(np.zeros((envs, 2)), np.zeros(envs), reward[t], done[t], value[t], np.zeros(envs))
+    target.compute_returns_and_advantages(last, over)
+
+    kept = slice(max(steps - capacity, 0), steps)
+    reward, value, done = reward[kept], value[kept], done[kept]
+    tensors: dict[str, torch.Tensor | None] = {
+        "reward": reward, "value": value, "next_value": torch.cat([value[1:], last[None]]),
+        "terminated": torch.cat([done[:-1], over[None]]), "truncated": torch.zeros_like(done), "mask": None,
+    }  # fmt: skip
+    if use_gae:
+        advantage, return_ = estimators.by_column(estimators.gae, tensors, gamma=0.9, lam=0.7)
+    else:
+        (return_,) = estimators.by_column(estimators.lambda_return, tensors, gamma=0.9, lam=1.0)
+        advantage = return_ - value
+    batch = target.get_tensor_batch()
+    assert torch.allclose(batch["advantages"].double(), advantage.flatten(), atol=1e-5)
+    assert torch.allclose(batch["returns"].double(), return_.flatten(), atol=1e-5)
+    assert torch.equal(batch["rewards"], reward.flatten())
+
+
+def test_computing_returns_of_nothing_says_what_to_do() -> None:
+    with pytest.raises(rc.NotReadyError, match="compute_returns_and_advantages: expected stored steps, got none"):
+        buffer(2).compute_returns_and_advantages(np.zeros(1), np.zeros(1))
+    target = buffer(2)
+    target.add(np.zeros(2), 0, 0.0, False, 0.0, 0.0)
+    with pytest.raises(ValueError, match=re.escape("last_value: expected shape (1,), got (2,)")):
+        target.compute_returns_and_advantages(np.zeros(2), np.zeros(1))
+
+
+# Flat batches
+
+
+def test_get_gives_arrays_and_get_tensor_batch_tensors_of_all_steps_in_time_order() -> None:
+    target = recurrent(4, 2)
+    fill(target, np.zeros((3, 2)))
+    flat = [0, 1, 100, 101, 200, 201]
+    arrays, tensors = target.get(), target.get_tensor_batch()
+    assert isinstance(arrays["hidden_states"], dict)
+    assert arrays["observations"][:, 0].tolist() == arrays["hidden_states"]["actor"][:, 1, 2].tolist() == flat
+    assert tensors.batch_size == (6,)
+    assert tensors["observations"][:, 1].tolist() == [-x for x in flat]
+
+
+def test_a_batch_is_a_random_part_without_repetition_and_the_callers_own() -> None:
+    target = buffer(40, 2)
+    fill(target, np.zeros((40, 2)))
+    steps = [100.0 * t + n for t in range(40) for n in range(2)]
+    drawn = [tuple(target.get(30)["observations"][:, 0].tolist()) for _ in range(3)]
+    drawn += [tuple(target.get_tensor_batch(30)["observations"][:, 0].tolist()) for _ in range(3)]
+    assert all(len(set(batch)) == 30 and set(batch) <= set(steps) for batch in drawn)
+    assert len(set(drawn)) == 6
+    for batch in (target.get_tensor_batch(), target.get_tensor_batch(80)):
+        batch["observations"].zero_()
+    target.get()["observations"][:] = 0
+    assert target.get_tensor_batch()["observations"][:, 0].tolist() == steps
+
+
+def test_an_empty_buffer_gives_empty_batches() -> None:
+    assert buffer(2).get() == {}
+    assert buffer(2).get_tensor_batch().is_empty()
+
+
+@pytest.mark.parametrize(
+    ("method", "message"), [("get", "larger than buffer size 2"), ("get_tensor_batch", "larger than buffer_size 2")]
+)
+def test_a_batch_larger_than_the_buffer_is_all_of_it_with_a_warning(method: str, message: str) -> None:
+    target = buffer(2, 2)
+    fill(target, np.zeros((1, 2)))
+    with pytest.warns(UserWarning, match=message):
+        batch = getattr(target, method)(3)
+    assert batch["observations"][:, 0].tolist() == [0, 1]
+
+
+# Sequences
+
+
+def prepared_slices(target: RolloutBuffer) -> list[list[int]]:
+    target.prepare_sequence_tensors()
+    assert target.unpadded_slices is not None
+    return [part.tolist() for part in target.unpadded_slices]
+
+
+@pytest.mark.parametrize(
+    ("length", "kind", "starts"),
+    [
+        (10, BPTTSequenceType.CHUNKED, [0, 4]),
+        (10, BPTTSequenceType.FIFTY_PERCENT_OVERLAPPING, [0, 2, 4, 6]),
+        (10, BPTTSequenceType.MAXIMUM, range(7)),
+        (7, BPTTSequenceType.CHUNKED, [0]),
+        (7, BPTTSequenceType.FIFTY_PERCENT_OVERLAPPING, [0, 2]),
+    ],
+)
+def test_an_episode_is_cut_as_the_sequence_type_says(length: int, kind: BPTTSequenceType, starts: Any) -> None:
+    target = recurrent(length, max_seq_len=4, bptt_sequence_type=kind)
+    fill(target, np.zeros((length, 1)))
+    assert prepared_slices(target) == [list(range(start, start + 4)) for start in starts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_episode_shorter_than_a_sequence_is_one(kind: BPTTSequenceType) -> None:
+    target = recurrent(3, max_seq_len=4, bptt_sequence_type=kind)
+    fill(target, np.zeros((3, 1)))
+    assert prepared_slices(target) == [[0, 1, 2]]
+    assert (target.num_sequences, target.max_sequence_length) == (1, 3)
+
+
+def test_the_prepared_tensors_of_two_environments() -> None:
+    target = recurrent(5, 2, max_seq_len=3)
+    fill(target, [[0, 0], [1, 0], [0, 0], [0, 0], [0, 0]])
+    padded = target.prepare_sequence_tensors()
+    assert padded.batch_size == (3, 3)
+    assert [part.tolist() for part in target.unpadded_slices or ()] == [[0, 2], [4, 6, 8], [1, 3, 5]]
+    assert padded["pad_mask"].int().tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
+    assert padded["observations"][0, :, 0].tolist() == [0, 100, 0]
+    assert padded["actions"][:, :, 0].tolist() == [[0, 1, 0], [2, 0, 1], [0, 1, 2]]
+    hidden: Any = padded.get_non_tensor("initial_hidden_states")
+    assert hidden["actor"].shape == (3, 2, 3)
+    assert hidden["actor"][:, 1, 2].tolist() == [0, 200, 1]
+    assert set(padded.keys()) == {"observations", "actions", "pad_mask", "initial_hidden_states"}
+    assert target.padded_data is not None
+    assert target.padded_data.batch_size == (9,)
+    assert target.unpadded_data is not None
+    assert set(target.unpadded_data.keys()) == {"log_probs", "advantages", "values", "returns"}
+    assert target.unpadded_data.batch_size == (10,)
+
+
+@given(st.data())
+def test_sequences_match_the_written_out_ones_also_after_a_wrap(data: st.DataObject) -> None:
+    capacity, envs = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3))
+    steps = data.draw(st.integers(1, 2 * capacity))
+    length, kind = data.draw(st.none() | st.integers(1, 5)), data.draw(st.sampled_from(KINDS))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**31)))
+    done = rng.random((steps, envs)) < data.draw(st.sampled_from([0.0, 0.2, 0.6]))
+    target = recurrent(capacity, envs, max_seq_len=length, bptt_sequence_type=kind, wrap_at_capacity=True)
+    fill(target, done)
+    first = max(steps - capacity, 0)
+    expected = reference.sequences(done[first:].tolist(), length, kind.value)
+    assert prepared_slices(target) == expected
+    assert target.num_sequences == len(expected)
+    longest = max(map(len, expected))
+    assert target.max_sequence_length == longest
+
+    # Every number tells its time and environment: each sequence must come whole, once, with its own hidden state.
+    numbers = [[100.0 * (first + i // envs) + i % envs for i in part] for part in expected]
+    found = []
+    for padded, unpadded in target.get_minibatch_sequences(data.draw(st.integers(1, len(expected)))):
+        count = len(padded) // longest
+        obs, mask = (padded[key].view(count, longest, -1) for key in ("observations", "pad_mask"))
+        assert not obs[~mask.squeeze(-1)].any()
+        hidden: Any = padded.get_non_tensor("initial_hidden_states")
+        for i in range(count):
+            found.append(obs[i, mask[i, :, 0], 0].tolist())
+            assert hidden["actor"][i].flatten().tolist() == [found[-1][0]] * 6
+            assert hidden["critic"][i].flatten().tolist() == [found[-1][0]] * 4
+        assert torch.allclose(unpadded["values"] * 3, padded["observations"][padded["pad_mask"]][:, 0])
+    assert sorted(found) == sorted(numbers)
+
+
+def test_an_epoch_shuffles_whole_sequences_and_ends_with_the_remainder() -> None:
+    target = recurrent(50, 1, max_seq_len=2)
+    fill(target, np.zeros((50, 1)))
+    target.prepare_sequence_tensors()
+    epochs = [list(target.get_minibatch_sequences(10)) for _ in range(2)]
+    assert [[len(padded) for padded, _ in epoch] for epoch in epochs] == [[20, 20, 10]] * 2
+    orders = [torch.cat([unpadded["values"] for _, unpadded in epoch]).tolist() for epoch in epochs]
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1]
+
+
+def test_action_masks_and_nested_observations_are_padded_too() -> None:
+    space = spaces.Dict(a=spaces.Box(0, 9, (1,)), b=spaces.Dict(c=spaces.Discrete(9)))
+    options: dict[str, Any] = {"recurrent": True, "hidden_state_architecture": {"h": (1, 1, 2)}}
+    target = RolloutBuffer(3, space, spaces.Discrete(2), **options)
+    for t, done in enumerate([False, True, False]):
+        obs = {"a": np.array([t + 1.0]), "b": {"c": t + 1}}
+        target.add(obs, 0, 0.0, done, 0.0, 0.0, action_mask=[True, t > 0])
+    padded = target.prepare_sequence_tensors()
+    assert padded["observations", "a"].squeeze(-1).tolist() == [[1, 2], [3, 0]]
+    assert padded["observations", "b", "c"].squeeze(-1).tolist() == [[1, 2], [3, 0]]
+    assert padded["action_masks"].int().tolist() == [[[1, 0], [1, 1]], [[1, 1], [0, 0]]]
+
+
+def test_prepared_sequences_are_a_copy() -> None:
+    target = recurrent(2, 1)
+    fill(target, np.zeros((2, 1)))
+    target.prepare_sequence_tensors()
+    target.buffer["values"].fill_(99)
+    target.buffer["observations"].fill_(99)
+    ((padded, unpadded),) = target.get_minibatch_sequences(1)
+    assert padded["observations"][:, 0].tolist() == [0, 100]
+    assert unpadded["values"].tolist() == pytest.approx([0, 100 / 3])
+
+
+def test_sequences_need_a_recurrent_buffer_and_steps_and_preparation() -> None:
+    with pytest.raises(ValueError, match="only supported when recurrent=True"):
+        buffer(2).prepare_sequence_tensors()
+    with pytest.raises(ValueError, match="Attempting to prepare sequences with empty buffer."):
+        recurrent(2).prepare_sequence_tensors()
+    with pytest.raises(ValueError, match="Attempting to fetch minibatches before preparing sequences"):
+        next(recurrent(2).get_minibatch_sequences(2))
+    target: Any = recurrent(2, bptt_sequence_type="backwards")
+    fill(target, np.zeros((2, 1)))
+    with pytest.raises(NotImplementedError, match="Received unrecognized sequence type: backwards"):
+        target.prepare_sequence_tensors()
+
+
+def test_a_minibatch_larger_than_all_sequences_is_all_with_a_warning() -> None:
+    target = recurrent(4, max_seq_len=2)
+    fill(target, np.zeros((4, 1)))
+    target.prepare_sequence_tensors()
+    with pytest.warns(UserWarning, match=re.escape("larger than the number of sequences (2), using batch_size = 2")):
+        ((padded, _),) = target.get_minibatch_sequences(3)
+    assert padded.batch_size == (4,)
+
+
+# Pickling
+
+
+@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy], ids=["pickle", "deepcopy"])
+def test_a_copy_has_the_steps_and_goes_on_by_itself(copied: Any) -> None:
+    target = recurrent(3, 2, wrap_at_capacity=True, max_seq_len=2)
+    fill(target, np.zeros((4, 2)))
+    target.prepare_sequence_tensors()
+    twin = copied(target)
+    assert (twin.pos, twin.full, twin.num_sequences) == (1, True, target.num_sequences)
+    assert (twin.buffer == target.buffer).all()
+    fill(twin, np.zeros((1, 2)), start=4)
+    assert twin.get()["observations"][:, 0].tolist() == [200, 201, 300, 301, 400, 401]
+    assert target.get()["observations"][:, 0].tolist() == [100, 101, 200, 201, 300, 301]
+    assert len(list(twin.get_minibatch_sequences(1))) == target.num_sequences
+
+
+def test_a_state_without_its_memory_starts_empty_with_a_warning() -> None:
+    target = buffer(3, 2)
+    fill(target, np.zeros((2, 2)))
+    state = target.__getstate__()
+    restored = RolloutBuffer.__new__(RolloutBuffer)
+    with pytest.warns(UserWarning, match="TensorDict buffer not found or invalid during unpickling. Re-initializing."):
+        restored.__setstate__(state | {"buffer": None})
+    assert restored.size() == 0
+    with pytest.warns(UserWarning, match=re.escape("expected torch.Size([3, 2]). Re-initializing.")):
+        restored.__setstate__(state | {"buffer": target.buffer[:2]})
+    assert restored.size() == 0
+    fill(restored, np.zeros((3, 2)))
+    assert restored.size() == 6
+    del state["observation_space"], state["buffer"]
+    spaces_missing = "Observation or action space missing during RolloutBuffer unpickling"
+    with pytest.warns(UserWarning, match=spaces_missing), pytest.warns(UserWarning, match="buffer not found"):
+        RolloutBuffer.__new__(RolloutBuffer).__setstate__(state)
+
+
+# The page about it
+
+PAGE = Path(__file__).parents[2] / "docs" / "migrating" / "agilerl.md"
+
+
+def test_the_page_about_migrating_runs_as_printed() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        if "from agilerl" not in block:  # what stood there before
+            exec(compile(block, str(PAGE), "exec"), names)
+    assert len(blocks) >= 4
+    assert names["buffer"].full
+    assert names["memory"].is_full
+    assert all(name in PAGE.read_text() for name in agilerl.__all__)

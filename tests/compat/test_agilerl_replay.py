@@ -1,0 +1,371 @@
+"""AgileRL's replay buffers on our core: the library's behaviour, and what we say is corrected."""
+
+from __future__ import annotations
+
+import inspect
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+import recollect as rc
+from recollect.compat.agilerl import MultiStepReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
+from tests.reference import agilerl as reference
+
+SIGNATURES = {
+    (ReplayBuffer, "__init__"): "(self, max_size, device='cpu', dtype=torch.float32)",
+    (ReplayBuffer, "add"): "(self, data)",
+    (ReplayBuffer, "sample"): "(self, batch_size, return_idx=False, *, beta=0.4)",
+    (ReplayBuffer, "clear"): "(self)",
+    (MultiStepReplayBuffer, "__init__"): "(self, max_size, n_step=3, gamma=0.99, device='cpu', dtype=torch.float32)",
+    (MultiStepReplayBuffer, "sample_from_indices"): "(self, idxs)",
+    (PrioritizedReplayBuffer, "__init__"): "(self, max_size, alpha=0.6, device='cpu', dtype=torch.float32)",
+    (PrioritizedReplayBuffer, "sample"): "(self, batch_size, return_idx=False, *, beta=0.4)",
+    (PrioritizedReplayBuffer, "update_priorities"): "(self, indices, priorities)",
+}
+
+
+def signature(function: Any) -> str:
+    parts = inspect.signature(function).parameters.values()
+    return str(inspect.Signature([part.replace(annotation=part.empty) for part in parts]))
+
+
+@pytest.mark.parametrize(("kind", "method"), SIGNATURES, ids=str)
+def test_signatures_are_the_librarys(kind: type, method: str) -> None:
+    assert signature(getattr(kind, method)) == SIGNATURES[kind, method]
+
+
+@pytest.mark.skipif(find_spec("agilerl") is None, reason="AgileRL is not installed")
+@pytest.mark.parametrize(("kind", "method"), SIGNATURES, ids=str)
+def test_signatures_are_those_of_the_installed_library(kind: type, method: str) -> None:
+    theirs: Any = pytest.importorskip("agilerl.components.replay_buffer")
+    assert signature(getattr(kind, method)) == signature(getattr(getattr(theirs, kind.__name__), method))
+
+
+def steps(start: int, count: int, done: Any = False) -> TensorDict:
+    """Transitions start, start + 1, … whose every number tells which they are."""
+    number = torch.arange(start, start + count).float()
+    ended = torch.as_tensor(done).float().expand(count).clone()
+    return TensorDict(
+        {
+            "obs": torch.stack([number, -number], 1),
+            "action": number.long(),
+            "reward": number * 10,
+            "next_obs": torch.stack([number + 0.5, -number], 1),
+            "done": ended,
+        },
+        batch_size=[count],
+    )
+
+
+def numbers(batch: TensorDict) -> list[int]:
+    """Which transitions a batch has, after a look whether their numbers belong together."""
+    found = batch["obs"][:, 0]
+    assert torch.equal(batch["action"][:, 0].float(), found)
+    assert torch.equal(batch["reward"][:, 0], found * 10)
+    assert torch.equal(batch["next_obs"][:, 0], found + 0.5)
+    return [int(number) for number in found]
+
+
+# ReplayBuffer
+
+
+def test_the_first_rows_shape_the_buffer_and_numbers_become_columns() -> None:
+    memory = ReplayBuffer(5)
+    assert (memory.storage, memory.initialized, memory.size) == (None, False, 0)
+    assert memory.add(steps(0, 3)) is None
+    assert memory.storage is not None
+    assert {key: tuple(leaf.shape) for key, leaf in memory.storage.items()} == {
+        "obs": (5, 2), "action": (5, 1), "reward": (5, 1), "next_obs": (5, 2), "done": (5, 1),
+    }  # fmt: skip
+    assert memory.storage["action"].dtype == torch.int64
+    assert memory.storage["obs"][:, 0].tolist() == [0, 1, 2, 0, 0]
+    assert (memory.size, len(memory), memory.counter, memory.is_full) == (3, 3, 3, False)
+
+
+@pytest.mark.parametrize("chunks", [[1] * 12, [4, 4, 4], [7, 5], [12]], ids=str)
+def test_the_newest_rows_stay_however_they_came(chunks: list[int]) -> None:
+    memory, start = ReplayBuffer(5), 0
+    for count in chunks:
+        memory.add(steps(start, count))
+        start += count
+    assert memory.is_full
+    assert memory.counter == 12
+    assert sorted(numbers(memory.sample(5))) == [7, 8, 9, 10, 11]
+
+
+def test_a_batch_has_no_row_twice_and_no_more_rows_than_there_are() -> None:
+    memory = ReplayBuffer(100)
+    memory.add(steps(0, 60))
+    drawn = [numbers(memory.sample(50)) for _ in range(2)]
+    assert [len(set(batch)) for batch in drawn] == [50, 50]
+    assert drawn[0] != drawn[1]
+    assert sorted(numbers(memory.sample(64))) == list(range(60))
+
+
+def test_a_large_buffer_is_drawn_with_replacement_from_all_of_it() -> None:
+    memory = ReplayBuffer(16_400)
+    memory.add(steps(0, 16_400))
+    drawn = numbers(memory.sample(16_400))
+    assert 0.6 < len(set(drawn)) / 16_400 < 0.67  # 1 − 1/e
+    assert min(drawn) < 100
+    assert max(drawn) > 16_300
+
+
+def test_indices_name_rows_for_ever() -> None:
+    memory = ReplayBuffer(3)
+    memory.add(steps(0, 5))
+    batch = memory.sample(3, return_idx=True)
+    assert batch["idxs"].tolist() == numbers(batch)
+    assert "idxs" not in memory.sample(3).keys()
+
+
+def test_any_names_and_nesting_are_rows() -> None:
+    memory = ReplayBuffer(4)
+    obs = TensorDict({"camera": torch.arange(6).view(3, 2, 1).to(torch.uint8), "speed": torch.arange(3.0)}, [3])
+    memory.add(TensorDict({"obs": obs, "index": torch.arange(3)}, [3]))
+    batch = memory.sample(3)
+    assert batch["obs", "camera"].dtype == torch.uint8
+    assert batch["obs", "speed"].shape == (3, 1)
+    assert torch.equal(batch["obs", "camera"][:, 1, 0].float(), 2 * batch["obs", "speed"][:, 0] + 1)
+    assert torch.equal(batch["index"], batch["obs", "speed"].long())
+
+
+def test_what_is_added_and_what_is_sampled_are_copies() -> None:
+    for memory in (ReplayBuffer(4), MultiStepReplayBuffer(4, n_step=1), PrioritizedReplayBuffer(4)):
+        given_ = steps(0, 3).to("cpu")  # one that says where it is comes back as it is from .to
+        returned = memory.add(given_)
+        assert given_["action"].shape == (3,)
+        given_["obs"].zero_()
+        memory.sample(3)["obs"].zero_()
+        assert set(numbers(memory.sample(100))) == {0, 1, 2}
+        assert returned is None or returned["obs"][:, 0].tolist() == [0, 1, 2]
+
+
+def test_clear_forgets_rows_and_fields_but_not_the_counter() -> None:
+    memory = ReplayBuffer(4)
+    memory.clear()
+    memory.add(steps(0, 4))
+    stale = memory.sample(4, return_idx=True)["idxs"]
+    memory.clear()
+    assert (memory.size, memory.initialized, memory.storage, memory.counter) == (0, False, None, 4)
+    memory.add(steps(6, 2))
+    batch = memory.sample(4, return_idx=True)
+    assert sorted(numbers(batch)) == [6, 7]
+    assert not set(stale.tolist()) & set(batch["idxs"].tolist())
+    memory.clear()
+    memory.add(TensorDict({"context": torch.ones(1, 3)}, [1]))
+    assert memory.sample(1)["context"].tolist() == [[1, 1, 1]]
+
+
+def test_sampling_nothing_and_adding_what_is_no_batch_are_refused() -> None:
+    memory = ReplayBuffer(4)
+    with pytest.raises(AssertionError, match="Cannot sample from an empty buffer."):
+        memory.sample(1)
+    with pytest.raises(rc.SchemaError, match="add: expected a TensorDict of batch size"):
+        memory.add(TensorDict({"obs": torch.zeros(2)}, []))
+    with pytest.raises(rc.SchemaError, match="extend: expected at least one step"):
+        memory.add(steps(0, 0))
+    with pytest.raises(AssertionError, match="Cannot sample from an empty buffer."):
+        memory.sample(1)
+    memory.add(steps(0, 2))
+    with pytest.raises(rc.SchemaError, match="expected the keys"):
+        memory.add(steps(2, 2).exclude("done"))
+    with pytest.raises(rc.SchemaError, match="batch_size: expected a positive int"):
+        memory.sample(0)
+    assert sorted(numbers(memory.sample(4))) == [0, 1]
+    memory.clear()
+    with pytest.raises(AssertionError, match="Cannot sample from an empty buffer."):
+        memory.sample(1)
+
+
+# MultiStepReplayBuffer
+
+
+def walk(done: torch.Tensor) -> list[TensorDict]:
+    """Steps [T] of N environments as TensorDicts [N]; rewards are powers of ten, so that sums can be read."""
+    time, envs = done.shape
+    made = []
+    for t in range(time):
+        place = torch.arange(envs) + 100.0 * t
+        row = {"obs": place, "action": place, "reward": torch.full((envs,), 10.0**t), "next_obs": place + 0.5}
+        made.append(TensorDict({**row, "done": done[t].float()}, [envs]))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("ends", "reward", "after", "done"),
+    [([], 111, 200.5, 0), ([0], 1, 0.5, 1), ([1], 11, 100.5, 1), ([2], 111, 200.5, 1), ([0, 2], 1, 0.5, 1)],
+    ids=str,
+)
+def test_n_steps_stop_at_the_first_end(ends: list[int], reward: float, after: float, done: float) -> None:
+    flags = torch.zeros(3, 1, dtype=torch.bool)
+    flags[ends] = True
+    memory = MultiStepReplayBuffer(10, n_step=3, gamma=1.0)
+    returned = [memory.add(step) for step in walk(flags)]
+    assert returned[:2] == [None, None]
+    assert returned[2] is not None
+    assert returned[2]["reward"].tolist() == [1]
+    assert returned[2]["next_obs"].tolist() == [0.5]
+    row = memory.sample(1)
+    assert [row[key].item() for key in ("obs", "reward", "next_obs", "done")] == [0, reward, after, done]
+
+
+def _numbers(row: Any) -> dict[str, float]:
+    return {key: value.item() for key, value in row.items()}
+
+
+@given(st.data())
+def test_n_steps_match_the_written_out_windows_of_each_environment(data: st.DataObject) -> None:
+    n, envs, time = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 7))
+    done = torch.tensor(data.draw(st.lists(st.booleans(), min_size=time * envs, max_size=time * envs))).view(time, envs)
+    gamma = data.draw(st.sampled_from([0.5, 1.0]))
+    memory, one_step = MultiStepReplayBuffer(50, n_step=n, gamma=gamma), ReplayBuffer(50)
+    raw = walk(done)
+    for step in raw:
+        oldest = memory.add(step)
+        if oldest is not None:
+            one_step.add(oldest)
+    expected = []
+    for env in range(envs):
+        of_env = [_numbers(step[env]) for step in raw]
+        expected += reference.n_steps(of_env, n, gamma)
+    assert memory.size == one_step.size == len(expected)
+    if expected:
+        drawn = one_step.sample(50, return_idx=True)
+        fused = memory.sample_from_indices(drawn["idxs"])
+        assert torch.equal(fused["obs"], drawn["obs"])
+        found = [_numbers(fused[i]) for i in range(len(fused))]
+        assert sorted(found, key=lambda row: row["obs"]) == sorted(expected, key=lambda row: row["obs"])
+
+
+def test_nested_next_observations_go_with_the_end_of_the_window() -> None:
+    memory = MultiStepReplayBuffer(4, n_step=2, gamma=1.0)
+    for t in range(2):
+        obs = TensorDict({"a": torch.tensor([[t, t]]), "b": TensorDict({"c": torch.tensor([[t]])}, [1])}, [1])
+        after = TensorDict({"a": obs["a"] + 7, "b": TensorDict({"c": obs["b", "c"] + 7}, [1])}, [1])
+        row = {"obs": obs, "next_obs": after, "reward": torch.ones(1, 1), "terminated": torch.zeros(1, 1)}
+        memory.add(TensorDict(row, [1]))
+    assert memory.done_key == "terminated"
+    assert memory.sample(1)["next_obs", "b", "c"].item() == 8
+    assert memory.sample(1)["reward"].tolist() == [[2]]
+
+
+def test_indices_of_any_shape_give_rows_of_that_shape() -> None:
+    memory = MultiStepReplayBuffer(4, n_step=1)
+    memory.add(steps(0, 3))
+    rows = memory.sample_from_indices(torch.tensor([[2], [0]]))
+    assert rows.batch_size == (2, 1)
+    assert rows["obs"][:, 0, 0].tolist() == [2, 0]
+    memory.add(steps(3, 3))
+    with pytest.raises(IndexError, match="1, which was overwritten"):
+        memory.sample_from_indices(torch.tensor([1]))
+
+
+def test_clear_empties_the_window_too() -> None:
+    memory = MultiStepReplayBuffer(4, n_step=2, gamma=1.0)
+    first, second, third = walk(torch.zeros(3, 1, dtype=torch.bool))
+    memory.add(first)
+    memory.clear()
+    assert memory.add(second) is None
+    memory.add(third)
+    assert memory.sample(4)["reward"].tolist() == [[110]]
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("reward", "Reward key not found in transition. Expected key: reward"),
+        ("next_obs", "Next observation key not found in transition. Expected key: next_obs"),
+        ("done", "No done/termination key found in transition. Expected keys:"),
+    ],
+)
+def test_a_step_without_what_n_steps_need_is_refused(missing: str, message: str) -> None:
+    memory = MultiStepReplayBuffer(4, n_step=2)
+    with pytest.raises(AssertionError, match=message):
+        memory.add(steps(0, 2).exclude(missing))
+    assert not memory.n_step_buffer
+    memory.add(steps(0, 2))
+    with pytest.raises(rc.SchemaError, match="add: expected batch size"):
+        memory.add(steps(0, 3))
+    with pytest.raises(AssertionError, match="Cannot sample from an empty buffer."):
+        memory.sample_from_indices(torch.tensor([0]))
+
+
+# PrioritizedReplayBuffer
+
+
+def test_rows_are_drawn_by_their_priority_to_the_power_of_alpha() -> None:
+    memory = PrioritizedReplayBuffer(8, alpha=0.5)
+    memory.add(steps(0, 3))
+    memory.update_priorities(torch.tensor([[0], [1], [2]]), torch.tensor([1.0, 4.0, 16.0]))
+    batch = memory.sample(70_000, beta=1.0)
+    assert batch["weights"].shape == batch["idxs"].shape == (70_000, 1)
+    counts = torch.bincount(torch.tensor(numbers(batch)), minlength=3) / 70_000
+    assert counts.tolist() == pytest.approx([1 / 7, 2 / 7, 4 / 7], abs=0.01)
+    # (p · 3)^-1 against the largest such weight, of p = 1/7
+    expected = torch.tensor([1, 1 / 2, 1 / 4])[batch["idxs"][:, 0]]
+    assert torch.allclose(batch["weights"][:, 0], expected)
+    assert torch.allclose(memory.sample(9, beta=0.0)["weights"], torch.ones(9, 1))
+    alone = [memory.sample(1, beta=1.0)["weights"].item() for _ in range(100)]  # the largest is that of all rows
+    assert sorted(set(alone)) == pytest.approx([1 / 4, 1 / 2, 1])
+
+
+def test_new_rows_have_the_largest_priority_given_so_far() -> None:
+    memory = PrioritizedReplayBuffer(4, alpha=1.0)
+    memory.add(steps(0, 1))
+    memory.update_priorities([0], [9.0])
+    memory.update_priorities([0], [1.0])
+    assert memory.max_priority == 9
+    memory.add(steps(1, 1))
+    drawn = numbers(memory.sample(10_000))
+    assert sum(drawn) / 10_000 == pytest.approx(0.9, abs=0.02)
+
+
+def test_a_zero_priority_is_raised_and_no_indices_are_no_update() -> None:
+    memory = PrioritizedReplayBuffer(4, alpha=1.0)
+    memory.add(steps(0, 2))
+    memory.update_priorities(torch.tensor([], dtype=torch.int64), torch.tensor([]))
+    memory.update_priorities(torch.tensor([0, 1]), torch.tensor([0.0, 1e-5]))
+    batch = memory.sample(50, beta=1.0)
+    assert torch.equal(batch["weights"], torch.ones(50, 1))
+    assert set(numbers(batch)) == {0, 1}
+    with pytest.raises(rc.PriorityError, match="nan"):
+        memory.update_priorities(torch.tensor([0]), torch.tensor([float("nan")]))
+
+
+def test_a_priority_for_an_overwritten_row_is_skipped() -> None:
+    memory = PrioritizedReplayBuffer(2, alpha=1.0)
+    memory.add(steps(0, 4))
+    memory.update_priorities(torch.tensor([0, 1]), torch.tensor([1e9, 1e9]))  # their slots hold the rows 2 and 3
+    assert set(memory.sample(100, beta=1.0)["weights"].flatten().tolist()) == {1.0}
+
+
+def test_clear_forgets_priorities() -> None:
+    memory = PrioritizedReplayBuffer(8, alpha=1.0)
+    memory.add(steps(0, 8))
+    memory.update_priorities(torch.arange(8), torch.full((8,), 100.0))
+    memory.clear()
+    assert memory.max_priority == 1
+    memory.add(steps(8, 1))
+    memory.update_priorities(torch.tensor([8]), torch.tensor([1.0]))
+    memory.add(steps(9, 1))
+    drawn = numbers(memory.sample(10_000))
+    assert set(drawn) == {8, 9}
+    assert drawn.count(9) / 10_000 == pytest.approx(0.5, abs=0.03)
+
+
+def test_n_step_and_prioritized_rows_go_together_by_their_indices() -> None:
+    memory, n_step = PrioritizedReplayBuffer(6), MultiStepReplayBuffer(6, n_step=3, gamma=1.0)
+    for step in walk(torch.zeros(7, 2, dtype=torch.bool)):
+        one = n_step.add(step)
+        if one is not None:
+            memory.add(one)
+    batch = memory.sample(20, beta=0.5)
+    fused = n_step.sample_from_indices(batch["idxs"]).view(-1)
+    assert torch.equal(fused["obs"], batch["obs"])
+    assert torch.equal(fused["reward"], batch["reward"] * 111)
