@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import recollect as rc
-from tests.scripted import act, critic, vector
 
 N = 3
 
@@ -880,70 +879,10 @@ class TestOtherDevices:
         assert rollout["advantage"].shape == (3, N)
         assert rollout["advantage"].device.type == "meta"
 
-    @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
-    def test_a_rollout_that_moves_between_all_calls_is_like_one_that_stays(self, backend: str, mode: str) -> None:
-        scripts: Any = [((2, "truncated"), (3, "terminated")), ((4, "both"),)]
-        envs = vector(scripts, AutoresetMode[mode])
-        stays, moves = (
-            rc.RolloutBuffer.for_env(envs, 5, seed=0, extra={"h": rc.Carry(2, every=2), "g": rc.Carry(1)})
-            for _ in range(2)
-        )
-        obs, _ = envs.reset()
-        for _ in range(3):
-            for _ in range(5):
-                where = moves.columns["reward"].data_ptr()
-                assert moves.to("cpu") is moves
-                assert moves.columns["reward"].data_ptr() != where
-                before, action, value = obs.copy(), act(obs), critic(obs)
-                step = envs.step(action)
-                obs = step[0]
-                for rollout in (stays, moves):
-                    rollout.stage(obs=before)
-                    moves.to("cpu")
-                    rollout.add_step(None, action, step, value=value, h=before[:, :2], g=before[:, 2:])
-            for rollout in (stays, moves):
-                moves.to("cpu")
-                finals = rollout.final_obs
-                final_value = critic(finals.numpy()) if len(finals) else None
-                rollout.compute_advantage(critic(obs), last_obs=obs, final_value=final_value)
-                moves.to("cpu")
-            assert torch.equal(stays.final_obs, moves.final_obs)
-            assert (stays.env_major() == moves.env_major()).all()
-            for read in (lambda x: x.minibatches(3), lambda x: x.sequences(2, batch_size=2)):
-                for one, other in zip(read(stays), read(moves), strict=True):
-                    assert (one == other).all()
-            stays.clear()
-            moves.clear()
-            moves.to("cpu")
-
-    def test_nothing_of_a_rollout_that_moves_stays_behind(self) -> None:
-        rollout = make(filled=0, extra={"h": rc.Carry(2, every=2)})
-        for t in range(3):
-            fields = step(t, truncated=np.full(N, t == 1))
-            rollout.add(**fields, final_obs=fields["obs"], h=fields["obs"])
-        rollout.compute_advantage(np.zeros(N), last_obs=np.zeros((N, 2)), final_value=np.zeros(N))
-        assert {tensor.device.type for tensor in _tensors(vars(rollout))} == {"cpu"}
-        assert rollout.to("meta") is rollout
-        assert {tensor.device.type for tensor in _tensors(vars(rollout))} == {"meta"}
-        assert rollout.final_obs.device.type == rollout["advantage"].device.type == "meta"
-        assert rollout.num_stored == 3
-
     def test_a_tensor_of_another_device_is_refused(self) -> None:
         rollout = rc.RolloutBuffer(3, N, obs=2, action=(), device="meta")
         with pytest.raises(rc.SchemaError, match="obs: expected a tensor on meta, got cpu"):
             rollout.add(**{name: torch.as_tensor(value) for name, value in step(0).items()})
-
-
-def _tensors(thing: Any) -> list[torch.Tensor]:
-    """Every tensor that an object of ours holds, however deep."""
-    if isinstance(thing, torch.Tensor):
-        return [thing]
-    if isinstance(thing, dict):
-        return [tensor for part in thing.values() for tensor in _tensors(part)]
-    if isinstance(thing, list | tuple):
-        return [tensor for part in thing for tensor in _tensors(part)]
-    is_ours = type(thing).__module__.startswith("recollect") and hasattr(thing, "__dict__")
-    return _tensors(vars(thing)) if is_ours else []
 
 
 class TestThreadsAndProcesses:

@@ -135,9 +135,12 @@ class TestMultiAgent:
         buffer.add(**team_step(0))
         good = team_step(1)
         for wrong, message in (
-            ({"rewards": {**good["rewards"], "flyer": torch.ones(1)}}, r"rewards.flyer: expected shape \(3,\)"),
-            ({"values": {"walker": torch.ones(N)}}, r"values: expected the agents \['walker', 'flyer'\], got"),
-            ({"dones": {**good["dones"], "diver": torch.ones(N)}}, "dones: expected the agents"),
+            ({"rewards": {**good["rewards"], "flyer": torch.ones(1)}}, r"reward.flyer: expected shape \(3,\)"),
+            (
+                {"values": {"walker": torch.ones(N)}},
+                r"value: expected the keys \['flyer', 'walker'\], got the keys \['walker'\]",
+            ),
+            ({"dones": {**good["dones"], "diver": torch.ones(N)}}, "done: expected the keys"),
             ({"dones": {**good["dones"], "flyer": torch.full((N,), 0.5)}}, "dones: expected zeros and ones, got 0.5"),
             ({"observations": {"walker": torch.ones(N, 2)}}, "obs: expected the keys"),
             ({"actions": {**good["actions"], "walker": torch.full((N,), 0.5)}}, "action.walker: expected int64, got"),
@@ -145,6 +148,10 @@ class TestMultiAgent:
         ):
             with pytest.raises(rc.SchemaError, match=message):
                 buffer.add(**{**good, **wrong})
+        with pytest.raises(rc.SchemaError, match=r"last_values.flyer: expected shape \(3,\)"):
+            buffer.compute_returns_and_advantages(
+                last_values={"walker": torch.ones(N), "flyer": torch.ones(1)}, gamma=0.9, gae_lambda=0.8
+            )
         with pytest.raises(rc.SchemaError, match="state: expected none, got one that is not declared"):
             team(state_spec=None).add(**good)
         assert buffer.step == 1

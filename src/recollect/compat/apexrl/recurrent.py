@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 import recollect as rc
 from recollect.compat.apexrl.attributes import Column, read, training_data
-from recollect.compat.apexrl.rollout import PRIVILEGED, observed, outcome, refuse_full
+from recollect.compat.apexrl.rollout import PRIVILEGED, observed, outcome, refilled, refuse_full
 from recollect.compat.apexrl.specs import Spec, declared, placed
 from recollect.errors import NotReadyError, explain
 from recollect.schema import Field
@@ -66,14 +66,16 @@ class RolloutRNNBuffer:
         self.actor_hidden_shape = actor_hidden_shape
         self.critic_hidden_shape = critic_hidden_shape
         self.privileged_obs_shape = privileged_obs_shape
-        hidden = (rc.Carry(actor_hidden_shape), rc.Carry(critic_hidden_shape))
+        self._seed = seed
+        self._core = self._made(device)
+
+    def _made(self, device: torch.device | str) -> rc.RolloutBuffer:
+        hidden = (rc.Carry(self.actor_hidden_shape), rc.Carry(self.critic_hidden_shape))
         extra: dict[str, Any] = dict(zip(_HIDDEN, hidden, strict=True))
-        if privileged_obs_shape is not None:
-            extra[PRIVILEGED] = declared(privileged_obs_shape)
-        action = Field(action_shape, action_dtype)
-        self._core = rc.RolloutBuffer(
-            num_steps, num_envs, declared(obs_shape), action, extra=extra, device=device, seed=seed
-        )
+        if self.privileged_obs_shape is not None:
+            extra[PRIVILEGED] = declared(self.privileged_obs_shape)
+        obs, action = declared(self.obs_shape), Field(self.action_shape, self.action_dtype)
+        return rc.RolloutBuffer(self.num_steps, self.num_envs, obs, action, extra=extra, device=device, seed=self._seed)
 
     @property
     def device(self) -> torch.device:
@@ -159,8 +161,8 @@ class RolloutRNNBuffer:
         self._core.clear()
 
     def to(self, device: torch.device | str) -> RolloutRNNBuffer:
-        """Move everything to another device; returns the buffer itself."""
-        self._core.to(device)
+        """Move the stored steps to another device; returns the buffer itself."""
+        self._core = refilled(self._made(device), self._core)
         return self
 
 

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 import recollect as rc
-from recollect.compat.apexrl.attributes import Column, plain, training_data
+from recollect.compat.apexrl.attributes import SCORES, Column, plain, training_data
 from recollect.compat.apexrl.specs import Spec, declared, ended, inferred, placed, written
 from recollect.errors import SchemaError, explain
 from recollect.randomness import Randomness
@@ -200,8 +200,8 @@ class RolloutBuffer:
         self._core.clear()
 
     def to(self, device: torch.device | str) -> RolloutBuffer:
-        """Move everything to another device; returns the buffer itself."""
-        self._core.to(device)
+        """Move the stored steps to another device; returns the buffer itself."""
+        self._core = refilled(self._made(Field(self.action_shape, self.action_dtype), device), self._core)
         return self
 
 
@@ -209,6 +209,17 @@ def refuse_full(core: rc.RolloutBuffer) -> None:
     """ApexRL's error for a step too many."""
     if core.is_full:
         raise ValueError(f"Rollout buffer is full (capacity: {core.num_steps})")
+
+
+def refilled(fresh: rc.RolloutBuffer, core: rc.RolloutBuffer) -> rc.RolloutBuffer:
+    """An empty buffer of the same fields, on whatever device, with the stored steps of another one."""
+    rows = core.columns.to(fresh.device)
+    scores = {name: rows.pop(name)[: core.num_stored] for name in SCORES if name in rows.keys()}
+    fresh.columns.update_(rows)
+    fresh.take_back(core.num_stored)
+    if scores:
+        fresh.attach(scores)
+    return fresh
 
 
 def observed(buffer: Any, observations: Any, privileged_observations: Any) -> dict[str, Any]:
