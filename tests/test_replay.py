@@ -225,6 +225,17 @@ class TestWriting:
             replay.extend({name: value[:0] for name, value in dict(block).items()})
         assert len(replay) == 12
 
+    @pytest.mark.parametrize("kind", [torch.zeros, np.zeros])
+    def test_a_block_whose_next_observations_are_its_observations_is_refused(self, kind: Any) -> None:
+        replay = rc.ReplayBuffer(30, obs=1, action=(), next_obs="stored")
+        path = kind((5, 1))
+        path[:, 0] += torch.arange(5.0) if kind is torch.zeros else np.arange(5.0)
+        rest = {"action": np.zeros(4), "reward": np.zeros(4), **dict.fromkeys(("terminated", "truncated"), [False] * 4)}
+        with pytest.raises(rc.SchemaError, match="next_obs: expected memory of its own, got that of obs"):
+            replay.extend({**rest, "obs": path[:4], "next_obs": path[:4]})
+        replay.extend({**rest, "obs": path[:-1], "next_obs": path[1:]})  # one array of a whole episode
+        assert replay[replay.ids()]["next_obs"].flatten().tolist() == [1.0, 2.0, 3.0, 4.0]
+
     def test_a_single_scripted_environment_reset_by_hand(self, backend: str) -> None:
         env = Scripted(0, ((3, "terminated"), (2, "truncated")))
         replay = rc.ReplayBuffer.for_env(env, 50)

@@ -700,6 +700,22 @@ class TestReading:
         with pytest.raises(KeyError, match="expected one of .*action"):
             rollout["actions"]
 
+    @pytest.mark.parametrize("num_envs", [N, None])
+    def test_the_whole_memory_is_there_from_the_start(self, num_envs: int | None) -> None:
+        rollout = rc.RolloutBuffer(4, num_envs, obs={"a": 2}, action=())
+        lead = (4,) if num_envs is None else (4, num_envs)
+        assert rollout.columns["obs", "a"].shape == (*lead, 2)
+        assert rollout.columns.batch_size == lead
+        fields = {"obs": {"a": np.ones((*lead[1:], 2))}, **dict.fromkeys(("action", "reward"), np.ones(lead[1:]))}
+        flags = dict.fromkeys(("terminated", "truncated"), np.zeros(lead[1:], bool))
+        rollout.add(**fields, **flags)
+        rollout.attach(mine=np.full((1, *lead[1:]), 3.0))
+        columns = rollout.columns
+        assert columns["reward"].sum() == (num_envs or 1)
+        assert columns["mine"].flatten().tolist() == [3.0] * (num_envs or 1) + [0.0] * 3 * (num_envs or 1)
+        columns["obs", "a"][0] = 7
+        assert rollout["obs", "a"].eq(7).all()
+
     def test_repr_says_what_is_in_it(self) -> None:
         assert repr(make(filled=2)).startswith("RolloutBuffer(2 of 4 steps, num_envs=3, fields=(obs, action,")
 

@@ -47,12 +47,6 @@ class SparseCarries:
         self._in_rollout += valid
         self._in_episode = torch.where(ended & valid, self._after_end, self._in_episode + 1)
 
-    def to(self, device: torch.device) -> None:
-        """Move them to another device."""
-        self._in_episode, self._in_rollout = self._in_episode.to(device), self._in_rollout.to(device)
-        for kept in self._kept.values():
-            kept.to(device)
-
     def require(self, cuts: Cuts) -> None:
         """Refuse sequences that start where nothing was kept."""
         for column, kept in self._kept.items():
@@ -78,9 +72,6 @@ class _Kept:
 
     def clear(self) -> None:
         self._count = 0
-
-    def to(self, device: torch.device) -> None:
-        self._values, self._place = self._values.to(device), self._place.to(device)
 
     def append(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         count = self._count + len(rows)

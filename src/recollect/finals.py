@@ -50,11 +50,6 @@ class Finals:
         """Forget them."""
         self._found = []
 
-    def to(self, device: torch.device) -> None:
-        """Move them to another device."""
-        self._device = device
-        self._found = [found._replace(leaves=[leaf.to(device) for leaf in found.leaves]) for found in self._found]
-
     @property
     def places(self) -> list[tuple[int, int]]:
         """(step, environment) of each."""

@@ -276,24 +276,6 @@ class RolloutBuffer:
                     self._resetting.copy_(self._resets(self._num_stored + 1)[-1])
             self._empty()
 
-    def to(self, device: torch.device | str | Memory) -> RolloutBuffer:
-        """Move everything to other memory and go on there; returns the buffer itself.
-
-        Tensors that shared the old memory keep it.
-        """
-        with self._lock:
-            storage = Storage(self._schema, self.num_steps + 1, self.num_envs, Memory.of(device), _OPTIONAL)
-            torch._foreach_copy_(list(storage.columns), list(self._storage.columns))
-            self._storage, self.device = storage, storage.device
-            for part in (self._finals, self._carries):
-                part.to(self.device)
-            self._resetting, self._starting = (flags.to(self.device) for flags in (self._resetting, self._starting))
-            self._attached = {name: column.to(self.device) for name, column in self._attached.items()}
-            if self._last is not None:
-                value, obs = ([leaf.to(self.device) for leaf in leaves or ()] for leaves in self._last)
-                self._last = value, obs or None
-            return self
-
     def _empty(self) -> None:
         self._generation += 1
         self._num_stored = 0

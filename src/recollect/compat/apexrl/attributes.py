@@ -21,7 +21,7 @@ TRAINING = {
 """What ApexRL trains on, in its order, and the core's name of it."""
 
 _FLAGS = ("terminated", "done")
-_SCORES = ("advantage", "return")
+SCORES = ("advantage", "return")
 """What is computed after the rollout."""
 
 
@@ -30,7 +30,7 @@ def read(rows: TensorDict, field: str) -> Any:
     found = rows.get(field, None)
     if field in _FLAGS:
         return found.float()
-    return torch.zeros_like(rows["reward"]) if found is None and field in _SCORES else found
+    return torch.zeros_like(rows["reward"]) if found is None and field in SCORES else found
 
 
 def training_data(rows: TensorDict) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Column:
         return self if buffer is None else read(buffer._core.columns, self._field)
 
     def __set__(self, buffer: Any, value: torch.Tensor) -> None:
-        if self._field not in _SCORES:
-            expected = f"an assignment to {' or '.join(_SCORES)}"
+        if self._field not in SCORES:
+            expected = f"an assignment to {' or '.join(SCORES)}"
             raise AttributeError(explain(self._field, expected, "one to it", "Write into the tensor, or add steps."))
         buffer._core.attach({self._field: value[: buffer._core.num_stored]})

@@ -56,8 +56,7 @@ class ReplayBuffer:
         *,
         seed: int | None = None,
     ) -> None:
-        if capacity <= 0:
-            raise ValueError(f"capacity must be positive, got {capacity}")
+        check_capacity(capacity)
         self.capacity = capacity
         self.obs_shape = obs_shape
         self.action_shape = tuple(action_shape)
@@ -69,7 +68,6 @@ class ReplayBuffer:
         self.pos = 0
         """Where ApexRL would write next."""
         self.full = False
-        self._written = 0
         self._random = Randomness(seed)
         self._core = None if action_dtype is None else self._made(action_dtype)
 
@@ -123,7 +121,6 @@ class ReplayBuffer:
         else:
             core.extend({**transition, "truncated": torch.zeros(count, dtype=torch.bool, device=self.device)})
         self._core, self.action_dtype = core, dtype
-        self._written += count or 1
         end = self.pos + (count or 1)
         self.pos, self.full = end % self.capacity, self.full or end >= self.capacity
 
@@ -138,10 +135,8 @@ class ReplayBuffer:
 
     def sample(self, batch_size: int) -> dict[str, Any]:
         """Transitions drawn uniformly with replacement, in memory of the caller's own."""
-        if batch_size <= 0:
-            raise ValueError(f"batch_size must be positive, got {batch_size}")
-        if self._core is None or self.size < batch_size:
-            raise ValueError(f"cannot sample {batch_size} transitions from buffer of size {self.size}")
+        check_sample(batch_size, self.size)
+        assert self._core is not None  # there are transitions
         return self._named(self._core.sample(batch_size))
 
     def _named(self, rows: TensorDict) -> dict[str, Any]:
@@ -172,8 +167,7 @@ class ReplayBuffer:
         """
         size, rows = self.size, dict[str, Any]()
         if self._core is not None:
-            newest = torch.arange(self._written - size, self._written, device=self.device)
-            rows = self._named(self._core[newest.roll(self.pos)])
+            rows = self._named(self._core[self._core.ids().roll(self.pos)])
         return {
             "capacity": self.capacity,
             **self._specs(),
@@ -202,8 +196,22 @@ class ReplayBuffer:
             given = {name: state_dict[name] for name in _TRANSITION if state_dict.get(name) is not None}
             oldest_first = torch.arange(size).roll(-pos)
             twin.add(**TensorDict(given, [size])[oldest_first])
-        self._core, self._written, self.action_dtype = twin._core, size, twin.action_dtype
+        self._core, self.action_dtype = twin._core, twin.action_dtype
         self.pos, self.full = pos, bool(state_dict.get("full", size == self.capacity))
 
     def _specs(self) -> dict[str, Any]:
         return {name: written(getattr(self, name)) for name in ("obs_shape", "action_shape", "critic_obs_shape")}
+
+
+def check_capacity(capacity: int) -> None:
+    """ApexRL's error for a buffer that holds nothing."""
+    if capacity <= 0:
+        raise ValueError(f"capacity must be positive, got {capacity}")
+
+
+def check_sample(batch_size: int, size: int) -> None:
+    """ApexRL's errors for a batch that cannot be drawn."""
+    if batch_size <= 0:
+        raise ValueError(f"batch_size must be positive, got {batch_size}")
+    if size < batch_size:
+        raise ValueError(f"cannot sample {batch_size} transitions from buffer of size {size}")

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 import recollect as rc
-from recollect.compat.apexrl.attributes import Column, plain, training_data
+from recollect.compat.apexrl.attributes import SCORES, Column, plain, training_data
 from recollect.compat.apexrl.specs import Spec, declared, ended, inferred, placed, written
 from recollect.errors import SchemaError, explain
 from recollect.randomness import Randomness
@@ -59,17 +59,18 @@ class RolloutBuffer:
         num_envs: int,
         num_steps: int,
         obs_shape: Spec,
-        action_shape: tuple[int, ...] | None = None,
-        action_dtype: torch.dtype | None = None,
+        action_shape: tuple[int, ...] | torch.device | str | None = None,
+        action_dtype: torch.dtype | int | None = None,
         device: torch.device | str = "cpu",
         num_privileged_obs: int = 0,
         privileged_obs_shape: Spec | None = None,
         *,
         seed: int | None = None,
     ) -> None:
-        if isinstance(action_shape, str | torch.device):  # the documented form, by position
-            device, num_privileged_obs = action_shape, num_privileged_obs or action_dtype or 0  # type: ignore[assignment]
-            action_shape = action_dtype = None
+        if isinstance(action_shape, str | torch.device):  # the documented order: device, num_privileged_obs
+            device, action_shape = action_shape, None
+        if isinstance(action_dtype, int):
+            num_privileged_obs, action_dtype = action_dtype, None
         self.num_envs = num_envs
         self.num_steps = num_steps
         self.obs_shape = obs_shape
@@ -118,7 +119,7 @@ class RolloutBuffer:
         Then `add(None, None, None, rewards, dones, values, log_probs)`. This is the buffer's own, not ApexRL's.
         """
         core = self._settled(actions)
-        core.stage(**self._observed(observations, privileged_observations), action=placed(None, actions, core.device))
+        core.stage(**observed(self, observations, privileged_observations), action=placed(None, actions, core.device))
         self._core, self._is_settled = core, True
 
     def add(
@@ -133,12 +134,9 @@ class RolloutBuffer:
     ) -> None:
         """Store one step of every environment; `dones` [num_envs] says whether this step ended an episode."""
         core = self._settled(actions)
-        step = {"action": actions, "reward": rewards, "value": values, "log_prob": log_probs}
         core.add(
-            **self._observed(observations, privileged_observations),
-            **{name: placed(None, value, core.device) for name, value in step.items()},
-            terminated=ended(dones, core.device),
-            truncated=torch.zeros(self.num_envs, dtype=torch.bool, device=core.device),
+            **observed(self, observations, privileged_observations),
+            **outcome(core.device, actions, rewards, dones, values, log_probs),
         )
         self._core, self._is_settled = core, True
 
@@ -150,15 +148,6 @@ class RolloutBuffer:
         action = inferred(actions, 1, *self._told)
         is_same = action == Field(self.action_shape, self.action_dtype)
         return self._core if is_same else self._made(action, self.device)
-
-    def _observed(self, observations: Any, privileged_observations: Any) -> dict[str, Any]:
-        observed = {"obs": placed(self.obs_shape, observations, self.device)}
-        if self.privileged_obs_shape is not None:
-            observed[PRIVILEGED] = placed(self.privileged_obs_shape, privileged_observations, self.device)
-        elif privileged_observations is not None:
-            remedy = "Pass privileged_obs_shape= or num_privileged_obs= to the buffer."
-            raise SchemaError(explain(PRIVILEGED, "none", "some that are not declared", remedy))
-        return observed
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
         """Advantages and returns of the stored steps; `last_values` [num_envs] are of the observations after them.
@@ -211,8 +200,8 @@ class RolloutBuffer:
         self._core.clear()
 
     def to(self, device: torch.device | str) -> RolloutBuffer:
-        """Move everything to another device; returns the buffer itself."""
-        self._core.to(device)
+        """Move the stored steps to another device; returns the buffer itself."""
+        self._core = refilled(self._made(Field(self.action_shape, self.action_dtype), device), self._core)
         return self
 
 
@@ -220,3 +209,38 @@ def refuse_full(core: rc.RolloutBuffer) -> None:
     """ApexRL's error for a step too many."""
     if core.is_full:
         raise ValueError(f"Rollout buffer is full (capacity: {core.num_steps})")
+
+
+def refilled(fresh: rc.RolloutBuffer, core: rc.RolloutBuffer) -> rc.RolloutBuffer:
+    """An empty buffer of the same fields, on whatever device, with the stored steps of another one."""
+    rows = core.columns.to(fresh.device)
+    scores = {name: rows.pop(name)[: core.num_stored] for name in SCORES if name in rows.keys()}
+    fresh.columns.update_(rows)
+    fresh.take_back(core.num_stored)
+    if scores:
+        fresh.attach(scores)
+    return fresh
+
+
+def observed(buffer: Any, observations: Any, privileged_observations: Any) -> dict[str, Any]:
+    """What was seen in a step, for the core."""
+    seen = {"obs": placed(buffer.obs_shape, observations, buffer.device)}
+    if buffer.privileged_obs_shape is not None:
+        seen[PRIVILEGED] = placed(buffer.privileged_obs_shape, privileged_observations, buffer.device)
+    elif privileged_observations is not None:
+        remedy = "Declare their shape where the buffer is made."
+        raise SchemaError(explain(PRIVILEGED, "none", "some that are not declared", remedy))
+    return seen
+
+
+def outcome(
+    device: torch.device, actions: Any, rewards: Any, dones: Any, values: Any, log_probs: Any
+) -> dict[str, Any]:
+    """What was done in a step and what came of it, for the core."""
+    step = {"action": actions, "reward": rewards, "value": values, "log_prob": log_probs}
+    ends = ended(dones, device)
+    return {
+        **{name: placed(None, value, device) for name, value in step.items()},
+        "terminated": ends,
+        "truncated": torch.zeros_like(ends),
+    }
