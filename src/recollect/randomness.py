@@ -38,6 +38,10 @@ class Randomness:
         for device, state in devices.items():
             self._devices[device].set_state(state)
 
+    def resume(self, device: torch.device, state: torch.Tensor) -> None:
+        """Go on with the stream of another device where it was."""
+        self._generator(device).set_state(state)
+
     def shuffled(self, index: torch.Tensor) -> torch.Tensor:
         """The entries of `index` [n] in a random order, in a new tensor."""
         if index.device.type != "cpu":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from os import PathLike
 from typing import Any, Literal
 
 import numpy as np
@@ -256,6 +257,17 @@ class ReplayBuffer:
             self._storage.clear()
             self._staged.clear()
             self._draws.cleared()
+
+    def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
+        """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
+
+        Only what is new since this buffer's last save there is written, and the newest `keep` checkpoints stay. What is
+        saved is everything: rows, priorities, staged fields, open episodes, pending resets, statistics, norms and the
+        generator. `recollect.load(path)` goes on from it exactly.
+        """
+        from recollect.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
+
+        return save(self, path, keep=keep)
 
     def _leaves(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
         names = self._schema.names
