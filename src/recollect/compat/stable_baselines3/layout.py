@@ -1,0 +1,69 @@
+# pyright: reportMissingImports=false
+"""How Stable-Baselines3 lays out observations: a shape and a dtype for every space, one level of names in a Dict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import get_obs_shape
+
+from recollect.schema import Field
+
+Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]
+
+
+def fields_of(space: spaces.Space[Any]) -> Field | dict[str, Field]:
+    """An observation space as it is stored: with its own dtype, a float64 too."""
+    shape = get_obs_shape(space)
+    if isinstance(space, spaces.Dict):
+        return {key: Field(shape[key], _dtype(part)) for key, part in space.spaces.items()}
+    return Field(shape, _dtype(space))
+
+
+def _dtype(space: spaces.Space[Any]) -> Any:
+    return space.dtype
+
+
+def given_shapes(space: spaces.Space[Any], n_envs: int) -> Shapes:
+    """The shapes of one step's observations."""
+    shape = get_obs_shape(space)
+    if isinstance(shape, dict):
+        return {key: (n_envs, *part) for key, part in shape.items()}
+    return (n_envs, *shape)
+
+
+def shaped(shapes: Shapes, obs: Any) -> Any:
+    """One step's observations in these shapes; other keys of a dict are left out."""
+    if isinstance(shapes, dict):
+        return {key: _shaped(shape, obs[key]) for key, shape in shapes.items()}
+    return _shaped(shapes, obs)
+
+
+def _shaped(shape: tuple[int, ...], obs: Any) -> np.ndarray:
+    """With or without axes of length one: Discrete comes as (n,), one environment as it is; else the core refuses."""
+    array = np.asarray(obs)
+    if array.shape != shape and [n for n in array.shape if n != 1] == [n for n in shape if n != 1]:
+        return array.reshape(shape)
+    return array
+
+
+def distinct(obs: Any, next_obs: Any) -> Any:
+    """`next_obs` in memory of its own: here the same array may be given as both, since both are copied."""
+    if isinstance(obs, dict):
+        return {key: distinct(obs[key], part) for key, part in next_obs.items()}
+    return next_obs.copy() if np.may_share_memory(obs, next_obs) else next_obs
+
+
+def numpy_of(batch: Any) -> Any:
+    """A tensor, or a TensorDict of tensors, as numpy."""
+    return batch.numpy() if isinstance(batch, torch.Tensor) else {key: leaf.numpy() for key, leaf in batch.items()}
+
+
+def torch_of(obs: Any, device: torch.device) -> Any:
+    """Arrays or tensors, or a mapping of them, on a device."""
+    if isinstance(obs, np.ndarray | torch.Tensor):
+        return torch.as_tensor(obs, device=device)
+    return {key: torch.as_tensor(leaf, device=device) for key, leaf in obs.items()}
