@@ -1,11 +1,11 @@
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 """`HerReplayBuffer`: Stable-Baselines3's hindsight experience replay."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import stable_baselines3.her.her_replay_buffer as theirs
@@ -20,7 +20,7 @@ from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.schema import Declaration, Field
 from recollect.views import Hindsight, View
 
-_STRATEGIES = {
+_STRATEGIES: dict[GoalSelectionStrategy, Literal["future", "final", "episode"]] = {
     GoalSelectionStrategy.FUTURE: "future",
     GoalSelectionStrategy.FINAL: "final",
     GoalSelectionStrategy.EPISODE: "episode",
@@ -88,19 +88,16 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         infos: list[dict[str, Any]],
     ) -> None:
         """Store one step of every environment; its `infos` too with `copy_info_dict`."""
-        extra = {}
         if self.copy_info_dict:
-            extra["place"] = np.arange(self.pos * self.n_envs, (self.pos + 1) * self.n_envs)
+            self._core.stage(place=np.arange(self.pos * self.n_envs, (self.pos + 1) * self.n_envs))
             self.infos[self.pos] = infos
-        self._add(obs, next_obs, action, reward, done, infos, **extra)
+        super().add(obs, next_obs, action, reward, done, infos)
 
     def _view(self, env: VecNormalize | None) -> View:
         strategy = _STRATEGIES[self.goal_selection_strategy]
         return Hindsight("desired_goal", "achieved_goal", self._judge, self.her_ratio, strategy)
 
-    def _judge(
-        self, achieved: torch.Tensor, goal: torch.Tensor, rows: TensorDict
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _judge(self, achieved: torch.Tensor, goal: torch.Tensor, rows: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
         """The rewards of steps for other goals; whether they ended their episodes stays."""
         if self.env is None:
             raise NotReadyError(explain("sample", "an environment to compute rewards", "none", "Call set_env(env)."))

@@ -17,7 +17,7 @@ Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 def fields_of(space: spaces.Space[Any]) -> Field | dict[str, Field]:
     """An observation space as it is stored: with its own dtype, a float64 too."""
-    shape = get_obs_shape(space)
+    shape: Any = get_obs_shape(space)
     if isinstance(space, spaces.Dict):
         return {key: Field(shape[key], _dtype(part)) for key, part in space.spaces.items()}
     return Field(shape, _dtype(space))
@@ -38,23 +38,29 @@ def given_shapes(space: spaces.Space[Any], n_envs: int) -> Shapes:
 def shaped(shapes: Shapes, obs: Any) -> Any:
     """One step's observations in these shapes; other keys of a dict are left out."""
     if isinstance(shapes, dict):
-        return {key: _shaped(shape, obs[key]) for key, shape in shapes.items()}
-    return _shaped(shapes, obs)
+        return {key: shaped(shape, obs[key]) for key, shape in shapes.items()}
+    array = obs if type(obs) is np.ndarray else np.asarray(obs)
+    if array.shape == shapes:
+        return array
+    # Discrete comes as (n,), one environment perhaps as it is: only axes of length one may differ.
+    alike = [n for n in array.shape if n != 1] == [n for n in shapes if n != 1]
+    return array.reshape(shapes) if alike else array
 
 
-def _shaped(shape: tuple[int, ...], obs: Any) -> np.ndarray:
-    """With or without axes of length one: Discrete comes as (n,), one environment as it is; else the core refuses."""
-    array = np.asarray(obs)
-    if array.shape != shape and [n for n in array.shape if n != 1] == [n for n in shape if n != 1]:
-        return array.reshape(shape)
-    return array
+def shaped_pair(shapes: Shapes, obs: Any, next_obs: Any) -> tuple[Any, Any]:
+    """An observation and the next one in these shapes, and each in memory of its own.
 
-
-def distinct(obs: Any, next_obs: Any) -> Any:
-    """`next_obs` in memory of its own: here the same array may be given as both, since both are copied."""
-    if isinstance(obs, dict):
-        return {key: distinct(obs[key], part) for key, part in next_obs.items()}
-    return next_obs.copy() if np.may_share_memory(obs, next_obs) else next_obs
+    The same array may be given as both, since both are copied.
+    """
+    if isinstance(shapes, dict):
+        pairs = [shaped_pair(shape, obs[key], next_obs[key]) for key, shape in shapes.items()]
+        first, second = zip(*pairs, strict=True)
+        return dict(zip(shapes, first, strict=True)), dict(zip(shapes, second, strict=True))
+    obs, next_obs = shaped(shapes, obs), shaped(shapes, next_obs)
+    # Two arrays that own their memory share none; asking costs as much as storing.
+    if obs is next_obs or obs.base is not None or next_obs.base is not None:
+        next_obs = next_obs.copy() if np.may_share_memory(obs, next_obs) else next_obs
+    return obs, next_obs
 
 
 def numpy_of(batch: Any) -> Any:

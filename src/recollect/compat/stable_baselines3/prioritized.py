@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
 from recollect.compat.stable_baselines3.replay import ReplayBuffer
 from recollect.samplers import Prioritized, Sampler
+
+_RISING = LinearSchedule(0.4, 1.0, 1.0)
 
 
 class PrioritizedReplayBufferSamples(NamedTuple):
@@ -26,17 +30,20 @@ class PrioritizedReplayBufferSamples(NamedTuple):
     discounts: torch.Tensor | None
     weights: torch.Tensor
     """Importance weights in (0, 1], [B, 1]."""
-    index: torch.Tensor
+    indices: torch.Tensor
     """What `update_priorities` calls these rows."""
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
     """Transitions drawn in proportion to (priority + eps)^alpha; new ones have the largest priority so far.
 
-    `beta` is the exponent of the weights and may be changed at any time: the algorithms of this package raise it to 1.
+    `beta` is the exponent of the weights: a number, or a schedule of the `progress_remaining` that the algorithm sets.
     Any algorithm can draw from this buffer; only those that use `weights` and call `update_priorities` learn from it
     as they should. (Schaul et al., Prioritized Experience Replay, 2016.)
     """
+
+    progress_remaining = 1.0
+    """How much of the training is left: from 1 to 0."""
 
     def __init__(
         self,
@@ -48,10 +55,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
         alpha: float = 0.6,
-        beta: float = 0.4,
+        beta: float | Callable[[float], float] = _RISING,
         eps: float = 1e-6,
     ) -> None:
-        self.alpha, self.beta, self.eps = alpha, beta, eps
+        self.alpha, self.beta, self.eps = alpha, FloatSchedule(beta), eps
         super().__init__(
             buffer_size,
             observation_space,
@@ -63,15 +70,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         )
 
     def _sampler(self) -> Sampler:
-        return Prioritized(self.alpha, lambda _: self.beta, self.eps)
+        return Prioritized(self.alpha, lambda _: self.beta(self.progress_remaining), self.eps)
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
-        samples = super()._samples(batch, env)
         weight = batch.get("weight", None)
-        weight = torch.ones_like(batch["reward"]) if weight is None else weight
-        return PrioritizedReplayBufferSamples(*samples, weight.to(self.device).unsqueeze(1), batch["index"])
+        weight = torch.ones_like(batch["reward"]) if weight is None else weight  # rows that nobody drew
+        samples: Any = super()._samples(batch, env)
+        return PrioritizedReplayBufferSamples(
+            *samples, weights=weight.to(self.device).unsqueeze(1), indices=batch["index"]
+        )
 
-    def update_priorities(self, index: torch.Tensor, priorities: torch.Tensor | np.ndarray) -> None:
-        """Give the rows `index` of a batch new priorities, such as absolute TD errors; overwritten ones are skipped."""
+    def update_priorities(self, indices: torch.Tensor, priorities: torch.Tensor | np.ndarray) -> None:
+        """Give the rows `indices` of a batch new priorities, such as absolute TD errors; skip those overwritten."""
         values = torch.as_tensor(priorities).detach().cpu().reshape(-1)
-        self._core.update_priority(index, values)
+        self._core.update_priority(indices, values)

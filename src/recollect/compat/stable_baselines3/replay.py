@@ -1,4 +1,4 @@
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 """`ReplayBuffer`, `DictReplayBuffer` and `NStepReplayBuffer`: Stable-Baselines3's off-policy buffers.
 
 Its `done` is any end, and the info of a step says whether that was a timeout; its batches have `dones` without these,
@@ -19,7 +19,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from recollect.compat.stable_baselines3.layout import distinct, fields_of, given_shapes, numpy_of, shaped, torch_of
+from recollect.compat.stable_baselines3.layout import fields_of, given_shapes, numpy_of, shaped_pair, torch_of
 from recollect.errors import SchemaError, explain
 from recollect.randomness import Randomness
 from recollect.replay import ReplayBuffer as Core
@@ -58,7 +58,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
     def _start(self) -> None:
         self._shapes = given_shapes(self.observation_space, self.n_envs)
         self._never = np.zeros(self.n_envs, np.bool_)
-        self._action_dtype = self._maybe_cast_dtype(self.action_space.dtype)
+        self._action_dtype: Any = self._maybe_cast_dtype(self.action_space.dtype)
         self._core = Core(
             self.buffer_size * self.n_envs,
             obs=fields_of(self.observation_space),
@@ -84,7 +84,8 @@ class ReplayBuffer(theirs.ReplayBuffer):
         return {**vars(self), "_core": _converted(self._core.state_dict(), torch.Tensor, torch.Tensor.numpy)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        for name, value in state.items():
+            setattr(self, name, value)
         self._start()
         self._core.load_state_dict(_converted(state["_core"], np.ndarray, torch.from_numpy))
 
@@ -100,26 +101,21 @@ class ReplayBuffer(theirs.ReplayBuffer):
         infos: list[dict[str, Any]],
     ) -> None:
         """Store one step of every environment; `next_obs` is the state it led to before any reset."""
-        self._add(obs, next_obs, action, reward, done, infos)
-
-    def _add(
-        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]], **extra: Any
-    ) -> None:
-        n_envs, terminated, truncated = self.n_envs, np.asarray(done, np.bool_).reshape(self.n_envs), self._never
+        n_envs, truncated = self.n_envs, self._never
+        terminated = done if type(done) is np.ndarray and done.dtype is _BOOL else _flat(done, _BOOL)
         if self.handle_timeout_termination:
             timeouts = [info.get("TimeLimit.truncated", False) for info in infos]
-            if any(timeouts):
+            if True in timeouts:
                 truncated = np.array(timeouts, np.bool_)
                 terminated = terminated & ~truncated
-        obs, next_obs = shaped(self._shapes, obs), shaped(self._shapes, next_obs)
+        obs, next_obs = shaped_pair(self._shapes, obs, next_obs)
         self._core.add(
             obs,
             np.asarray(action, self._action_dtype).reshape(n_envs, self.action_dim),
-            np.asarray(reward, np.float32).reshape(n_envs),
+            reward if type(reward) is np.ndarray else _flat(reward, np.float32),
             terminated,
             truncated,
-            distinct(obs, next_obs),
-            **extra,
+            next_obs,
         )
         self.pos += 1
         if self.pos == self.buffer_size:
@@ -163,20 +159,19 @@ class ReplayBuffer(theirs.ReplayBuffer):
         return _TRANSITION
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> Any:
-        obs, next_obs, reward = batch.get("obs"), batch.get("next_obs"), batch.get("reward")
+        obs, next_obs, reward = batch["obs"], batch["next_obs"], batch["reward"]
         if env is not None:
             obs, next_obs = (self._normalize_obs(numpy_of(part), env) for part in (obs, next_obs))
             reward = self._normalised(reward, env)
-        device, discount = self.device, batch.get("discount", None)
+        device = self.device
         obs = torch_of(obs, device)
-        kind = DictReplayBufferSamples if isinstance(obs, dict) else ReplayBufferSamples
+        kind: Any = DictReplayBufferSamples if isinstance(obs, dict) else ReplayBufferSamples
         return kind(
             obs,
-            batch.get("action").to(device),
+            batch["action"].to(device),
             torch_of(next_obs, device),
-            batch.get("terminated").to(device, torch.float32).unsqueeze(1),
+            batch["terminated"].to(device, torch.float32).unsqueeze(1),
             reward.to(device).unsqueeze(1),
-            None if discount is None else discount.to(device).unsqueeze(1),
         )
 
     def _normalised(self, reward: torch.Tensor, env: VecNormalize) -> torch.Tensor:
@@ -206,7 +201,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     @property
     def dones(self) -> np.ndarray:
-        """Where episodes ended. Marking the newest step here ends its episode; it still leads to its next observation."""
+        """Where episodes ended. Marking the newest step here ends its episode; where it led stays as it was given."""
         dones = (self._arrays("terminated") + self._arrays("truncated")).view(_Dones)
         dones.flags.writeable = False
         dones.mark = self._mark
@@ -259,6 +254,10 @@ class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
     def _normalised(self, reward: torch.Tensor, env: VecNormalize) -> torch.Tensor:
         return reward  # every step of the sum has been
 
+    def _samples(self, batch: TensorDict, env: VecNormalize | None) -> Any:
+        discounts = batch["discount"].to(self.device).unsqueeze(1)
+        return super()._samples(batch, env)._replace(discounts=discounts)
+
 
 @dataclass(frozen=True)
 class _NormalisedSteps:
@@ -290,6 +289,11 @@ class _Only:
         return named(storage, storage.take(slots, columns), columns)
 
 
+def _flat(values: Any, dtype: Any) -> np.ndarray:
+    """One number, or a list of numbers, as an array."""
+    return np.asarray(values, dtype).reshape(-1)
+
+
 class _Dones(np.ndarray):
     """A read-only array; what is assigned to its entries is told to the buffer."""
 
@@ -300,6 +304,7 @@ class _Dones(np.ndarray):
 
 
 _TRANSITION = Transition()
+_BOOL = np.dtype(np.bool_)
 
 
 def _converted(state: Any, kind: type, convert: Callable[[Any], Any]) -> Any:

@@ -1,4 +1,4 @@
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 """`RolloutBuffer` and `DictRolloutBuffer`: Stable-Baselines3's on-policy buffers.
 
 Its flag says that the episode ended *before* a step; the end of the last step is an argument of the advantages. Its
@@ -8,7 +8,7 @@ termination here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from tensordict import TensorDict
 from recollect.compat.stable_baselines3.layout import fields_of, given_shapes, numpy_of, shaped, torch_of
 from recollect.errors import NotReadyError, explain
 from recollect.rollout import RolloutBuffer as Core
-from recollect.schema import Field
 
 _FIELDS = ("obs", "action", "value", "log_prob", "advantage", "return")
 """What a batch consists of, in the order of its tuple."""
@@ -51,19 +50,19 @@ class RolloutBuffer(theirs.RolloutBuffer):
         self._shapes = given_shapes(observation_space, n_envs)
         self._not_yet = np.zeros(n_envs, np.bool_)
         """Whether a step ended its episode is told with the step after it."""
+        self.episode_starts = np.zeros((buffer_size, n_envs), np.bool_)
         self._core = Core(
             buffer_size,
             n_envs,
             obs=fields_of(observation_space),
             action=(self.action_dim,),
-            extra={"episode_start": Field((), torch.bool)},
             seed=np.random.randint(2**31),  # noqa: NPY002 (its algorithms seed the global generator)
         )
 
     @property
     def nbytes(self) -> int:
         """What this buffer keeps, in bytes."""
-        return self._core.nbytes
+        return self._core.nbytes + self.episode_starts.nbytes
 
     def reset(self) -> None:
         """Forget the stored steps."""
@@ -87,22 +86,22 @@ class RolloutBuffer(theirs.RolloutBuffer):
             np.asarray(reward, np.float32).reshape(n_envs),
             self._not_yet,
             self._not_yet,
-            value=value.detach().cpu().reshape(n_envs),
-            log_prob=log_prob.detach().cpu().reshape(n_envs),
-            episode_start=np.asarray(episode_start, np.bool_).reshape(n_envs),
+            value=value.numpy(force=True).reshape(n_envs),
+            log_prob=log_prob.numpy(force=True).reshape(n_envs),
         )
+        self.episode_starts[self.pos] = episode_start
         self.pos += 1
         self.full = self.pos == self.buffer_size
 
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: np.ndarray) -> None:
         """Compute `advantages` and `returns`; `dones`: the last step ended its episode."""
-        data = self._core.data
-        data["terminated"][:-1] = data["episode_start"][1:]
-        data["terminated"][-1] = torch.as_tensor(np.asarray(dones, np.bool_))
-        last = last_values.detach().cpu().reshape(self.n_envs)
+        ended = self._core["terminated"].numpy()
+        ended[:-1] = self.episode_starts[1 : self.pos]
+        ended[-1] = dones
+        last = last_values.numpy(force=True).reshape(self.n_envs)
         self._core.compute_advantage(last, gamma=self.gamma, lam=self.gae_lambda)
 
-    def get(self, batch_size: int | None = None) -> Iterator[Any]:
+    def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         """Every step once, in random order and in batches; all at once without a `batch_size`."""
         if not self.full:
             remedy = f"Add {self.buffer_size - self.pos} more."
@@ -119,9 +118,9 @@ class RolloutBuffer(theirs.RolloutBuffer):
         return self._samples(self._core.data[time, envs])
 
     def _samples(self, batch: TensorDict) -> Any:
-        obs, *rest = (batch.get(name) for name in _FIELDS)
+        obs, *rest = (batch[name] for name in _FIELDS)
         obs = torch_of(obs, self.device)
-        kind = DictRolloutBufferSamples if isinstance(obs, dict) else RolloutBufferSamples
+        kind: Any = DictRolloutBufferSamples if isinstance(obs, dict) else RolloutBufferSamples
         return kind(obs, *rest)
 
     # The arrays [steps, n_envs, …]
@@ -137,10 +136,6 @@ class RolloutBuffer(theirs.RolloutBuffer):
     @property
     def rewards(self) -> np.ndarray:
         return self._core["reward"].numpy()
-
-    @property
-    def episode_starts(self) -> np.ndarray:
-        return self._core["episode_start"].numpy()
 
     @property
     def values(self) -> np.ndarray:
