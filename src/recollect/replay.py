@@ -103,6 +103,7 @@ class ReplayBuffer:
         )
         self.device = self._storage.device
         self._schema = schema
+        self._is_plain = schema.is_flat and not extra
         self._random = Randomness(seed)
         self.sampler = _instance("sampler", sampler or Uniform())
         self._draws = self.sampler.start(self._storage, self._random)
@@ -152,7 +153,10 @@ class ReplayBuffer:
         """Store one step of every environment, or of the environments `env_ids`."""
         with self._lock:
             values = (obs, action, reward, terminated, truncated)
-            self._write(self._leaves(values, extra), self._schema.flatten("obs", next_obs), self._envs(env_ids))
+            if self._is_plain and not (extra or self._staged):  # a call costs more than the copy of a small step
+                self._write(values, (next_obs,), None if env_ids is None else self._envs(env_ids))
+            else:
+                self._write(self._leaves(values, extra), self._schema.flatten("obs", next_obs), self._envs(env_ids))
 
     def add_step(
         self,

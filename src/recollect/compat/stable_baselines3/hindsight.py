@@ -105,7 +105,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         if self.copy_info_dict:
             infos = copy.deepcopy(self.infos.reshape(-1)[rows["place"].numpy()])
         rewards = self.env.env_method("compute_reward", achieved.numpy(), goal.numpy(), infos, indices=[0])[0]
-        return torch.from_numpy(np.asarray(rewards, np.float32).reshape(-1)), rows["terminated"]
+        return torch.from_numpy(np.asarray(rewards, np.float32).reshape(-1, 1)), rows["terminated"]
 
     def truncate_last_trajectory(self) -> None:
         """The episodes that have not ended were abandoned, as after loading: the next step starts another."""

@@ -39,7 +39,7 @@ def shaped(shapes: Shapes, obs: Any) -> Any:
     """One step's observations in these shapes; other keys of a dict are left out."""
     if isinstance(shapes, dict):
         return {key: shaped(shape, obs[key]) for key, shape in shapes.items()}
-    array = obs if type(obs) is np.ndarray else np.asarray(obs)
+    array = np.asarray(obs)
     if array.shape == shapes:
         return array
     # Discrete comes as (n,), one environment perhaps as it is: only axes of length one may differ.
@@ -56,7 +56,10 @@ def shaped_pair(shapes: Shapes, obs: Any, next_obs: Any) -> tuple[Any, Any]:
         pairs = [shaped_pair(shape, obs[key], next_obs[key]) for key, shape in shapes.items()]
         first, second = zip(*pairs, strict=True)
         return dict(zip(shapes, first, strict=True)), dict(zip(shapes, second, strict=True))
-    obs, next_obs = shaped(shapes, obs), shaped(shapes, next_obs)
+    if type(obs) is not np.ndarray or obs.shape != shapes:
+        obs = shaped(shapes, obs)
+    if type(next_obs) is not np.ndarray or next_obs.shape != shapes:
+        next_obs = shaped(shapes, next_obs)
     # Two arrays that own their memory share none; asking costs as much as storing.
     if obs is next_obs or obs.base is not None or next_obs.base is not None:
         next_obs = next_obs.copy() if np.may_share_memory(obs, next_obs) else next_obs
@@ -65,11 +68,13 @@ def shaped_pair(shapes: Shapes, obs: Any, next_obs: Any) -> tuple[Any, Any]:
 
 def numpy_of(batch: Any) -> Any:
     """A tensor, or a TensorDict of tensors, as numpy."""
-    return batch.numpy() if isinstance(batch, torch.Tensor) else {key: leaf.numpy() for key, leaf in batch.items()}
+    if isinstance(batch, torch.Tensor):
+        return batch.numpy(force=True)
+    return {key: leaf.numpy(force=True) for key, leaf in batch.items()}
 
 
 def torch_of(obs: Any, device: torch.device) -> Any:
-    """Arrays or tensors, or a mapping of them, on a device."""
-    if isinstance(obs, np.ndarray | torch.Tensor):
+    """An array, or a dict of arrays, on a device."""
+    if isinstance(obs, np.ndarray):
         return torch.as_tensor(obs, device=device)
     return {key: torch.as_tensor(leaf, device=device) for key, leaf in obs.items()}

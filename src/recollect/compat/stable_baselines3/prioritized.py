@@ -74,7 +74,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
         weight = batch.get("weight", None)
-        weight = torch.ones_like(batch["reward"]) if weight is None else weight  # rows that nobody drew
+        weight = batch["reward"].new_ones(len(batch)) if weight is None else weight  # rows that nobody drew
         samples: Any = super()._samples(batch, env)
         return PrioritizedReplayBufferSamples(
             *samples, weights=weight.to(self.device).unsqueeze(1), indices=batch["index"]

@@ -19,6 +19,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
+from recollect.batch import moved
 from recollect.compat.stable_baselines3.layout import fields_of, given_shapes, numpy_of, shaped_pair, torch_of
 from recollect.errors import SchemaError, explain
 from recollect.randomness import Randomness
@@ -64,6 +65,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
             obs=fields_of(self.observation_space),
             action=Field(self.action_dim, self._action_dtype),
             num_envs=self.n_envs,
+            reward=(1,),
             extra=self._extra(),
             sampler=self._sampler(),
             seed=np.random.randint(2**31),  # noqa: NPY002 (its algorithms seed the global generator)
@@ -112,7 +114,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         self._core.add(
             obs,
             np.asarray(action, self._action_dtype).reshape(n_envs, self.action_dim),
-            reward if type(reward) is np.ndarray else _flat(reward, np.float32),
+            np.asarray(reward, np.float32).reshape(n_envs, 1),
             terminated,
             truncated,
             next_obs,
@@ -159,23 +161,23 @@ class ReplayBuffer(theirs.ReplayBuffer):
         return _TRANSITION
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> Any:
+        """What the algorithms read. Every tensor operation here costs as much as gathering a field."""
+        if self.device.type != "cpu":
+            batch = moved(batch, self.device)
         obs, next_obs, reward = batch["obs"], batch["next_obs"], batch["reward"]
         if env is not None:
-            obs, next_obs = (self._normalize_obs(numpy_of(part), env) for part in (obs, next_obs))
-            reward = self._normalised(reward, env)
-        device = self.device
-        obs = torch_of(obs, device)
-        kind: Any = DictReplayBufferSamples if isinstance(obs, dict) else ReplayBufferSamples
-        return kind(
-            obs,
-            batch["action"].to(device),
-            torch_of(next_obs, device),
-            batch["terminated"].to(device, torch.float32).unsqueeze(1),
-            reward.to(device).unsqueeze(1),
-        )
+            obs, next_obs = self._normalised(obs, env), self._normalised(next_obs, env)
+            reward = self._normalised_reward(reward, env)
+        kind = ReplayBufferSamples
+        if not isinstance(obs, torch.Tensor):
+            kind, obs, next_obs = DictReplayBufferSamples, dict(obs.items()), dict(next_obs.items())
+        return kind(obs, batch["action"], next_obs, batch["terminated"].float().unsqueeze(1), reward)
 
-    def _normalised(self, reward: torch.Tensor, env: VecNormalize) -> torch.Tensor:
-        return torch.from_numpy(env.normalize_reward(reward.numpy()))
+    def _normalised(self, obs: Any, env: VecNormalize) -> Any:
+        return torch_of(env.normalize_obs(numpy_of(obs)), self.device)
+
+    def _normalised_reward(self, reward: torch.Tensor, env: VecNormalize) -> torch.Tensor:
+        return torch.as_tensor(env.normalize_reward(numpy_of(reward)), device=self.device)
 
     # The arrays [buffer_size, n_envs, …]
 
@@ -193,7 +195,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     @property
     def rewards(self) -> np.ndarray:
-        return self._arrays("reward")
+        return self._arrays("reward").squeeze(2)
 
     @property
     def timeouts(self) -> np.ndarray:
@@ -251,7 +253,7 @@ class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
         view = NStep(self.n_steps, self.gamma)
         return view if env is None else _NormalisedSteps(view, env)
 
-    def _normalised(self, reward: torch.Tensor, env: VecNormalize) -> torch.Tensor:
+    def _normalised_reward(self, reward: torch.Tensor, env: VecNormalize) -> torch.Tensor:
         return reward  # every step of the sum has been
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> Any:
@@ -271,7 +273,7 @@ class _NormalisedSteps:
         columns = [storage.schema.columns[name][0] for name in ("reward", "terminated")]
         leaves = storage.take(windows.flatten(), columns, padded=True)
         leaves[0] = torch.from_numpy(self.env.normalize_reward(leaves[0].numpy()))
-        steps = named(storage, [leaf.view(windows.shape) for leaf in leaves], columns)
+        steps = named(storage, [leaf.unflatten(0, windows.shape) for leaf in leaves], columns)
         summed = self.view.reduce(storage, windows, steps)
         return self.view.read(storage, slots, random) | {("reward",): summed[("reward",)]}
 

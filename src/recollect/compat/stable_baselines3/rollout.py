@@ -19,7 +19,7 @@ from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, Roll
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from recollect.compat.stable_baselines3.layout import fields_of, given_shapes, numpy_of, shaped, torch_of
+from recollect.compat.stable_baselines3.layout import fields_of, given_shapes, numpy_of, shaped
 from recollect.errors import NotReadyError, explain
 from recollect.rollout import RolloutBuffer as Core
 
@@ -119,9 +119,9 @@ class RolloutBuffer(theirs.RolloutBuffer):
 
     def _samples(self, batch: TensorDict) -> Any:
         obs, *rest = (batch[name] for name in _FIELDS)
-        obs = torch_of(obs, self.device)
-        kind: Any = DictRolloutBufferSamples if isinstance(obs, dict) else RolloutBufferSamples
-        return kind(obs, *rest)
+        if isinstance(obs, torch.Tensor):
+            return RolloutBufferSamples(obs, *rest)
+        return DictRolloutBufferSamples(dict(obs.items()), *rest)
 
     # The arrays [steps, n_envs, …]
 
