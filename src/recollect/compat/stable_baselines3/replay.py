@@ -301,6 +301,9 @@ class _Dones(np.ndarray):
 
     mark: Callable[[Any, Any], None]
 
+    def __array_wrap__(self, array: np.ndarray, context: Any = None, return_scalar: bool = False) -> Any:
+        return array[()] if return_scalar else array  # what is computed from it is plain
+
     def __setitem__(self, key: Any, value: Any) -> None:
         self.mark(key, value)
 
