@@ -44,12 +44,12 @@ class Task:
     settings: dict[str, Any]
 
 
-TASKS = (
+TASKS = (  # DQN as the RL Baselines3 Zoo has tuned it
     Task("PPO", "CartPole-v1", 40_000, 4, {"n_steps": 256, "batch_size": 64, "learning_rate": 1e-3}),
     Task(
         "DQN",
         "CartPole-v1",
-        40_000,
+        50_000,
         1,
         {
             "learning_rate": 2.3e-3,
@@ -61,6 +61,7 @@ TASKS = (
             "gradient_steps": 128,
             "exploration_fraction": 0.16,
             "exploration_final_eps": 0.04,
+            "policy_kwargs": {"net_arch": [256, 256]},
         },
     ),
     Task("SAC", "Pendulum-v1", 6_000, 1, {"learning_rate": 1e-3, "buffer_size": 20_000}),

@@ -394,7 +394,12 @@ class ReplayBuffer:
                 raise IndexError(
                     explain("index", "rows that are stored", f"{gone}, which was overwritten", "Sample again.")
                 )
-            leaves = self._leaves_at(slots, chosen)
+            before = self._random.snapshot()
+            try:
+                leaves = self._leaves_at(slots, chosen)
+            except BaseException:
+                self._random.restore(before)
+                raise
             return assemble(list(leaves), leaves.values(), slots.shape)
 
     def _leaves_at(self, slots: torch.Tensor, view: View) -> Leaves:

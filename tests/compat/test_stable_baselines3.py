@@ -264,6 +264,17 @@ class TestReplay:
         mine.extend(obs, obs, np.zeros((2, 1, 2)), np.zeros((2, 1)), np.zeros((2, 1)), [[{}], [{}]])
         batch = mine._get_samples(np.arange(2))
         assert batch.next_observations.tolist() == batch.observations.tolist() == obs[:, 0].tolist()
+        one = np.ones((1, 3), np.float32)
+        mine.add(one, one, np.zeros((1, 2)), np.zeros(1), np.zeros(1), [{}])
+        assert mine._get_samples(np.array([2])).next_observations.tolist() == one.tolist()
+
+    @pytest.mark.parametrize("name", ["ReplayBuffer", "DictReplayBuffer", "NStepReplayBuffer"])
+    def test_samples_are_on_the_device_of_the_algorithm(self, name: str) -> None:
+        _, mine = pair(name, 20, "dict" if name == "DictReplayBuffer" else "vector", "box", 1, 15)
+        mine.device = torch.device("meta")
+        for part in mine.sample(4):
+            leaves = part.values() if isinstance(part, dict) else [part]
+            assert all(leaf is None or leaf.device.type == "meta" for leaf in leaves)
 
     def test_reset_forgets_everything(self) -> None:
         _, mine = pair("ReplayBuffer", 20, "vector", "box", 1, 15)
@@ -341,6 +352,11 @@ class TestRollout:
         assert sorted(seen.tolist()) == sorted(mine.values.flatten().tolist())
         assert seen.tolist() != mine.values.flatten().tolist()
 
+    def test_batches_are_on_the_device_of_the_algorithm(self) -> None:
+        _, mine = rollouts("vector", "box", 2)
+        mine.device = torch.device("meta")
+        assert all(part.device.type == "meta" for batch in mine.get(7) for part in batch)
+
     def test_what_is_written_to_the_rewards_is_learnt_from(self) -> None:
         other, mine = rollouts("vector", "box", 2)
         for buffer in (other, mine):
@@ -417,7 +433,7 @@ class TestHindsight:
     def test_samples_have_their_types_and_shapes(self) -> None:
         env = flips(2, continuous=True)
         mine = hindsight(env, 30)
-        other = sb3.HerReplayBuffer(400, env.observation_space, env.action_space, env, n_envs=2, device="cpu")
+        other: Any = sb3.HerReplayBuffer(400, env.observation_space, env.action_space, env, n_envs=2, device="cpu")
         obs = env.reset()
         for _ in range(30):
             action = np.array([env.action_space.sample() for _ in range(2)])
@@ -430,9 +446,12 @@ class TestHindsight:
 
     def test_the_infos_of_the_very_step_are_given_to_compute_reward(self) -> None:
         env = flips(2)
-        mine = ours.HerReplayBuffer(12, env.observation_space, env.action_space, env, n_envs=2, copy_info_dict=True)
+        mine: Any = ours.HerReplayBuffer(
+            12, env.observation_space, env.action_space, env, n_envs=2, copy_info_dict=True
+        )
         for t in range(20):
-            obs, after = ({key: np.full((2, 4), t + k, np.int8) for key in env.observation_space} for k in (0, 1))
+            first = np.array([[t], [t + 50]]).repeat(4, 1).astype(np.int8)
+            obs, after = ({key: first + np.int8(k) for key in env.observation_space} for k in (0, 1))
             infos = [{"time": t, "env": e} for e in range(2)]
             mine.add(obs, after, np.zeros(2, np.int64), np.zeros(2), np.zeros(2), infos)
         seen: list[tuple[Any, Any]] = []
@@ -445,7 +464,7 @@ class TestHindsight:
         mine.env = Judge()
         mine.sample(50)
         assert len(seen) == 50
-        assert all(info["time"] == achieved - 1 for achieved, info in seen)
+        assert all(info["time"] + 50 * info["env"] == achieved - 1 for achieved, info in seen)
         assert {info["env"] for _, info in seen} == {0, 1}
 
     def test_an_unfinished_episode_is_truncated_once(self) -> None:
@@ -488,7 +507,10 @@ class TestPriorities:
     @pytest.mark.parametrize("algorithm", ["DQN", "SAC", "TD3"])
     def test_with_equal_priorities_the_updates_are_those_of_the_plain_algorithm(self, algorithm: str) -> None:
         env = "CartPole-v1" if algorithm == "DQN" else "Pendulum-v1"
-        settings = {"seed": SEED, "device": "cpu", "learning_starts": 10_000, "policy_kwargs": {"net_arch": [16]}}
+        # Plain descent with large steps: Adam would hide the size of a loss.
+        network = {"net_arch": [16], "optimizer_class": torch.optim.SGD}
+        settings = {"seed": SEED, "device": "cpu", "learning_starts": 10_000, "policy_kwargs": network}
+        settings["learning_rate"] = 0.05 if algorithm == "DQN" else 0.005
         mine = vars(ours)[f"Prioritized{algorithm}"]("MlpPolicy", env, replay_buffer_kwargs={"alpha": 0.0}, **settings)
         plain = vars(sb3)[algorithm]("MlpPolicy", env, replay_buffer_class=ours.PrioritizedReplayBuffer, **settings)
         mine.learn(80)
@@ -503,11 +525,25 @@ class TestPriorities:
             torch.testing.assert_close(tensor, plain.policy.state_dict()[name], msg=name)
 
     @pytest.mark.parametrize("algorithm", ["DQN", "SAC", "TD3"])
+    def test_rows_of_no_weight_teach_the_critic_nothing(self, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        env = "CartPole-v1" if algorithm == "DQN" else "Pendulum-v1"
+        model = vars(ours)[f"Prioritized{algorithm}"]("MlpPolicy", env, device="cpu", learning_starts=10_000).learn(50)
+        draw, critic = model.replay_buffer.sample, model.q_net if algorithm == "DQN" else model.critic
+        before = copy.deepcopy(critic.state_dict())
+        weightless = lambda *args, **options: draw(*args, **options)._replace(weights=torch.zeros(16, 1))  # noqa: E731
+        monkeypatch.setattr(model.replay_buffer, "sample", weightless)
+        model.train(gradient_steps=2, batch_size=16)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in critic.state_dict().items())
+        monkeypatch.undo()
+        model.train(gradient_steps=2, batch_size=16)
+        assert any(not torch.equal(tensor, before[name]) for name, tensor in critic.state_dict().items())
+
+    @pytest.mark.parametrize("algorithm", ["DQN", "SAC", "TD3"])
     def test_training_gives_rows_their_errors_as_priorities(self, algorithm: str) -> None:
         env = "CartPole-v1" if algorithm == "DQN" else "Pendulum-v1"
         model = vars(ours)[f"Prioritized{algorithm}"]("MlpPolicy", env, seed=SEED, device="cpu", learning_starts=64)
         model.learn(160)
-        assert model.replay_buffer.beta(model._current_progress_remaining) == 1.0
+        assert model.replay_buffer.progress_remaining < 0.01
         assert 0 < model.replay_buffer.sample(64).weights.min() < 1
 
 

@@ -88,10 +88,12 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         infos: list[dict[str, Any]],
     ) -> None:
         """Store one step of every environment; its `infos` too with `copy_info_dict`."""
+        position = self.pos
         if self.copy_info_dict:
-            self._core.stage(place=np.arange(self.pos * self.n_envs, (self.pos + 1) * self.n_envs))
-            self.infos[self.pos] = infos
+            self._beside["place"] = np.arange(position * self.n_envs, (position + 1) * self.n_envs)
         super().add(obs, next_obs, action, reward, done, infos)
+        if self.copy_info_dict:
+            self.infos[position] = infos
 
     def _view(self, env: VecNormalize | None) -> View:
         strategy = _STRATEGIES[self.goal_selection_strategy]

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
@@ -39,7 +38,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     `beta` is the exponent of the weights: a number, or a schedule of the `progress_remaining` that the algorithm sets.
     Any algorithm can draw from this buffer; only those that use `weights` and call `update_priorities` learn from it
-    as they should. (Schaul et al., Prioritized Experience Replay, 2016.)
+    as they should. All else is `ReplayBuffer`'s. (Schaul et al., Prioritized Experience Replay, 2016.)
     """
 
     progress_remaining = 1.0
@@ -47,27 +46,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def __init__(
         self,
-        buffer_size: int,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        device: torch.device | str = "auto",
-        n_envs: int = 1,
-        optimize_memory_usage: bool = False,
-        handle_timeout_termination: bool = True,
+        *args: Any,
         alpha: float = 0.6,
         beta: float | Callable[[float], float] = _RISING,
         eps: float = 1e-6,
+        **kwargs: Any,
     ) -> None:
         self.alpha, self.beta, self.eps = alpha, FloatSchedule(beta), eps
-        super().__init__(
-            buffer_size,
-            observation_space,
-            action_space,
-            device,
-            n_envs,
-            optimize_memory_usage,
-            handle_timeout_termination,
-        )
+        super().__init__(*args, **kwargs)
 
     def _sampler(self) -> Sampler:
         return Prioritized(self.alpha, lambda _: self.beta(self.progress_remaining), self.eps)

@@ -31,6 +31,11 @@ from recollect.views import NStep, Transition, View
 from recollect.views.protocol import Leaves, named, named_next
 
 
+def _column(name: str) -> Any:
+    """A field as a read-only array in the order of positions."""
+    return property(lambda buffer: buffer._arrays(name))
+
+
 class ReplayBuffer(theirs.ReplayBuffer):
     """The newest transitions of `n_envs` environments, for DQN, SAC, TD3 and DDPG; observations of any space.
 
@@ -59,6 +64,8 @@ class ReplayBuffer(theirs.ReplayBuffer):
     def _start(self) -> None:
         self._shapes = given_shapes(self.observation_space, self.n_envs)
         self._never = np.zeros(self.n_envs, np.bool_)
+        self._beside: dict[str, Any] = {}
+        """What else the coming step consists of."""
         self._action_dtype: Any = self._maybe_cast_dtype(self.action_space.dtype)
         self._core = Core(
             self.buffer_size * self.n_envs,
@@ -118,6 +125,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
             terminated,
             truncated,
             next_obs,
+            **self._beside,
         )
         self.pos += 1
         if self.pos == self.buffer_size:
@@ -168,7 +176,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         if env is not None:
             obs, next_obs = self._normalised(obs, env), self._normalised(next_obs, env)
             reward = self._normalised_reward(reward, env)
-        kind = ReplayBufferSamples
+        kind: Any = ReplayBufferSamples
         if not isinstance(obs, torch.Tensor):
             kind, obs, next_obs = DictReplayBufferSamples, dict(obs.items()), dict(next_obs.items())
         return kind(obs, batch["action"], next_obs, batch["terminated"].float().unsqueeze(1), reward)
@@ -181,30 +189,16 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     # The arrays [buffer_size, n_envs, …]
 
-    @property
-    def observations(self) -> Any:
-        return self._arrays("obs")
-
-    @property
-    def next_observations(self) -> Any:
-        return self._arrays("next_obs")
-
-    @property
-    def actions(self) -> np.ndarray:
-        return self._arrays("action")
-
-    @property
-    def rewards(self) -> np.ndarray:
-        return self._arrays("reward").squeeze(2)
-
-    @property
-    def timeouts(self) -> np.ndarray:
-        return self._arrays("truncated")
+    observations = _column("obs")
+    next_observations = _column("next_obs")
+    actions = _column("action")
+    rewards = _column("reward")
+    timeouts = _column("truncated")
 
     @property
     def dones(self) -> np.ndarray:
         """Where episodes ended. Marking the newest step here ends its episode; where it led stays as it was given."""
-        dones = (self._arrays("terminated") + self._arrays("truncated")).view(_Dones)
+        dones = (self._arrays("terminated") + self.timeouts).view(_Dones)
         dones.flags.writeable = False
         dones.mark = self._mark
         return dones
@@ -212,10 +206,11 @@ class ReplayBuffer(theirs.ReplayBuffer):
     def _mark(self, key: Any, value: Any) -> None:
         marks = np.zeros((self.buffer_size, self.n_envs), np.bool_)
         marks[key] = value
-        envs = marks[self.pos - 1].nonzero()[0]
+        newest = (self.pos - 1) % self.buffer_size
+        envs = marks[newest].nonzero()[0]
         if marks.sum() > len(envs):
             remedy = "What older steps led to has been learnt from already."
-            raise SchemaError(explain("dones", f"a mark at the newest position {self.pos - 1}", repr(key), remedy))
+            raise SchemaError(explain("dones", f"a mark at the newest position {newest}", repr(key), remedy))
         if len(envs):
             self._core.cut(envs)
 
@@ -228,6 +223,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
         def placed(leaf: torch.Tensor) -> np.ndarray:
             leaf = leaf.float() if leaf.dtype == torch.bool else leaf
+            leaf = leaf.squeeze(1) if name == "reward" else leaf
             everything = leaf.new_zeros((len(positions), *leaf.shape[1:]))
             everything[stored] = leaf
             array = everything.view(*shape, *leaf.shape[1:]).numpy()

@@ -27,6 +27,11 @@ _FIELDS = ("obs", "action", "value", "log_prob", "advantage", "return")
 """What a batch consists of, in the order of its tuple."""
 
 
+def _column(name: str) -> Any:
+    """A field of the stored steps as an array that shares their memory."""
+    return property(lambda buffer: numpy_of(buffer._core[name]))
+
+
 class RolloutBuffer(theirs.RolloutBuffer):
     """`buffer_size` steps of `n_envs` environments, for PPO and A2C; observations of any space, Dict too.
 
@@ -124,34 +129,13 @@ class RolloutBuffer(theirs.RolloutBuffer):
         return DictRolloutBufferSamples(dict(obs.items()), *rest)
 
     # The arrays [steps, n_envs, …]
-
-    @property
-    def observations(self) -> Any:
-        return numpy_of(self._core["obs"])
-
-    @property
-    def actions(self) -> np.ndarray:
-        return self._core["action"].numpy()
-
-    @property
-    def rewards(self) -> np.ndarray:
-        return self._core["reward"].numpy()
-
-    @property
-    def values(self) -> np.ndarray:
-        return self._core["value"].numpy()
-
-    @property
-    def log_probs(self) -> np.ndarray:
-        return self._core["log_prob"].numpy()
-
-    @property
-    def advantages(self) -> np.ndarray:
-        return self._core["advantage"].numpy()
-
-    @property
-    def returns(self) -> np.ndarray:
-        return self._core["return"].numpy()
+    observations = _column("obs")
+    actions = _column("action")
+    rewards = _column("reward")
+    values = _column("value")
+    log_probs = _column("log_prob")
+    advantages = _column("advantage")
+    returns = _column("return")
 
 
 class DictRolloutBuffer(RolloutBuffer, theirs.DictRolloutBuffer):
