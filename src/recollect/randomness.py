@@ -33,8 +33,9 @@ class Randomness:
 
     def restore(self, snapshot: tuple[Any, dict[torch.device, torch.Tensor]]) -> None:
         """Go back to a snapshot: the draws since will come again."""
-        self.bits.state, devices = snapshot
-        self._devices = {device: self._devices[device] for device in devices}
+        bits, devices = snapshot
+        self._devices = {device: self._generator(device) for device in devices}
+        self.bits.state = bits
         for device, state in devices.items():
             self._devices[device].set_state(state)
 

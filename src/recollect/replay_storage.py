@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,12 +76,30 @@ class ReplayStorage:
     @property
     def native(self) -> Any:
         """The native twin of the ring, or None when torch ops are to be used."""
-        return self._native if kernels.native() is not None else None
+        return self._native if kernels._active is not None else None
 
     @property
     def nbytes(self) -> int:
         """Everything that is kept, in bytes."""
         return sum(t.numel() * t.element_size() for t in (*self.columns, *self.next_columns, *self.ring.state))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Everything that changes, sharing memory."""
+        columns = zip(map(dotted, self.schema.paths), self.columns, strict=True)
+        nexts = zip(map(dotted, self.next_paths), self.next_columns, strict=False)
+        rings = zip(("kind", "first", "head", "open", "resetting", "count", "floor"), self.ring.state, strict=True)
+        return {**dict(columns), **dict(nexts), **{f"ring.{name}": tensor for name, tensor in rings}}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Become what a storage made alike was."""
+        own = self.state_dict()
+        given, like = ({k: (tuple(t.shape), t.dtype) for k, t in tensors.items()} for tensors in (state, own))
+        if given != like:
+            remedy = "Make the buffer with the settings of the one that was saved."
+            raise SchemaError(explain("load_state_dict", f"tensors like {like}", given, remedy))
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+        self._counts, self.is_empty = None, not bool((self.ring.head > self.ring.floor).any())
 
     # Writing
 
@@ -94,7 +112,7 @@ class ReplayStorage:
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
     ) -> None:
         """One step (or a block of `steps` steps in time order) of all environments, or of the environments `envs`."""
-        native = self.native
+        native = self._native if kernels._active is not None else None
         blocks, count = steps is not None, 1 if steps is None else steps
         self._counts = None
         if native is not None:
