@@ -327,3 +327,25 @@ class TestSparseCarry:
     def test_a_replay_buffer_refuses_it(self):
         with pytest.raises(rc.SchemaError, match="hidden: expected every=1 in a replay buffer, got every=2"):
             rc.ReplayBuffer(8, obs=1, action=(), extra={"hidden": rc.Carry(1, every=2)})
+
+
+@pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
+def test_the_native_border_checks_what_it_is_given() -> None:
+    native = kernels.native()
+    ends, (order, start, count) = torch.zeros(3, 2, dtype=torch.bool), torch.zeros(3, 6, dtype=torch.int64)
+    for length, stride in ((-1, 1), (2, 0), (1, 2), (1, 2**63 - 1)):
+        with pytest.raises(ValueError, match="length, stride: out of range"):
+            native.find_sequences(ends, ends, None, length, stride, True, True, order, start, count)
+    with pytest.raises(ValueError, match="count: wrong shape"):
+        native.find_sequences(ends, ends, None, 2, 2, True, True, order, start, count[:5])
+    ones, which = torch.ones(4, dtype=torch.int64), torch.arange(4)
+    out = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool), torch.empty(4, dtype=torch.int64)
+    with pytest.raises(MemoryError):
+        native.sequence_rows(which, which, ones, which, 2**62, out)  # 4 · 2⁶² wraps to none
+    with pytest.raises(ValueError, match="length: below"):
+        native.sequence_rows(which, which, ones, which, 0, None)
+    for bad in (which + 1, which - 1):
+        with pytest.raises(IndexError):
+            native.sequence_rows(which, which, ones, bad, 1, None)
+        with pytest.raises(IndexError):
+            native.sequence_rows(which, bad, ones, which, 1, None)
