@@ -478,6 +478,15 @@ class TestMemoryInOtherHands:
         for batch in batches:
             assert torch.equal(batch["obs"][:, 0], batch["index"] // N)
 
+    def test_statistics_of_lent_rows_that_were_moved_to_shared_memory_are_of_what_was_written_there(self) -> None:
+        rollout = make(filled=0, stats=rc.EpisodeStats(N))
+        memory = rollout.lend().share_memory_()
+        TestLending.write(memory, 4)
+        memory["terminated"][:, 3] = True
+        rollout.take_back()
+        assert rollout.stats is not None
+        assert rollout.stats.episodes()["return"].tolist() == [60.0, 64.0, 68.0]
+
     @pytest.mark.parametrize("num_envs", [N, None])
     def test_rows_written_into_the_columns_are_stored_when_they_are_taken_back(self, num_envs: int | None) -> None:
         theirs, ours = make(filled=0, num_envs=num_envs), make(filled=0, num_envs=num_envs)
@@ -933,6 +942,31 @@ class TestStatistics:
         with pytest.raises(ArithmeticError):
             rollout.add(**step(7))
         assert (rollout.env_major() == before).all()
+
+    def test_that_fail_leave_what_was_staged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stats = rc.EpisodeStats(N)
+        rollout = make(filled=0, stats=stats)
+        rollout.add(**step(0))
+        rollout.compute_advantage(np.full(N, 5.0))
+        rest = step(7)
+        rollout.stage(obs=rest.pop("obs"))
+        monkeypatch.setattr(stats, "update", lambda *_, **__: 1 / 0)
+        with pytest.raises(ArithmeticError):
+            rollout.add(**rest)
+        monkeypatch.undo()
+        rollout.add(**rest)
+        assert rollout["obs"][:, 0, 0].tolist() == [0.0, 7.0]
+
+    @pytest.mark.parametrize("every", [1, 3])
+    def test_and_norms_are_told_of_hidden_states_at_every_step(self, backend: str, every: int) -> None:
+        stats, norm = rc.EpisodeStats(N, metrics=("energy",)), rc.RunningNorm(2)
+        extra = {"hidden": rc.Carry(2, every=every), "energy": rc.Carry(every=every)}
+        rollout = make(filled=0, stats=stats, norm={"hidden": norm}, extra=extra)
+        for t in range(4):
+            ended = np.full(N, t == 3)
+            rollout.add(**step(t, terminated=ended), hidden=np.full((N, 2), t), energy=np.full(N, 10.0**t))
+        assert stats.episodes()["energy"].tolist() == [1111.0] * N
+        assert (norm.count, norm.mean.tolist()) == (4 * N, [1.5, 1.5])
 
     def test_are_told_of_every_step_and_which_rows_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         told: list[tuple[list[float], list[bool]]] = []

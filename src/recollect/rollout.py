@@ -239,6 +239,7 @@ class RolloutBuffer:
             raise SchemaError(explain("take_back", f"0 to {self.num_steps} steps", repr(count), remedy))
         with self._lock:
             refuse_sparse(self._schema, "a rollout that is lent")
+            self._storage.follow()
             self._last = None  # the collector may have written a newer one
             for row in range(self._num_stored, count if self._listeners.columns else 0):
                 self._tell(row, _NOTHING)
@@ -355,12 +356,12 @@ class RolloutBuffer:
         self._num_stored = row + 1
 
     def _tell(self, row: int, measured: Mapping[str, Any]) -> None:
-        block = {i: self._storage.arrays[i][row : row + 1] for i in self._listeners.columns}
+        block = {i: self._storage.array(i, row) for i in self._listeners.columns}
         mask = ~self._coming if self.autoreset is AutoresetMode.NEXT_STEP else None
         try:
             self._listeners.tell(block, mask, measured)
         except BaseException:
-            if self._last is not None:
+            if self._last is not None and not self._staged:
                 self._write_last()
             raise
         if mask is not None:
