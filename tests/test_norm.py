@@ -268,6 +268,7 @@ class TestBuffers:
             ({("obs", "state"): rc.RunningNorm(3)}, r"norm: obs.state: expected shape \(2,\), got \(3,\)"),
             ({"speed": rc.RunningNorm(3)}, r"norm: speed: expected a leaf \(obs\.state, action"),
             ({"reward": 3}, "norm: reward: expected a RunningNorm, got 3"),
+            ({"reward": rc.RunningNorm(), ("reward",): rc.RunningNorm()}, "norm: reward: expected one norm, got two"),
         ):
             with pytest.raises(rc.SchemaError, match=message):
                 make(4, num_envs=2, obs={"state": 2}, action=(), norm=norm)

@@ -458,6 +458,17 @@ class TestBuffers:
         rollout.add([0.0], 0.0, [1.0, 2.0, 3.0], True, False)
         assert alone.episodes()["return"].tolist() == [6.0]
 
+    def test_agents_may_differ_in_dtype(self, backend: str) -> None:
+        agents = {"fox": rc.Field((), torch.bfloat16), "hare": (), "hounds": rc.Field(2, torch.float16)}
+        stats, norm = rc.EpisodeStats(2), rc.RunningNorm(1)
+        rollout = rc.RolloutBuffer(4, 2, obs=1, action=(), reward=agents, stats=stats, norm={"obs": norm})
+        replay = rc.ReplayBuffer(8, obs=1, action=(), num_envs=2, reward=agents, stats=stats)
+        obs, reward = np.zeros((2, 1)), {"fox": [1, 2], "hare": [0.5, 0.25], "hounds": [[6e4, 6e4], [0, 1]]}
+        rollout.add(obs, [0, 0], reward, end(), end())
+        replay.add(obs, [0, 0], reward, end(0, 1), end(), obs + 1)
+        assert stats.episodes()["return"].tolist() == [240_003.0, 6.5]
+        assert norm.count == 2
+
     def test_an_episode_goes_on_in_the_next_rollout_unless_the_environments_restarted(self) -> None:
         for restarted, expected in ((False, [11.0, 22.0]), (True, [10.0, 20.0])):
             stats = rc.EpisodeStats(2)
@@ -516,6 +527,16 @@ class TestBuffers:
         rollout = rc.RolloutBuffer(4, 2, obs=1, action=(), device="meta", stats=stats)
         assert rollout.stats is stats
         assert stats.device.type == "meta"
+
+    def test_a_buffer_that_moves_takes_its_statistics_and_norms_along(self) -> None:
+        stats, norm = rc.EpisodeStats(2), rc.RunningNorm(1)
+        rollout = rc.RolloutBuffer(4, 2, obs=1, action=(), autoreset="NEXT_STEP", stats=stats, norm={"obs": norm})
+        rollout.add(np.zeros((2, 1)), [0, 0], [1, 1], end(0), end())
+        rollout.to("meta")
+        assert {stats.device.type, norm.device.type} == {"meta"}
+        obs, number, flag = (torch.zeros(2, 1), torch.zeros(2), torch.zeros(2, dtype=torch.bool))
+        rollout.add(*(x.to("meta") for x in (obs, number, number, flag, flag)))
+        assert rollout.num_stored == 2
 
 
 def test_the_examples_of_the_docstrings_run() -> None:

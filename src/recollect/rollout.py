@@ -286,8 +286,9 @@ class RolloutBuffer:
             storage = Storage(self._schema, self.num_steps + 1, self.num_envs, Memory.of(device), _OPTIONAL)
             torch._foreach_copy_(list(storage.columns), list(self._storage.columns))
             self._storage, self.device = storage, storage.device
-            for part in (self._finals, self._carries):
+            for part in (self._finals, self._carries, self._listeners):
                 part.to(self.device)
+            self._coming = light(torch.as_tensor(self._coming).to(self.device))
             self._resetting, self._starting = (flags.to(self.device) for flags in (self._resetting, self._starting))
             self._attached = {name: column.to(self.device) for name, column in self._attached.items()}
             if self._last is not None:
