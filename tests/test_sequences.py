@@ -182,6 +182,14 @@ class TestLayouts:
         for row, out in zip(packed["action"].tolist(), flat.data.tolist(), strict=True):
             assert out == pytest.approx(by_row[row], abs=1e-6)
 
+    def test_the_sizes_of_packed_sequences_stay_on_the_host(self, backend: str):
+        (here,) = golden().sequences(3, layout="packed", shuffle=False)
+        (there,) = golden().sequences(3, layout="packed", shuffle=False, device="meta")
+        assert {there[key].device.type for key in ("obs", "is_first", "index", ("hidden", "a"))} == {"meta"}
+        assert there["batch_sizes"].tolist() == here["batch_sizes"].tolist() == [4, 4, 2]
+        packed = PackedSequence(there["obs"], there["batch_sizes"])
+        assert packed.data.device.type == "meta"
+
     def test_a_length_beyond_the_rollout_pads_to_the_length(self, backend: str):
         (batch,) = golden().sequences(9)
         assert batch["obs"].shape == (3, 9, 1)
@@ -250,6 +258,13 @@ class TestBatches:
     def test_wrong_arguments_are_refused_at_the_call(self, arguments: dict[str, Any], message: str):
         with pytest.raises(rc.SchemaError, match=message):
             golden().sequences(**arguments)
+
+    @pytest.mark.parametrize("name", ["is_first", "batch_sizes", "mask", "index"])
+    def test_names_that_reading_gives_are_refused_for_other_fields(self, name: str):
+        with pytest.raises(rc.SchemaError, match=f"extra.{name}: expected a name of its own, got a reserved one"):
+            rc.RolloutBuffer(2, 2, obs=1, action=(), extra={name: ()})
+        with pytest.raises(rc.SchemaError, match=f"{name}: expected a name of its own, got a taken one"):
+            golden().attach({name: torch.zeros(5, 2)})
 
     def test_an_empty_rollout_is_refused(self):
         with pytest.raises(rc.NotReadyError, match="sequences: expected stored steps, got none"):

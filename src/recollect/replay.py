@@ -51,6 +51,8 @@ _RESERVED = (
     "index",
     "weight",
     "discount",
+    "train",
+    "is_first",
     "env_ids",
     "step",
     "self",

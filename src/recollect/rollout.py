@@ -39,12 +39,15 @@ from recollect.schema import (
     refuse_sparse,
     unstacked,
 )
-from recollect.sequences import Layout, Mode, SequenceReader, check_layout, cuts_of
+from recollect.sequences import Layout, Mode, SequenceReader, check_layout, cuts_of, moved_sequences
 from recollect.stats import EpisodeStats
 from recollect.storage import Storage
 
 _FLAG = Field((), torch.bool)
+_MADE = ("mask", "index", "is_first", "batch_sizes")
+"""What reading adds to a batch."""
 _RESERVED = (
+    *_MADE,
     "obs",
     "action",
     "reward",
@@ -53,8 +56,6 @@ _RESERVED = (
     "value",
     "advantage",
     "return",
-    "mask",
-    "index",
     "final_obs",
     "step",
     "self",
@@ -533,7 +534,7 @@ class RolloutBuffer:
         with self._lock:
             steps = self._stored("attach")
             columns: dict[Path, torch.Tensor] = {}
-            lead, taken = (steps, *self._storage.lead), {*self._schema.columns, "mask", "index"}
+            lead, taken = (steps, *self._storage.lead), {*self._schema.columns, *_MADE}
             for name, tree in [*({} if named is None else named).items(), *fields.items()]:
                 if not isinstance(name, str) or name in taken:
                     raise SchemaError(explain(str(name), "a name of its own", "a taken one", "Attach it as another."))
@@ -701,7 +702,7 @@ class RolloutBuffer:
             shuffle,
             generation,
         )
-        return batches if device is None else (moved(batch, device) for batch in batches)
+        return batches if device is None else (moved_sequences(batch, device) for batch in batches)
 
     def _sequence_reader(
         self, index: SequenceIndex, length: int, layout: str, fields: Iterable[str | Path] | None
