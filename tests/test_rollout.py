@@ -456,6 +456,13 @@ class TestLending:
         rollout.add(**step(3))
         assert rollout["obs"][:, 0, 0].tolist() == [3.0]
 
+    def test_sizes_may_be_numpy_integers(self) -> None:
+        rollout = rc.RolloutBuffer(np.int8(127), np.int8(3), obs=1, action=())  # pyright: ignore[reportArgumentType]
+        rollout.take_back(np.int64(2))  # pyright: ignore[reportArgumentType]
+        assert rollout.num_stored == 2
+        rollout.take_back()
+        assert rollout.data.shape == (127, 3)
+
     @pytest.mark.parametrize("wrong", [-1, 5, True, 1.0])
     def test_another_number_of_steps_is_refused(self, wrong: Any) -> None:
         rollout = make(filled=2)
@@ -876,6 +883,15 @@ class TestOtherDevices:
         rollout = rc.RolloutBuffer(3, N, obs=2, action=(), device="meta")
         with pytest.raises(rc.SchemaError, match="obs: expected a tensor on meta, got cpu"):
             rollout.add(**{name: torch.as_tensor(value) for name, value in step(0).items()})
+
+
+class TestInferenceMode:
+    def test_a_buffer_made_and_filled_in_it_goes_on_outside(self, backend: str) -> None:
+        with torch.inference_mode():
+            rollout = make(filled=4, autoreset="NEXT_STEP", stats=rc.EpisodeStats(N))
+        rollout.clear()
+        rollout.add(**step(1))
+        assert rollout["obs"][:, 0, 0].tolist() == [1.0]
 
 
 class TestThreadsAndProcesses:

@@ -322,6 +322,13 @@ class TestSparseCarry:
         with pytest.raises(rc.SchemaError, match=r"hidden.a kept every 2 steps: expected starts a multiple of 2 steps"):
             golden(every=2).sequences(length, mode=mode)
 
+    def test_states_kept_in_inference_mode_do_not_bind_later_ones(self, backend: str):
+        rollout = rc.RolloutBuffer(8, None, obs=1, action=(), extra={"hidden": rc.Carry(every=2)})
+        for t in range(8):
+            with torch.inference_mode(t < 5):
+                rollout.add([0.0], 0.0, 0.0, False, False, hidden=float(t))
+        assert next(rollout.sequences(2, shuffle=False))["hidden"].tolist() == [0, 2, 4, 6]
+
     def test_it_is_no_field_of_every_step(self):
         rollout = golden(every=2)
         assert "hidden" not in rollout.data.keys()

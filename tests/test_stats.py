@@ -47,6 +47,13 @@ def as_lists(stats: rc.EpisodeStats) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
+def test_a_device_may_be_named_with_or_without_its_number() -> None:
+    for stats in (rc.EpisodeStats(1, device="cpu:0"), rc.EpisodeStats(1, device="meta").to("meta")):
+        reward = torch.ones(1, dtype=torch.float16, device=stats.device.type)
+        stats.update(reward, reward > 0, reward > 0)
+        assert stats.device == reward.device
+
+
 class TestCounting:
     def test_returns_and_lengths_by_hand(self, arithmetic: str) -> None:
         stats = rc.EpisodeStats(2)

@@ -82,6 +82,7 @@ class _Kept:
     def to(self, device: torch.device) -> None:
         self._values, self._place = self._values.to(device), self._place.to(device)
 
+    @torch.inference_mode(False)  # what grows now is written later, in whatever mode
     def append(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         count = self._count + len(rows)
         if count > len(self._values):

@@ -104,6 +104,7 @@ class RolloutBuffer:
     tensor([-1.5000])
     """
 
+    @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
         self,
         num_steps: int,
@@ -120,8 +121,8 @@ class RolloutBuffer:
         norm: Mapping[str | Path, RunningNorm] | None = None,
         seed: int | None = None,
     ) -> None:
-        self.num_steps = positive("num_steps", num_steps)
-        self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
+        self.num_steps = num_steps = positive("num_steps", num_steps)
+        self.num_envs = num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
         schema = _schema(obs, action, reward, value, extra or {})
         self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), _OPTIONAL)
@@ -235,9 +236,10 @@ class RolloutBuffer:
         forgotten; statistics are told of the steps that were not stored before.
         """
         count = self.num_steps if num_steps is None else num_steps
-        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= self.num_steps:
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= self.num_steps:
             remedy = "Say how many rows were written."
             raise SchemaError(explain("take_back", f"0 to {self.num_steps} steps", repr(count), remedy))
+        count = int(count)
         with self._lock:
             refuse_sparse(self._schema, "a rollout that is lent")
             self._storage.follow()
