@@ -64,6 +64,7 @@ public:
     Columns(nb::list arrays, nb::list optional, int lead) : owner_(arrays) {
         for (size_t i = 0; i < arrays.size(); ++i) {
             const Array array = read_or_throw(arrays[i], "column");
+            if (array.ndim < 1 + lead || array.shape[0] < 1) throw std::invalid_argument("column: no rows");
             Column column{};
             column.data = array.data;
             column.dtype = array.dtype;

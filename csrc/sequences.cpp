@@ -21,7 +21,8 @@ nb::tuple find(nb::handle terminated, nb::handle truncated, nb::handle mask, int
                bool keep_tail, nb::handle order, nb::handle start, nb::handle count) {
     const Array ends = read_or_throw(terminated, "terminated");
     if (ends.ndim != 2 || ends.dtype != kBool) throw std::invalid_argument("terminated: not a matrix of flags");
-    if (length < 0 || stride < 1) throw std::invalid_argument("length, stride: below the smallest");
+    // A longer stride would leave steps out, and lead beyond the last one.
+    if (length < 0 || stride < 1 || (length && stride > length)) throw std::invalid_argument("length, stride: out of range");
     const int64_t steps = ends.shape[0], envs = ends.shape[1];
     Sequences out{memory_of<int64_t>(order, kInt64, steps * envs, "order"),
                   memory_of<int64_t>(start, kInt64, steps * envs, "start"),
@@ -41,6 +42,8 @@ nb::object rows(nb::handle order, nb::handle start, nb::handle count, nb::handle
     const auto* steps = reinterpret_cast<const int64_t*>(counts.data);
     const auto* picked = reinterpret_cast<const int64_t*>(chosen.data);
     const int64_t shape[] = {chosen.shape[0], length};
+    if (length < 1) throw std::invalid_argument("length: below the smallest");
+    if (shape[0] > INT64_MAX / length) throw std::bad_alloc();
     if (counts.shape[0] != starts.shape[0]) throw std::invalid_argument("count: another length than start");
     if (!in_range(picked, shape[0], starts.shape[0])) throw std::out_of_range("which");
     for (int64_t i = 0; i < shape[0]; ++i) {

@@ -58,6 +58,14 @@ def stored(buffer: rc.DistillationBuffer) -> list[tuple[int, int, float, float]]
     ]
 
 
+def test_labels_given_in_inference_mode_do_not_bind_later_ones() -> None:
+    buffer = rc.DistillationBuffer(10, obs=2)
+    with torch.inference_mode():
+        buffer.add(torch.zeros(3, 2), torch.zeros(3))
+    buffer.add(torch.ones(3, 2), torch.ones(3))
+    assert buffer[np.arange(6)]["action"].tolist() == [0, 0, 0, 1, 1, 1]
+
+
 class TestAdding:
     @settings(max_examples=60, deadline=None)
     @given(

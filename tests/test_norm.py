@@ -211,6 +211,29 @@ class TestKeeping:
             norm.update(torch.zeros(3, 2))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64])
+def test_values_far_from_zero_keep_all_their_digits(dtype: torch.dtype) -> None:
+    """float32 has a number every 8 at 1e8; the mean of these lies between two of them."""
+    x = 100_000_000 + 8 * torch.tensor([0, 0, 1, 2, 2, 2, 2])
+    norm = rc.RunningNorm()
+    norm.update(x)
+    exact = (x - x.double().mean()) / x.double().std(correction=0)
+    torch.testing.assert_close(norm(x.to(dtype)).double(), exact, rtol=0, atol=1e-6)
+    assert norm.denormalize(norm(x.to(dtype))).tolist() == x.tolist()
+
+
+def test_gradients_flow_after_values_were_normalised_in_inference_mode() -> None:
+    norm = rc.RunningNorm(2)
+    with torch.inference_mode():
+        norm.update([[1.0, 10.0], [3.0, 30.0]])
+        norm(torch.zeros(3, 2))
+    for use, slope in ((norm.normalize, [1.0, 0.1]), (norm.scale, [1.0, 0.1]), (norm.denormalize, [1.0, 10.0])):
+        x = torch.zeros(2, requires_grad=True)
+        use(x).sum().backward()
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad, torch.tensor(slope))
+
+
 class TestBuffers:
     @pytest.mark.parametrize("mode", list(AutoresetMode))
     @pytest.mark.parametrize("which", ["rollout", "replay"])
@@ -268,6 +291,7 @@ class TestBuffers:
             ({("obs", "state"): rc.RunningNorm(3)}, r"norm: obs.state: expected shape \(2,\), got \(3,\)"),
             ({"speed": rc.RunningNorm(3)}, r"norm: speed: expected a leaf \(obs\.state, action"),
             ({"reward": 3}, "norm: reward: expected a RunningNorm, got 3"),
+            ({"reward": rc.RunningNorm(), ("reward",): rc.RunningNorm()}, "norm: reward: expected one norm, got two"),
         ):
             with pytest.raises(rc.SchemaError, match=message):
                 make(4, num_envs=2, obs={"state": 2}, action=(), norm=norm)

@@ -60,7 +60,7 @@ class TestMaking:
         assert flat <= 106
         assert atari <= 7_120
 
-    @pytest.mark.parametrize("name", ["obs", "next_obs", "weight", "index", "discount"])
+    @pytest.mark.parametrize("name", ["obs", "next_obs", "weight", "index", "discount", "train", "is_first"])
     def test_extra_cannot_take_a_reserved_name(self, name: str) -> None:
         with pytest.raises(rc.SchemaError, match=f"extra.{name}: expected a name of its own"):
             rc.ReplayBuffer(4, obs=1, action=(), extra={name: 1})

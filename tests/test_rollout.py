@@ -456,6 +456,13 @@ class TestLending:
         rollout.add(**step(3))
         assert rollout["obs"][:, 0, 0].tolist() == [3.0]
 
+    def test_sizes_may_be_numpy_integers(self) -> None:
+        rollout = rc.RolloutBuffer(np.int8(127), np.int8(3), obs=1, action=())  # pyright: ignore[reportArgumentType]
+        rollout.take_back(np.int64(2))  # pyright: ignore[reportArgumentType]
+        assert rollout.num_stored == 2
+        rollout.take_back()
+        assert rollout.data.shape == (127, 3)
+
     @pytest.mark.parametrize("wrong", [-1, 5, True, 1.0])
     def test_another_number_of_steps_is_refused(self, wrong: Any) -> None:
         rollout = make(filled=2)
@@ -477,6 +484,15 @@ class TestMemoryInOtherHands:
         rollout.env_major().share_memory_()
         for batch in batches:
             assert torch.equal(batch["obs"][:, 0], batch["index"] // N)
+
+    def test_statistics_of_lent_rows_that_were_moved_to_shared_memory_are_of_what_was_written_there(self) -> None:
+        rollout = make(filled=0, stats=rc.EpisodeStats(N))
+        memory = rollout.lend().share_memory_()
+        TestLending.write(memory, 4)
+        memory["terminated"][:, 3] = True
+        rollout.take_back()
+        assert rollout.stats is not None
+        assert rollout.stats.episodes()["return"].tolist() == [60.0, 64.0, 68.0]
 
     @pytest.mark.parametrize("num_envs", [N, None])
     def test_rows_written_into_the_columns_are_stored_when_they_are_taken_back(self, num_envs: int | None) -> None:
@@ -885,6 +901,15 @@ class TestOtherDevices:
             rollout.add(**{name: torch.as_tensor(value) for name, value in step(0).items()})
 
 
+class TestInferenceMode:
+    def test_a_buffer_made_and_filled_in_it_goes_on_outside(self, backend: str) -> None:
+        with torch.inference_mode():
+            rollout = make(filled=4, autoreset="NEXT_STEP", stats=rc.EpisodeStats(N))
+        rollout.clear()
+        rollout.add(**step(1))
+        assert rollout["obs"][:, 0, 0].tolist() == [1.0]
+
+
 class TestThreadsAndProcesses:
     def test_threads_may_add_at_the_same_time(self) -> None:
         rollout = make(400, filled=0)
@@ -949,6 +974,31 @@ class TestStatistics:
         with pytest.raises(ArithmeticError):
             rollout.add(**step(7))
         assert (rollout.env_major() == before).all()
+
+    def test_that_fail_leave_what_was_staged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stats = rc.EpisodeStats(N)
+        rollout = make(filled=0, stats=stats)
+        rollout.add(**step(0))
+        rollout.compute_advantage(np.full(N, 5.0))
+        rest = step(7)
+        rollout.stage(obs=rest.pop("obs"))
+        monkeypatch.setattr(stats, "update", lambda *_, **__: 1 / 0)
+        with pytest.raises(ArithmeticError):
+            rollout.add(**rest)
+        monkeypatch.undo()
+        rollout.add(**rest)
+        assert rollout["obs"][:, 0, 0].tolist() == [0.0, 7.0]
+
+    @pytest.mark.parametrize("every", [1, 3])
+    def test_and_norms_are_told_of_hidden_states_at_every_step(self, backend: str, every: int) -> None:
+        stats, norm = rc.EpisodeStats(N, metrics=("energy",)), rc.RunningNorm(2)
+        extra = {"hidden": rc.Carry(2, every=every), "energy": rc.Carry(every=every)}
+        rollout = make(filled=0, stats=stats, norm={"hidden": norm}, extra=extra)
+        for t in range(4):
+            ended = np.full(N, t == 3)
+            rollout.add(**step(t, terminated=ended), hidden=np.full((N, 2), t), energy=np.full(N, 10.0**t))
+        assert stats.episodes()["energy"].tolist() == [1111.0] * N
+        assert (norm.count, norm.mean.tolist()) == (4 * N, [1.5, 1.5])
 
     def test_are_told_of_every_step_and_which_rows_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         told: list[tuple[list[float], list[bool]]] = []

@@ -182,6 +182,14 @@ class TestLayouts:
         for row, out in zip(packed["action"].tolist(), flat.data.tolist(), strict=True):
             assert out == pytest.approx(by_row[row], abs=1e-6)
 
+    def test_the_sizes_of_packed_sequences_stay_on_the_host(self, backend: str):
+        (here,) = golden().sequences(3, layout="packed", shuffle=False)
+        (there,) = golden().sequences(3, layout="packed", shuffle=False, device="meta")
+        assert {there[key].device.type for key in ("obs", "is_first", "index", ("hidden", "a"))} == {"meta"}
+        assert there["batch_sizes"].tolist() == here["batch_sizes"].tolist() == [4, 4, 2]
+        packed = PackedSequence(there["obs"], there["batch_sizes"])
+        assert packed.data.device.type == "meta"
+
     def test_a_length_beyond_the_rollout_pads_to_the_length(self, backend: str):
         (batch,) = golden().sequences(9)
         assert batch["obs"].shape == (3, 9, 1)
@@ -251,6 +259,13 @@ class TestBatches:
         with pytest.raises(rc.SchemaError, match=message):
             golden().sequences(**arguments)
 
+    @pytest.mark.parametrize("name", ["is_first", "batch_sizes", "mask", "index"])
+    def test_names_that_reading_gives_are_refused_for_other_fields(self, name: str):
+        with pytest.raises(rc.SchemaError, match=f"extra.{name}: expected a name of its own, got a reserved one"):
+            rc.RolloutBuffer(2, 2, obs=1, action=(), extra={name: ()})
+        with pytest.raises(rc.SchemaError, match=f"{name}: expected a name of its own, got a taken one"):
+            golden().attach({name: torch.zeros(5, 2)})
+
     def test_an_empty_rollout_is_refused(self):
         with pytest.raises(rc.NotReadyError, match="sequences: expected stored steps, got none"):
             rc.RolloutBuffer(2, 2, obs=1, action=()).sequences(2)
@@ -307,6 +322,13 @@ class TestSparseCarry:
         with pytest.raises(rc.SchemaError, match=r"hidden.a kept every 2 steps: expected starts a multiple of 2 steps"):
             golden(every=2).sequences(length, mode=mode)
 
+    def test_states_kept_in_inference_mode_do_not_bind_later_ones(self, backend: str):
+        rollout = rc.RolloutBuffer(8, None, obs=1, action=(), extra={"hidden": rc.Carry(every=2)})
+        for t in range(8):
+            with torch.inference_mode(t < 5):
+                rollout.add([0.0], 0.0, 0.0, False, False, hidden=float(t))
+        assert next(rollout.sequences(2, shuffle=False))["hidden"].tolist() == [0, 2, 4, 6]
+
     def test_it_is_no_field_of_every_step(self):
         rollout = golden(every=2)
         assert "hidden" not in rollout.data.keys()
@@ -327,3 +349,25 @@ class TestSparseCarry:
     def test_a_replay_buffer_refuses_it(self):
         with pytest.raises(rc.SchemaError, match="hidden: expected every=1 in a replay buffer, got every=2"):
             rc.ReplayBuffer(8, obs=1, action=(), extra={"hidden": rc.Carry(1, every=2)})
+
+
+@pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
+def test_the_native_border_checks_what_it_is_given() -> None:
+    native = kernels.native()
+    ends, (order, start, count) = torch.zeros(3, 2, dtype=torch.bool), torch.zeros(3, 6, dtype=torch.int64)
+    for length, stride in ((-1, 1), (2, 0), (1, 2), (1, 2**63 - 1)):
+        with pytest.raises(ValueError, match="length, stride: out of range"):
+            native.find_sequences(ends, ends, None, length, stride, True, True, order, start, count)
+    with pytest.raises(ValueError, match="count: wrong shape"):
+        native.find_sequences(ends, ends, None, 2, 2, True, True, order, start, count[:5])
+    ones, which = torch.ones(4, dtype=torch.int64), torch.arange(4)
+    out = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool), torch.empty(4, dtype=torch.int64)
+    with pytest.raises(MemoryError):
+        native.sequence_rows(which, which, ones, which, 2**62, out)  # 4 · 2⁶² wraps to none
+    with pytest.raises(ValueError, match="length: below"):
+        native.sequence_rows(which, which, ones, which, 0, None)
+    for bad in (which + 1, which - 1):
+        with pytest.raises(IndexError):
+            native.sequence_rows(which, which, ones, bad, 1, None)
+        with pytest.raises(IndexError):
+            native.sequence_rows(which, bad, ones, which, 1, None)

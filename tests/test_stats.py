@@ -50,6 +50,13 @@ def as_lists(stats: rc.EpisodeStats) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
+def test_a_device_may_be_named_with_or_without_its_number() -> None:
+    for stats in (rc.EpisodeStats(1, device="cpu:0"), rc.EpisodeStats(1, device="meta").to("meta")):
+        reward = torch.ones(1, dtype=torch.float16, device=stats.device.type)
+        stats.update(reward, reward > 0, reward > 0)
+        assert stats.device == reward.device
+
+
 class TestCounting:
     def test_returns_and_lengths_by_hand(self, arithmetic: str) -> None:
         stats = rc.EpisodeStats(2)
@@ -476,6 +483,17 @@ class TestBuffers:
         rollout = rc.RolloutBuffer(4, None, obs=1, action=(), reward=(3,), value=(3,), stats=alone)
         rollout.add([0.0], 0.0, [1.0, 2.0, 3.0], True, False)
         assert alone.episodes()["return"].tolist() == [6.0]
+
+    def test_agents_may_differ_in_dtype(self, backend: str) -> None:
+        agents = {"fox": rc.Field((), torch.bfloat16), "hare": (), "hounds": rc.Field(2, torch.float16)}
+        stats, norm = rc.EpisodeStats(2), rc.RunningNorm(1)
+        rollout = rc.RolloutBuffer(4, 2, obs=1, action=(), reward=agents, stats=stats, norm={"obs": norm})
+        replay = rc.ReplayBuffer(8, obs=1, action=(), num_envs=2, reward=agents, stats=stats)
+        obs, reward = np.zeros((2, 1)), {"fox": [1, 2], "hare": [0.5, 0.25], "hounds": [[6e4, 6e4], [0, 1]]}
+        rollout.add(obs, [0, 0], reward, end(), end())
+        replay.add(obs, [0, 0], reward, end(0, 1), end(), obs + 1)
+        assert stats.episodes()["return"].tolist() == [240_003.0, 6.5]
+        assert norm.count == 2
 
     def test_an_episode_goes_on_in_the_next_rollout_unless_the_environments_restarted(self) -> None:
         for restarted, expected in ((False, [11.0, 22.0]), (True, [10.0, 20.0])):

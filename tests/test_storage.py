@@ -119,6 +119,9 @@ def test_the_native_border_checks_what_it_is_given() -> None:
         columns.write(0, (torch.zeros(2), torch.zeros(2)))
     with pytest.raises(IndexError):
         columns.write(0, (torch.zeros(2),), (1,))
+    for rowless in (torch.zeros(0, 2), torch.zeros(())):
+        with pytest.raises(ValueError, match="no rows"):
+            native.Columns([rowless, column], [False, False], 0)
     gather = native.Gather([column], [0], 6)
     for index in ([6], [-1], [2**40]):
         with pytest.raises(IndexError):

@@ -94,6 +94,7 @@ class _Kept:
     def clear(self) -> None:
         self._count = 0
 
+    @torch.inference_mode(False)  # what grows now is written later, in whatever mode
     def append(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         count = self._count + len(rows)
         if count > len(self._values):

@@ -33,11 +33,12 @@ class Listeners:
         device: torch.device,
     ) -> None:
         self.stats, self.norm = stats, dict(norm or {})
-        self._num_envs, self._device = num_envs, device
+        self._num_envs = num_envs
+        self._device = device
         self._fields = _fields_of(stats, schema) if stats is not None else {}
         """Which columns the statistics read, by name."""
         self._rewards = schema.columns["reward"] if stats is not None else ()
-        self._norms = {_column_of(path, schema, one): one for path, one in self.norm.items()}
+        self._norms = _norms_of(self.norm, schema)
         self._flags = tuple(schema.columns[name][0] for name in ("terminated", "truncated"))
         listened = {*self._fields.values(), *self._rewards, *self._norms}
         self.columns = tuple(listened.union(self._flags)) if listened else ()
@@ -75,7 +76,7 @@ class Listeners:
     ) -> None:
         named = {name: block[column] for name, column in self._fields.items()}
         named.update(measured)
-        named["reward"] = reduce(add, (_of_all_agents(block[column]) for column in self._rewards))
+        named["reward"] = _of_all_agents([block[column] for column in self._rewards])
         if mask is not None:
             named["mask"] = mask
         elif envs is not None:
@@ -135,9 +136,24 @@ def _fields_of(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
     return {name: columns[0] for name, columns in found.items()}
 
 
-def _of_all_agents(reward: Any) -> Any:
-    """Rewards [T, K] of rewards [T, K, …]."""
-    return reward.reshape(*reward.shape[:2], -1).sum(-1) if reward.ndim > 2 else reward
+def _of_all_agents(rewards: list[Any]) -> Any:
+    """Rewards [T, K] of the rewards [T, K, …] of one agent or several."""
+    if len(rewards) == 1 and rewards[0].ndim == 2:
+        return rewards[0]
+    # float64: agents may differ in dtype, and numpy does not have all of them.
+    wide = (light(x.double()) if isinstance(x, torch.Tensor) else x.astype(np.float64) for x in rewards)
+    return reduce(add, (x.reshape(*x.shape[:2], -1).sum(-1) for x in wide))
+
+
+def _norms_of(norm: Mapping[str | Path, RunningNorm], schema: Schema) -> dict[int, RunningNorm]:
+    found: dict[int, RunningNorm] = {}
+    for path, one in norm.items():
+        column = _column_of(path, schema, one)
+        if column in found:
+            where = f"norm: {dotted(schema.paths[column])}"
+            raise SchemaError(explain(where, "one norm", "two", "A name and its path mean the same leaf."))
+        found[column] = one
+    return found
 
 
 def _column_of(path: str | Path, schema: Schema, norm: RunningNorm) -> int:

@@ -34,8 +34,9 @@ class Memory:
         return device if isinstance(device, Memory) else Memory(torch.device(device))
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of zeros in this memory."""
-        return torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self.is_pinned)
+        """A tensor of zeros in this memory, to be written in any mode."""
+        with torch.inference_mode(False):
+            return torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self.is_pinned)
 
     def require(self, nbytes: int) -> None:
         """Refuse what cannot fit. Pages are handed out on first use, so too much would end in a kill much later."""

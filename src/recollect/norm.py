@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,6 +13,16 @@ from recollect.estimators.arguments import positive
 from recollect.schema import Field
 
 _FLAG = Field((), torch.bool)
+
+
+class _Fit(NamedTuple):
+    """What a state means for values of one dtype."""
+
+    state: dict[str, torch.Tensor]
+    mean: torch.Tensor
+    rest: torch.Tensor
+    """What the mean loses in that dtype: at 1e8, up to 4 in float32."""
+    scale: torch.Tensor
 
 
 class RunningNorm:
@@ -48,7 +58,7 @@ class RunningNorm:
             "squares": torch.zeros(self.shape, dtype=torch.float64, device=device),
         }
         """How many rows, their mean, and the sum of their squared distances from it."""
-        self._fitted: tuple[Any, torch.dtype, torch.Tensor, torch.Tensor] | None = None
+        self._fitted: _Fit | None = None
 
     # Counting
 
@@ -98,33 +108,35 @@ class RunningNorm:
 
     def normalize(self, x: Any) -> torch.Tensor:
         """`x` […, *shape] centred and divided by the deviation, in the dtype of `x`; a gradient flows through."""
-        x, mean, scale, dtype = self._ready(x)
-        return self._clipped((x - mean) / scale).to(dtype)
+        x, fit, dtype = self._ready(x)
+        return self._clipped((x - fit.mean - fit.rest) / fit.scale).to(dtype)
 
     def scale(self, x: Any) -> torch.Tensor:
         """`x` divided by the deviation but not centred: for rewards and returns, whose sign means something."""
-        x, _, scale, dtype = self._ready(x)
-        return self._clipped(x / scale).to(dtype)
+        x, fit, dtype = self._ready(x)
+        return self._clipped(x / fit.scale).to(dtype)
 
     def denormalize(self, x: Any) -> torch.Tensor:
         """What `normalize` made `x` of, unless it was clipped."""
-        x, mean, scale, dtype = self._ready(x)
-        return (x * scale + mean).to(dtype)
+        x, fit, dtype = self._ready(x)
+        return (x * fit.scale + fit.rest + fit.mean).to(dtype)
 
-    def _ready(self, x: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype]:
+    def _ready(self, x: Any) -> tuple[torch.Tensor, _Fit, torch.dtype]:
         x, _ = self._checked(x)
         dtype = x.dtype if x.is_floating_point() else torch.float32
-        work = torch.promote_types(dtype, torch.float32)
-        mean, scale = self._fit(work)
-        return x.to(work), mean, scale, dtype
+        # float64: an integer may have more digits than float32 keeps.
+        work = torch.promote_types(dtype, torch.float32) if x.is_floating_point() else torch.float64
+        return x.to(work), self._fit(work), dtype
 
-    def _fit(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean and what is divided by, worked out once for many batches between two updates."""
+    @torch.inference_mode(False)  # who trains next may need what was worked out while acting
+    def _fit(self, dtype: torch.dtype) -> _Fit:
+        """What is subtracted and divided by, worked out once for many batches between two updates."""
         state, known = self._state, self._fitted
-        if known is None or known[0] is not state or known[1] is not dtype:
+        if known is None or known.state is not state or known.mean.dtype is not dtype:
+            mean = state["mean"].to(dtype)
             scale = torch.where(state["count"] > 0, (self._var(state) + self.eps).sqrt(), 1.0)
-            self._fitted = known = (state, dtype, state["mean"].to(dtype), scale.to(dtype))
-        return known[2], known[3]
+            self._fitted = known = _Fit(state, mean, (state["mean"] - mean).to(dtype), scale.to(dtype))
+        return known
 
     def _clipped(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.clip is None else x.clamp(-self.clip, self.clip)

@@ -53,6 +53,8 @@ _RESERVED = (
     "index",
     "weight",
     "discount",
+    "train",
+    "is_first",
     "env_ids",
     "step",
     "self",
@@ -83,6 +85,7 @@ class ReplayBuffer:
     True
     """
 
+    @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
         self,
         capacity: int,
@@ -100,8 +103,8 @@ class ReplayBuffer:
         norm: Mapping[str | Path, RunningNorm] | None = None,
         seed: int | None = None,
     ) -> None:
-        self.capacity = positive("capacity", capacity)
-        self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
+        self.capacity = capacity = positive("capacity", capacity)
+        self.num_envs = num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
         memory = Memory.of(device)
         schema = _schema(obs, action, reward, extra or {})

@@ -40,12 +40,15 @@ from recollect.schema import (
     refuse_sparse,
     unstacked,
 )
-from recollect.sequences import Layout, Mode, SequenceReader, check_layout, cuts_of
+from recollect.sequences import Layout, Mode, SequenceReader, check_layout, cuts_of, moved_sequences
 from recollect.stats import EpisodeStats
 from recollect.storage import Storage
 
 _FLAG = Field((), torch.bool)
+_MADE = ("mask", "index", "is_first", "batch_sizes")
+"""What reading adds to a batch."""
 _RESERVED = (
+    *_MADE,
     "obs",
     "action",
     "reward",
@@ -54,8 +57,6 @@ _RESERVED = (
     "value",
     "advantage",
     "return",
-    "mask",
-    "index",
     "final_obs",
     "step",
     "self",
@@ -104,6 +105,7 @@ class RolloutBuffer:
     tensor([-1.5000])
     """
 
+    @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
         self,
         num_steps: int,
@@ -120,8 +122,8 @@ class RolloutBuffer:
         norm: Mapping[str | Path, RunningNorm] | None = None,
         seed: int | None = None,
     ) -> None:
-        self.num_steps = positive("num_steps", num_steps)
-        self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
+        self.num_steps = num_steps = positive("num_steps", num_steps)
+        self.num_envs = num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
         schema = _schema(obs, action, reward, value, extra or {})
         self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), _OPTIONAL)
@@ -235,11 +237,13 @@ class RolloutBuffer:
         forgotten; statistics are told of the steps that were not stored before.
         """
         count = self.num_steps if num_steps is None else num_steps
-        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= self.num_steps:
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= self.num_steps:
             remedy = "Say how many rows were written."
             raise SchemaError(explain("take_back", f"0 to {self.num_steps} steps", repr(count), remedy))
+        count = int(count)
         with self._lock:
             refuse_sparse(self._schema, "a rollout that is lent")
+            self._storage.follow()
             self._last = None  # the collector may have written a newer one
             for row in range(self._num_stored, count if self._listeners.columns else 0):
                 self._tell(row, _NOTHING)
@@ -349,12 +353,12 @@ class RolloutBuffer:
         self._num_stored = row + 1
 
     def _tell(self, row: int, measured: Mapping[str, Any]) -> None:
-        block = {i: self._storage.arrays[i][row : row + 1] for i in self._listeners.columns}
+        block = {i: self._storage.array(i, row) for i in self._listeners.columns}
         mask = ~self._coming if self.autoreset is AutoresetMode.NEXT_STEP else None
         try:
             self._listeners.tell(block, mask, measured)
         except BaseException:
-            if self._last is not None:
+            if self._last is not None and not self._staged:
                 self._write_last()
             raise
         if mask is not None:
@@ -525,7 +529,7 @@ class RolloutBuffer:
         with self._lock:
             steps = self._stored("attach")
             columns: dict[Path, torch.Tensor] = {}
-            lead, taken = (steps, *self._storage.lead), {*self._schema.columns, "mask", "index"}
+            lead, taken = (steps, *self._storage.lead), {*self._schema.columns, *_MADE}
             for name, tree in [*({} if named is None else named).items(), *fields.items()]:
                 if not isinstance(name, str) or name in taken:
                     raise SchemaError(explain(str(name), "a name of its own", "a taken one", "Attach it as another."))
@@ -693,7 +697,7 @@ class RolloutBuffer:
             shuffle,
             generation,
         )
-        return batches if device is None else (moved(batch, device) for batch in batches)
+        return batches if device is None else (moved_sequences(batch, device) for batch in batches)
 
     def _sequence_reader(
         self, index: SequenceIndex, length: int, layout: str, fields: Iterable[str | Path] | None

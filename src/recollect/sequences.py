@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from tensordict import TensorDict
 
-from recollect.batch import assemble
+from recollect.batch import assemble, moved
 from recollect.errors import SchemaError, explain
 from recollect.kernels.reader import Reader
 from recollect.kernels.sequence_index import Cuts, SequenceIndex
@@ -83,3 +83,10 @@ class SequenceReader:
     ) -> TensorDict:
         paths = [*self.paths, (name,), ("index",), *self.carried_paths]
         return assemble(paths, [*leaves, sizes, first, *self.carried(first)], batch_size)
+
+
+def moved_sequences(batch: TensorDict, device: torch.device | str) -> TensorDict:
+    """The batch on another device; torch wants the sizes of packed sequences on the host, wherever the steps are."""
+    sizes = batch.get("batch_sizes", None)
+    there = moved(batch, device)
+    return there if sizes is None else there.clear_device_().set("batch_sizes", sizes)

@@ -34,6 +34,7 @@ class EpisodeStats:
     (3.0, 2.0, 1.0, 1.0)
     """
 
+    @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
         self,
         num_envs: int | None,
@@ -51,7 +52,6 @@ class EpisodeStats:
         self._columns = ("step", *self._sums, "terminated", *self.reasons)
         self._lead = () if self.num_envs is None else (self.num_envs,)
         self._lock = threading.Lock()
-        self.device = torch.device(device)
         envs = self.num_envs or 1
         # float64: a return keeps its digits over long episodes, and every count is exact.
         self._tensors = {
@@ -64,6 +64,7 @@ class EpisodeStats:
 
     def _bind(self) -> None:
         """Find the memory again: numpy is much faster than torch for few numbers, and both write the same formulas."""
+        self.device = self._tensors["open"].device  # "cuda" is "cuda:0"
         self._ops: Any = _array_library(self.device)
         arrays: Any = [x.numpy() if self._ops is np else x for x in self._tensors.values()]
         self._open, self._ring, self._counts = arrays
@@ -206,8 +207,7 @@ class EpisodeStats:
     def to(self, device: torch.device | str) -> EpisodeStats:
         """Move to another device, where the coming steps will be; returns itself."""
         with self._lock:
-            self.device = torch.device(device)
-            self._tensors = {name: tensor.to(self.device) for name, tensor in self._tensors.items()}
+            self._tensors = {name: tensor.to(device) for name, tensor in self._tensors.items()}
             self._bind()
         return self
 

@@ -39,8 +39,7 @@ class Storage:
     def _bind(self) -> None:
         self._native = kernels.columns(self.columns, self.optional, lead=1 - len(self.lead))
         self._addresses = [column.data_ptr() for column in self.columns]
-        self.arrays = tuple(map(light, self.columns))
-        """The columns as arrays, where they are on the host."""
+        self._arrays = tuple(map(light, self.columns))
 
     def follow(self) -> bool:
         """Find the columns again if they have moved, as `share_memory_` moves them; returns whether they had."""
@@ -49,6 +48,12 @@ class Storage:
             self._row_views = None
             self._bind()
         return moved
+
+    def array(self, column: int, row: int) -> Any:
+        """One row [1, N, …] of a column, as an array where it is on the host; the newest of what is kept sparsely."""
+        array = self._arrays[column]
+        at = row % len(array)
+        return array[at : at + 1]
 
     def write(self, row: int, leaves: tuple[Any, ...], which: tuple[int, ...] | None = None) -> None:
         """Copy one row of all columns (or of the columns `which`); an error leaves the row as it was."""
