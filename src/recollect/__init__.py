@@ -2,7 +2,7 @@
 
 from recollect import kernels
 from recollect.distillation import DistillationBuffer
-from recollect.errors import BufferFullError, NotReadyError, PriorityError, SchemaError
+from recollect.errors import BufferFullError, InvariantError, NotReadyError, PriorityError, SchemaError
 from recollect.estimators import (
     discounted_return,
     explained_variance,
@@ -31,6 +31,7 @@ __all__ = [
     "EpisodeStats",
     "Field",
     "Hindsight",
+    "InvariantError",
     "Memory",
     "NStep",
     "NotReadyError",
