@@ -79,6 +79,7 @@ class TestAdding:
             expected: deque[tuple[int, int, float, float]] = deque(maxlen=capacity)
             row, round_ = 0, 0
             for size in sizes:
+                buffer.check()
                 if size == "round":
                     round_ += 1
                     assert buffer.next_round() == round_
@@ -91,6 +92,7 @@ class TestAdding:
                 buffer.add(*((obs[0], action[0]) if size is None else (obs, action)))
                 expected.extend((t, round_, float(t), 10.0 * t) for t in range(row, row + len(obs)))
                 row += len(obs)
+            buffer.check()
             assert len(buffer) == len(expected)
             assert buffer.is_full == (len(expected) == capacity)
             assert buffer.round == round_

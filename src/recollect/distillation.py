@@ -15,6 +15,7 @@ from recollect.batch import assemble, assembler, check_destination, checked_targ
 from recollect.border import as_tensor, conform, dotted, row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
+from recollect.invariants.distillation import check_distillation
 from recollect.kernels.reader import reader
 from recollect.memory import Memory
 from recollect.randomness import Randomness
@@ -358,6 +359,12 @@ class DistillationBuffer:
         return out
 
     # About it
+
+    def check(self) -> None:
+        """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""
+        with self._lock:
+            check_distillation(self)
+            self._random.check()
 
     def __len__(self) -> int:
         """How many rows are stored."""

@@ -35,6 +35,10 @@ class NoCheckpoint(CheckpointError):
     """Nothing was ever saved there."""
 
 
+class InvariantError(RuntimeError):
+    """A buffer is not what its own methods make of it: something else has changed it."""
+
+
 def explain(where: str, expected: object, got: object, remedy: str) -> str:
     """The one sentence pattern of all messages: `<where>: expected <what>, got <what>. <What to do>.`"""
     return f"{where}: expected {expected}, got {got}. {remedy}"

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 from recollect.autoreset import told_by_info
 from recollect.border import dotted, light
 from recollect.errors import SchemaError, explain
+from recollect.invariants.require import require
 from recollect.norm import RunningNorm
 from recollect.schema import Field, Path, Schema, given_shape
 from recollect.stats import EpisodeStats
@@ -116,6 +117,12 @@ class Listeners:
             self.stats.restore(_under("stats", snapshot))
         for i, norm in enumerate(self.norm.values()):
             norm.restore(_under(f"norm{i}", snapshot))
+
+    def check(self) -> None:
+        """Verify each of them, and that they are where the steps are."""
+        for one in (*(() if self.stats is None else (self.stats,)), *self._norms.values()):
+            require(one.device == self._device, type(one).__name__, f"it on {self._device}", one.device)
+            one.check()
 
     def restarted(self, env_ids: Any = None) -> None:
         """These environments (or all) begin anew: what they were doing is no episode."""

@@ -10,6 +10,7 @@ import torch
 from recollect.border import as_tensor, conform, restored
 from recollect.errors import SchemaError, explain
 from recollect.estimators.arguments import positive
+from recollect.invariants.require import require, require_all, require_form
 from recollect.schema import Field
 
 _FLAG = Field((), torch.bool)
@@ -177,6 +178,19 @@ class RunningNorm:
     def std(self) -> torch.Tensor:
         """The root of `var`."""
         return self.var.sqrt()
+
+    def check(self) -> None:
+        """Verify that the moments are some of as many rows as were counted; of NaN they are NaN."""
+        for name, tensor in self._state.items():
+            require_form(f"norm: {name}", tensor, () if name == "count" else self.shape, torch.float64, self.device)
+        if self.device.type == "meta":  # which has no values to look at
+            return
+        count, mean, squares = self._state.values()
+        rows = float(count)
+        require(rows >= 0 and rows.is_integer(), "norm: count", "a whole number of rows", rows)
+        require_all(~(squares < 0), "norm: squares", "numbers of at least 0", squares)
+        for name, moment in (("mean", mean), ("squares", squares)):
+            require_all((moment == 0) | (count > 0), f"norm: {name}", "0 before the first row", moment)
 
     # Moving and saving
 

@@ -9,6 +9,7 @@ import torch
 
 from recollect import kernels
 from recollect.errors import SchemaError, explain
+from recollect.invariants.require import require
 
 
 class Randomness:
@@ -42,6 +43,15 @@ class Randomness:
     def resume(self, device: torch.device, state: torch.Tensor) -> None:
         """Go on with the stream of another device where it was."""
         self._generator(device).set_state(state)
+
+    def check(self) -> None:
+        """Verify that this is one stream, wherever it is drawn from."""
+        state = self.bits.state
+        require(self.capsule is self.bits.capsule, "generator", "one for native and other draws", "two")
+        # Of an even increment the generator would repeat itself much too soon.
+        require(state["state"]["inc"] % 2, "generator", "an odd increment", state["state"]["inc"])
+        for device, generator in self._devices.items():
+            require(generator.device == device, "generator", f"one of {device}", f"one of {generator.device}")
 
     def shuffled(self, index: torch.Tensor) -> torch.Tensor:
         """The entries of `index` [n] in a random order, in a new tensor."""

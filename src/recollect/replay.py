@@ -17,6 +17,7 @@ from recollect.batch import assemble, check_destination, fill, moved
 from recollect.border import as_tensor, conform, dotted, environments, light, refuse_reused_leaves, row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
+from recollect.invariants.replay import check_staged, check_storage
 from recollect.listeners import Listeners
 from recollect.memory import Memory
 from recollect.norm import RunningNorm
@@ -496,6 +497,20 @@ class ReplayBuffer:
             self._random.restore(state["random"])
             self._staged = dict(state["staged"])
             self._listeners.restore(state["listeners"])
+
+    def check(self) -> None:
+        """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing.
+
+        Where the data is on another device, this is where steps are reported that could not be refused there.
+        """
+        with self._lock:
+            check_storage(self._storage, self.capacity)
+            check_staged(self._storage, self._staged)
+            self._listeners.check()
+            self._random.check()
+            check = getattr(self._draws, "check", None)
+            if check is not None and self.device.type != "meta":
+                check()
 
     def __len__(self) -> int:
         """The number of stored transitions."""

@@ -47,13 +47,15 @@ class ReplayStorage:
         self.broken = torch.zeros((), dtype=torch.int64, device=self.device)
         """Stacks that cannot be rebuilt, counted where raising would need a host synchronisation."""
         self._native = self._native_twin()
+        self.addresses = [tensor.data_ptr() for tensor in self.tensors]
+        """Where the native twin and the readers find `tensors`."""
         self._readers: dict[Any, Reader] = {}
         self._counts: torch.Tensor | None = None
         self.is_empty = True
         """Nothing was written since the last clear: what the host knows without asking the device."""
 
     def _native_twin(self) -> Any:
-        if not kernels.runs_native((*self.columns, *self.next_columns, *self.ring.state)):
+        if not kernels.runs_native(self.tensors):
             return None
         if self.schema.deepest_stack > kernels.native().MOST_FRAMES:
             return None
@@ -79,9 +81,14 @@ class ReplayStorage:
         return self._native if kernels._active is not None else None
 
     @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Everything that is kept."""
+        return *self.columns, *self.next_columns, *self.ring.state
+
+    @property
     def nbytes(self) -> int:
-        """Everything that is kept, in bytes."""
-        return sum(t.numel() * t.element_size() for t in (*self.columns, *self.next_columns, *self.ring.state))
+        """The same, in bytes."""
+        return sum(t.numel() * t.element_size() for t in self.tensors)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Everything that changes, sharing memory."""

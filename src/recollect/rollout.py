@@ -19,6 +19,7 @@ from recollect.errors import BufferFullError, NotReadyError, SchemaError, explai
 from recollect.estimators import gae
 from recollect.finals import Finals, Found
 from recollect.guard import lock_for
+from recollect.invariants.rollout import check_rollout
 from recollect.kernels.reader import FollowingReader, Reader
 from recollect.kernels.sequence_index import SequenceIndex, find_sequences
 from recollect.listeners import Listeners
@@ -785,6 +786,13 @@ class RolloutBuffer:
         except KeyError:
             known = ", ".join(map(str, data.keys()))
             raise KeyError(explain(str(name), f"one of {known}", "another", "See rollout.data.")) from None
+
+    def check(self) -> None:
+        """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""
+        with self._lock:
+            check_rollout(self)
+            self._listeners.check()
+            self._random.check()
 
     def __len__(self) -> int:
         """The number of stored transitions; rows that only reset do not count."""

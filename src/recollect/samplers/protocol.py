@@ -21,7 +21,10 @@ class Drawn(NamedTuple):
 
 
 class Draws(Protocol):
-    """A sampler at work on one buffer."""
+    """A sampler at work on one buffer.
+
+    What it keeps beside the rows it may verify in a method `check() -> None`, which raises an InvariantError.
+    """
 
     def draw(self, count: int) -> Drawn:
         """Choose `count` rows; the buffer has checked that there are any."""

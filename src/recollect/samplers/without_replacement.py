@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from recollect.errors import NotReadyError, explain
+from recollect.invariants.require import require, require_all
 from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage, Touched
 from recollect.ring import TRANSITION
@@ -65,6 +66,14 @@ class _Draws:
             slots, _ = self._storage.ring.locate(self._ids[self._at : stop])
             found, self._at = torch.cat([found, slots[slots >= 0]]), stop
         return found
+
+    def check(self) -> None:
+        """What is left of the epoch are rows that were issued, each once."""
+        require(self._at >= 0, "epoch", "a place from 0 on", self._at)
+        left = self._ids[self._at :]
+        require_all(~self._storage.ring.locate(left)[1], "epoch", "ids of transitions", left)
+        twice = left.numel() - left.unique().numel()
+        require(not twice, "epoch", "every row once", f"{twice} rows again")
 
     def written(self, touched: Touched) -> None: ...
 
