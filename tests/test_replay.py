@@ -746,6 +746,47 @@ def _read_there(replay: rc.ReplayBuffer) -> Any:
     return rc.Transition().read(replay._storage, slots, replay._random)
 
 
+class TestState:
+    @pytest.mark.parametrize("sampler", [rc.Uniform(), rc.Prioritized(), rc.WithoutReplacement()], ids=str)
+    @pytest.mark.parametrize("next_obs", ["shared", "stored"])
+    def test_a_buffer_made_alike_goes_on_with_the_same_rows_and_draws(
+        self, backend: str, sampler: Any, next_obs: Any
+    ) -> None:
+        options: dict[str, Any] = {"sampler": sampler, "next_obs": next_obs}
+        replay = fill(23, capacity=10, **options)
+        if isinstance(sampler, rc.Prioritized):
+            index = replay.sample(8)["index"]
+            replay.update_priority(index, index % 3 + 0.5)
+        replay.sample(4)
+        twin = fill(5, capacity=10, **{**options, "seed": 7})
+        twin.load_state_dict(replay.state_dict())
+        for t in range(23, 26):
+            for each in (replay, twin):
+                each.add([float(t)], t / 2, 10.0 * t, False, False, [t + 1.0])
+        assert twin.ids().tolist() == replay.ids().tolist()
+        for _ in range(4):
+            assert (twin.sample(5) == replay.sample(5)).all()
+
+    def test_that_of_another_layout_or_sampler_is_refused(self) -> None:
+        replay = fill(3)
+        with pytest.raises(rc.SchemaError, match="load_state_dict: expected tensors like"):
+            replay.load_state_dict(fill(3, capacity=8).state_dict())
+        with pytest.raises(rc.SchemaError, match="load_state_dict: expected the state of Uniform, got Prioritized"):
+            replay.load_state_dict(fill(3, sampler=rc.Prioritized()).state_dict())
+        assert replay.ids().tolist() == [0, 1, 2]
+
+    @pytest.mark.parametrize(("next_obs", "slots"), [("shared", 5), ("stored", 4)])
+    def test_the_columns_are_the_memory(self, next_obs: Any, slots: int) -> None:
+        replay = fill(6, capacity=4, next_obs=next_obs)
+        columns = replay.columns
+        assert columns.batch_size == (slots, 1)
+        row = 5 % slots
+        assert columns["reward"][row].tolist() == [50.0]
+        assert ("next_obs" in columns.keys()) == (next_obs == "stored")
+        columns["reward"][row] = 77
+        assert replay[5]["reward"] == 77
+
+
 class TestThreads:
     def test_writers_samplers_and_updates_at_once_tear_no_row(self) -> None:
         replay = rc.ReplayBuffer(64, obs=8, action=(), num_envs=4, sampler=rc.Prioritized(), seed=0)

@@ -33,10 +33,15 @@ class Randomness:
 
     def restore(self, snapshot: tuple[Any, dict[torch.device, torch.Tensor]]) -> None:
         """Go back to a snapshot: the draws since will come again."""
-        self.bits.state, devices = snapshot
-        self._devices = {device: self._devices[device] for device in devices}
+        bits, devices = snapshot
+        self._devices = {device: self._generator(device) for device in devices}
+        self.bits.state = bits
         for device, state in devices.items():
             self._devices[device].set_state(state)
+
+    def seed(self) -> int:
+        """A seed for another stream."""
+        return int(self.bits.random_raw()) >> 1
 
     def shuffled(self, index: torch.Tensor) -> torch.Tensor:
         """The entries of `index` [n] in a random order, in a new tensor."""
@@ -63,6 +68,6 @@ class Randomness:
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._devices:
             generator = torch.Generator(device)
-            generator.manual_seed(int(self.bits.random_raw()) >> 1)
+            generator.manual_seed(self.seed())
             self._devices[device] = generator
         return self._devices[device]

@@ -428,6 +428,44 @@ class ReplayBuffer:
             leaves = self._storage.transitions(slots[slots >= 0])
             return assemble(list(leaves), leaves.values(), leaves[("index",)].shape)
 
+    @property
+    def columns(self) -> TensorDict:
+        """The whole memory as a TensorDict `[slots, num_envs]`, with "next_obs" where that is stored too.
+
+        Row r of an environment is at slot r mod slots; what is not stored is zero, or an older row. For learning there
+        is `sample`.
+        """
+        with self._lock:
+            storage = self._storage
+            leaves = [*storage.columns, *storage.next_columns]
+            paths = [*storage.schema.paths, *storage.next_paths][: len(leaves)]
+            return assemble(paths, leaves, torch.Size((storage.ring.slots, storage.ring.num_envs)))
+
+    # Saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes, for `load_state_dict` of a buffer made alike; the tensors share its memory."""
+        with self._lock:
+            return {
+                "sampler": type(self.sampler).__name__,
+                "storage": self._storage.state_dict(),
+                "draws": getattr(self._draws, "state_dict", self._draws.snapshot)(),
+                "random": self._random.snapshot(),
+                "staged": dict(self._staged),
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become what a buffer made alike was: the same rows under the same ids, the same draws to come."""
+        with self._lock:
+            own = type(self.sampler).__name__
+            if state["sampler"] != own:
+                remedy = "Make the buffer with the sampler of the one that was saved."
+                raise SchemaError(explain("load_state_dict", f"the state of {own}", state["sampler"], remedy))
+            self._storage.load_state_dict(state["storage"])
+            getattr(self._draws, "load_state_dict", self._draws.restore)(state["draws"])
+            self._random.restore(state["random"])
+            self._staged = dict(state["staged"])
+
     def __len__(self) -> int:
         """The number of stored transitions."""
         with self._lock:

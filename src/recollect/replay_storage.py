@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,6 +82,24 @@ class ReplayStorage:
     def nbytes(self) -> int:
         """Everything that is kept, in bytes."""
         return sum(t.numel() * t.element_size() for t in (*self.columns, *self.next_columns, *self.ring.state))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Everything that changes, sharing memory."""
+        columns = zip(map(dotted, self.schema.paths), self.columns, strict=True)
+        nexts = zip(map(dotted, self.next_paths), self.next_columns, strict=False)
+        rings = zip(("kind", "first", "head", "open", "resetting", "count", "floor"), self.ring.state, strict=True)
+        return {**dict(columns), **dict(nexts), **{f"ring.{name}": tensor for name, tensor in rings}}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Become what a storage made alike was."""
+        own = self.state_dict()
+        given, like = ({k: (tuple(t.shape), t.dtype) for k, t in tensors.items()} for tensors in (state, own))
+        if given != like:
+            remedy = "Make the buffer with the settings of the one that was saved."
+            raise SchemaError(explain("load_state_dict", f"tensors like {like}", given, remedy))
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+        self._counts, self.is_empty = None, not bool((self.ring.head > self.ring.floor).any())
 
     # Writing
 

@@ -68,6 +68,15 @@ class _Draws:
     def restore(self, snapshot: int) -> None:
         self._draws = snapshot
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes; the priorities share memory."""
+        return {"mass": self._tree.leaves_view(), "largest": self._largest, "draws": self._draws}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._tree.leaves_view().copy_(state["mass"])
+        self._tree.rebuild()
+        self._largest, self._draws = state["largest"], state["draws"]
+
     def draw(self, count: int) -> Drawn:
         beta = self._settings.beta
         beta = float(beta(self._draws)) if callable(beta) else beta

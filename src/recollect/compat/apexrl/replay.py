@@ -75,7 +75,7 @@ class ReplayBuffer:
         obs = {"observations": declared(self.obs_shape, self.obs_dtype)}
         if self.critic_obs_shape is not None:
             obs[_CRITIC] = declared(self.critic_obs_shape, self.obs_dtype)
-        action, seed = Field(self.action_shape, action_dtype), int(self._random.bits.random_raw()) >> 1
+        action, seed = Field(self.action_shape, action_dtype), self._random.seed()
         return rc.ReplayBuffer(self.capacity, obs, action, device=self.device, next_obs="stored", seed=seed)
 
     @property
@@ -188,7 +188,7 @@ class ReplayBuffer:
                 raise ValueError(f"ReplayBuffer {name} mismatch")
         twin = ReplayBuffer(
             self.capacity, self.obs_shape, self.action_shape, self.device, self.obs_dtype, self.action_dtype,
-            self.critic_obs_shape, seed=int(self._random.bits.random_raw()) >> 1,
+            self.critic_obs_shape, seed=self._random.seed(),
         )  # fmt: skip
         size = int(state_dict["size"])
         pos = int(state_dict.get("pos", size % self.capacity))
