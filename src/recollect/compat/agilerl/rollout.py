@@ -46,7 +46,8 @@ class RolloutBuffer:
     - `done` belongs to the step that it is added with, for GAE too: an episode's end is neither bootstrapped across nor
       cuts the step before it.
     - `last_done` says whether the newest step ended its episode for good. Where it is False and `done` of that step
-      True, a time limit has ended it, and the value of the last observation counts. Other steps with `done` count as
+      True, a time limit has ended it, and the value of the last observation counts. That is biased where environments
+      reset in the same step, since the last observation is then another episode's. Other steps with `done` count as
       ends: the arguments cannot say which were time limits.
     - After a wrap, returns, sequences and `get()` go by time: the oldest step comes first.
     - What is left out of `add` is zero (an action mask: all legal), not what an earlier rollout had there.
