@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
 import recollect as rc
 from recollect.compat import rl_buffer
@@ -202,6 +203,15 @@ class TestStatsTracker:
         assert rates == pytest.approx(
             {"test/done_timeout_rate": 1 / 6, "test/done_success_rate": 2 / 6, "test/done_failure_rate": 1 / 6}
         )
+
+    def test_reasons_may_be_an_array_and_metrics_a_tensordict(self) -> None:
+        tracker = StatsTracker(N, extra_metrics_keys=["score"], done_reason_keys=["fall"])
+        reasons, infos = np.array(["fall", None, "fall"], dtype=object), TensorDict({"score": torch.ones(N)}, [N])
+        tracker.update(np.ones(N), np.ones(N), infos, reasons)  # pyright: ignore
+        buffer = replay(stats_tracker=tracker)
+        buffer.add(**transition(0, done=torch.ones(N)), infos=infos, done_reasons=reasons)
+        assert tracker.get_statistics()["Rollout/done_fall_rate"] == pytest.approx(2 / 3)
+        assert tracker.get_statistics()["Rollout/score_mean"] == 1
 
     def test_keeps_the_newest_episodes_only(self) -> None:
         tracker = StatsTracker(1, max_ep_info_buffer=2)

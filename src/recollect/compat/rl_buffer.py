@@ -102,11 +102,12 @@ class StatsTracker:
 
         Rewards `[N, k]` are added up. A reason counts where the episode ends, if it is one of `done_reason_keys`.
         """
-        infos, rewards, ended = infos or {}, _on_host(rewards), _on_host(dones) != 0
+        infos, rewards, ended = {} if infos is None else infos, _on_host(rewards), _on_host(dones) != 0
         if rewards.ndim == 2:
             rewards = rewards.sum(1)
         missing = [None] * self.num_envs
-        reasons = np.array([*(done_reasons or []), *missing][: self.num_envs], dtype=object)
+        given = () if done_reasons is None else done_reasons
+        reasons = np.array([*given, *missing][: self.num_envs], dtype=object)
         self.core.update(
             rewards,
             ended,
@@ -255,9 +256,11 @@ class BaseBuffer:
             raise RuntimeError("Buffer is full. Cannot add more transitions.")
         self._check(step)
         terminated, truncated, rewards = (_on_host(step[name]) for name in ("terminated", "truncated", "reward"))
-        reasons = list(done_reasons or [])
         self.stats_tracker.update(
-            dones=terminated | truncated, rewards=rewards, infos=infos or {}, done_reasons=reasons
+            dones=terminated | truncated,
+            rewards=rewards,
+            infos={} if infos is None else infos,
+            done_reasons=[] if done_reasons is None else list(done_reasons),
         )
         if self.full:
             self._make_room()
