@@ -1,8 +1,18 @@
 """recollect: the experience memory of reinforcement learning in PyTorch."""
 
 from recollect import kernels
+from recollect.checkpoint import load
 from recollect.distillation import DistillationBuffer
-from recollect.errors import BufferFullError, NotReadyError, PriorityError, SchemaError
+from recollect.errors import (
+    BufferFullError,
+    CheckpointError,
+    CorruptCheckpoint,
+    IncompatibleCheckpoint,
+    NoCheckpoint,
+    NotReadyError,
+    PriorityError,
+    SchemaError,
+)
 from recollect.estimators import (
     discounted_return,
     explained_variance,
@@ -27,12 +37,16 @@ __version__ = "0.1.0"
 __all__ = [
     "BufferFullError",
     "Carry",
+    "CheckpointError",
+    "CorruptCheckpoint",
     "DistillationBuffer",
     "EpisodeStats",
     "Field",
     "Hindsight",
+    "IncompatibleCheckpoint",
     "Memory",
     "NStep",
+    "NoCheckpoint",
     "NotReadyError",
     "Prioritized",
     "PriorityError",
@@ -51,6 +65,7 @@ __all__ = [
     "group_advantage",
     "kernels",
     "lambda_return",
+    "load",
     "n_step_return",
     "normalize",
     "vtrace",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from recollect.errors import SchemaError, explain
@@ -47,6 +49,23 @@ class SparseCarries:
         self._in_rollout += valid
         self._in_episode = torch.where(ended & valid, self._after_end, self._in_episode + 1)
 
+    def saved(self) -> dict[str, torch.Tensor]:
+        """Everything that a checkpoint needs to go on from here."""
+        if not self.columns:
+            return {}
+        kept = {f"{column}.{name}": x for column, kept in self._kept.items() for name, x in kept.saved().items()}
+        return {"in_episode": self._in_episode, "in_rollout": self._in_rollout, **kept}
+
+    def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Go on from what was saved."""
+        if not self.columns:
+            return
+        for name in ("in_episode", "in_rollout"):
+            getattr(self, f"_{name}").copy_(saved[name])
+        for column, kept in self._kept.items():
+            kept.clear()
+            kept.append(*(saved[f"{column}.{name}"].to(self._in_episode.device) for name in ("rows", "values")))
+
     def require(self, cuts: Cuts) -> None:
         """Refuse sequences that start where nothing was kept."""
         for column, kept in self._kept.items():
@@ -68,6 +87,8 @@ class _Kept:
         self.every = field.every
         self._values = torch.zeros((0, *field.shape), dtype=field.dtype, device=device)
         self._place = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self._rows = torch.zeros(0, dtype=torch.int64, device=device)
+        """Which rows the values are of."""
         self._count = 0
 
     def clear(self) -> None:
@@ -76,12 +97,21 @@ class _Kept:
     def append(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         count = self._count + len(rows)
         if count > len(self._values):
-            grown = self._values.new_zeros((max(count, 2 * len(self._values)), *self._values.shape[1:]))
-            grown[: self._count] = self._values[: self._count]
-            self._values = grown
-        self._values[self._count : count] = values
+            size = max(count, 2 * len(self._values))
+            self._values, self._rows = (_grown(x, size, self._count) for x in (self._values, self._rows))
+        self._values[self._count : count], self._rows[self._count : count] = values, rows
         self._place[rows] = torch.arange(self._count, count, device=rows.device)
         self._count = count
 
     def at(self, rows: torch.Tensor) -> torch.Tensor:
         return self._values[self._place[rows]]
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        return {"rows": self._rows[: self._count], "values": self._values[: self._count]}
+
+
+def _grown(tensor: torch.Tensor, size: int, count: int) -> torch.Tensor:
+    """A longer tensor with the first `count` rows of this one."""
+    grown = tensor.new_zeros((size, *tensor.shape[1:]))
+    grown[:count] = tensor[:count]
+    return grown

@@ -39,6 +39,10 @@ class Randomness:
         for device, state in devices.items():
             self._devices[device].set_state(state)
 
+    def resume(self, device: torch.device, state: torch.Tensor) -> None:
+        """Go on with the stream of another device where it was."""
+        self._generator(device).set_state(state)
+
     def seed(self) -> int:
         """A seed for another stream."""
         return int(self.bits.random_raw()) >> 1

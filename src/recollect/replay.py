@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from os import PathLike
 from typing import Any, Literal
 
 import numpy as np
@@ -257,6 +258,17 @@ class ReplayBuffer:
             self._staged.clear()
             self._draws.cleared()
 
+    def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
+        """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
+
+        Only what is new since this buffer's last save there is written, and the newest `keep` checkpoints stay. What is
+        saved is everything: rows, priorities, staged fields, open episodes, pending resets, statistics, norms and the
+        generator. `recollect.load(path)` goes on from it exactly.
+        """
+        from recollect.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
+
+        return save(self, path, keep=keep)
+
     def _leaves(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
         names = self._schema.names
         if extra or len(names) > len(values):
@@ -449,7 +461,7 @@ class ReplayBuffer:
             return {
                 "sampler": type(self.sampler).__name__,
                 "storage": self._storage.state_dict(),
-                "draws": getattr(self._draws, "state_dict", self._draws.snapshot)(),
+                "draws": self._draws.saved(),
                 "random": self._random.snapshot(),
                 "staged": dict(self._staged),
             }
@@ -462,7 +474,7 @@ class ReplayBuffer:
                 remedy = "Make the buffer with the sampler of the one that was saved."
                 raise SchemaError(explain("load_state_dict", f"the state of {own}", state["sampler"], remedy))
             self._storage.load_state_dict(state["storage"])
-            getattr(self._draws, "load_state_dict", self._draws.restore)(state["draws"])
+            self._draws.resume(state["draws"])
             self._random.restore(state["random"])
             self._staged = dict(state["staged"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -275,6 +276,17 @@ class RolloutBuffer:
                 if self.autoreset is AutoresetMode.NEXT_STEP:
                     self._resetting.copy_(self._resets(self._num_stored + 1)[-1])
             self._empty()
+
+    def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
+        """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
+
+        The newest `keep` checkpoints stay. What is saved is everything: rows, what is attached or staged, final
+        observations, hidden states, pending resets, statistics, norms and the generator. `recollect.load(path)` goes on
+        from it exactly.
+        """
+        from recollect.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
+
+        return save(self, path, keep=keep)
 
     def _empty(self) -> None:
         self._generation += 1

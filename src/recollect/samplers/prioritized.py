@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
@@ -68,15 +68,6 @@ class _Draws:
     def restore(self, snapshot: int) -> None:
         self._draws = snapshot
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that changes; the priorities share memory."""
-        return {"mass": self._tree.leaves_view(), "largest": self._largest, "draws": self._draws}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._tree.leaves_view().copy_(state["mass"])
-        self._tree.rebuild()
-        self._largest, self._draws = state["largest"], state["draws"]
-
     def draw(self, count: int) -> Drawn:
         beta = self._settings.beta
         beta = float(beta(self._draws)) if callable(beta) else beta
@@ -118,6 +109,21 @@ class _Draws:
     def cleared(self) -> None:
         self._tree.set(torch.arange(self._slots, device=self._storage.device), 0.0)
         self._largest = 1.0
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        largest = torch.as_tensor(self._largest, dtype=torch.float64)
+        return {"mass": self._tree.leaves_view()[: self._slots], "largest": largest, "draws": torch.tensor(self._draws)}
+
+    def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
+        mass, largest = saved["mass"], float(saved["largest"])
+        if len(mass) != self._slots or not bool((torch.isfinite(mass) & (mass >= 0)).all()):
+            raise ValueError(f"priorities: expected {self._slots} finite numbers of at least 0")
+        if not 0 <= largest < float("inf"):
+            raise ValueError(f"the largest priority: expected a finite number of at least 0, got {largest}")
+        self._tree.leaves_view()[: self._slots].copy_(mass)
+        self._tree.rebuild()
+        self._largest = largest if self._storage.device.type == "cpu" else saved["largest"].to(self._storage.device)
+        self._draws = int(saved["draws"])
 
     def _mass(self, priority: Any) -> Any:
         """(priority + eps)^alpha, but zero only for zero: what is positive can be drawn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -40,6 +41,14 @@ class Draws(Protocol):
 
     def restore(self, snapshot: Any) -> None:
         """Go back to a snapshot: the draws since have not happened."""
+        ...
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        """Everything that a checkpoint needs to go on from here, but for the generator; may share memory."""
+        ...
+
+    def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Go on from what was saved; the rows are there already. A ValueError says what cannot be."""
         ...
 
     wants_touched: bool

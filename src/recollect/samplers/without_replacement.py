@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -69,3 +70,9 @@ class _Draws:
 
     def cleared(self) -> None:
         self._ids, self._at = self._ids[:0], 0
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        return {"ids": self._ids[self._at :]}
+
+    def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
+        self._ids, self._at = saved["ids"].to(self._storage.device), 0

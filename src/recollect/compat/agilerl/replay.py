@@ -304,7 +304,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _leaves(self) -> torch.Tensor:
         if self.core is None:
             return torch.zeros(self.max_size, dtype=torch.float64)
-        return self.core.state_dict()["draws"]["mass"][: self.max_size].clone()
+        return self.core.state_dict()["draws"]["mass"].clone()
 
 
 def _columns(data: TensorDict) -> dict[str, Any]:
