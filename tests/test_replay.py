@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recollect as rc
-from tests.layouts import Both
+from tests.layouts import Both, arrays
 from tests.scripted import Scripted, act
 
 
@@ -395,6 +395,17 @@ class TestReading:
         assert len(replay) == 100
         assert len(replay.sample(2000)["reward"].unique()) == 100
 
+    @pytest.mark.parametrize(("next_obs", "slots"), [("shared", 5), ("stored", 4)])
+    def test_the_columns_are_the_memory(self, next_obs: Any, slots: int) -> None:
+        replay = fill(6, capacity=4, next_obs=next_obs)
+        columns = replay.columns
+        assert columns.batch_size == (slots, 1)
+        row = 5 % slots
+        assert columns["reward"][row].tolist() == [50.0]
+        assert ("next_obs" in columns.keys()) == (next_obs == "stored")
+        columns["reward"][row] = 77
+        assert replay[5]["reward"] == 77
+
 
 class TestFailing:
     """A call that raises leaves the buffer, its sampler and its generator exactly as they were."""
@@ -746,47 +757,6 @@ def _read_there(replay: rc.ReplayBuffer) -> Any:
     return rc.Transition().read(replay._storage, slots, replay._random)
 
 
-class TestState:
-    @pytest.mark.parametrize("sampler", [rc.Uniform(), rc.Prioritized(), rc.WithoutReplacement()], ids=str)
-    @pytest.mark.parametrize("next_obs", ["shared", "stored"])
-    def test_a_buffer_made_alike_goes_on_with_the_same_rows_and_draws(
-        self, backend: str, sampler: Any, next_obs: Any
-    ) -> None:
-        options: dict[str, Any] = {"sampler": sampler, "next_obs": next_obs}
-        replay = fill(23, capacity=10, **options)
-        if isinstance(sampler, rc.Prioritized):
-            index = replay.sample(8)["index"]
-            replay.update_priority(index, index % 3 + 0.5)
-        replay.sample(4)
-        twin = fill(5, capacity=10, **{**options, "seed": 7})
-        twin.load_state_dict(replay.state_dict())
-        for t in range(23, 26):
-            for each in (replay, twin):
-                each.add([float(t)], t / 2, 10.0 * t, False, False, [t + 1.0])
-        assert twin.ids().tolist() == replay.ids().tolist()
-        for _ in range(4):
-            assert (twin.sample(5) == replay.sample(5)).all()
-
-    def test_that_of_another_layout_or_sampler_is_refused(self) -> None:
-        replay = fill(3)
-        with pytest.raises(rc.SchemaError, match="load_state_dict: expected tensors like"):
-            replay.load_state_dict(fill(3, capacity=8).state_dict())
-        with pytest.raises(rc.SchemaError, match="load_state_dict: expected the state of Uniform, got Prioritized"):
-            replay.load_state_dict(fill(3, sampler=rc.Prioritized()).state_dict())
-        assert replay.ids().tolist() == [0, 1, 2]
-
-    @pytest.mark.parametrize(("next_obs", "slots"), [("shared", 5), ("stored", 4)])
-    def test_the_columns_are_the_memory(self, next_obs: Any, slots: int) -> None:
-        replay = fill(6, capacity=4, next_obs=next_obs)
-        columns = replay.columns
-        assert columns.batch_size == (slots, 1)
-        row = 5 % slots
-        assert columns["reward"][row].tolist() == [50.0]
-        assert ("next_obs" in columns.keys()) == (next_obs == "stored")
-        columns["reward"][row] = 77
-        assert replay[5]["reward"] == 77
-
-
 class TestThreads:
     def test_writers_samplers_and_updates_at_once_tear_no_row(self) -> None:
         replay = rc.ReplayBuffer(64, obs=8, action=(), num_envs=4, sampler=rc.Prioritized(), seed=0)
@@ -822,3 +792,86 @@ class TestThreads:
             thread.join()
         assert not failures
         assert len(replay) == 64
+
+
+class TestRows:
+    def test_ids_name_every_transition_oldest_first(self, backend: str) -> None:
+        both = Both(6, 3, np.random.default_rng(0))
+        for _ in range(20):
+            both.add()
+        index = both.replay.ids()
+        assert len(index) == len(both.replay)
+        assert (index.diff() > 0).all()
+        whole = torch.cat([episode["index"] for episode in both.replay.episodes()])
+        assert torch.equal(whole.sort().values, index)
+        assert len(fill(0).ids()) == 0
+
+    def test_rows_are_read_through_any_view(self, backend: str) -> None:
+        replay = fill(8)
+        batch = replay.read(replay.ids()[[2, 6]], rc.NStep(3, 0.5))
+        assert batch["reward"].tolist() == [20 + 15 + 10, 60 + 35]
+        assert batch["next_obs"].squeeze(1).tolist() == [5, 8]
+        assert batch["index"].tolist() == replay.ids()[[2, 6]].tolist()
+        with pytest.raises(rc.SchemaError, match="got the class NStep. Make one of it"):
+            replay.read(replay.ids(), rc.NStep)  # pyright: ignore[reportArgumentType]
+
+    def test_a_view_that_fails_leaves_the_draws_to_come_as_they_were(self) -> None:
+        def fail(*_: Any) -> Any:
+            raise ZeroDivisionError
+
+        declared = {"obs": {"goal": 1, "at": 1}, "action": (), "seed": 0}
+        replay, twin = (rc.ReplayBuffer(8, **declared) for _ in range(2))
+        for buffer in (replay, twin):
+            for t in range(6):
+                obs, after = ({"goal": [9.0], "at": [float(t + k)]} for k in (0, 1))
+                buffer.add(obs, 0.0, 0.0, False, False, after)
+        with pytest.raises(ZeroDivisionError):
+            replay.read(replay.ids(), rc.Hindsight("goal", "at", fail))
+        assert torch.equal(replay.sample(20)["index"], twin.sample(20)["index"])
+
+    def test_a_buffer_knows_which_environments_are_inside_an_episode(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(18, obs=1, action=(), num_envs=3)
+        assert replay.is_open.tolist() == [False] * 3
+        obs, flags = np.zeros((3, 1), np.float32), np.array([False, True, False])
+        replay.add(obs, np.zeros(3), np.zeros(3), flags, np.zeros(3, np.bool_), obs + 1)
+        assert replay.is_open.tolist() == [True, False, True]
+        replay.cut([2])
+        assert replay.is_open.tolist() == [True, False, False]
+
+
+class TestState:
+    @pytest.mark.parametrize(
+        "sampler", [rc.Uniform(), rc.Prioritized(beta=lambda drawn: drawn / 100), rc.WithoutReplacement()]
+    )
+    def test_a_buffer_that_loads_a_state_goes_on_as_the_other_would(self, backend: str, sampler: Any) -> None:
+        both = Both(6, 3, np.random.default_rng(0), sampler=sampler)
+        for _ in range(11):
+            both.add()
+        both.replay.sample(5)
+        if isinstance(sampler, rc.Prioritized):
+            both.replay.update_priority(both.replay.ids(), torch.arange(len(both.replay)).double())
+        twin = rc.ReplayBuffer(18, obs=1, action=(), num_envs=3, sampler=sampler, seed=1)
+        twin.load_state_dict(both.replay.state_dict())
+        steps = [arrays([both.world.step(env) for env in range(3)]) for _ in range(4)]
+        for replay in (both.replay, twin):
+            for step in steps:
+                replay.add(**step)
+        mine, other = twin.sample(10), both.replay.sample(10)
+        assert set(mine.keys()) == set(other.keys())
+        assert all(torch.equal(mine[name], other[name]) for name in mine.keys())
+        assert torch.equal(twin.ids(), both.replay.ids())
+
+    def test_staged_fields_are_part_of_the_state(self) -> None:
+        replay, twin = fill(3), fill(0)
+        replay.stage(obs=[3.0])
+        twin.load_state_dict(replay.state_dict())
+        twin.add(None, 0.0, 30.0, False, False, [4.0])
+        assert twin[twin.ids()[-1:]]["obs"].item() == 3.0
+
+    def test_the_state_of_another_buffer_is_refused_and_changes_nothing(self) -> None:
+        replay = fill(3)
+        with pytest.raises(rc.SchemaError, match="load_state_dict: expected tensors like"):
+            replay.load_state_dict(fill(5, capacity=8).state_dict())
+        with pytest.raises(rc.SchemaError, match="load_state_dict: expected the state of Uniform, got Prioritized"):
+            replay.load_state_dict(fill(5, sampler=rc.Prioritized()).state_dict())
+        assert replay[replay.ids()]["reward"].tolist() == [0, 10, 20]

@@ -960,3 +960,12 @@ class TestStatistics:
         rollout.add(**step(0, terminated=np.array([False, True, False])))
         rollout.add(**step(1))
         assert told == [([0.0, 1.0, 2.0], [True] * 3), ([10.0, 11.0, 12.0], [True, False, True])]
+
+
+def test_a_rollout_tells_what_it_keeps() -> None:
+    rollout = rc.RolloutBuffer(num_steps=4, num_envs=3, obs=2, action=())
+    kept = 5 * 3 * (8 + 4 + 4 + 1 + 1 + 4 + 4)  # a row more than steps: obs, action, reward, flags, value, log_prob
+    assert rollout.nbytes == kept
+    rollout.add(np.zeros((3, 2)), np.zeros(3), np.zeros(3), np.zeros(3, bool), np.zeros(3, bool), value=np.zeros(3))
+    rollout.compute_advantage(np.zeros(3))
+    assert rollout.nbytes == kept + 2 * 5 * 3 * 4

@@ -102,6 +102,20 @@ class Listeners:
         whole[envs] = values
         return whole
 
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """What the steps have changed in all of them."""
+        found = {} if self.stats is None else _prefixed("stats", self.stats.snapshot())
+        for i, norm in enumerate(self.norm.values()):
+            found |= _prefixed(f"norm{i}", norm.snapshot())
+        return found
+
+    def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
+        """Go on counting where a snapshot was."""
+        if self.stats is not None:
+            self.stats.restore(_under("stats", snapshot))
+        for i, norm in enumerate(self.norm.values()):
+            norm.restore(_under(f"norm{i}", snapshot))
+
     def restarted(self, env_ids: Any = None) -> None:
         """These environments (or all) begin anew: what they were doing is no episode."""
         if self.stats is not None:
@@ -139,3 +153,11 @@ def _column_of(path: str | Path, schema: Schema, norm: RunningNorm) -> int:
     if norm.shape != shape:
         raise SchemaError(explain(where, f"shape {shape}", norm.shape, f"Pass RunningNorm({shape})."))
     return column
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(f"{prefix}."): x for name, x in tensors.items() if name.startswith(f"{prefix}.")}

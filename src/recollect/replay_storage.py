@@ -76,7 +76,7 @@ class ReplayStorage:
     @property
     def native(self) -> Any:
         """The native twin of the ring, or None when torch ops are to be used."""
-        return self._native if kernels.native() is not None else None
+        return self._native if kernels._active is not None else None
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +112,7 @@ class ReplayStorage:
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
     ) -> None:
         """One step (or a block of `steps` steps in time order) of all environments, or of the environments `envs`."""
-        native = self.native
+        native = self._native if kernels._active is not None else None
         blocks, count = steps is not None, 1 if steps is None else steps
         self._counts = None
         if native is not None:

@@ -805,6 +805,12 @@ class RolloutBuffer:
         return self._listeners.norm
 
     @property
+    def nbytes(self) -> int:
+        """What this buffer keeps, in bytes: its columns, and what is attached."""
+        with self._lock:
+            return sum(t.numel() * t.element_size() for t in (*self._storage.columns, *self._attached.values()))
+
+    @property
     def num_stored(self) -> int:
         """How many steps have been added since the start or the last `clear()`."""
         return self._num_stored

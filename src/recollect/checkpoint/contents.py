@@ -290,26 +290,6 @@ def listeners_of(node: Node, num_envs: int | None) -> dict[str, Any]:
     return {"stats": made, "norm": norms}
 
 
-def listeners_state(listeners: Listeners) -> tuple[dict[str, Any], Arrays]:
-    """What the steps have changed in them."""
-    arrays = {} if listeners.stats is None else _prefixed("stats", listeners.stats.snapshot())
-    for i, norm in enumerate(listeners.norm.values()):
-        arrays |= _prefixed(f"norm{i}", norm.snapshot())
-    return {}, arrays
-
-
-def restore_listeners(listeners: Listeners, arrays: Arrays) -> None:
-    """Go on counting where it was."""
-    if listeners.stats is not None:
-        listeners.stats.restore(_under("stats", arrays))
-    for i, norm in enumerate(listeners.norm.values()):
-        norm.restore(_under(f"norm{i}", arrays))
-
-
-def _prefixed(prefix: str, arrays: Mapping[str, torch.Tensor]) -> Arrays:
-    return {f"{prefix}.{name}": array for name, array in arrays.items()}
-
-
 def _under(prefix: str, arrays: Mapping[str, torch.Tensor]) -> Arrays:
     return {name.removeprefix(f"{prefix}."): x for name, x in arrays.items() if name.startswith(f"{prefix}.")}
 

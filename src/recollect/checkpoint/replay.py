@@ -16,9 +16,7 @@ from recollect.checkpoint.contents import (
     describe_listeners,
     describe_sampler,
     listeners_of,
-    listeners_state,
     random_state,
-    restore_listeners,
     restore_random,
     sampler_of,
 )
@@ -53,7 +51,7 @@ def contents(replay: ReplayBuffer) -> Contents:
     found.take("pending", ({}, arrays))
     found.take("sampler", ({}, replay._draws.saved()))
     found.take("random", random_state(replay._random))
-    found.take("listeners", listeners_state(replay._listeners))
+    found.take("listeners", ({}, replay._listeners.snapshot()))
     staged = {f"{name}.{i}": leaf for name, leaves in replay._staged.items() for i, leaf in enumerate(leaves)}
     found.take("staged", ({"names": list(replay._staged)}, staged))
     found.rows = rows(replay)
@@ -123,7 +121,7 @@ def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Ten
         column[pending] = read.array(f"pending.obs{i}", column[: ring.num_envs]).to(replay.device)
     _resume_sampler(replay, read, placed)
     restore_random(replay._random, *read.part("random"), devices=same_device)
-    restore_listeners(replay._listeners, read.part("listeners")[1])
+    replay._listeners.restore(read.part("listeners")[1])
     _restore_staged(replay, read)
     return ring.head.cpu().clone()
 

@@ -17,10 +17,8 @@ from recollect.checkpoint.contents import (
     describe,
     describe_listeners,
     listeners_of,
-    listeners_state,
     path_of,
     random_state,
-    restore_listeners,
     restore_random,
 )
 from recollect.checkpoint.manifest import Node
@@ -63,7 +61,7 @@ def contents(rollout: RolloutBuffer) -> Contents:
     found.take("last", _last_state(rollout))
     found.take("carries", ({}, rollout._carries.saved()))
     found.take("random", random_state(rollout._random))
-    found.take("listeners", listeners_state(rollout._listeners))
+    found.take("listeners", ({}, rollout._listeners.snapshot()))
     return found
 
 
@@ -125,7 +123,7 @@ def restore(rollout: RolloutBuffer, read: Read, *, same_device: bool) -> torch.T
     except (KeyError, ValueError) as error:
         raise Node("state: carries", str(error)).wrong("hidden states of the rollout") from None
     restore_random(rollout._random, *read.part("random"), devices=same_device)
-    restore_listeners(rollout._listeners, read.part("listeners")[1])
+    rollout._listeners.restore(read.part("listeners")[1])
     return torch.zeros(0, dtype=torch.int64)
 
 
