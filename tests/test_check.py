@@ -169,7 +169,6 @@ REPLAY: dict[str, tuple[dict[str, Any], Break, str]] = {
     "three final rows": (
         NEXT, ring("kind", (slice(1, 3), 0), FINAL), "^kind of row 3, environment 0: expected at most two final rows"
     ),
-    "no start behind the floor": ({}, ring("first", (0, 1), False), "^first of row 0, .*: expected a start behind the"),
     "no start behind a final row": ({}, ring("first", (4, 0), False), "^first of row 4, .*: expected a start behind"),
     "a start in an episode": ({}, ring("first", (1, 1), True), "^first of row 1, .*: expected a start only behind a"),
     "no start of a stored row": (STORED, ring("first", (1, 1), False), "^first of row 1, .*: expected every unordered"),

@@ -471,6 +471,19 @@ class ReplayBuffer:
             leaves = self._storage.transitions(slots[slots >= 0])
             return assemble(list(leaves), leaves.values(), leaves[("index",)].shape)
 
+    @property
+    def columns(self) -> TensorDict:
+        """The whole memory as a TensorDict `[slots, num_envs]`, with "next_obs" where that is stored too.
+
+        Row r of an environment is at slot r mod slots; what is not stored is zero, or an older row. For learning there
+        is `sample`.
+        """
+        with self._lock:
+            storage = self._storage
+            leaves = [*storage.columns, *storage.next_columns]
+            paths = [*storage.schema.paths, *storage.next_paths][: len(leaves)]
+            return assemble(paths, leaves, torch.Size((storage.ring.slots, storage.ring.num_envs)))
+
     # Saving
 
     def state_dict(self) -> dict[str, Any]:
