@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,14 @@ class RunningNorm:
         }
         """How many rows, their mean, and the sum of their squared distances from it."""
         self._fitted: tuple[Any, torch.dtype, torch.Tensor, torch.Tensor] | None = None
+        self._lock = threading.Lock()
+        """Whoever makes the next state of this one holds it: of two updates at once none is lost."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
 
     # Counting
 
@@ -76,19 +85,21 @@ class RunningNorm:
         self._merge(*(tensor.to(self.device) for tensor in other._state.values()))
 
     def _merge(self, count: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:
-        before = self._state
-        total = before["count"] + count
-        share = count / total.clamp(min=1)
-        apart = mean - before["mean"]
-        self._state = {
-            "count": total,
-            "mean": before["mean"] + apart * share,
-            "squares": before["squares"] + squares + apart.square() * (before["count"] * share),
-        }
+        with self._lock:
+            before = self._state
+            total = before["count"] + count
+            share = count / total.clamp(min=1)
+            apart = mean - before["mean"]
+            self._state = {
+                "count": total,
+                "mean": before["mean"] + apart * share,
+                "squares": before["squares"] + squares + apart.square() * (before["count"] * share),
+            }
 
     def clear(self) -> None:
         """Forget every row."""
-        self._state = {name: torch.zeros_like(tensor) for name, tensor in self._state.items()}
+        with self._lock:
+            self._state = {name: torch.zeros_like(tensor) for name, tensor in self._state.items()}
 
     # Using
 
@@ -175,7 +186,8 @@ class RunningNorm:
 
     def to(self, device: torch.device | str) -> RunningNorm:
         """Move to another device; returns itself."""
-        self._state = {name: tensor.to(device) for name, tensor in self._state.items()}
+        with self._lock:
+            self._state = {name: tensor.to(device) for name, tensor in self._state.items()}
         return self
 
     def snapshot(self) -> dict[str, torch.Tensor]:
@@ -184,4 +196,5 @@ class RunningNorm:
 
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
         """Go back to a snapshot, of this norm or of another of the same shape."""
-        self._state = restored("RunningNorm", snapshot, self._state)
+        with self._lock:
+            self._state = restored("RunningNorm", snapshot, self._state)
