@@ -35,7 +35,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def at_once(*works: Callable[[], object], times: int) -> list[BaseException]:
+def at_once(*works: Callable[[], object], times: int, watchdog: float = WATCHDOG) -> list[BaseException]:
     """Every work in a thread of its own, all started together; what they raised that is no refusal."""
     errors: list[BaseException] = []
     start = threading.Barrier(len(works))
@@ -54,7 +54,7 @@ def at_once(*works: Callable[[], object], times: int) -> list[BaseException]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WATCHDOG)
+        thread.join(watchdog)
     assert not any(thread.is_alive() for thread in threads), "a call never returned"
     return errors
 
