@@ -20,6 +20,7 @@ Touched = tuple[torch.Tensor, torch.Tensor | None]
 """Slots, and which of them really changed (None: all)."""
 
 
+_MOST_IDS = 2**63 - 1
 _MOST_ROWS = 4
 """What a step can use: the pending row that was cut, its own, the final one, and that of `cut()`."""
 
@@ -53,7 +54,8 @@ class ReplayStorage:
         self._native = self._native_twin()
         self._readers: dict[Any, Reader] = {}
         self._counts: torch.Tensor | None = None
-        self.count_room()
+        self._room = _MOST_IDS // self.ring.num_envs
+        """How many rows an environment can be given yet, at least: what the host knows without asking the device."""
         self.is_empty = True
         """Nothing was written since the last clear: what the host knows without asking the device."""
 
@@ -121,7 +123,7 @@ class ReplayStorage:
 
     def count_room(self) -> None:
         """Find out how many rows can be numbered yet; for whoever has set the heads."""
-        self._room = (2**63 - 1) // self.ring.num_envs - int(self.ring.head.max())
+        self._room = _MOST_IDS // self.ring.num_envs - int(self.ring.head.max())
 
     def _require_room(self, steps: int) -> None:
         self.count_room()  # fewer rows may have been used than were allowed for

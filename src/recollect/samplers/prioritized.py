@@ -38,7 +38,7 @@ class Prioritized:
             _check_rate(f"Prioritized.{name}", getattr(self, name))
         if not callable(self.beta):
             _check_rate("Prioritized.beta", self.beta)
-        if not math.isfinite(_power(1.0 + self.eps, self.alpha)):
+        if not math.isfinite(_power(1.0 + float(self.eps), float(self.alpha))):
             expected = "(1 + eps)^alpha, the mass of a first row, to be finite"
             remedy = "Lower one of them."
             raise SchemaError(explain("Prioritized", expected, f"alpha={self.alpha}, eps={self.eps}", remedy))
