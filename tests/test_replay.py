@@ -419,7 +419,7 @@ class TestFailing:
             replay.sample(2, out=wrong)
         with pytest.raises(ArithmeticError):
             replay.sample(2, rc.Hindsight(("obs",), ("obs",), raises))
-        with pytest.raises(RuntimeError):
+        with pytest.raises(rc.SchemaError, match="device: expected a torch device"):
             replay.sample(2, device="nowhere")
         with pytest.raises(rc.SchemaError, match="sample: expected at most"):
             replay.sample(2**62)
