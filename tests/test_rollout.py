@@ -885,6 +885,40 @@ class TestOtherDevices:
             rollout.add(**{name: torch.as_tensor(value) for name, value in step(0).items()})
 
 
+class TestMoving:
+    @staticmethod
+    def filled() -> rc.RolloutBuffer:
+        rollout = make(filled=0, autoreset="DISABLED", extra={"hidden": rc.Carry(every=2)})
+        for t in range(3):
+            cut = np.array([False, t == 1, False])
+            rollout.add(**step(t, truncated=cut), hidden=np.full(N, t), final_obs=np.full((N, 2), 70.0 + t))
+        rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0), final_value=[3.0])
+        return rollout
+
+    def test_everything_is_the_same_in_other_memory(self, backend: str) -> None:
+        rollout, stayed = self.filled(), self.filled()
+        old = rollout.data
+        assert rollout.to("cpu") is rollout
+        assert old["obs"].data_ptr() != rollout["obs"].data_ptr()
+        old["obs"].fill_(99)
+        for read in (lambda x: x.data, lambda x: x.env_major(), lambda x: next(x.sequences(2, shuffle=False))):
+            assert (read(rollout) == read(stayed)).all()
+        assert rollout.final_obs.tolist() == [[71.0, 71.0]]
+        for each in (rollout, stayed):
+            each.add(**step(3), hidden=np.full(N, 3))
+        assert (rollout.data == stayed.data).all()
+
+    def test_everything_is_on_the_other_device(self) -> None:
+        rollout = self.filled().to("meta")
+        found = [rollout.final_obs, *rollout.data.values(True, True), *rollout.env_major().values(True, True)]
+        found += [
+            *rollout._carries._kept[rollout._carries.columns[0]].at(torch.zeros(1, dtype=torch.int64, device="meta"))
+        ]
+        assert {tensor.device.type for tensor in found} == {rollout.device.type} == {"meta"}
+        assert rollout._last is not None
+        assert {leaf.device.type for leaves in rollout._last for leaf in leaves or ()} == {"meta"}
+
+
 class TestInferenceMode:
     def test_a_buffer_made_and_filled_in_it_goes_on_outside(self, backend: str) -> None:
         with torch.inference_mode():

@@ -190,6 +190,10 @@ class TestLayouts:
         packed = PackedSequence(there["obs"], there["batch_sizes"])
         assert packed.data.device.type == "meta"
 
+    def test_packed_sequences_have_no_sizes_beyond_the_longest(self, backend: str):
+        (packed,) = golden().sequences(9, layout="packed")
+        assert packed["batch_sizes"].tolist() == [3, 3, 2, 1, 1]
+
     def test_a_length_beyond_the_rollout_pads_to_the_length(self, backend: str):
         (batch,) = golden().sequences(9)
         assert batch["obs"].shape == (3, 9, 1)
