@@ -55,8 +55,9 @@ class Net(nn.Module):
         super().__init__()
         self.encoder = nn.Sequential(nn.Linear(num_inputs, hidden), nn.Tanh())
         self.gru = nn.GRU(hidden, hidden, batch_first=True) if memory else None
-        self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, num_outputs))
-        nn.init.orthogonal_(self.head[2].weight, last_gain)
+        last = nn.Linear(hidden, num_outputs)
+        nn.init.orthogonal_(last.weight, last_gain)
+        self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), last)
 
     def forward(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs for obs [B, L, …] from the states [B, H] before them, and the states after them."""
@@ -85,8 +86,8 @@ class Agent(nn.Module):
 @torch.no_grad()
 def act(agent: Agent, obs: np.ndarray, state: Mapping[str, Tensor]) -> tuple[Categorical, Tensor, dict[str, Tensor]]:
     """One step of every environment."""
-    policy, value, state = agent(torch.as_tensor(obs).unsqueeze(1), state)
-    return Categorical(logits=policy.logits.squeeze(1)), value.squeeze(1), state
+    policy, value, after = agent(torch.as_tensor(obs).unsqueeze(1), state)
+    return Categorical(logits=policy.logits.squeeze(1)), value.squeeze(1), after
 
 
 def train(seed: int, total_steps: int, *, memory: bool) -> list[tuple[int, float]]:

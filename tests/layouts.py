@@ -101,7 +101,7 @@ class Both:
             column.clear()
 
     def play(self, length: int) -> None:
-        """A random history."""
+        """A random history, in which every invariant holds all the time."""
         n = len(self.columns)
         for _ in range(length):
             choice = self.random.random()
@@ -114,6 +114,7 @@ class Both:
                 self.cut(some)
             else:
                 self.clear()
+            self.replay.check()
 
     @property
     def expected(self) -> dict[int, dict[str, Any]]:

@@ -79,6 +79,7 @@ class TestAdding:
             expected: deque[tuple[int, int, float, float]] = deque(maxlen=capacity)
             row, round_ = 0, 0
             for size in sizes:
+                buffer.check()
                 if size == "round":
                     round_ += 1
                     assert buffer.next_round() == round_
@@ -91,6 +92,7 @@ class TestAdding:
                 buffer.add(*((obs[0], action[0]) if size is None else (obs, action)))
                 expected.extend((t, round_, float(t), 10.0 * t) for t in range(row, row + len(obs)))
                 row += len(obs)
+            buffer.check()
             assert len(buffer) == len(expected)
             assert buffer.is_full == (len(expected) == capacity)
             assert buffer.round == round_
@@ -144,7 +146,7 @@ class TestAdding:
         buffer = rc.DistillationBuffer(8, obs=2)
         buffer.add(obs, action)
         obs[:], action[:] = 99, 99
-        for batch in chain([buffer.sample(20)], buffer.epochs(4, epochs=2, shuffle=False), [buffer[torch.arange(4)]]):
+        for batch in chain([buffer.sample(200)], buffer.epochs(4, epochs=2, shuffle=False), [buffer[torch.arange(4)]]):
             assert set(batch["index"].tolist()) == {0, 1, 2, 3}
             for name in ("obs", "action", "index", "round"):
                 batch[name].fill_(77)

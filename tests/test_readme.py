@@ -11,7 +11,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
 def test_the_examples_of_the_readme_run_as_printed() -> None:
-    loop, replay = BLOCKS
+    loop, replay, recurrent = BLOCKS
     names: dict[str, Any] = {}
     exec(compile(loop, str(README), "exec"), names)
     assert names["rollout"].is_full
@@ -20,3 +20,7 @@ def test_the_examples_of_the_readme_run_as_printed() -> None:
     exec(compile(replay, str(README), "exec"), names)
     assert len(names["replay"]) == 1_000
     assert [len(episode) for episode in names["replay"].episodes()] == [100] * 10
+    exec(compile(recurrent, str(README), "exec"), names)
+    assert names["steps"][0].shape[1:] == (16, 3)
+    assert names["state"].shape[1:] == (32,)
+    assert names["rollout"].stats.summary()["episodes"] == 24

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recollect as rc
-from tests.layouts import Both
+from tests.layouts import Both, arrays
 from tests.scripted import Scripted, act
 
 
@@ -225,6 +225,17 @@ class TestWriting:
             replay.extend({name: value[:0] for name, value in dict(block).items()})
         assert len(replay) == 12
 
+    @pytest.mark.parametrize("kind", [torch.zeros, np.zeros])
+    def test_a_block_whose_next_observations_are_its_observations_is_refused(self, kind: Any) -> None:
+        replay = rc.ReplayBuffer(30, obs=1, action=(), next_obs="stored")
+        path = kind((5, 1))
+        path[:, 0] += torch.arange(5.0) if kind is torch.zeros else np.arange(5.0)
+        rest = {"action": np.zeros(4), "reward": np.zeros(4), **dict.fromkeys(("terminated", "truncated"), [False] * 4)}
+        with pytest.raises(rc.SchemaError, match="next_obs: expected memory of its own, got that of obs"):
+            replay.extend({**rest, "obs": path[:4], "next_obs": path[:4]})
+        replay.extend({**rest, "obs": path[:-1], "next_obs": path[1:]})  # one array of a whole episode
+        assert replay[replay.ids()]["next_obs"].flatten().tolist() == [1.0, 2.0, 3.0, 4.0]
+
     def test_a_single_scripted_environment_reset_by_hand(self, backend: str) -> None:
         env = Scripted(0, ((3, "terminated"), (2, "truncated")))
         replay = rc.ReplayBuffer.for_env(env, 50)
@@ -383,6 +394,17 @@ class TestReading:
             )
         assert len(replay) == 100
         assert len(replay.sample(2000)["reward"].unique()) == 100
+
+    @pytest.mark.parametrize(("next_obs", "slots"), [("shared", 5), ("stored", 4)])
+    def test_the_columns_are_the_memory(self, next_obs: Any, slots: int) -> None:
+        replay = fill(6, capacity=4, next_obs=next_obs)
+        columns = replay.columns
+        assert columns.batch_size == (slots, 1)
+        row = 5 % slots
+        assert columns["reward"][row].tolist() == [50.0]
+        assert ("next_obs" in columns.keys()) == (next_obs == "stored")
+        columns["reward"][row] = 77
+        assert replay[5]["reward"] == 77
 
 
 class TestFailing:
@@ -770,3 +792,86 @@ class TestThreads:
             thread.join()
         assert not failures
         assert len(replay) == 64
+
+
+class TestRows:
+    def test_ids_name_every_transition_oldest_first(self, backend: str) -> None:
+        both = Both(6, 3, np.random.default_rng(0))
+        for _ in range(20):
+            both.add()
+        index = both.replay.ids()
+        assert len(index) == len(both.replay)
+        assert (index.diff() > 0).all()
+        whole = torch.cat([episode["index"] for episode in both.replay.episodes()])
+        assert torch.equal(whole.sort().values, index)
+        assert len(fill(0).ids()) == 0
+
+    def test_rows_are_read_through_any_view(self, backend: str) -> None:
+        replay = fill(8)
+        batch = replay.read(replay.ids()[[2, 6]], rc.NStep(3, 0.5))
+        assert batch["reward"].tolist() == [20 + 15 + 10, 60 + 35]
+        assert batch["next_obs"].squeeze(1).tolist() == [5, 8]
+        assert batch["index"].tolist() == replay.ids()[[2, 6]].tolist()
+        with pytest.raises(rc.SchemaError, match="got the class NStep. Make one of it"):
+            replay.read(replay.ids(), rc.NStep)  # pyright: ignore[reportArgumentType]
+
+    def test_a_view_that_fails_leaves_the_draws_to_come_as_they_were(self) -> None:
+        def fail(*_: Any) -> Any:
+            raise ZeroDivisionError
+
+        declared = {"obs": {"goal": 1, "at": 1}, "action": (), "seed": 0}
+        replay, twin = (rc.ReplayBuffer(8, **declared) for _ in range(2))
+        for buffer in (replay, twin):
+            for t in range(6):
+                obs, after = ({"goal": [9.0], "at": [float(t + k)]} for k in (0, 1))
+                buffer.add(obs, 0.0, 0.0, False, False, after)
+        with pytest.raises(ZeroDivisionError):
+            replay.read(replay.ids(), rc.Hindsight("goal", "at", fail))
+        assert torch.equal(replay.sample(20)["index"], twin.sample(20)["index"])
+
+    def test_a_buffer_knows_which_environments_are_inside_an_episode(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(18, obs=1, action=(), num_envs=3)
+        assert replay.is_open.tolist() == [False] * 3
+        obs, flags = np.zeros((3, 1), np.float32), np.array([False, True, False])
+        replay.add(obs, np.zeros(3), np.zeros(3), flags, np.zeros(3, np.bool_), obs + 1)
+        assert replay.is_open.tolist() == [True, False, True]
+        replay.cut([2])
+        assert replay.is_open.tolist() == [True, False, False]
+
+
+class TestState:
+    @pytest.mark.parametrize(
+        "sampler", [rc.Uniform(), rc.Prioritized(beta=lambda drawn: drawn / 100), rc.WithoutReplacement()]
+    )
+    def test_a_buffer_that_loads_a_state_goes_on_as_the_other_would(self, backend: str, sampler: Any) -> None:
+        both = Both(6, 3, np.random.default_rng(0), sampler=sampler)
+        for _ in range(11):
+            both.add()
+        both.replay.sample(5)
+        if isinstance(sampler, rc.Prioritized):
+            both.replay.update_priority(both.replay.ids(), torch.arange(len(both.replay)).double())
+        twin = rc.ReplayBuffer(18, obs=1, action=(), num_envs=3, sampler=sampler, seed=1)
+        twin.load_state_dict(both.replay.state_dict())
+        steps = [arrays([both.world.step(env) for env in range(3)]) for _ in range(4)]
+        for replay in (both.replay, twin):
+            for step in steps:
+                replay.add(**step)
+        mine, other = twin.sample(10), both.replay.sample(10)
+        assert set(mine.keys()) == set(other.keys())
+        assert all(torch.equal(mine[name], other[name]) for name in mine.keys())
+        assert torch.equal(twin.ids(), both.replay.ids())
+
+    def test_staged_fields_are_part_of_the_state(self) -> None:
+        replay, twin = fill(3), fill(0)
+        replay.stage(obs=[3.0])
+        twin.load_state_dict(replay.state_dict())
+        twin.add(None, 0.0, 30.0, False, False, [4.0])
+        assert twin[twin.ids()[-1:]]["obs"].item() == 3.0
+
+    def test_the_state_of_another_buffer_is_refused_and_changes_nothing(self) -> None:
+        replay = fill(3)
+        with pytest.raises(rc.SchemaError, match="load_state_dict: expected tensors like"):
+            replay.load_state_dict(fill(5, capacity=8).state_dict())
+        with pytest.raises(rc.SchemaError, match="load_state_dict: expected the state of Uniform, got Prioritized"):
+            replay.load_state_dict(fill(5, sampler=rc.Prioritized()).state_dict())
+        assert replay[replay.ids()]["reward"].tolist() == [0, 10, 20]

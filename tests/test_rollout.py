@@ -716,6 +716,22 @@ class TestReading:
         with pytest.raises(KeyError, match="expected one of .*action"):
             rollout["actions"]
 
+    @pytest.mark.parametrize("num_envs", [N, None])
+    def test_the_whole_memory_is_there_from_the_start(self, num_envs: int | None) -> None:
+        rollout = rc.RolloutBuffer(4, num_envs, obs={"a": 2}, action=())
+        lead = (4,) if num_envs is None else (4, num_envs)
+        assert rollout.columns["obs", "a"].shape == (*lead, 2)
+        assert rollout.columns.batch_size == lead
+        fields = {"obs": {"a": np.ones((*lead[1:], 2))}, **dict.fromkeys(("action", "reward"), np.ones(lead[1:]))}
+        flags = dict.fromkeys(("terminated", "truncated"), np.zeros(lead[1:], bool))
+        rollout.add(**fields, **flags)
+        rollout.attach(mine=np.full((1, *lead[1:]), 3.0))
+        columns = rollout.columns
+        assert columns["reward"].sum() == (num_envs or 1)
+        assert columns["mine"].flatten().tolist() == [3.0] * (num_envs or 1) + [0.0] * 3 * (num_envs or 1)
+        columns["obs", "a"][0] = 7
+        assert rollout["obs", "a"].eq(7).all()
+
     def test_repr_says_what_is_in_it(self) -> None:
         assert repr(make(filled=2)).startswith("RolloutBuffer(2 of 4 steps, num_envs=3, fields=(obs, action,")
 
@@ -885,40 +901,6 @@ class TestOtherDevices:
             rollout.add(**{name: torch.as_tensor(value) for name, value in step(0).items()})
 
 
-class TestMoving:
-    @staticmethod
-    def filled() -> rc.RolloutBuffer:
-        rollout = make(filled=0, autoreset="DISABLED", extra={"hidden": rc.Carry(every=2)})
-        for t in range(3):
-            cut = np.array([False, t == 1, False])
-            rollout.add(**step(t, truncated=cut), hidden=np.full(N, t), final_obs=np.full((N, 2), 70.0 + t))
-        rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0), final_value=[3.0])
-        return rollout
-
-    def test_everything_is_the_same_in_other_memory(self, backend: str) -> None:
-        rollout, stayed = self.filled(), self.filled()
-        old = rollout.data
-        assert rollout.to("cpu") is rollout
-        assert old["obs"].data_ptr() != rollout["obs"].data_ptr()
-        old["obs"].fill_(99)
-        for read in (lambda x: x.data, lambda x: x.env_major(), lambda x: next(x.sequences(2, shuffle=False))):
-            assert (read(rollout) == read(stayed)).all()
-        assert rollout.final_obs.tolist() == [[71.0, 71.0]]
-        for each in (rollout, stayed):
-            each.add(**step(3), hidden=np.full(N, 3))
-        assert (rollout.data == stayed.data).all()
-
-    def test_everything_is_on_the_other_device(self) -> None:
-        rollout = self.filled().to("meta")
-        found = [rollout.final_obs, *rollout.data.values(True, True), *rollout.env_major().values(True, True)]
-        found += [
-            *rollout._carries._kept[rollout._carries.columns[0]].at(torch.zeros(1, dtype=torch.int64, device="meta"))
-        ]
-        assert {tensor.device.type for tensor in found} == {rollout.device.type} == {"meta"}
-        assert rollout._last is not None
-        assert {leaf.device.type for leaves in rollout._last for leaf in leaves or ()} == {"meta"}
-
-
 class TestInferenceMode:
     def test_a_buffer_made_and_filled_in_it_goes_on_outside(self, backend: str) -> None:
         with torch.inference_mode():
@@ -1028,3 +1010,12 @@ class TestStatistics:
         rollout.add(**step(0, terminated=np.array([False, True, False])))
         rollout.add(**step(1))
         assert told == [([0.0, 1.0, 2.0], [True] * 3), ([10.0, 11.0, 12.0], [True, False, True])]
+
+
+def test_a_rollout_tells_what_it_keeps() -> None:
+    rollout = rc.RolloutBuffer(num_steps=4, num_envs=3, obs=2, action=())
+    kept = 5 * 3 * (8 + 4 + 4 + 1 + 1 + 4 + 4)  # a row more than steps: obs, action, reward, flags, value, log_prob
+    assert rollout.nbytes == kept
+    rollout.add(np.zeros((3, 2)), np.zeros(3), np.zeros(3), np.zeros(3, bool), np.zeros(3, bool), value=np.zeros(3))
+    rollout.compute_advantage(np.zeros(3))
+    assert rollout.nbytes == kept + 2 * 5 * 3 * 4

@@ -31,6 +31,7 @@ def filled(ended: list[list[bool]], **options: Any) -> rc.RolloutBuffer:
             row.unsqueeze(1), row, torch.zeros(envs), np.array(ended[t]), np.zeros(envs, bool),
             hidden={"a": -row.unsqueeze(1).expand(envs, 2)},
         )  # fmt: skip
+    rollout.check()
     return rollout
 
 

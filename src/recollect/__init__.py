@@ -1,8 +1,19 @@
 """recollect: the experience memory of reinforcement learning in PyTorch."""
 
 from recollect import kernels
+from recollect.checkpoint import load
 from recollect.distillation import DistillationBuffer
-from recollect.errors import BufferFullError, NotReadyError, PriorityError, SchemaError
+from recollect.errors import (
+    BufferFullError,
+    CheckpointError,
+    CorruptCheckpoint,
+    IncompatibleCheckpoint,
+    InvariantError,
+    NoCheckpoint,
+    NotReadyError,
+    PriorityError,
+    SchemaError,
+)
 from recollect.estimators import (
     discounted_return,
     explained_variance,
@@ -27,12 +38,17 @@ __version__ = "0.1.0"
 __all__ = [
     "BufferFullError",
     "Carry",
+    "CheckpointError",
+    "CorruptCheckpoint",
     "DistillationBuffer",
     "EpisodeStats",
     "Field",
     "Hindsight",
+    "IncompatibleCheckpoint",
+    "InvariantError",
     "Memory",
     "NStep",
+    "NoCheckpoint",
     "NotReadyError",
     "Prioritized",
     "PriorityError",
@@ -51,6 +67,7 @@ __all__ = [
     "group_advantage",
     "kernels",
     "lambda_return",
+    "load",
     "n_step_return",
     "normalize",
     "vtrace",

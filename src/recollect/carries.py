@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from recollect.errors import SchemaError, explain
+from recollect.invariants.require import require, require_all, require_form
 from recollect.kernels.sequence_index import Cuts
 from recollect.schema import Carry, Schema
 
@@ -47,11 +50,40 @@ class SparseCarries:
         self._in_rollout += valid
         self._in_episode = torch.where(ended & valid, self._after_end, self._in_episode + 1)
 
-    def to(self, device: torch.device) -> None:
-        """Move them to another device."""
-        self._in_episode, self._in_rollout = self._in_episode.to(device), self._in_rollout.to(device)
-        for kept in self._kept.values():
-            kept.to(device)
+    def saved(self) -> dict[str, torch.Tensor]:
+        """Everything that a checkpoint needs to go on from here."""
+        if not self.columns:
+            return {}
+        kept = {f"{column}.{name}": x for column, kept in self._kept.items() for name, x in kept.saved().items()}
+        return {"in_episode": self._in_episode, "in_rollout": self._in_rollout, **kept}
+
+    def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Go on from what was saved."""
+        if not self.columns:
+            return
+        for name in ("in_episode", "in_rollout"):
+            getattr(self, f"_{name}").copy_(saved[name])
+        for column, kept in self._kept.items():
+            kept.clear()
+            kept.append(*(saved[f"{column}.{name}"].to(self._in_episode.device) for name in ("rows", "values")))
+
+    def check(self, ended: torch.Tensor, valid: torch.Tensor) -> None:
+        """Verify that what is kept is what was due, of steps that ended [T, N] and rows that count [T + 1, N]."""
+        if not self._kept or ended.device.type == "meta":
+            return
+        # One row more than there are steps: the coming one.
+        none = torch.zeros_like(valid[:1])
+        in_rollout = torch.cat([none, valid[:-1]]).cumsum(0)
+        after_end = torch.cat([none, ended & valid[:-1]])
+        in_episode = in_rollout - torch.where(after_end, in_rollout, 0).cummax(0).values
+        for name, found, expected in (
+            ("rollout", self._in_rollout, in_rollout[-1]),
+            ("episode", self._in_episode, torch.where(valid[-1], in_episode[-1], -1)),
+        ):
+            require_all(found == expected, f"place in the {name}", f"{expected.tolist()}", found)
+        for column, kept in self._kept.items():
+            due = (in_episode % kept.every == 0) | (in_rollout % kept.every == 0)
+            kept.check(".".join(self._paths[column]), (due & valid)[:-1])
 
     def require(self, cuts: Cuts) -> None:
         """Refuse sequences that start where nothing was kept."""
@@ -71,27 +103,44 @@ class _Kept:
     """Some rows of one leaf, in the order they came."""
 
     def __init__(self, field: Carry, num_rows: int, device: torch.device) -> None:
-        self.every = field.every
+        self.every, self._field = field.every, field
         self._values = torch.zeros((0, *field.shape), dtype=field.dtype, device=device)
         self._place = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self._rows = torch.zeros(0, dtype=torch.int64, device=device)
+        """Which rows the values are of."""
         self._count = 0
 
     def clear(self) -> None:
         self._count = 0
 
-    def to(self, device: torch.device) -> None:
-        self._values, self._place = self._values.to(device), self._place.to(device)
+    def check(self, where: str, due: torch.Tensor) -> None:
+        """What is kept is that of the steps `due` [T, N], one behind the other."""
+        rows = due.flatten().nonzero().squeeze(1)
+        require(self._count == len(rows), where, f"{len(rows)} kept rows", self._count)
+        shape = (max(self._count, len(self._values)), *self._field.shape)
+        require_form(where, self._values, shape, self._field.dtype, due.device)
+        place = self._place[rows]
+        require_all(place == torch.arange(len(rows), device=due.device), where, "rows in their order", place)
 
     @torch.inference_mode(False)  # what grows now is written later, in whatever mode
     def append(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         count = self._count + len(rows)
         if count > len(self._values):
-            grown = self._values.new_zeros((max(count, 2 * len(self._values)), *self._values.shape[1:]))
-            grown[: self._count] = self._values[: self._count]
-            self._values = grown
-        self._values[self._count : count] = values
+            size = max(count, 2 * len(self._values))
+            self._values, self._rows = (_grown(x, size, self._count) for x in (self._values, self._rows))
+        self._values[self._count : count], self._rows[self._count : count] = values, rows
         self._place[rows] = torch.arange(self._count, count, device=rows.device)
         self._count = count
 
     def at(self, rows: torch.Tensor) -> torch.Tensor:
         return self._values[self._place[rows]]
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        return {"rows": self._rows[: self._count], "values": self._values[: self._count]}
+
+
+def _grown(tensor: torch.Tensor, size: int, count: int) -> torch.Tensor:
+    """A longer tensor with the first `count` rows of this one."""
+    grown = tensor.new_zeros((size, *tensor.shape[1:]))
+    grown[:count] = tensor[:count]
+    return grown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
+from os import PathLike
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ from recollect.batch import assemble, assembler, check_destination, checked_targ
 from recollect.border import as_tensor, conform, dotted, row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
+from recollect.invariants.distillation import check_distillation
 from recollect.kernels.reader import reader
 from recollect.memory import Memory
 from recollect.randomness import Randomness
@@ -179,6 +181,17 @@ class DistillationBuffer:
         """Forget every row; ids and rounds go on from where they are, and fields stay as they are."""
         with self._lock:
             self._ring.clear()
+
+    def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
+        """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
+
+        Only what is new since this buffer's last save there is written, and the newest `keep` checkpoints stay. What is
+        saved is everything: rows,
+        rounds and the generator. `recollect.load(path)` goes on from it exactly.
+        """
+        from recollect.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
+
+        return save(self, path, keep=keep)
 
     # Rounds
 
@@ -346,6 +359,12 @@ class DistillationBuffer:
         return out
 
     # About it
+
+    def check(self) -> None:
+        """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""
+        with self._lock:
+            check_distillation(self)
+            self._random.check()
 
     def __len__(self) -> int:
         """How many rows are stored."""

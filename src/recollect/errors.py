@@ -19,6 +19,26 @@ class PriorityError(ValueError):
     """A priority that is negative, infinite or not a number."""
 
 
+class CheckpointError(Exception):
+    """A checkpoint that could not be written or read."""
+
+
+class CorruptCheckpoint(CheckpointError):
+    """Files that are not what was saved: cut off, changed, missing, or made by somebody else."""
+
+
+class IncompatibleCheckpoint(CheckpointError):
+    """A whole checkpoint that does not fit here: another format, or something that it cannot hold."""
+
+
+class NoCheckpoint(CheckpointError):
+    """Nothing was ever saved there."""
+
+
+class InvariantError(RuntimeError):
+    """A buffer is not what its own methods make of it: something else has changed it."""
+
+
 def explain(where: str, expected: object, got: object, remedy: str) -> str:
     """The one sentence pattern of all messages: `<where>: expected <what>, got <what>. <What to do>.`"""
     return f"{where}: expected {expected}, got {got}. {remedy}"

@@ -9,6 +9,8 @@ import torch
 
 from recollect.autoreset import final_rows, observation
 from recollect.batch import assemble
+from recollect.border import dotted
+from recollect.invariants.require import require, require_form
 from recollect.schema import Field, Schema, given_shape
 
 
@@ -50,10 +52,19 @@ class Finals:
         """Forget them."""
         self._found = []
 
-    def to(self, device: torch.device) -> None:
-        """Move them to another device."""
-        self._device = device
-        self._found = [found._replace(leaves=[leaf.to(device) for leaf in found.leaves]) for found in self._found]
+    def check(self, cut: torch.Tensor) -> None:
+        """Verify that each is of a truncated step (`cut` [T, N]) and stands where it belongs."""
+        for found in self._found:
+            for i, leaf in zip(self._schema.columns["obs"], found.leaves, strict=True):
+                field, where = self._schema.fields[i], f"final_{dotted(self._schema.paths[i])} of step {found.step}"
+                require_form(where, leaf, (len(found.envs), *given_shape(field)), field.dtype, self._device)
+        places = self.places
+        require(places == sorted(set(places)), "final_obs", "one a step, by step and environment", places)
+        if cut.device.type == "meta":  # which has no values to look at
+            return
+        truncated = set(map(tuple, cut.nonzero().tolist())) if places else set()
+        wrong = [place for place in places if place not in truncated]
+        require(not wrong, "final_obs", "(step, environment) of truncated steps", wrong)
 
     @property
     def places(self) -> list[tuple[int, int]]:

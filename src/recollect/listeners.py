@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from typing import Any
 
@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 from recollect.autoreset import told_by_info
 from recollect.border import dotted, light
 from recollect.errors import SchemaError, explain
+from recollect.invariants.require import require
 from recollect.norm import RunningNorm
 from recollect.schema import Field, Path, Schema, given_shape
 from recollect.stats import EpisodeStats
@@ -34,6 +35,7 @@ class Listeners:
     ) -> None:
         self.stats, self.norm = stats, dict(norm or {})
         self._num_envs = num_envs
+        self._device = device
         self._fields = _fields_of(stats, schema) if stats is not None else {}
         """Which columns the statistics read, by name."""
         self._rewards = schema.columns["reward"] if stats is not None else ()
@@ -42,21 +44,16 @@ class Listeners:
         listened = {*self._fields.values(), *self._rewards, *self._norms}
         self.columns = tuple(listened.union(self._flags)) if listened else ()
         """Which columns are to be told; none when nobody listens."""
-        self._asked = (
-            () if stats is None else tuple(n for n in (*stats.metrics, *stats.reasons) if n not in schema.columns)
-        )
-        """What is not declared in the buffer but may be in the info of a step."""
-        if stats is not None and stats.num_envs != num_envs:
-            remedy = f"Pass EpisodeStats({num_envs})."
-            raise SchemaError(explain("stats", f"num_envs={num_envs} as the buffer's", stats.num_envs, remedy))
-        self.to(device)
-
-    def to(self, device: torch.device) -> None:
-        """Move them to another device."""
-        self._device = device
-        for one in (self.stats, *self._norms.values()):
-            if one is not None:
-                one.to(device)
+        self._asked: tuple[str, ...] = ()
+        """Metrics and reasons that are no fields of the buffer but may be in the info of a step."""
+        if stats is not None:
+            if stats.num_envs != num_envs:
+                remedy = f"Pass EpisodeStats({num_envs})."
+                raise SchemaError(explain("stats", f"num_envs={num_envs} as the buffer's", stats.num_envs, remedy))
+            self._asked = tuple(name for name in (*stats.metrics, *stats.reasons) if name not in self._fields)
+            stats.to(device)
+        for one in self._norms.values():
+            one.to(device)
 
     def measured(
         self, info: Mapping[str, Any] | None, lead: tuple[int, ...], mode: AutoresetMode | None
@@ -70,10 +67,14 @@ class Listeners:
 
         Everything is as `light` makes it. `measured` belongs to a block of one step.
         """
+        if self.stats is not None:
+            self._tell_stats(self.stats, block, mask, measured, envs)
         for column, norm in self._norms.items():
             norm.update(block[column], mask)
-        if self.stats is None:
-            return
+
+    def _tell_stats(
+        self, stats: EpisodeStats, block: Mapping[int, Any], mask: Any, measured: Mapping[str, Any], envs: Any
+    ) -> None:
         named = {name: block[column] for name, column in self._fields.items()}
         named.update(measured)
         named["reward"] = _of_all_agents([block[column] for column in self._rewards])
@@ -82,7 +83,10 @@ class Listeners:
         elif envs is not None:
             named["mask"] = named["terminated"] | True
         for t in range(len(named["reward"])):
-            self._count(self.stats, {name: self._whole(values[t], envs) for name, values in named.items()})
+            step = {name: self._whole(values[t], envs) for name, values in named.items()}
+            metrics = {name: step[name] for name in stats.metrics if name in step}
+            reasons = {name: step[name] != 0 for name in stats.reasons if name in step}
+            stats.update(*(step[name] for name in _STEP), mask=step.get("mask"), metrics=metrics, reasons=reasons)
 
     def ended(self, block: Mapping[int, Any]) -> Any:
         """Which steps of a block end an episode [T, K], by their flags."""
@@ -95,16 +99,30 @@ class Listeners:
             return values[0]
         if envs is None:
             return values
-        whole: Any = values.new_zeros if isinstance(values, torch.Tensor) else partial(np.zeros, dtype=values.dtype)
-        whole = whole(self._num_envs)
+        count, is_tensor = self._num_envs, isinstance(values, torch.Tensor)
+        whole = values.new_zeros(count) if is_tensor else np.zeros(count, values.dtype)
         whole[envs] = values
         return whole
 
-    @staticmethod
-    def _count(stats: EpisodeStats, step: dict[str, Any]) -> None:
-        metrics = {name: step[name] for name in stats.metrics if name in step}
-        reasons = {name: step[name] != 0 for name in stats.reasons if name in step}
-        stats.update(*(step[name] for name in _STEP), mask=step.get("mask"), metrics=metrics, reasons=reasons)
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """What the steps have changed in all of them."""
+        found = {} if self.stats is None else _prefixed("stats", self.stats.snapshot())
+        for i, norm in enumerate(self.norm.values()):
+            found |= _prefixed(f"norm{i}", norm.snapshot())
+        return found
+
+    def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
+        """Go on counting where a snapshot was."""
+        if self.stats is not None:
+            self.stats.restore(_under("stats", snapshot))
+        for i, norm in enumerate(self.norm.values()):
+            norm.restore(_under(f"norm{i}", snapshot))
+
+    def check(self) -> None:
+        """Verify each of them, and that they are where the steps are."""
+        for one in (*(() if self.stats is None else (self.stats,)), *self._norms.values()):
+            require(one.device == self._device, type(one).__name__, f"it on {self._device}", one.device)
+            one.check()
 
     def restarted(self, env_ids: Any = None) -> None:
         """These environments (or all) begin anew: what they were doing is no episode."""
@@ -158,3 +176,11 @@ def _column_of(path: str | Path, schema: Schema, norm: RunningNorm) -> int:
     if norm.shape != shape:
         raise SchemaError(explain(where, f"shape {shape}", norm.shape, f"Pass RunningNorm({shape})."))
     return column
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(f"{prefix}."): x for name, x in tensors.items() if name.startswith(f"{prefix}.")}

@@ -10,6 +10,7 @@ import torch
 from recollect.border import as_tensor, conform, restored
 from recollect.errors import SchemaError, explain
 from recollect.estimators.arguments import positive
+from recollect.invariants.require import require, require_all, require_form
 from recollect.schema import Field
 
 _FLAG = Field((), torch.bool)
@@ -66,18 +67,17 @@ class RunningNorm:
     def update(self, x: Any, mask: Any = None) -> None:
         """Take in the rows of `x` […, *shape], over all leading axes; those where `mask` […] is False are ignored."""
         x, lead = self._checked(x)
-        dropped = None if mask is None else ~conform("mask", _FLAG, mask, lead, self.device)
+        kept = None if mask is None else conform("mask", _FLAG, mask, lead, self.device)
         # A copy of our own, worked on in place: at thousands of rows the time goes into fresh memory.
         rows = x.to(torch.float64, copy=True).reshape(-1, *self.shape)
-        count: Any = float(len(rows))
-        if dropped is not None:
-            count = count - dropped.sum(dtype=torch.float64)
-            dropped = dropped.reshape(-1, *(1,) * len(self.shape))
-            rows.masked_fill_(dropped, 0.0)
-        mean = rows.sum(0) / (count.clamp(min=1) if mask is not None else max(count, 1.0))
+        count = rows.new_full((), len(rows)) if kept is None else kept.sum(dtype=torch.float64)
+        ignored = None if kept is None else ~kept.reshape(-1, *(1,) * len(self.shape))
+        if ignored is not None:
+            rows.masked_fill_(ignored, 0.0)
+        mean = rows.sum(0) / count.clamp(min=1)
         rows.sub_(mean)
-        if dropped is not None:
-            rows.masked_fill_(dropped, 0.0)
+        if ignored is not None:
+            rows.masked_fill_(ignored, 0.0)
         self._merge(count, mean, rows.square_().sum(0))
 
     def merge(self, other: RunningNorm) -> None:
@@ -86,7 +86,7 @@ class RunningNorm:
             raise SchemaError(explain("merge", f"a norm of shape {self.shape}", other.shape, "Merge like with like."))
         self._merge(*(tensor.to(self.device) for tensor in other._state.values()))
 
-    def _merge(self, count: Any, mean: torch.Tensor, squares: torch.Tensor) -> None:
+    def _merge(self, count: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:
         before = self._state
         total = before["count"] + count
         share = count / total.clamp(min=1)
@@ -178,6 +178,19 @@ class RunningNorm:
     def std(self) -> torch.Tensor:
         """The root of `var`."""
         return self.var.sqrt()
+
+    def check(self) -> None:
+        """Verify that the moments are some of as many rows as were counted; of NaN they are NaN."""
+        for name, tensor in self._state.items():
+            require_form(f"norm: {name}", tensor, () if name == "count" else self.shape, torch.float64, self.device)
+        if self.device.type == "meta":  # which has no values to look at
+            return
+        count, mean, squares = self._state.values()
+        rows = float(count)
+        require(rows >= 0 and rows.is_integer(), "norm: count", "a whole number of rows", rows)
+        require_all(~(squares < 0), "norm: squares", "numbers of at least 0", squares)
+        for name, moment in (("mean", mean), ("squares", squares)):
+            require_all((moment == 0) | (count > 0), f"norm: {name}", "0 before the first row", moment)
 
     # Moving and saving
 

@@ -9,6 +9,7 @@ import torch
 
 from recollect import kernels
 from recollect.errors import SchemaError, explain
+from recollect.invariants.require import require
 
 
 class Randomness:
@@ -33,10 +34,24 @@ class Randomness:
 
     def restore(self, snapshot: tuple[Any, dict[torch.device, torch.Tensor]]) -> None:
         """Go back to a snapshot: the draws since will come again."""
-        self.bits.state, devices = snapshot
-        self._devices = {device: self._devices[device] for device in devices}
+        bits, devices = snapshot
+        self._devices = {device: self._generator(device) for device in devices}
+        self.bits.state = bits
         for device, state in devices.items():
             self._devices[device].set_state(state)
+
+    def check(self) -> None:
+        """Verify that this is one stream, wherever it is drawn from."""
+        state = self.bits.state
+        require(self.capsule is self.bits.capsule, "generator", "one for native and other draws", "two")
+        # Of an even increment the generator would repeat itself much too soon.
+        require(state["state"]["inc"] % 2, "generator", "an odd increment", state["state"]["inc"])
+        for device, generator in self._devices.items():
+            require(generator.device == device, "generator", f"one of {device}", f"one of {generator.device}")
+
+    def seed(self) -> int:
+        """A seed for another stream."""
+        return int(self.bits.random_raw()) >> 1
 
     def shuffled(self, index: torch.Tensor) -> torch.Tensor:
         """The entries of `index` [n] in a random order, in a new tensor."""
@@ -63,6 +78,6 @@ class Randomness:
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._devices:
             generator = torch.Generator(device)
-            generator.manual_seed(int(self.bits.random_raw()) >> 1)
+            generator.manual_seed(self.seed())
             self._devices[device] = generator
         return self._devices[device]

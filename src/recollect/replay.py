@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from os import PathLike
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from recollect.batch import assemble, check_destination, fill, moved
 from recollect.border import as_tensor, conform, dotted, environments, light, refuse_reused_leaves, row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
+from recollect.invariants.replay import check_staged, check_storage
 from recollect.listeners import Listeners
 from recollect.memory import Memory
 from recollect.norm import RunningNorm
@@ -38,6 +40,7 @@ from recollect.schema import (
 )
 from recollect.stats import EpisodeStats
 from recollect.views import NStep, Sequence, Transition, View
+from recollect.views.protocol import Leaves
 
 _FLAG = Field((), torch.bool)
 _RESERVED = (
@@ -119,6 +122,7 @@ class ReplayBuffer:
         self.device = self._storage.device
         self._schema = schema
         self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
+        self._is_plain = schema.is_flat and not extra
         self._random = Randomness(seed)
         self.sampler = _instance("sampler", sampler or Uniform())
         self._draws = self.sampler.start(self._storage, self._random)
@@ -178,7 +182,10 @@ class ReplayBuffer:
         """Store one step of every environment, or of the environments `env_ids`."""
         with self._lock:
             values = (obs, action, reward, terminated, truncated)
-            self._write(self._leaves(values, extra), self._schema.flatten("obs", next_obs), self._envs(env_ids))
+            if self._is_plain and not (extra or self._staged):  # a call costs more than the copy of a small step
+                self._write(values, (next_obs,), None if env_ids is None else self._envs(env_ids))
+            else:
+                self._write(self._leaves(values, extra), self._schema.flatten("obs", next_obs), self._envs(env_ids))
 
     def add_step(
         self,
@@ -259,6 +266,17 @@ class ReplayBuffer:
             self._storage.clear()
             self._staged.clear()
             self._draws.cleared()
+
+    def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
+        """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
+
+        Only what is new since this buffer's last save there is written, and the newest `keep` checkpoints stay. What is
+        saved is everything: rows, priorities, staged fields, open episodes, pending resets, statistics, norms and the
+        generator. `recollect.load(path)` goes on from it exactly.
+        """
+        from recollect.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
+
+        return save(self, path, keep=keep)
 
     def _leaves(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
         names = self._schema.names
@@ -349,9 +367,7 @@ class ReplayBuffer:
         with self._lock:
             if self._storage.is_empty or (self.device.type == "cpu" and not len(self._storage)):
                 raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
-            check = getattr(chosen, "check", None)
-            if check is not None:
-                check(self._storage)
+            _check(chosen, self._storage)
             before = None
             if out is not None or not isinstance(chosen, _NEVER_FAIL):
                 before = self._random.snapshot(), self._draws.snapshot()  # these may fail after rows were drawn
@@ -366,9 +382,7 @@ class ReplayBuffer:
 
     def _drawn(self, batch_size: int, view: View, out: TensorDict | None) -> TensorDict:
         drawn = self._draws.draw(batch_size)
-        leaves = view.read(self._storage, drawn.slots, self._random)
-        if ("index",) not in leaves:
-            leaves[("index",)] = self._storage.ids(drawn.slots)
+        leaves = self._leaves_at(drawn.slots, view)
         if drawn.weight is not None:
             leaves[("weight",)] = drawn.weight
         return assemble(list(leaves), leaves.values(), drawn.slots.shape) if out is None else fill(out, leaves)
@@ -386,11 +400,23 @@ class ReplayBuffer:
             ids = row_ids(index, self.device)
             return int(update(self._storage.locate(ids), _tensor("priority", priority, self.device)))
 
+    @property
+    def is_open(self) -> torch.Tensor:
+        """Which environments are inside an episode [N]: the next step may go on from where the last one led."""
+        with self._lock:
+            return self._storage.ring.open.clone()
+
     def __getitem__(self, index: Any) -> TensorDict:
         """The transitions of the rows `index` [B], as `sample` would give them; of one number, its transition."""
         if isinstance(index, int | np.integer) and not isinstance(index, bool):
             return self[np.array([index])][0]
+        return self.read(index)
+
+    def read(self, index: Any, view: View | None = None) -> TensorDict:
+        """The rows `index` [B] read as `view` says: what `sample` gives when the sampler has chosen them."""
+        chosen: View = _instance("view", view or _TRANSITION)
         with self._lock:
+            _check(chosen, self._storage)
             ids = row_ids(index, self.device)
             slots = self._storage.locate(ids)
             if (slots < 0).any():
@@ -398,8 +424,19 @@ class ReplayBuffer:
                 raise IndexError(
                     explain("index", "rows that are stored", f"{gone}, which was overwritten", "Sample again.")
                 )
-            leaves = self._storage.transitions(slots)
-            return assemble(list(leaves), leaves.values(), torch.Size((len(ids),)))
+            before = self._random.snapshot()
+            try:
+                leaves = self._leaves_at(slots, chosen)
+            except BaseException:
+                self._random.restore(before)
+                raise
+            return assemble(list(leaves), leaves.values(), slots.shape)
+
+    def _leaves_at(self, slots: torch.Tensor, view: View) -> Leaves:
+        leaves = view.read(self._storage, slots, self._random)
+        if ("index",) not in leaves:
+            leaves[("index",)] = self._storage.ids(slots)
+        return leaves
 
     def ids(self) -> torch.Tensor:
         """The "index" of every stored transition [len], oldest first: what `replay[…]` takes."""
@@ -413,23 +450,80 @@ class ReplayBuffer:
         Each is read when it comes up: rows that were overwritten by then are left out.
         """
         with self._lock:
-            ring = self._storage.ring
-            slots = (ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
-            ids = self._storage.ids(slots)
-            env, row = ids % ring.num_envs, ids // ring.num_envs
-            order = torch.argsort(env * (int(row.max()) + 1 if len(row) else 1) + row)
-            slots, env, row = slots[order], env[order], row[order]
-            starts = ring.first.view(-1)[slots] | torch.ones_like(slots, dtype=torch.bool).index_fill(
-                0, ((env[1:] == env[:-1]) & (row[1:] == row[:-1] + 1)).nonzero().squeeze(1) + 1, False
-            )
-            pieces = [ids[order][part] for part in _runs(starts)]
+            ids, slots = self._ordered()
+            follows = (ids[1:] == ids[:-1] + self._storage.ring.num_envs).nonzero().squeeze(1) + 1
+            starts = torch.ones_like(slots, dtype=torch.bool).index_fill(0, follows, False)
+            pieces = [ids[part] for part in _runs(starts | self._storage.ring.first.view(-1)[slots])]
         return filter(len, map(self._still_stored, pieces))
+
+    def _ordered(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The ids and flat slots of all transitions, by environment and then by time."""
+        ring = self._storage.ring
+        slots = (ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
+        ids = self._storage.ids(slots)
+        env, row = ids % ring.num_envs, ids // ring.num_envs
+        order = torch.argsort(env * (int(row.max()) + 1 if len(row) else 1) + row)
+        return ids[order], slots[order]
 
     def _still_stored(self, ids: torch.Tensor) -> TensorDict:
         with self._lock:
             slots = self._storage.locate(ids)
             leaves = self._storage.transitions(slots[slots >= 0])
             return assemble(list(leaves), leaves.values(), leaves[("index",)].shape)
+
+    @property
+    def columns(self) -> TensorDict:
+        """The whole memory as a TensorDict `[slots, num_envs]`, with "next_obs" where that is stored too.
+
+        Row r of an environment is at slot r mod slots; what is not stored is zero, or an older row. For learning there
+        is `sample`.
+        """
+        with self._lock:
+            storage = self._storage
+            leaves = [*storage.columns, *storage.next_columns]
+            paths = [*storage.schema.paths, *storage.next_paths][: len(leaves)]
+            return assemble(paths, leaves, torch.Size((storage.ring.slots, storage.ring.num_envs)))
+
+    # Saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes, for `load_state_dict` of a buffer made alike; the tensors share its memory."""
+        with self._lock:
+            return {
+                "sampler": type(self.sampler).__name__,
+                "storage": self._storage.state_dict(),
+                "draws": self._draws.saved(),
+                "random": self._random.snapshot(),
+                "staged": dict(self._staged),
+                "listeners": self._listeners.snapshot(),
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become what a buffer made alike was: the same rows under the same ids, the same draws to come."""
+        with self._lock:
+            own = type(self.sampler).__name__
+            if state["sampler"] != own:
+                remedy = "Make the buffer with the sampler of the one that was saved."
+                raise SchemaError(explain("load_state_dict", f"the state of {own}", state["sampler"], remedy))
+            self._storage.load_state_dict(state["storage"])
+            self._draws.resume(state["draws"])
+            self._random.restore(state["random"])
+            self._staged = dict(state["staged"])
+            self._listeners.restore(state["listeners"])
+
+    def check(self) -> None:
+        """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing.
+
+        Where the data is on another device, this is where steps are reported that could not be refused there.
+        """
+        with self._lock:
+            check_storage(self._storage, self.capacity)
+            check_staged(self._storage, self._staged)
+            self._listeners.check()
+            self._random.check()
+            check = getattr(self._draws, "check", None)
+            if check is not None and self.device.type != "meta":
+                check()
 
     def __len__(self) -> int:
         """The number of stored transitions."""
@@ -453,6 +547,12 @@ def _instance(where: str, thing: Any) -> Any:
     if isinstance(thing, type):
         raise SchemaError(explain(where, f"{thing.__name__}(…)", f"the class {thing.__name__}", "Make one of it."))
     return thing
+
+
+def _check(view: View, storage: ReplayStorage) -> None:
+    check = getattr(view, "check", None)
+    if check is not None:
+        check(storage)
 
 
 def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:

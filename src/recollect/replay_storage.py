@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,13 +47,15 @@ class ReplayStorage:
         self.broken = torch.zeros((), dtype=torch.int64, device=self.device)
         """Stacks that cannot be rebuilt, counted where raising would need a host synchronisation."""
         self._native = self._native_twin()
+        self.addresses = [tensor.data_ptr() for tensor in self.tensors]
+        """Where the native twin and the readers find `tensors`."""
         self._readers: dict[Any, Reader] = {}
         self._counts: torch.Tensor | None = None
         self.is_empty = True
         """Nothing was written since the last clear: what the host knows without asking the device."""
 
     def _native_twin(self) -> Any:
-        if not kernels.runs_native((*self.columns, *self.next_columns, *self.ring.state)):
+        if not kernels.runs_native(self.tensors):
             return None
         if self.schema.deepest_stack > kernels.native().MOST_FRAMES:
             return None
@@ -76,12 +78,35 @@ class ReplayStorage:
     @property
     def native(self) -> Any:
         """The native twin of the ring, or None when torch ops are to be used."""
-        return self._native if kernels.native() is not None else None
+        return self._native if kernels._active is not None else None
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Everything that is kept."""
+        return *self.columns, *self.next_columns, *self.ring.state
 
     @property
     def nbytes(self) -> int:
-        """Everything that is kept, in bytes."""
-        return sum(t.numel() * t.element_size() for t in (*self.columns, *self.next_columns, *self.ring.state))
+        """The same, in bytes."""
+        return sum(t.numel() * t.element_size() for t in self.tensors)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Everything that changes, sharing memory."""
+        columns = zip(map(dotted, self.schema.paths), self.columns, strict=True)
+        nexts = zip(map(dotted, self.next_paths), self.next_columns, strict=False)
+        rings = zip(("kind", "first", "head", "open", "resetting", "count", "floor"), self.ring.state, strict=True)
+        return {**dict(columns), **dict(nexts), **{f"ring.{name}": tensor for name, tensor in rings}}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Become what a storage made alike was."""
+        own = self.state_dict()
+        given, like = ({k: (tuple(t.shape), t.dtype) for k, t in tensors.items()} for tensors in (state, own))
+        if given != like:
+            remedy = "Make the buffer with the settings of the one that was saved."
+            raise SchemaError(explain("load_state_dict", f"tensors like {like}", given, remedy))
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+        self._counts, self.is_empty = None, not bool((self.ring.head > self.ring.floor).any())
 
     # Writing
 
@@ -94,7 +119,7 @@ class ReplayStorage:
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
     ) -> None:
         """One step (or a block of `steps` steps in time order) of all environments, or of the environments `envs`."""
-        native = self.native
+        native = self._native if kernels._active is not None else None
         blocks, count = steps is not None, 1 if steps is None else steps
         self._counts = None
         if native is not None:

@@ -57,6 +57,11 @@ class Ring:
         top = self.newest()[slots % self.num_envs]
         return top - (top - slots // self.num_envs) % self.slots
 
+    def rows(self) -> torch.Tensor:
+        """`row_of` all slots [S, N]."""
+        top = self.newest()
+        return top - (top - torch.arange(self.slots, device=top.device).unsqueeze(1)) % self.slots
+
     def id_of(self, slots: torch.Tensor) -> torch.Tensor:
         """The identities of the rows that flat slots hold."""
         return self.row_of(slots) * self.num_envs + slots % self.num_envs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from recollect.errors import BufferFullError, NotReadyError, SchemaError, explai
 from recollect.estimators import gae
 from recollect.finals import Finals, Found
 from recollect.guard import lock_for
+from recollect.invariants.rollout import check_rollout
 from recollect.kernels.reader import FollowingReader, Reader
 from recollect.kernels.sequence_index import SequenceIndex, find_sequences
 from recollect.listeners import Listeners
@@ -280,24 +282,16 @@ class RolloutBuffer:
                     self._resetting.copy_(self._resets(self._num_stored + 1)[-1])
             self._empty()
 
-    def to(self, device: torch.device | str | Memory) -> RolloutBuffer:
-        """Move everything to other memory and go on there; returns the buffer itself.
+    def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
+        """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
 
-        Tensors that shared the old memory keep it.
+        The newest `keep` checkpoints stay. What is saved is everything: rows, what is attached or staged, final
+        observations, hidden states, pending resets, statistics, norms and the generator. `recollect.load(path)` goes on
+        from it exactly.
         """
-        with self._lock:
-            storage = Storage(self._schema, self.num_steps + 1, self.num_envs, Memory.of(device), _OPTIONAL)
-            torch._foreach_copy_(list(storage.columns), list(self._storage.columns))
-            self._storage, self.device = storage, storage.device
-            for part in (self._finals, self._carries, self._listeners):
-                part.to(self.device)
-            self._coming = light(torch.as_tensor(self._coming).to(self.device))
-            self._resetting, self._starting = (flags.to(self.device) for flags in (self._resetting, self._starting))
-            self._attached = {name: column.to(self.device) for name, column in self._attached.items()}
-            if self._last is not None:
-                value, obs = ([leaf.to(self.device) for leaf in leaves or ()] for leaves in self._last)
-                self._last = value, obs or None
-            return self
+        from recollect.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
+
+        return save(self, path, keep=keep)
 
     def _empty(self) -> None:
         self._generation += 1
@@ -793,6 +787,13 @@ class RolloutBuffer:
             known = ", ".join(map(str, data.keys()))
             raise KeyError(explain(str(name), f"one of {known}", "another", "See rollout.data.")) from None
 
+    def check(self) -> None:
+        """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""
+        with self._lock:
+            check_rollout(self)
+            self._listeners.check()
+            self._random.check()
+
     def __len__(self) -> int:
         """The number of stored transitions; rows that only reset do not count."""
         with self._lock:
@@ -814,6 +815,12 @@ class RolloutBuffer:
     def norm(self) -> dict[str | Path, RunningNorm]:
         """The norms that take in every transition, by field or path."""
         return self._listeners.norm
+
+    @property
+    def nbytes(self) -> int:
+        """What this buffer keeps, in bytes: its columns, and what is attached."""
+        with self._lock:
+            return sum(t.numel() * t.element_size() for t in (*self._storage.columns, *self._attached.values()))
 
     @property
     def num_stored(self) -> int:

@@ -11,6 +11,7 @@ import torch
 
 from recollect.border import conform, environments, host_view, restored
 from recollect.errors import SchemaError, explain
+from recollect.invariants.require import require, require_all, require_form
 from recollect.schema import Field, positive
 
 _NUMBER, _FLAG = Field((), torch.float64), Field((), torch.bool)
@@ -201,6 +202,33 @@ class EpisodeStats:
         """The rows of the window, oldest first."""
         ring, total = self._tensors["ring"][:-1], self.num_episodes
         return ring[:total].clone() if total < self.window else ring.roll(-(total % self.window), 0)
+
+    def check(self) -> None:
+        """Verify that what is counted fits together; returns and metrics may be any numbers that were told."""
+        with self._lock:
+            envs, columns = self.num_envs or 1, len(self._columns)
+            shapes = {"open": (len(self._sums), envs), "ring": (self.window + 1, columns), "counts": (2,)}
+            for name, tensor in self._tensors.items():
+                dtype = torch.int64 if name == "counts" else torch.float64
+                require_form(f"stats: {name}", tensor, shapes[name], dtype, self.device)
+            if self.device.type != "meta":  # which has no values to look at
+                self._check_counts()
+
+    def _check_counts(self) -> None:
+        episodes, steps = self._tensors["counts"].tolist()
+        require(0 <= episodes <= steps, "stats: episodes", f"0 to {steps}, the steps", episodes)
+        running, finished = self._tensors["open"][1], self._finished()
+        require_all((running >= 0) & (running == running.floor()), "stats: running length", "whole steps", running)
+        step, length, flags = finished[:, 0], finished[:, 2], finished[:, 1 + len(self._sums) :]
+        whole = (length >= 1) & (length == length.floor()) & (length <= step)
+        require_all(whole, "stats: length", "whole steps, of those counted", length)
+        require_all(step.diff() >= 0, "stats: step", "numbers in order of time", step)
+        require_all(step <= steps, "stats: step", f"at most {steps}, the steps", step)
+        require_all((flags == 0) | (flags == 1), "stats: ends", "flags of 0 or 1", flags)
+        played = float(running.sum() + length.sum())
+        require(played <= steps, "stats: steps", f"at least the {played:.0f} of the episodes", steps)
+        rest = self._tensors["ring"][episodes : self.window]
+        require_all(rest == 0, "stats: window", "0 behind the last episode", rest)
 
     # Moving and saving
 

@@ -33,6 +33,7 @@ def collect(envs: Any, num_steps: int, **options: Any) -> rc.RolloutBuffer:
         obs = next_obs
     final = critic(rollout.final_obs.numpy())
     rollout.compute_advantage(critic(obs), final_value=final, gamma=0.9, lam=0.8)
+    rollout.check()
     return rollout
 
 

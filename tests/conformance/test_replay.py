@@ -56,6 +56,7 @@ def test_t3_every_autoreset_mode_stores_the_transitions_of_the_bare_environment(
         action = act(obs)
         step, next_obs = step_and_reset(envs, action)
         replay.add_step(obs, action, step)
+        replay.check()
         obs = next_obs
     found: dict[int, list[Any]] = {env: [] for env in range(len(scripts))}
     for episode in replay.episodes():
@@ -554,6 +555,7 @@ class TestT26Stacks:
                     frames[env] = [frame()]
             flags = np.zeros(2, bool)
             replay.add(np.stack(obs), np.zeros(2), np.array(rewards), np.array(ends), flags, np.stack(following))
+            replay.check()
             batch = replay[torch.cat([episode["index"] for episode in replay.episodes()])]
             for i, reward in enumerate(batch["reward"].tolist()):
                 assert np.array_equal(batch["obs"][i].numpy(), given[reward][0])

@@ -147,3 +147,26 @@ def test_a_student_without_velocities_does_as_well_as_its_teacher() -> None:
     teacher, student = load("distill").run(1)
     assert teacher > 450
     assert student > 0.95 * teacher
+
+
+def test_every_number_of_the_summary_is_read_back_from_the_event_file(tmp_path: Path) -> None:
+    events = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="tensorboard is not installed: pip install tensorboard",
+    )
+    summary = load("ppo_tensorboard").train(tmp_path, 1, 1500)
+    assert summary["episodes"] > 20
+    assert summary["tilted_rate"] + summary["far_rate"] + summary["truncated_rate"] == pytest.approx(1.0)
+    log = events.EventAccumulator(str(tmp_path)).Reload()
+    for name, number in summary.items():
+        assert log.Scalars(f"episode/{name}")[-1].value == pytest.approx(number)
+    steps = [event.step for event in log.Scalars("episode/return_mean")]
+    assert len(steps) == 4
+    assert steps == sorted(steps)
+    assert steps[-1] >= 1500
+
+
+def test_without_tensorboard_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(SystemExit, match="pip install tensorboard"):
+        load("ppo_tensorboard").train(tmp_path, 1, 100)

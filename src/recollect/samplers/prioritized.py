@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from recollect.errors import NotReadyError, PriorityError, SchemaError, explain
+from recollect.invariants.require import require, require_all
 from recollect.kernels.priority import NativeTree, priority_tree
 from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage, Touched
@@ -109,6 +111,38 @@ class _Draws:
     def cleared(self) -> None:
         self._tree.set(torch.arange(self._slots, device=self._storage.device), 0.0)
         self._largest = 1.0
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        largest = torch.as_tensor(self._largest, dtype=torch.float64)
+        return {"mass": self._tree.leaves_view()[: self._slots], "largest": largest, "draws": torch.tensor(self._draws)}
+
+    def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
+        mass, largest = saved["mass"], float(saved["largest"])
+        if len(mass) != self._slots or not bool((torch.isfinite(mass) & (mass >= 0)).all()):
+            raise ValueError(f"priorities: expected {self._slots} finite numbers of at least 0")
+        if not 0 <= largest < float("inf"):
+            raise ValueError(f"the largest priority: expected a finite number of at least 0, got {largest}")
+        self._tree.leaves_view()[: self._slots].copy_(mass)
+        self._tree.rebuild()
+        self._largest = largest if self._storage.device.type == "cpu" else saved["largest"].to(self._storage.device)
+        self._draws = int(saved["draws"])
+
+    def check(self) -> None:
+        """Transitions have a priority, nothing else has, and the sums are those of the priorities."""
+        ring, leaves = self._storage.ring, self._tree.leaves_view()
+        require(len(leaves) == self._slots + 1, "priorities", self._slots + 1, len(leaves))
+        slots, nowhere = leaves[:-1].view(ring.slots, ring.num_envs), leaves[-1]
+        drawable = ring.kind == TRANSITION
+        require_all(slots.isfinite() & (slots >= 0), "priority", "a finite number of at least 0", slots)
+        require_all(drawable | (slots == 0), "priority", "0 where there is no transition", slots)
+        may_be_zero = ~drawable | (self._settings.eps == 0)
+        require_all((slots > 0) | may_be_zero, "priority", "more than 0 for a transition", slots)
+        require(nowhere == 0, "priority of no row", 0, float(nowhere))
+        largest = float(self._largest)
+        require(1 <= largest < math.inf, "largest priority", "a finite number of at least 1", largest)
+        require(self._draws >= 0, "draws", "a number from 0 on", self._draws)
+        error = self._tree.check()
+        require(error <= 1e-9, "sums of priorities", "those of the rows, to 1e-9", f"a relative error of {error:.1e}")
 
     def _mass(self, priority: Any) -> Any:
         """(priority + eps)^alpha, but zero only for zero: what is positive can be drawn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,7 +21,10 @@ class Drawn(NamedTuple):
 
 
 class Draws(Protocol):
-    """A sampler at work on one buffer."""
+    """A sampler at work on one buffer.
+
+    What it keeps beside the rows it may verify in a method `check() -> None`, which raises an InvariantError.
+    """
 
     def draw(self, count: int) -> Drawn:
         """Choose `count` rows; the buffer has checked that there are any."""
@@ -40,6 +44,14 @@ class Draws(Protocol):
 
     def restore(self, snapshot: Any) -> None:
         """Go back to a snapshot: the draws since have not happened."""
+        ...
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        """Everything that a checkpoint needs to go on from here, but for the generator; may share memory."""
+        ...
+
+    def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Go on from what was saved; the rows are there already. A ValueError says what cannot be."""
         ...
 
     wants_touched: bool

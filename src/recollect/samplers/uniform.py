@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import torch
 
 from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage, Touched
@@ -33,3 +36,8 @@ class _Draws:
     def written(self, touched: Touched) -> None: ...
 
     def cleared(self) -> None: ...
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def resume(self, saved: Mapping[str, torch.Tensor]) -> None: ...

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from recollect.errors import NotReadyError, explain
+from recollect.invariants.require import require, require_all
 from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage, Touched
 from recollect.ring import TRANSITION
@@ -65,7 +67,26 @@ class _Draws:
             found, self._at = torch.cat([found, slots[slots >= 0]]), stop
         return found
 
+    def check(self) -> None:
+        """What is left of the epoch are rows that were issued since the last clear, each once."""
+        require(self._at >= 0, "epoch", "a place from 0 on", self._at)
+        ring, left = self._storage.ring, self._ids[self._at :]
+        slots, never = ring.locate(left)
+        require_all(~never, "epoch", "ids of transitions", left)
+        forgotten = left // ring.num_envs < ring.floor[left % ring.num_envs]
+        require_all(~forgotten, "epoch", "rows since the last clear", left)
+        coming = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=left.device)
+        coming[slots[slots >= 0]] = True
+        twice = int((slots >= 0).sum() - coming.sum())
+        require(not twice, "epoch", "every row once", f"{twice} rows again")
+
     def written(self, touched: Touched) -> None: ...
 
     def cleared(self) -> None:
         self._ids, self._at = self._ids[:0], 0
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        return {"ids": self._ids[self._at :]}
+
+    def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
+        self._ids, self._at = saved["ids"].to(self._storage.device), 0

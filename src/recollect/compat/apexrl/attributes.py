@@ -21,7 +21,7 @@ TRAINING = {
 """What ApexRL trains on, in its order, and the core's name of it."""
 
 _FLAGS = ("terminated", "done")
-_SCORES = ("advantage", "return")
+SCORES = ("advantage", "return")
 """What is computed after the rollout."""
 
 
@@ -30,7 +30,7 @@ def read(rows: TensorDict, field: str) -> Any:
     found = rows.get(field, None)
     if field in _FLAGS:
         return found.float()
-    return torch.zeros_like(rows["reward"]) if found is None and field in _SCORES else found
+    return torch.zeros_like(rows["reward"]) if found is None and field in SCORES else found
 
 
 def training_data(rows: TensorDict) -> dict[str, Any]:
@@ -50,10 +50,10 @@ class Column:
         self._field = field
 
     def __get__(self, buffer: Any, owner: type) -> Any:
-        return self if buffer is None else read(buffer._core.columns, self._field)
+        return self if buffer is None else read(buffer.core.columns, self._field)
 
     def __set__(self, buffer: Any, value: torch.Tensor) -> None:
-        if self._field not in _SCORES:
-            expected = f"an assignment to {' or '.join(_SCORES)}"
+        if self._field not in SCORES:
+            expected = f"an assignment to {' or '.join(SCORES)}"
             raise AttributeError(explain(self._field, expected, "one to it", "Write into the tensor, or add steps."))
-        buffer._core.attach({self._field: value[: buffer._core.num_stored]})
+        buffer.core.attach({self._field: value[: buffer.core.num_stored]})

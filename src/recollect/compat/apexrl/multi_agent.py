@@ -6,25 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 
 import recollect as rc
 from recollect.border import conform
-from recollect.compat.apexrl.attributes import TRAINING, Column, plain, read
+from recollect.compat.apexrl.attributes import SCORES, TRAINING, Column, plain, read
 from recollect.compat.apexrl.rollout import PRIVILEGED, refuse_full
 from recollect.compat.apexrl.specs import Spec, declared, ended, placed
 from recollect.errors import SchemaError, explain
 from recollect.schema import Field
 
 _TRAINING = {theirs: ours for theirs, ours in TRAINING.items() if ours != PRIVILEGED}
-
-
-def by_agent(rows: TensorDict, field: str, agents: list[str]) -> dict[str, Any]:
-    """One field of each agent: an entry of what is nested by agents, a slice of what has them as its last axis."""
-    found = read(rows, field)
-    if isinstance(found, TensorDict):
-        return {agent: found[agent] for agent in agents}
-    return dict(zip(agents, found.unbind(-1), strict=True))
 
 
 class AgentColumn:
@@ -34,7 +25,7 @@ class AgentColumn:
         self._field = field
 
     def __get__(self, buffer: Any, owner: type) -> Any:
-        return self if buffer is None else by_agent(buffer._core.columns, self._field, buffer.possible_agents)
+        return self if buffer is None else dict(read(buffer.core.columns, self._field).items())
 
 
 class MultiAgentRolloutBuffer:
@@ -43,8 +34,8 @@ class MultiAgentRolloutBuffer:
     Attributes are dicts of one tensor `[num_steps, num_envs, …]` for each agent, under ApexRL's names. They share the
     memory; only `dones` is a copy, which is a float there and a bool here.
 
-    Put right, beside ApexRL's own buffer: only stored steps are trained on; a state that is declared must be given and
-    one that is not is refused; nothing is broadcast; a call that fails has stored nothing of any agent.
+    What is different here: only stored steps are trained on; a state that is declared must be given and one that is not
+    is refused; nothing is broadcast; a call that fails has stored nothing of any agent.
 
     >>> buffer = MultiAgentRolloutBuffer(possible_agents=["a", "b"], num_envs=2, num_steps=1, device="cpu",
     ...     obs_specs={"a": (3,), "b": (4,)}, action_shapes={"a": (), "b": (2,)},
@@ -82,15 +73,15 @@ class MultiAgentRolloutBuffer:
         self.action_shapes = action_shapes
         self.action_dtypes = action_dtypes
         self.state_spec = state_spec
-        each = Field((len(self.possible_agents),))
-        extra = {"done": Field(each.shape, torch.bool)}
-        self._core = rc.RolloutBuffer(
+        self._each = dict.fromkeys(self.possible_agents, ())
+        extra = {"done": declared(self._each, torch.bool)}
+        self.core = rc.RolloutBuffer(
             num_steps,
             num_envs,
             {agent: declared(obs_specs[agent]) for agent in self.possible_agents},
             {agent: Field(action_shapes[agent], action_dtypes[agent]) for agent in self.possible_agents},
-            reward=each,
-            value=each,
+            reward=declared(self._each),
+            value=declared(self._each),
             extra=extra if state_spec is None else {**extra, "state": declared(state_spec)},
             device=device,
         )
@@ -98,12 +89,12 @@ class MultiAgentRolloutBuffer:
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
-        return self._core.device
+        return self.core.device
 
     @property
     def step(self) -> int:
         """How many steps are stored."""
-        return self._core.num_stored
+        return self.core.num_stored
 
     def add(
         self,
@@ -117,18 +108,17 @@ class MultiAgentRolloutBuffer:
         log_probs: Mapping[str, Any],
     ) -> None:
         """Store one step of every agent in every environment; all but `state` are dicts of one entry for each agent."""
-        refuse_full(self._core)
-        never = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        ends = {agent: ended(flags, self.device) for agent, flags in dones.items()}
-        self._core.add(
-            placed(self.obs_specs, observations, self.device),
-            placed(self.action_shapes, actions, self.device),
-            self._stacked("rewards", rewards),
+        refuse_full(self.core)
+        device, never = self.device, torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        self.core.add(
+            placed(self.obs_specs, observations, device),
+            placed(self.action_shapes, actions, device),
+            placed(self._each, rewards, device),
             never,
             never,
-            value=self._stacked("values", values),
-            log_prob=self._stacked("log_probs", log_probs),
-            done=self._stacked("dones", ends, torch.bool),
+            value=placed(self._each, values, device),
+            log_prob=placed(self._each, log_probs, device),
+            done={agent: ended(flags, device) for agent, flags in dones.items()},
             **self._shared(state),
         )
 
@@ -139,43 +129,36 @@ class MultiAgentRolloutBuffer:
             raise SchemaError(explain("state", "none", "one that is not declared", "Pass state_spec= to the buffer."))
         return {}
 
-    def _stacked(self, where: str, values: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """One number of every agent [num_envs] as one tensor [num_envs, agents]."""
-        if set(values) != set(self.possible_agents):
-            remedy = "Pass one entry for each agent."
-            raise SchemaError(explain(where, f"the agents {self.possible_agents}", list(values), remedy))
-        field, lead = Field((), dtype), (self.num_envs,)
-        columns = [
-            conform(f"{where}.{agent}", field, placed(None, values[agent], self.device), lead, self.device)
-            for agent in self.possible_agents
-        ]
-        return torch.stack(columns, -1)
-
     def compute_returns_and_advantages(
         self, *, last_values: Mapping[str, Any], gamma: float, gae_lambda: float
     ) -> None:
         """Advantages and returns of the stored steps, each agent's by its own ends; `last_values` follow them."""
-        rows = self._core.data
-        next_value = torch.cat([rows["value"][1:], self._stacked("last_values", last_values).unsqueeze(0)])
-        done = rows["done"]
-        advantage, return_ = rc.gae(
-            rows["reward"], rows["value"], next_value, done, torch.zeros_like(done), gamma=gamma, lam=gae_lambda
-        )
-        self._core.attach({"advantage": advantage, "return": return_})
+        rows = self.core.data
+        scores: dict[str, dict[str, torch.Tensor]] = {name: {} for name in SCORES}
+        for agent in self.possible_agents:
+            reward, value, done = (rows[name, agent] for name in ("reward", "value", "done"))
+            last = placed(None, last_values[agent], self.device)
+            last = conform(f"last_values.{agent}", Field(), last, (self.num_envs,), self.device)
+            next_value = torch.cat([value[1:], last.unsqueeze(0)])
+            found = rc.gae(reward, value, next_value, done, torch.zeros_like(done), gamma=gamma, lam=gae_lambda)
+            for name, score in zip(SCORES, found, strict=True):
+                scores[name][agent] = score
+        self.core.attach(scores)
 
     def normalize_advantages(self) -> None:
         """Give the advantages of all agents together mean 0 and standard deviation 1."""
-        self._core.attach(advantage=rc.normalize(self._core["advantage"]))
+        together = torch.stack(list(read(self.core.data, "advantage").values()))
+        self.core.attach(advantage=dict(zip(self.possible_agents, rc.normalize(together), strict=True)))
 
     def get_agent_data(self, agent_id: str) -> dict[str, Any]:
         """The stored transitions of one agent `[step · num_envs, …]`, in the order of time, then environment."""
-        rows = self._core.data.reshape(-1)
-        found = {theirs: by_agent(rows, ours, self.possible_agents)[agent_id] for theirs, ours in _TRAINING.items()}
+        rows = self.core.data.reshape(-1)
+        found = {theirs: read(rows, ours)[agent_id] for theirs, ours in _TRAINING.items()}
         return {"observations": found.pop("observations"), "states": read(rows, "state"), **found}
 
     def clear(self) -> None:
         """Forget the stored steps."""
-        self._core.clear()
+        self.core.clear()
 
     def get_state_dict(self) -> dict[str, Any]:
         """Everything in plain dicts of tensors that share the memory, and `step`."""

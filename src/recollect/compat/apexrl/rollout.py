@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 import recollect as rc
-from recollect.compat.apexrl.attributes import Column, plain, training_data
+from recollect.compat.apexrl.attributes import SCORES, Column, plain, training_data
 from recollect.compat.apexrl.specs import Spec, declared, ended, inferred, placed, written
 from recollect.errors import SchemaError, explain
 from recollect.randomness import Randomness
@@ -28,7 +28,7 @@ class RolloutBuffer:
     a vector of privileged observations, as documented. `seed` makes `get_minibatch` repeatable; ApexRL draws from the
     global generator, we do not.
 
-    Put right, beside ApexRL's own buffer:
+    What is different here:
     - Only stored steps are trained on: a rollout that is partly filled has `len(buffer)` rows in `get_all_data` and
       `get_minibatch`, and `last_values` follow its last step. (There, zeros and rows of older rollouts are among them.)
     - Privileged observations that are declared must be given, and those that are not declared are refused. (There, the
@@ -59,17 +59,18 @@ class RolloutBuffer:
         num_envs: int,
         num_steps: int,
         obs_shape: Spec,
-        action_shape: tuple[int, ...] | None = None,
-        action_dtype: torch.dtype | None = None,
+        action_shape: tuple[int, ...] | torch.device | str | None = None,
+        action_dtype: torch.dtype | int | None = None,
         device: torch.device | str = "cpu",
         num_privileged_obs: int = 0,
         privileged_obs_shape: Spec | None = None,
         *,
         seed: int | None = None,
     ) -> None:
-        if isinstance(action_shape, str | torch.device):  # the documented form, by position
-            device, num_privileged_obs = action_shape, num_privileged_obs or action_dtype or 0  # type: ignore[assignment]
-            action_shape = action_dtype = None
+        if isinstance(action_shape, str | torch.device):  # the documented order: device, num_privileged_obs
+            device, action_shape = action_shape, None
+        if isinstance(action_dtype, int):
+            num_privileged_obs, action_dtype = action_dtype, None
         self.num_envs = num_envs
         self.num_steps = num_steps
         self.obs_shape = obs_shape
@@ -80,7 +81,7 @@ class RolloutBuffer:
         self._told = action_shape, action_dtype
         self._is_settled = None not in self._told
         self._random = Randomness(seed)
-        self._core = self._made(Field(action_shape or (), action_dtype or torch.float32), device)
+        self.core = self._made(Field(action_shape or (), action_dtype or torch.float32), device)
 
     def _made(self, action: Field, device: torch.device | str) -> rc.RolloutBuffer:
         extra = {PRIVILEGED: declared(self.privileged_obs_shape)} if self.privileged_obs_shape is not None else None
@@ -91,7 +92,7 @@ class RolloutBuffer:
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
-        return self._core.device
+        return self.core.device
 
     @property
     def action_shape(self) -> tuple[int, ...]:
@@ -106,11 +107,11 @@ class RolloutBuffer:
     @property
     def step(self) -> int:
         """How many steps are stored."""
-        return self._core.num_stored
+        return self.core.num_stored
 
     def __len__(self) -> int:
         """How many transitions are stored."""
-        return len(self._core)
+        return len(self.core)
 
     def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
         """Copy what is known before the step, for environments that step in place.
@@ -118,8 +119,8 @@ class RolloutBuffer:
         Then `add(None, None, None, rewards, dones, values, log_probs)`. This is the buffer's own, not ApexRL's.
         """
         core = self._settled(actions)
-        core.stage(**self._observed(observations, privileged_observations), action=placed(None, actions, core.device))
-        self._core, self._is_settled = core, True
+        core.stage(**observed(self, observations, privileged_observations), action=placed(None, actions, core.device))
+        self.core, self._is_settled = core, True
 
     def add(
         self,
@@ -133,32 +134,20 @@ class RolloutBuffer:
     ) -> None:
         """Store one step of every environment; `dones` [num_envs] says whether this step ended an episode."""
         core = self._settled(actions)
-        step = {"action": actions, "reward": rewards, "value": values, "log_prob": log_probs}
         core.add(
-            **self._observed(observations, privileged_observations),
-            **{name: placed(None, value, core.device) for name, value in step.items()},
-            terminated=ended(dones, core.device),
-            truncated=torch.zeros(self.num_envs, dtype=torch.bool, device=core.device),
+            **observed(self, observations, privileged_observations),
+            **outcome(core.device, actions, rewards, dones, values, log_probs),
         )
-        self._core, self._is_settled = core, True
+        self.core, self._is_settled = core, True
 
     def _settled(self, actions: Any) -> rc.RolloutBuffer:
         """The core that stores such actions: the first ones tell, where the constructor did not."""
-        refuse_full(self._core)
+        refuse_full(self.core)
         if self._is_settled:
-            return self._core
+            return self.core
         action = inferred(actions, 1, *self._told)
         is_same = action == Field(self.action_shape, self.action_dtype)
-        return self._core if is_same else self._made(action, self.device)
-
-    def _observed(self, observations: Any, privileged_observations: Any) -> dict[str, Any]:
-        observed = {"obs": placed(self.obs_shape, observations, self.device)}
-        if self.privileged_obs_shape is not None:
-            observed[PRIVILEGED] = placed(self.privileged_obs_shape, privileged_observations, self.device)
-        elif privileged_observations is not None:
-            remedy = "Pass privileged_obs_shape= or num_privileged_obs= to the buffer."
-            raise SchemaError(explain(PRIVILEGED, "none", "some that are not declared", remedy))
-        return observed
+        return self.core if is_same else self._made(action, self.device)
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
         """Advantages and returns of the stored steps; `last_values` [num_envs] are of the observations after them.
@@ -166,15 +155,15 @@ class RolloutBuffer:
         An episode that a time limit cut off counts as ended: add the discounted value of its final observation to its
         last reward, as ApexRL's own runner does.
         """
-        self._core.compute_advantage(placed(None, last_values, self.device), gamma=gamma, lam=gae_lambda)
+        self.core.compute_advantage(placed(None, last_values, self.device), gamma=gamma, lam=gae_lambda)
 
     def get_all_data(self) -> dict[str, Any]:
         """All stored transitions `[len(buffer), …]` in the order of time, then environment; they share the memory."""
-        return training_data(self._core.data.reshape(-1))
+        return training_data(self.core.data.reshape(-1))
 
     def get_minibatch(self, batch_size: int) -> tuple[Any, ...]:
         """Transitions drawn with replacement: what `get_all_data` has, in its order, as a tuple."""
-        rows = self._core.data.reshape(-1)
+        rows = self.core.data.reshape(-1)
         total = torch.tensor(len(rows), device=self.device)
         return tuple(training_data(rows[self._random.below(total, positive("batch_size", batch_size))]).values())
 
@@ -200,7 +189,7 @@ class RolloutBuffer:
             twin.add(**{name: row.get(name, None) for name in _GIVEN})
         for score in _SCORES if len(twin) else ():
             setattr(twin, score, state_dict[score].to(self.device))
-        self._core, self._is_settled = twin._core, twin._is_settled
+        self.core, self._is_settled = twin.core, twin._is_settled
 
     def _layout(self) -> dict[str, Any]:
         specs = {name: written(getattr(self, name)) for name in ("obs_shape", "privileged_obs_shape")}
@@ -208,11 +197,11 @@ class RolloutBuffer:
 
     def clear(self) -> None:
         """Forget the stored steps."""
-        self._core.clear()
+        self.core.clear()
 
     def to(self, device: torch.device | str) -> RolloutBuffer:
-        """Move everything to another device; returns the buffer itself."""
-        self._core.to(device)
+        """Move the stored steps to another device; returns the buffer itself."""
+        self.core = refilled(self._made(Field(self.action_shape, self.action_dtype), device), self.core)
         return self
 
 
@@ -220,3 +209,38 @@ def refuse_full(core: rc.RolloutBuffer) -> None:
     """ApexRL's error for a step too many."""
     if core.is_full:
         raise ValueError(f"Rollout buffer is full (capacity: {core.num_steps})")
+
+
+def refilled(fresh: rc.RolloutBuffer, core: rc.RolloutBuffer) -> rc.RolloutBuffer:
+    """An empty buffer of the same fields, on whatever device, with the stored steps of another one."""
+    rows = core.columns.to(fresh.device)
+    scores = {name: rows.pop(name)[: core.num_stored] for name in SCORES if name in rows.keys()}
+    fresh.columns.update_(rows)
+    fresh.take_back(core.num_stored)
+    if scores:
+        fresh.attach(scores)
+    return fresh
+
+
+def observed(buffer: Any, observations: Any, privileged_observations: Any) -> dict[str, Any]:
+    """What was seen in a step, for the core."""
+    seen = {"obs": placed(buffer.obs_shape, observations, buffer.device)}
+    if buffer.privileged_obs_shape is not None:
+        seen[PRIVILEGED] = placed(buffer.privileged_obs_shape, privileged_observations, buffer.device)
+    elif privileged_observations is not None:
+        remedy = "Declare their shape where the buffer is made."
+        raise SchemaError(explain(PRIVILEGED, "none", "some that are not declared", remedy))
+    return seen
+
+
+def outcome(
+    device: torch.device, actions: Any, rewards: Any, dones: Any, values: Any, log_probs: Any
+) -> dict[str, Any]:
+    """What was done in a step and what came of it, for the core."""
+    step = {"action": actions, "reward": rewards, "value": values, "log_prob": log_probs}
+    ends = ended(dones, device)
+    return {
+        **{name: placed(None, value, device) for name, value in step.items()},
+        "terminated": ends,
+        "truncated": torch.zeros_like(ends),
+    }

@@ -99,6 +99,10 @@ def ended(dones: Any, device: torch.device) -> torch.Tensor:
 
 
 def inferred(actions: Any, lead: int, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> Field:
-    """The declaration of an action of which one was given, with `lead` axes in front, where it is not known already."""
+    """What actions are, of which the first were given with `lead` axes in front, where that is not known already.
+
+    Like everywhere in this library float64 becomes float32 unless somebody asks for it.
+    """
     given = actions if isinstance(actions, torch.Tensor) else as_tensor("actions", actions, torch.device("cpu"))
-    return Field(tuple(given.shape[lead:]) if shape is None else shape, dtype or given.dtype)
+    found = torch.float32 if given.dtype == torch.float64 else given.dtype
+    return Field(tuple(given.shape[lead:]) if shape is None else shape, dtype or found)

@@ -1,0 +1,256 @@
+# pyright: reportMissingImports=false
+"""Train Stable-Baselines3's PPO, DQN and SAC on its own buffers and on ours: same seeds, same settings.
+
+Run it as `python -m benchmarks.stable_baselines3 [--quick] [--out PICTURE] [--json PATH]`, or with `--redraw RESULTS`
+to draw and print an earlier run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import wraps
+from pathlib import Path
+from time import thread_time
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.suite import RESULTS, describe, file_name
+from recollect.conformance.peers import discover
+
+SUBJECT = "Train Stable-Baselines3's PPO, DQN and SAC on its own buffers and on ours."
+PICTURE = Path(__file__).parents[1] / "docs" / "images" / "stable_baselines3.png"
+SEEDS = (0, 1, 2)
+LAST_EPISODES = 20
+"""What "return reached" is the mean of."""
+TIMED = ("reset", "add", "compute_returns_and_advantage", "get", "sample")
+COLOURS = {"recollect": "#c1272d", "Stable-Baselines3": "#4c72b0"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One algorithm on one environment."""
+
+    algorithm: str
+    env: str
+    steps: int
+    n_envs: int
+    settings: dict[str, Any]
+
+
+TASKS = (  # DQN as the RL Baselines3 Zoo has tuned it
+    Task("PPO", "CartPole-v1", 40_000, 4, {"n_steps": 256, "batch_size": 64, "learning_rate": 1e-3}),
+    Task(
+        "DQN",
+        "CartPole-v1",
+        50_000,
+        1,
+        {
+            "learning_rate": 2.3e-3,
+            "buffer_size": 50_000,
+            "learning_starts": 1_000,
+            "batch_size": 64,
+            "target_update_interval": 10,
+            "train_freq": 256,
+            "gradient_steps": 128,
+            "exploration_fraction": 0.16,
+            "exploration_final_eps": 0.04,
+            "policy_kwargs": {"net_arch": [256, 256]},
+        },
+    ),
+    Task("SAC", "Pendulum-v1", 6_000, 1, {"learning_rate": 1e-3, "buffer_size": 20_000}),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training."""
+
+    task: str
+    library: str
+    seed: int
+    steps: list[int]
+    returns: list[float]
+    """The return of every episode, and the step at which it ended."""
+    buffer_seconds: float
+    """CPU time inside the buffer's methods."""
+    seconds: float
+    """CPU time of everything."""
+    held_bytes: int
+
+    @property
+    def reached(self) -> float:
+        return float(np.mean(self.returns[-LAST_EPISODES:]))
+
+
+class Stopwatch:
+    """Counts the CPU time inside some methods of one object."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def attach(self, buffer: Any) -> None:
+        for name in TIMED:
+            method = getattr(buffer, name, None)
+            if method is not None:
+                setattr(buffer, name, self._batches(method) if name == "get" else self._call(method))
+
+    def _call(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = thread_time()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.seconds += thread_time() - start
+
+        return timed
+
+    def _batches(self, method: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        """A generator works while it is asked for the next batch."""
+
+        @wraps(method)
+        def timed(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            following = self._call(iter(method(*args, **kwargs)).__next__)
+            while True:
+                try:
+                    yield following()
+                except StopIteration:
+                    return
+
+        return timed
+
+
+def train(task: Task, library: str, seed: int, quick: bool) -> Run:
+    """One training with the buffers of one library, and everything that is known of it."""
+    import stable_baselines3
+    from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
+    from stable_baselines3.common.env_util import make_vec_env
+
+    from recollect.compat import stable_baselines3 as ours
+
+    owner = ours if library == "recollect" else None
+    kind = "rollout" if task.algorithm == "PPO" else "replay"
+    theirs = RolloutBuffer if kind == "rollout" else ReplayBuffer
+    classes = {f"{kind}_buffer_class": getattr(owner, theirs.__name__) if owner else theirs}
+    env = make_vec_env(task.env, n_envs=task.n_envs, seed=seed)
+    algorithm = getattr(stable_baselines3, task.algorithm)
+    model = algorithm("MlpPolicy", env, seed=seed, device="cpu", **task.settings, **classes)
+    watch, buffer = Stopwatch(), getattr(model, f"{kind}_buffer")
+    watch.attach(buffer)
+    steps: list[int] = []
+    returns: list[float] = []
+
+    def follow(local: dict[str, Any], _: dict[str, Any]) -> bool:
+        for info in local["infos"]:
+            if "episode" in info:
+                steps.append(model.num_timesteps)
+                returns.append(float(info["episode"]["r"]))
+        return True
+
+    start = thread_time()
+    model.learn(task.steps // 10 if quick else task.steps, callback=follow)
+    return Run(task.algorithm, library, seed, steps, returns, watch.seconds, thread_time() - start, held_bytes(buffer))
+
+
+def held_bytes(buffer: Any) -> int:
+    """The arrays that a buffer keeps."""
+    own = getattr(buffer, "nbytes", None)
+    return own or sum(value.nbytes for value in vars(buffer).values() if isinstance(value, np.ndarray))
+
+
+def measure(quick: bool, console: Console) -> list[Run]:
+    """Every task with both libraries, by turns."""
+    torch.set_num_threads(1)
+    runs = []
+    for task in TASKS:
+        for seed in SEEDS:
+            for library in COLOURS:
+                runs.append(train(task, library, seed, quick))
+                console.print(f"{task.algorithm} on {library}, seed {seed}: return {runs[-1].reached:,.0f}")
+    return runs
+
+
+def print_runs(runs: Sequence[Run], console: Console) -> None:
+    """One line for each task and library: the means over seeds."""
+    table = Table("task", "buffers of")
+    for heading in ("return reached", "s in the buffer", "s in all", "buffer, KiB"):
+        table.add_column(heading, justify="right")
+    for task in TASKS:
+        for library in COLOURS:
+            chosen = [run for run in runs if (run.task, run.library) == (task.algorithm, library)]
+            reached, inside, seconds, held = (
+                float(np.mean([getattr(run, name) for run in chosen]))
+                for name in ("reached", "buffer_seconds", "seconds", "held_bytes")
+            )
+            name = f"{task.algorithm}, {task.env}"
+            table.add_row(name, library, f"{reached:,.0f}", f"{inside:.2f}", f"{seconds:.1f}", f"{held / 1024:,.0f}")
+        table.add_section()
+    console.print(table)
+
+
+def draw(runs: Sequence[Run], path: Path) -> None:
+    """A panel for each task: every run as a thin line, the mean of the seeds as a thick one."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, task in zip(figure.subplots(1, len(TASKS)), TASKS, strict=True):
+        last = max(run.steps[-1] for run in runs if run.task == task.algorithm)
+        grid = np.linspace(0, last, 200)
+        for library, colour in COLOURS.items():
+            curves = [_curve(run, grid) for run in runs if (run.task, run.library) == (task.algorithm, library)]
+            for curve in curves:
+                axes.plot(grid, curve, color=colour, linewidth=0.8, alpha=0.35)
+            axes.plot(grid, np.mean(curves, 0), color=colour, linewidth=2.4, label=f"buffers of {library}")
+        axes.set(title=f"{task.algorithm}, {task.env}", xlabel="environment steps", ylabel="return of an episode")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.locator_params(axis="x", nbins=5)
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def _curve(run: Run, grid: np.ndarray) -> np.ndarray:
+    """At each step of the grid the mean return of the last episodes that had ended by then."""
+    sums = np.concatenate([[0.0], np.cumsum(run.returns)])
+    ended = np.maximum(np.searchsorted(run.steps, grid, side="right"), 1)
+    first = np.maximum(ended - LAST_EPISODES, 0)
+    return (sums[ended] - sums[first]) / (ended - first)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, write the figures, draw the picture."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stable_baselines3", description=SUBJECT)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the steps: for development, not for claims")
+    parser.add_argument("--out", type=Path, default=PICTURE, help="where to draw (default: docs/images)")
+    parser.add_argument("--json", type=Path, help="where to write the figures (default: benchmarks/results/<date>)")
+    parser.add_argument("--redraw", type=Path, help="figures of an earlier run; nothing is trained")
+    options = parser.parse_args(arguments)
+    console = Console()
+    if options.redraw:
+        runs = [Run(**run) for run in json.loads(options.redraw.read_text(encoding="utf-8"))["runs"]]
+    else:
+        about = describe("stable_baselines3", discover(), options.quick)
+        runs = measure(options.quick, console)
+        path = options.json or RESULTS / file_name("stable_baselines3", about)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {**about, "runs": [asdict(run) for run in runs]}
+        path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+        console.print(f"written to {path}")
+    print_runs(runs, console)
+    draw(runs, options.out)
+    console.print(f"drawn to {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

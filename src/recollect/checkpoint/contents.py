@@ -1,0 +1,319 @@
+"""What a buffer consists of, in the words of a checkpoint; and its parts that several kinds of buffers have."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from recollect.checkpoint.manifest import ITEM_BYTES, NAME, Array, Node
+from recollect.errors import CheckpointError, IncompatibleCheckpoint, explain
+from recollect.kernels.reader import bits_of
+from recollect.listeners import Listeners
+from recollect.norm import RunningNorm
+from recollect.randomness import Randomness
+from recollect.samplers import Prioritized, Sampler, Uniform, WithoutReplacement
+from recollect.schema import Carry, Field, Path, Stacked, Tree
+from recollect.stats import EpisodeStats
+
+DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_BLOCK = 1 << 22
+"""Bytes that are copied at once where memory cannot be written as it lies."""
+
+Arrays = dict[str, torch.Tensor]
+
+
+@dataclass
+class Rows:
+    """Rows that never change once they are written: columns `[slots, N, …]`, row r of an environment at r mod slots.
+
+    In memory are the rows `first[e]` to `stop[e]` of each environment e.
+    """
+
+    columns: Arrays
+    first: torch.Tensor
+    stop: torch.Tensor
+
+    @property
+    def slots(self) -> int:
+        """How many rows of an environment there is room for."""
+        return len(next(iter(self.columns.values())))
+
+    def since(self, saved: torch.Tensor) -> Rows:
+        """The rows from `saved[e]` on."""
+        return Rows(self.columns, torch.minimum(torch.maximum(self.first, saved), self.stop), self.stop)
+
+    def __len__(self) -> int:
+        return int((self.stop - self.first).sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Of all their columns together."""
+        return sum(len(self) * column[0, 0].numel() * column.element_size() for column in self.columns.values())
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """What a segment of them has: which rows, and their columns."""
+        envs, count = len(self.first), len(self)
+        bounds = tuple(Array(name, "int64", (envs,)) for name in ("first", "stop"))
+        return bounds + tuple(
+            Array(name, _NAMES[column.dtype], (count, *column.shape[2:])) for name, column in self.columns.items()
+        )
+
+    def parts(self) -> Iterator[memoryview]:
+        """Their bytes, without a copy where the rows of all environments lie in one piece."""
+        yield bytes_of(self.first)
+        yield bytes_of(self.stop)
+        pieces = self.pieces()
+        for column in self.columns.values():
+            flat = bits_of(column.flatten(0, 1))
+            for piece in pieces:
+                yield bytes_of(flat[piece])
+
+    def pieces(self) -> list[Any]:
+        """Where the rows lie in columns `[slots · N, …]`, in the order of a segment: by time if all environments have
+        the same rows, else by environment."""
+        envs, slots = len(self.first), self.slots
+        widest = max(column[0, 0].numel() * column.element_size() for column in self.columns.values())
+        step = max(_BLOCK // max(widest, 1), 1)
+        if self.is_even:
+            first, stop = int(self.first[0]), int(self.stop[0])
+            edges = sorted({first, stop, *range(first - first % slots + slots, stop, slots)})
+            runs = [(a % slots * envs, (b - a) * envs) for a, b in pairwise(edges)]
+            return [slice(at + i, at + min(i + step, size)) for at, size in runs for i in range(0, size, step)]
+        return list(self.places(slots).split(step))
+
+    @property
+    def is_even(self) -> bool:
+        """All environments have the same rows."""
+        return bool((self.first == self.first[0]).all() and (self.stop == self.stop[0]).all())
+
+    def numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The row and the environment of each, in the order of a segment."""
+        envs = torch.arange(len(self.first))
+        if self.is_even:
+            rows = torch.arange(int(self.first[0]), int(self.stop[0]))
+            return rows.repeat_interleave(len(envs)), envs.repeat(len(rows))
+        sizes = self.stop - self.first
+        env = envs.repeat_interleave(sizes)
+        return torch.arange(len(env)) - (sizes.cumsum(0) - sizes - self.first)[env], env
+
+    def places(self, slots: int) -> torch.Tensor:
+        """Their flat slots in columns of `slots`."""
+        row, env = self.numbers()
+        return row % slots * len(self.first) + env
+
+
+@dataclass
+class Contents:
+    """A buffer taken apart."""
+
+    kind: str
+    config: dict[str, Any]
+    values: dict[str, Any] = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
+    rows: Rows | None = None
+
+    def take(self, name: str, part: tuple[dict[str, Any], Arrays]) -> None:
+        """Add a part under a name."""
+        values, arrays = part
+        self.values[name] = values
+        self.arrays.update({f"{name}.{key}": array for key, array in arrays.items()})
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor, its own memory where that is the host's and in one piece."""
+    if sys.byteorder != "little":
+        raise CheckpointError(explain("save", "a little-endian machine", sys.byteorder, "Save elsewhere."))
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def array_of(name: str, tensor: torch.Tensor) -> Array:
+    """How a file describes a tensor."""
+    return Array(name, _NAMES[tensor.dtype], tuple(tensor.shape))
+
+
+# Declarations
+
+
+def describe(tree: Tree) -> Any:
+    """A declaration as JSON: a leaf is a list, names are an object."""
+    if isinstance(tree, dict):
+        return {_checked(name): describe(child) for name, child in tree.items()}
+    shape, dtype = list(tree.shape), _NAMES[tree.dtype]
+    if isinstance(tree, Carry):
+        return ["carry", shape, dtype, tree.every]
+    if isinstance(tree, Stacked):
+        return ["stacked", shape, dtype, tree.k, tree.axis, tree.pad]
+    return ["field", shape, dtype]
+
+
+def declared(node: Node) -> Tree:
+    """The declaration that `describe` made JSON of."""
+    if isinstance(node.value, dict):
+        if not node.value:
+            raise node.wrong("at least one field")
+        return {name: declared(child) for name, child in node.entries().items()}
+    kind, *rest = node.items(8)
+    sizes = {"field": 2, "carry": 3, "stacked": 5}
+    if len(rest) != sizes[kind.one_of(sizes)]:
+        raise node.wrong(f"a {kind.value}")
+    shape, dtype = rest[0].shape(), DTYPES[rest[1].one_of(DTYPES)]
+    if any(size < 1 for size in shape):
+        raise rest[0].wrong("positive sizes")
+    if kind.value == "carry":
+        return Carry(shape, dtype, every=rest[2].integer(1))
+    if kind.value == "stacked":
+        axis = rest[3].integer(0, len(shape))
+        return Stacked(Field(shape, dtype), rest[2].integer(2, 1 << 16), axis, rest[4].one_of(("repeat", "zero")))
+    return Field(shape, dtype)
+
+
+def _checked(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise CheckpointError(explain(f"save: {name!r}", f"a name like {NAME.pattern}", "another", "Rename the field."))
+    return name
+
+
+def path_of(node: Node) -> Path:
+    """A path to a leaf."""
+    return tuple(name.text() for name in node.items(64))
+
+
+# Samplers
+
+_SAMPLERS: dict[str, type] = {"Uniform": Uniform, "Prioritized": Prioritized, "WithoutReplacement": WithoutReplacement}
+
+
+def describe_sampler(sampler: Sampler) -> dict[str, Any] | None:
+    """A sampler of ours as JSON; None for one that only its maker can make again."""
+    name = type(sampler).__name__
+    if _SAMPLERS.get(name) is not type(sampler):
+        return None
+    settings = dict(vars(sampler))
+    return None if any(callable(value) for value in settings.values()) else {"name": name, **settings}
+
+
+def sampler_of(node: Node, given: Sampler | None) -> Sampler:
+    """The sampler that was saved, or the one that is given in its place."""
+    if given is not None:
+        return given
+    if node.optional() is None:
+        remedy = "Pass sampler= to load: the one that the buffer had."
+        raise IncompatibleCheckpoint(explain("sampler", "one that can be saved", "one of the caller's", remedy))
+    kind = node.entry("name").one_of(_SAMPLERS)
+    if kind == "Uniform":
+        return Uniform()
+    if kind == "WithoutReplacement":
+        return WithoutReplacement(node.entry("drop_last").flag())
+    alpha, beta, eps = (node.entry(name).number() for name in ("alpha", "beta", "eps"))
+    normalize: Any = node.entry("normalize").one_of(("batch", "global"))
+    return Prioritized(alpha, beta, eps, normalize)
+
+
+# Generators
+
+
+def random_state(random: Randomness) -> tuple[dict[str, Any], Arrays]:
+    """Where a stream of draws is."""
+    bits, devices = random.snapshot()
+    values = {
+        "state": str(bits["state"]["state"]),
+        "inc": str(bits["state"]["inc"]),
+        "has_uint32": int(bits["has_uint32"]),
+        "uinteger": int(bits["uinteger"]),
+        "devices": [str(device) for device in devices],
+    }
+    return values, {f"device{i}": state for i, state in enumerate(devices.values())}
+
+
+def restore_random(random: Randomness, node: Node, arrays: Arrays, *, devices: bool) -> None:
+    """Go on with a stream where it was; on other `devices` it starts anew."""
+    bits: Any = {name: node.entry(name).integer(0, 2**32 - 1) for name in ("has_uint32", "uinteger")}
+    bits |= {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
+    saved = enumerate(node.entry("devices").items(64)) if devices else ()
+    random.restore((bits, {torch.device(device.text()): arrays[f"device{i}"] for i, device in saved}))
+
+
+def _big(node: Node) -> int:
+    """A number of 128 bits, which JSON readers elsewhere would round."""
+    if not isinstance(node.value, str) or not node.value.isascii() or not node.value.isdigit() or len(node.value) > 39:
+        raise node.wrong("a number of at most 128 bits")
+    number = int(node.value)
+    if number >= 1 << 128:
+        raise node.wrong("a number of at most 128 bits")
+    return number
+
+
+# Statistics and norms
+
+
+def describe_listeners(listeners: Listeners) -> dict[str, Any]:
+    """Who is told of every step, as JSON."""
+    stats = listeners.stats
+    described = None
+    if stats is not None:
+        described = {
+            "window": stats.window,
+            "metrics": list(stats.metrics),
+            "reasons": list(stats.reasons),
+        }
+    norms = [
+        [[path] if isinstance(path, str) else list(path), list(norm.shape), norm.eps, norm.clip]
+        for path, norm in listeners.norm.items()
+    ]
+    return {"stats": described, "norm": norms}
+
+
+def listeners_of(node: Node, num_envs: int | None) -> dict[str, Any]:
+    """The statistics and norms as arguments of a buffer."""
+    stats = node.entry("stats").optional()
+    made = None
+    if stats is not None:
+        metrics, reasons = ([name.text() for name in stats.entry(key).items(1 << 10)] for key in ("metrics", "reasons"))
+        made = EpisodeStats(num_envs, stats.entry("window").integer(1, 1 << 32), metrics, reasons)
+    norms: dict[Path, RunningNorm] = {}
+    for norm in node.entry("norm").items(1 << 10):
+        path, shape, eps, clip = norm.items(4)
+        bound = clip.optional()
+        norms[path_of(path)] = RunningNorm(
+            shape.shape(), eps=eps.number(), clip=None if bound is None else bound.number()
+        )
+    return {"stats": made, "norm": norms}
+
+
+def _under(prefix: str, arrays: Mapping[str, torch.Tensor]) -> Arrays:
+    return {name.removeprefix(f"{prefix}."): x for name, x in arrays.items() if name.startswith(f"{prefix}.")}
+
+
+@dataclass
+class Read:
+    """What is known of a checkpoint when a buffer is put together again."""
+
+    config: Node
+    values: Node
+    arrays: Arrays
+    """The state's, on the host."""
+
+    def part(self, name: str) -> tuple[Node, Arrays]:
+        """What `Contents.take` was given."""
+        return self.values.entry(name), _under(name, self.arrays)
+
+    def array(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """An array of the state that must be just as `like` is."""
+        found = self.arrays.get(name)
+        if found is None or found.shape != like.shape or found.dtype != like.dtype:
+            got = None if found is None else f"{found.dtype} of shape {tuple(found.shape)}"
+            raise Node(f"state: {name}", got).wrong(f"{like.dtype} of shape {tuple(like.shape)}")
+        return found
+
+    def copy_into(self, prefix: str, targets: Mapping[str, torch.Tensor]) -> None:
+        """Fill tensors with the arrays of their names."""
+        for name, target in targets.items():
+            target.copy_(self.array(f"{prefix}.{name}", target))

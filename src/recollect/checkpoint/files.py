@@ -1,0 +1,175 @@
+"""All work with files, in one place: what a test can record, and can make fail. Nothing here knows torch.
+
+Every name is looked up relative to an open folder, and no symbolic link is followed below the root: a checkpoint that
+somebody else made cannot lead out of its folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+FOLDERS = ("manifests", "segments", "state", "tmp")
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# A FIFO in place of a file would block: it is opened, seen to be none, and refused.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Files:
+    """The folder of one checkpoint root. Names are `folder/name`, or `name` for what lies in the root itself."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    # What changes the disk: each is one step that may be the last one
+
+    def make_root(self) -> None:
+        """Make the root and the folders in it, as far as they are missing."""
+        fresh = [path for path in (self.root, *self.root.parents) if not path.exists()]
+        self.root.mkdir(parents=True, exist_ok=True)
+        with self._folder("") as root:
+            for name in FOLDERS:
+                try:
+                    os.mkdir(name, dir_fd=root)
+                except FileExistsError:
+                    continue
+        self.sync_folder("")
+        for path in fresh:
+            _sync(path.parent)
+
+    def create(self, name: str) -> int:
+        """A new file, opened for writing."""
+        folder, name = _split(name)
+        with self._folder(folder) as at:
+            return os.open(name, _CREATE, 0o666, dir_fd=at)
+
+    def write(self, file: int, data: memoryview | bytes) -> None:
+        """Append all of `data`."""
+        rest = memoryview(data).cast("B")
+        while len(rest):
+            rest = rest[os.write(file, rest) :]
+
+    def sync(self, file: int) -> None:
+        """Wait until what was written is on the disk."""
+        os.fsync(file)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file its place, over whatever may be there."""
+        (old_folder, old), (new_folder, new) = _split(old), _split(new)
+        with self._folder(old_folder) as source, self._folder(new_folder) as target:
+            os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
+
+    def sync_folder(self, folder: str) -> None:
+        """Wait until a folder's names are on the disk."""
+        with self._folder(folder) as at:
+            os.fsync(at)
+
+    def remove(self, name: str) -> None:
+        """Remove a file; one that is not there is no error."""
+        folder, name = _split(name)
+        with self._folder(folder) as at:
+            try:
+                os.unlink(name, dir_fd=at)
+            except FileNotFoundError:
+                return
+
+    def close(self, file: int) -> None:
+        """Close a file."""
+        os.close(file)
+
+    # What only looks
+
+    def names(self, folder: str) -> list[str]:
+        """What lies in a folder."""
+        with self._folder(folder) as at:
+            return sorted(os.listdir(at))
+
+    def open(self, name: str) -> int:
+        """A regular file, opened for reading."""
+        folder, name = _split(name)
+        with self._folder(folder) as at:
+            file = os.open(name, _READ, dir_fd=at)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise OSError(f"{folder}/{name} is no regular file")
+        return file
+
+    def size(self, name: str) -> int:
+        """How many bytes a regular file has."""
+        file = self.open(name)
+        try:
+            return os.fstat(file).st_size
+        finally:
+            os.close(file)
+
+    def read(self, file: int, count: int) -> bytes:
+        """The next `count` bytes, or the fewer that are left."""
+        parts = []
+        while count:
+            part = os.read(file, count)
+            if not part:
+                break
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def free_bytes(self) -> int:
+        """What the disk has left for us."""
+        disk = os.statvfs(self.root)
+        return disk.f_bavail * disk.f_frsize
+
+    @contextmanager
+    def locked(self, *, exclusive: bool) -> Iterator[None]:
+        """Nobody else saves here meanwhile (exclusive), or collects what is being read (shared).
+
+        The lock is of the process, and gone when it dies.
+        """
+        with self._folder("") as root:
+            flags = os.O_RDWR | os.O_CREAT if exclusive else os.O_RDONLY
+            try:
+                file = os.open("LOCK", flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666, dir_fd=root)
+            except OSError:
+                if exclusive:
+                    raise
+                file = -1  # a copy without its lock, or one that we may only read: nobody saves there
+        try:
+            if file >= 0:
+                fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            yield
+        finally:
+            if file >= 0:
+                os.close(file)
+
+    @contextmanager
+    def _folder(self, name: str) -> Iterator[int]:
+        root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if not name:
+                yield root
+                return
+            folder = os.open(name, _FOLDER, dir_fd=root)
+            try:
+                yield folder
+            finally:
+                os.close(folder)
+        finally:
+            os.close(root)
+
+
+def _split(name: str) -> tuple[str, str]:
+    folder, _, rest = name.rpartition("/")
+    return folder, rest
+
+
+def _sync(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,237 @@
+"""Reading a buffer: structure and sizes are checked before memory is asked for, checksums as the bytes come."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recollect.checkpoint import kinds
+from recollect.checkpoint.contents import DTYPES, Arrays, Read, Rows
+from recollect.checkpoint.files import Files
+from recollect.checkpoint.manifest import Array, File, Manifest, Node
+from recollect.checkpoint.progress import watched
+from recollect.checkpoint.saving import Base
+from recollect.checkpoint.vault import Vault
+from recollect.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    IncompatibleCheckpoint,
+    InvariantError,
+    NoCheckpoint,
+    SchemaError,
+    explain,
+)
+from recollect.kernels.reader import bits_of
+from recollect.memory import Memory
+from recollect.samplers import Sampler
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    number: int | None = None,
+    device: torch.device | str | Memory | None = None,
+    capacity: int | None = None,
+    sampler: Sampler | None = None,
+    files: type[Files] = Files,
+) -> Any:
+    """The buffer that was saved below `path`: the newest valid checkpoint, or the one called `number`.
+
+    It goes on exactly as the saved one would have: the same draws, the same epochs, the same statistics. `device` and
+    `capacity` (of a replay or distillation buffer, whose newest rows then stay) change it, and a warning says how.
+    `sampler` is needed where the saved one was the caller's own, or had a function for `beta`.
+
+    A damaged checkpoint is passed over for an older one with a warning, unless it was named. CorruptCheckpoint,
+    IncompatibleCheckpoint and NoCheckpoint say what is wrong and where. Nothing in a checkpoint is executed.
+    """
+    root = Path(path).absolute()
+    vault = Vault(root, files)
+    options = {"device": device, "capacity": capacity, "sampler": sampler}
+    with vault.reading():
+        candidates = vault.numbers()[::-1] if number is None else [number]
+        damaged: list[CorruptCheckpoint] = []
+        for candidate in candidates:
+            try:
+                buffer = _loaded(vault, vault.manifest(candidate), options)
+            except CorruptCheckpoint as error:
+                if number is not None:
+                    raise
+                damaged.append(error)
+                continue
+            for error in damaged:
+                warnings.warn(f"load: passed over a damaged checkpoint for {candidate}. {error}", stacklevel=2)
+            return buffer
+    if damaged:
+        raise damaged[0]
+    raise NoCheckpoint(explain(str(root), "a checkpoint", "none", "Save a buffer there first."))
+
+
+def _loaded(vault: Vault, manifest: Manifest, options: dict[str, Any]) -> Any:
+    vault.require_files(manifest)
+    where = f"manifests/{manifest.number:08}.json"
+    if manifest.kind not in kinds.KINDS:
+        remedy = "Load it with the recollect that saved it."
+        raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(kinds.KINDS)}", manifest.kind, remedy))
+    kind = kinds.KINDS[manifest.kind]
+    config = Node(f"{where}: config", manifest.config)
+    read = Read(config, Node(f"{where}: values", manifest.values), _arrays(vault, manifest.state))
+    changes = _changes(manifest.kind, config, options)
+    try:
+        buffer = kind.make(read, options)
+        same_device = str(buffer.device) == config.entry("device").value
+        saved = kind.restore(buffer, read, same_device=same_device)
+        segments = _read_rows(vault, manifest, kind.rows(buffer))
+        buffer.check()
+    except (SchemaError, InvariantError) as error:
+        raise CorruptCheckpoint(f"{where}: a description that cannot be. {error}") from error
+    except KeyError as error:
+        raise CorruptCheckpoint(explain(f"state/{manifest.state.name}", f"an array {error}", "none", "")) from error
+    if not changes:
+        buffer._checkpoint = Base(vault.root, manifest, segments, saved)
+    for change in changes:
+        warnings.warn(f"load: {change}", stacklevel=4)
+    return buffer
+
+
+def _changes(kind: str, config: Node, options: dict[str, Any]) -> list[str]:
+    """What the caller asks to be other than it was saved."""
+    changes: list[str] = []
+    if options["capacity"] is not None:
+        if kind == "RolloutBuffer":
+            remedy = "Make a new buffer: a rollout is thrown away anyhow."
+            raise IncompatibleCheckpoint(explain("capacity", "none for a rollout", options["capacity"], remedy))
+        saved = config.entry("capacity").integer(1)
+        if options["capacity"] != saved:
+            changes.append(
+                f"capacity {saved} became {options['capacity']}; draws go on otherwise than they would have."
+            )
+        else:
+            options["capacity"] = None
+    if options["device"] is not None:
+        before, after = config.entry("device").value, str(Memory.of(options["device"]).device)
+        if before != after:
+            changes.append(f"device {before} became {after}; draws go on otherwise than they would have.")
+    return changes
+
+
+def _arrays(vault: Vault, file: File) -> Arrays:
+    found: Arrays = {}
+    source = _Source(vault.read("state", file))
+    for array in file.arrays:
+        tensor = torch.empty(array.shape, dtype=DTYPES[array.dtype])
+        source.fill(_bytes(tensor))
+        found[array.name] = tensor
+    source.finish()
+    return found
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    """The memory of a tensor on the host, to be written."""
+    if not tensor.numel():
+        return memoryview(bytearray())
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+class _Source:
+    """Checked pieces of a file, read as a stream."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces: Iterator[bytes] = iter(pieces)
+        self._rest = memoryview(b"")
+
+    def fill(self, target: memoryview) -> None:
+        """The next bytes, as many as fit."""
+        while len(target):
+            if not len(self._rest):
+                self._rest = memoryview(next(self._pieces))
+            count = min(len(target), len(self._rest))
+            target[:count] = self._rest[:count]
+            target, self._rest = target[count:], self._rest[count:]
+
+    def finish(self) -> None:
+        """Nothing may be left."""
+        if len(self._rest) or next(self._pieces, None) is not None:
+            raise CorruptCheckpoint(explain("file", "the bytes of its arrays", "more", "Copy it again."))
+
+
+def _read_rows(vault: Vault, manifest: Manifest, rows: Rows | None) -> list[tuple[File, torch.Tensor]]:
+    if rows is None:
+        if manifest.segments:
+            raise CorruptCheckpoint(explain("segments", "none", len(manifest.segments), "Copy the checkpoint again."))
+        return []
+    total = sum(file.nbytes for file in manifest.segments)
+    segments, covered = [], rows.first.clone()
+    for file in manifest.segments:
+        first, stop = _read_segment(vault, file, rows, total)
+        if bool((first > covered).any()):
+            raise CorruptCheckpoint(explain(f"segments/{file.name}", "rows that follow", "a gap", "Copy it again."))
+        covered = torch.maximum(covered, stop)
+        segments.append((file, stop))
+    if bool((covered != rows.stop).any()):
+        raise CorruptCheckpoint(explain("segments", "all rows up to the newest", "fewer or more", "Copy them again."))
+    return segments
+
+
+def _read_segment(vault: Vault, file: File, rows: Rows, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    where = f"segments/{file.name}"
+    envs = len(rows.first)
+    expected = [Array(name, "int64", (envs,)) for name in ("first", "stop")]
+    if list(file.arrays[:2]) != expected:
+        raise CorruptCheckpoint(explain(where, f"the bounds of {envs} environments", "others", "Copy it again."))
+    source = _Source(watched(vault.read("segments", file), total, "loading rows"))
+    first, stop = (torch.empty(envs, dtype=torch.int64) for _ in range(2))
+    for bound in (first, stop):
+        source.fill(_bytes(bound))
+    most = (1 << 62) // max(envs, 1)
+    if bool(((first < 0) | (stop < first) | (stop > most)).any()) or int((stop - first).max()) > most // 4:
+        raise CorruptCheckpoint(explain(where, "rows in order", "others", "Copy it again."))
+    held = Rows(rows.columns, first, stop)
+    count = sum(int(size) for size in (stop - first).tolist())
+    wanted = tuple(
+        (array.name, array.dtype, (count, *array.shape[1:]))
+        for array in Rows(rows.columns, first[:1], first[:1]).arrays[2:]
+    )
+    if tuple((array.name, array.dtype, array.shape) for array in file.arrays[2:]) != wanted:
+        raise CorruptCheckpoint(explain(where, f"{count} rows of the columns", "others", "Copy it again."))
+    if bool((stop > rows.stop).any()):
+        raise CorruptCheckpoint(explain(where, "rows before the newest", "later ones", "Copy it again."))
+    places = held.places(rows.slots)
+    # Of rows that fall on one slot the later stays, and rows that were overwritten since are left out.
+    row, env = held.numbers()
+    keep = row >= rows.first[env]
+    for column in rows.columns.values():
+        _fill_column(source, column, places, keep)
+    source.finish()
+    return first, stop
+
+
+_BLOCK = 1 << 22
+
+
+def _fill_column(source: _Source, column: torch.Tensor, places: torch.Tensor, keep: torch.Tensor) -> None:
+    flat = bits_of(column.flatten(0, 1))
+    step = max(_BLOCK // max(column[0, 0].numel() * column.element_size(), 1), 1)
+    for start in range(0, len(places), step):
+        where, kept = places[start : start + step], keep[start : start + step]
+        block = torch.empty((len(where), *column.shape[2:]), dtype=column.dtype)
+        source.fill(_bytes(block))
+        flat[where[kept].to(flat.device)] = bits_of(block)[kept].to(flat.device)
+
+
+def check(path: str | PathLike[str]) -> list[str]:
+    """What is wrong below `path`, a sentence for each checkpoint that cannot be loaded; empty if all is well."""
+    vault, wrong = Vault(Path(path).absolute()), []
+    with vault.reading():
+        if not vault.numbers():
+            raise NoCheckpoint(explain(str(path), "a checkpoint", "none", "Save a buffer there first."))
+        for number in vault.numbers():
+            try:
+                load(path, number=number)
+            except CheckpointError as error:
+                wrong.append(f"{number}: {error}")
+    return wrong

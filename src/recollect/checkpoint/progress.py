@@ -1,0 +1,37 @@
+"""A bar for what takes long, and nothing for what does not."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_PATIENCE = 2.0
+"""Seconds before a bar appears."""
+
+
+def watched(parts: Iterable[Any], total: int, what: str) -> Iterator[Any]:
+    """The same parts (of bytes); when they take long, a terminal shows how many of `total` have passed."""
+    started, passed, bar = time.monotonic(), 0, None
+    try:
+        for part in parts:
+            yield part
+            passed += len(part)
+            if bar is None and time.monotonic() - started > _PATIENCE and sys.stderr.isatty():
+                bar = _bar(what, total)
+            if bar is not None:
+                bar[0].update(bar[1], completed=passed)
+    finally:
+        if bar is not None:
+            bar[0].stop()
+
+
+def _bar(what: str, total: int) -> Any:
+    from rich.console import Console  # noqa: PLC0415 (only what takes long pays for it)
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn  # noqa: PLC0415
+
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    progress.start()
+    return progress, progress.add_task(what, total=total)

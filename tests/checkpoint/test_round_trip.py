@@ -1,0 +1,253 @@
+"""Save and load: the same buffer, which goes on as the other would have."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import recollect as rc
+from tests.checkpoint.traffic import KINDS, digest, equal, make_replay, step_replay
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loaded_buffer_goes_on_as_the_saved_one(kind: str, tmp_path: Path, backend: str) -> None:
+    """Saved at many moments, each time on top of the last; read and written on both sides afterwards."""
+    subject = KINDS[kind]
+    buffer = subject.make()
+    for n in range(90):
+        subject.act(buffer, n)
+        if n % 9 != 8:
+            continue
+        buffer.save(tmp_path)
+        twin = rc.load(tmp_path)
+        if hasattr(buffer, "_tests_clock"):
+            twin._tests_clock = buffer._tests_clock.copy()
+        assert equal(digest(buffer), digest(twin))
+        for m in range(n + 1, n + 12):
+            subject.act(twin, m)
+        later = [subject.read(twin) for _ in range(3)]
+        other = rc.load(tmp_path)
+        if hasattr(buffer, "_tests_clock"):
+            other._tests_clock = buffer._tests_clock.copy()
+        for m in range(n + 1, n + 12):
+            subject.act(other, m)
+        assert equal(later, [subject.read(other) for _ in range(3)])
+    assert len(list((tmp_path / "manifests").iterdir())) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(before=st.integers(0, 60), after=st.integers(0, 30), reads=st.integers(0, 3))
+def test_the_stream_of_samples_is_that_of_the_uninterrupted_run(
+    kind: str, tmp_path_factory: pytest.TempPathFactory, before: int, after: int, reads: int
+) -> None:
+    subject, path = KINDS[kind], tmp_path_factory.mktemp("root")
+    buffer = subject.make()
+    for n in range(before):
+        subject.act(buffer, n)
+        for _ in range(reads):
+            subject.read(buffer)
+    buffer.save(path)
+    twin = rc.load(path)
+    if hasattr(buffer, "_tests_clock"):
+        twin._tests_clock = buffer._tests_clock.copy()
+    for n in range(before, before + after):
+        for one in (buffer, twin):
+            subject.act(one, n)
+        assert equal(subject.read(buffer), subject.read(twin))
+    assert equal(digest(buffer), digest(twin))
+
+
+def test_only_new_rows_are_written(tmp_path: Path) -> None:
+    replay = rc.ReplayBuffer(40_000, obs=16, action=4, num_envs=4, seed=0)
+    zeros = np.zeros((1000, 4))
+    block = {
+        "obs": np.zeros((1000, 4, 16), np.float32), "action": np.zeros((1000, 4, 4), np.float32), "reward": zeros,
+        "terminated": zeros > 0, "truncated": zeros > 0, "next_obs": np.zeros((1000, 4, 16), np.float32),
+    }  # fmt: skip
+    row = 16 * 4 + 4 * 4 + 4 + 2
+    written = 0
+    for k in range(14):
+        replay.extend(block)
+        number = replay.save(tmp_path, keep=1)
+        segments, state = (list((tmp_path / folder).glob(f"{number:08}*")) for folder in ("segments", "state"))
+        written = sum(path.stat().st_size for path in (*segments, *state))
+        assert written <= 1.1 * 4000 * row + 24 * 40_000 + (1 << 20), k
+    total = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    assert total <= 40_000 * row + written + 24 * 40_000 + (1 << 20)
+
+
+def test_another_buffers_save_is_written_in_full(tmp_path: Path) -> None:
+    first, second = make_replay(rc.Uniform()), make_replay(rc.Uniform())
+    for n in range(20):
+        step_replay(first, n)
+    first.save(tmp_path)
+    for n in range(30):
+        step_replay(second, n + 100)
+    second.save(tmp_path)
+    assert equal(digest(rc.load(tmp_path)), digest(second))
+    first.save(tmp_path)
+    assert equal(digest(rc.load(tmp_path)), digest(first))
+    assert equal(digest(rc.load(tmp_path, number=2)), digest(second))
+
+
+def test_saving_takes_little_memory(tmp_path: Path) -> None:
+    replay = rc.ReplayBuffer(400_000, obs=64, action=4, seed=0)
+    steps = 4000
+    block = {
+        "obs": np.zeros((steps, 64), np.float32), "action": np.zeros((steps, 4), np.float32), "reward": np.zeros(steps),
+        "terminated": np.zeros(steps, bool), "truncated": np.zeros(steps, bool),
+        "next_obs": np.zeros((steps, 64), np.float32),
+    }  # fmt: skip
+    for _ in range(100):
+        replay.extend(block)
+    tracemalloc.start()
+    replay.save(tmp_path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 64 << 20
+
+
+def test_old_checkpoints_are_kept_as_asked(tmp_path: Path) -> None:
+    replay, digests = make_replay(rc.Prioritized()), {}
+    for n in range(60):
+        step_replay(replay, n)
+        if n % 6 == 5:
+            digests[replay.save(tmp_path, keep=3)] = digest(replay)
+    numbers = sorted(digests)[-3:]
+    assert [int(path.stem) for path in sorted((tmp_path / "manifests").iterdir())] == numbers
+    for number in numbers:
+        assert equal(digest(rc.load(tmp_path, number=number)), digests[number])
+    with pytest.raises(rc.NoCheckpoint, match=r"00000001.json: expected one of the checkpoints 8, 9, 10, got another"):
+        rc.load(tmp_path, number=1)
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_word(tmp_path: Path) -> None:
+    replay = make_replay(rc.Uniform())
+    for n in range(10):
+        step_replay(replay, n)
+    replay.save(tmp_path)
+    older = digest(replay)
+    step_replay(replay, 10)
+    replay.save(tmp_path)
+    state = tmp_path / "state" / "00000002.bin"
+    state.write_bytes(state.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="passed over a damaged checkpoint for 1. state/00000002.bin: expected"):
+        loaded = rc.load(tmp_path)
+    assert equal(digest(loaded), older)
+    with pytest.raises(rc.CorruptCheckpoint, match=r"state/00000002.bin: expected \d+ bytes, got"):
+        rc.load(tmp_path, number=2)
+    # And the buffer goes on: what it believed to be there is written again in full.
+    replay.save(tmp_path)
+    assert equal(digest(rc.load(tmp_path)), digest(replay))
+
+
+def test_where_nothing_was_saved_there_is_no_checkpoint(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(rc.NoCheckpoint):
+            rc.load(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "capacity"), [("uniform", 12), ("prioritized", 12), ("prioritized", 60), ("epochs", 60)]
+)
+def test_another_capacity_keeps_the_newest_rows_and_says_so(kind: str, capacity: int, tmp_path: Path) -> None:
+    replay = KINDS[kind].make()
+    for n in range(55):
+        step_replay(replay, n)
+    replay.save(tmp_path)
+    with pytest.warns(UserWarning, match=f"load: capacity 24 became {capacity}"):
+        other = rc.load(tmp_path, capacity=capacity)
+    newest = replay._storage.ring.newest()
+    ids = replay.ids()
+    kept = ids[ids // 3 > newest[ids % 3] - other._storage.ring.alive]
+    assert sorted(other.ids().tolist()) == sorted(kept.tolist())
+    assert equal(other[kept].to_dict(), replay[kept].to_dict())
+    if kind == "prioritized":
+        mine, theirs = (b._draws._tree.get(b._storage.locate(kept)) for b in (other, replay))
+        assert mine.tolist() == theirs.tolist()
+    for n in range(200, 260):
+        step_replay(other, n)
+    other.save(tmp_path)
+    assert equal(digest(rc.load(tmp_path)), digest(other))
+
+
+def test_a_function_for_beta_is_given_again(tmp_path: Path) -> None:
+    sampler = rc.Prioritized(beta=lambda draws: min(1.0, draws / 100))
+    replay = make_replay(sampler)
+    for n in range(20):
+        step_replay(replay, n)
+    replay.save(tmp_path)
+    with pytest.raises(
+        rc.IncompatibleCheckpoint, match="sampler: expected one that can be saved, got one of the caller's"
+    ):
+        rc.load(tmp_path)
+    twin = rc.load(tmp_path, sampler=sampler)
+    assert equal(replay.sample(8).to_dict(), twin.sample(8).to_dict())
+
+
+def test_another_sampler_is_refused(tmp_path: Path) -> None:
+    make_replay(rc.Uniform()).save(tmp_path)
+    with pytest.raises(rc.IncompatibleCheckpoint, match="sampler: expected the state of Prioritized"):
+        rc.load(tmp_path, sampler=rc.Prioritized())
+
+
+def test_a_rollout_has_no_other_capacity(tmp_path: Path) -> None:
+    KINDS["rollout"].make().save(tmp_path)
+    with pytest.raises(rc.IncompatibleCheckpoint, match="capacity: expected none for a rollout"):
+        rc.load(tmp_path, capacity=5)
+
+
+def test_names_that_are_no_names_are_refused_when_saving(tmp_path: Path) -> None:
+    replay = rc.ReplayBuffer(4, obs={"a b": 1}, action=())
+    with pytest.raises(rc.CheckpointError, match="save: 'a b': expected a name like"):
+        replay.save(tmp_path)
+    with pytest.raises(rc.NoCheckpoint):
+        rc.load(tmp_path)
+
+
+def test_stacks_and_their_history_are_saved(tmp_path: Path) -> None:
+    frame = rc.Stacked(rc.Field((2, 2), torch.uint8), 3)
+    replay = rc.ReplayBuffer(6, obs=frame, action=(), num_envs=1, seed=0)
+    frames = [np.full((2, 2), i, np.uint8) for i in range(30)]
+
+    def stack(t: int, start: int) -> Any:
+        return np.stack([frames[max(i, start)] for i in (t - 2, t - 1, t)], -1)[None]
+
+    start = 0
+    for t in range(20):
+        ends = t in (4, 13)
+        replay.add(stack(t, start), [0.0], [0.0], [ends], [False], stack(t + 1, start))
+        start = t + 1 if ends else start
+        replay.save(tmp_path)
+        twin = rc.load(tmp_path)
+        ids = replay.ids()
+        assert equal(replay[ids].to_dict(), twin[ids].to_dict())
+
+
+def test_the_manifest_is_strict_json_that_anybody_can_read(tmp_path: Path) -> None:
+    replay = make_replay(rc.Prioritized())
+    replay.save(tmp_path)
+    first, body = (tmp_path / "manifests" / "00000001.json").read_bytes().split(b"\n", 1)
+    assert first.startswith(b"recollect 1 ")
+    document = json.loads(body)
+    assert document["kind"] == "ReplayBuffer"
+    assert document["config"]["capacity"] == 24
+    assert document["config"]["sampler"]["name"] == "Prioritized"
+
+
+def test_loading_warns_of_nothing_when_nothing_changes(tmp_path: Path) -> None:
+    replay = make_replay(rc.Uniform())
+    replay.save(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rc.load(tmp_path, capacity=24, device="cpu")

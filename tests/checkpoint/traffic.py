@@ -1,0 +1,171 @@
+"""Buffers of every kind, and what happens to them: the same seed, the same operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+
+import recollect as rc
+from recollect.checkpoint import kinds
+from recollect.checkpoint.contents import bytes_of
+from recollect.kernels.reader import bits_of
+from recollect.ring import HISTORY, TRANSITION
+
+N = 3
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A buffer, how something is done to it (the n-th time), and what is read of it (which may draw)."""
+
+    make: Callable[[], Any]
+    act: Callable[[Any, int], None]
+    read: Callable[[Any], list[Any]]
+
+
+def _numbers(n: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(n).standard_normal(shape).astype(np.float32)
+
+
+def step_replay(replay: rc.ReplayBuffer, n: int) -> None:
+    """One step of all environments, or (every fifth) of one; episodes end now and then, and sometimes jump."""
+    rng = np.random.default_rng(n)
+    envs = [int(rng.integers(N))] if n % 5 == 4 else list(range(N))
+    t = getattr(replay, "_tests_clock", np.zeros(N))
+    obs = np.stack([np.full(2, 10 * e + t[e]) for e in envs]).astype(np.float32)
+    terminated, truncated = rng.random(len(envs)) < 0.2, rng.random(len(envs)) < 0.1
+    t[envs] += 1 + 100 * (rng.random(len(envs)) < 0.1)
+    replay._tests_clock = t  # type: ignore[attr-defined]
+    replay.add(
+        obs, _numbers(n, len(envs), 1), _numbers(n + 1, len(envs)), terminated, truncated, obs + 1,
+        env_ids=envs if n % 5 == 4 else None, tag=np.full(len(envs), n % 1000, np.int32),
+    )  # fmt: skip
+    if n % 7 == 6 and isinstance(replay.sampler, rc.Prioritized):
+        batch = replay.sample(4)
+        replay.update_priority(batch["index"], batch["reward"].abs())
+    if n % 31 == 30:
+        replay.cut([0])
+    if n % 67 == 66:
+        replay.clear()
+
+
+def draw(replay: rc.ReplayBuffer) -> list[Any]:
+    """Batches of every view, or nothing yet."""
+    if len(replay) < 8:
+        return []
+    views: list[Any] = [rc.Transition(), rc.NStep(3, 0.9), rc.Sequence(3)]
+    return [replay.sample(4, view).to_dict() for view in views]
+
+
+def make_replay(sampler: Any, **options: Any) -> rc.ReplayBuffer:
+    extra = {"tag": rc.Field((), torch.int32)}
+    stats = rc.EpisodeStats(N, window=5)
+    return rc.ReplayBuffer(
+        24,
+        2,
+        1,
+        num_envs=N,
+        extra=extra,
+        sampler=sampler,
+        stats=stats,
+        norm={"obs": rc.RunningNorm(2)},
+        seed=7,
+        **options,
+    )
+
+
+def make_rollout() -> rc.RolloutBuffer:
+    extra = {"hidden": {"a": rc.Carry(2, every=2)}, "tag": rc.Field((), torch.uint16)}
+    return rc.RolloutBuffer(
+        8, N, {"x": 2, "y": rc.Field(1, torch.bfloat16)}, 1, extra=extra, stats=rc.EpisodeStats(N), seed=3,
+        autoreset=AutoresetMode.SAME_STEP,
+    )  # fmt: skip
+
+
+def step_rollout(rollout: rc.RolloutBuffer, n: int) -> None:
+    """Add a step, part of it staged; a full rollout is learnt from and cleared."""
+    if rollout.is_full:
+        finals = rollout.final_obs["x"][:, 0]
+        rollout.compute_advantage(_numbers(n, N), final_value=finals)
+        if n % 2:
+            return
+        rollout.clear()
+    rng = np.random.default_rng(n)
+    obs = {"x": _numbers(n, N, 2), "y": torch.tensor(_numbers(n + 2, N, 1)).bfloat16()}
+    if "hidden" not in rollout._staged:
+        rollout.stage(hidden={"a": _numbers(n, N, 2)})
+    if n % 3 == 0:
+        return
+    rollout.add(
+        obs, _numbers(n, N, 1), _numbers(n, N), rng.random(N) < 0.2, rng.random(N) < 0.2, value=_numbers(n, N),
+        final_obs={"x": _numbers(n + 9, N, 2), "y": torch.tensor(_numbers(n, N, 1)).bfloat16()},
+        tag=np.full(N, n % 100, np.uint16),
+    )  # fmt: skip
+
+
+def read_rollout(rollout: rc.RolloutBuffer) -> list[Any]:
+    if not rollout.num_stored:
+        return []
+    batches = [*rollout.minibatches(4), *rollout.sequences(2, batch_size=3)]
+    return [batch.to_dict() for batch in batches] + [rollout.final_obs.to_dict()]
+
+
+def step_distillation(buffer: rc.DistillationBuffer, n: int) -> None:
+    count = n % 4
+    buffer.add(_numbers(n, count, 2), _numbers(n, count, 1), logits=_numbers(n, count, 3))
+    if n % 6 == 5:
+        buffer.next_round()
+    if n % 29 == 28:
+        buffer.clear()
+
+
+def read_distillation(buffer: rc.DistillationBuffer) -> list[Any]:
+    return [buffer.sample(5).to_dict(), *(batch.to_dict() for batch in buffer.epochs(4))] if len(buffer) else []
+
+
+KINDS = {
+    "uniform": Kind(lambda: make_replay(rc.Uniform()), step_replay, draw),
+    "prioritized": Kind(lambda: make_replay(rc.Prioritized(normalize="global")), step_replay, draw),
+    "epochs": Kind(lambda: make_replay(rc.WithoutReplacement()), step_replay, draw),
+    "next step": Kind(lambda: make_replay(rc.Prioritized(), autoreset="NEXT_STEP"), step_replay, draw),
+    "stored": Kind(
+        lambda: make_replay(rc.Prioritized(), next_obs="stored"),
+        step_replay,
+        lambda replay: [replay.sample(4).to_dict() for _ in range(3)] if len(replay) >= 8 else [],
+    ),
+    "rollout": Kind(make_rollout, step_rollout, read_rollout),
+    "distillation": Kind(lambda: rc.DistillationBuffer(13, 2, seed=5), step_distillation, read_distillation),
+}
+
+
+def equal(a: Any, b: Any) -> bool:
+    """The same numbers, bit by bit."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and bytes(bytes_of(a)) == bytes(bytes_of(b))
+    return a == b
+
+
+def digest(buffer: Any) -> Any:
+    """Everything that a buffer is: what a checkpoint of it would say."""
+    contents = kinds.of(buffer).contents(buffer)
+    rows = contents.rows
+    kept: dict[str, torch.Tensor] = {}
+    if rows is not None and len(rows):
+        places = rows.places(rows.slots)
+        kept = {name: bits_of(column.flatten(0, 1))[places] for name, column in rows.columns.items()}
+        if isinstance(buffer, rc.ReplayBuffer):
+            # Of a row that only holds an observation, the other fields are whatever was there before.
+            kind = buffer._storage.ring.kind.view(-1)[places]
+            for name in kept.keys() - {f"column{i}" for i in buffer._storage.observed}:
+                kept[name][(kind != TRANSITION) & (kind != HISTORY)] = 0
+        kept |= {"first": rows.first.clone(), "stop": rows.stop.clone()}
+    return contents.config, contents.values, {name: x.clone() for name, x in contents.arrays.items()}, kept

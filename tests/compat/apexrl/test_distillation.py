@@ -1,0 +1,45 @@
+"""ApexRL's distillation buffer, which only its document has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import recollect as rc
+from recollect.compat import apexrl
+
+
+class TestDistillation:
+    def test_rows_and_batches_are_kept_newest_and_whole(self) -> None:
+        buffer = apexrl.DistillationBuffer(5, (2,), "cpu", seed=0)
+        rows = torch.arange(7.0).unsqueeze(1)
+        buffer.add(rows[:6].expand(-1, 2), rows[:6] + 0.7)
+        buffer.add(rows[6].expand(2), rows[6] + 0.7)
+        assert buffer.size == len(buffer) == buffer.capacity == 5
+        assert (buffer.obs_shape, buffer.device) == ((2,), torch.device("cpu"))
+        drawn = torch.cat([torch.cat(buffer.sample(5), 1) for _ in range(40)])
+        assert set(drawn[:, 0].tolist()) == {2.0, 3.0, 4.0, 5.0, 6.0}
+        assert torch.equal(drawn[:, 2], drawn[:, 0] + 0.7)
+        buffer.clear()
+        assert len(buffer) == 0
+
+    def test_the_first_actions_say_what_an_action_is(self) -> None:
+        buffer = apexrl.DistillationBuffer(5, {"x": (2,)}, "cpu")
+        buffer.add({"x": torch.zeros(2, 2)}, torch.tensor([3, 4]))
+        obs, actions = buffer.sample(2)
+        assert isinstance(obs, TensorDict)
+        assert actions.dtype == torch.int64
+        with pytest.raises(rc.SchemaError, match="action: expected int64, got float32"):
+            buffer.add({"x": torch.zeros(2, 2)}, torch.tensor([0.5, 0.5]))
+        with pytest.raises(TypeError, match="^Observation tree structures must match$"):
+            buffer.add(torch.zeros(2, 2), torch.tensor([3, 4]))
+
+    def test_errors_are_those_of_the_replay_buffer(self) -> None:
+        with pytest.raises(ValueError, match="^capacity must be positive, got 0$"):
+            apexrl.DistillationBuffer(0, (2,), "cpu")
+        buffer = apexrl.DistillationBuffer(5, (2,), "cpu")
+        with pytest.raises(ValueError, match="^cannot sample 1 transitions from buffer of size 0$"):
+            buffer.sample(1)
+        with pytest.raises(ValueError, match="^batch_size must be positive, got 0$"):
+            buffer.sample(0)

@@ -1,0 +1,154 @@
+"""ApexRL's recurrent rollout buffer: sequences are slices of the rollout, in its order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+import recollect as rc
+from recollect.compat import apexrl
+
+
+def recurrent(
+    num_envs: int = 2, num_steps: int = 4, filled: int | None = None, obs_shape: Any = (1,), **options: Any
+) -> apexrl.RolloutRNNBuffer:
+    """Observation 10·t + n; actor's hidden state 100·layer + 10·t + n, critic's the same with a minus sign."""
+    hidden = ((3, 5), (2, 4))
+    buffer = apexrl.RolloutRNNBuffer(num_envs, num_steps, obs_shape, (), torch.long, *hidden, "cpu", seed=0, **options)
+    for t in range(num_steps if filled is None else filled):
+        number = 10.0 * t + torch.arange(num_envs)
+        actor, critic = (
+            (100 * torch.arange(layers).view(-1, 1, 1) + number.view(1, -1, 1)).expand(-1, -1, size)
+            for layers, size in hidden
+        )
+        obs: Any = number.unsqueeze(1)
+        obs = {"x": obs} if isinstance(obs_shape, dict) else obs
+        dones = (number % 3 == 0).float()
+        buffer.add(obs, None, number.long(), number / 2, dones, number / 4, -number, actor, -critic)
+    return buffer
+
+
+class TestRecurrent:
+    def test_the_golden_order_is_that_of_chunks_then_environments(self) -> None:
+        batches = list(recurrent().get_sequence_minibatches(2, 3, shuffle=False))
+        starts = [(int(x) % 10, int(x) // 10) for batch in batches for x in batch["observations"][0, :, 0]]
+        assert starts == [(0, 0), (1, 0), (0, 2), (1, 2)]
+        assert [batch["observations"].shape for batch in batches] == [(2, 3, 1), (2, 1, 1)]
+
+    @given(
+        st.integers(1, 4), st.sampled_from([(4, 1), (4, 2), (6, 3), (6, 6)]), st.integers(1, 9), st.booleans(),
+        st.booleans(),
+    )  # fmt: skip
+    @settings(deadline=None, max_examples=60)
+    def test_sequences_are_slices_of_the_rollout(
+        self, envs: int, sizes: tuple[int, int], minibatch: int, shuffle: bool, partly: bool
+    ) -> None:
+        steps, length = sizes
+        chunks = (steps // length + 1) // 2 if partly else steps // length
+        buffer = recurrent(envs, steps, filled=chunks * length)
+        buffer.compute_returns_and_advantages(torch.ones(envs))
+        found = []
+        for batch in buffer.get_sequence_minibatches(length, minibatch, shuffle=shuffle):
+            count = batch["values"].shape[1]
+            assert count <= minibatch
+            for i in range(count):
+                first = int(batch["observations"][0, i, 0])
+                t, n = first // 10, first % 10
+                assert t % length == 0
+                slices = {
+                    "observations": buffer.observations, "actions": buffer.actions, "old_log_probs": buffer.log_probs,
+                    "advantages": buffer.advantages, "returns": buffer.returns, "values": buffer.values,
+                    "dones": buffer.dones,
+                }  # fmt: skip
+                for name, whole in slices.items():
+                    assert torch.equal(batch[name][:, i], whole[t : t + length, n]), name
+                for name in ("actor_hidden_states", "critic_hidden_states"):
+                    assert torch.equal(batch[name][:, i], getattr(buffer, name)[t, n])
+                found.append((t, n))
+        everything = [(chunk * length, n) for chunk in range(chunks) for n in range(envs)]
+        assert sorted(found) == everything
+        assert shuffle or found == everything
+
+    def test_a_batch_is_what_a_recurrent_network_takes(self) -> None:
+        buffer = recurrent()
+        batch = next(buffer.get_sequence_minibatches(2, 2, shuffle=False))
+        assert list(batch) == [
+            "observations", "privileged_observations", "actions", "old_log_probs", "advantages", "returns", "values",
+            "dones", "actor_hidden_states", "critic_hidden_states",
+        ]  # fmt: skip
+        assert batch["privileged_observations"] is None
+        assert batch["actor_hidden_states"].tolist() == [[[100.0 * k + n] * 5 for n in range(2)] for k in range(3)]
+        assert batch["critic_hidden_states"].shape == (2, 2, 4)
+        network = torch.nn.GRU(1, 5, num_layers=3)
+        network(batch["observations"], batch["actor_hidden_states"])
+        assert buffer.actor_hidden_states.shape == (4, 2, 3, 5)
+
+    def test_a_seed_repeats_the_order_and_leaves_the_global_generator_alone(self) -> None:
+        before = torch.get_rng_state()
+        orders = [next(recurrent(9).get_sequence_minibatches(1, 36))["values"].tolist() for _ in range(2)]
+        assert orders[0] == orders[1]
+        assert orders[0][0] != sorted(orders[0][0])
+        assert torch.equal(before, torch.get_rng_state())
+
+    def test_an_end_inside_a_sequence_stays_inside(self) -> None:
+        (batch,) = recurrent(1).get_sequence_minibatches(4, 9)
+        assert batch["dones"].flatten().tolist() == [1.0, 0.0, 0.0, 1.0]
+
+    def test_nested_observations_are_tensordicts(self) -> None:
+        for shuffle in (True, False):
+            for batch in recurrent(obs_shape={"x": (1,)}).get_sequence_minibatches(2, 3, shuffle=shuffle):
+                assert isinstance(batch["observations"], TensorDict)
+                assert torch.equal(batch["observations"]["x"][..., 0].long(), batch["actions"])
+
+    def test_sizes_are_refused_as_apexrl_does(self) -> None:
+        buffer = recurrent()
+        for sizes, message in (
+            ((0, 1), "sequence_length must be positive"),
+            ((1, 0), "minibatch_size must be positive"),
+            ((3, 1), "num_steps must be divisible by sequence_length for recurrent PPO"),
+        ):
+            with pytest.raises(ValueError, match=f"^{message}$"):
+                next(buffer.get_sequence_minibatches(*sizes))
+        zeros, hidden = torch.zeros(2), torch.zeros(3, 2, 5)
+        with pytest.raises(ValueError, match=r"^Rollout buffer is full \(capacity: 4\)$"):
+            buffer.add(zeros, None, zeros, zeros, zeros, zeros, zeros, hidden, hidden)
+
+    def test_a_rollout_that_ends_inside_a_sequence_is_not_ready(self) -> None:
+        with pytest.raises(rc.NotReadyError, match="get_sequence_minibatches: expected a multiple of 2 steps, got 3"):
+            recurrent(filled=3).get_sequence_minibatches(2, 1)
+
+    def test_hidden_states_are_checked(self) -> None:
+        buffer = recurrent(filled=0)
+        two = torch.zeros(2)
+        step = (torch.zeros(2, 1), None, two.long(), two, two, two, two)
+        for wrong in (torch.zeros(2, 3, 5), torch.zeros(3, 1, 5), torch.zeros(5), None):
+            with pytest.raises(rc.SchemaError, match="actor_hidden_states: expected"):
+                buffer.add(*step, wrong, torch.zeros(2, 2, 4))
+        assert len(buffer) == 0
+
+    def test_moves_clears_and_stages_like_the_other(self) -> None:
+        buffer = recurrent(filled=1, privileged_obs_shape=None)
+        obs, two = torch.full((2, 1), 7.0), torch.zeros(2)
+        buffer.stage(obs, None, two.long())
+        obs += 1
+        buffer.add(None, None, None, two, two, two, two, torch.zeros(3, 2, 5), torch.zeros(2, 2, 4))
+        assert buffer.observations[1].tolist() == [[7.0], [7.0]]
+        assert (buffer.step, len(buffer)) == (2, 4)
+        assert buffer.to("cpu") is buffer
+        assert buffer.observations[1].tolist() == [[7.0], [7.0]]
+        assert buffer.to("meta").actor_hidden_states.device.type == "meta"
+        buffer.clear()
+        assert (buffer.step, len(buffer)) == (0, 0)
+
+    def test_privileged_observations_join_the_sequences(self) -> None:
+        buffer = apexrl.RolloutRNNBuffer(1, 2, (1,), (), torch.long, (1, 1), (1, 1), "cpu", (2,))
+        for t in range(2):
+            one, hidden = torch.full((1,), float(t)), torch.zeros(1, 1, 1)
+            buffer.add(one.view(1, 1), one.expand(1, 2), one.long(), one, 0 * one, one, one, hidden, hidden)
+        (batch,) = buffer.get_sequence_minibatches(2, 1)
+        assert batch["privileged_observations"].tolist() == [[[0.0, 0.0]], [[1.0, 1.0]]]

@@ -1,0 +1,286 @@
+"""ApexRL's replay buffer: its ring row by row, its errors, and what it gets wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+import recollect as rc
+from recollect.compat import apexrl
+
+
+def batch(*rows: int, **changed: Any) -> dict[str, Any]:
+    """Transitions to recognise: observation i, action i + 0.7, reward 10·i, next observation i + 0.5, critic −i."""
+    row = torch.tensor(rows, dtype=torch.float32)
+    fields = {
+        "observations": row.unsqueeze(1).repeat(1, 2), "actions": (row + 0.7).unsqueeze(1), "rewards": 10 * row,
+        "next_observations": row.unsqueeze(1).repeat(1, 2) + 0.5, "dones": (row % 3 == 0).float(),
+    }  # fmt: skip
+    return {**fields, **changed}
+
+
+def with_critic(*rows: int) -> dict[str, Any]:
+    row = -torch.tensor(rows, dtype=torch.float32)
+    return batch(*rows, critic_observations=row.view(-1, 1), next_critic_observations=row.view(-1, 1) - 0.5)
+
+
+def replay(capacity: int = 5, **options: Any) -> apexrl.ReplayBuffer:
+    return apexrl.ReplayBuffer(capacity, (2,), (1,), seed=0, **options)
+
+
+def stored(buffer: apexrl.ReplayBuffer) -> list[int]:
+    """The rows that a replay buffer holds, in the order of ApexRL's memory, with every field checked."""
+    state = buffer.state_dict()
+    rows = [round(reward / 10) for reward in state["rewards"].tolist()]
+    for name, expected in (with_critic if buffer.critic_obs_shape else batch)(*rows).items():
+        torch.testing.assert_close(state[name], expected, msg=name)
+    return rows
+
+
+class TestReplay:
+    @given(st.integers(1, 9), st.lists(st.one_of(st.integers(0, 9), st.none()), max_size=12), st.booleans())
+    @settings(deadline=None, max_examples=80)
+    def test_is_the_ring_of_apexrl_row_by_row(self, capacity: int, sizes: list[int | None], critic: bool) -> None:
+        buffer = replay(capacity, critic_obs_shape=(1,) if critic else None)
+        ring: list[Any] = [None] * capacity
+        pos, count = 0, 0
+        for size in sizes:
+            if size is None:
+                buffer.clear()
+                ring, pos = [None] * capacity, 0
+            elif size > capacity:
+                with pytest.raises(ValueError, match=f"^batch size {size} exceeds replay capacity {capacity}$"):
+                    buffer.add(**(with_critic if critic else batch)(*range(size)))
+            else:
+                rows = range(count, count + size)
+                buffer.add(**(with_critic if critic else batch)(*rows))
+                for row in rows:
+                    ring[pos] = row
+                    pos = (pos + 1) % capacity
+                count += size
+            held = [row for row in ring if row is not None]
+            assert stored_or_nothing(buffer) == held
+            assert (buffer.pos, buffer.full) == (pos, len(held) == capacity)
+            assert buffer.size == len(buffer) == len(held)
+
+    def test_draws_are_uniform_with_replacement_and_rows_stay_whole(self) -> None:
+        buffer = replay(8, critic_obs_shape=(1,))
+        buffer.add(**with_critic(*range(5)))
+        buffer.add(**with_critic(*range(5, 11)))
+        found = torch.cat([buffer.sample(8)["rewards"] for _ in range(100)])
+        counts = torch.bincount((found / 10).long(), minlength=11)
+        assert counts[:3].tolist() == [0, 0, 0]
+        assert (counts[3:] - 100).square().sum() / 100 < 27  # chi square, 7 degrees of freedom: p < 0.0004
+        drawn = buffer.sample(8)
+        assert list(drawn) == [
+            "observations", "actions", "rewards", "next_observations", "dones",
+            "critic_observations", "next_critic_observations",
+        ]  # fmt: skip
+        expected = with_critic(*(int(reward / 10) for reward in drawn["rewards"]))
+        for name, tensor in drawn.items():
+            torch.testing.assert_close(tensor, expected[name], msg=name)
+
+    def test_the_first_actions_say_which_dtype_and_later_ones_keep_it(self) -> None:
+        for actions, dtype in (
+            (torch.tensor([[3]]), torch.int64),
+            (torch.tensor([[0.7]]), torch.float32),
+            (np.array([[0.7]]), torch.float32),
+        ):
+            buffer = replay()
+            assert buffer.action_dtype is None
+            buffer.add(**batch(1, actions=actions))
+            assert buffer.action_dtype == buffer.sample(1)["actions"].dtype == dtype
+        discrete = replay()
+        discrete.add(**batch(1, actions=torch.tensor([[3]])))
+        with pytest.raises(rc.SchemaError, match="action: expected int64, got float32"):
+            discrete.add(**batch(2))
+        assert len(discrete) == 1
+
+    def test_a_declared_integer_action_is_never_made_of_a_fraction(self) -> None:
+        buffer = replay(action_dtype=torch.long)
+        with pytest.raises(rc.SchemaError, match="action: expected int64, got float32"):
+            buffer.add(**batch(1))
+        assert buffer.size == 0
+
+    def test_a_first_batch_that_is_refused_has_said_nothing(self) -> None:
+        buffer = replay()
+        with pytest.raises(rc.SchemaError, match="reward"):
+            buffer.add(**batch(1, 2, actions=torch.tensor([[3], [4]]), rewards=torch.ones(1)))
+        assert (buffer.action_dtype, buffer.size, buffer.pos) == (None, 0, 0)
+        buffer.add(**batch(1, 2))
+        assert stored(buffer) == [1, 2]
+
+    def test_scalar_actions_are_the_default(self) -> None:
+        buffer = apexrl.ReplayBuffer(4, (2,))
+        buffer.add(**batch(1, 2, actions=torch.tensor([5, 5])))
+        assert buffer.sample(2)["actions"].tolist() == [5, 5]
+
+    def test_one_transition_needs_no_batch_axis(self) -> None:
+        buffer = replay()
+        for row in range(7):
+            buffer.add(**{name: tensor[0] for name, tensor in batch(row).items()})
+        assert stored(buffer) == [5, 6, 2, 3, 4]
+        buffer.add([1.0, 1.0], [1.7], 10.0, [1.5, 1.5], False)
+        assert stored(buffer) == [5, 6, 1, 3, 4]
+
+    def test_nothing_is_broadcast(self) -> None:
+        buffer = replay()
+        for wrong in (
+            {"rewards": torch.ones(1)}, {"rewards": torch.ones(3, 1)}, {"dones": torch.ones(1)},
+            {"actions": torch.ones(3)}, {"next_observations": torch.ones(1, 2)}, {"observations": torch.ones(3, 1)},
+        ):  # fmt: skip
+            with pytest.raises(rc.SchemaError, match="expected shape"):
+                buffer.add(**batch(1, 2, 3, **wrong))
+        assert len(buffer) == 0
+
+    def test_an_observation_that_was_overwritten_by_the_next_is_noticed(self) -> None:
+        buffer = replay()
+        in_place = torch.ones(3, 2)
+        with pytest.raises(rc.SchemaError, match="next_obs.observations: expected memory of its own.*reuses its array"):
+            buffer.add(**batch(1, 2, 3, observations=in_place, next_observations=in_place))
+        with pytest.raises(rc.SchemaError, match="memory of its own"):
+            buffer.add(in_place[0], torch.ones(1), 1.0, in_place[0], False)
+        path = torch.arange(4.0).unsqueeze(1).repeat(1, 2)
+        buffer.add(**batch(1, 2, 3, observations=path[:-1], next_observations=path[1:]))
+        assert len(buffer) == 3
+
+    def test_critic_observations_are_never_stale_and_never_dropped(self) -> None:
+        with_them, without = replay(critic_obs_shape=(1,)), replay()
+        with pytest.raises(rc.SchemaError, match="obs.critic_observations: expected a value, got none"):
+            with_them.add(**batch(1))
+        with pytest.raises(rc.SchemaError, match="critic_observations: expected none, got some that are not declared"):
+            without.add(**with_critic(1))
+        given = with_critic(1)
+        given.pop("critic_observations")
+        with pytest.raises(rc.SchemaError, match="next_critic_observations: expected none"):
+            without.add(**given)
+        assert len(with_them) == len(without) == 0
+
+    @pytest.mark.parametrize("capacity", [0, -3])
+    def test_a_capacity_is_positive(self, capacity: int) -> None:
+        with pytest.raises(ValueError, match=f"^capacity must be positive, got {capacity}$"):
+            replay(capacity)
+
+    def test_batches_are_positive_and_no_larger_than_what_is_stored(self) -> None:
+        buffer = replay()
+        with pytest.raises(ValueError, match="^cannot sample 1 transitions from buffer of size 0$"):
+            buffer.sample(1)
+        buffer.add(**batch(1, 2))
+        with pytest.raises(ValueError, match="^cannot sample 3 transitions from buffer of size 2$"):
+            buffer.sample(3)
+        for wrong in (0, -1):
+            with pytest.raises(ValueError, match=f"^batch_size must be positive, got {wrong}$"):
+                buffer.sample(wrong)
+
+    def test_nested_observations_are_tensordicts_with_dtypes_of_their_own(self) -> None:
+        spec = {"camera": apexrl.TensorLeafSpec((2, 2), torch.uint8), "body": {"pose": (3,)}}
+        buffer = apexrl.ReplayBuffer(5, spec, critic_obs_shape={"mass": ()}, obs_dtype=torch.float64)
+        for size in (3, 4):
+            seen = [
+                {
+                    "camera": torch.full((size, 2, 2), 7 + later, dtype=torch.uint8),
+                    "body": {"pose": torch.full((size, 3), 0.5 + later)},
+                }
+                for later in range(2)
+            ]
+            critics = [{"mass": torch.full((size,), 2.0 + later)} for later in range(2)]
+            buffer.add(seen[0], torch.arange(size), torch.ones(size), seen[1], torch.zeros(size), *critics)
+        drawn = buffer.sample(4)
+        assert isinstance(drawn["observations"], TensorDict)
+        assert drawn["observations"]["camera"].eq(7).all()
+        assert drawn["next_observations"]["camera"].dtype == torch.uint8
+        assert drawn["next_observations"]["body", "pose"].eq(1.5).all()
+        assert drawn["observations"]["body", "pose"].dtype == torch.float64
+        assert drawn["critic_observations"]["mass"].tolist() == [2.0] * 4
+        assert drawn["next_critic_observations"]["mass"].tolist() == [3.0] * 4
+        other = apexrl.ReplayBuffer(5, spec, critic_obs_shape={"mass": ()}, obs_dtype=torch.float64)
+        state = buffer.state_dict()
+        assert type(state["observations"]) is type(state["next_critic_observations"]) is dict
+        other.load_state_dict(state)
+        assert other.sample(2)["observations"]["camera"].eq(7).all()
+        rest = (torch.zeros(1), torch.zeros(1), seen[1], torch.zeros(1), *critics)
+        with pytest.raises(TypeError, match="^Observation tree structures must match$"):
+            buffer.add(torch.zeros(1, 3), *rest)
+        with pytest.raises(ValueError, match="^Observation tree does not contain tensor leaves$"):
+            buffer.add({}, *rest)
+        with pytest.raises(rc.SchemaError, match="expected the keys"):
+            buffer.add({"body": seen[0]["body"]}, *rest)
+
+    @pytest.mark.parametrize("sizes", [[], [3], [5], [4, 4], [5, 5, 2]])
+    def test_a_state_survives_a_file_that_holds_no_objects(self, tmp_path: Path, sizes: list[int]) -> None:
+        leaf = apexrl.TensorLeafSpec((2,), torch.float32)
+        buffer, other = (apexrl.ReplayBuffer(5, leaf, (1,), critic_obs_shape=(1,)) for _ in range(2))
+        count = 0
+        for size in sizes:
+            buffer.add(**with_critic(*range(count, count + size)))
+            count += size
+        torch.save(buffer.state_dict(), tmp_path / "state.pt")
+        other.add(**with_critic(*range(90, 95)))
+        other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        for _ in range(3):  # and both go on alike
+            assert stored_or_nothing(other) == stored_or_nothing(buffer)
+            assert (other.pos, other.full, other.size) == (buffer.pos, buffer.full, buffer.size)
+            for one in (buffer, other):
+                one.add(**with_critic(count, count + 1))
+            count += 2
+
+    def test_a_state_that_apexrl_wrote_is_read(self) -> None:
+        """Whole objects in it: a TensorDict, and a leaf's description of a class that is not ours."""
+        foreign = SimpleNamespace(shape=(2,), dtype=torch.float32)
+        spec = {"x": apexrl.TensorLeafSpec((2,), torch.float32)}
+        buffer = apexrl.ReplayBuffer(3, spec, (1,))
+        row = torch.tensor([3.0, 1.0, 2.0])  # 3 was written last, over 0
+        obs = TensorDict({"x": row.unsqueeze(1).repeat(1, 2)}, [3])
+        buffer.load_state_dict(
+            {
+                "capacity": 3, "obs_shape": {"x": foreign}, "action_shape": [1], "critic_obs_shape": None,
+                "obs_dtype": torch.float32, "action_dtype": torch.float32, "pos": 1, "full": True, "size": 3,
+                "observations": obs, "next_observations": obs + 1, "actions": row.unsqueeze(1), "rewards": row,
+                "dones": torch.zeros(3), "critic_observations": None, "next_critic_observations": None,
+            }
+        )  # fmt: skip
+        new = {"x": torch.full((1, 2), 4.0)}
+        buffer.add(new, torch.full((1, 1), 4.0), torch.full((1,), 4.0), {"x": new["x"] + 1}, torch.zeros(1))
+        assert buffer.state_dict()["rewards"].tolist() == [3.0, 4.0, 2.0]
+
+    def test_a_state_of_another_layout_is_refused_and_changes_nothing(self) -> None:
+        buffer = replay(critic_obs_shape=(1,))
+        buffer.add(**with_critic(1, 2))
+        state = buffer.state_dict()
+        for name in ("obs_shape", "action_shape", "critic_obs_shape"):
+            with pytest.raises(ValueError, match=f"^ReplayBuffer {name} mismatch$"):
+                buffer.load_state_dict({**state, name: (9,)})
+        with pytest.raises(ValueError, match="^ReplayBuffer capacity mismatch: 9 != 5$"):
+            buffer.load_state_dict({**state, "capacity": 9})
+        with pytest.raises(rc.SchemaError):
+            buffer.load_state_dict({**state, "rewards": torch.ones(2, 2)})
+        assert stored(buffer) == [1, 2]
+
+    def test_a_state_and_a_batch_are_the_callers_own(self) -> None:
+        buffer = replay()
+        buffer.add(**batch(1, 2))
+        buffer.state_dict()["observations"].zero_()
+        buffer.sample(2)["rewards"].zero_()
+        assert stored(buffer) == [1, 2]
+
+    def test_a_seed_repeats_the_draws_and_leaves_global_generators_alone(self) -> None:
+        before = torch.get_rng_state()
+        draws = []
+        for seed in (3, 3, None):
+            buffer = apexrl.ReplayBuffer(50, (2,), (1,), seed=seed)
+            buffer.add(**batch(*range(50)))
+            draws.append(buffer.sample(40)["rewards"].tolist())
+        assert draws[0] == draws[1] != draws[2]
+        assert torch.equal(before, torch.get_rng_state())
+
+
+def stored_or_nothing(buffer: apexrl.ReplayBuffer) -> list[int]:
+    return stored(buffer) if buffer.size else []

@@ -1,0 +1,312 @@
+"""ApexRL's rollout buffer: its names and errors are kept, and what it gets wrong is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+import recollect as rc
+from recollect.compat import apexrl
+from tests.compat.apexrl.document import (
+    DEVICE,
+    World,
+    documented_gae,
+)
+
+N = 3
+
+
+def step(t: int, **changed: Any) -> dict[str, Any]:
+    """One step with numbers to recognise: observation t, action t + 0.7, reward 10·t + n, value 2·t, log prob −t."""
+    fields = {
+        "observations": torch.full((N, 2), float(t)), "privileged_observations": None,
+        "actions": torch.full((N, 2), t + 0.7), "rewards": 10.0 * t + torch.arange(N), "dones": torch.zeros(N),
+        "values": torch.full((N,), 2.0 * t), "log_probs": torch.full((N,), -1.0 * t),
+    }  # fmt: skip
+    return {**fields, **changed}
+
+
+def make(num_steps: int = 4, filled: int | None = None, **options: Any) -> apexrl.RolloutBuffer:
+    buffer = apexrl.RolloutBuffer(N, num_steps, (2,), device="cpu", seed=0, **options)
+    for t in range(num_steps if filled is None else filled):
+        buffer.add(**step(t))
+    return buffer
+
+
+class TestRollout:
+    def test_the_golden_case_reads_the_flag_of_the_step_itself(self) -> None:
+        buffer = apexrl.RolloutBuffer(1, 3, (1,), device="cpu")
+        for done, value in ((0, 0), (1, 0), (0, 10)):
+            one = torch.ones(1)
+            buffer.add(torch.zeros(1, 1), None, one, one, done * one, value * one, one)
+        buffer.compute_returns_and_advantages(torch.zeros(1), gamma=1.0, gae_lambda=1.0)
+        assert buffer.returns.flatten().tolist() == [2.0, 1.0, 1.0]
+
+    @given(st.data())
+    @settings(deadline=None, max_examples=60)
+    def test_advantages_are_those_of_the_documented_loop_over_the_stored_steps(self, data: st.DataObject) -> None:
+        steps, envs = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 4))
+        stored = data.draw(st.integers(1, steps))
+        rates = {
+            "gamma": data.draw(st.sampled_from([0.0, 0.9, 1.0])),
+            "gae_lambda": data.draw(st.sampled_from([0, 0.8, 1])),
+        }
+        random = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+        rewards, values, log_probs = torch.randn(3, stored, envs, generator=random)
+        dones = (torch.rand(stored, envs, generator=random) < 0.3).float()
+        last = torch.randn(envs, generator=random)
+        buffer = apexrl.RolloutBuffer(envs, steps, (1,), device="cpu")
+        for _ in range(data.draw(st.integers(0, 1))):  # an older rollout must not be seen
+            for _ in range(steps):
+                ones = torch.ones(envs)
+                buffer.add(torch.ones(envs, 1), None, ones, ones, ones, ones, ones)
+            buffer.clear()
+        for t in range(stored):
+            obs = torch.full((envs, 1), float(t))
+            buffer.add(obs, None, values[t], rewards[t], dones[t], values[t], log_probs[t])
+        buffer.compute_returns_and_advantages(last, **rates)
+        advantages, returns = documented_gae(rewards, dones, values, last, **rates)
+        found = buffer.get_all_data()
+        assert len(buffer) == len(found["advantages"]) == stored * envs
+        torch.testing.assert_close(found["advantages"], advantages.flatten(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found["returns"], returns.flatten(), rtol=1e-5, atol=1e-5)
+        assert torch.equal(found["old_log_probs"], log_probs.flatten())
+        assert torch.equal(found["observations"].flatten(), torch.arange(float(stored)).repeat_interleave(envs))
+        assert torch.equal(buffer.dones[:stored], dones)
+        assert torch.equal(buffer.rewards[:stored], rewards)
+
+    def test_both_constructors_describe_the_same_buffer(self) -> None:
+        short = apexrl.RolloutBuffer(N, 4, (2,), "cpu", 5)
+        by_name = apexrl.RolloutBuffer(num_envs=N, num_steps=4, obs_shape=(2,), device="cpu", num_privileged_obs=5)
+        long = apexrl.RolloutBuffer(N, 4, (2,), (2,), torch.float32, torch.device("cpu"), 5)
+        newest = apexrl.RolloutBuffer(N, 4, (2,), (2,), torch.float32, "cpu", privileged_obs_shape=(5,))
+        for buffer in (short, by_name, long, newest):
+            assert (buffer.num_envs, buffer.num_steps, buffer.obs_shape, buffer.step) == (N, 4, (2,), 0)
+            assert buffer.device == torch.device("cpu")
+            assert buffer.privileged_observations.shape == (4, N, 5)
+            buffer.add(**step(1, privileged_observations=torch.ones(N, 5)))
+            assert (buffer.action_shape, buffer.action_dtype) == ((2,), torch.float32)
+            assert buffer.actions[0].tolist() == [[pytest.approx(1.7)] * 2] * N
+
+    @pytest.mark.parametrize(
+        ("actions", "told", "shape", "dtype"),
+        [
+            (torch.tensor([1, 2, 3]), {}, (), torch.int64),
+            (torch.tensor([1, 2, 3], dtype=torch.int32), {}, (), torch.int32),
+            (np.full((N, 4), 0.5), {}, (4,), torch.float32),
+            (torch.full((N, 2, 2), 0.5), {}, (2, 2), torch.float32),
+            (torch.tensor([1, 2, 3]), {"action_dtype": torch.float64}, (), torch.float64),
+            (torch.tensor([1.5, 2, 3]), {"action_shape": ()}, (), torch.float32),
+        ],
+    )
+    def test_the_first_actions_say_what_an_action_is(self, actions: Any, told: Any, shape: Any, dtype: Any) -> None:
+        buffer = make(filled=0, **told)
+        buffer.add(**step(0, actions=actions))
+        assert (buffer.action_shape, buffer.action_dtype) == (shape, dtype)
+        assert torch.equal(buffer.actions[0], torch.as_tensor(actions).to(dtype))
+        buffer.clear()
+        with pytest.raises(rc.SchemaError, match="action: expected"):
+            buffer.add(**step(0, actions=torch.ones(N, 7, 7)))
+
+    def test_a_first_step_that_is_refused_has_said_nothing(self) -> None:
+        buffer = make(filled=0)
+        with pytest.raises(rc.SchemaError, match="reward"):
+            buffer.add(**step(0, actions=torch.ones(N, 9), rewards=torch.ones(N, 1)))
+        assert (buffer.action_shape, buffer.step) == ((), 0)
+        buffer.add(**step(0))
+        assert buffer.action_shape == (2,)
+
+    def test_integer_actions_are_never_made_of_fractions(self) -> None:
+        buffer = make(filled=0, action_shape=(2,), action_dtype=torch.long)
+        with pytest.raises(rc.SchemaError, match="action: expected int64, got float32"):
+            buffer.add(**step(0))
+
+    def test_a_step_too_many_is_a_value_error(self) -> None:
+        buffer = make()
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"^Rollout buffer is full \(capacity: 4\)$"):
+                buffer.add(**step(4))
+        assert len(buffer) == 4 * N
+        buffer.clear()
+        assert (len(buffer), buffer.step) == (0, 0)
+        buffer.add(**step(9))
+        assert buffer.get_all_data()["observations"].tolist() == [[9.0, 9.0]] * N
+
+    def test_nothing_is_trained_on_before_it_is_there(self) -> None:
+        with pytest.raises(rc.NotReadyError):
+            make(filled=0).get_all_data()
+        data = make(filled=2).get_all_data()
+        assert not data["advantages"].any()
+        assert not data["returns"].any()
+
+    def test_the_scores_of_an_older_rollout_are_gone(self) -> None:
+        buffer = make()
+        buffer.compute_returns_and_advantages(torch.ones(N))
+        assert buffer.advantages.all()
+        buffer.clear()
+        buffer.add(**step(0))
+        assert not buffer.advantages.any()
+        assert not buffer.get_all_data()["returns"].any()
+
+    def test_all_data_and_attributes_share_the_memory(self) -> None:
+        buffer = make()
+        buffer.compute_returns_and_advantages(torch.ones(N))
+        data = buffer.get_all_data()
+        buffer.rewards[0] = 77
+        buffer.advantages[1, 2] = 99
+        data["observations"][0] = 55
+        assert data["advantages"][1 * N + 2] == 99
+        assert buffer.observations[0, 0].tolist() == [55, 55]
+        assert buffer.rewards[0].tolist() == [77] * N
+
+    def test_scores_can_be_assigned_as_trainers_do_and_nothing_else(self) -> None:
+        buffer = make(filled=3)
+        buffer.compute_returns_and_advantages(torch.ones(N))
+        buffer.advantages = (buffer.advantages - 1) / 2
+        assert torch.equal(buffer.get_all_data()["advantages"], buffer.advantages[:3].flatten())
+        with pytest.raises(AttributeError, match="reward: expected an assignment to advantage or return"):
+            buffer.rewards = torch.zeros(4, N)
+        assert buffer.rewards[1, 0] == 10
+
+    def test_nested_observations_are_tensordicts_with_dtypes_of_their_own(self) -> None:
+        spec = {"camera": apexrl.TensorLeafSpec((4, 4), torch.uint8), "body": {"pose": (3,)}}
+        buffer = apexrl.RolloutBuffer(N, 2, spec, device="cpu", privileged_obs_shape={"mass": ()})
+        assert isinstance(buffer.observations, TensorDict)
+        assert buffer.observations.batch_size == (2, N)
+        for t in range(2):
+            obs: Any = {"camera": torch.full((N, 4, 4), t, dtype=torch.uint8), "body": {"pose": torch.full((N, 3), t)}}
+            obs = TensorDict(obs, [N]) if t else obs
+            buffer.add(**step(t, observations=obs, privileged_observations={"mass": torch.full((N,), t)}))
+        assert buffer.observations["camera"].dtype == torch.uint8
+        data = buffer.get_all_data()
+        assert data["observations"].batch_size == (2 * N,)
+        assert data["observations"]["body", "pose"][:, 0].tolist() == [0.0] * N + [1.0] * N
+        assert data["privileged_observations"]["mass"].tolist() == [0.0] * N + [1.0] * N
+        minibatch = buffer.get_minibatch(5)
+        assert torch.equal(minibatch[0]["body", "pose"][:, 0], minibatch[1]["mass"])
+        half = {"camera": torch.zeros(N, 4, 4, dtype=torch.uint8), "body": torch.zeros(N, 3)}
+        for wrong in (torch.zeros(N, 4), half):
+            buffer.clear()
+            with pytest.raises(TypeError, match="^Observation tree structures must match$"):
+                buffer.add(**step(0, observations=wrong, privileged_observations={"mass": torch.zeros(N)}))
+
+    def test_privileged_observations_are_never_stale_and_never_dropped(self) -> None:
+        with_them = make(filled=0, num_privileged_obs=3)
+        with pytest.raises(rc.SchemaError, match="privileged_observations: expected a value, got none"):
+            with_them.add(**step(0))
+        without = make(filled=0)
+        with pytest.raises(
+            rc.SchemaError, match="privileged_observations: expected none, got some that are not declared"
+        ):
+            without.add(**step(0, privileged_observations=torch.ones(N, 3)))
+        assert len(with_them) == len(without) == 0
+        assert without.privileged_observations is None
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"rewards": torch.ones(1)}, {"rewards": torch.ones(N, 1)}, {"values": torch.ones(())},
+            {"dones": torch.zeros(1)}, {"observations": torch.ones(2)}, {"log_probs": 0.5},
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_nothing_is_broadcast(self, wrong: dict[str, Any]) -> None:
+        buffer = make(filled=1)
+        with pytest.raises(rc.SchemaError, match="expected shape"):
+            buffer.add(**step(1, **wrong))
+        assert buffer.step == 1
+
+    def test_dones_are_zeros_and_ones_of_any_kind(self) -> None:
+        buffer = make(filled=0, num_steps=5)
+        for dones in (torch.tensor([0.0, 1, 0]), torch.tensor([False, True, False]), np.array([0, 1, 0]), [0, 1, 0]):
+            buffer.add(**step(0, dones=dones))
+        assert buffer.dones.dtype == torch.float32
+        assert buffer.dones.tolist() == [[0.0, 1.0, 0.0]] * 4 + [[0.0] * 3]
+        for wrong in (0.5, -1.0, float("nan")):
+            with pytest.raises(rc.SchemaError, match=f"dones: expected zeros and ones, got {wrong}"):
+                buffer.add(**step(0, dones=torch.tensor([0.0, wrong, 1.0])))
+        assert buffer.step == 4
+
+    @pytest.mark.parametrize("told", [{}, {"action_shape": (12,), "action_dtype": torch.float32}])
+    def test_staging_saves_observations_from_an_environment_that_steps_in_place(self, told: dict[str, Any]) -> None:
+        world = World(N, 12, in_place=True)
+        buffer = apexrl.RolloutBuffer(N, 4, (12,), device=DEVICE, **told)
+        obs = world.obs
+        for _ in range(4):
+            actions, log_probs = world.act(obs)
+            values = world.get_value(obs)
+            buffer.stage(obs, None, actions)
+            obs, rewards, dones, _ = world.step(actions)
+            buffer.add(None, None, None, rewards, dones, values, log_probs)
+        assert buffer.observations[:, 0, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+        assert buffer.actions[:, 0, 0].tolist() == [0.5, 1.5, 2.5, 3.5]
+        with pytest.raises(ValueError, match=r"^Rollout buffer is full \(capacity: 4\)$"):
+            buffer.stage(obs, None, world.act(obs)[0])
+
+    def test_minibatches_are_whole_rows_of_stored_steps_drawn_with_replacement(self) -> None:
+        buffer = make(filled=3)
+        buffer.compute_returns_and_advantages(torch.ones(N))
+        before = torch.get_rng_state()
+        obs, privileged, actions, old_log_probs, advantages, returns, values = buffer.get_minibatch(500)
+        assert torch.equal(before, torch.get_rng_state())
+        assert privileged is None
+        time = obs[:, 0]
+        assert set(time.tolist()) == {0.0, 1.0, 2.0}
+        torch.testing.assert_close(actions, (time + 0.7).unsqueeze(1).expand(-1, 2))
+        assert torch.equal(old_log_probs, -time)
+        assert torch.equal(values, 2 * time)
+        torch.testing.assert_close(returns, advantages + values)
+        counts = torch.bincount(((returns.unsqueeze(1) == buffer.returns[:3].flatten()).float().argmax(1)), minlength=9)
+        assert (counts - 500 / 9).square().sum() * 9 / 500 < 30  # chi square, 8 degrees of freedom: p < 0.0003
+        assert torch.equal(make().get_minibatch(9)[0], make().get_minibatch(9)[0])
+        obs += 100
+        assert buffer.observations.max() < 100
+        with pytest.raises(rc.SchemaError, match="batch_size"):
+            buffer.get_minibatch(0)
+
+    def test_moves_to_another_device_and_returns_itself(self) -> None:
+        buffer = make(filled=2, num_privileged_obs=0)
+        buffer.compute_returns_and_advantages(torch.ones(N))
+        advantages = buffer.advantages.clone()
+        assert buffer.to("cpu") is buffer
+        assert torch.equal(buffer.advantages, advantages)
+        buffer.add(**step(2))
+        assert buffer.observations[:3, 0, 0].tolist() == [0, 1, 2]
+        assert buffer.to(torch.device("meta")).device.type == "meta"
+        assert buffer.observations.device.type == buffer.advantages.device.type == "meta"
+        buffer.add(**step(3))  # from the host
+        assert buffer.step == 4
+
+    @pytest.mark.parametrize("computed", [True, False])
+    @pytest.mark.parametrize("filled", [0, 2, 4])
+    def test_a_state_survives_a_file_that_holds_no_objects(self, tmp_path: Path, filled: int, computed: bool) -> None:
+        options: Any = {"privileged_obs_shape": {"mass": apexrl.TensorLeafSpec((), torch.float64)}}
+        buffer, other = make(filled=0, **options), make(filled=0, **options)
+        for t in range(filled):
+            buffer.add(**step(t, privileged_observations={"mass": torch.full((N,), t, dtype=torch.float64)}))
+        if computed and filled:
+            buffer.compute_returns_and_advantages(torch.ones(N))
+        torch.save(buffer.state_dict(), tmp_path / "state.pt")
+        other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        assert other.step == filled
+        if filled:
+            for (name, one), two in zip(buffer.get_all_data().items(), other.get_all_data().values(), strict=True):
+                assert (one == two).all(), name
+        assert torch.equal(buffer.rewards, other.rewards)
+        assert torch.equal(buffer.dones, other.dones)
+
+    def test_a_state_of_another_layout_is_refused_and_changes_nothing(self) -> None:
+        buffer = make()
+        for name, wrong in (("num_envs", 9), ("num_steps", 9), ("obs_shape", (9,)), ("privileged_obs_shape", (9,))):
+            with pytest.raises(ValueError, match=f"^RolloutBuffer {name} mismatch: "):
+                buffer.load_state_dict({**make().state_dict(), name: wrong})
+        with pytest.raises(rc.SchemaError):
+            buffer.load_state_dict({**make().state_dict(), "values": torch.zeros(4, N, 2)})
+        assert buffer.rewards[:, 0].tolist() == [0, 10, 20, 30]

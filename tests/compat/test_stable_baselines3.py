@@ -1,0 +1,656 @@
+# pyright: reportMissingImports=false
+"""Our buffers in the place of Stable-Baselines3's: the same calls, the same data, its algorithms unchanged."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import recollect as rc
+
+pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3: pip install 'recollect[sb3]'")
+
+import stable_baselines3 as sb3
+import stable_baselines3.common.buffers as theirs
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.type_aliases import (
+    DictReplayBufferSamples,
+    DictRolloutBufferSamples,
+    ReplayBufferSamples,
+    RolloutBufferSamples,
+)
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from recollect.compat import stable_baselines3 as ours
+
+SEED = 7
+VECTOR = spaces.Box(-9, 9, (3,), np.float32)
+MIXED = spaces.Dict({"vector": VECTOR, "image": spaces.Box(0, 255, (2, 4, 4), np.uint8), "mode": spaces.Discrete(5)})
+OBSERVATIONS = {
+    "vector": VECTOR,
+    "float64": spaces.Box(-9, 9, (3,), np.float64),
+    "image": spaces.Box(0, 255, (2, 4, 4), np.uint8),
+    "discrete": spaces.Discrete(50),
+    "dict": MIXED,
+}
+ACTIONS = {
+    "box": spaces.Box(-1, 1, (2,), np.float32),
+    "float64": spaces.Box(-1, 1, (2,), np.float64),
+    "discrete": spaces.Discrete(4),
+    "multi": spaces.MultiDiscrete([3, 4]),
+    "binary": spaces.MultiBinary(3),
+}
+BOTH = {
+    "RolloutBuffer": theirs.RolloutBuffer,
+    "DictRolloutBuffer": theirs.DictRolloutBuffer,
+    "ReplayBuffer": theirs.ReplayBuffer,
+    "DictReplayBuffer": theirs.DictReplayBuffer,
+    "NStepReplayBuffer": theirs.NStepReplayBuffer,
+    "HerReplayBuffer": sb3.HerReplayBuffer,
+}
+
+
+def drawn(space: spaces.Space[Any], n_envs: int) -> Any:
+    """Observations or actions of every environment, as a VecEnv batches them."""
+    samples = [space.sample() for _ in range(n_envs)]
+    if isinstance(space, spaces.Dict):
+        return {key: np.stack([sample[key] for sample in samples]) for key in space.spaces}
+    return np.stack(samples)
+
+
+def replaced(obs: Any, fresh: Any, where: np.ndarray) -> Any:
+    if isinstance(obs, dict):
+        return {key: replaced(obs[key], fresh[key], where) for key in obs}
+    return np.where(where.reshape(-1, *(1,) * (obs.ndim - 1)), fresh, obs).astype(obs.dtype)
+
+
+def steps(obs_space: spaces.Space[Any], action_space: spaces.Space[Any], n_envs: int, count: int) -> Iterator[Any]:
+    """Steps as a VecEnv's user stores them: chains of observations that terminate, time out and start again."""
+    random = np.random.default_rng(SEED)
+    obs_space.seed(SEED)
+    action_space.seed(SEED)
+    obs = drawn(obs_space, n_envs)
+    for _ in range(count):
+        next_obs, kind = drawn(obs_space, n_envs), random.random(n_envs)
+        done, timeout = kind < 0.15, kind < 0.07
+        infos = [{"TimeLimit.truncated": bool(t)} if d else {} for d, t in zip(done, timeout, strict=True)]
+        reward = random.normal(size=n_envs).astype(np.float32)
+        yield obs, next_obs, drawn(action_space, n_envs), reward, done, infos
+        obs = replaced(next_obs, drawn(obs_space, n_envs), done)
+
+
+def pair(name: str, size: int, obs: str, action: str, n_envs: int, count: int, **options: Any) -> tuple[Any, Any]:
+    """Their replay buffer and ours, told the same."""
+    spaces_ = OBSERVATIONS[obs], ACTIONS[action]
+    buffers = [
+        owner(size, *spaces_, device="cpu", n_envs=n_envs, **options) for owner in (BOTH[name], vars(ours)[name])
+    ]
+    for step in steps(*spaces_, n_envs, count):
+        for buffer in buffers:
+            buffer.add(*copy.deepcopy(step))
+    return buffers[0], buffers[1]
+
+
+def stored_positions(buffer: Any) -> np.ndarray:
+    """The positions, newest first, that every environment still has."""
+    fewest = int(torch.bincount(buffer._core.ids() % buffer.n_envs, minlength=buffer.n_envs).min())
+    return (buffer.pos - 1 - np.arange(fewest)) % buffer.buffer_size
+
+
+def same(mine: Any, other: Any) -> None:
+    """Two batches, or parts of them, agree in everything: names, shapes, dtypes and numbers."""
+    assert type(mine) is type(other)
+    if isinstance(mine, tuple):
+        for a, b in zip(mine, other, strict=True):
+            same(a, b)
+    elif isinstance(mine, dict):
+        assert mine.keys() == other.keys()
+        for key in mine:
+            same(mine[key], other[key])
+    elif mine is not None:
+        torch.testing.assert_close(mine, other)
+
+
+def at(buffer: Any, positions: np.ndarray, env: VecNormalize | None = None) -> Any:
+    """The samples at positions; both libraries choose the environments with the global generator."""
+    np.random.seed(SEED)  # noqa: NPY002
+    return buffer._get_samples(positions, env)
+
+
+@pytest.fixture
+def normalizer() -> VecNormalize:
+    """A VecNormalize over three numbers that has seen something, with a clip that bites."""
+    env = VecNormalize(DummyVecEnv([lambda: gym.make("Pendulum-v1")]), clip_reward=0.01)
+    env.seed(SEED)
+    env.action_space.seed(SEED)
+    env.reset()
+    for _ in range(20):
+        env.step(np.array([env.action_space.sample()]))
+    return env
+
+
+class TestPlace:
+    @pytest.mark.parametrize("name", BOTH)
+    def test_every_public_method_has_their_signature(self, name: str) -> None:
+        mine, other = vars(ours)[name], BOTH[name]
+        names = ["__init__", *(n for n in dir(other) if not n.startswith("_") and callable(getattr(other, n)))]
+        assert {"add", "reset", "size", "sample", "extend", "to_torch"} < set(names)
+        for method in names:
+            parameters = [
+                [(p.name, p.kind, p.default) for p in inspect.signature(getattr(owner, method)).parameters.values()]
+                for owner in (mine, other)
+            ]
+            assert parameters[0] == parameters[1], method
+
+    @pytest.mark.parametrize("name", BOTH)
+    def test_a_buffer_is_an_instance_of_theirs(self, name: str) -> None:
+        assert issubclass(vars(ours)[name], BOTH[name])
+
+    def test_without_stable_baselines3_the_import_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(__import__("sys").modules, "stable_baselines3", None)
+        source = Path(ours.__file__).read_text()
+        with pytest.raises(ImportError, match=re.escape("Run pip install 'recollect[sb3]'.")):
+            exec(compile(source, ours.__file__, "exec"), {})
+
+
+class TestReplay:
+    @pytest.mark.parametrize("n_envs", [1, 4])
+    @pytest.mark.parametrize("count", [5, 10, 37])
+    @pytest.mark.parametrize("obs", OBSERVATIONS)
+    def test_the_same_positions_give_the_same_samples(self, obs: str, count: int, n_envs: int) -> None:
+        name = "DictReplayBuffer" if obs == "dict" else "ReplayBuffer"
+        other, mine = pair(name, 20 * n_envs, obs, "box", n_envs, count)
+        positions = stored_positions(mine)
+        assert len(positions) >= min(count, 12)
+        same(at(mine, positions), at(other, positions))
+        assert (mine.pos, mine.full) == (other.pos, other.full)
+
+    @pytest.mark.parametrize("action", ACTIONS)
+    def test_actions_of_every_space_come_out_as_theirs(self, action: str) -> None:
+        other, mine = pair("ReplayBuffer", 60, "vector", action, 2, 20)
+        same(at(mine, stored_positions(mine)), at(other, stored_positions(mine)))
+
+    @pytest.mark.parametrize("handle", [True, False])
+    def test_timeouts_are_ends_only_where_they_are_not_handled(self, handle: bool) -> None:
+        other, mine = pair("ReplayBuffer", 100, "vector", "box", 1, 40, handle_timeout_termination=handle)
+        positions = stored_positions(mine)
+        same(at(mine, positions), at(other, positions))
+        assert mine.dones.sum() > at(mine, positions).dones.sum() or not handle
+
+    @pytest.mark.parametrize("n_envs", [1, 4])
+    @pytest.mark.parametrize("count", [10, 37])
+    def test_n_step_returns_are_theirs(self, count: int, n_envs: int, normalizer: VecNormalize) -> None:
+        other, mine = pair("NStepReplayBuffer", 20 * n_envs, "vector", "box", n_envs, count, n_steps=4, gamma=0.9)
+        positions = stored_positions(mine)
+        same(at(mine, positions), at(other, positions))
+        assert len(torch.unique(at(mine, positions).discounts)) > 2
+        same(at(mine, positions, normalizer), at(other, positions, normalizer))
+
+    @pytest.mark.parametrize("obs", ["vector", "float64"])
+    def test_samples_are_normalised_as_theirs(self, obs: str, normalizer: VecNormalize) -> None:
+        other, mine = pair("ReplayBuffer", 60, obs, "box", 1, 40)
+        positions = stored_positions(mine)
+        same(at(mine, positions, normalizer), at(other, positions, normalizer))
+        assert float(mine.sample(50, normalizer).rewards.abs().max()) == pytest.approx(0.01)
+
+    def test_the_arrays_are_in_the_order_of_positions(self) -> None:
+        other, mine = pair("DictReplayBuffer", 40, "dict", "discrete", 2, 15)
+        for name in ("actions", "rewards", "dones", "timeouts"):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(other, name))
+            assert getattr(mine, name).dtype == getattr(other, name).dtype
+        for name in ("observations", "next_observations"):
+            for key in MIXED.spaces:
+                np.testing.assert_array_equal(getattr(mine, name)[key], getattr(other, name)[key])
+        with pytest.raises(ValueError, match="read-only"):
+            mine.rewards[0] = 1.0
+
+    def test_where_an_episode_ended_its_last_observation_takes_a_row(self) -> None:
+        mine = ours.ReplayBuffer(10, VECTOR, ACTIONS["box"], device="cpu")
+        for t in range(10):
+            obs = np.full((1, 3), t, np.float32)
+            mine.add(obs, obs + 0.5, np.zeros((1, 2)), np.array([t]), np.array([t % 2 == 1]), [{}])
+        assert mine.size() == len(stored_positions(mine)) < 10
+        with pytest.raises(IndexError, match="batch_inds: expected positions that are stored, got 0. The last obser"):
+            mine._get_samples(np.array([0]))
+        batch = mine.sample(200)
+        torch.testing.assert_close(batch.next_observations, batch.observations + 0.5)
+
+    def test_the_ends_of_episodes_are_right_with_optimize_memory_usage(self) -> None:
+        kinds = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+        other, mine = pair("ReplayBuffer", 40, "vector", "box", 1, 30, **kinds)
+        plain, _ = pair("ReplayBuffer", 40, "vector", "box", 1, 30, handle_timeout_termination=False)
+        positions = stored_positions(mine)[1:]
+        same(at(mine, positions), at(plain, positions))
+        differs = (at(other, positions).next_observations != at(plain, positions).next_observations).any(1)
+        torch.testing.assert_close(differs.float(), at(plain, positions).dones.squeeze(1))
+        ours.ReplayBuffer(10, VECTOR, ACTIONS["box"], optimize_memory_usage=True)  # with timeouts, which theirs refuses
+
+    def test_marking_the_newest_step_as_done_cuts_the_chain(self) -> None:
+        mine = ours.NStepReplayBuffer(10, VECTOR, ACTIONS["box"], device="cpu", n_steps=3, gamma=1.0)
+        for t in range(6):
+            obs = np.full((1, 3), t, np.float32)
+            mine.add(obs, obs + 1, np.zeros((1, 2)), np.ones(1, np.float32), np.array([False]), [{}])
+            if t == 3:
+                mine.dones[mine.pos - 1] = True
+        batch = mine._get_samples(np.arange(6))
+        assert batch.rewards.squeeze(1).tolist() == [3, 3, 2, 1, 2, 1]
+        assert batch.dones.sum() == 0
+        assert batch.next_observations[:, 0].tolist() == [3, 4, 4, 4, 6, 6]
+        with pytest.raises(rc.SchemaError, match="dones: expected a mark at the newest position 5"):
+            mine.dones[2] = True
+
+    def test_images_are_stored_once(self) -> None:
+        image = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        mine = ours.ReplayBuffer(500, image, spaces.Discrete(4))
+        other = theirs.ReplayBuffer(500, image, spaces.Discrete(4))
+        held = sum(value.nbytes for value in vars(other).values() if isinstance(value, np.ndarray))
+        assert mine.nbytes < 501 * (4 * 84 * 84 + 24) < 0.51 * held
+
+    def test_one_array_may_be_given_as_both_observations(self) -> None:
+        mine = ours.ReplayBuffer(10, VECTOR, ACTIONS["box"], device="cpu")
+        obs = np.arange(6, dtype=np.float32).reshape(2, 1, 3)
+        mine.extend(obs, obs, np.zeros((2, 1, 2)), np.zeros((2, 1)), np.zeros((2, 1)), [[{}], [{}]])
+        batch = mine._get_samples(np.arange(2))
+        assert batch.next_observations.tolist() == batch.observations.tolist() == obs[:, 0].tolist()
+        one = np.ones((1, 3), np.float32)
+        mine.add(one, one, np.zeros((1, 2)), np.zeros(1), np.zeros(1), [{}])
+        assert mine._get_samples(np.array([2])).next_observations.tolist() == one.tolist()
+
+    @pytest.mark.parametrize("name", ["ReplayBuffer", "DictReplayBuffer", "NStepReplayBuffer"])
+    def test_samples_are_on_the_device_of_the_algorithm(self, name: str) -> None:
+        _, mine = pair(name, 20, "dict" if name == "DictReplayBuffer" else "vector", "box", 1, 15)
+        mine.device = torch.device("meta")
+        for part in mine.sample(4):
+            leaves = part.values() if isinstance(part, dict) else [part]
+            assert all(leaf is None or leaf.device.type == "meta" for leaf in leaves)
+
+    def test_reset_forgets_everything(self) -> None:
+        _, mine = pair("ReplayBuffer", 20, "vector", "box", 1, 15)
+        mine.reset()
+        assert (mine.pos, mine.full, mine.size()) == (0, False, 0)
+        with pytest.raises(rc.NotReadyError, match="sample: expected stored transitions, got none"):
+            mine.sample(1)
+
+    @pytest.mark.parametrize("name", ["DictReplayBuffer", "NStepReplayBuffer", "PrioritizedReplayBuffer"])
+    def test_an_unpickled_buffer_goes_on_with_the_same_samples(self, name: str) -> None:
+        obs_space, action_space = MIXED if name == "DictReplayBuffer" else VECTOR, ACTIONS["discrete"]
+        mine = vars(ours)[name](40, obs_space, action_space, device="cpu", n_envs=2)
+        everything = list(steps(obs_space, action_space, 2, 30))
+        for step in everything[:25]:
+            mine.add(*copy.deepcopy(step))
+        mine.sample(5)
+        for twin in (pickle.loads(pickle.dumps(mine)), copy.deepcopy(mine)):
+            same(twin.sample(64), copy.deepcopy(mine).sample(64))
+        twin = pickle.loads(pickle.dumps(mine, protocol=pickle.HIGHEST_PROTOCOL))
+        for buffer in (mine, twin):
+            for step in everything[25:]:
+                buffer.add(*copy.deepcopy(step))
+        same(twin.sample(64), mine.sample(64))
+        assert (twin.pos, twin.full, twin.size()) == (mine.pos, mine.full, mine.size())
+
+
+def rollouts(obs: str, action: str, n_envs: int, length: int = 24) -> tuple[Any, Any]:
+    """Their rollout buffer and ours, filled alike and with advantages."""
+    name = "DictRolloutBuffer" if obs == "dict" else "RolloutBuffer"
+    spaces_, settings = (OBSERVATIONS[obs], ACTIONS[action]), {"gae_lambda": 0.9, "gamma": 0.95, "n_envs": n_envs}
+    buffers = [owner(length, *spaces_, device="cpu", **settings) for owner in (BOTH[name], vars(ours)[name])]
+    torch.manual_seed(SEED)
+    started = np.ones(n_envs, np.bool_)
+    for state, _, chosen, reward, done, _ in steps(*spaces_, n_envs, length):
+        value, log_prob = torch.randn(n_envs, 1), torch.randn(n_envs)
+        for buffer in buffers:
+            buffer.add(copy.deepcopy(state), chosen, reward, started, value, log_prob)
+        started = done
+    last = torch.randn(n_envs, 1)
+    for buffer in buffers:
+        buffer.compute_returns_and_advantage(last_values=last, dones=started)
+    return buffers[0], buffers[1]
+
+
+class TestRollout:
+    @pytest.mark.parametrize("n_envs", [1, 4])
+    @pytest.mark.parametrize("obs", OBSERVATIONS)
+    def test_the_same_numbers_give_the_same_samples(self, obs: str, n_envs: int) -> None:
+        other, mine = rollouts(obs, "box", n_envs)
+        next(other.get(1))  # which is when theirs puts its arrays in the order of numbers
+        everything = np.arange(24 * n_envs)
+        same(mine._get_samples(everything), other._get_samples(everything))
+        assert isinstance(next(mine.get(3)), DictRolloutBufferSamples if obs == "dict" else RolloutBufferSamples)
+
+    @pytest.mark.parametrize("action", ACTIONS)
+    def test_actions_of_every_space_come_out_as_theirs(self, action: str) -> None:
+        other, mine = rollouts("vector", action, 2)
+        next(other.get(1))
+        same(mine._get_samples(np.arange(48)), other._get_samples(np.arange(48)))
+
+    def test_the_arrays_are_theirs_and_stay_so(self) -> None:
+        other, mine = rollouts("vector", "discrete", 4)
+        names = ("observations", "actions", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
+        kept = {name: getattr(other, name).copy() for name in names}
+        for _ in mine.get(7):
+            for name, array in kept.items():
+                np.testing.assert_allclose(getattr(mine, name), array, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("batch_size", [7, 64, None])
+    def test_get_gives_every_step_once(self, batch_size: int | None) -> None:
+        _, mine = rollouts("vector", "box", 4)
+        batches = list(mine.get(batch_size))
+        assert [len(batch.returns) for batch in batches] == {7: [7] * 13 + [5], 64: [64, 32], None: [96]}[batch_size]
+        seen = torch.cat([batch.old_values for batch in batches])
+        assert sorted(seen.tolist()) == sorted(mine.values.flatten().tolist())
+        assert seen.tolist() != mine.values.flatten().tolist()
+
+    def test_batches_are_on_the_device_of_the_algorithm(self) -> None:
+        _, mine = rollouts("vector", "box", 2)
+        mine.device = torch.device("meta")
+        assert all(part.device.type == "meta" for batch in mine.get(7) for part in batch)
+
+    def test_what_is_written_to_the_rewards_is_learnt_from(self) -> None:
+        other, mine = rollouts("vector", "box", 2)
+        for buffer in (other, mine):
+            buffer.rewards[3] += 5
+            buffer.compute_returns_and_advantage(torch.zeros(2), np.zeros(2, np.bool_))
+        np.testing.assert_allclose(mine.returns, other.returns, rtol=1e-5, atol=1e-5)
+
+    def test_a_rollout_that_is_not_full_says_how_much_is_missing(self) -> None:
+        mine = ours.RolloutBuffer(5, VECTOR, ACTIONS["box"])
+        with pytest.raises(rc.NotReadyError, match=re.escape("get: expected 5 steps, got 0. Add 5 more.")):
+            next(mine.get(2))
+
+    def test_less_memory_is_held(self) -> None:
+        other, mine = rollouts("vector", "discrete", 4, length=128)
+        assert mine.nbytes < sum(value.nbytes for value in vars(other).values() if isinstance(value, np.ndarray))
+
+
+def flips(n_envs: int, continuous: bool = False) -> Any:
+    return make_vec_env(lambda: BitFlippingEnv(n_bits=4, continuous=continuous, max_steps=6), n_envs)
+
+
+def hindsight(env: Any, count: int, **options: Any) -> Any:
+    """A buffer of random steps of an environment."""
+    mine = ours.HerReplayBuffer(
+        400, env.observation_space, env.action_space, env, n_envs=env.num_envs, device="cpu", **options
+    )
+    env.seed(SEED)
+    env.action_space.seed(SEED)
+    obs = env.reset()
+    for _ in range(count):
+        action = np.array([env.action_space.sample() for _ in range(env.num_envs)])
+        next_obs, reward, done, infos = env.step(action)
+        true = copy.deepcopy(next_obs)
+        for i in np.flatnonzero(done):
+            for key in true:
+                true[key][i] = infos[i]["terminal_observation"][key]
+        mine.add(obs, true, action, reward, done, infos)
+        obs = next_obs
+    return mine
+
+
+class TestHindsight:
+    @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+    def test_goals_are_reached_by_the_same_episode_and_rewards_are_of_them(self, strategy: str) -> None:
+        mine = hindsight(flips(2), 60, goal_selection_strategy=strategy)
+        episodes = list(mine._core.episodes())
+        reached = [{tuple(goal.tolist()) for goal in e["next_obs", "achieved_goal"]} for e in episodes]
+        lasts = [tuple(e["next_obs", "achieved_goal"][-1].tolist()) for e in episodes]
+        owner = {int(i): number for number, e in enumerate(episodes) for i in e["index"]}
+        batch = mine._core.sample(600, mine._view(None))
+        stored = mine._core[batch["index"]]
+        goals, given = (b["obs", "desired_goal"] for b in (batch, stored))
+        changed = (goals != given).any(1)
+        for i in changed.nonzero().squeeze(1).tolist():
+            number, goal = owner[int(batch["index"][i])], tuple(goals[i].tolist())
+            assert goal in reached[number]
+            assert strategy != "final" or goal == lasts[number]
+        assert torch.equal(batch["next_obs", "desired_goal"], goals)
+        missed = (batch["next_obs", "achieved_goal"] != goals).any(1)
+        torch.testing.assert_close(batch["reward"].squeeze(1), -missed.float())
+        assert torch.equal(batch["terminated"], stored["terminated"])
+
+    def test_n_in_n_plus_one_goals_are_new(self) -> None:
+        mine = hindsight(flips(2), 60, n_sampled_goal=3, goal_selection_strategy="final")
+        batch = mine._core.sample(4000, mine._view(None))
+        finals = torch.cat([e["next_obs", "achieved_goal"][-1:].expand(len(e), -1) for e in mine._core.episodes()])
+        index = torch.cat([e["index"] for e in mine._core.episodes()])
+        given = mine._core[batch["index"]]["obs", "desired_goal"]
+        final = finals[index.argsort()][torch.searchsorted(index.sort().values, batch["index"])]
+        could = (final != given).any(1)
+        share = (batch["obs", "desired_goal"] != given).any(1)[could].float().mean()
+        assert abs(float(share) - 0.75) < 0.05
+
+    def test_samples_have_their_types_and_shapes(self) -> None:
+        env = flips(2, continuous=True)
+        mine = hindsight(env, 30)
+        other: Any = sb3.HerReplayBuffer(400, env.observation_space, env.action_space, env, n_envs=2, device="cpu")
+        obs = env.reset()
+        for _ in range(30):
+            action = np.array([env.action_space.sample() for _ in range(2)])
+            next_obs, reward, done, infos = env.step(action)
+            other.add(obs, next_obs, action, reward, done, infos)
+            obs = next_obs
+        for a, b in zip(mine.sample(16), other.sample(16), strict=True):
+            leaves = zip(a.values(), b.values(), strict=True) if isinstance(a, dict) else [(a, b)]
+            assert all(x is y is None or (x.shape, x.dtype) == (y.shape, y.dtype) for x, y in leaves)
+
+    def test_the_infos_of_the_very_step_are_given_to_compute_reward(self) -> None:
+        env = flips(2)
+        mine: Any = ours.HerReplayBuffer(
+            12, env.observation_space, env.action_space, env, n_envs=2, copy_info_dict=True
+        )
+        for t in range(20):
+            first = np.array([[t], [t + 50]]).repeat(4, 1).astype(np.int8)
+            obs, after = ({key: first + np.int8(k) for key in env.observation_space} for k in (0, 1))
+            infos = [{"time": t, "env": e} for e in range(2)]
+            mine.add(obs, after, np.zeros(2, np.int64), np.zeros(2), np.zeros(2), infos)
+        seen: list[tuple[Any, Any]] = []
+
+        class Judge:
+            def env_method(self, name: str, achieved: Any, goal: Any, infos: Any, indices: Any) -> list[Any]:
+                seen.extend(zip(achieved[:, 0], infos, strict=True))
+                return [np.zeros(len(goal))]
+
+        mine.env = Judge()
+        mine.sample(50)
+        assert len(seen) == 50
+        assert all(info["time"] + 50 * info["env"] == achieved - 1 for achieved, info in seen)
+        assert {info["env"] for _, info in seen} == {0, 1}
+
+    def test_an_unfinished_episode_is_truncated_once(self) -> None:
+        mine = hindsight(flips(2), 3)
+        assert mine._core.is_open.all()
+        with pytest.warns(UserWarning, match="The last trajectory in the replay buffer will be truncated"):
+            mine.truncate_last_trajectory()
+        mine.truncate_last_trajectory()
+        assert mine.sample(20).dones.sum() == 0
+
+    def test_an_unknown_strategy_is_refused(self) -> None:
+        with pytest.raises(rc.SchemaError, match="goal_selection_strategy: expected one of .*, got 'past'"):
+            hindsight(flips(1), 0, goal_selection_strategy="past")
+
+
+class TestPriorities:
+    def test_draws_follow_the_priorities_and_weights_make_up_for_them(self) -> None:
+        mine = ours.PrioritizedReplayBuffer(
+            4, VECTOR, ACTIONS["box"], device="cpu", alpha=1.0, beta=1.0, eps=0.0, n_envs=1
+        )
+        for t in range(4):
+            obs = np.full((1, 3), t, np.float32)
+            mine.add(obs, obs + 1, np.zeros((1, 2)), np.array([t]), np.array([False]), [{}])
+        mine.update_priorities(mine._core.ids(), np.array([1.0, 2.0, 3.0, 4.0]))
+        batch = mine.sample(20_000)
+        share = torch.bincount(batch.rewards.squeeze(1).long()) / 20_000
+        torch.testing.assert_close(share, torch.tensor([0.1, 0.2, 0.3, 0.4]), atol=0.02, rtol=0)
+        torch.testing.assert_close(batch.weights, 1 / (batch.rewards + 1))
+
+    def test_beta_follows_its_schedule(self) -> None:
+        mine = ours.PrioritizedReplayBuffer(4, VECTOR, ACTIONS["box"], device="cpu", alpha=1.0, eps=0.0)
+        for t in range(2):
+            obs = np.full((1, 3), t, np.float32)
+            mine.add(obs, obs + 1, np.zeros((1, 2)), np.array([t]), np.array([False]), [{}])
+        mine.update_priorities(mine._core.ids(), torch.tensor([1.0, 16.0]))
+        for progress, beta in ((1.0, 0.4), (0.5, 0.7), (0.0, 1.0)):
+            mine.progress_remaining = progress
+            assert float(mine.sample(200).weights.min()) == pytest.approx(16**-beta, rel=1e-5)
+
+    @pytest.mark.parametrize("algorithm", ["DQN", "SAC", "TD3"])
+    def test_with_equal_priorities_the_updates_are_those_of_the_plain_algorithm(self, algorithm: str) -> None:
+        env = "CartPole-v1" if algorithm == "DQN" else "Pendulum-v1"
+        # Plain descent with large steps: Adam would hide the size of a loss.
+        network = {"net_arch": [16], "optimizer_class": torch.optim.SGD}
+        settings = {"seed": SEED, "device": "cpu", "learning_starts": 10_000, "policy_kwargs": network}
+        settings["learning_rate"] = 0.05 if algorithm == "DQN" else 0.005
+        mine = vars(ours)[f"Prioritized{algorithm}"]("MlpPolicy", env, replay_buffer_kwargs={"alpha": 0.0}, **settings)
+        plain = vars(sb3)[algorithm]("MlpPolicy", env, replay_buffer_class=ours.PrioritizedReplayBuffer, **settings)
+        mine.learn(80)
+        plain._setup_learn(80)
+        plain.replay_buffer = copy.deepcopy(mine.replay_buffer)
+        plain.policy.load_state_dict(mine.policy.state_dict())
+        for model in (mine, plain):
+            torch.manual_seed(SEED)
+            model._current_progress_remaining = 0.5
+            model.train(gradient_steps=6, batch_size=32)
+        for name, tensor in mine.policy.state_dict().items():
+            torch.testing.assert_close(tensor, plain.policy.state_dict()[name], msg=name)
+
+    @pytest.mark.parametrize("algorithm", ["DQN", "SAC", "TD3"])
+    def test_rows_of_no_weight_teach_the_critic_nothing(self, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        env = "CartPole-v1" if algorithm == "DQN" else "Pendulum-v1"
+        model = vars(ours)[f"Prioritized{algorithm}"]("MlpPolicy", env, device="cpu", learning_starts=10_000).learn(50)
+        draw, critic = model.replay_buffer.sample, model.q_net if algorithm == "DQN" else model.critic
+        before = copy.deepcopy(critic.state_dict())
+        weightless = lambda *args, **options: draw(*args, **options)._replace(weights=torch.zeros(16, 1))  # noqa: E731
+        monkeypatch.setattr(model.replay_buffer, "sample", weightless)
+        model.train(gradient_steps=2, batch_size=16)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in critic.state_dict().items())
+        monkeypatch.undo()
+        model.train(gradient_steps=2, batch_size=16)
+        assert any(not torch.equal(tensor, before[name]) for name, tensor in critic.state_dict().items())
+
+    @pytest.mark.parametrize("algorithm", ["DQN", "SAC", "TD3"])
+    def test_training_gives_rows_their_errors_as_priorities(self, algorithm: str) -> None:
+        env = "CartPole-v1" if algorithm == "DQN" else "Pendulum-v1"
+        model = vars(ours)[f"Prioritized{algorithm}"]("MlpPolicy", env, seed=SEED, device="cpu", learning_starts=64)
+        model.learn(160)
+        assert model.replay_buffer.progress_remaining < 0.01
+        assert 0 < model.replay_buffer.sample(64).weights.min() < 1
+
+
+ROLLOUTS = {"PPO": {"n_steps": 64, "n_epochs": 2}, "A2C": {}}
+REPLAYS = ("DQN", "SAC", "TD3", "DDPG")
+
+
+def off_policy(algorithm: str, env: Any = None, policy: str = "MlpPolicy", **options: Any) -> Any:
+    env = env or ("CartPole-v1" if algorithm == "DQN" else "Pendulum-v1")
+    settings = {"learning_starts": 100, "buffer_size": 1_000, "seed": SEED, "device": "cpu", "batch_size": 32}
+    return vars(sb3)[algorithm](policy, env, policy_kwargs={"net_arch": [16]}, **settings, **options)
+
+
+class TestTraining:
+    @pytest.mark.parametrize("n_envs", [1, 3])
+    @pytest.mark.parametrize("algorithm", ROLLOUTS)
+    def test_on_policy_algorithms_train(self, algorithm: str, n_envs: int) -> None:
+        env = VecNormalize(make_vec_env("Pendulum-v1", n_envs, seed=SEED))
+        model = vars(sb3)[algorithm](
+            "MlpPolicy", env, rollout_buffer_class=ours.RolloutBuffer, device="cpu", seed=SEED, **ROLLOUTS[algorithm]
+        )
+        before = copy.deepcopy(model.policy.state_dict())
+        model.learn(64 * 3 * n_envs)
+        assert any(not torch.equal(before[name], tensor) for name, tensor in model.policy.state_dict().items())
+
+    @pytest.mark.parametrize("name", ["ReplayBuffer", "NStepReplayBuffer", "PrioritizedReplayBuffer"])
+    @pytest.mark.parametrize("algorithm", REPLAYS)
+    def test_off_policy_algorithms_train(self, algorithm: str, name: str) -> None:
+        model = off_policy(algorithm, replay_buffer_class=vars(ours)[name])
+        before = copy.deepcopy(model.policy.state_dict())
+        model.learn(150)
+        assert any(not torch.equal(before[key], tensor) for key, tensor in model.policy.state_dict().items())
+
+    def test_the_same_seed_gives_the_same_training(self) -> None:
+        first, second = (off_policy("DQN", replay_buffer_class=ours.ReplayBuffer).learn(200) for _ in range(2))
+        for name, tensor in first.policy.state_dict().items():
+            assert torch.equal(tensor, second.policy.state_dict()[name])
+
+    def test_ppo_on_the_whole_rollout_learns_what_it_learns_on_theirs(self) -> None:
+        learnt = []
+        for owner in (theirs.RolloutBuffer, ours.RolloutBuffer):
+            env = make_vec_env("CartPole-v1", 4, seed=SEED)
+            settings = {"n_steps": 64, "batch_size": 256, "n_epochs": 4, "seed": SEED, "device": "cpu"}
+            model = sb3.PPO("MlpPolicy", env, rollout_buffer_class=owner, **settings).learn(256)
+            learnt.append(model.policy.state_dict())
+        for name, tensor in learnt[0].items():
+            torch.testing.assert_close(tensor, learnt[1][name], rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("algorithm", ["DQN", "SAC"])
+    def test_off_policy_algorithms_train_with_several_normalised_environments(self, algorithm: str) -> None:
+        env = VecNormalize(make_vec_env("CartPole-v1" if algorithm == "DQN" else "Pendulum-v1", 3, seed=SEED))
+        model = off_policy(algorithm, env, replay_buffer_class=ours.NStepReplayBuffer).learn(300)
+        raw = model.replay_buffer.observations.reshape(-1, *env.observation_space.shape)[:300]
+        assert np.abs(raw).max() > 0
+        batch = model.replay_buffer.sample(400, env)
+        assert isinstance(batch, ReplayBufferSamples)
+        assert float(batch.observations.std()) == pytest.approx(1.0, abs=0.5)
+
+    def test_algorithms_train_on_dict_observations(self) -> None:
+        env = flips(2, continuous=True)
+        on = sb3.PPO("MultiInputPolicy", env, n_steps=32, rollout_buffer_class=ours.DictRolloutBuffer, device="cpu")
+        on.learn(64)
+        off = off_policy(
+            "SAC", flips(2, continuous=True), "MultiInputPolicy", replay_buffer_class=ours.DictReplayBuffer
+        )
+        assert isinstance(off.learn(200).replay_buffer.sample(8), DictReplayBufferSamples)
+
+    @pytest.mark.parametrize("algorithm", ["DQN", "SAC"])
+    def test_hindsight_trains_and_is_saved_and_loaded(self, algorithm: str, tmp_path: Path) -> None:
+        env = flips(2, continuous=algorithm == "SAC")
+        options = {"replay_buffer_kwargs": {"n_sampled_goal": 2, "copy_info_dict": True}}
+        model = off_policy(algorithm, env, "MultiInputPolicy", replay_buffer_class=ours.HerReplayBuffer, **options)
+        model.learn(201)
+        kept = model.replay_buffer.rewards
+        model.save_replay_buffer(tmp_path / "replay")
+        with pytest.warns(UserWarning, match="truncated"):
+            model.load_replay_buffer(tmp_path / "replay")
+        np.testing.assert_array_equal(model.replay_buffer.rewards, kept)
+        model.learn(100)
+        with pytest.raises(rc.SchemaError, match="set_env: expected a buffer without an environment"):
+            model.replay_buffer.set_env(env)
+
+    def test_a_saved_replay_buffer_is_loaded_into_another_model(self, tmp_path: Path) -> None:
+        model = off_policy("DQN", replay_buffer_class=ours.ReplayBuffer).learn(300)
+        model.save(tmp_path / "model")
+        model.save_replay_buffer(tmp_path / "replay")
+        other = sb3.DQN.load(tmp_path / "model", env=model.get_env(), device="cpu")
+        other.load_replay_buffer(tmp_path / "replay")
+        assert isinstance(other.replay_buffer, ours.ReplayBuffer)
+        same(other.replay_buffer.sample(64), model.replay_buffer.sample(64))
+        other.learn(100, reset_num_timesteps=False)
+
+    def test_learning_again_with_optimize_memory_usage_cuts_the_last_episode(self) -> None:
+        options: dict[str, Any] = {"replay_buffer_kwargs": {"n_steps": 3}, "optimize_memory_usage": True}
+        model = off_policy("DQN", replay_buffer_class=ours.NStepReplayBuffer, **options).learn(50)
+        assert model.replay_buffer._core.is_open.all()
+        with pytest.warns(UserWarning, match="The last trajectory in the replay buffer will be truncated"):
+            model._setup_learn(50)
+        assert not model.replay_buffer._core.is_open.any()
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "migrating" / "stable_baselines3.md"
+
+
+def test_the_examples_of_the_page_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(compile(block, str(PAGE), "exec"), names)
+    assert isinstance(names["model"].replay_buffer, ours.PrioritizedReplayBuffer)
