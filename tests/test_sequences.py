@@ -181,7 +181,7 @@ class TestLayouts:
         flat, _ = gru(PackedSequence(packed["obs"], packed["batch_sizes"]), packed["hidden", "a"].unsqueeze(0))
         by_row = dict(zip(padded["action"][padded["mask"]].tolist(), whole[padded["mask"]].tolist(), strict=True))
         for row, out in zip(packed["action"].tolist(), flat.data.tolist(), strict=True):
-            assert out == pytest.approx(by_row[row], abs=1e-6)
+            assert out == pytest.approx(by_row[row], abs=1e-5)  # states of up to 9, in float32
 
     def test_the_sizes_of_packed_sequences_stay_on_the_host(self, backend: str):
         (here,) = golden().sequences(3, layout="packed", shuffle=False)
