@@ -129,7 +129,7 @@ class RunningNorm:
     def normalize(self, x: Any) -> torch.Tensor:
         """`x` […, *shape] centred and divided by the deviation, in the dtype of `x`; a gradient flows through."""
         x, fit, dtype = self._ready(x)
-        return self._clipped((x - fit.mean - fit.rest) / fit.scale).to(dtype)
+        return self._clipped((x - fit.mean).sub_(fit.rest).div_(fit.scale)).to(dtype)
 
     def scale(self, x: Any) -> torch.Tensor:
         """`x` divided by the deviation but not centred: for rewards and returns, whose sign means something."""
@@ -139,7 +139,7 @@ class RunningNorm:
     def denormalize(self, x: Any) -> torch.Tensor:
         """What `normalize` made `x` of, unless it was clipped."""
         x, fit, dtype = self._ready(x)
-        return (x * fit.scale + fit.rest + fit.mean).to(dtype)
+        return (x * fit.scale).add_(fit.rest).add_(fit.mean).to(dtype)
 
     def _ready(self, x: Any) -> tuple[torch.Tensor, _Fit, torch.dtype]:
         x, _ = self._checked(x)
@@ -148,14 +148,14 @@ class RunningNorm:
         work = torch.promote_types(dtype, torch.float32) if x.is_floating_point() else torch.float64
         return x.to(work), self._fit(work), dtype
 
-    @torch.inference_mode(False)  # who trains next may need what was worked out while acting
     def _fit(self, dtype: torch.dtype) -> _Fit:
         """What is subtracted and divided by, worked out once for many batches between two updates."""
         state, known = self._state, self._fitted
         if known is None or known.state is not state or known.mean.dtype is not dtype:
-            mean = state["mean"].to(dtype)
-            scale = torch.where(state["count"] > 0, (self._var(state) + self.eps).sqrt(), 1.0)
-            self._fitted = known = _Fit(state, mean, (state["mean"] - mean).to(dtype), scale.to(dtype))
+            with torch.inference_mode(False):  # who trains next may need what was worked out while acting
+                mean = state["mean"].to(dtype)
+                scale = torch.where(state["count"] > 0, (self._var(state) + self.eps).sqrt(), 1.0)
+                self._fitted = known = _Fit(state, mean, (state["mean"] - mean).to(dtype), scale.to(dtype))
         return known
 
     def _clipped(self, x: torch.Tensor) -> torch.Tensor:
