@@ -27,6 +27,7 @@ from recollect.errors import (
 from recollect.kernels.reader import bits_of
 from recollect.memory import Memory
 from recollect.samplers import Sampler
+from recollect.schema import positive
 
 
 def load(
@@ -47,6 +48,8 @@ def load(
     A damaged checkpoint is passed over for an older one with a warning, unless it was named. CorruptCheckpoint,
     IncompatibleCheckpoint and NoCheckpoint say what is wrong and where. Nothing in a checkpoint is executed.
     """
+    if capacity is not None:
+        positive("capacity", capacity)
     root = Path(path).absolute()
     vault = Vault(root, files)
     options = {"device": device, "capacity": capacity, "sampler": sampler}
