@@ -119,7 +119,11 @@ class Vault:
     def _is_valid(self, number: int) -> bool:
         try:
             self.require_files(self.manifest(number))
-        except CheckpointError:
+        except CheckpointError as error:
+            cause = error.__cause__
+            # A disk that does not answer now may answer later: nothing is removed because of that.
+            if isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT, errno.ELOOP):
+                raise cause from None
             return False
         return True
 
@@ -189,7 +193,7 @@ class Vault:
             try:
                 size = self.files.size(name)
             except OSError as error:
-                raise CorruptCheckpoint(explain(name, "a file", error, "Copy the checkpoint again.")) from None
+                raise CorruptCheckpoint(explain(name, "a file", error, "Copy the checkpoint again.")) from error
             if size != file.nbytes:
                 raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
 

@@ -22,8 +22,8 @@ import recollect as rc
 from recollect.checkpoint import check
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.faults.checkpoint.disk import SEED, old_checkpoint, trials
-from tests.faults.checkpoint.forgery import by_hand, document_of, forged, write
 from tests.faults.checkpoint.forgery import body as body_of
+from tests.faults.checkpoint.forgery import by_hand, document_of, forged, write
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["tests.faults.checkpoint.test_c_files"])

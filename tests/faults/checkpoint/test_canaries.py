@@ -24,19 +24,6 @@ Broken = tuple[type, str, Callable[..., Any]]
 def _nothing(*_: Any) -> None: ...
 
 
-def _unsynced_place(self: Vault, name: str, parts: Iterable[Any]) -> None:
-    """Renames first and synchronises afterwards."""
-    temporary = f"tmp/{name.replace('/', '-')}"
-    file = self.files.create(temporary)
-    for part in parts:
-        self.files.write(file, memoryview(part))
-    self.files.rename(temporary, name)
-    self.files.sync(file)
-    self.files.close(file)
-    if "/" not in name:
-        self.files.sync_folder("")
-
-
 def _written_in_place(self: Vault, name: str, parts: Iterable[Any]) -> None:
     """Without tmp/ and rename."""
     file = self.files.create(name)
@@ -68,7 +55,6 @@ def _collecting_put(self: Vault, *arguments: Any) -> Any:
 POWER: dict[str, Broken] = {
     "files are not synchronised": (Files, "sync", _nothing),
     "folders are not synchronised": (Files, "sync_folder", _nothing),
-    "renamed before synchronised": (Vault, "_place", _unsynced_place),
     "the manifest before the data": (Vault, "commit", _commit),
     "collected before committed": (Vault, "put", _collecting_put),
 }
@@ -88,7 +74,7 @@ def test_the_power_check_goes_red(name: str, tmp_path: Path, monkeypatch: pytest
     else:
         monkeypatch.setattr(*broken)
     with pytest.raises((AssertionError, rc.CheckpointError)):
-        a.lose_power(tmp_path, "prioritized", 64, 0)
+        a.lose_power(tmp_path, "prioritized", 16, 0)
 
 
 def test_the_interrupt_check_goes_red_on_files_written_in_place(
