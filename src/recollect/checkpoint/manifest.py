@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -154,10 +155,7 @@ class Node:
 
     def wrong(self, expected: str) -> CorruptCheckpoint:
         """The error that says what should have been here."""
-        try:
-            got = repr(self.value)
-        except (RecursionError, ValueError):  # too deep, or an integer of too many digits
-            got = f"some {type(self.value).__name__}"
+        got = reprlib.repr(self.value)  # however deep and long it is
         return CorruptCheckpoint(explain(self.where, expected, got if len(got) <= 80 else f"{got[:77]}…", _REMEDY))
 
     def entry(self, key: str) -> Node:
