@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from os import PathLike
@@ -90,7 +91,7 @@ class DistillationBuffer:
         self._starts_there = torch.tensor(starts, device=self.device)
 
     def _allocate(self, schema: Schema) -> None:
-        sizes = [int(np.prod(field.shape, dtype=np.int64)) * field.dtype.itemsize for field in schema.fields]
+        sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
         self._memory.require(self.capacity * sum(sizes))
         columns = tuple(self._memory.allocate((self.capacity, *f.shape), f.dtype) for f in schema.fields)
         self._reader = reader(columns, 1, self.capacity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from os import PathLike
@@ -601,6 +602,6 @@ def _check_layout(capacity: int, num_envs: int | None, next_obs: object, schema:
 def _nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -> int:
     rows = capacity // num_envs
     slots = (rows if next_obs == "stored" else rows + schema.deepest_stack) * num_envs
-    sizes = [int(np.prod(field.shape, dtype=np.int64)) * field.dtype.itemsize for field in schema.fields]
+    sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
     nexts = sum(sizes[i] for i in schema.columns["obs"]) if next_obs == "stored" else 0
     return slots * (sum(sizes) + nexts + 2) + num_envs * 26

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from recollect.stats import EpisodeStats
 
 DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 _BLOCK = 1 << 22
 """Bytes that are copied at once where memory cannot be written as it lies."""
 
@@ -186,6 +188,16 @@ def path_of(node: Node) -> Path:
     return tuple(name.text() for name in node.items(64))
 
 
+def device_of(node: Node) -> torch.device:
+    """The device that was saved from, if this machine has it."""
+    name = node.text(_DEVICE)
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        got = str(error).partition("\n")[0]
+        raise IncompatibleCheckpoint(explain(f"device {name}", "one that is here", got, "Pass device=.")) from None
+
+
 # Samplers
 
 _SAMPLERS: dict[str, type] = {"Uniform": Uniform, "Prioritized": Prioritized, "WithoutReplacement": WithoutReplacement}
@@ -238,7 +250,7 @@ def restore_random(random: Randomness, node: Node, arrays: Arrays, *, devices: b
     bits: Any = {name: node.entry(name).integer(0, 2**32 - 1) for name in ("has_uint32", "uinteger")}
     bits |= {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
     saved = enumerate(node.entry("devices").items(64)) if devices else ()
-    random.restore((bits, {torch.device(device.text()): arrays[f"device{i}"] for i, device in saved}))
+    random.restore((bits, {device_of(device): arrays[f"device{i}"] for i, device in saved}))
 
 
 def _big(node: Node) -> int:
@@ -271,17 +283,21 @@ def describe_listeners(listeners: Listeners) -> dict[str, Any]:
     return {"stats": described, "norm": norms}
 
 
-def listeners_of(node: Node, num_envs: int | None) -> dict[str, Any]:
-    """The statistics and norms as arguments of a buffer."""
+def listeners_of(read: Read, num_envs: int | None) -> dict[str, Any]:
+    """The statistics and norms as arguments of a buffer; each has its numbers in the state, or is not made."""
+    node = read.config.entry("listeners")
     stats = node.entry("stats").optional()
     made = None
     if stats is not None:
+        window = stats.entry("window").integer(1, 1 << 32)
+        read.require("listeners.stats.ring", (window + 1,))
         metrics, reasons = ([name.text() for name in stats.entry(key).items(1 << 10)] for key in ("metrics", "reasons"))
-        made = EpisodeStats(num_envs, stats.entry("window").integer(1, 1 << 32), metrics, reasons)
+        made = EpisodeStats(num_envs, window, metrics, reasons)
     norms: dict[Path, RunningNorm] = {}
-    for norm in node.entry("norm").items(1 << 10):
+    for i, norm in enumerate(node.entry("norm").items(1 << 10)):
         path, shape, eps, clip = norm.items(4)
         bound = clip.optional()
+        read.require(f"listeners.norm{i}.mean", shape.shape())
         norms[path_of(path)] = RunningNorm(
             shape.shape(), eps=eps.number(), clip=None if bound is None else bound.number()
         )
@@ -304,6 +320,13 @@ class Read:
     def part(self, name: str) -> tuple[Node, Arrays]:
         """What `Contents.take` was given."""
         return self.values.entry(name), _under(name, self.arrays)
+
+    def require(self, name: str, lead: tuple[int, ...]) -> None:
+        """Refuse a size that is only claimed: an array of the state must begin with these axes."""
+        found = self.arrays.get(name)
+        if found is None or tuple(found.shape[: len(lead)]) != lead:
+            got = None if found is None else tuple(found.shape)
+            raise Node(f"state: {name}", got).wrong(f"an array of shape {lead}")
 
     def array(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """An array of the state that must be just as `like` is."""

@@ -6,7 +6,16 @@ from typing import Any
 
 import torch
 
-from recollect.checkpoint.contents import Contents, Read, Rows, declared, describe, random_state, restore_random
+from recollect.checkpoint.contents import (
+    Contents,
+    Read,
+    Rows,
+    declared,
+    describe,
+    device_of,
+    random_state,
+    restore_random,
+)
 from recollect.checkpoint.manifest import Node
 from recollect.distillation import DistillationBuffer
 from recollect.schema import Schema
@@ -25,12 +34,16 @@ def contents(buffer: DistillationBuffer) -> Contents:
     return found
 
 
+def columns(buffer: DistillationBuffer) -> dict[str, torch.Tensor]:
+    """What a row consists of."""
+    return {f"column{i}": column.unsqueeze(1) for i, column in enumerate(buffer._columns)}
+
+
 def rows(buffer: DistillationBuffer) -> Rows | None:
     """Its rows, as those of one environment."""
     if not buffer._columns:
         return None
-    columns = {f"column{i}": column.unsqueeze(1) for i, column in enumerate(buffer._columns)}
-    return Rows(columns, torch.tensor([buffer._ring.oldest]), torch.tensor([buffer._ring.head]))
+    return Rows(columns(buffer), torch.tensor([buffer._ring.oldest]), torch.tensor([buffer._ring.head]))
 
 
 def make(read: Read, options: dict[str, Any]) -> DistillationBuffer:
@@ -41,7 +54,7 @@ def make(read: Read, options: dict[str, Any]) -> DistillationBuffer:
         raise config.entry("fields").wrong("an obs among them")
     obs, action = trees.pop("obs"), trees.pop("action", None)
     capacity = options.get("capacity") or config.entry("capacity").integer(1, 1 << 50)
-    device = options.get("device") or config.entry("device").text()
+    device = options.get("device") or device_of(config.entry("device"))
     buffer = DistillationBuffer(capacity, obs, action, extra=trees, device=device)
     if read.values.entry("ring").entry("known").flag() and not buffer._columns:
         buffer._allocate(Schema(buffer._schema.trees))

@@ -40,7 +40,8 @@ class Files:
                 except FileExistsError:
                     continue
         self.sync_folder("")
-        for path in fresh:
+        # The parent always: a save that was killed here may have made the root and not come to this line.
+        for path in (self.root, *fresh[1:]):
             _sync(path.parent)
 
     def create(self, name: str) -> int:
@@ -121,7 +122,7 @@ class Files:
 
     def free_bytes(self) -> int:
         """What the disk has left for us."""
-        disk = os.statvfs(self.root)
+        disk = os.statvfs(next(path for path in (self.root, *self.root.parents) if path.exists()))
         return disk.f_bavail * disk.f_frsize
 
     @contextmanager
@@ -144,6 +145,7 @@ class Files:
             yield
         finally:
             if file >= 0:
+                fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, and may live long
                 os.close(file)
 
     @contextmanager

@@ -21,14 +21,13 @@ from recollect.errors import (
     CheckpointError,
     CorruptCheckpoint,
     IncompatibleCheckpoint,
-    InvariantError,
     NoCheckpoint,
-    SchemaError,
     explain,
 )
 from recollect.kernels.reader import bits_of
 from recollect.memory import Memory
 from recollect.samplers import Sampler
+from recollect.schema import positive
 
 
 def load(
@@ -49,6 +48,8 @@ def load(
     A damaged checkpoint is passed over for an older one with a warning, unless it was named. CorruptCheckpoint,
     IncompatibleCheckpoint and NoCheckpoint say what is wrong and where. Nothing in a checkpoint is executed.
     """
+    if capacity is not None:
+        positive("capacity", capacity)
     root = Path(path).absolute()
     vault = Vault(root, files)
     options = {"device": device, "capacity": capacity, "sampler": sampler}
@@ -82,20 +83,39 @@ def _loaded(vault: Vault, manifest: Manifest, options: dict[str, Any]) -> Any:
     read = Read(config, Node(f"{where}: values", manifest.values), _arrays(vault, manifest.state))
     changes = _changes(manifest.kind, config, options)
     try:
+        _require_columns(manifest, kind.columns(kind.make(read, {"sampler": options["sampler"], "device": "meta"})))
         buffer = kind.make(read, options)
         same_device = str(buffer.device) == config.entry("device").value
         saved = kind.restore(buffer, read, same_device=same_device)
         segments = _read_rows(vault, manifest, kind.rows(buffer))
         buffer.check()
-    except (SchemaError, InvariantError) as error:
-        raise CorruptCheckpoint(f"{where}: a description that cannot be. {error}") from error
     except KeyError as error:
-        raise CorruptCheckpoint(explain(f"state/{manifest.state.name}", f"an array {error}", "none", "")) from error
+        expected = f"an array {error}"
+        raise CorruptCheckpoint(explain(f"state/{manifest.state.name}", expected, "none", "Copy it again.")) from error
+    except MemoryError as error:
+        raise IncompatibleCheckpoint(f"{where}: a buffer that this machine cannot hold. {error}") from error
+    except (ValueError, TypeError, IndexError, ArithmeticError, RuntimeError) as error:
+        # Files may say anything; whatever a buffer refuses to be made of is their fault.
+        raise CorruptCheckpoint(f"{where}: a description that cannot be. {error}") from error
     if not changes:
         buffer._checkpoint = Base(vault.root, manifest, segments, saved)
     for change in changes:
         warnings.warn(f"load: {change}", stacklevel=4)
     return buffer
+
+
+def _require_columns(manifest: Manifest, columns: Arrays) -> None:
+    """The files hold rows of just these columns, so that no memory is asked for rows that are only claimed."""
+    wanted = [(name, column.dtype, tuple(column.shape[2:])) for name, column in columns.items()]
+    held = [(f"segments/{file.name}", file.arrays[2:], 1) for file in manifest.segments]
+    if manifest.kind == "RolloutBuffer":
+        wanted = [(f"rows.{name}", column.dtype, tuple(column.shape)) for name, column in columns.items()]
+        held = [(f"state/{manifest.state.name}", manifest.state.arrays[: len(wanted)], 0)]
+    for where, arrays, lead in held:
+        found = [(array.name, DTYPES[array.dtype], array.shape[lead:]) for array in arrays]
+        if found != wanted:
+            odd = next((got for got in found if got not in wanted), "fewer")
+            raise CorruptCheckpoint(explain(where, "the columns that the manifest declares", odd, "Copy it again."))
 
 
 def _changes(kind: str, config: Node, options: dict[str, Any]) -> list[str]:
@@ -125,6 +145,7 @@ def _arrays(vault: Vault, file: File) -> Arrays:
     for array in file.arrays:
         tensor = torch.empty(array.shape, dtype=DTYPES[array.dtype])
         source.fill(_bytes(tensor))
+        _require_flags(tensor, f"state/{file.name}: {array.name}")
         found[array.name] = tensor
     source.finish()
     return found
@@ -135,6 +156,12 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
     if not tensor.numel():
         return memoryview(bytearray())
     return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def _require_flags(tensor: torch.Tensor, where: str) -> None:
+    """A byte that is neither 0 nor 1 is no bool, and kernels may do anything with it."""
+    if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
+        raise CorruptCheckpoint(explain(where, "bools of 0 and 1", "others", "Copy it again."))
 
 
 class _Source:
@@ -220,12 +247,18 @@ def _fill_column(source: _Source, column: torch.Tensor, places: torch.Tensor, ke
         where, kept = places[start : start + step], keep[start : start + step]
         block = torch.empty((len(where), *column.shape[2:]), dtype=column.dtype)
         source.fill(_bytes(block))
+        _require_flags(block, "segments")
         flat[where[kept].to(flat.device)] = bits_of(block)[kept].to(flat.device)
 
 
 def check(path: str | PathLike[str]) -> list[str]:
     """What is wrong below `path`, a sentence for each checkpoint that cannot be loaded; empty if all is well."""
-    vault, wrong = Vault(Path(path).absolute()), []
+    return [f"{number}: {wrong}" for number, wrong in examined(path) if wrong is not None]
+
+
+def examined(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | None]]:
+    """The checkpoints below `path`, oldest first, each read to its last byte, with what is wrong with it."""
+    vault = Vault(Path(path).absolute())
     with vault.reading():
         if not vault.numbers():
             raise NoCheckpoint(explain(str(path), "a checkpoint", "none", "Save a buffer there first."))
@@ -233,5 +266,6 @@ def check(path: str | PathLike[str]) -> list[str]:
             try:
                 load(path, number=number)
             except CheckpointError as error:
-                wrong.append(f"{number}: {error}")
-    return wrong
+                yield number, error
+            else:
+                yield number, None

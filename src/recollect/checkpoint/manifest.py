@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from recollect.errors import CorruptCheckpoint, IncompatibleCheckpoint, explain
 FORMAT = 1
 CHUNK = 1 << 22
 """A checksum covers this many bytes of a file; the last one what is left."""
-MOST_BYTES = 1 << 24
-"""No manifest is longer."""
+MOST_BYTES = 1 << 21
+"""No manifest is longer: parsed JSON takes up to 24 times as much memory."""
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _FILE = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
@@ -154,7 +155,7 @@ class Node:
 
     def wrong(self, expected: str) -> CorruptCheckpoint:
         """The error that says what should have been here."""
-        got = repr(self.value)
+        got = reprlib.repr(self.value)  # however deep and long it is
         return CorruptCheckpoint(explain(self.where, expected, got if len(got) <= 80 else f"{got[:77]}…", _REMEDY))
 
     def entry(self, key: str) -> Node:
@@ -185,7 +186,7 @@ class Node:
 
     def number(self) -> float:
         """A finite number."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or abs(self.value) > 1.8e308:
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or abs(self.value) >= 1 << 1023:
             raise self.wrong("a finite number")
         return float(self.value)
 

@@ -15,6 +15,7 @@ from recollect.checkpoint.contents import (
     describe,
     describe_listeners,
     describe_sampler,
+    device_of,
     listeners_of,
     random_state,
     restore_random,
@@ -58,14 +59,19 @@ def contents(replay: ReplayBuffer) -> Contents:
     return found
 
 
+def columns(replay: ReplayBuffer) -> dict[str, torch.Tensor]:
+    """What a row consists of."""
+    storage = replay._storage
+    found = {f"column{i}": column for i, column in enumerate(storage.columns)}
+    return found | {f"next{i}": column for i, column in enumerate(storage.next_columns)}
+
+
 def rows(replay: ReplayBuffer) -> Rows:
     """Its rows that are complete."""
     storage = replay._storage
     ring = storage.ring
-    columns = {f"column{i}": column for i, column in enumerate(storage.columns)}
-    columns |= {f"next{i}": column for i, column in enumerate(storage.next_columns)}
     oldest = torch.maximum(ring.newest() - ring.slots + 1, ring.floor).clamp(min=0)
-    return Rows(columns, torch.minimum(oldest, ring.head).cpu(), ring.head.cpu().clone())
+    return Rows(columns(replay), torch.minimum(oldest, ring.head).cpu(), ring.head.cpu().clone())
 
 
 def make(read: Read, options: dict[str, Any]) -> ReplayBuffer:
@@ -86,10 +92,10 @@ def make(read: Read, options: dict[str, Any]) -> ReplayBuffer:
         reward=declared(config.entry("reward")),
         extra={name: declared(tree) for name, tree in config.entry("extra").entries().items()},
         sampler=sampler_of(config.entry("sampler"), options.get("sampler")),
-        device=options.get("device") or config.entry("device").text(),
+        device=options.get("device") or device_of(config.entry("device")),
         next_obs=keeps,
         autoreset=mode,
-        **listeners_of(config.entry("listeners"), envs),
+        **listeners_of(read, envs),
     )
 
 

@@ -16,6 +16,7 @@ from recollect.checkpoint.contents import (
     declared,
     describe,
     describe_listeners,
+    device_of,
     listeners_of,
     path_of,
     random_state,
@@ -42,7 +43,7 @@ def contents(rollout: RolloutBuffer) -> Contents:
     }
     found = Contents("RolloutBuffer", config)
     stored = rollout.num_stored
-    arrays = {f"column{i}": column for i, column in enumerate(rollout._storage.columns)}
+    arrays = columns(rollout)
     arrays |= {f"attached{i}": column for i, column in enumerate(rollout._attached.values())}
     values = {
         "num_stored": stored,
@@ -65,6 +66,11 @@ def contents(rollout: RolloutBuffer) -> Contents:
     return found
 
 
+def columns(rollout: RolloutBuffer) -> dict[str, torch.Tensor]:
+    """Its rows are part of the state."""
+    return {f"column{i}": column for i, column in enumerate(rollout._storage.columns)}
+
+
 def rows(rollout: RolloutBuffer) -> Rows | None:
     """None of them are written once for ever."""
     return None
@@ -73,7 +79,8 @@ def rows(rollout: RolloutBuffer) -> Rows | None:
 def _finals_state(rollout: RolloutBuffer) -> tuple[dict[str, Any], Arrays]:
     finals = rollout._finals
     leaves = [torch.cat(parts) for parts in zip(*(found.leaves for found in finals._found), strict=True)]
-    return {"places": [list(place) for place in finals.places]}, {f"leaf{i}": leaf for i, leaf in enumerate(leaves)}
+    places = torch.tensor(finals.places, dtype=torch.int64).view(-1, 2)
+    return {}, {"places": places, **{f"leaf{i}": leaf for i, leaf in enumerate(leaves)}}
 
 
 def _last_state(rollout: RolloutBuffer) -> tuple[dict[str, Any], Arrays]:
@@ -97,8 +104,8 @@ def make(read: Read, options: dict[str, Any]) -> RolloutBuffer:
         value=declared(config.entry("value")),
         extra={name: declared(tree) for name, tree in config.entry("extra").entries().items()},
         autoreset=mode,
-        device=options.get("device") or config.entry("device").text(),
-        **listeners_of(config.entry("listeners"), envs),
+        device=options.get("device") or device_of(config.entry("device")),
+        **listeners_of(read, envs),
     )
 
 
@@ -106,7 +113,7 @@ def restore(rollout: RolloutBuffer, read: Read, *, same_device: bool) -> torch.T
     """Fill everything."""
     node, arrays = read.part("rows")
     stored = node.entry("num_stored").integer(0, rollout.num_steps)
-    read.copy_into("rows", {f"column{i}": column for i, column in enumerate(rollout._storage.columns)})
+    read.copy_into("rows", columns(rollout))
     read.copy_into("flags", {"resetting": rollout._resetting, "starting": rollout._starting})
     rollout._empty()
     coming = read.array("flags.coming", rollout._resetting.unsqueeze(0))
@@ -141,12 +148,12 @@ def _attached(rollout: RolloutBuffer, name: str, found: torch.Tensor | None) -> 
 
 
 def _restore_finals(rollout: RolloutBuffer, read: Read) -> None:
-    node, _ = read.part("finals")
-    places = [[number.integer() for number in place.items(2)] for place in node.entry("places").items()]
+    found = read.arrays["finals.places"]
+    places = read.array("finals.places", found.new_empty((len(found), 2), dtype=torch.int64)).tolist()
     fields = [rollout._schema.fields[i] for i in rollout._schema.columns["obs"]]
     for i, (step, env) in enumerate(places):
-        if step >= rollout._num_stored or env >= (rollout.num_envs or 1):
-            raise node.entry("places").wrong("stored steps of environments")
+        if not (0 <= step < rollout._num_stored and 0 <= env < (rollout.num_envs or 1)):
+            raise Node("state: finals.places", [step, env]).wrong("stored steps of environments")
         leaves = [
             read.array(f"finals.leaf{j}", torch.empty((len(places), *field.shape), dtype=field.dtype))[i : i + 1]
             for j, field in enumerate(fields)

@@ -45,9 +45,9 @@ def save(buffer: Any, path: str | PathLike[str], *, keep: int = 2, files: type[F
             base = _base(buffer, vault, root)
             manifest, segments = _written(vault, contents, base)
             vault.commit(manifest)
-        saved = None if contents.rows is None else contents.rows.stop
-        buffer._checkpoint = Base(root, manifest, segments, saved)
-    vault.collect(keep)
+            saved = None if contents.rows is None else contents.rows.stop
+            buffer._checkpoint = Base(root, manifest, segments, saved)
+            vault.collect(keep)
     return manifest.number
 
 
@@ -65,13 +65,15 @@ def _base(buffer: Any, vault: Vault, root: Path) -> Base | None:
     try:
         manifest = vault.manifest(base.number)
         vault.require_files(manifest)
+        if vault.is_long(base.number):
+            return None
     except CheckpointError:  # damaged since: everything is written again
         return None
     return base if manifest.lineage == base.lineage else None
 
 
 def _written(vault: Vault, contents: Contents, base: Base | None) -> tuple[Manifest, list[tuple[File, torch.Tensor]]]:
-    number = max(vault.numbers(), default=0) + 1
+    number = vault.next_number()
     segments = [] if base is None else base.segments
     if contents.rows is not None:
         # A segment whose every row was overwritten is needed no more.

@@ -18,7 +18,7 @@ from recollect.checkpoint.manifest import CHUNK, FORMAT, MOST_BYTES, Array, File
 from recollect.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, NoCheckpoint, explain
 
 _HEADER = f"recollect checkpoint {FORMAT}\n".encode()
-_MANIFEST = re.compile(r"([0-9]{8,19})\.json")
+_MANIFEST = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})\.json")
 
 
 class Vault:
@@ -65,6 +65,18 @@ class Vault:
             return []
         return sorted(int(match[1]) for match in map(_MANIFEST.fullmatch, names) if match)
 
+    def next_number(self) -> int:
+        """What the coming checkpoint is called."""
+        number = max(self.numbers(), default=0) + 1
+        if number >= 10**18:
+            remedy = "Remove the manifest of that number, or save elsewhere."
+            raise CheckpointError(explain(f"save to {self.root}", "numbers of 18 digits", number, remedy))
+        return number
+
+    def is_long(self, number: int) -> bool:
+        """A manifest lists so many files that the next checkpoint is better written in full."""
+        return self.files.size(_name(number)) > MOST_BYTES // 2
+
     def put(self, folder: str, name: str, arrays: tuple[Array, ...], parts: Iterable[memoryview | bytes]) -> File:
         """Write an immutable file of these arrays, whose bytes are `parts`."""
         checksums = Checksums()
@@ -76,9 +88,13 @@ class Vault:
 
     def commit(self, manifest: Manifest) -> None:
         """Make a checkpoint of files that are in their places."""
+        data = dump(manifest)
+        if len(data) > MOST_BYTES:
+            remedy = "Declare fewer fields, or save less often."
+            raise CheckpointError(explain(_name(manifest.number), f"at most {MOST_BYTES} bytes", len(data), remedy))
         for folder in ("segments", "state"):
             self.files.sync_folder(folder)
-        self._place(f"manifests/{manifest.number:08}.json", [dump(manifest)])
+        self._place(_name(manifest.number), [data])
         self.files.sync_folder("manifests")
 
     def collect(self, keep: int) -> None:
@@ -91,7 +107,7 @@ class Vault:
             needed = {name for number in kept for name in self.manifest(number).files}
             for number in self.numbers():
                 if number not in kept:
-                    self.files.remove(f"manifests/{number:08}.json")
+                    self.files.remove(_name(number))
             self.files.sync_folder("manifests")
             for folder in ("segments", "state"):
                 for name in self.files.names(folder):
@@ -103,7 +119,11 @@ class Vault:
     def _is_valid(self, number: int) -> bool:
         try:
             self.require_files(self.manifest(number))
-        except CheckpointError:
+        except CheckpointError as error:
+            cause = error.__cause__
+            # A disk that does not answer now may answer later: nothing is removed because of that.
+            if isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT, errno.ELOOP):
+                raise cause from None
             return False
         return True
 
@@ -131,6 +151,8 @@ class Vault:
                 self._require_format()
                 yield
         except FileNotFoundError:
+            if self.numbers():
+                raise CorruptCheckpoint(explain("FORMAT", "a file", "none", "Copy the folder again.")) from None
             remedy = "Save a buffer there first, or look for the right folder."
             raise NoCheckpoint(explain(str(self.root), "a folder of checkpoints", "none", remedy)) from None
         except OSError as error:
@@ -153,16 +175,12 @@ class Vault:
 
     def manifest(self, number: int) -> Manifest:
         """A checkpoint's manifest, checked for itself."""
-        name = f"manifests/{number:08}.json"
-        try:
-            file = self.files.open(name)
-        except FileNotFoundError:
+        name = _name(number)
+        if number not in self.numbers():
             known = ", ".join(map(str, self.numbers())) or "none"
-            raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", "another", "Name one.")) from None
-        try:
+            raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", "another", "Name one."))
+        with self._readable(name) as file:
             data = self.files.read(file, MOST_BYTES + 1)
-        finally:
-            self.files.close(file)
         if len(data) > MOST_BYTES:
             raise CorruptCheckpoint(explain(name, f"at most {MOST_BYTES} bytes", "more", "Copy it again."))
         return parse(data, number)
@@ -175,15 +193,14 @@ class Vault:
             try:
                 size = self.files.size(name)
             except OSError as error:
-                raise CorruptCheckpoint(explain(name, "a file", error, "Copy the checkpoint again.")) from None
+                raise CorruptCheckpoint(explain(name, "a file", error, "Copy the checkpoint again.")) from error
             if size != file.nbytes:
                 raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
 
     def read(self, folder: str, file: File) -> Iterator[bytes]:
         """The bytes of a file, piece by piece, each handed out after its checksum was found right."""
         name = f"{folder}/{file.name}"
-        opened = self.files.open(name)
-        try:
+        with self._readable(name) as opened:
             for i, expected in enumerate(file.checksums):
                 piece = self.files.read(opened, min(CHUNK, file.nbytes - i * CHUNK))
                 if len(piece) != min(CHUNK, file.nbytes - i * CHUNK) or zlib.crc32(piece) != expected:
@@ -191,8 +208,22 @@ class Vault:
                     remedy = "Load an older checkpoint, or copy this one again."
                     raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", "another", remedy))
                 yield piece
-        finally:
-            self.files.close(opened)
+
+    @contextmanager
+    def _readable(self, name: str) -> Iterator[int]:
+        """A file opened for reading; what the disk does not give is a damage of this file."""
+        try:
+            file = self.files.open(name)
+            try:
+                yield file
+            finally:
+                self.files.close(file)
+        except OSError as error:
+            raise CorruptCheckpoint(explain(name, "a file that can be read", error, "Copy it again.")) from error
+
+
+def _name(number: int) -> str:
+    return f"manifests/{number:08}.json"
 
 
 class Checksums:

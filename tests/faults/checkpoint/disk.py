@@ -1,0 +1,221 @@
+"""Disks that stop, fail, or lose what was not synchronised; and the folders that faults are tried on."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import recollect as rc
+from recollect.checkpoint.files import FOLDERS, Files
+from recollect.checkpoint.saving import save
+from tests.checkpoint.traffic import KINDS, digest, equal
+
+OPERATIONS = ("make_root", "create", "write", "sync", "rename", "sync_folder", "remove", "close")
+SEED = int(os.environ.get("RECOLLECT_SEED", "0"))
+
+
+def trials(name: str, quick: int) -> int:
+    """How many: `RECOLLECT_<name>` in the environment sets it."""
+    return int(os.environ.get(f"RECOLLECT_{name}", quick))
+
+
+def before(operation: Callable[[str, int, tuple[Any, ...]], None]) -> type[Files]:
+    """Files that call `operation(name, n, arguments)` before the n-th thing they do to the disk."""
+    count = iter(range(1 << 30))
+
+    def watched(name: str) -> Any:
+        original = getattr(Files, name)
+
+        def call(self: Files, *arguments: Any) -> Any:
+            try:
+                operation(name, next(count), (self, *arguments))
+            except OSError:
+                if name == "close":
+                    original(self, *arguments)
+                raise
+            return original(self, *arguments)
+
+        return call
+
+    return type("Watched", (Files,), {name: watched(name) for name in OPERATIONS})
+
+
+def killed_at(point: int) -> type[Files]:
+    """Files whose process is gone at an operation; of a write half was done."""
+
+    def stop(name: str, n: int, arguments: tuple[Any, ...]) -> None:
+        if n != point:
+            return
+        if name == "write":
+            data = memoryview(arguments[2]).cast("B")
+            os.write(arguments[1], data[: len(data) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return before(stop)
+
+
+def old_checkpoint(kind: str, root: Path) -> Any:
+    """A buffer with a history, two saves of it (the second adds to the first), and what it then is."""
+    buffer = KINDS[kind].make()
+    for n in range(17):
+        KINDS[kind].act(buffer, n)
+    buffer.save(root)
+    for n in range(17, 23):
+        KINDS[kind].act(buffer, n)
+    buffer.save(root)
+    return digest(buffer)
+
+
+def gone_on(kind: str, root: Path, steps: int = 1) -> Any:
+    """The newest checkpoint, loaded, and changed a few times."""
+    buffer = rc.load(root)
+    for step in range(steps):
+        change(kind, buffer, step)
+    return buffer
+
+
+def change(kind: str, buffer: Any, step: int) -> None:
+    for n in range(23 + 4 * step, 27 + 4 * step):
+        KINDS[kind].act(buffer, n)
+
+
+def count_operations(kind: str, root: Path, copy: Path) -> list[str]:
+    """The names of everything that the save after `old_checkpoint` does."""
+    names: list[str] = []
+    shutil.copytree(root, copy)
+    save(gone_on(kind, copy), copy, files=before(lambda name, *_: names.append(name)))
+    shutil.rmtree(copy)
+    return names
+
+
+def loaded(root: Path) -> Any:
+    """What the newest checkpoint that is whole says; a damaged one that was passed over may be told of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return digest(rc.load(root))
+
+
+def one_of(found: Any, *expected: Any) -> bool:
+    return any(equal(found, one) for one in expected)
+
+
+# A disk that loses what was not synchronised
+
+State = dict[str, dict[str, bytes]]
+"""Folder → name → bytes."""
+
+
+def state_of(root: Path) -> State:
+    folders = {folder: root / folder for folder in FOLDERS} | {"": root}
+    return {
+        folder: {path.name: path.read_bytes() for path in at.iterdir() if path.is_file()} if at.exists() else {}
+        for folder, at in folders.items()
+    }
+
+
+class Recorded:
+    """Every operation of a save, in the words of a model disk."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        open_files: dict[int, int] = {}
+
+        def note(name: str, n: int, arguments: tuple[Any, ...]) -> None:
+            _, *rest = arguments
+            if name == "close":
+                return
+            if name in ("write", "sync"):
+                rest[0] = open_files[rest[0]]
+            if name == "write":
+                rest[1] = bytes(rest[1])
+            self.log.append((name, n, *rest))
+
+        noted = before(note)
+
+        def create(files: Files, name: str) -> int:
+            file = noted.create(files, name)
+            open_files[file] = self.log[-1][1]  # a file is the number of the operation that made it
+            return file
+
+        self.files: type[Files] = type("Recording", (noted,), {"create": create})
+
+
+def after_power_loss(start: State, log: list[tuple[Any, ...]], rng: random.Random) -> State:
+    """A state that the disk may be in when the power fails after the operations of `log`.
+
+    Bytes that were not synchronised are there, or not, or in part, or zero; names of a folder that was not synchronised
+    are there or not, each for itself.
+    """
+    data: dict[int, bytes] = {}
+    safe: dict[int, int] = {}
+    names: dict[str, dict[str, Any]] = {folder: dict(found) for folder, found in start.items()}
+    durable: dict[str, dict[str, Any]] = {folder: dict(found) for folder, found in start.items()}
+    pending: dict[str, list[tuple[str, Any]]] = {folder: [] for folder in start}
+    for name, n, *rest in log:
+        if name == "create":
+            folder, base = _split(rest[0])
+            data[n], safe[n] = b"", 0
+            names[folder][base] = n
+            pending[folder].append((base, n))
+        elif name == "write":
+            data[rest[0]] += rest[1]
+        elif name == "sync":
+            safe[rest[0]] = len(data[rest[0]])
+        elif name == "rename":
+            (source, old), (target, new) = _split(rest[0]), _split(rest[1])
+            inode = names[source].pop(old)
+            names[target][new] = inode
+            pending[source].append((old, None))
+            pending[target].append((new, inode))
+        elif name == "remove":
+            folder, base = _split(rest[0])
+            names[folder].pop(base, None)
+            pending[folder].append((base, None))
+        elif name == "sync_folder":
+            for base, inode in pending[rest[0]]:
+                _apply(durable[rest[0]], base, inode)
+            pending[rest[0]] = []
+    chance = rng.choice((0.0, 0.5, 1.0, rng.random()))
+    for folder, changes in pending.items():
+        for base, inode in changes:
+            if rng.random() < chance:
+                _apply(durable[folder], base, inode)
+    kept = {inode: _torn(data[inode], safe[inode], rng) for inode in data}
+    return {
+        folder: {base: kept[x] if isinstance(x, int) else x for base, x in found.items()}
+        for folder, found in durable.items()
+    }
+
+
+def _split(name: str) -> tuple[str, str]:
+    folder, _, base = name.rpartition("/")
+    return folder, base
+
+
+def _apply(found: dict[str, Any], base: str, inode: Any) -> None:
+    if inode is None:
+        found.pop(base, None)
+    else:
+        found[base] = inode
+
+
+def _torn(data: bytes, safe: int, rng: random.Random) -> bytes:
+    rest = data[safe:]
+    cut = rng.randrange(len(rest) + 1)
+    return data[:safe] + rng.choice((rest, b"", rest[:cut], bytes(len(rest)), rest[:cut] + bytes(len(rest) - cut)))
+
+
+def build(state: State, root: Path) -> None:
+    """Make a state real."""
+    if root.exists():
+        shutil.rmtree(root)
+    for folder, files in state.items():
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            (root / folder / name).write_bytes(data)

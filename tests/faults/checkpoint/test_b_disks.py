@@ -1,0 +1,139 @@
+"""B: disks that fail and disks that are full. A typed error, the old checkpoint, and a buffer as it was."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recollect as rc
+from recollect.checkpoint.files import Files
+from recollect.checkpoint.saving import save
+from tests.checkpoint.traffic import KINDS, digest, equal
+from tests.faults.checkpoint.disk import before, count_operations, gone_on, loaded, old_checkpoint, one_of
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [*((kind, errno.EIO) for kind in KINDS), *((k, errno.ENOSPC) for k in ("prioritized", "rollout", "distillation"))],
+)
+def test_whichever_operation_fails_the_old_checkpoint_loads(kind: str, code: int, tmp_path: Path) -> None:
+    template = tmp_path / "template"
+    old = old_checkpoint(kind, template)
+    operations = count_operations(kind, template, tmp_path / "count")
+    raised = 0
+    for point in range(len(operations)):
+        root = tmp_path / f"{point}"
+        shutil.copytree(template, root)
+        buffer = gone_on(kind, root)
+        new = digest(buffer)
+
+        def fail(_: str, n: int, __: Any, point: int = point) -> None:
+            if n == point:
+                raise OSError(code, os.strerror(code))
+
+        told = None
+        try:
+            save(buffer, root, files=before(fail))
+        except rc.CheckpointError as error:
+            told = str(error)
+        if told is not None:
+            raised += 1
+            assert os.strerror(code) in told
+            assert one_of(loaded(root), old, new)
+            assert equal(digest(rc.load(root, number=2)), old)
+        else:  # what cannot be removed now is removed by a later save
+            assert equal(loaded(root), new)
+        assert equal(digest(buffer), new)
+        buffer.save(root)
+        assert equal(loaded(root), new)
+    print(f"B1: {kind}, {errno.errorcode[code]} at {len(operations)} operations, {raised} raised")  # noqa: T201
+    assert raised >= 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_disk_is_an_error_with_the_bytes_needed_and_free(kind: str, tmp_path: Path) -> None:
+    buffer = KINDS[kind].make()
+    for n in range(20):
+        KINDS[kind].act(buffer, n)
+    buffer.save(tmp_path / "whole")
+    largest = max(path.stat().st_size for path in (tmp_path / "whole").rglob("*") if path.is_file())
+    before, limit = digest(buffer), resource.getrlimit(resource.RLIMIT_FSIZE)
+    for i in range(20):
+        root = tmp_path / f"{i}"
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest * i // 20, limit[1]))
+            with pytest.raises(rc.CheckpointError) as caught:
+                save(buffer, root)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        assert caught.match(r"save to .*: expected room for about [\d,]+ bytes, got [\d,]+ bytes free")
+        assert equal(digest(buffer), before)
+        with pytest.raises(rc.NoCheckpoint):
+            rc.load(root)
+        buffer.save(root)
+        assert equal(loaded(root), before)
+    print(f"B2: {kind}, 20 sizes below {largest} bytes")  # noqa: T201
+
+
+def test_a_disk_that_is_full_before_the_folder_is_there_is_the_same_error(tmp_path: Path) -> None:
+    class Full(Files):
+        def make_root(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(rc.CheckpointError, match="room for about .* bytes, got .* bytes free"):
+        save(KINDS["uniform"].make(), tmp_path / "a" / "b", files=Full)
+
+
+def test_files_are_removed_only_by_the_one_that_holds_the_lock(tmp_path: Path) -> None:
+    """Another process may be between its segments and its manifest, or reading."""
+    held: list[bool] = []
+
+    class Watching(Files):
+        def locked(self, *, exclusive: bool) -> Any:
+            held.append(exclusive)
+            context = super().locked(exclusive=exclusive)
+            end = context.__exit__
+
+            class Held:
+                def __enter__(self) -> None:
+                    context.__enter__()
+
+                def __exit__(self, *error: Any) -> Any:
+                    held.pop()
+                    return end(*error)
+
+            return Held()
+
+        def remove(self, name: str) -> None:
+            assert held == [True], name
+            super().remove(name)
+
+    buffer = KINDS["uniform"].make()
+    for _ in range(4):
+        save(buffer, tmp_path, keep=1, files=Watching)
+    assert len(list((tmp_path / "manifests").iterdir())) == 1
+
+
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.make_root()
+    with files.locked(exclusive=True):
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with (tmp_path / "LOCK").open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

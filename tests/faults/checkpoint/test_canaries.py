@@ -1,0 +1,127 @@
+"""Canaries: savers and loaders that are broken on purpose, and the check that goes red on each."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recollect as rc
+from recollect.checkpoint.files import Files
+from recollect.checkpoint.vault import Vault
+from tests.checkpoint.traffic import equal
+from tests.faults.checkpoint import test_a_crashes as a
+from tests.faults.checkpoint import test_c_files as c
+from tests.faults.checkpoint.disk import loaded, old_checkpoint, state_of
+
+Broken = tuple[type, str, Callable[..., Any]]
+
+
+def _nothing(*_: Any) -> None: ...
+
+
+def _written_in_place(self: Vault, name: str, parts: Iterable[Any]) -> None:
+    """Without tmp/ and rename."""
+    file = self.files.create(name)
+    for part in parts:
+        self.files.write(file, memoryview(part))
+    self.files.sync(file)
+    self.files.close(file)
+
+
+def _commit(self: Vault, manifest: Any) -> None:
+    """The manifest, and the folders of the data after it."""
+    from recollect.checkpoint.manifest import dump  # noqa: PLC0415
+
+    self._place(f"manifests/{manifest.number:08}.json", [dump(manifest)])
+    self.files.sync_folder("manifests")
+
+
+_put = Vault.put
+
+
+def _collecting_put(self: Vault, *arguments: Any) -> Any:
+    """Removes old checkpoints before the new one is there."""
+    for number in self.numbers():
+        self.files.remove(f"manifests/{number:08}.json")
+    self.files.sync_folder("manifests")
+    return _put(self, *arguments)
+
+
+POWER: dict[str, Broken] = {
+    "files are not synchronised": (Files, "sync", _nothing),
+    "folders are not synchronised": (Files, "sync_folder", _nothing),
+    "the manifest before the data": (Vault, "commit", _commit),
+    "collected before committed": (Vault, "put", _collecting_put),
+}
+
+
+@pytest.mark.parametrize("name", POWER)
+def test_the_power_check_goes_red(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = POWER[name]
+    old_checkpoint("prioritized", tmp_path / "first")
+    if broken[0] is Files:  # the recorder wraps Files: what it does not see did not happen
+        original = a.after_power_loss
+
+        def forgetful(start: Any, log: list[Any], rng: random.Random) -> Any:
+            return original(start, [entry for entry in log if entry[0] != broken[1]], rng)
+
+        monkeypatch.setattr(a, "after_power_loss", forgetful)
+    else:
+        monkeypatch.setattr(*broken)
+    with pytest.raises((AssertionError, rc.CheckpointError)):
+        a.lose_power(tmp_path, "prioritized", 16, 0)
+
+
+def test_the_interrupt_check_goes_red_on_files_written_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Vault, "_place", _written_in_place)
+    with pytest.raises((AssertionError, rc.CheckpointError)):
+        a.interrupt_saves(tmp_path, 20, 0)
+
+
+def test_the_bit_check_goes_red_without_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unchecked(self: Vault, folder: str, file: Any) -> Any:
+        yield (self.root / folder / file.name).read_bytes()
+
+    monkeypatch.setattr(Vault, "read", unchecked)
+    with pytest.raises((pytest.fail.Exception, AssertionError)):
+        c.flip_bits(tmp_path, 2_000, 0)
+
+
+def test_the_length_check_goes_red_without_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Vault, "require_files", _nothing)
+    with pytest.raises((pytest.fail.Exception, AssertionError)):
+        c.test_a_file_of_another_length_is_named("prioritized", tmp_path)
+
+
+def test_a_loader_that_follows_links_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def follow(self: Files, name: str) -> int:
+        return os.open(self.root / name, os.O_RDONLY)
+
+    root = tmp_path / "root"
+    old = old_checkpoint("prioritized", root)
+    c.planted(root, tmp_path / "outside", "state as link")
+    with pytest.raises(rc.CorruptCheckpoint):
+        rc.load(root, number=2)
+    monkeypatch.setattr(Files, "open", follow)
+    assert equal(loaded(root), old), "the canary loads what lies outside"
+
+
+def test_a_disk_that_loses_nothing_would_be_seen(tmp_path: Path) -> None:
+    """The model disk gives back just what a whole save leaves."""
+    old_checkpoint("distillation", tmp_path)
+    recorded, start = a.Recorded(), state_of(tmp_path)
+    buffer = a.gone_on("distillation", tmp_path)
+    a.save(buffer, tmp_path, files=recorded.files)
+    log = [*recorded.log, *(("sync_folder", 0, folder) for folder in start)]
+    end, real = a.after_power_loss(start, log, random.Random(0)), state_of(tmp_path)
+    assert {folder: end[folder] for folder in COMMITTED} == {folder: real[folder] for folder in COMMITTED}
+
+
+COMMITTED = ("manifests", "segments", "state")
