@@ -114,6 +114,7 @@ class ReplayStorage:
         for name, tensor in own.items():
             tensor.copy_(state[name])
         self._counts, self.is_empty = None, not bool((self.ring.head > self.ring.floor).any())
+        self.count_room()
 
     # Writing
 

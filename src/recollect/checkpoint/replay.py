@@ -119,7 +119,8 @@ def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Ten
         placed = _resize(ring, read)
     values = read.values.entry("ring")
     storage.broken.fill_(values.entry("broken").integer())
-    storage.is_empty = not bool(ring.count.any())
+    storage.is_empty = bool((ring.head == ring.floor).all())
+    storage.count_room()
     _check_ring(ring)
     pending = ring.at(ring.head, torch.arange(ring.num_envs, device=replay.device))
     for i in storage.observed:
