@@ -4,7 +4,9 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(shell find src csrc -name '*.py' -o -name '*.pyi' -o -name '*.cpp' -o -name '*.hpp') pyproject.toml CMakeLists.txt
 
-.PHONY: demo test test-long bench conformance check format docs clean
+SANITIZERS := address undefined thread
+
+.PHONY: demo test test-long sanitize $(SANITIZERS:%=sanitize-%) bench conformance check format docs clean
 
 demo: .venv/installed
 	$(BIN)/recollect demo
@@ -14,6 +16,12 @@ test: .venv/installed
 
 test-long: .venv/installed
 	$(BIN)/python -m pytest -m long
+
+# The native core built with a sanitizer, in build/sanitize-*: a planted mistake is reported, and the tests have none.
+sanitize: $(SANITIZERS:%=sanitize-%)
+
+$(SANITIZERS:%=sanitize-%): sanitize-%: .venv/sanitize
+	$(BIN)/python -m tests.sanitizers $*
 
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.on_policy
@@ -39,6 +47,10 @@ format: .venv/installed
 .venv/installed: .venv/python constraints.txt $(SOURCES)
 	$(PIP) "torch>=2.6" cmake ninja
 	$(PIP) ".[dev]"
+	touch $@
+
+.venv/sanitize: .venv/installed
+	$(PIP) nanobind
 	touch $@
 
 .venv/bench: .venv/installed

@@ -17,6 +17,9 @@ void bind_estimators(nb::module_& m);
 void bind_ring(nb::module_& m);
 void bind_sequences(nb::module_& m);
 void bind_tree(nb::module_& m);
+#ifdef RECOLLECT_SANITIZE
+void bind_plant(nb::module_& m);
+#endif
 
 }  // namespace recollect
 
@@ -32,4 +35,7 @@ NB_MODULE(_native, m) {
     recollect::bind_ring(m);
     recollect::bind_sequences(m);
     recollect::bind_tree(m);
+#ifdef RECOLLECT_SANITIZE
+    recollect::bind_plant(m);
+#endif
 }

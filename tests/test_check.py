@@ -169,7 +169,6 @@ REPLAY: dict[str, tuple[dict[str, Any], Break, str]] = {
     "three final rows": (
         NEXT, ring("kind", (slice(1, 3), 0), FINAL), "^kind of row 3, environment 0: expected at most two final rows"
     ),
-    "no start behind the floor": ({}, ring("first", (0, 1), False), "^first of row 0, .*: expected a start behind the"),
     "no start behind a final row": ({}, ring("first", (4, 0), False), "^first of row 4, .*: expected a start behind"),
     "a start in an episode": ({}, ring("first", (1, 1), True), "^first of row 1, .*: expected a start only behind a"),
     "no start of a stored row": (STORED, ring("first", (1, 1), False), "^first of row 1, .*: expected every unordered"),
@@ -275,6 +274,13 @@ def left(place: int, value: int) -> Break:
     return plant
 
 
+def forgotten(replay: Any) -> None:
+    replay.sample(3)
+    epoch = replay._draws.snapshot()
+    replay.clear()
+    replay._draws.restore(epoch)
+
+
 SAMPLERS: dict[str, tuple[Any, Break, str]] = {
     "a priority that is no number": (
         rc.Prioritized(), leaf(3, float("nan")), r"^priority\[1, 1\]: expected a finite number of at least 0, got nan"
@@ -297,6 +303,9 @@ SAMPLERS: dict[str, tuple[Any, Break, str]] = {
         rc.WithoutReplacement(), left(1, 999), r"^epoch\[1\]: expected ids of transitions, got 999"
     ),
     "an epoch with a final row": (rc.WithoutReplacement(), left(0, 6), r"^epoch\[0\]: expected ids of transitions"),
+    "an epoch of rows that were cleared": (
+        rc.WithoutReplacement(), forgotten, r"^epoch\[0\]: expected rows since the last clear, got"
+    ),
     "an epoch with a row twice": (rc.WithoutReplacement(), left(2, -1), "^epoch: expected every row once, got 1 rows"),
     "an epoch that is nowhere": (rc.WithoutReplacement(), attribute("_draws._at", -1), "^epoch: expected a place"),
 }  # fmt: skip
@@ -563,6 +572,9 @@ def test_no_history_of_a_replay_buffer_breaks_an_invariant(
                 index = replay.sample(int(random.integers(1, len(replay) + 1)))["index"]
                 if isinstance(sampler, rc.Prioritized):
                     replay.update_priority(index, random.exponential(size=len(index)))
+                replay.check()
+            if random.random() < 0.1:
+                both.clear()
                 replay.check()
 
 

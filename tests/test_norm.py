@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import doctest
+import pickle
 from typing import Any
 
 import numpy as np
@@ -196,6 +198,15 @@ class TestKeeping:
         with pytest.raises(rc.SchemaError, match="RunningNorm: expected a snapshot of"):
             norm.restore(rc.RunningNorm(3).snapshot())
         assert norm.count == 3
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda norm: pickle.loads(pickle.dumps(norm))])
+    def test_a_copy_goes_on_alone(self, copied: Any) -> None:
+        norm = rc.RunningNorm(1)
+        norm.update([[1.0], [3.0]])
+        other = copied(norm)
+        other.update([[8.0]])
+        assert (norm.mean.item(), norm.count) == (2.0, 2)
+        assert (other.mean.item(), other.count) == (4.0, 3)
 
     def test_nothing_asks_the_device_for_a_number(self) -> None:
         """A meta tensor has no values: whoever asks for one fails."""

@@ -395,6 +395,17 @@ class TestReading:
         assert len(replay) == 100
         assert len(replay.sample(2000)["reward"].unique()) == 100
 
+    @pytest.mark.parametrize(("next_obs", "slots"), [("shared", 5), ("stored", 4)])
+    def test_the_columns_are_the_memory(self, next_obs: Any, slots: int) -> None:
+        replay = fill(6, capacity=4, next_obs=next_obs)
+        columns = replay.columns
+        assert columns.batch_size == (slots, 1)
+        row = 5 % slots
+        assert columns["reward"][row].tolist() == [50.0]
+        assert ("next_obs" in columns.keys()) == (next_obs == "stored")
+        columns["reward"][row] = 77
+        assert replay[5]["reward"] == 77
+
 
 class TestFailing:
     """A call that raises leaves the buffer, its sampler and its generator exactly as they were."""
@@ -408,7 +419,7 @@ class TestFailing:
             replay.sample(2, out=wrong)
         with pytest.raises(ArithmeticError):
             replay.sample(2, rc.Hindsight(("obs",), ("obs",), raises))
-        with pytest.raises(RuntimeError):
+        with pytest.raises(rc.SchemaError, match="device: expected a torch device"):
             replay.sample(2, device="nowhere")
         with pytest.raises(rc.SchemaError, match="sample: expected at most"):
             replay.sample(2**62)

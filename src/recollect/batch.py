@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from recollect.errors import SchemaError, explain
-from recollect.schema import Path
+from recollect.memory import device_of
+from recollect.schema import Path, positive
+
+_LARGEST = 2**31 - 1
 
 # The public constructor checks every leaf's batch size again (4 µs); ours were made with it.
 _unchecked: Any = getattr(TensorDict, "_new_unsafe", None)
@@ -80,6 +83,8 @@ def checked_targets(
 ) -> list[torch.Tensor]:
     """The tensors of `out` in the order of `like`, if they are just those."""
     remedy = "Take an earlier batch as out=."
+    if not isinstance(out, TensorDictBase):
+        raise SchemaError(explain("out", "a TensorDict", type(out).__name__, remedy))
     keys = {key if isinstance(key, tuple) else (key,) for key in out.keys(True, True)}
     if keys != set(like):
         expected, got = (sorted(".".join(path) for path in paths) for paths in (like, keys))
@@ -96,12 +101,21 @@ def checked_targets(
     return targets
 
 
-def check_destination(device: torch.device | str | None, out: TensorDict | None) -> None:
-    """A batch goes into the caller's tensors or to another device, not both."""
+def check_destination(device: torch.device | str | None, out: TensorDict | None = None) -> torch.device | None:
+    """A batch goes into the caller's tensors or to another device, not both; returns that device."""
     if device is not None and out is not None:
         raise SchemaError(explain("out", "no device= beside it", repr(device), "Move the filled batch yourself."))
+    return None if device is None else device_of(device)
 
 
-def moved(batch: TensorDict, device: torch.device | str) -> TensorDict:
+def check_size(where: str, batch_size: object) -> int:
+    """`batch_size`, if a batch may have it."""
+    size = positive(where, batch_size)
+    if size > _LARGEST:
+        raise SchemaError(explain(where, f"at most {_LARGEST} rows", size, "Take smaller batches."))
+    return size
+
+
+def moved(batch: TensorDict, device: torch.device) -> TensorDict:
     """The batch on another device; asynchronously, unless the host would read it before it is there."""
-    return batch.to(device, non_blocking=torch.device(device).type != "cpu")
+    return batch.to(device, non_blocking=device.type != "cpu")

@@ -54,7 +54,8 @@ def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
 def row_ids(index: Any, device: torch.device) -> torch.Tensor:
     """The ids of rows [B], as a batch's "index" holds them."""
     ids = index
-    if type(index) is not torch.Tensor or index.device != device or index.requires_grad:
+    plain = type(index) is torch.Tensor and index.layout == torch.strided
+    if not plain or index.device != device or index.requires_grad:
         ids = as_tensor("index", index, device).to(device)
     if ids.ndim != 1 or ids.dtype != torch.int64:
         got = f"{ids.dtype} of shape {tuple(ids.shape)}"
@@ -104,9 +105,10 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
 
 def environments(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:
     """Which environments are meant: different ints below `num_envs`, as int64 on `device`."""
-    ids = np.asarray(env_ids.cpu() if isinstance(env_ids, torch.Tensor) else env_ids)
     if num_envs is None:
         raise SchemaError(explain("env_ids", "none for one environment", env_ids, "Declare num_envs."))
+    there = _HOST if isinstance(env_ids, torch.Tensor) and env_ids.is_cpu else device
+    ids = as_tensor("env_ids", env_ids, there).cpu().numpy()
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(set(ids.tolist())) != len(ids) or not len(ids):
         raise SchemaError(explain("env_ids", "different ints in one axis", env_ids, "Pass each environment once."))
     if ids.min() < 0 or ids.max() >= num_envs:
@@ -120,9 +122,10 @@ def restored(where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str
     def kinds(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
-    if kinds(snapshot) != kinds(like):
+    got = kinds(snapshot) if isinstance(snapshot, Mapping) else type(snapshot).__name__
+    if got != kinds(like):
         remedy = "Make it with the arguments of the one that was saved."
-        raise SchemaError(explain(where, f"a snapshot of {kinds(like)}", kinds(snapshot), remedy))
+        raise SchemaError(explain(where, f"a snapshot of {kinds(like)}", got, remedy))
     return {name: snapshot[name].to(tensor.device, copy=True) for name, tensor in like.items()}
 
 

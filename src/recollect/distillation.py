@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from recollect.batch import assemble, assembler, check_destination, checked_targets, moved
+from recollect.batch import assemble, assembler, check_destination, check_size, checked_targets, moved
 from recollect.border import as_tensor, conform, dotted, row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
@@ -245,13 +245,13 @@ class DistillationBuffer:
         from the newest round and otherwise from all rows. The batch is the caller's own; `out` is filled and returned
         instead of fresh tensors.
         """
-        positive("sample", batch_size)
-        check_destination(device, out)
+        check_size("sample", batch_size)
+        target = check_destination(device, out)
         with self._lock:
             windows = self._windows("sample", recent)
             targets = self._targets(out, batch_size)
             batch = self._read(self._drawn(windows, batch_size), targets, out)
-        return batch if device is None else moved(batch, device)
+        return batch if target is None else moved(batch, target)
 
     def epochs(
         self,
@@ -270,7 +270,7 @@ class DistillationBuffer:
         """
         positive("batch_size", batch_size)
         positive("epochs", epochs)
-        check_destination(device, out)
+        target = check_destination(device, out)
         with self._lock:
             oldest = self._oldest("epochs", recent)
             rows = torch.arange(oldest, self._ring.head, device=self.device)
@@ -287,7 +287,7 @@ class DistillationBuffer:
             for order in self._orders(rows, epochs, shuffle)
             for start in range(0, stop, batch_size)
         )
-        return batches if device is None else (moved(batch, device) for batch in batches)
+        return batches if target is None else (moved(batch, target) for batch in batches)
 
     def _orders(self, rows: torch.Tensor, epochs: int, shuffle: bool) -> Iterator[torch.Tensor]:
         for _ in range(epochs):
@@ -329,7 +329,10 @@ class DistillationBuffer:
         """The first row of each window that ends at the newest row, and the share that is drawn there."""
         if not isinstance(recent, Mapping):
             return [(self._oldest(where, recent), 1.0)]
-        windows = [(self._oldest(where, rounds), _share("recent", share)) for rounds, share in recent.items()]
+        windows = [
+            (self._oldest(where, positive("recent", rounds)), _share("recent", share))
+            for rounds, share in recent.items()
+        ]
         rest = 1.0 - sum(share for _, share in windows)
         if rest < -1e-9:
             raise SchemaError(explain("recent", "shares that add up to at most 1", 1.0 - rest, "Lower them."))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,20 +32,31 @@ class Memory:
     @staticmethod
     def of(device: torch.device | str | Memory) -> Memory:
         """The memory that a `device=` argument names."""
-        return device if isinstance(device, Memory) else Memory(torch.device(device))
+        return device if isinstance(device, Memory) else Memory(device_of(device))
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros in this memory, to be written in any mode."""
         with torch.inference_mode(False):
             return torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self.is_pinned)
 
-    def require(self, nbytes: int) -> None:
-        """Refuse what cannot fit. Pages are handed out on first use, so too much would end in a kill much later."""
+    def require(self, nbytes: int, where: str = "capacity") -> None:
+        """Refuse a size, which the argument `where` said, that cannot fit.
+
+        Pages are handed out on first use, so too much would end in a kill much later.
+        """
         free = available_bytes() if self.device.type == "cpu" else None
         if free is not None and nbytes > free:
             expected = f"at most {free / 2**30:.2f} GiB, which is what this machine has free"
-            remedy = "Lower capacity, store frames as Stacked, or use smaller dtypes."
-            raise MemoryError(explain("capacity", expected, f"{nbytes / 2**30:.2f} GiB", remedy))
+            remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
+            raise MemoryError(explain(where, expected, f"{nbytes / 2**30:.2f} GiB", remedy))
+
+
+def device_of(device: Any) -> torch.device:
+    """The device that an argument names."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise SchemaError(explain("device", "a torch device", repr(device), 'Pass one, as in "cpu".')) from error
 
 
 def available_bytes() -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,9 +12,12 @@ from recollect.border import as_tensor, conform, restored
 from recollect.errors import SchemaError, explain
 from recollect.estimators.arguments import positive
 from recollect.invariants.require import require, require_all, require_form
-from recollect.schema import Field
+from recollect.memory import device_of
+from recollect.schema import DTYPES, Field
 
 _FLAG = Field((), torch.bool)
+_MOST_ROWS = 2.0**53
+"""Up to here float64 counts exactly."""
 
 
 class _Fit(NamedTuple):
@@ -52,6 +56,7 @@ class RunningNorm:
         self.shape = Field(shape).shape
         self.eps = positive("eps", eps)
         self.clip = None if clip is None else positive("clip", clip)
+        device = device_of(device)
         # Replaced as a whole by every update: a reader in another thread never sees half of one.
         self._state = {
             "count": torch.zeros((), dtype=torch.float64, device=device),
@@ -60,6 +65,14 @@ class RunningNorm:
         }
         """How many rows, their mean, and the sum of their squared distances from it."""
         self._fitted: _Fit | None = None
+        self._lock = threading.Lock()
+        """Whoever makes the next state of this one holds it: of two updates at once none is lost."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
 
     # Counting
 
@@ -82,24 +95,30 @@ class RunningNorm:
 
     def merge(self, other: RunningNorm) -> None:
         """Take in everything that `other` was told, as if it had been told here."""
-        if other.shape != self.shape:
-            raise SchemaError(explain("merge", f"a norm of shape {self.shape}", other.shape, "Merge like with like."))
+        shape = other.shape if isinstance(other, RunningNorm) else type(other).__name__
+        if shape != self.shape:
+            raise SchemaError(explain("merge", f"a norm of shape {self.shape}", shape, "Merge like with like."))
         self._merge(*(tensor.to(self.device) for tensor in other._state.values()))
 
     def _merge(self, count: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:
-        before = self._state
-        total = before["count"] + count
-        share = count / total.clamp(min=1)
-        apart = mean - before["mean"]
-        self._state = {
-            "count": total,
-            "mean": before["mean"] + apart * share,
-            "squares": before["squares"] + squares + apart.square() * (before["count"] * share),
-        }
+        with self._lock:
+            before = self._state
+            total = before["count"] + count
+            if total.device.type == "cpu" and total >= _MOST_ROWS:  # elsewhere nobody looks
+                got = f"{self.count} and {int(count)} more"
+                raise OverflowError(explain("update", "fewer than 2^53 rows", got, "Call clear()."))
+            share = count / total.clamp(min=1)
+            apart = mean - before["mean"]
+            self._state = {
+                "count": total,
+                "mean": before["mean"] + apart * share,
+                "squares": before["squares"] + squares + apart.square() * (before["count"] * share),
+            }
 
     def clear(self) -> None:
         """Forget every row."""
-        self._state = {name: torch.zeros_like(tensor) for name, tensor in self._state.items()}
+        with self._lock:
+            self._state = {name: torch.zeros_like(tensor) for name, tensor in self._state.items()}
 
     # Using
 
@@ -110,7 +129,7 @@ class RunningNorm:
     def normalize(self, x: Any) -> torch.Tensor:
         """`x` […, *shape] centred and divided by the deviation, in the dtype of `x`; a gradient flows through."""
         x, fit, dtype = self._ready(x)
-        return self._clipped((x - fit.mean - fit.rest) / fit.scale).to(dtype)
+        return self._clipped((x - fit.mean).sub_(fit.rest).div_(fit.scale)).to(dtype)
 
     def scale(self, x: Any) -> torch.Tensor:
         """`x` divided by the deviation but not centred: for rewards and returns, whose sign means something."""
@@ -120,7 +139,7 @@ class RunningNorm:
     def denormalize(self, x: Any) -> torch.Tensor:
         """What `normalize` made `x` of, unless it was clipped."""
         x, fit, dtype = self._ready(x)
-        return (x * fit.scale + fit.rest + fit.mean).to(dtype)
+        return (x * fit.scale).add_(fit.rest).add_(fit.mean).to(dtype)
 
     def _ready(self, x: Any) -> tuple[torch.Tensor, _Fit, torch.dtype]:
         x, _ = self._checked(x)
@@ -129,14 +148,14 @@ class RunningNorm:
         work = torch.promote_types(dtype, torch.float32) if x.is_floating_point() else torch.float64
         return x.to(work), self._fit(work), dtype
 
-    @torch.inference_mode(False)  # who trains next may need what was worked out while acting
     def _fit(self, dtype: torch.dtype) -> _Fit:
         """What is subtracted and divided by, worked out once for many batches between two updates."""
         state, known = self._state, self._fitted
         if known is None or known.state is not state or known.mean.dtype is not dtype:
-            mean = state["mean"].to(dtype)
-            scale = torch.where(state["count"] > 0, (self._var(state) + self.eps).sqrt(), 1.0)
-            self._fitted = known = _Fit(state, mean, (state["mean"] - mean).to(dtype), scale.to(dtype))
+            with torch.inference_mode(False):  # who trains next may need what was worked out while acting
+                mean = state["mean"].to(dtype)
+                scale = torch.where(state["count"] > 0, (self._var(state) + self.eps).sqrt(), 1.0)
+                self._fitted = known = _Fit(state, mean, (state["mean"] - mean).to(dtype), scale.to(dtype))
         return known
 
     def _clipped(self, x: torch.Tensor) -> torch.Tensor:
@@ -144,7 +163,8 @@ class RunningNorm:
 
     def _checked(self, x: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
         """`x` as a tensor of real numbers on the device, with its gradient, and its leading axes."""
-        here = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device == self.device
+        plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.dtype in DTYPES
+        here = plain and x.device == self.device
         tensor = x if here else as_tensor("x", x, self.device).to(self.device)
         lead = tensor.ndim - len(self.shape)
         if lead < 0 or tuple(tensor.shape[lead:]) != self.shape or tensor.is_complex():
@@ -201,7 +221,9 @@ class RunningNorm:
 
     def to(self, device: torch.device | str) -> RunningNorm:
         """Move to another device; returns itself."""
-        self._state = {name: tensor.to(device) for name, tensor in self._state.items()}
+        there = device_of(device)
+        with self._lock:
+            self._state = {name: tensor.to(there) for name, tensor in self._state.items()}
         return self
 
     def snapshot(self) -> dict[str, torch.Tensor]:
@@ -210,4 +232,5 @@ class RunningNorm:
 
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
         """Go back to a snapshot, of this norm or of another of the same shape."""
-        self._state = restored("RunningNorm", snapshot, self._state)
+        with self._lock:
+            self._state = restored("RunningNorm", snapshot, self._state)

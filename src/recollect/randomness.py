@@ -40,10 +40,6 @@ class Randomness:
         for device, state in devices.items():
             self._devices[device].set_state(state)
 
-    def resume(self, device: torch.device, state: torch.Tensor) -> None:
-        """Go on with the stream of another device where it was."""
-        self._generator(device).set_state(state)
-
     def check(self) -> None:
         """Verify that this is one stream, wherever it is drawn from."""
         state = self.bits.state
@@ -52,6 +48,10 @@ class Randomness:
         require(state["state"]["inc"] % 2, "generator", "an odd increment", state["state"]["inc"])
         for device, generator in self._devices.items():
             require(generator.device == device, "generator", f"one of {device}", f"one of {generator.device}")
+
+    def seed(self) -> int:
+        """A seed for another stream."""
+        return int(self.bits.random_raw()) >> 1
 
     def shuffled(self, index: torch.Tensor) -> torch.Tensor:
         """The entries of `index` [n] in a random order, in a new tensor."""
@@ -78,6 +78,6 @@ class Randomness:
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._devices:
             generator = torch.Generator(device)
-            generator.manual_seed(int(self.bits.random_raw()) >> 1)
+            generator.manual_seed(self.seed())
             self._devices[device] = generator
         return self._devices[device]

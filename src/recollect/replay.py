@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
 from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
-from recollect.batch import assemble, check_destination, fill, moved
+from recollect.batch import assemble, check_destination, check_size, fill, moved
 from recollect.border import as_tensor, conform, dotted, environments, light, refuse_reused_leaves, row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for
@@ -26,6 +26,7 @@ from recollect.replay_storage import ReplayStorage
 from recollect.ring import TRANSITION
 from recollect.samplers import Sampler, Uniform
 from recollect.schema import (
+    DTYPES,
     Declaration,
     Field,
     Path,
@@ -124,7 +125,7 @@ class ReplayBuffer:
         self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
         self._is_plain = schema.is_flat and not extra
         self._random = Randomness(seed)
-        self.sampler = _instance("sampler", sampler or Uniform())
+        self.sampler = _instance("sampler", Uniform() if sampler is None else sampler, "start")
         self._draws = self.sampler.start(self._storage, self._random)
         if self._draws.wants_touched:
             self._storage.keep_touched()
@@ -228,18 +229,17 @@ class ReplayBuffer:
         with self._lock:
             envs = self._envs(env_ids)
             names = (*self._schema.names, "next_obs")
-            missing, unknown = set(names) - set(batch.keys()), set(batch.keys()) - set(names)
-            if missing or unknown:
+            given = set(batch.keys()) if hasattr(batch, "keys") else None
+            if given != set(names):
+                got = type(batch).__name__ if given is None else sorted(map(str, given))
                 remedy = "Pass exactly the declared fields."
-                raise SchemaError(
-                    explain("extend", f"the fields {sorted(names)}", sorted(map(str, batch.keys())), remedy)
-                )
+                raise SchemaError(explain("extend", f"the fields {sorted(names)}", got, remedy))
             if self._staged:
                 raise SchemaError(
                     explain("extend", "no staged fields", sorted(self._staged), "Complete the step with add.")
                 )
             leaves = tuple(leaf for name in self._schema.names for leaf in self._schema.flatten(name, batch[name]))
-            shape = np.shape(batch["terminated"])
+            shape = as_tensor("terminated", batch["terminated"], self.device).shape
             steps = shape[0] if shape else 0
             if steps == 0:
                 raise SchemaError(explain("extend", "at least one step", "none", "Pass blocks of steps."))
@@ -359,11 +359,9 @@ class ReplayBuffer:
         The batch is the caller's own. `out` is filled and returned instead of fresh tensors; `device` moves the batch,
         asynchronously where the memory allows it.
         """
-        if positive("sample", batch_size) > _LARGEST_BATCH:
-            raise SchemaError(explain("sample", f"at most {_LARGEST_BATCH} rows", batch_size, "Take smaller batches."))
-        check_destination(device, out)
-        target = None if device is None else torch.device(device)
-        chosen: View = _instance("view", view or _TRANSITION)
+        check_size("sample", batch_size)
+        target = check_destination(device, out)
+        chosen: View = _TRANSITION if view is None else _instance("view", view, "read")
         with self._lock:
             if self._storage.is_empty or (self.device.type == "cpu" and not len(self._storage)):
                 raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
@@ -414,7 +412,7 @@ class ReplayBuffer:
 
     def read(self, index: Any, view: View | None = None) -> TensorDict:
         """The rows `index` [B] read as `view` says: what `sample` gives when the sampler has chosen them."""
-        chosen: View = _instance("view", view or _TRANSITION)
+        chosen: View = _TRANSITION if view is None else _instance("view", view, "read")
         with self._lock:
             _check(chosen, self._storage)
             ids = row_ids(index, self.device)
@@ -471,6 +469,19 @@ class ReplayBuffer:
             leaves = self._storage.transitions(slots[slots >= 0])
             return assemble(list(leaves), leaves.values(), leaves[("index",)].shape)
 
+    @property
+    def columns(self) -> TensorDict:
+        """The whole memory as a TensorDict `[slots, num_envs]`, with "next_obs" where that is stored too.
+
+        Row r of an environment is at slot r mod slots; what is not stored is zero, or an older row. For learning there
+        is `sample`.
+        """
+        with self._lock:
+            storage = self._storage
+            leaves = [*storage.columns, *storage.next_columns]
+            paths = [*storage.schema.paths, *storage.next_paths][: len(leaves)]
+            return assemble(paths, leaves, torch.Size((storage.ring.slots, storage.ring.num_envs)))
+
     # Saving
 
     def state_dict(self) -> dict[str, Any]:
@@ -525,14 +536,15 @@ class ReplayBuffer:
 
 
 _TRANSITION = Transition()
-_LARGEST_BATCH = 2**31 - 1
 _NEVER_FAIL = (Transition, NStep, Sequence)
 """Views that cannot fail once they have checked the storage."""
 
 
-def _instance(where: str, thing: Any) -> Any:
+def _instance(where: str, thing: Any, method: str) -> Any:
     if isinstance(thing, type):
         raise SchemaError(explain(where, f"{thing.__name__}(…)", f"the class {thing.__name__}", "Make one of it."))
+    if not hasattr(thing, method):
+        raise SchemaError(explain(where, f"a {where} with a method {method}", repr(thing), "Pass one of recollect's."))
     return thing
 
 
@@ -543,13 +555,15 @@ def _check(view: View, storage: ReplayStorage) -> None:
 
 
 def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
-    if type(value) is torch.Tensor and value.device == device and not value.requires_grad:
+    plain = type(value) is torch.Tensor and value.dtype in DTYPES and value.layout == torch.strided
+    if plain and value.device == device and not value.requires_grad:
         return value
     return as_tensor(where, value, device).to(device)
 
 
 def _first_row(leaf: Any) -> Any:
-    return leaf[:1] if getattr(leaf, "ndim", 0) else None
+    dense = isinstance(leaf, np.ndarray) or (isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided)
+    return leaf[:1] if dense and leaf.ndim else None
 
 
 def _runs(starts: torch.Tensor) -> list[slice]:

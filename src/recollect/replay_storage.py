@@ -20,6 +20,11 @@ Touched = tuple[torch.Tensor, torch.Tensor | None]
 """Slots, and which of them really changed (None: all)."""
 
 
+_MOST_IDS = 2**63 - 1
+_MOST_ROWS = 4
+"""What a step can use: the pending row that was cut, its own, the final one, and that of `cut()`."""
+
+
 class ReplayStorage:
     """Every leaf of the schema as a column `[slots, num_envs, …]`; observations once, or with a copy of the next ones.
 
@@ -51,6 +56,8 @@ class ReplayStorage:
         """Where the native twin and the readers find `tensors`."""
         self._readers: dict[Any, Reader] = {}
         self._counts: torch.Tensor | None = None
+        self._room = _MOST_IDS // self.ring.num_envs
+        """How many rows an environment can be given yet, at least: what the host knows without asking the device."""
         self.is_empty = True
         """Nothing was written since the last clear: what the host knows without asking the device."""
 
@@ -121,6 +128,8 @@ class ReplayStorage:
         """One step (or a block of `steps` steps in time order) of all environments, or of the environments `envs`."""
         native = self._native if kernels._active is not None else None
         blocks, count = steps is not None, 1 if steps is None else steps
+        if self._room < _MOST_ROWS * count:
+            self._require_room(count)
         self._counts = None
         if native is not None:
             ids = None if envs is None else kernels.buffer_of(envs)
@@ -135,6 +144,17 @@ class ReplayStorage:
             leaves, nexts = self._conformed(leaves, nexts, envs, steps)
             self._write_torch(leaves, nexts, envs, blocks)
         self.is_empty = False
+        self._room -= _MOST_ROWS * count
+
+    def count_room(self) -> None:
+        """Find out how many rows can be numbered yet; for whoever has set the heads."""
+        self._room = _MOST_IDS // self.ring.num_envs - int(self.ring.head.max())
+
+    def _require_room(self, steps: int) -> None:
+        self.count_room()  # fewer rows may have been used than were allowed for
+        if self._room < _MOST_ROWS * steps:
+            expected, got = "ids below 2^63", f"room for {self._room} rows an environment"
+            raise OverflowError(explain("add", expected, got, "Make a new buffer."))
 
     def _conformed(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None

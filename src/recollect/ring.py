@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import torch
 
+from recollect.errors import explain
+
 EMPTY, TRANSITION, FINAL, PENDING, HISTORY = range(5)
 """What a slot holds: nothing; a row that may be drawn; only the observation that an episode ended with; only the newest
 observation, waiting for the step that starts there; a row too old to be drawn, kept for the stacks of younger ones."""
@@ -173,6 +175,8 @@ class HostRing:
 
     def coming(self, count: int) -> list[tuple[slice, slice]]:
         """Where the next `count` rows go: pieces of them and their slots. Of more than fit, only the last ones go."""
+        if self.head + count > 2**63 - 1:
+            raise OverflowError(explain("add", "ids below 2^63", f"{self.head + count} rows", "Make a new buffer."))
         start = max(count - self.capacity, 0)
         slot = (self.head + start) % self.capacity
         seam = min(start + self.capacity - slot, count)

@@ -569,7 +569,7 @@ class RolloutBuffer:
         """
         positive("batch_size", batch_size)
         positive("epochs", epochs)
-        check_destination(device, out)
+        target = check_destination(device, out)
         with self._lock:
             self._stored("minibatches")
             generation, rows = self._generation, self._valid_rows()
@@ -592,7 +592,7 @@ class RolloutBuffer:
         sizes = [min(batch_size, stop - start) for start in range(0, stop, batch_size)]
         read = self._read_into(source, targets, out) if targets is not None else self._read_fresh(source, paths)
         batches = self._batches(read, rows, sizes * epochs, stop, shuffle, generation)
-        return batches if device is None else (moved(batch, device) for batch in batches)
+        return batches if target is None else (moved(batch, target) for batch in batches)
 
     def _batches(
         self, read: _Read, rows: torch.Tensor, sizes: list[int], per_epoch: int, shuffle: bool, generation: int
@@ -674,6 +674,7 @@ class RolloutBuffer:
         padding, so that `PackedSequence(batch["obs"], batch["batch_sizes"])` is what torch's recurrent networks take.
         """
         check_layout(layout)
+        target = check_destination(device)
         cuts = cuts_of(length, mode, split_episodes, keep_tail)
         positive("epochs", epochs)
         with self._lock:
@@ -698,7 +699,7 @@ class RolloutBuffer:
             shuffle,
             generation,
         )
-        return batches if device is None else (moved_sequences(batch, device) for batch in batches)
+        return batches if target is None else (moved_sequences(batch, target) for batch in batches)
 
     def _sequence_reader(
         self, index: SequenceIndex, length: int, layout: str, fields: Iterable[str | Path] | None

@@ -85,7 +85,7 @@ class SequenceReader:
         return assemble(paths, [*leaves, sizes, first, *self.carried(first)], batch_size)
 
 
-def moved_sequences(batch: TensorDict, device: torch.device | str) -> TensorDict:
+def moved_sequences(batch: TensorDict, device: torch.device) -> TensorDict:
     """The batch on another device; torch wants the sizes of packed sequences on the host, wherever the steps are."""
     sizes = batch.get("batch_sizes", None)
     there = moved(batch, device)

@@ -12,11 +12,14 @@ import torch
 from recollect.border import conform, environments, host_view, restored
 from recollect.errors import SchemaError, explain
 from recollect.invariants.require import require, require_all, require_form
+from recollect.memory import device_of
 from recollect.schema import Field, positive
 
 _NUMBER, _FLAG = Field((), torch.float64), Field((), torch.bool)
 _FITS = {torch.float64: {np.dtype(np.float32), np.dtype(np.float64)}, torch.bool: {np.dtype(np.bool_)}}
 """What needs no conversion on the host."""
+_MOST_STEPS = 2**53
+"""Up to here float64 counts exactly."""
 _MOMENTS = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
 
 
@@ -53,13 +56,14 @@ class EpisodeStats:
         self._columns = ("step", *self._sums, "terminated", *self.reasons)
         self._lead = () if self.num_envs is None else (self.num_envs,)
         self._lock = threading.Lock()
+        self.device = device_of(device)
         envs = self.num_envs or 1
         # float64: a return keeps its digits over long episodes, and every count is exact.
         self._tensors = {
-            "open": torch.zeros((len(self._sums), envs), dtype=torch.float64, device=device),
+            "open": torch.zeros((len(self._sums), envs), dtype=torch.float64, device=self.device),
             # One row more than the window: what is written there is written nowhere, and needs no synchronisation.
-            "ring": torch.zeros((self.window + 1, len(self._columns)), dtype=torch.float64, device=device),
-            "counts": torch.zeros(2, dtype=torch.int64, device=device),
+            "ring": torch.zeros((self.window + 1, len(self._columns)), dtype=torch.float64, device=self.device),
+            "counts": torch.zeros(2, dtype=torch.int64, device=self.device),
         }
         self._bind()
 
@@ -101,6 +105,9 @@ class EpisodeStats:
             ended = ended & played
             gained = [self._ops.where(played, x, 0.0) for x in gained]
         with self._lock:
+            if self._ops is np and self._counts[1] > _MOST_STEPS - len(ended):  # elsewhere nobody looks
+                got = f"{self.num_steps} and {len(ended)} more"
+                raise OverflowError(explain("update", "at most 2^53 steps", got, "Call clear()."))
             for i, x in enumerate((gained[0], played, *gained[1:])):
                 self._open[i] += x
             self._counts[1] += len(ended) if mask is None else played.sum()
@@ -234,8 +241,9 @@ class EpisodeStats:
 
     def to(self, device: torch.device | str) -> EpisodeStats:
         """Move to another device, where the coming steps will be; returns itself."""
+        there = device_of(device)
         with self._lock:
-            self._tensors = {name: tensor.to(device) for name, tensor in self._tensors.items()}
+            self._tensors = {name: tensor.to(there) for name, tensor in self._tensors.items()}
             self._bind()
         return self
 

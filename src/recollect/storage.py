@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -26,9 +27,10 @@ class Storage:
         """The leading shape of what a caller passes for one row."""
         self.optional = tuple(path[0] in optional for path in schema.paths)
         """Leaves that a caller may leave out: the row is zero there."""
-        self.columns = tuple(
-            memory.allocate((1 if is_sparse(f) else rows, num_envs or 1, *f.shape), f.dtype) for f in schema.fields
-        )
+        shapes = [(1 if is_sparse(f) else rows, num_envs or 1, *f.shape) for f in schema.fields]
+        kinds = [(shape, field.dtype) for shape, field in zip(shapes, schema.fields, strict=True)]
+        memory.require(sum(math.prod(shape) * dtype.itemsize for shape, dtype in kinds), "num_steps")
+        self.columns = tuple(memory.allocate(shape, dtype) for shape, dtype in kinds)
         """A field that is kept sparsely elsewhere has one row here: the newest."""
         self.device = self.columns[0].device
         self.is_exposed = False

@@ -74,8 +74,11 @@ DOCUMENTED = {
 
 
 def signature(function: Any) -> str:
-    """Names, kinds and defaults, without annotations; a member of an enumeration is its value."""
-    parts = inspect.signature(function).parameters.values()
+    """Names, kinds and defaults, without annotations; a member of an enumeration is its value.
+
+    The seed, by name only, is ours.
+    """
+    parts = [part for part in inspect.signature(function).parameters.values() if part.name != "seed"]
     plain = [p.replace(annotation=p.empty, default=getattr(p.default, "value", p.default)) for p in parts]
     return str(inspect.Signature(plain))
 
@@ -614,6 +617,25 @@ def test_a_copy_has_the_steps_and_goes_on_by_itself(copied: Any) -> None:
     assert twin.get()["observations"][:, 0].tolist() == [200, 201, 300, 301, 400, 401]
     assert target.get()["observations"][:, 0].tolist() == [100, 101, 200, 201, 300, 301]
     assert len(list(twin.get_minibatch_sequences(1))) == target.num_sequences
+
+
+def draws(target: RolloutBuffer) -> list[Any]:
+    flat = [target.get(9)["values"].tolist(), target.get_tensor_batch(9)["values"].tolist()]
+    return flat + [unpadded["values"].tolist() for _, unpadded in target.get_minibatch_sequences(3)]
+
+
+def test_a_seed_repeats_all_draws_also_in_a_pickled_copy() -> None:
+    found = []
+    before = torch.get_rng_state()
+    for seed in (1, 1, 2):
+        target = recurrent(20, 2, max_seq_len=2, seed=seed)
+        fill(target, np.zeros((20, 2)))
+        target.prepare_sequence_tensors()
+        found.append(draws(target))
+        twin = pickle.loads(pickle.dumps(target))
+        assert draws(twin) == draws(target)
+    assert found[0] == found[1] != found[2]
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_state_without_its_memory_starts_empty_with_a_warning() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import math
+import pickle
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -30,7 +34,8 @@ SIGNATURES = {
 
 
 def signature(function: Any) -> str:
-    parts = inspect.signature(function).parameters.values()
+    """Without annotations, and without the seed, which is ours and by name only."""
+    parts = [part for part in inspect.signature(function).parameters.values() if part.name != "seed"]
     return str(inspect.Signature([part.replace(annotation=part.empty) for part in parts]))
 
 
@@ -183,6 +188,83 @@ def test_sampling_nothing_and_adding_what_is_no_batch_are_refused() -> None:
         memory.sample(1)
 
 
+def test_the_attributes_say_where_rows_are() -> None:
+    memory = ReplayBuffer(3)
+    assert (memory._cursor, memory._size, memory._storage) == (0, 0, None)
+    memory.add(steps(0, 2))
+    assert (memory._cursor, memory._size) == (2, 2)
+    memory.add(steps(2, 2))
+    assert (memory._cursor, memory._size, memory.is_full) == (1, 3, True)
+    assert memory._storage is not None
+    assert memory._storage["obs"][:, 0].tolist() == [3, 1, 2]
+    memory.clear()
+    assert (memory._cursor, memory._size, memory._storage) == (0, 0, None)
+    memory.add(steps(7, 1))
+    assert memory.storage is not None
+    assert memory.storage[: memory.size]["obs"][:, 0].tolist() == [7]
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
+def test_the_size_says_how_many_rows_of_the_memory_are_stored(kind: Any) -> None:
+    memory = kind(5)
+    memory.add(steps(0, 4))
+    stale = memory.sample(100, return_idx=True)["idxs"]
+    memory.size = 2
+    assert (memory.size, memory.counter, memory._cursor) == (2, 4, 2)
+    assert set(numbers(memory.sample(50))) == {0, 1}
+    assert not set(stale.flatten().tolist()) & set(memory.sample(50, return_idx=True)["idxs"].flatten().tolist())
+    memory.storage["obs"][2] = torch.tensor([9.0, 9.0])
+    memory.size = 3
+    assert set(memory.sample(50)["obs"][:, 0].tolist()) == {0, 1, 9}
+    for wrong in (0, 6):
+        with pytest.raises(ValueError, match=f"size: expected 1 to 5 after the first add, got {wrong}"):
+            memory.size = wrong
+    with pytest.raises(ValueError, match="after the first add"):
+        kind(5).size = 2
+
+
+@pytest.mark.parametrize(
+    "kind", [ReplayBuffer, MultiStepReplayBuffer, PrioritizedReplayBuffer], ids=lambda kind: kind.__name__
+)
+def test_a_seed_repeats_draws_and_no_global_generator_is_touched(kind: Any) -> None:
+    before = torch.get_rng_state()
+    drawn = []
+    for seed in (1, 1, 2):
+        memory = kind(100, seed=seed)
+        for t in range(5):
+            memory.add(steps(20 * t, 20))
+        drawn.append([memory.sample(16)["obs"][:, 0].tolist() for _ in range(3)])
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy], ids=["pickle", "deepcopy"])
+@pytest.mark.parametrize(("kind", "rows"), [
+    (ReplayBuffer, 0), (ReplayBuffer, 3), (ReplayBuffer, 25), (MultiStepReplayBuffer, 1), (MultiStepReplayBuffer, 25),
+    (PrioritizedReplayBuffer, 3), (PrioritizedReplayBuffer, 25),
+])  # fmt: skip
+def test_a_copy_goes_on_with_the_same_rows_and_the_same_draws(kind: Any, rows: int, copied: Any) -> None:
+    memory = kind(10)
+    for t in range(rows):
+        memory.add(steps(t, 1))
+    if kind is PrioritizedReplayBuffer:
+        index = memory.sample(20)["idxs"]
+        memory.update_priorities(index, index[:, 0] % 5 + 0.5)
+    twin = copied(memory)
+    for t in range(rows, rows + 3):
+        for each in (memory, twin):
+            each.add(steps(t, 1))
+    attributes = ("size", "counter", "_cursor", "initialized", "device", "dtype", "max_size")
+    assert [getattr(twin, name) for name in attributes] == [getattr(memory, name) for name in attributes]
+    assert (twin.storage == memory.storage).all()
+    for _ in range(5):
+        one, other = (each.sample(7, return_idx=True) for each in (memory, twin))
+        assert (one == other).all()
+    size = len(memory)
+    twin.clear()
+    assert (len(memory), len(twin)) == (size, 0)
+
+
 # MultiStepReplayBuffer
 
 
@@ -290,10 +372,31 @@ def test_a_step_without_what_n_steps_need_is_refused(missing: str, message: str)
         memory.add(steps(0, 2).exclude(missing))
     assert not memory.n_step_buffer
     memory.add(steps(0, 2))
-    with pytest.raises(rc.SchemaError, match="add: expected batch size"):
+    with pytest.raises(rc.SchemaError, match="add: expected batch size and fields"):
         memory.add(steps(0, 3))
     with pytest.raises(AssertionError, match="Cannot sample from an empty buffer."):
         memory.sample_from_indices(torch.tensor([0]))
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_step_unlike_the_one_before_changes_nothing(n_step: int) -> None:
+    memory = MultiStepReplayBuffer(9, n_step=n_step)
+    for t in range(2):
+        memory.add(steps(t, 2))
+    before, size = [step["obs"].tolist() for step in memory.n_step_buffer], len(memory)
+    other = steps(2, 2)
+    other["done"] = torch.zeros(2, 3)
+    for wrong in (steps(2, 2).exclude("action"), steps(2, 2).exclude("done"), other, steps(2, 2).set("more", other)):
+        with pytest.raises(rc.SchemaError, match="as before"):
+            memory.add(wrong)
+        assert ([step["obs"].tolist() for step in memory.n_step_buffer], len(memory)) == (before, size)
+
+
+def test_integer_rewards_are_not_cut() -> None:
+    memory = MultiStepReplayBuffer(4, n_step=2, gamma=0.5)
+    for t in range(2):
+        memory.add(steps(t, 1).set("reward", torch.tensor([1])))
+    assert memory.sample(1)["reward"].tolist() == [[1.5]]
 
 
 # PrioritizedReplayBuffer
@@ -336,6 +439,37 @@ def test_a_zero_priority_is_raised_and_no_indices_are_no_update() -> None:
     assert set(numbers(batch)) == {0, 1}
     with pytest.raises(rc.PriorityError, match="nan"):
         memory.update_priorities(torch.tensor([0]), torch.tensor([float("nan")]))
+
+
+def test_the_trees_show_priorities_to_the_power_of_alpha() -> None:
+    memory = PrioritizedReplayBuffer(4, alpha=0.6)
+    assert (memory.tree_ptr, memory.max_priority, memory.sum_tree.sum(), memory.min_tree.min()) == (0, 1, 0, math.inf)
+    memory.add(steps(0, 3))
+    assert memory.tree_ptr == 3
+    memory.update_priorities(np.arange(2), torch.tensor([2.0, 3.0]))
+    assert [memory.sum_tree[i] for i in range(4)] == [2.0**0.6, 3.0**0.6, 1.0, 0.0]
+    assert [memory.min_tree[i] for i in range(4)] == [2.0**0.6, 3.0**0.6, 1.0, math.inf]
+    assert memory.sum_tree.sum() == pytest.approx(2.0**0.6 + 3.0**0.6 + 1)
+    assert (memory.min_tree.min(), memory.min_tree.min(0, 2), memory.sum_tree.sum(1, 2)) == (1.0, 2.0**0.6, 3.0**0.6)
+    memory.add(steps(3, 2))
+    assert memory.tree_ptr == 1
+    assert memory.sum_tree[0] == memory.sum_tree[3] == memory.max_priority**memory.alpha == 3.0**0.6
+
+
+def test_the_largest_priority_is_one_that_a_stored_row_was_given() -> None:
+    memory = PrioritizedReplayBuffer(2, alpha=1.0)
+    memory.add(steps(0, 3))
+    memory.update_priorities([0], [100.0])  # overwritten
+    with pytest.raises(ValueError, match="priorities: expected 2 numbers, got 1"):
+        memory.update_priorities([1, 2], [100.0])
+    assert memory.max_priority == 1
+    memory.update_priorities([1], [0.5])
+    assert memory.max_priority == 1
+    stale = memory.sample(9)["idxs"]
+    memory.clear()
+    memory.add(steps(3, 2))
+    memory.update_priorities(stale, torch.full((9,), 100.0))
+    assert (memory.max_priority, memory.sum_tree.sum()) == (1, 2)
 
 
 def test_a_priority_for_an_overwritten_row_is_skipped() -> None:

@@ -85,7 +85,7 @@ class TestDocuments:
             **step(1),
             **{"adv": torch.arange(T * N).view(T, N), "ret": torch.ones(T, N)},
         }
-        (usage,) = blocks("embodichain_steps")
+        usage, _ = blocks("embodichain_steps")
         exec(usage, names)
         assert names["buffer"].step == T
         assert set(names["batch"]) == {
@@ -99,11 +99,24 @@ class TestDocuments:
             **{"num_envs": N, "rollout_len": T, "obs_dim": 2, "action_dim": 1, "device": CPU, "batch_size": 5},
             "collector": Collector(),
         }
-        (usage,) = blocks("embodichain_shared")
+        usage, _ = blocks("embodichain_shared")
         exec(usage, names)
         assert names["flat_rollout"].batch_size == torch.Size([N * T])
         assert names["flat_rollout"]["reward"].tolist() == [10 * t + n for n in range(N) for t in range(T)]
         assert names["batch"].batch_size == torch.Size([N * T % 5])
+
+    @pytest.mark.parametrize(
+        ("document", "kind"), [("embodichain_steps", StepRolloutBuffer), ("embodichain_shared", RolloutBuffer)]
+    )
+    def test_the_outlines_of_the_documents_are_those_of_our_classes(self, document: str, kind: type) -> None:
+        names: dict[str, Any] = {}
+        exec(blocks(document)[1], names)
+        methods = {name: method for name, method in vars(names["RolloutBuffer"]).items() if inspect.isfunction(method)}
+        assert {"__init__", "add"} < set(methods)
+        for name, method in methods.items():
+            documented, ours = (inspect.signature(f).parameters.values() for f in (method, getattr(kind, name)))
+            begin = list(ours)[: len(documented)]
+            assert [(p.name, p.default) for p in begin] == [(p.name, p.default) for p in documented]
 
     @pytest.mark.parametrize(
         ("function", "documented"),

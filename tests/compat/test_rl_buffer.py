@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
 import recollect as rc
 from recollect.compat import rl_buffer
@@ -203,6 +204,15 @@ class TestStatsTracker:
             {"test/done_timeout_rate": 1 / 6, "test/done_success_rate": 2 / 6, "test/done_failure_rate": 1 / 6}
         )
 
+    def test_reasons_may_be_an_array_and_metrics_a_tensordict(self) -> None:
+        tracker = StatsTracker(N, extra_metrics_keys=["score"], done_reason_keys=["fall"])
+        reasons, infos = np.array(["fall", None, "fall"], dtype=object), TensorDict({"score": torch.ones(N)}, [N])
+        tracker.update(np.ones(N), np.ones(N), infos, reasons)  # pyright: ignore
+        buffer = replay(stats_tracker=tracker)
+        buffer.add(**transition(0, done=torch.ones(N)), infos=infos, done_reasons=reasons)
+        assert tracker.get_statistics()["Rollout/done_fall_rate"] == pytest.approx(2 / 3)
+        assert tracker.get_statistics()["Rollout/score_mean"] == 1
+
     def test_keeps_the_newest_episodes_only(self) -> None:
         tracker = StatsTracker(1, max_ep_info_buffer=2)
         for reward in (10.0, 20.0, 30.0):
@@ -330,6 +340,17 @@ class TestReplay:
             buffer.add(**transition(7, **wrong))
         assert buffer._rewards[:, 0].tolist() == [0.0, 100.0]
         assert len(buffer) == 2
+
+    @pytest.mark.parametrize("strategy", [ResetStrategy.AUTO, ResetStrategy.RECURRENT])
+    def test_a_next_observation_in_the_memory_of_the_observation_changes_nothing(self, strategy: ResetStrategy) -> None:
+        buffer = replay(1, reset_strategy=strategy)
+        buffer.add(**transition(1))
+        world = torch.zeros(N, 2)
+        with pytest.raises(ValueError, match="next_obs: expected memory of its own, got that of obs"):
+            buffer.add(**transition(2, obs=world, next_obs=world, done=torch.ones(N)))
+        assert buffer._rewards[0].tolist() == [100.0, 101.0, 102.0]
+        tracker = buffer.stats_tracker
+        assert (len(buffer), tracker.core.num_steps, tracker.trajectory_num) == (1, N, 0)
 
     def test_reset_forgets_steps_and_statistics_if_asked(self) -> None:
         buffer = replay()
@@ -536,6 +557,18 @@ class TestRollout:
         advantage, return_ = reference.by_column(reference.gae, tensors, gamma=gamma, lam=lam)
         torch.testing.assert_close(buffer._advantages.double(), advantage, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(buffer._returns.double(), return_, atol=1e-5, rtol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("name", "wrong"),
+        [("last_values", torch.ones(1)), ("last_dones", torch.ones(1)), ("last_dones", True), ("last_dones", [1] * 4)],
+    )
+    def test_what_follows_the_last_step_is_one_number_an_environment(self, name: str, wrong: Any) -> None:
+        buffer = self.filled()
+        before = buffer._returns.clone()
+        last = {"last_values": torch.ones(N), "last_dones": torch.zeros(N, dtype=torch.bool), name: wrong}
+        with pytest.raises(ValueError, match=rf"^{name}: expected shape \(3,\) for 3 environments"):
+            buffer.compute_returns_and_advantages(**last)
+        assert torch.equal(buffer._returns, before)
 
     def filled(self, steps: int = T, **options: Any) -> RolloutBuffer:
         buffer = rollout(**options)

@@ -237,10 +237,8 @@ def restore_random(random: Randomness, node: Node, arrays: Arrays, *, devices: b
     """Go on with a stream where it was; on other `devices` it starts anew."""
     bits: Any = {name: node.entry(name).integer(0, 2**32 - 1) for name in ("has_uint32", "uinteger")}
     bits |= {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
-    random.bits.state = bits
-    if devices:
-        for i, device in enumerate(node.entry("devices").items(64)):
-            random.resume(torch.device(device.text()), arrays[f"device{i}"])
+    saved = enumerate(node.entry("devices").items(64)) if devices else ()
+    random.restore((bits, {torch.device(device.text()): arrays[f"device{i}"] for i, device in saved}))
 
 
 def _big(node: Node) -> int:

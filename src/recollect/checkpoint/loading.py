@@ -21,6 +21,7 @@ from recollect.errors import (
     CheckpointError,
     CorruptCheckpoint,
     IncompatibleCheckpoint,
+    InvariantError,
     NoCheckpoint,
     SchemaError,
     explain,
@@ -85,7 +86,8 @@ def _loaded(vault: Vault, manifest: Manifest, options: dict[str, Any]) -> Any:
         same_device = str(buffer.device) == config.entry("device").value
         saved = kind.restore(buffer, read, same_device=same_device)
         segments = _read_rows(vault, manifest, kind.rows(buffer))
-    except SchemaError as error:
+        buffer.check()
+    except (SchemaError, InvariantError) as error:
         raise CorruptCheckpoint(f"{where}: a description that cannot be. {error}") from error
     except KeyError as error:
         raise CorruptCheckpoint(explain(f"state/{manifest.state.name}", f"an array {error}", "none", "")) from error

@@ -147,11 +147,16 @@ def _resize(ring: Ring, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
     before = Ring(len(old["kind"]), ring.num_envs, 0, torch.device("cpu"))
     newest = (old["head"] - (~old["open"]).long()).cpu()
     oldest = torch.maximum(newest - min(before.slots, ring.slots) + 1, old["floor"]).clamp(min=0)
-    ring.floor.copy_(oldest)  # in a larger ring there is room for older rows, which are gone
     kept = Rows({"kind": old["kind"]}, oldest, newest + 1)
     source, target = kept.places(before.slots), kept.places(ring.slots)
     row, env = kept.numbers()
     kind = old["kind"].view(-1)[source]
+    if ring.slots > before.slots:
+        # There is room for older rows, which are gone; ends of episodes that went with them mean nothing.
+        begins = torch.where(kind == FINAL, int(newest.max()) + 2, row)
+        floor = (newest + 1).scatter_reduce(0, env, begins, "amin")
+        kind = torch.where(row < floor[env], EMPTY, kind.long()).to(torch.uint8)
+        ring.floor.copy_(torch.maximum(floor, old["floor"]))
     expired = HISTORY if ring.slots > ring.alive else EMPTY
     kind = torch.where((kind == TRANSITION) & (row <= newest[env] - ring.alive), expired, kind.long()).to(torch.uint8)
     device = ring.kind.device

@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 from recollect.batch import moved
 from recollect.errors import SchemaError, explain
 from recollect.estimators import gae, group_advantage
+from recollect.memory import device_of
 from recollect.randomness import Randomness
 from recollect.rollout import RolloutBuffer as _Rollout
 from recollect.schema import Field, positive
@@ -213,7 +214,8 @@ def iterate_minibatches(
     positive("batch_size", batch_size)
     rows = torch.arange(len(rollout), device=rollout["reward"].device)
     order = Randomness(seed).shuffled(rows)
-    return (moved(rollout[part], device) for part in order.split(batch_size))
+    there = device_of(device)
+    return (moved(rollout[part], there) for part in order.split(batch_size))
 
 
 def compute_gae(rollout: TensorDict, gamma: float, gae_lambda: float) -> tuple[torch.Tensor, torch.Tensor]:

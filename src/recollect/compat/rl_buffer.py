@@ -30,8 +30,8 @@ from tensordict import TensorDict
 
 from recollect import estimators
 from recollect.batch import moved
-from recollect.border import conform
-from recollect.errors import NotReadyError, PriorityError, explain
+from recollect.border import conform, overlaps
+from recollect.errors import NotReadyError, PriorityError, SchemaError, explain
 from recollect.kernels.priority import priority_tree
 from recollect.replay import ReplayBuffer as _Replay
 from recollect.rollout import RolloutBuffer as _Rollout
@@ -102,11 +102,12 @@ class StatsTracker:
 
         Rewards `[N, k]` are added up. A reason counts where the episode ends, if it is one of `done_reason_keys`.
         """
-        infos, rewards, ended = infos or {}, _on_host(rewards), _on_host(dones) != 0
+        infos, rewards, ended = {} if infos is None else infos, _on_host(rewards), _on_host(dones) != 0
         if rewards.ndim == 2:
             rewards = rewards.sum(1)
         missing = [None] * self.num_envs
-        reasons = np.array([*(done_reasons or []), *missing][: self.num_envs], dtype=object)
+        given = () if done_reasons is None else done_reasons
+        reasons = np.array([*given, *missing][: self.num_envs], dtype=object)
         self.core.update(
             rewards,
             ended,
@@ -190,6 +191,8 @@ class BaseBuffer:
     """
 
     core: Any
+    _fields: dict[str, Field]
+    """What the core stores, by its names."""
 
     def __init__(
         self,
@@ -253,9 +256,11 @@ class BaseBuffer:
             raise RuntimeError("Buffer is full. Cannot add more transitions.")
         self._check(step)
         terminated, truncated, rewards = (_on_host(step[name]) for name in ("terminated", "truncated", "reward"))
-        reasons = list(done_reasons or [])
         self.stats_tracker.update(
-            dones=terminated | truncated, rewards=rewards, infos=infos or {}, done_reasons=reasons
+            dones=terminated | truncated,
+            rewards=rewards,
+            infos={} if infos is None else infos,
+            done_reasons=[] if done_reasons is None else list(done_reasons),
         )
         if self.full:
             self._make_room()
@@ -265,10 +270,11 @@ class BaseBuffer:
         return value.detach().to(self.store_device) if isinstance(value, torch.Tensor) else np.asarray(value)
 
     def _check(self, step: Mapping[str, Any]) -> None:
-        schema = self.core._schema
         for name, value in step.items():
-            (column,) = schema.columns[name.removeprefix("next_")]
-            conform(name, schema.fields[column], value, (self.num_envs,), self.store_device)
+            conform(name, self._fields[name], value, (self.num_envs,), self.store_device)
+        if "next_obs" in step and overlaps(step["obs"], step["next_obs"]):
+            remedy = "The environment reuses its array: pass copies."
+            raise SchemaError(explain("next_obs", "memory of its own", "that of obs", remedy))
 
     def _make_room(self) -> None:
         if self.reset_strategy is ResetStrategy.AUTO:
@@ -338,9 +344,11 @@ class _Transitions(BaseBuffer):
             device=self.store_device,
             seed=seed,
         )
-        storage = self.core._storage
-        self._observations, self._actions, self._rewards, self._dones, self._truncateds = storage.columns
-        (self._next_observations,) = storage.next_columns
+        memory = self.core.columns
+        self._fields = _fields_of(memory)
+        self._observations, self._actions, self._rewards, self._dones, self._truncateds, self._next_observations = (
+            memory[name] for name in _REPLAY_FIELDS.values()
+        )
 
     def add(
         self,
@@ -506,9 +514,10 @@ class RolloutBuffer(BaseBuffer):
         self.core = _Rollout(
             buffer_size, num_envs, *fields, device=self.store_device, seed=seed
         )  # fmt: skip
-        columns = self.core.columns
+        memory = self.core.columns
+        self._fields = _fields_of(memory)
         self._observations, self._actions, self._rewards, self._dones, self._values, self._log_probs = (
-            columns[name] for name in ("obs", "action", "reward", "terminated", "value", "log_prob")
+            memory[name] for name in ("obs", "action", "reward", "terminated", "value", "log_prob")
         )
 
     def _make_room(self) -> None:
@@ -540,9 +549,12 @@ class RolloutBuffer(BaseBuffer):
         `last_values` `[N]` are the values of the observations after the last step; where `last_dones` they are not
         used, since the last step ended the episode.
         """
-        last_values, last_dones = (torch.as_tensor(self._stored(x)).flatten() for x in (last_values, last_dones))
-        last_values = last_values.masked_fill(last_dones != 0, 0.0)
-        self.core.compute_advantage(last_values, gamma=self.gamma, lam=self.gae_lambda)
+        given = {"last_values": last_values, "last_dones": last_dones}
+        last, over = (
+            conform(name, Field(), torch.as_tensor(self._stored(x)).flatten(), (self.num_envs,), self.store_device)
+            for name, x in given.items()
+        )
+        self.core.compute_advantage(last.masked_fill(over != 0, 0.0), gamma=self.gamma, lam=self.gae_lambda)
 
     def get(self, batch_size: int, shuffle: bool = True) -> Generator[RolloutBatch, None, None]:
         """Every stored step once, in batches of which the last may be shorter; call it again for another epoch."""
@@ -599,6 +611,10 @@ class RolloutBuffer(BaseBuffer):
     def returns_std(self) -> float:
         """The unbiased deviation of the returns; 0 for a single one."""
         return _deviation(self._returns)
+
+
+def _fields_of(memory: TensorDict) -> dict[str, Field]:
+    return {name: Field(tuple(column.shape[2:]), column.dtype) for name, column in memory.items()}
 
 
 def _renamed(names: Mapping[str, str], batch: TensorDict) -> dict[str, torch.Tensor]:

@@ -68,7 +68,7 @@ def vtrace(
         rho_bar: bound of the ratio at the step itself, above 0; decides what the values converge to.
         c_bar: bound of the ratio along the trace, above 0; decides how fast.
     """
-    if not torch.compiler.is_compiling() and type(log_ratio) is Tensor:
+    if not torch.compiler.is_compiling() and type(log_ratio) is Tensor and log_ratio.layout == torch.strided:
         native = kernels.native()
         if native is not None:
             result = native.vtrace(

@@ -152,7 +152,8 @@ def _weighted(
     if drawn is None:
         return None
     leaves, priorities = drawn
-    smallest = tree.smallest() if by_smallest else priorities.min()
+    # A tensor: torch divides a number by multiplying with a reciprocal, which is infinite for denormal priorities.
+    smallest = torch.as_tensor(tree.smallest(), dtype=torch.float64) if by_smallest else priorities.min()
     # What is too small for a float32 is its smallest number: a weight of zero would hide the row.
     weight = (smallest / priorities).pow(beta).float().clamp(min=torch.finfo(torch.float32).tiny)
     return leaves, weight

@@ -39,12 +39,23 @@ class Prioritized:
             _check_rate(f"Prioritized.{name}", getattr(self, name))
         if not callable(self.beta):
             _check_rate("Prioritized.beta", self.beta)
+        if not math.isfinite(_power(1.0 + float(self.eps), float(self.alpha))):
+            expected = "(1 + eps)^alpha, the mass of a first row, to be finite"
+            remedy = "Lower one of them."
+            raise SchemaError(explain("Prioritized", expected, f"alpha={self.alpha}, eps={self.eps}", remedy))
         if self.normalize not in ("batch", "global"):
             remedy = "Pass one of them."
             raise SchemaError(explain("Prioritized.normalize", '"batch" or "global"', repr(self.normalize), remedy))
 
     def start(self, storage: ReplayStorage, random: Randomness) -> _Draws:
         return _Draws(self, storage, random)
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        return base**exponent
+    except OverflowError:
+        return math.inf
 
 
 def _check_rate(where: str, value: object) -> None:
@@ -72,9 +83,9 @@ class _Draws:
 
     def draw(self, count: int) -> Drawn:
         beta = self._settings.beta
-        beta = float(beta(self._draws)) if callable(beta) else beta
+        beta = beta(self._draws) if callable(beta) else beta
         _check_rate("Prioritized.beta", beta)
-        drawn = self._tree.draw_weighted(count, self._random, beta, self._settings.normalize == "global")
+        drawn = self._tree.draw_weighted(count, self._random, float(beta), self._settings.normalize == "global")
         if drawn is None:
             remedy = "Update some priority to more than 0, or use eps > 0."
             raise NotReadyError(explain("sample", "a row of positive priority", "none", remedy))
@@ -106,7 +117,9 @@ class _Draws:
             self._tree.mark(slots, self._storage.ring.kind.view(-1), mass)
             return
         stored = self._storage.ring.kind_at(slots) == TRANSITION
-        self._set(slots, torch.where(stored, mass, 0.0).to(torch.float64), changed)
+        if isinstance(mass, float):  # between two numbers torch would choose float32, where 1e308 and 1e-308 are none
+            mass = torch.full((), mass, dtype=torch.float64, device=slots.device)
+        self._set(slots, torch.where(stored, mass, 0.0), changed)
 
     def cleared(self) -> None:
         self._tree.set(torch.arange(self._slots, device=self._storage.device), 0.0)

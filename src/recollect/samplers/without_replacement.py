@@ -68,11 +68,16 @@ class _Draws:
         return found
 
     def check(self) -> None:
-        """What is left of the epoch are rows that were issued, each once."""
+        """What is left of the epoch are rows that were issued since the last clear, each once."""
         require(self._at >= 0, "epoch", "a place from 0 on", self._at)
-        left = self._ids[self._at :]
-        require_all(~self._storage.ring.locate(left)[1], "epoch", "ids of transitions", left)
-        twice = left.numel() - left.unique().numel()
+        ring, left = self._storage.ring, self._ids[self._at :]
+        slots, never = ring.locate(left)
+        require_all(~never, "epoch", "ids of transitions", left)
+        forgotten = left // ring.num_envs < ring.floor[left % ring.num_envs]
+        require_all(~forgotten, "epoch", "rows since the last clear", left)
+        coming = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=left.device)
+        coming[slots[slots >= 0]] = True
+        twice = int((slots >= 0).sum() - coming.sum())
         require(not twice, "epoch", "every row once", f"{twice} rows again")
 
     def written(self, touched: Touched) -> None: ...

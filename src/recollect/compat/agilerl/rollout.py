@@ -39,13 +39,15 @@ class RolloutBuffer:
     """AgileRL's `RolloutBuffer`: `capacity` steps of `num_envs` environments, on `device`.
 
     `buffer` is a TensorDict `[capacity, num_envs]` of the stored memory. Its tensors may be changed in place; it is
-    locked, since a tensor put in their place would not be stored.
+    locked, since a tensor put in their place would not be stored. `core` is the recollect buffer underneath. `seed`
+    makes draws repeatable. A pickled buffer goes on with the same draws.
 
-    Corrected:
+    What is different here:
     - `done` belongs to the step that it is added with, for GAE too: an episode's end is neither bootstrapped across nor
       cuts the step before it.
     - `last_done` says whether the newest step ended its episode for good. Where it is False and `done` of that step
-      True, a time limit has ended it, and the value of the last observation counts. Other steps with `done` count as
+      True, a time limit has ended it, and the value of the last observation counts. That is biased where environments
+      reset in the same step, since the last observation is then another episode's. Other steps with `done` count as
       ends: the arguments cannot say which were time limits.
     - After a wrap, returns, sequences and `get()` go by time: the oldest step comes first.
     - What is left out of `add` is zero (an action mask: all legal), not what an earlier rollout had there.
@@ -67,6 +69,8 @@ class RolloutBuffer:
         wrap_at_capacity: bool = False,
         max_seq_len: int | None = None,
         bptt_sequence_type: BPTTSequenceType = BPTTSequenceType.CHUNKED,
+        *,
+        seed: int | None = None,
     ) -> None:
         self.capacity = capacity
         self.observation_space = observation_space
@@ -82,13 +86,13 @@ class RolloutBuffer:
         self.max_seq_len = max_seq_len
         self.bptt_sequence_type = bptt_sequence_type
         self._is_masked = False
+        self._random = Randomness(seed)
         self.reset()
         self._allocate()
 
     def _allocate(self) -> None:
-        self._random = Randomness()
-        self._rollout = self._new_rollout()
-        blank = self._rollout.columns[0].clone()
+        self.core = self._new_rollout()
+        blank = self.core.columns[0].clone()
         blank["action_masks"].fill_(True)
         self._omitted = {name: blank[name] for name in self._extra()}
         """What is stored of further fields that `add` is not given."""
@@ -117,9 +121,9 @@ class RolloutBuffer:
 
     def _expose(self) -> None:
         """Make `buffer`: the core's memory under AgileRL's names."""
-        rows = self._rollout.columns
+        rows = self.core.columns
         columns = {theirs: rows[ours] for theirs, ours in self._names().items()}
-        self.buffer = TensorDict(columns, batch_size=rows.batch_size, device=self._rollout.device).lock_()
+        self.buffer = TensorDict(columns, batch_size=rows.batch_size, device=self.core.device).lock_()
 
     def _names(self) -> dict[str, str]:
         further = ["hidden_states"] * self.recurrent + ["action_masks"] * self._is_masked
@@ -186,9 +190,9 @@ class RolloutBuffer:
         if action_mask is not None:
             legal = (spaces.flatdim(self.action_space),)
             extra["action_masks"] = self._by_env("action_mask", action_mask, legal) != 0
-        if self._rollout.num_stored != row:
-            self._rollout.take_back(row)
-        self._rollout.add(
+        if self.core.num_stored != row:
+            self.core.take_back(row)
+        self.core.add(
             self._observation("obs", obs),
             self._by_env("action", action, (num_actions(self.action_space),), self.action_space.shape or ()),
             self._by_env("reward", reward),
@@ -205,13 +209,13 @@ class RolloutBuffer:
             self._expose()
 
     def _by_env(self, where: str, value: Any, *shapes: tuple[int, ...]) -> Any:
-        return by_env(where, value, self.num_envs, self._rollout.device, *(shapes or ((),)))
+        return by_env(where, value, self.num_envs, self.core.device, *(shapes or ((),)))
 
     def _observation(self, where: str, value: Any) -> Any:
-        return observation(where, self.observation_space, value, self.num_envs, self._rollout.device)
+        return observation(where, self.observation_space, value, self.num_envs, self.core.device)
 
     def _hidden(self, key: str, state: Any) -> torch.Tensor:
-        state = tensor_on(f"hidden_state.{key}", state, self._rollout.device)
+        state = tensor_on(f"hidden_state.{key}", state, self.core.device)
         return state.transpose(0, 1) if state.ndim == 3 else state.unsqueeze(1)
 
     def compute_returns_and_advantages(self, last_value: Any, last_done: Any) -> None:
@@ -220,7 +224,7 @@ class RolloutBuffer:
         `last_value` [num_envs] is the value of the observation after the newest step, and `last_done` says where it
         counts nothing, since the episode is over.
         """
-        steps, device = self._steps, self._rollout.device
+        steps, device = self._steps, self.core.device
         if not steps:
             remedy = "Add steps first."
             raise NotReadyError(explain("compute_returns_and_advantages", "stored steps", "none", remedy))
@@ -264,24 +268,25 @@ class RolloutBuffer:
             batch_size = None
         names = self._names()
         if batch_size is None:
-            batches = self._in_time().minibatches(self.size(), shuffle=False, fields=names.values())
+            (batch,) = self._in_time().minibatches(self.size(), shuffle=False, fields=names.values())
         else:
-            batches = self._stored().minibatches(batch_size, fields=names.values())
-        batch = next(batches)
+            steps = torch.arange(self.size(), device=self.core.device)
+            drawn = self._random.shuffled(steps)[: positive("batch_size", batch_size)]
+            batch = self._stored().data.select(*names.values()).reshape(-1)[drawn]
         columns = {theirs: batch[ours] for theirs, ours in names.items()}
         return TensorDict(columns, batch_size=batch.batch_size)
 
     def _stored(self) -> rc.RolloutBuffer:
         """The stored steps in the order of their rows."""
-        self._rollout.take_back(self._steps)
-        return self._rollout
+        self.core.take_back(self._steps)
+        return self.core
 
     def _in_time(self) -> rc.RolloutBuffer:
         """The stored steps, oldest first; after a wrap a copy of them."""
         oldest = self._oldest
         if not oldest:
             return self._stored()
-        rows, ordered = self._rollout.columns, self._new_rollout()
+        rows, ordered = self.core.columns, self._new_rollout()
         in_time: Any = torch.cat([rows[oldest:], rows[:oldest]])
         ordered.columns.update_(in_time)
         ordered.take_back(self.capacity)
@@ -334,12 +339,14 @@ class RolloutBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_rollout", "_random", "_omitted", "_never"):
+        for name in ("core", "_omitted", "_never"):
             del state[name]
-        return state
+        return state | {"_random": self._random.snapshot()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._random = Randomness()
+        self._random.restore(state["_random"])
         stored = state.get("buffer")
         if not isinstance(stored, TensorDict):
             message = "TensorDict buffer not found or invalid during unpickling. Re-initializing."

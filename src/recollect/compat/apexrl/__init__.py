@@ -1,4 +1,7 @@
-"""ApexRL's buffers on our core: its constructors, names, containers and errors, without its mistakes about learning."""
+"""ApexRL's buffers on our core: its constructors, names, containers and errors, without its mistakes about learning.
+
+`core` of each is the recollect buffer underneath.
+"""
 
 from recollect.compat.apexrl.distillation import DistillationBuffer
 from recollect.compat.apexrl.multi_agent import MultiAgentRolloutBuffer

@@ -50,10 +50,10 @@ class Column:
         self._field = field
 
     def __get__(self, buffer: Any, owner: type) -> Any:
-        return self if buffer is None else read(buffer._core.columns, self._field)
+        return self if buffer is None else read(buffer.core.columns, self._field)
 
     def __set__(self, buffer: Any, value: torch.Tensor) -> None:
         if self._field not in SCORES:
             expected = f"an assignment to {' or '.join(SCORES)}"
             raise AttributeError(explain(self._field, expected, "one to it", "Write into the tensor, or add steps."))
-        buffer._core.attach({self._field: value[: buffer._core.num_stored]})
+        buffer.core.attach({self._field: value[: buffer.core.num_stored]})

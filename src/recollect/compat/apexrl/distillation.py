@@ -32,17 +32,17 @@ class DistillationBuffer:
         check_capacity(capacity)
         self.capacity = capacity
         self.obs_shape = obs_shape
-        self._core = rc.DistillationBuffer(capacity, declared(obs_shape), device=device, seed=seed)
+        self.core = rc.DistillationBuffer(capacity, declared(obs_shape), device=device, seed=seed)
 
     @property
     def device(self) -> torch.device:
         """Where the rows are."""
-        return self._core.device
+        return self.core.device
 
     @property
     def size(self) -> int:
         """How many rows are stored."""
-        return len(self._core)
+        return len(self.core)
 
     def __len__(self) -> int:
         """How many rows are stored."""
@@ -50,14 +50,14 @@ class DistillationBuffer:
 
     def add(self, obs: Any, action: Any) -> None:
         """Store what the expert does in `obs`: one row, or a batch of rows [B, …]."""
-        self._core.add(placed(self.obs_shape, obs, self.device), placed(None, action, self.device))
+        self.core.add(placed(self.obs_shape, obs, self.device), placed(None, action, self.device))
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:
         """`(obs, expert_actions)` of `batch_size` rows."""
         check_sample(batch_size, self.size)
-        batch = self._core.sample(batch_size)
+        batch = self.core.sample(batch_size)
         return batch["obs"], batch["action"]
 
     def clear(self) -> None:
         """Forget every row."""
-        self._core.clear()
+        self.core.clear()

@@ -25,7 +25,7 @@ class AgentColumn:
         self._field = field
 
     def __get__(self, buffer: Any, owner: type) -> Any:
-        return self if buffer is None else dict(read(buffer._core.columns, self._field).items())
+        return self if buffer is None else dict(read(buffer.core.columns, self._field).items())
 
 
 class MultiAgentRolloutBuffer:
@@ -34,8 +34,8 @@ class MultiAgentRolloutBuffer:
     Attributes are dicts of one tensor `[num_steps, num_envs, …]` for each agent, under ApexRL's names. They share the
     memory; only `dones` is a copy, which is a float there and a bool here.
 
-    Put right, beside ApexRL's own buffer: only stored steps are trained on; a state that is declared must be given and
-    one that is not is refused; nothing is broadcast; a call that fails has stored nothing of any agent.
+    What is different here: only stored steps are trained on; a state that is declared must be given and one that is not
+    is refused; nothing is broadcast; a call that fails has stored nothing of any agent.
 
     >>> buffer = MultiAgentRolloutBuffer(possible_agents=["a", "b"], num_envs=2, num_steps=1, device="cpu",
     ...     obs_specs={"a": (3,), "b": (4,)}, action_shapes={"a": (), "b": (2,)},
@@ -75,7 +75,7 @@ class MultiAgentRolloutBuffer:
         self.state_spec = state_spec
         self._each = dict.fromkeys(self.possible_agents, ())
         extra = {"done": declared(self._each, torch.bool)}
-        self._core = rc.RolloutBuffer(
+        self.core = rc.RolloutBuffer(
             num_steps,
             num_envs,
             {agent: declared(obs_specs[agent]) for agent in self.possible_agents},
@@ -89,12 +89,12 @@ class MultiAgentRolloutBuffer:
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
-        return self._core.device
+        return self.core.device
 
     @property
     def step(self) -> int:
         """How many steps are stored."""
-        return self._core.num_stored
+        return self.core.num_stored
 
     def add(
         self,
@@ -108,9 +108,9 @@ class MultiAgentRolloutBuffer:
         log_probs: Mapping[str, Any],
     ) -> None:
         """Store one step of every agent in every environment; all but `state` are dicts of one entry for each agent."""
-        refuse_full(self._core)
+        refuse_full(self.core)
         device, never = self.device, torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        self._core.add(
+        self.core.add(
             placed(self.obs_specs, observations, device),
             placed(self.action_shapes, actions, device),
             placed(self._each, rewards, device),
@@ -133,7 +133,7 @@ class MultiAgentRolloutBuffer:
         self, *, last_values: Mapping[str, Any], gamma: float, gae_lambda: float
     ) -> None:
         """Advantages and returns of the stored steps, each agent's by its own ends; `last_values` follow them."""
-        rows = self._core.data
+        rows = self.core.data
         scores: dict[str, dict[str, torch.Tensor]] = {name: {} for name in SCORES}
         for agent in self.possible_agents:
             reward, value, done = (rows[name, agent] for name in ("reward", "value", "done"))
@@ -143,22 +143,22 @@ class MultiAgentRolloutBuffer:
             found = rc.gae(reward, value, next_value, done, torch.zeros_like(done), gamma=gamma, lam=gae_lambda)
             for name, score in zip(SCORES, found, strict=True):
                 scores[name][agent] = score
-        self._core.attach(scores)
+        self.core.attach(scores)
 
     def normalize_advantages(self) -> None:
         """Give the advantages of all agents together mean 0 and standard deviation 1."""
-        together = torch.stack(list(read(self._core.data, "advantage").values()))
-        self._core.attach(advantage=dict(zip(self.possible_agents, rc.normalize(together), strict=True)))
+        together = torch.stack(list(read(self.core.data, "advantage").values()))
+        self.core.attach(advantage=dict(zip(self.possible_agents, rc.normalize(together), strict=True)))
 
     def get_agent_data(self, agent_id: str) -> dict[str, Any]:
         """The stored transitions of one agent `[step · num_envs, …]`, in the order of time, then environment."""
-        rows = self._core.data.reshape(-1)
+        rows = self.core.data.reshape(-1)
         found = {theirs: read(rows, ours)[agent_id] for theirs, ours in _TRAINING.items()}
         return {"observations": found.pop("observations"), "states": read(rows, "state"), **found}
 
     def clear(self) -> None:
         """Forget the stored steps."""
-        self._core.clear()
+        self.core.clear()
 
     def get_state_dict(self) -> dict[str, Any]:
         """Everything in plain dicts of tensors that share the memory, and `step`."""

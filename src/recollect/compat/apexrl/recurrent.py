@@ -24,8 +24,8 @@ class RolloutRNNBuffer:
     Networks have their hidden states as (layers, batch, hidden); the attributes keep them [num_steps, num_envs, layers,
     hidden]. Sequences go on over the ends of episodes: `dones` say where the network has to begin anew.
 
-    Put right, beside ApexRL's own buffer: what `RolloutBuffer` puts right, and sequences are cut from stored steps
-    only. Shuffling does not touch the global generator; `seed` makes it repeatable.
+    What is different here: all that is in `RolloutBuffer`, and sequences are cut from stored steps only. Shuffling does
+    not touch the global generator; `seed` makes it repeatable.
 
     >>> buffer = RolloutRNNBuffer(2, 4, (3,), (), torch.long, (1, 8), (1, 8), "cpu")
     >>> buffer.actor_hidden_states.shape
@@ -67,7 +67,7 @@ class RolloutRNNBuffer:
         self.critic_hidden_shape = critic_hidden_shape
         self.privileged_obs_shape = privileged_obs_shape
         self._seed = seed
-        self._core = self._made(device)
+        self.core = self._made(device)
 
     def _made(self, device: torch.device | str) -> rc.RolloutBuffer:
         hidden = (rc.Carry(self.actor_hidden_shape), rc.Carry(self.critic_hidden_shape))
@@ -80,22 +80,22 @@ class RolloutRNNBuffer:
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
-        return self._core.device
+        return self.core.device
 
     @property
     def step(self) -> int:
         """How many steps are stored."""
-        return self._core.num_stored
+        return self.core.num_stored
 
     def __len__(self) -> int:
         """How many transitions are stored."""
-        return len(self._core)
+        return len(self.core)
 
     def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
         """Copy what is known before the step, as `RolloutBuffer.stage` does; then `add(None, None, None, …)`."""
-        refuse_full(self._core)
+        refuse_full(self.core)
         action = placed(None, actions, self.device)
-        self._core.stage(**observed(self, observations, privileged_observations), action=action)
+        self.core.stage(**observed(self, observations, privileged_observations), action=action)
 
     def add(
         self,
@@ -110,8 +110,8 @@ class RolloutRNNBuffer:
         critic_hidden_states: Any,
     ) -> None:
         """Store one step of every environment; hidden states (layers, num_envs, hidden) are those it began with."""
-        refuse_full(self._core)
-        self._core.add(
+        refuse_full(self.core)
+        self.core.add(
             **observed(self, observations, privileged_observations),
             **outcome(self.device, actions, rewards, dones, values, log_probs),
             actor_hidden_states=_batch_first(placed(None, actor_hidden_states, self.device)),
@@ -120,7 +120,7 @@ class RolloutRNNBuffer:
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
         """Advantages and returns of the stored steps; `last_values` [num_envs] are of the observations after them."""
-        self._core.compute_advantage(placed(None, last_values, self.device), gamma=gamma, lam=gae_lambda)
+        self.core.compute_advantage(placed(None, last_values, self.device), gamma=gamma, lam=gae_lambda)
 
     def get_sequence_minibatches(
         self, sequence_length: int, minibatch_size: int, *, shuffle: bool = True
@@ -143,9 +143,9 @@ class RolloutRNNBuffer:
 
     def _sequences(self, length: int, batch_size: int, shuffle: bool) -> Iterable[TensorDict]:
         if shuffle:
-            return self._core.sequences(length, batch_size=batch_size, split_episodes=False)
+            return self.core.sequences(length, batch_size=batch_size, split_episodes=False)
         # The core goes through one environment after the other; "index" counts steps, then environments.
-        (whole,) = self._core.sequences(length, split_episodes=False, shuffle=False)
+        (whole,) = self.core.sequences(length, split_episodes=False, shuffle=False)
         return whole[whole["index"].argsort()].split(batch_size)
 
     def _named(self, batch: TensorDict) -> dict[str, Any]:
@@ -158,11 +158,11 @@ class RolloutRNNBuffer:
 
     def clear(self) -> None:
         """Forget the stored steps."""
-        self._core.clear()
+        self.core.clear()
 
     def to(self, device: torch.device | str) -> RolloutRNNBuffer:
         """Move the stored steps to another device; returns the buffer itself."""
-        self._core = refilled(self._made(device), self._core)
+        self.core = refilled(self._made(device), self.core)
         return self
 
 

@@ -27,7 +27,7 @@ class ReplayBuffer:
     Transitions come in batches `[B, …]` in any order, or singly without the axis. `seed` makes the draws repeatable;
     ApexRL draws from the global generator, we do not.
 
-    Put right, beside ApexRL's own buffer:
+    What is different here:
     - Actions keep their dtype: without `action_dtype` the first `add` says what it is, and with an integer one floats
       are refused. (There, int64 is the default and a continuous action of 0.7 is stored as 0, also in the documented
       example.)
@@ -69,19 +69,19 @@ class ReplayBuffer:
         """Where ApexRL would write next."""
         self.full = False
         self._random = Randomness(seed)
-        self._core = None if action_dtype is None else self._made(action_dtype)
+        self.core = None if action_dtype is None else self._made(action_dtype)
 
     def _made(self, action_dtype: torch.dtype) -> rc.ReplayBuffer:
         obs = {"observations": declared(self.obs_shape, self.obs_dtype)}
         if self.critic_obs_shape is not None:
             obs[_CRITIC] = declared(self.critic_obs_shape, self.obs_dtype)
-        action, seed = Field(self.action_shape, action_dtype), int(self._random.bits.random_raw()) >> 1
+        action, seed = Field(self.action_shape, action_dtype), self._random.seed()
         return rc.ReplayBuffer(self.capacity, obs, action, device=self.device, next_obs="stored", seed=seed)
 
     @property
     def size(self) -> int:
         """How many transitions are stored."""
-        return 0 if self._core is None else len(self._core)
+        return 0 if self.core is None else len(self.core)
 
     def __len__(self) -> int:
         """How many transitions are stored."""
@@ -108,7 +108,7 @@ class ReplayBuffer:
         if count is not None and count > self.capacity:
             raise ValueError(f"batch size {count} exceeds replay capacity {self.capacity}")
         dtype = self.action_dtype or inferred(actions, 0, self.action_shape, None).dtype
-        core = self._made(dtype) if self._core is None else self._core
+        core = self._made(dtype) if self.core is None else self.core
         transition = {
             "obs": self._observed("", observations, critic_observations),
             "action": placed(None, actions, self.device),
@@ -120,7 +120,7 @@ class ReplayBuffer:
             core.add(**transition, truncated=False)
         else:
             core.extend({**transition, "truncated": torch.zeros(count, dtype=torch.bool, device=self.device)})
-        self._core, self.action_dtype = core, dtype
+        self.core, self.action_dtype = core, dtype
         end = self.pos + (count or 1)
         self.pos, self.full = end % self.capacity, self.full or end >= self.capacity
 
@@ -136,8 +136,8 @@ class ReplayBuffer:
     def sample(self, batch_size: int) -> dict[str, Any]:
         """Transitions drawn uniformly with replacement, in memory of the caller's own."""
         check_sample(batch_size, self.size)
-        assert self._core is not None  # there are transitions
-        return self._named(self._core.sample(batch_size))
+        assert self.core is not None  # there are transitions
+        return self._named(self.core.sample(batch_size))
 
     def _named(self, rows: TensorDict) -> dict[str, Any]:
         """Transitions of the core under ApexRL's names."""
@@ -156,8 +156,8 @@ class ReplayBuffer:
     def clear(self) -> None:
         """Forget every transition."""
         self.pos, self.full = 0, False
-        if self._core is not None:
-            self._core.clear()
+        if self.core is not None:
+            self.core.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """The stored transitions as tensors, dicts, dtypes and numbers only, for `torch.load(…, weights_only=True)`.
@@ -166,8 +166,8 @@ class ReplayBuffer:
         dtype of its own is written as (shape, dtype).
         """
         size, rows = self.size, dict[str, Any]()
-        if self._core is not None:
-            rows = self._named(self._core[self._core.ids().roll(self.pos)])
+        if self.core is not None:
+            rows = self._named(self.core[self.core.ids().roll(self.pos)])
         return {
             "capacity": self.capacity,
             **self._specs(),
@@ -188,7 +188,7 @@ class ReplayBuffer:
                 raise ValueError(f"ReplayBuffer {name} mismatch")
         twin = ReplayBuffer(
             self.capacity, self.obs_shape, self.action_shape, self.device, self.obs_dtype, self.action_dtype,
-            self.critic_obs_shape, seed=int(self._random.bits.random_raw()) >> 1,
+            self.critic_obs_shape, seed=self._random.seed(),
         )  # fmt: skip
         size = int(state_dict["size"])
         pos = int(state_dict.get("pos", size % self.capacity))
@@ -196,7 +196,7 @@ class ReplayBuffer:
             given = {name: state_dict[name] for name in _TRANSITION if state_dict.get(name) is not None}
             oldest_first = torch.arange(size).roll(-pos)
             twin.add(**TensorDict(given, [size])[oldest_first])
-        self._core, self.action_dtype = twin._core, twin.action_dtype
+        self.core, self.action_dtype = twin.core, twin.action_dtype
         self.pos, self.full = pos, bool(state_dict.get("full", size == self.capacity))
 
     def _specs(self) -> dict[str, Any]:

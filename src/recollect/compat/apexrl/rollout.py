@@ -28,7 +28,7 @@ class RolloutBuffer:
     a vector of privileged observations, as documented. `seed` makes `get_minibatch` repeatable; ApexRL draws from the
     global generator, we do not.
 
-    Put right, beside ApexRL's own buffer:
+    What is different here:
     - Only stored steps are trained on: a rollout that is partly filled has `len(buffer)` rows in `get_all_data` and
       `get_minibatch`, and `last_values` follow its last step. (There, zeros and rows of older rollouts are among them.)
     - Privileged observations that are declared must be given, and those that are not declared are refused. (There, the
@@ -81,7 +81,7 @@ class RolloutBuffer:
         self._told = action_shape, action_dtype
         self._is_settled = None not in self._told
         self._random = Randomness(seed)
-        self._core = self._made(Field(action_shape or (), action_dtype or torch.float32), device)
+        self.core = self._made(Field(action_shape or (), action_dtype or torch.float32), device)
 
     def _made(self, action: Field, device: torch.device | str) -> rc.RolloutBuffer:
         extra = {PRIVILEGED: declared(self.privileged_obs_shape)} if self.privileged_obs_shape is not None else None
@@ -92,7 +92,7 @@ class RolloutBuffer:
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
-        return self._core.device
+        return self.core.device
 
     @property
     def action_shape(self) -> tuple[int, ...]:
@@ -107,11 +107,11 @@ class RolloutBuffer:
     @property
     def step(self) -> int:
         """How many steps are stored."""
-        return self._core.num_stored
+        return self.core.num_stored
 
     def __len__(self) -> int:
         """How many transitions are stored."""
-        return len(self._core)
+        return len(self.core)
 
     def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
         """Copy what is known before the step, for environments that step in place.
@@ -120,7 +120,7 @@ class RolloutBuffer:
         """
         core = self._settled(actions)
         core.stage(**observed(self, observations, privileged_observations), action=placed(None, actions, core.device))
-        self._core, self._is_settled = core, True
+        self.core, self._is_settled = core, True
 
     def add(
         self,
@@ -138,16 +138,16 @@ class RolloutBuffer:
             **observed(self, observations, privileged_observations),
             **outcome(core.device, actions, rewards, dones, values, log_probs),
         )
-        self._core, self._is_settled = core, True
+        self.core, self._is_settled = core, True
 
     def _settled(self, actions: Any) -> rc.RolloutBuffer:
         """The core that stores such actions: the first ones tell, where the constructor did not."""
-        refuse_full(self._core)
+        refuse_full(self.core)
         if self._is_settled:
-            return self._core
+            return self.core
         action = inferred(actions, 1, *self._told)
         is_same = action == Field(self.action_shape, self.action_dtype)
-        return self._core if is_same else self._made(action, self.device)
+        return self.core if is_same else self._made(action, self.device)
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
         """Advantages and returns of the stored steps; `last_values` [num_envs] are of the observations after them.
@@ -155,15 +155,15 @@ class RolloutBuffer:
         An episode that a time limit cut off counts as ended: add the discounted value of its final observation to its
         last reward, as ApexRL's own runner does.
         """
-        self._core.compute_advantage(placed(None, last_values, self.device), gamma=gamma, lam=gae_lambda)
+        self.core.compute_advantage(placed(None, last_values, self.device), gamma=gamma, lam=gae_lambda)
 
     def get_all_data(self) -> dict[str, Any]:
         """All stored transitions `[len(buffer), …]` in the order of time, then environment; they share the memory."""
-        return training_data(self._core.data.reshape(-1))
+        return training_data(self.core.data.reshape(-1))
 
     def get_minibatch(self, batch_size: int) -> tuple[Any, ...]:
         """Transitions drawn with replacement: what `get_all_data` has, in its order, as a tuple."""
-        rows = self._core.data.reshape(-1)
+        rows = self.core.data.reshape(-1)
         total = torch.tensor(len(rows), device=self.device)
         return tuple(training_data(rows[self._random.below(total, positive("batch_size", batch_size))]).values())
 
@@ -189,7 +189,7 @@ class RolloutBuffer:
             twin.add(**{name: row.get(name, None) for name in _GIVEN})
         for score in _SCORES if len(twin) else ():
             setattr(twin, score, state_dict[score].to(self.device))
-        self._core, self._is_settled = twin._core, twin._is_settled
+        self.core, self._is_settled = twin.core, twin._is_settled
 
     def _layout(self) -> dict[str, Any]:
         specs = {name: written(getattr(self, name)) for name in ("obs_shape", "privileged_obs_shape")}
@@ -197,11 +197,11 @@ class RolloutBuffer:
 
     def clear(self) -> None:
         """Forget the stored steps."""
-        self._core.clear()
+        self.core.clear()
 
     def to(self, device: torch.device | str) -> RolloutBuffer:
         """Move the stored steps to another device; returns the buffer itself."""
-        self._core = refilled(self._made(Field(self.action_shape, self.action_dtype), device), self._core)
+        self.core = refilled(self._made(Field(self.action_shape, self.action_dtype), device), self.core)
         return self
 
 

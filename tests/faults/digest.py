@@ -1,0 +1,64 @@
+"""A checksum of everything that a buffer is: its memory, its numbers, its generators."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+CACHES = {"_lock", "_readers", "_reader", "_counts", "_fitted", "_row_views", "_changes", "_build", "is_exposed"}
+"""What is made anew from the rest, or means nothing to what is stored."""
+
+
+def digest(*things: Any) -> str:
+    """The checksum of things and of all that they refer to."""
+    total = hashlib.sha256()
+    _add(total, things, {})
+    return total.hexdigest()
+
+
+def _add(total: Any, thing: Any, seen: dict[int, Any]) -> None:
+    if isinstance(thing, bool | int | float | complex | str | bytes | torch.dtype | torch.device | None | type):
+        total.update(repr(thing).encode())
+        return
+    if id(thing) in seen:
+        return
+    seen[id(thing)] = thing  # kept: a number is of one thing only as long as that lives
+    total.update(type(thing).__name__.encode())
+    total.update(_memory(thing))
+    for part in _parts(thing):
+        _add(total, part, seen)
+
+
+def _memory(thing: Any) -> bytes:
+    """What a thing holds that is no object."""
+    if isinstance(thing, torch.Tensor):
+        plain = thing.device.type == "cpu" and thing.layout == torch.strided
+        bits = thing.detach().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if plain else b""
+        return repr((thing.dtype, thing.shape, thing.layout)).encode() + bits
+    if isinstance(thing, np.ndarray | np.generic):
+        return repr((thing.dtype, thing.shape)).encode() + (b"" if thing.dtype == object else thing.tobytes())
+    if isinstance(thing, np.random.BitGenerator):
+        return repr(thing.state).encode()
+    if isinstance(thing, torch.Generator):
+        return thing.get_state().numpy().tobytes()
+    if hasattr(thing, "leaves_view"):  # a priority tree, whose sums native code keeps
+        return repr((float(thing.total()), float(thing.check()))).encode()
+    return b""
+
+
+def _parts(thing: Any) -> list[Any]:
+    """What a thing refers to."""
+    if isinstance(thing, Mapping | TensorDictBase):
+        return [part for item in thing.items() for part in item]
+    if isinstance(thing, list | tuple):
+        return list(thing)
+    if isinstance(thing, set | frozenset):
+        return sorted(map(repr, thing))
+    if type(thing).__module__.startswith("recollect.") and hasattr(thing, "__dict__"):
+        return [part for item in vars(thing).items() if item[0] not in CACHES for part in item]
+    return []

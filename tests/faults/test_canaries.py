@@ -1,0 +1,168 @@
+"""Deliberately broken variants: each check that guards against a fault goes red on it."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import recollect as rc
+from recollect.kernels import priority
+from recollect.kernels.priority import PriorityTree, priority_tree
+from tests.faults import test_numbers as numbers
+from tests.faults.test_abuse import Case, complaint, forget, prioritized, replay, right  # noqa: F401 (a fixture)
+from tests.faults.traffic import Traffic
+from tests.test_threads import at_once
+
+CPU = torch.device("cpu")
+
+
+class DifferenceTree:
+    """A total that is corrected by differences in the dtype that it is given."""
+
+    def __init__(self, num_leaves: int, dtype: type[np.floating[Any]]) -> None:
+        self.num_leaves = num_leaves
+        self._leaves, self._total = np.zeros(num_leaves), dtype(0)
+
+    def set(self, leaves: torch.Tensor, priorities: torch.Tensor) -> None:
+        for leaf, value in zip(leaves.tolist(), priorities.tolist(), strict=True):
+            self._total += type(self._total)(value - self._leaves[leaf])
+            self._leaves[leaf] = value
+
+    def total(self) -> float:
+        return float(self._total)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_tree_that_corrects_its_sums_drifts(dtype: Any) -> None:
+    tree: Any = DifferenceTree(1 << 17, dtype)
+    assert numbers.drift(tree, 100_000) > 1e-9
+
+
+def test_a_tree_of_float32_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def narrow(tree: Any, blocks: torch.Tensor) -> None:
+        tree._usual[blocks] = (tree._blocks[blocks].float() * priority._USUAL).sum(1).double()
+
+    with rc.kernels.force_torch():
+        tree: PriorityTree = priority_tree(1 << 17, CPU)
+    monkeypatch.setattr(type(tree), "_renew", narrow)
+    monkeypatch.setattr(type(tree), "rebuild", lambda tree: narrow(tree, torch.arange(len(tree._blocks))))
+    assert numbers.drift(tree, 100_000) > 1e-9
+
+
+def test_weights_that_are_not_kept_above_zero_are_noticed() -> None:
+    batch = numbers.prioritized([1e-320, 1e308], eps=0.0, alpha=1.0, beta=1.0, normalize="global").sample(50)
+    numbers.check_weights(batch, [1e-320, 1e308], "global", 1.0)
+    batch["weight"] = torch.where(batch["weight"] < 1e-30, 0.0, batch["weight"])
+    with pytest.raises(AssertionError):
+        numbers.check_weights(batch, [1e-320, 1e308], "global", 1.0)
+
+
+@pytest.mark.parametrize("broken", ["ids of 32 bits", "heads in float64"])
+def test_counters_that_are_not_of_64_bits_are_noticed(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    of = rc.ring.Ring.id_of  # type: ignore[attr-defined]
+    narrow = {"ids of 32 bits": lambda x: x.int().long(), "heads in float64": lambda x: (x.double() + 0.0).long()}
+    monkeypatch.setattr("recollect.ring.Ring.id_of", lambda ring, slots: narrow[broken](of(ring, slots)))
+    border = 2**31 if "32" in broken else 2**53
+    with rc.kernels.force_torch(), pytest.raises((AssertionError, IndexError)):
+        numbers.test_a_replay_buffer_passes_a_border_as_if_it_were_none("torch", border, 1)
+
+
+def test_samplers_that_take_no_lock_read_torn_rows() -> None:
+    for _ in range(5):  # a race may be won; five of them are not
+        traffic = Traffic(1 << 16, rc.Uniform())
+        unlocked: Any = copy.copy(traffic.replay)  # writers go on with theirs, or memory would not be all that is torn
+        unlocked._lock = nullcontext()
+        traffic.replay.sample = unlocked.sample  # type: ignore[method-assign]
+        traffic.run(rows=200_000, seconds=2)
+        if traffic.torn or traffic.errors:
+            return
+    pytest.fail("no row was torn")
+
+
+def test_norms_without_a_lock_lose_updates() -> None:
+    for _ in range(20):
+        norm: Any = rc.RunningNorm(3)
+        norm._lock = nullcontext()
+        at_once(*[partial(norm.update, torch.ones(4, 3))] * 4, times=500)
+        if norm.count != 4 * 500 * 4:
+            return
+    pytest.fail("no update was lost")
+
+
+def test_a_lock_that_its_owner_cannot_take_twice_is_noticed() -> None:
+    buffer: Any = rc.DistillationBuffer(8, obs=3, action=rc.Field((), torch.int64))
+    buffer._lock = threading.Lock()
+    source = rc.ReplayBuffer(8, obs=3, action=rc.Field((), torch.int64))
+    source.add([0.0] * 3, 1, 0.0, False, False, [1.0] * 3)
+    with pytest.raises(AssertionError, match="never returned"):
+        at_once(lambda: buffer.fill(source), times=1, watchdog=0.5)
+    buffer._lock.release()  # and that thread goes on
+
+
+NAN = Case("NaN", prioritized, lambda b: b.update_priority([18, 20], [1.0, float("nan")]), rc.PriorityError)
+SHORT = Case("a short reward", replay, lambda b: b.add(**(right() | {"reward": np.ones(1, np.float32)})))
+
+
+def broken(case: Case, method: str, instead: Any) -> Case:
+    """The same case on a buffer one of whose methods is another."""
+
+    def make() -> Any:
+        buffer = case.make()
+        kind = type(buffer)
+        buffer.__class__ = type(kind.__name__, (kind,), {method: instead, "__module__": kind.__module__})
+        return buffer
+
+    return Case(case.name, make, case.call, case.error)
+
+
+def clamps(buffer: rc.ReplayBuffer, index: Any, priority: Any) -> int:
+    return rc.ReplayBuffer.update_priority(buffer, index, np.nan_to_num(np.maximum(priority, 0)))
+
+
+def broadcasts(buffer: rc.ReplayBuffer, **fields: Any) -> None:
+    rc.ReplayBuffer.add(buffer, **(fields | {"reward": np.broadcast_to(fields["reward"], (2,))}))
+
+
+def draws_first(buffer: rc.ReplayBuffer, **fields: Any) -> None:
+    buffer._random.uniform(1, CPU)
+    rc.ReplayBuffer.add(buffer, **fields)
+
+
+def writes_first(buffer: rc.ReplayBuffer, **fields: Any) -> None:
+    buffer._storage.columns[0][0, 0] += 1
+    rc.ReplayBuffer.add(buffer, **fields)
+
+
+def asserts(buffer: rc.ReplayBuffer, **fields: Any) -> None:
+    assert fields["reward"].shape == (2,), "reward"
+
+
+def mumbles(buffer: rc.ReplayBuffer, **fields: Any) -> None:
+    raise rc.SchemaError("wrong shape")
+
+
+@pytest.mark.parametrize(
+    ("case", "method", "instead", "words"),
+    [
+        (NAN, "update_priority", clamps, "it was taken"),
+        (SHORT, "add", broadcasts, "it was taken"),
+        (SHORT, "add", draws_first, "something has changed"),
+        (SHORT, "add", writes_first, "something has changed"),
+        (SHORT, "add", asserts, "AssertionError instead of SchemaError"),
+        (SHORT, "add", mumbles, "in other words: wrong shape"),
+    ],
+)
+def test_a_buffer_that_does_not_refuse_as_it_should_is_noticed(
+    case: Case, method: str, instead: Any, words: str
+) -> None:
+    assert complaint(case) is None
+    found = complaint(broken(case, method, instead))
+    assert found is not None
+    assert found.startswith(words)

@@ -1,0 +1,132 @@
+"""Many threads on one small replay buffer, whose every observation can be told from half of one."""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+import recollect as rc
+
+WRITERS, SAMPLERS, ROWS = 4, 4, 64
+HEADER = 16
+"""Bytes in front of an observation's payload: its tag and the checksum of everything else."""
+
+
+def observation(tag: int, width: int) -> np.ndarray:
+    """`width` bytes that belong together: a tag, a checksum, and a payload that no other tag has."""
+    payload = (np.arange(width - HEADER, dtype=np.int64) * (2 * tag + 1)).astype(np.uint8)
+    checksum = zlib.crc32(payload.data, zlib.crc32(tag.to_bytes(8, "little")))
+    return np.concatenate([np.array([tag, checksum], np.int64).view(np.uint8), payload])
+
+
+def tag_of(row: np.ndarray) -> int | None:
+    """The tag of an observation; None if it is not what was written."""
+    tag, checksum = row[:HEADER].view(np.int64).tolist()
+    return tag if checksum == zlib.crc32(row[HEADER:].data, zlib.crc32(row[:8].data)) else None
+
+
+class Traffic:
+    """Writers of an environment each, samplers, and updates of priorities, until enough rows or seconds are over.
+
+    Step t of environment e has the tag t·WRITERS + e, which is also its action and, as no episode ends, its row's id.
+    """
+
+    def __init__(self, width: int, sampler: Any) -> None:
+        self.width = width
+        self.replay = rc.ReplayBuffer(
+            ROWS,
+            obs=rc.Field(width, torch.uint8),
+            action=rc.Field((), torch.int64),
+            num_envs=WRITERS,
+            sampler=sampler,
+            seed=0,
+        )
+        self.begun = [0] * WRITERS
+        """How many steps of each environment were given to the buffer, or are being given."""
+        self.drawn = self.torn = self.unknown = self.updated = 0
+        self.errors: list[BaseException] = []
+        self._counting = threading.Lock()
+        self._stop = threading.Event()
+
+    @property
+    def written(self) -> int:
+        return sum(self.begun)
+
+    def run(self, rows: int, seconds: float) -> None:
+        works = [lambda env=env: self._write(env) for env in range(WRITERS)] + [self._sample] * SAMPLERS
+        # Saves into a folder join the works here: each must load, and hold rows that `count` finds whole.
+        threads = [threading.Thread(target=self._until_stopped, args=(work,), daemon=True) for work in works]
+        start = time.monotonic()
+        for thread in threads:
+            thread.start()
+        while self.written < rows and time.monotonic() - start < seconds and not self.errors:
+            time.sleep(0.01)
+        self._stop.set()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
+        print(  # noqa: T201 (what was tried, for whoever reads the log)
+            f"\n{self.written} rows of {self.width} bytes written, {self.drawn} observations read, {self.updated} "
+            f"priorities updated in {time.monotonic() - start:.1f} s: {self.torn} torn, {self.unknown} unknown"
+        )
+
+    def _until_stopped(self, work: Callable[[], None]) -> None:
+        try:
+            while not self._stop.is_set():
+                work()
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _write(self, env: int) -> None:
+        first = self.begun[env]
+        steps = 1 + first % 12
+        self.begun[env] += steps
+        tags = [(first + t) * WRITERS + env for t in range(steps + 1)]
+        obs = np.stack([observation(tag, self.width) for tag in tags])[:, None]
+        flags = np.zeros((steps, 1), bool)
+        block = {
+            "obs": obs[:-1],
+            "action": np.array(tags[:-1])[:, None],
+            "reward": np.zeros((steps, 1), np.float32),
+            "terminated": flags,
+            "truncated": flags,
+            "next_obs": obs[1:].copy(),
+        }
+        if steps == 1:
+            self.replay.add(**{name: value[0] for name, value in block.items()}, env_ids=[env])
+        else:
+            self.replay.extend(block, env_ids=[env])
+
+    def _sample(self) -> None:
+        if not len(self.replay):
+            return
+        for view in (rc.Transition(), rc.NStep(3, 0.9), rc.Sequence(3)):
+            batch = self.replay.sample(8, view)
+            self.count(batch)
+            if "weight" in batch.keys():
+                self.replay.update_priority(batch["index"], torch.rand(8))
+                self.updated += 8
+
+    def count(self, batch: TensorDict) -> None:
+        """Count the observations of a batch, and those that nobody wrote."""
+        begun = list(self.begun)  # after they were drawn: every row that was has been begun
+        real = batch["mask"] if "mask" in batch.keys() else torch.ones_like(batch["action"], dtype=torch.bool)
+        obs, following = (batch[name][real].numpy() for name in ("obs", "next_obs"))
+        action = batch["action"][real].tolist()
+        first = batch["action"].reshape(len(batch), -1)[:, 0]
+        torn = unknown = int((first != batch["index"]).sum())
+        for row, after, tag in zip(obs, following, action, strict=True):
+            tags = tag_of(row), tag_of(after)
+            torn += None in tags or tags[0] != tag
+            unknown += any(one is not None and one // WRITERS > begun[one % WRITERS] for one in tags)
+        with self._counting:
+            self.drawn += 2 * len(obs)
+            self.torn += torn
+            self.unknown += unknown

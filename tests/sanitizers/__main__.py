@@ -1,0 +1,120 @@
+"""Build the native core with a sanitizer, see it report a planted mistake, and run the tests without a report.
+
+    python -m tests.sanitizers address|undefined|thread [pytest arguments]
+
+The module is built in build/sanitize-<name> and imported from there; an installed one is not touched.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ("tests/kernels", "tests/test_storage.py", "tests/test_threads.py")
+EVERYTHING = (*KERNELS, "tests/estimators", "tests/faults", "tests/test_replay.py", "tests/test_sequences.py")
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    """How one sanitizer runs inside a Python that was built without it."""
+
+    mistake: str
+    """What it must report when it is planted."""
+    preload: tuple[str, ...]
+    """Libraries that must be there before anything else. libstdc++: exceptions are intercepted in it."""
+    variable: str
+    options: str
+    tests: tuple[str, ...]
+
+
+SANITIZERS = {
+    # Python keeps some memory to the end: leaks are not what is looked for. Tests ask for more memory than there is.
+    "address": Sanitizer(
+        "bounds",
+        ("libasan.so", "libstdc++.so"),
+        "ASAN_OPTIONS",
+        "detect_leaks=0:allocator_may_return_null=1",
+        EVERYTHING,
+    ),
+    "undefined": Sanitizer("overflow", (), "UBSAN_OPTIONS", "print_stacktrace=1", EVERYTHING),
+    "thread": Sanitizer(
+        "race",
+        ("libtsan.so", "libstdc++.so"),
+        "TSAN_OPTIONS",
+        f"suppressions={Path(__file__).parent}/thread.supp",
+        KERNELS,
+    ),
+}
+
+
+def build(name: str, folder: Path) -> Path:
+    """The package with a sanitized native core; returns the folder to import it from."""
+    site, tree = folder / "site", folder / "cmake"
+    shutil.rmtree(site, ignore_errors=True)
+    shutil.copytree(ROOT / "src", site, ignore=shutil.ignore_patterns("__pycache__", "_native*.so"))
+    settings = {
+        "CMAKE_BUILD_TYPE": "RelWithDebInfo",
+        "CMAKE_INSTALL_PREFIX": site,
+        "Python_EXECUTABLE": sys.executable,
+        "RECOLLECT_SANITIZE": name,
+    }
+    # The cmake of this environment, if it has one.
+    tools = os.environ | {"PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))}
+    for step in (
+        ["-S", ROOT, "-B", tree, *(f"-D{name}={value}" for name, value in settings.items())],
+        ["--build", tree],
+        ["--install", tree],
+    ):
+        subprocess.run(["cmake", *step], check=True, stdout=subprocess.DEVNULL, env=tools)
+    return site
+
+
+def library(name: str) -> str:
+    """Where the compiler has a library of its own."""
+    found = subprocess.run(["g++", f"-print-file-name={name}"], check=True, capture_output=True, text=True)
+    return found.stdout.strip()
+
+
+def run(sanitizer: Sanitizer, folder: Path, *command: str) -> tuple[int, list[Path]]:
+    """The exit code of a Python command, and the files of what was reported in it."""
+    reports = folder / "reports"
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir(parents=True)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (folder / "site", ROOT))),
+        "PYTHONMALLOC": "malloc",  # blocks of Python's own allocator have no borders that could be watched
+        "OMP_NUM_THREADS": "1",  # the threads of libgomp are synchronised in ways that are not seen
+        "LD_PRELOAD": " ".join(map(library, sanitizer.preload)),
+        sanitizer.variable: f"{sanitizer.options}:log_path={reports}/report",
+    }
+    # ThreadSanitizer knows fixed places of memory only.
+    command = ("setarch", platform.machine(), "-R", sys.executable, *command)
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
+    return done.returncode, sorted(reports.iterdir())
+
+
+def main(name: str, *pytest: str) -> int:
+    sanitizer, folder = SANITIZERS[name], ROOT / "build" / f"sanitize-{name}"
+    build(name, folder)
+    planted = f"from recollect.kernels import _native; _native.plant('{sanitizer.mistake}')"
+    code, reports = run(sanitizer, folder, "-c", planted)
+    if not code or not reports:
+        print(f"{name}: a planted mistake ({sanitizer.mistake}) was not reported")
+        return 1
+    print(f"{name}: the planted mistake ({sanitizer.mistake}) was reported:")
+    print("  " + next(line for line in reports[0].read_text().splitlines() if "Sanitizer" in line or "error" in line))
+    code, reports = run(sanitizer, folder, "-m", "pytest", "-p", "no:cacheprovider", *(pytest or sanitizer.tests))
+    for report in reports:
+        print(report.read_text())
+    print(f"{name}: {len(reports)} reports")
+    return code or len(reports) > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,251 @@
+"""Threads: what is written, drawn and read at once is whole, and every pair of calls returns.
+
+RECOLLECT_THREAD_SECONDS says how long the long test goes on, half an hour without it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import combinations_with_replacement
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import recollect as rc
+from tests.faults.traffic import Traffic
+
+LONG = float(os.environ.get("RECOLLECT_THREAD_SECONDS", "1800"))
+WATCHDOG = 60.0
+"""No few short calls take this long, however busy the machine is."""
+REFUSALS = (rc.SchemaError, rc.NotReadyError, rc.BufferFullError, IndexError)
+"""What a call may say about what another thread has done meanwhile."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors here are small; torch's own threads would only wait for ours."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def at_once(*works: Callable[[], object], times: int, watchdog: float = WATCHDOG) -> list[BaseException]:
+    """Every work in a thread of its own, all started together; what they raised that is no refusal."""
+    errors: list[BaseException] = []
+    start = threading.Barrier(len(works))
+
+    def repeat(work: Callable[[], object]) -> None:
+        start.wait()
+        for _ in range(times):
+            try:
+                work()
+            except REFUSALS:
+                pass
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=repeat, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(watchdog)
+    assert not any(thread.is_alive() for thread in threads), "a call never returned"
+    return errors
+
+
+class TestTraffic:
+    """Four writers, four samplers and their updates of priorities, on a ring of 64 rows with checksums."""
+
+    def assert_whole(self, traffic: Traffic, rows: int, seconds: float) -> None:
+        traffic.run(rows, seconds)
+        assert traffic.errors == []
+        assert (traffic.torn, traffic.unknown) == (0, 0)
+        assert traffic.drawn > 1000
+        assert len(traffic.replay) == 64
+        traffic.count(traffic.replay[traffic.replay.ids()])
+        assert (traffic.torn, traffic.unknown) == (0, 0)
+
+    def test_no_row_is_torn_or_unknown(self) -> None:
+        self.assert_whole(Traffic(64, rc.Prioritized()), rows=200_000, seconds=10)
+
+    # Rows of this size are copied without the GIL: only the buffer's lock keeps a reader from half a row.
+    @pytest.mark.parametrize("sampler", [rc.Uniform(), rc.Prioritized()], ids=repr)
+    def test_no_large_row_is_torn_or_unknown(self, sampler: Any) -> None:
+        self.assert_whole(Traffic(1 << 16, sampler), rows=200_000, seconds=3)
+
+    @pytest.mark.long
+    def test_no_row_is_torn_or_unknown_for_half_an_hour(self) -> None:
+        self.assert_whole(Traffic(1 << 12, rc.Prioritized()), rows=10**15, seconds=LONG)
+
+
+class TestCounts:
+    """What many threads tell of is counted exactly once."""
+
+    def test_of_norms(self) -> None:
+        norm = rc.RunningNorm(3)
+        rows = torch.arange(12.0).view(4, 3)
+        assert at_once(*[lambda: norm.update(rows)] * 4, times=500) == []
+        assert norm.count == 4 * 500 * 4
+        torch.testing.assert_close(norm.mean, rows.double().mean(0))
+        torch.testing.assert_close(norm.var, rows.double().var(0, correction=0))
+
+    def test_of_statistics(self) -> None:
+        stats = rc.EpisodeStats(2)
+        step = [1.0, 2.0], [True, False], [False, False]
+        assert at_once(*[lambda: stats.update(*step)] * 4, times=500) == []
+        assert (stats.num_steps, stats.num_episodes) == (4000, 2000)
+        assert stats.summary()["return_mean"] == 1.0
+        assert float(stats.snapshot()["open"][0, 1]) == 4000.0
+
+
+FLAG = np.zeros(2, bool)
+STEP: dict[str, Any] = {
+    "obs": np.zeros((2, 3), np.float32),
+    "action": np.zeros(2, np.float32),
+    "reward": np.ones(2, np.float32),
+    "terminated": FLAG,
+    "truncated": np.array([True, False]),
+}
+GYM = (np.ones((2, 3), np.float32), np.ones(2), FLAG, FLAG, {})
+INDEX = np.array([0, 1])
+
+Calls = dict[str, Callable[[Any], object]]
+
+REPLAY: Calls = {
+    "add": lambda b: b.add(**STEP, next_obs=np.ones((2, 3))),
+    "add_step": lambda b: b.add_step(STEP["obs"], STEP["action"], GYM),
+    "stage": lambda b: b.stage(action=STEP["action"]),
+    "extend": lambda b: b.extend(
+        {name: np.stack([value] * 3) for name, value in STEP.items()} | {"next_obs": np.ones((3, 2, 3))}
+    ),
+    "cut": lambda b: b.cut([1]),
+    "clear": lambda b: b.clear(),
+    "sample": lambda b: b.sample(4, rc.NStep(2, 0.9)),
+    "update_priority": lambda b: b.update_priority(INDEX, [1.0, 2.0]),
+    "ids": lambda b: b.ids(),
+    "episodes": lambda b: list(b.episodes()),
+    "nbytes": lambda b: b.nbytes,
+    "stats": lambda b: b.stats.summary(),
+    "norm": lambda b: b.norm["obs"].mean,
+    "__getitem__": lambda b: b[INDEX],
+    "__len__": len,
+    "__repr__": repr,
+}
+ROLLOUT: Calls = {
+    "add": lambda b: b.add(**STEP, value=np.zeros(2), final_obs=np.ones((2, 3))),
+    "add_step": lambda b: b.add_step(STEP["obs"], STEP["action"], GYM, value=np.zeros(2)),
+    "stage": lambda b: b.stage(action=STEP["action"]),
+    "lend": lambda b: b.lend(),
+    "take_back": lambda b: b.take_back(3),
+    "clear": lambda b: b.clear(),
+    "compute_advantage": lambda b: b.compute_advantage(np.zeros(2), bootstrap_truncated=False),
+    "attach": lambda b: b.attach(note=torch.zeros(3, 2)),
+    "minibatches": lambda b: list(b.minibatches(2)),
+    "sequences": lambda b: list(b.sequences(2)),
+    "env_major": lambda b: b.env_major(),
+    "final_obs": lambda b: b.final_obs,
+    "data": lambda b: b.data,
+    "columns": lambda b: b.columns,
+    "stats": lambda b: b.stats.summary(),
+    "norm": lambda b: b.norm["obs"].mean,
+    "num_stored": lambda b: b.num_stored,
+    "is_full": lambda b: b.is_full,
+    "__getitem__": lambda b: b["reward"],
+    "__len__": len,
+    "__repr__": repr,
+}
+DISTILLATION: Calls = {
+    "add": lambda b: b.add(np.zeros((3, 2)), np.zeros(3)),
+    "fill": lambda b: b.fill(SOURCE),
+    "clear": lambda b: b.clear(),
+    "round": lambda b: b.round,
+    "next_round": lambda b: b.next_round(),
+    "mix": lambda b: b.mix(np.zeros(3), np.ones(3), 0.5),
+    "sample": lambda b: b.sample(4, recent={1: 0.5}),
+    "epochs": lambda b: list(b.epochs(2)),
+    "is_full": lambda b: b.is_full,
+    "nbytes": lambda b: b.nbytes,
+    "__getitem__": lambda b: b[INDEX],
+    "__len__": len,
+    "__repr__": repr,
+}
+STATS: Calls = {
+    "update": lambda s: s.update([1.0, 2.0], [True, False], [False, True]),
+    "cut": lambda s: s.cut([0]),
+    "clear": lambda s: s.clear(),
+    "num_episodes": lambda s: s.num_episodes,
+    "num_steps": lambda s: s.num_steps,
+    "episodes": lambda s: s.episodes(),
+    "summary": lambda s: s.summary(),
+    "to": lambda s: s.to("cpu"),
+    "snapshot": lambda s: s.snapshot(),
+    "restore": lambda s: s.restore(s.snapshot()),
+}
+NORM: Calls = {
+    "update": lambda n: n.update(torch.ones(4, 3)),
+    "merge": lambda n: n.merge(n),
+    "clear": lambda n: n.clear(),
+    "normalize": lambda n: n.normalize(torch.ones(3)),
+    "scale": lambda n: n.scale(torch.ones(3)),
+    "denormalize": lambda n: n.denormalize(torch.ones(3)),
+    "count": lambda n: n.count,
+    "mean": lambda n: n.mean,
+    "var": lambda n: n.var,
+    "std": lambda n: n.std,
+    "device": lambda n: n.device,
+    "to": lambda n: n.to("cpu"),
+    "snapshot": lambda n: n.snapshot(),
+    "restore": lambda n: n.restore(n.snapshot()),
+    "__call__": lambda n: n(torch.ones(3)),
+}
+
+
+def listened(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """A buffer of two environments with statistics and a norm."""
+    listeners = {"stats": rc.EpisodeStats(2), "norm": {"obs": rc.RunningNorm(3)}}
+    return make(*arguments, obs=3, action=(), num_envs=2, autoreset="Disabled", seed=0, **listeners, **options)
+
+
+def source() -> rc.ReplayBuffer:
+    replay = rc.ReplayBuffer(10, obs=2, action=())
+    for t in range(10):
+        replay.add([float(t), 0.0], 0.0, 0.0, False, False, [t + 1.0, 0.0])
+    return replay
+
+
+SOURCE = source()
+KINDS: dict[str, tuple[type, Callable[[], Any], Calls]] = {
+    "replay": (rc.ReplayBuffer, lambda: listened(rc.ReplayBuffer, 8, sampler=rc.Prioritized()), REPLAY),
+    "rollout": (rc.RolloutBuffer, lambda: listened(rc.RolloutBuffer, 3), ROLLOUT),
+    "distillation": (rc.DistillationBuffer, lambda: rc.DistillationBuffer(8, obs=2, action=()), DISTILLATION),
+    "stats": (rc.EpisodeStats, lambda: rc.EpisodeStats(2, window=3), STATS),
+    "norm": (rc.RunningNorm, lambda: rc.RunningNorm(3), NORM),
+}
+MADE_WITHOUT_ONE = {"for_env", "estimate_bytes"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_public_name_is_among_the_calls(kind: str) -> None:
+    made, _, calls = KINDS[kind]
+    public = {name for name in vars(made) if not name.startswith("_")} - MADE_WITHOUT_ONE
+    assert public == {name for name in calls if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_pair_of_calls_from_two_threads_returns(kind: str) -> None:
+    _, make, calls = KINDS[kind]
+    pairs = list(combinations_with_replacement(calls, 2))
+    for first, second in pairs:
+        one = make()
+        for name in ("add", "update"):
+            if name in calls:
+                calls[name](one)
+        errors = at_once(partial(calls[first], one), partial(calls[second], one), times=8)
+        assert errors == [], f"{first} beside {second}"
+    print(f"\n{kind}: {len(pairs)} pairs of calls returned")  # noqa: T201 (what was tried)
