@@ -44,24 +44,25 @@ class Task:
     settings: dict[str, Any]
 
 
-TASKS = (  # DQN as the RL Baselines3 Zoo has tuned it
+TASKS = (
     Task("PPO", "CartPole-v1", 40_000, 4, {"n_steps": 256, "batch_size": 64, "learning_rate": 1e-3}),
     Task(
         "DQN",
         "CartPole-v1",
-        50_000,
+        30_000,
         1,
         {
-            "learning_rate": 2.3e-3,
+            "learning_rate": 5e-4,
             "buffer_size": 50_000,
             "learning_starts": 1_000,
             "batch_size": 64,
-            "target_update_interval": 10,
-            "train_freq": 256,
-            "gradient_steps": 128,
-            "exploration_fraction": 0.16,
-            "exploration_final_eps": 0.04,
-            "policy_kwargs": {"net_arch": [256, 256]},
+            "train_freq": 4,
+            "gradient_steps": 4,
+            "tau": 0.01,
+            "target_update_interval": 1,
+            "exploration_fraction": 0.1,
+            "exploration_final_eps": 0.02,
+            "policy_kwargs": {"net_arch": [128, 128]},
         },
     ),
     Task("SAC", "Pendulum-v1", 6_000, 1, {"learning_rate": 1e-3, "buffer_size": 20_000}),
