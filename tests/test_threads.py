@@ -5,7 +5,9 @@ RECOLLECT_THREAD_SECONDS says how long the long test goes on, half an hour witho
 
 from __future__ import annotations
 
+import atexit
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -114,6 +116,8 @@ STEP: dict[str, Any] = {
 }
 GYM = (np.ones((2, 3), np.float32), np.ones(2), FLAG, FLAG, {})
 INDEX = np.array([0, 1])
+FOLDER = tempfile.TemporaryDirectory()
+atexit.register(FOLDER.cleanup)
 
 Calls = dict[str, Callable[[Any], object]]
 
@@ -129,6 +133,13 @@ REPLAY: Calls = {
     "sample": lambda b: b.sample(4, rc.NStep(2, 0.9)),
     "update_priority": lambda b: b.update_priority(INDEX, [1.0, 2.0]),
     "ids": lambda b: b.ids(),
+    "read": lambda b: b.read(INDEX, rc.NStep(2, 0.9)),
+    "is_open": lambda b: b.is_open,
+    "columns": lambda b: b.columns,
+    "state_dict": lambda b: b.state_dict(),
+    "load_state_dict": lambda b: b.load_state_dict(b.state_dict()),
+    "save": lambda b: b.save(f"{FOLDER.name}/replay"),
+    "check": lambda b: b.check(),
     "episodes": lambda b: list(b.episodes()),
     "nbytes": lambda b: b.nbytes,
     "stats": lambda b: b.stats.summary(),
@@ -142,6 +153,9 @@ ROLLOUT: Calls = {
     "add_step": lambda b: b.add_step(STEP["obs"], STEP["action"], GYM, value=np.zeros(2)),
     "stage": lambda b: b.stage(action=STEP["action"]),
     "lend": lambda b: b.lend(),
+    "nbytes": lambda b: b.nbytes,
+    "save": lambda b: b.save(f"{FOLDER.name}/rollout"),
+    "check": lambda b: b.check(),
     "take_back": lambda b: b.take_back(3),
     "clear": lambda b: b.clear(),
     "compute_advantage": lambda b: b.compute_advantage(np.zeros(2), bootstrap_truncated=False),
@@ -165,6 +179,8 @@ DISTILLATION: Calls = {
     "fill": lambda b: b.fill(SOURCE),
     "clear": lambda b: b.clear(),
     "round": lambda b: b.round,
+    "save": lambda b: b.save(f"{FOLDER.name}/distillation"),
+    "check": lambda b: b.check(),
     "next_round": lambda b: b.next_round(),
     "mix": lambda b: b.mix(np.zeros(3), np.ones(3), 0.5),
     "sample": lambda b: b.sample(4, recent={1: 0.5}),
@@ -178,6 +194,7 @@ DISTILLATION: Calls = {
 STATS: Calls = {
     "update": lambda s: s.update([1.0, 2.0], [True, False], [False, True]),
     "cut": lambda s: s.cut([0]),
+    "check": lambda s: s.check(),
     "clear": lambda s: s.clear(),
     "num_episodes": lambda s: s.num_episodes,
     "num_steps": lambda s: s.num_steps,
@@ -190,6 +207,7 @@ STATS: Calls = {
 NORM: Calls = {
     "update": lambda n: n.update(torch.ones(4, 3)),
     "merge": lambda n: n.merge(n),
+    "check": lambda n: n.check(),
     "clear": lambda n: n.clear(),
     "normalize": lambda n: n.normalize(torch.ones(3)),
     "scale": lambda n: n.scale(torch.ones(3)),
