@@ -31,8 +31,8 @@ def cuts_of(length: int | None, mode: str, split_episodes: bool, keep_tail: bool
     if mode not in _STRIDES:
         known = ", ".join(map(repr, _STRIDES))
         raise SchemaError(explain("mode", f"one of {known}", repr(mode), "Pass one of them."))
-    whole = length is None or positive("length", length)
-    return Cuts(length, _STRIDES[mode](whole), split_episodes, keep_tail)
+    stride = 1 if length is None else _STRIDES[mode](positive("length", length))
+    return Cuts(length, stride, split_episodes, keep_tail)
 
 
 def check_layout(layout: str) -> None:
