@@ -29,9 +29,9 @@ public:
     // `columns[i]` is [slots, envs, …]. `stacks[i]` is (k, axis, repeat) or None. `observed` says which columns are
     // observations; `next_columns` are theirs for next observations when those are kept beside the rows.
     RingMemory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::tuple state,
-               int64_t alive, bool next_step, bool single, int reward, int terminated, int truncated)
+               nb::object journal, int64_t alive, bool next_step, bool single, int reward, int terminated, int truncated)
         : observed_(std::move(observed)), single_(single), reward_(reward), terminated_(terminated), truncated_(truncated) {
-        owner_ = nb::make_tuple(columns, next_columns, state);
+        owner_ = nb::make_tuple(columns, next_columns, state, journal);
         const Array first = read_or_throw(columns[0], "column");
         ring_.slots = first.shape[0];
         ring_.envs = first.shape[1];
@@ -46,6 +46,7 @@ public:
         ring_.resetting = memory_of<uint8_t>(state[4], kBool, envs, "resetting");
         ring_.count = memory_of<int64_t>(state[5], kInt64, envs, "count");
         ring_.floor = memory_of<int64_t>(state[6], kInt64, envs, "floor");
+        if (!journal.is_none()) ring_.journal = memory_of<int64_t>(journal, kInt64, envs, "journal");
         if (columns.size() + next_columns.size() > kMostLeaves) throw std::invalid_argument("columns: too many");
         for (size_t i = 0; i < columns.size(); ++i) leaves_.push_back(describe_leaf(columns[i], stacks[i], ring_.slots, envs));
         for (size_t i = 0; i < next_columns.size(); ++i)
@@ -491,6 +492,7 @@ private:
             if (open && std::memcmp(leaf.column + flat * leaf.bytes, given, bytes) != 0) return false;
         }
         std::vector<int64_t>* touched = keep_touched_ ? &touched_ : nullptr;
+        for (int64_t e = 0; e < envs; ++e) ring_.begin(e);
         for (int64_t e = 0; e < envs && !open; ++e) ring_.advance(row, e, touched);
         for (int64_t e = 0; e < envs; ++e) ring_.advance(row + 1, e, touched);
         for (size_t l = 0; l < leaves_.size(); ++l) {
@@ -513,6 +515,7 @@ private:
             ring_.open[e] = !closes;
             ++ring_.count[e];
             if (touched) touched->push_back(flat + e);
+            ring_.complete(e);
         }
         return true;
     }
@@ -526,6 +529,7 @@ private:
         const bool reset = ring_.next_step && ring_.resetting[env];
         int64_t row = ring_.head[env];
         bool open = ring_.open[env];
+        ring_.begin(env);
         if (open && !reset && !goes_on(row, env, i)) {
             ring_.kind[ring_.at(row, env)] = kFinal;
             ++row;
@@ -556,6 +560,7 @@ private:
         }
         if (ring_.keeps_next) {
             ring_.head[env] = row + 1;
+            ring_.complete(env);
             return;
         }
         ring_.first[ring_.at(ahead, env)] = reset;
@@ -563,6 +568,7 @@ private:
         ring_.kind[ring_.at(ahead, env)] = closes ? kFinal : kPending;
         ring_.head[env] = ahead + closes;
         ring_.open[env] = !closes;
+        ring_.complete(env);
     }
 
     Ring ring_{};
@@ -585,7 +591,9 @@ private:
 void bind_ring(nb::module_& m) {
     m.attr("MOST_FRAMES") = kMostFrames;
     nb::class_<RingMemory>(m, "RingMemory")
-        .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::tuple, int64_t, bool, bool, int, int, int>())
+        .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::tuple, nb::object, int64_t, bool, bool, int, int, int>(),
+             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg(), nb::arg(), nb::arg())
         .def("write", &RingMemory::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
         .def("keep_touched", &RingMemory::keep_touched)
         .def("touched", &RingMemory::touched)

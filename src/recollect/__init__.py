@@ -2,6 +2,7 @@
 
 from recollect import kernels
 from recollect.checkpoint import load
+from recollect.concurrent import connect
 from recollect.distillation import DistillationBuffer
 from recollect.errors import (
     BufferFullError,
@@ -61,6 +62,7 @@ __all__ = [
     "Transition",
     "Uniform",
     "WithoutReplacement",
+    "connect",
     "discounted_return",
     "explained_variance",
     "gae",

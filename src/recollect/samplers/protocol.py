@@ -23,7 +23,8 @@ class Drawn(NamedTuple):
 class Draws(Protocol):
     """A sampler at work on one buffer.
 
-    What it keeps beside the rows it may verify in a method `check() -> None`, which raises an InvariantError.
+    What it keeps beside the rows it may verify in a method `check() -> None`, which raises an InvariantError. A method
+    `mended() -> None` is told that rows have come or gone unsaid: a process died that wrote in the same memory.
     """
 
     def draw(self, count: int) -> Drawn:

@@ -1,0 +1,5 @@
+"""Several threads and processes around one buffer."""
+
+from recollect.concurrent.processes import Handle, connect
+
+__all__ = ["Handle", "connect"]
