@@ -2,7 +2,7 @@
 
 from recollect import kernels
 from recollect.checkpoint import load
-from recollect.concurrent import connect
+from recollect.concurrent import RateLimit, connect, prefetch
 from recollect.distillation import DistillationBuffer
 from recollect.errors import (
     BufferFullError,
@@ -53,6 +53,7 @@ __all__ = [
     "NotReadyError",
     "Prioritized",
     "PriorityError",
+    "RateLimit",
     "ReplayBuffer",
     "RolloutBuffer",
     "RunningNorm",
@@ -72,5 +73,6 @@ __all__ = [
     "load",
     "n_step_return",
     "normalize",
+    "prefetch",
     "vtrace",
 ]

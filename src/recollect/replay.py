@@ -20,7 +20,7 @@ from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for, mend_later
 from recollect.invariants.replay import check_staged, check_storage
 from recollect.listeners import Listeners
-from recollect.memory import Memory
+from recollect.memory import Heap, Memory
 from recollect.norm import RunningNorm
 from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage
@@ -135,6 +135,8 @@ class ReplayBuffer:
         if self._draws.wants_touched:
             self._storage.keep_touched()
         self._staged: dict[str, tuple[torch.Tensor, ...]] = {}
+        self._traffic = (room if room.outlives else Heap(torch.device("cpu"))).allocate("traffic", (2,), torch.int64)
+        """How many steps and samples a RateLimit has let through."""
         self._lock = lock_for(self, room.lock(mend_later(self)))
 
     @classmethod
