@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from recollect.batch import assemble, check_destination, check_size, fill, moved
-from recollect.border import as_tensor, conform, dotted, environments, light, refuse_reused_leaves, row_ids
+from recollect.border import Environments, as_tensor, conform, dotted, light, refuse_reused_leaves, row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import lock_for, mend_later
 from recollect.invariants.replay import check_staged, check_storage
@@ -128,6 +128,7 @@ class ReplayBuffer:
         self.device = self._storage.device
         self._schema = schema
         self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
+        self._environments = Environments(self.num_envs, self.device)
         self._is_plain = schema.is_flat and not extra
         self._random = Randomness(seed)
         self.sampler = _instance("sampler", Uniform() if sampler is None else sampler, "start")
@@ -337,7 +338,7 @@ class ReplayBuffer:
         if self._staged:
             self._staged.clear()
         if self._draws.wants_touched:
-            self._draws.written(self._storage.touched())
+            self._draws.written()
         if told is not None:
             self._listeners.tell(*told, measured, None if envs is None else light(envs))
 
@@ -366,7 +367,7 @@ class ReplayBuffer:
         return conform(dotted(self._schema.paths[column]), whole, leaf, lead, self.device)
 
     def _envs(self, env_ids: Any) -> torch.Tensor | None:
-        return None if env_ids is None else environments(env_ids, self.num_envs, self.device)
+        return None if env_ids is None else self._environments(env_ids)
 
     # Reading
 

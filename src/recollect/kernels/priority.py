@@ -133,9 +133,9 @@ class NativeTree:
         """
         return self._tree.update(leaves, priorities, alpha, eps) if kernels.exchange() else None
 
-    def mark(self, leaves: torch.Tensor, kinds: torch.Tensor, mass: float) -> None:
-        """`set` leaves to `mass` where the slot of that number holds a transition, else to zero."""
-        self._tree.mark(kernels.buffer_of(leaves), kernels.buffer_of(kinds), mass)
+    def mark(self, touched: Any, mass: float) -> None:
+        """`set` the leaves of slots that a write touched: to `mass` where there is a transition now, else to zero."""
+        self._tree.mark(touched, mass)
 
     def draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool

@@ -14,7 +14,7 @@ from recollect.errors import NotReadyError, PriorityError, SchemaError, explain
 from recollect.invariants.require import require, require_all
 from recollect.kernels.priority import NativeTree, priority_tree
 from recollect.randomness import Randomness
-from recollect.replay_storage import ReplayStorage, Touched
+from recollect.replay_storage import ReplayStorage
 from recollect.ring import TRANSITION
 from recollect.samplers.protocol import Drawn
 
@@ -129,12 +129,12 @@ class _Draws:
         self._set(slots, mass, slots >= 0)
         return (slots < 0).sum()
 
-    def written(self, touched: Touched) -> None:
-        slots, changed = touched
-        mass = self._mass(self._largest)
-        if isinstance(self._tree, NativeTree) and changed is None:
-            self._tree.mark(slots, self._storage.ring.kind.view(-1), mass)
+    def written(self) -> None:
+        mass, native = self._mass(self._largest), self._storage.native
+        if isinstance(self._tree, NativeTree) and native is not None:
+            self._tree.mark(native.touched, mass)
             return
+        slots, changed = self._storage.touched()
         stored = self._storage.ring.kind_at(slots) == TRANSITION
         if isinstance(mass, float):  # between two numbers torch would choose float32, where 1e308 and 1e-308 are none
             mass = torch.full((), mass, dtype=torch.float64, device=slots.device)
