@@ -153,10 +153,6 @@ class TestReadme:
         shown = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
         assert ", ".join(shown) == documented
 
-    def test_shared_memory_is_not_promised(self) -> None:
-        assert set(rl_buffer.__all__) <= set(dir(rl_buffer))
-        assert "SharedReplayBuffer" not in rl_buffer.__all__
-
 
 class TestStatsTracker:
     def tracker(self, **options: Any) -> StatsTracker:
