@@ -36,6 +36,10 @@ check: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
+docs: .venv/docs
+	$(BIN)/mkdocs build --strict
+	@echo "site/index.html"
+
 format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -51,6 +55,10 @@ format: .venv/installed
 
 .venv/sanitize: .venv/installed
 	$(PIP) nanobind
+	touch $@
+
+.venv/docs: .venv/installed
+	$(PIP) ".[docs]"
 	touch $@
 
 .venv/bench: .venv/installed
