@@ -44,7 +44,7 @@ class Memory:
 
         Pages are handed out on first use, so too much would end in a kill much later.
         """
-        free = available_bytes() if self.device.type == "cpu" else None
+        free = available_bytes() if self.device.type == "cpu" else 1 << 62  # elsewhere: what a number of bytes can be
         if free is not None and nbytes > free:
             expected = f"at most {free / 2**30:.2f} GiB, which is what this machine has free"
             remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."

@@ -132,7 +132,9 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor, its own memory where that is the host's and in one piece."""
     if sys.byteorder != "little":
         raise CheckpointError(explain("save", "a little-endian machine", sys.byteorder, "Save elsewhere."))
-    flat = tensor.detach().cpu().contiguous().view(-1)
+    whole = tensor.detach().cpu().contiguous()
+    # An axis of length one may have any stride, which a view of bytes minds: say that memory is in one piece.
+    flat = whole.as_strided((whole.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
@@ -190,7 +192,11 @@ def path_of(node: Node) -> Path:
 
 def device_of(node: Node) -> torch.device:
     """The device that was saved from, if this machine has it."""
-    name = node.text(_DEVICE)
+    return here(node.text(_DEVICE))
+
+
+def here(name: str | torch.device) -> torch.device:
+    """A device, if this machine has it."""
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -249,8 +255,14 @@ def restore_random(random: Randomness, node: Node, arrays: Arrays, *, devices: b
     """Go on with a stream where it was; on other `devices` it starts anew."""
     bits: Any = {name: node.entry(name).integer(0, 2**32 - 1) for name in ("has_uint32", "uinteger")}
     bits |= {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
-    saved = enumerate(node.entry("devices").items(64)) if devices else ()
-    random.restore((bits, {device_of(device): arrays[f"device{i}"] for i, device in saved}))
+    names = node.entry("devices")
+    saved = {device_of(name): arrays.get(f"device{i}") for i, name in enumerate(names.items(64))} if devices else {}
+    if any(state is None or device.type in ("cpu", "meta") for device, state in saved.items()):
+        raise names.wrong("devices other than the host, each with a state")
+    try:
+        random.restore((bits, saved))  # pyright: ignore[reportArgumentType]
+    except (RuntimeError, TypeError) as error:  # what a device says of bytes that are no state of its generator
+        raise names.wrong(f"states of generators ({error})") from None
 
 
 def _big(node: Node) -> int:
@@ -330,10 +342,17 @@ class Read:
 
     def array(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """An array of the state that must be just as `like` is."""
+        return self.shaped(name, tuple(like.shape), like.dtype)
+
+    def shaped(self, name: str, shape: tuple[int | None, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An array of the state that must have this dtype and shape; None is an axis of any length."""
         found = self.arrays.get(name)
-        if found is None or found.shape != like.shape or found.dtype != like.dtype:
+        fits = found is not None and found.ndim == len(shape) and found.dtype == dtype
+        if not fits or any(want not in (None, got) for want, got in zip(shape, found.shape, strict=True)):
             got = None if found is None else f"{found.dtype} of shape {tuple(found.shape)}"
-            raise Node(f"state: {name}", got).wrong(f"{like.dtype} of shape {tuple(like.shape)}")
+            raise Node(f"state: {name}", got).wrong(
+                f"{dtype} of shape {tuple('any' if n is None else n for n in shape)}"
+            )
         return found
 
     def copy_into(self, prefix: str, targets: Mapping[str, torch.Tensor]) -> None:

@@ -113,12 +113,14 @@ def parse(data: bytes, number: int) -> Manifest:
     first, _, body = data.partition(b"\n")
     header = re.fullmatch(rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first)
     if header is None:
-        raise CorruptCheckpoint(explain(where, "a manifest", "another file", _REMEDY))
+        place = f"{where}, bytes 0 to {min(len(first), 64)}"
+        raise CorruptCheckpoint(explain(place, "the first line of a manifest", "another", _REMEDY))
     if int(header[1]) > FORMAT:
         remedy = "Load it with a newer recollect."
         raise IncompatibleCheckpoint(explain(where, f"format {FORMAT} at most", int(header[1]), remedy))
     if zlib.crc32(body) != int(header[2], 16):
-        raise CorruptCheckpoint(explain(where, f"the checksum {int(header[2], 16):08x}", "another", _REMEDY))
+        place = f"{where}, bytes {len(first) + 1} to {len(data)}"
+        raise CorruptCheckpoint(explain(place, f"the checksum {int(header[2], 16):08x}", "another", _REMEDY))
     try:
         document = json.loads(body, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError, UnicodeDecodeError) as error:

@@ -121,7 +121,9 @@ def _check_kinds(storage: ReplayStorage, rows: _Rows) -> None:
     rows.require((kind == PENDING) | ~is_open, "kind", "pending at the open head", kind)
     rows.require((kind != PENDING) | is_open, "kind", "pending only at an open head", kind)
     rows.require(rows.is_alive | (kind != TRANSITION), "kind", f"no transition {ring.alive} rows behind", kind)
-    rows.require(~rows.is_alive | (kind != HISTORY), "kind", f"no history in the newest {ring.alive} rows", kind)
+    # A buffer that was loaded with more capacity keeps, from its floor on, frames that its oldest rows are stacks of.
+    may_be_history = ~rows.is_alive | (rows.row < ring.floor + ring.slots - ring.alive)
+    rows.require(may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.alive} rows", kind)
     if not storage.keeps_next:
         rows.require(~(rows.is_step & rows.is_newest), "kind", "no transition as the newest row", kind)
 

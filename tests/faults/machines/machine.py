@@ -1,4 +1,4 @@
-"""What every kind of buffer lives through beside its model: saves, loads, failing disks and wrong calls, at any moment."""
+"""What every kind of buffer lives through beside its model: saves, loads, failing disks, wrong calls."""
 
 from __future__ import annotations
 

@@ -348,7 +348,7 @@ class ReplayMachine(Machine):
         if not self.model.alive:
             calls.append(lambda: buffer.sample(1))
         if self.model.staged:
-            calls.append(lambda: buffer.stage(**{name: 1 for name in self.model.staged}))
+            calls.append(lambda: buffer.stage(**dict.fromkeys(self.model.staged, 1)))
         if self.model.priority and isinstance(self.sampler, rc.Prioritized):
             calls.append(lambda: buffer.update_priority([min(self.model.priority)], [float("nan")]))
         return calls
