@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.faults.machines.rollout import RolloutMachine
 from tests.totals import tell, trials
 
 SAMPLERS = {"uniform": rc.Uniform(), "prioritized": rc.Prioritized(), "epochs": rc.WithoutReplacement()}
-KINDS: dict[str, type[Machine]] = {
+KINDS: Mapping[str, type[Machine]] = {
     f"{layout} {name}": type("Replay", (ReplayMachine,), {"layout": layout, "sampler": sampler})
     for layout in ("shared", "stored", "stacked")
     for name, sampler in SAMPLERS.items()

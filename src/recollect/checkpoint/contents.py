@@ -164,7 +164,10 @@ def declared(node: Node) -> Tree:
         if not node.value:
             raise node.wrong("at least one field")
         return {name: declared(child) for name, child in node.entries().items()}
-    kind, *rest = node.items(8)
+    parts = node.items(8)
+    if not parts:
+        raise node.wrong("a field")
+    kind, *rest = parts
     sizes = {"field": 2, "carry": 3, "stacked": 5}
     if len(rest) != sizes[kind.one_of(sizes)]:
         raise node.wrong(f"a {kind.value}")
@@ -307,7 +310,7 @@ def listeners_of(read: Read, num_envs: int | None) -> dict[str, Any]:
         made = EpisodeStats(num_envs, window, metrics, reasons)
     norms: dict[Path, RunningNorm] = {}
     for i, norm in enumerate(node.entry("norm").items(1 << 10)):
-        path, shape, eps, clip = norm.items(4)
+        path, shape, eps, clip = norm.parts(4)
         bound = clip.optional()
         read.require(f"listeners.norm{i}.mean", shape.shape())
         norms[path_of(path)] = RunningNorm(
@@ -347,8 +350,9 @@ class Read:
     def shaped(self, name: str, shape: tuple[int | None, ...], dtype: torch.dtype) -> torch.Tensor:
         """An array of the state that must have this dtype and shape; None is an axis of any length."""
         found = self.arrays.get(name)
-        fits = found is not None and found.ndim == len(shape) and found.dtype == dtype
-        if not fits or any(want not in (None, got) for want, got in zip(shape, found.shape, strict=True)):
+        lengths = () if found is None else zip(shape, found.shape, strict=False)
+        wrong = found is None or found.dtype != dtype or found.ndim != len(shape)
+        if found is None or wrong or any(want not in (None, length) for want, length in lengths):
             got = None if found is None else f"{found.dtype} of shape {tuple(found.shape)}"
             raise Node(f"state: {name}", got).wrong(
                 f"{dtype} of shape {tuple('any' if n is None else n for n in shape)}"

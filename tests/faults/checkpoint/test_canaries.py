@@ -75,7 +75,7 @@ def test_the_power_check_goes_red(name: str, tmp_path: Path, monkeypatch: pytest
     else:
         monkeypatch.setattr(*broken)
     with pytest.raises((AssertionError, rc.CheckpointError)):
-        a.lose_power(tmp_path, "prioritized", 16, 0)
+        a.lose_power(tmp_path, "prioritized", 8, 0)
 
 
 def test_the_interrupt_check_goes_red_on_files_written_in_place(
@@ -102,7 +102,7 @@ def test_the_length_check_goes_red_without_sizes(tmp_path: Path, monkeypatch: py
 
 
 def test_the_state_check_goes_red_without_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind, where in (("uniform", rc.ReplayBuffer), ("distillation", rc.DistillationBuffer)):
+    for kind, where in (("uniform", rc.ReplayBuffer), ("rollout", rc.RolloutBuffer)):
         with monkeypatch.context() as patch:
             old_checkpoint(kind, tmp_path / kind)
             patch.setattr(where, "check", _nothing)
