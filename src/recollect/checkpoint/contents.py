@@ -195,7 +195,9 @@ def path_of(node: Node) -> Path:
 
 def device_of(node: Node) -> torch.device:
     """The device that was saved from, if this machine has it."""
-    return here(node.text(_DEVICE))
+    if node.text(_DEVICE).startswith("meta"):
+        raise node.wrong("a device that holds data")
+    return here(node.value)
 
 
 def here(name: str | torch.device) -> torch.device:
@@ -256,7 +258,8 @@ def random_state(random: Randomness) -> tuple[dict[str, Any], Arrays]:
 
 def restore_random(random: Randomness, node: Node, arrays: Arrays, *, devices: bool) -> None:
     """Go on with a stream where it was; on other `devices` it starts anew."""
-    bits: Any = {name: node.entry(name).integer(0, 2**32 - 1) for name in ("has_uint32", "uinteger")}
+    most = {"has_uint32": 1, "uinteger": 2**32 - 1}
+    bits: Any = {name: node.entry(name).integer(0, largest) for name, largest in most.items()}
     bits |= {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
     names = node.entry("devices")
     saved = {device_of(name): arrays.get(f"device{i}") for i, name in enumerate(names.items(64))} if devices else {}
