@@ -309,6 +309,7 @@ def listeners_of(read: Read, num_envs: int | None) -> dict[str, Any]:
     if stats is not None:
         window = stats.entry("window").integer(1, 1 << 32)
         read.require("listeners.stats.ring", (window + 1,))
+        read.shaped("listeners.stats.open", (None, num_envs or 1), torch.float64)
         metrics, reasons = ([name.text() for name in stats.entry(key).items(1 << 10)] for key in ("metrics", "reasons"))
         made = EpisodeStats(num_envs, window, metrics, reasons)
     norms: dict[Path, RunningNorm] = {}

@@ -164,6 +164,33 @@ def test_manifests_forged_by_hand_are_refused(kind: str, tmp_path: Path) -> None
     assert grown < 64
 
 
+CLAIMS: dict[str, tuple[str, tuple[str, ...], Any]] = {
+    "environments": ("rollout", ("config", "num_envs"), 2**32),
+    "environments of a ring": ("uniform", ("config", "num_envs"), 2**32),
+    "a window": ("rollout", ("config", "listeners", "stats", "window"), 2**31),
+    "steps": ("rollout", ("config", "num_steps"), 2**49),
+    "rows": ("prioritized", ("config", "capacity"), 3 * 2**48),
+    "no parts of a field": ("uniform", ("config", "obs"), []),
+    "few parts of a norm": ("uniform", ("config", "listeners", "norm"), [[["obs"], [2]]]),
+    "no device": ("rollout", ("config", "device"), "meta"),
+    "a generator": ("uniform", ("values", "random", "has_uint32"), 2**31),
+}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_what_is_only_claimed_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    kind, path, value = CLAIMS[name]
+    old_checkpoint(kind, tmp_path)
+    document = document_of(tmp_path, 2)
+    parent = document
+    for key in path[:-1]:
+        parent = parent[key]
+    parent[path[-1]] = value
+    write(tmp_path, 2, body_of(document))
+    with pytest.raises(rc.CorruptCheckpoint):
+        rc.load(tmp_path, number=2)
+
+
 def forge(path: Path, count: int, seed: int) -> None:
     for kind in KINDS:
         root = path / kind
