@@ -213,8 +213,15 @@ class ReplayMachine(Machine):
     # Reading
 
     @precondition(lambda self: self.model.alive)
-    @rule(size=st.integers(1, 8), view=st.sampled_from([None, rc.NStep(3, 0.5), rc.Sequence(3, burn_in=1)]))
-    def sample(self, size: int, view: Any) -> None:
+    @rule(
+        sizes=st.lists(st.integers(1, 8), min_size=1, max_size=5),
+        view=st.sampled_from([None, rc.NStep(3, 0.5), rc.Sequence(3, burn_in=1)]),
+    )
+    def sample(self, sizes: list[int], view: Any) -> None:
+        for size in sizes:
+            self._sample(size, view)
+
+    def _sample(self, size: int, view: Any) -> None:
         alive = self.model.alive
         view = None if self.layout == "stored" else view
         if isinstance(self.sampler, rc.WithoutReplacement) and size > len(alive):
