@@ -14,8 +14,10 @@ demo: .venv/installed
 test: .venv/installed
 	$(BIN)/python -m pytest
 
+# Hours in full, and at its end what was tried and how long each part took. A part: make test-long PART=tests/faults/test_k_machines.py
+# RECOLLECT_A1_LONG=500 and the like (docs/reliability.md) make a part shorter.
 test-long: .venv/installed
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m long -v $(PART)
 
 # The native core built with a sanitizer, in build/sanitize-*: a planted mistake is reported, and the tests have none.
 sanitize: $(SANITIZERS:%=sanitize-%)

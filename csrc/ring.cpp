@@ -431,7 +431,7 @@ private:
             reset[static_cast<size_t>(i)] = ring_.next_step && (i < envs ? ring_.resetting[env] : !start && ended(i - envs));
             if (reset[static_cast<size_t>(i)]) continue;  // its observation is not stored
             const bool joined = i < envs ? ring_.open[env] && continuous(ring_.at(ring_.head[env], env), i)
-                                         : !start && joins(i, envs);
+                                         : !start && !ended(i - envs) && joins(i, envs);
             // What follows a reset row is found where that row led to, too, though its stack starts anew.
             joined_[static_cast<size_t>(i)] = joined || (start && joins(i, envs));
             if (!joined) {
@@ -454,7 +454,6 @@ private:
 
     // Inside a block: step i starts where step i - envs led to.
     bool joins(int64_t i, int64_t envs) const {
-        if (ended(i - envs)) return false;
         for (size_t o = 0; o < observed_.size(); ++o) {
             const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
             if (std::memcmp(item(static_cast<size_t>(observed_[o]), leaf.given_bytes, i),

@@ -466,6 +466,16 @@ class TestFailing:
             replay.extend(block([[5, 6], [6, 7], [1, 1.5]], [[6, 7], [7, 8], [1.5, 9]]))
         assert [row["obs"].tolist() for row in replay.episodes()] == before
 
+    def test_a_flag_of_a_row_that_only_resets_ends_nothing_in_a_block_of_stacks(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(8, obs=rc.Stacked(rc.Field(()), 2), action=(), autoreset="NEXT_STEP")
+        ends = np.array([True, True, False])  # an end, the row that resets (with a flag of its own), a step
+        frames = {"obs": [[1, 1], [1, 2], [3, 3]], "next_obs": [[1, 2], [3, 3], [3, 4]]}
+        arrays = {name: np.array(stacks, np.float32) for name, stacks in frames.items()}
+        numbers = {"action": np.zeros(3), "reward": np.arange(3.0), "terminated": ends, "truncated": ends & False}
+        replay.extend(arrays | numbers)
+        assert replay.ids().tolist() == [0, 2]
+        assert replay[[2]]["obs"].tolist() == [[3, 3]]
+
     def test_defaults_of_torch_do_not_matter(self) -> None:
         replay = fill(9, sampler=rc.Prioritized())
         with torch.device("meta"):

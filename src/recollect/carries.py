@@ -58,9 +58,16 @@ class SparseCarries:
         return {"in_episode": self._in_episode, "in_rollout": self._in_rollout, **kept}
 
     def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Go on from what was saved."""
+        """Go on from what was saved. A ValueError says what cannot be."""
         if not self.columns:
             return
+        own = self.saved()
+        forms = [{name: (x.dtype, x.ndim, x.shape[1:]) for name, x in arrays.items()} for arrays in (saved, own)]
+        places = {name: len(x) for name, x in saved.items() if name.startswith("in_")}
+        if forms[0] != forms[1] or set(places.values()) != {len(self._in_episode)}:
+            raise ValueError(f"carries: expected arrays like {forms[1]}, got {forms[0]}")
+        for column, kept in self._kept.items():
+            kept.refuse(saved[f"{column}.rows"], saved[f"{column}.values"])
         for name in ("in_episode", "in_rollout"):
             getattr(self, f"_{name}").copy_(saved[name])
         for column, kept in self._kept.items():
@@ -131,6 +138,11 @@ class _Kept:
         self._values[self._count : count], self._rows[self._count : count] = values, rows
         self._place[rows] = torch.arange(self._count, count, device=rows.device)
         self._count = count
+
+    def refuse(self, rows: torch.Tensor, values: torch.Tensor) -> None:
+        """A ValueError unless these are rows of the rollout, each with a value."""
+        if len(rows) != len(values) or not bool(((rows >= 0) & (rows < len(self._place))).all()):
+            raise ValueError(f"carries: expected a value for each of some rows below {len(self._place)}")
 
     def at(self, rows: torch.Tensor) -> torch.Tensor:
         return self._values[self._place[rows]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -169,3 +170,24 @@ def digest(buffer: Any) -> Any:
                 kept[name][(kind != TRANSITION) & (kind != HISTORY)] = 0
         kept |= {"first": rows.first.clone(), "stop": rows.stop.clone()}
     return contents.config, contents.values, {name: x.clone() for name, x in contents.arrays.items()}, kept
+
+
+def fingerprint(buffer: Any) -> str:
+    """A hash of everything that a buffer is."""
+    found = hashlib.sha256()
+
+    def take(node: Any) -> None:
+        if isinstance(node, dict):
+            for key in sorted(node):
+                found.update(f"{key}:".encode())
+                take(node[key])
+        elif isinstance(node, list | tuple):
+            for item in node:
+                take(item)
+        elif isinstance(node, torch.Tensor):
+            found.update(f"{node.dtype}{tuple(node.shape)}".encode() + bytes(bytes_of(node)))
+        else:
+            found.update(f"{node!r};".encode())
+
+    take(digest(buffer))
+    return found.hexdigest()

@@ -113,17 +113,22 @@ def parse(data: bytes, number: int) -> Manifest:
     first, _, body = data.partition(b"\n")
     header = re.fullmatch(rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first)
     if header is None:
-        raise CorruptCheckpoint(explain(where, "a manifest", "another file", _REMEDY))
+        place = f"{where}, bytes 0 to {min(len(first), 64)}"
+        raise CorruptCheckpoint(explain(place, "the first line of a manifest", "another", _REMEDY))
     if int(header[1]) > FORMAT:
         remedy = "Load it with a newer recollect."
         raise IncompatibleCheckpoint(explain(where, f"format {FORMAT} at most", int(header[1]), remedy))
     if zlib.crc32(body) != int(header[2], 16):
-        raise CorruptCheckpoint(explain(where, f"the checksum {int(header[2], 16):08x}", "another", _REMEDY))
+        place = f"{where}, bytes {len(first) + 1} to {len(data)}"
+        raise CorruptCheckpoint(explain(place, f"the checksum {int(header[2], 16):08x}", "another", _REMEDY))
     try:
         document = json.loads(body, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptCheckpoint(explain(where, "strict JSON", error, _REMEDY)) from None
-    return _manifest(Node(where, document), number)
+    found = Node(where, document)
+    if found.entry("format").value != int(header[1]):
+        raise found.entry("format").wrong(f"{int(header[1])}, as its first line says (bytes 0 to {len(first)})")
+    return _manifest(found, number)
 
 
 _REMEDY = "Load an older checkpoint, or copy this one again."
@@ -177,6 +182,13 @@ class Node:
         if not isinstance(self.value, list) or len(self.value) > most:
             raise self.wrong(f"a list of at most {most}")
         return [Node(f"{self.where}[{i}]", value) for i, value in enumerate(self.value)]
+
+    def parts(self, count: int) -> list[Node]:
+        """The items of a list that has just so many."""
+        found = self.items(count)
+        if len(found) != count:
+            raise self.wrong(f"a list of {count}")
+        return found
 
     def integer(self, least: int = 0, most: int = _MOST) -> int:
         """A whole number within bounds."""
@@ -253,7 +265,5 @@ def _file(node: Node) -> File:
 
 
 def _array(node: Node) -> Array:
-    if not isinstance(node.value, list) or len(node.value) != 3:
-        raise node.wrong("a name, a dtype and a shape")
-    name, dtype, shape = node.items()
+    name, dtype, shape = node.parts(3)
     return Array(name.text(), dtype.one_of(ITEM_BYTES), shape.shape())
