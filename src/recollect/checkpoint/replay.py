@@ -27,6 +27,8 @@ from recollect.replay import ReplayBuffer
 from recollect.ring import EMPTY, FINAL, HISTORY, PENDING, TRANSITION, Ring
 
 _STATE = ("kind", "first", "head", "open", "resetting", "count", "floor")
+_OF_SLOTS = {"mass", "drawn"}
+"""What samplers keep of every slot."""
 
 
 def contents(replay: ReplayBuffer) -> Contents:
@@ -179,12 +181,13 @@ def _resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor
     if saved.keys() != expected.keys() or any(saved[name].dtype != expected[name].dtype for name in saved):
         remedy = "Pass the sampler that the buffer had."
         raise IncompatibleCheckpoint(explain("sampler", f"the state of {replay.sampler}", sorted(saved), remedy))
-    if placed is not None and "mass" in saved:
+    if placed is not None:
         source, target = placed
-        moved = torch.zeros_like(expected["mass"], device="cpu")
-        moved[target] = saved["mass"][source]
         drawable = (replay._storage.ring.kind.view(-1) == TRANSITION).cpu()
-        saved["mass"] = torch.where(drawable, moved, 0.0)
+        for name in _OF_SLOTS & saved.keys():
+            moved = torch.zeros_like(expected[name], device="cpu")
+            moved[target] = saved[name][source]
+            saved[name] = torch.where(drawable, moved, 0)
     try:
         replay._draws.resume(saved)
     except ValueError as error:
