@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -287,7 +286,7 @@ def _written(episode: TensorDict, spaces: list[Any]) -> Any:
     obs = _joined(tree["obs"], _slice(tree["next_obs"], slice(-1, None)))
     fields = {name: part for name, part in tree.items() if name not in (*_STEP, "next_obs", "index")}
     infos = {**fields.pop("info", {}), **fields}
-    return import_module("minari.data_collector.episode_buffer").EpisodeBuffer(
+    return _minari().data_collector.EpisodeBuffer(
         observations=_as(spaces[0], obs),
         actions=_as(spaces[1], tree["action"]),
         rewards=tree["reward"],

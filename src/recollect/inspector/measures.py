@@ -13,9 +13,9 @@ from recollect.border import dotted
 from recollect.inspector.source import ENDS, Episodes, Source
 from recollect.schema import Path
 
-READ_BYTES = 1 << 29
-"""More than this is not read: rows are taken in evenly spaced stretches."""
-_STRETCH_BYTES = 1 << 24
+READ_VALUES = 1 << 25
+"""Not many more numbers than these are read: where there are, rows are taken in evenly spaced stretches."""
+_STRETCHES = 32
 _KEPT_VALUES = 1 << 20
 """So many values of a field are kept for its histogram."""
 _MOST_DIMENSIONS = 64
@@ -75,13 +75,12 @@ def measure(source: Source) -> Measured:
 
 def _plan(source: Source) -> list[tuple[int, int, bool]]:
     """Stretches of rows, and which are read whole: all, or evenly spaced ones that fit into the budget."""
-    row = max(sum(math.prod(shape) * dtype.itemsize for shape, dtype in source.columns.values()), 1)
+    row = max(sum(math.prod(shape) for shape, _ in source.columns.values()), 1)
     stretches = source.stretches
     if stretches is None:
-        size = max(min(_STRETCH_BYTES // row, 1 << 16), 1)
+        size = max(READ_VALUES // row // _STRETCHES, 1)
         stretches = [(start, min(start + size, source.length)) for start in range(0, source.length, size)]
-    total = sum(stop - start for start, stop in stretches) * row
-    every = max(math.ceil(total / READ_BYTES), 1)
+    every = max(math.ceil(source.length * row / READ_VALUES), 1)
     return [(start, stop, i % every == 0) for i, (start, stop) in enumerate(stretches)]
 
 

@@ -123,7 +123,9 @@ def _episode(
 
 
 def _strip(source: Source, path: FieldPath, rows: list[int], first: int) -> dict[str, Any]:
-    pictures = [frame(source.read(row, row + 1, [path])[path][0].numpy()) for row in rows]
+    axis = source.stacks.get(path)
+    leaves = (source.read(row, row + 1, [path])[path][0] for row in rows)
+    pictures = [frame((leaf if axis is None else leaf.select(axis, -1)).numpy()) for leaf in leaves]
     strip = base64.b64encode(png(np.concatenate(pictures, 1))).decode()
     return {
         "name": dotted(path),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ def remarks(report: dict[str, Any]) -> list[str]:
     """Sentences, the gravest first."""
     return [
         *_broken_numbers(report["fields"]),
-        *_constants(report["fields"], report["source"]["rows"]),
+        *_constants(report["fields"], report["read"]),
         *_endings(report["episodes"] or {}),
         *_rewards(report["reward"]),
         *_actions(report["fields"]),
@@ -62,25 +63,23 @@ def _broken_numbers(fields: list[dict[str, Any]]) -> Iterator[str]:
                     yield f"{part['name']}: {part[kind]:,} number{'s are' if many else ' is'} {word}."
 
 
-def _constants(fields: list[dict[str, Any]], rows: int) -> Iterator[str]:
-    if rows < 2:
-        return
+def _constants(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[str]:
+    rows = f"all {read['of']:,} rows" if read["rows"] == read["of"] else f"the {read['rows']:,} rows that were read"
     for field in fields:
-        if field["name"].partition(".")[0] in ("reward", "terminated", "truncated", "round"):
-            continue  # told elsewhere
-        size = len(field["dimensions"]) or 1
-        still = [part for part in _parts(field) if part["constant"] is True or part["constant"] == size == 1]
-        if not field["dimensions"] and field["shape"] and field["constant"]:
-            total = 1
-            for axis in field["shape"]:
-                total *= axis
-            yield f"{field['constant']:,} of the {total:,} numbers of {field['name']} never change."
+        if field["name"].partition(".")[0] in ("reward", "terminated", "truncated", "round") or not field["constant"]:
+            continue  # told elsewhere, or not to be told
+        size = math.prod(field["shape"])
+        still = [part["name"] for part in field["dimensions"] if part["constant"]] or [field["name"]]
+        if field["constant"] == size:
+            value = f" it is {number(field['min'])} in {rows}." if field["min"] == field["max"] else f" in {rows}."
+            yield f"{field['name']} never changes" + (":" if field["min"] == field["max"] else "") + value
+        elif not field["dimensions"]:
+            yield f"{field['constant']:,} of the {size:,} numbers of {field['name']} never change in {rows}."
         elif len(still) == 1:
-            yield f"{still[0]['name']} never changes: it is {number(still[0]['min'])} in all {field['rows']:,} rows."
-        elif len(still) == size:
-            yield f"{field['name']} never changes."
-        elif still:
-            yield f"{_listed([part['name'] for part in still])} never change."
+            only = next(part for part in field["dimensions"] if part["constant"])
+            yield f"{only['name']} never changes: it is {number(only['min'])} in {rows}."
+        else:
+            yield f"{_listed(still)} never change in {rows}."
 
 
 def _endings(episodes: dict[str, Any]) -> Iterator[str]:

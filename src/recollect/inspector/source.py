@@ -14,7 +14,7 @@ from recollect.errors import SchemaError, explain
 from recollect.replay import ReplayBuffer
 from recollect.ring import FINAL
 from recollect.rollout import RolloutBuffer
-from recollect.schema import Path, Schema, given_shape, is_sparse
+from recollect.schema import Field, Path, Schema, Stacked, given_shape
 from recollect.stats import EpisodeStats
 
 ENDS = ("terminated", "truncated", "cut", "running")
@@ -65,6 +65,8 @@ class Source:
     """How often rows were drawn."""
     reuse: dict[str, Any] = field(default_factory=dict)
     """What the sampler knows of its draws."""
+    stacks: dict[Path, int] = field(default_factory=dict)
+    """Along which axis of a row several frames are stacked, the newest last."""
     stretches: list[tuple[int, int]] | None = None
     """Rows that are read together, where not any would do."""
 
@@ -88,9 +90,12 @@ def _autoreset(buffer: ReplayBuffer | RolloutBuffer) -> str | None:
     return None if buffer.autoreset is None else buffer.autoreset.name
 
 
+def _leaves_of(schema: Schema) -> Iterable[tuple[Path, Field]]:
+    return zip(schema.paths, schema.fields, strict=True)
+
+
 def _columns_of(schema: Schema) -> Columns:
-    fields = zip(schema.paths, schema.fields, strict=True)
-    return {path: (given_shape(leaf), leaf.dtype) for path, leaf in fields if not is_sparse(leaf)}
+    return {path: (given_shape(leaf), leaf.dtype) for path, leaf in _leaves_of(schema)}
 
 
 def _numbers(*tensors: torch.Tensor) -> tuple[np.ndarray, ...]:
@@ -130,6 +135,7 @@ def _of_replay(replay: ReplayBuffer) -> Source:
         mass=saved["mass"][place] if "mass" in saved else None,
         drawn=saved["drawn"][place] if "drawn" in saved else None,
         reuse=_known_reuse(saved, written),
+        stacks={path: leaf.axis for path, leaf in _leaves_of(replay._schema) if isinstance(leaf, Stacked)},
     )
 
 
@@ -137,12 +143,14 @@ def _replayed(replay: ReplayBuffer, ids: torch.Tensor, slots: torch.Tensor, star
     ring = replay._storage.ring
     begin = starts.nonzero().squeeze(1)
     stop = torch.cat([begin[1:], begin.new_tensor([len(ids)])]) if len(begin) else begin
-    last = stop - 1
+    last, env = stop - 1, ids[begin] % ring.num_envs
+    # How long ago it was, if the environments are stepped together. Rows that only reset take time, others do not.
+    ago = ring.newest()[env] - ids[last] // ring.num_envs
+    if not replay._storage.next_step:
+        ago = (ids % ring.num_envs).bincount(minlength=ring.num_envs).cumsum(0)[env] - stop
     is_open = ring.kind_at(ring.after(slots[last])) != FINAL
     began = ring.first.view(-1)[slots[begin]]
-    return Episodes(
-        *_numbers(begin, stop, ids[begin] % ring.num_envs, began, is_open, ids[last] // ring.num_envs),
-    )
+    return Episodes(*_numbers(begin, stop, env, began, is_open, -ago))
 
 
 def _known_reuse(saved: dict[str, torch.Tensor], written: int) -> dict[str, Any]:
