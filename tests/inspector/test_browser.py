@@ -58,7 +58,7 @@ def prioritized() -> rc.ReplayBuffer:
 def rollout() -> rc.RolloutBuffer:
     made = rc.RolloutBuffer(20, 3, obs={"a": 2, "b": (rc.Field(1), rc.Field((2, 2)))}, action=2, autoreset="NEXT_STEP")
     rng = np.random.default_rng(0)
-    for t in range(20):
+    for _ in range(20):
         obs = {"a": rng.normal(size=(3, 2)), "b": (rng.normal(size=(3, 1)), rng.normal(size=(3, 2, 2)))}
         flags = rng.random((2, 3)) < 0.1
         made.add(obs, rng.normal(size=(3, 2)), rng.normal(size=3), *flags, value=rng.normal(size=3))
@@ -156,7 +156,8 @@ def test_an_episode_is_stepped_through_with_the_keyboard(browser: chromium.Chrom
     browser.run("document.querySelector('.list button').focus()")
     press(browser, "ArrowRight", 3)
     assert text(browser, ".stage output") == "step 3 of 4"
-    values = "Object.fromEntries([...document.querySelectorAll('.lane .what')].map(x => [x.firstChild.data, x.lastChild.textContent]))"
+    values = """Object.fromEntries(
+        [...document.querySelectorAll('.lane .what')].map(x => [x.firstChild.data, x.lastChild.textContent]))"""
     assert browser.run(values) == {"reward": "3", "action": "1.5", "obs[0]": "1", "obs[1]": "3"}
     press(browser, "End")
     assert text(browser, ".stage output") == "step 4 of 4"
@@ -258,8 +259,9 @@ def test_a_script_that_is_not_the_pages_own_is_not_run(browser: chromium.Chromiu
 @pytest.mark.parametrize("make", [prioritized, pictures])
 def test_everything_that_can_be_used_has_a_name(make: Any, browser: chromium.Chromium, tmp_path: Path) -> None:
     opened(browser, make(), tmp_path)
-    unnamed = """[...document.querySelectorAll('button, input, select, a, [role=img], nav, section')].filter(x =>
-        !(x.getAttribute('aria-label') || x.textContent.trim() || x.getAttribute('aria-labelledby'))).map(x => x.outerHTML)"""
+    unnamed = """[...document.querySelectorAll('button, input, select, a, [role=img], nav, section')]
+        .filter(x => !(x.getAttribute('aria-label') || x.textContent.trim() || x.getAttribute('aria-labelledby')))
+        .map(x => x.outerHTML)"""
     assert browser.run(unnamed) == []
     assert browser.run("document.querySelectorAll('h1').length") == 1
     assert browser.run("[...document.querySelectorAll('nav a')].every(x => document.querySelector(x.hash))") is True

@@ -10,6 +10,7 @@ import torch
 
 from recollect.border import as_tensor
 from recollect.datasets.minari import Episode, episodes_of
+from recollect.errors import SchemaError
 from recollect.inspector.source import Columns, Episodes, Source
 from recollect.schema import Path, leaves_of
 
@@ -75,9 +76,12 @@ def _leaves(episode: Episode) -> dict[Path, torch.Tensor]:
 
 def _numeric(dataset: Any, number: int) -> list[str]:
     """The infos of an episode that are numbers for each step: the others are no fields to look at."""
-    data = next(dataset.iterate_episodes([number]))
-    steps = len(data.rewards)
-    plain = {
-        name: np.asarray(value) for name, value in (data.infos or {}).items() if not isinstance(value, dict | tuple)
-    }
-    return [name for name, x in plain.items() if x.dtype.kind in "biuf" and x.ndim and len(x) in (steps, steps + 1)]
+
+    def is_numeric(name: str) -> bool:
+        try:
+            next(episodes_of(dataset, [name], [number]))
+        except SchemaError:
+            return False
+        return True
+
+    return list(filter(is_numeric, next(dataset.iterate_episodes([number])).infos or {}))
