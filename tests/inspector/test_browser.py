@@ -110,6 +110,7 @@ def test_every_page_draws_itself_in_silence(make: Any, browser: chromium.Chromiu
     assert browser.console == []
     outside = [url for url in browser.requests if not url.startswith("data:")]
     assert outside == [(tmp_path / "page.html").as_uri()]
+    assert browser.run("scrollY") == 0, "a reader begins at the top"
     assert text(browser, "h1") in ("ReplayBuffer", "RolloutBuffer", "DistillationBuffer")
     broken = (
         "[...document.querySelectorAll('path, rect, line')].filter(x => /NaN|Infinity|undefined/.test(x.outerHTML))"
@@ -183,6 +184,19 @@ def test_an_episode_is_stepped_through_with_the_mouse(browser: chromium.Chromium
     assert text(browser, ".stage output") == "step 6 of 10"
     cursor = browser.run("+document.querySelector('.lane .cursor').getAttribute('x1')")
     assert cursor == pytest.approx(600)
+
+
+def test_the_list_follows_the_keyboard_and_the_page_stays(browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, walk([2] * 40), tmp_path)
+    browser.run("document.querySelector('.list').scrollIntoView({behavior: 'instant'})")
+    at = browser.run("scrollY")
+    browser.run("document.querySelector('.list button').focus({preventScroll: true})")
+    press(browser, "ArrowDown", 30)
+    inside = """(() => { const a = document.querySelector('[aria-current]').getBoundingClientRect(),
+        b = document.querySelector('.list ul').getBoundingClientRect();
+        return a.top >= b.top - 1 && a.bottom <= b.bottom + 1 })()"""
+    assert browser.run(inside) is True
+    assert browser.run("scrollY") == at
 
 
 def test_episodes_can_be_ordered(browser: chromium.Chromium, tmp_path: Path) -> None:

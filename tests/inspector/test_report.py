@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 import recollect as rc
+from recollect.compat import apexrl
 from recollect.inspector import measures, report
 from recollect.inspector.measures import histogram
 from recollect.inspector.remarks import number, percent
@@ -394,8 +395,9 @@ def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
     assert "obs.[red]x[/red]" in str(rc.inspect(replay))
 
 
-def test_a_saved_buffer_is_inspected_where_it_lies(tmp_path: Path) -> None:
-    replay = four_episodes(sampler=rc.Prioritized(beta=lambda draws: 0.4))
+@pytest.mark.parametrize("wrap", [lambda sampler: sampler, rc.Counted])
+def test_a_saved_buffer_is_inspected_where_it_lies(wrap: Any, tmp_path: Path) -> None:
+    replay = four_episodes(sampler=wrap(rc.Prioritized(beta=lambda draws: 0.4)))
     replay.save(tmp_path / "run")
     kept = rc.inspect(tmp_path / "run").as_dict()
     now = rc.inspect(replay).as_dict()
@@ -404,6 +406,11 @@ def test_a_saved_buffer_is_inspected_where_it_lies(tmp_path: Path) -> None:
     for told in (kept, now):
         assert "Prioritized" in told["source"].pop("sampler"), "a function is not saved, but priorities are"
     assert kept == now
+
+
+def test_a_buffer_under_other_names_is_seen_through() -> None:
+    other = apexrl.DistillationBuffer(10, (2,), device="cpu")
+    assert rc.inspect(other).as_dict()["source"]["kind"] == "DistillationBuffer"
 
 
 def test_looking_changes_nothing() -> None:

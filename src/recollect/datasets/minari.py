@@ -94,7 +94,7 @@ def dataset_folder(path: Path) -> Path | None:
     for folder in (path, path / "data"):
         try:
             found = json.loads((folder / "metadata.json").read_text("utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(found, dict) and "data_format" in found:
             return folder

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from recollect.border import dotted
 from recollect.inspector.measures import Measured, place
@@ -22,7 +23,7 @@ from recollect.inspector.terminal import FACTS, reuse_told, told
 from recollect.schema import Path as FieldPath
 
 _MOST_EPISODES, _MOST_STEPS, _ALL_STEPS = 48, 1000, 12_000
-_MOST_SERIES, _MOST_FRAMES, _ALL_FRAMES = 16, 16, 256
+_MOST_SERIES, _FRAMES, _ALL_FRAME_BYTES = 16, (4, 16), 1 << 20
 _FIRST = ("reward", "value", "advantage", "return", "action", "obs")
 """The order of timelines; other fields follow."""
 _UNORDERED_ROWS = 64
@@ -34,13 +35,14 @@ def browsed(source: Source, found: Measured) -> dict[str, Any]:
     series, left_out = _series(source)
     pictures = [path for path, (shape, dtype) in source.columns.items() if is_picture(shape, _name(dtype))]
     room, chosen = _ALL_STEPS, []
-    frames = max(min(_MOST_FRAMES, _ALL_FRAMES // max(len(spans) * len(pictures), 1)), 4)
+    sizes = [_shown(source, path, torch.zeros(source.columns[path][0], dtype=torch.uint8)).size for path in pictures]
+    frames = _ALL_FRAME_BYTES // max(sum(sizes) * len(spans), 1)
     for span in spans:
         first = max(span["start"], span["stop"] - _MOST_STEPS)
         room -= span["stop"] - first
         if room < 0 and chosen:
             break
-        chosen.append(_episode(source, span, first, series, pictures, frames))
+        chosen.append(_episode(source, span, first, series, pictures, min(max(frames, _FRAMES[0]), _FRAMES[1])))
     return {
         "episodes": chosen,
         "of": 0 if source.episodes is None else len(source.episodes),
@@ -123,9 +125,7 @@ def _episode(
 
 
 def _strip(source: Source, path: FieldPath, rows: list[int], first: int) -> dict[str, Any]:
-    axis = source.stacks.get(path)
-    leaves = (source.read(row, row + 1, [path])[path][0] for row in rows)
-    pictures = [frame((leaf if axis is None else leaf.select(axis, -1)).numpy()) for leaf in leaves]
+    pictures = [_shown(source, path, source.read(row, row + 1, [path])[path][0]) for row in rows]
     strip = base64.b64encode(png(np.concatenate(pictures, 1))).decode()
     return {
         "name": dotted(path),
@@ -134,6 +134,11 @@ def _strip(source: Source, path: FieldPath, rows: list[int], first: int) -> dict
         "width": pictures[0].shape[1],
         "png": f"data:image/png;base64,{strip}",
     }
+
+
+def _shown(source: Source, path: FieldPath, leaf: torch.Tensor) -> np.ndarray:
+    axis = source.stacks.get(path)
+    return frame((leaf if axis is None else leaf.select(axis, -1)).numpy())
 
 
 def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | None) -> None:

@@ -21,7 +21,7 @@ from recollect.inspector.page import browsed, write_page
 from recollect.inspector.remarks import remarks
 from recollect.inspector.source import Source, source_of
 from recollect.inspector.terminal import render
-from recollect.samplers import Prioritized
+from recollect.samplers import Counted, Prioritized
 from recollect.stats import EpisodeStats
 
 
@@ -61,10 +61,10 @@ def inspect(
 ) -> Report:
     """Look at what is stored: episodes and how they end, every field, priorities, reuse, and what looks odd.
 
-    What is inspected is a buffer, the path of a checkpoint, a Minari dataset or the path of one. `html` is where to
-    write the same as one self-contained page, with episodes to step through. `stats` are shown in place of the
-    buffer's own. Nothing is changed. Of large buffers fields are read in evenly spaced stretches, and the report says
-    of how many rows.
+    What is inspected is a buffer (of `recollect.compat` too, where it has a core), the path of a checkpoint, a Minari
+    dataset or the path of one. `html` is where to write the same as one self-contained page, with episodes to step
+    through. `stats` are shown in place of the buffer's own. Nothing is changed. Of large buffers fields are read in
+    evenly spaced stretches, and the report says of how many rows.
 
     >>> from recollect import ReplayBuffer
     >>> replay = ReplayBuffer(100, obs=2, action=())
@@ -104,7 +104,7 @@ def _source(thing: Any) -> Source:
 def _opened(thing: Any) -> tuple[Any, dict[str, Any]]:
     """What a path leads to, and what the path says about it; anything else as it is."""
     if not isinstance(thing, str | PathLike):
-        return thing, {}
+        return getattr(thing, "core", getattr(thing, "_core", thing)), {}  # classes of recollect.compat have one
     path = Path(thing)
     folder = dataset_folder(path)
     if folder is not None:
@@ -116,10 +116,11 @@ def _loaded(path: Path) -> Any:
     try:
         return load(path)
     except IncompatibleCheckpoint as error:
-        if "sampler" not in str(error).partition(":")[0]:
-            raise
-    # Nothing is drawn: priorities can be seen without the function that their beta was.
-    return load(path, sampler=Prioritized())
+        # Nothing is drawn here: priorities can be seen without the function that their beta was.
+        for sampler in (Prioritized(), Counted(Prioritized())):
+            with contextlib.suppress(IncompatibleCheckpoint):
+                return load(path, sampler=sampler)
+        raise error
 
 
 def _saved(path: Path) -> str | None:

@@ -19,6 +19,7 @@ _MOST_PARTS = 16
 
 FACTS = {
     "kind": "kind",
+    "id": "dataset",
     "path": "path",
     "saved": "saved",
     "rows": "rows",
@@ -182,7 +183,7 @@ def _field_row(table: Table, part: dict[str, Any], name: str, form: str) -> None
 
 def _priorities(priorities: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     rows, effective = priorities["rows"], priorities["effective"]
-    yield "effective sample", Text(f"{number(round(effective, 1))} of {rows:,} rows ({percent(effective / rows)})")
+    yield "effective sample", Text(f"{number(round(effective))} of {rows:,} rows ({percent(effective / rows)})")
     yield "mass", Text(", ".join(f"{share} in {few:,} rows" for share, few in priorities["rows_with"].items()))
     yield "largest", Text(f"{percent(priorities['largest'])} of the mass")
     yield "spectrum", Text.assemble((bars(priorities["relative"]), "cyan"), "  in powers of ten of the mean")

@@ -180,8 +180,9 @@
         if (found.curve && found.curve.at.length > 1) cards.push(curvePlot("Return by episode", spread(found.returns), found.curve));
       }
       cards.push(endsCard("Ends", found.ends, counted && !apart ? stats.reasons : null));
-      section("episodes", "Episodes", found.whole === found.count ? null
-        : `${num(found.whole)} of ${num(found.count)} are stored from their first step to their end; returns and lengths are of these.`,
+      section("episodes", "Episodes", found.whole === found.count ? null : found.whole
+        ? `${num(found.whole)} of ${num(found.count)} are stored from their first step to their end; returns and lengths are of these.`
+        : "None is stored from its first step to its end, so that no return is known.",
         grid(cards));
     }
     if (apart) {
@@ -191,7 +192,7 @@
         endsCard("Ends", { terminated: stats.terminated, truncated: stats.truncated }, stats.reasons));
       for (const [name, moments] of Object.entries(stats.metrics))
         if (moments && moments.histogram) cards.push(barPlot(name, spread(moments), moments.histogram, "episode"));
-      section("statistics", "Statistics", `What was counted while it ran: ${plural(stats.episodes, "episode")} in ${plural(stats.steps, "step")}, stored or not. Shown are the last ${num(stats.window)}.`, grid(cards));
+      section("statistics", "Statistics", `What was counted while it ran: ${plural(stats.episodes, "episode")} in ${plural(stats.steps, "step")}, stored or not.${stats.window < stats.episodes ? ` Shown are the last ${num(stats.window)}.` : ""}`, grid(cards));
     }
   }
 
@@ -301,12 +302,21 @@
         el("small", {}, found.ordered ? `return ${num(episode.return)}, ${plural(episode.length, "step")}` : plural(episode.length, "row"))))));
     }
 
+    // Scrolls the list alone: the page stays where the reader is.
+    function reveal(button) {
+      const inner = button.getBoundingClientRect(), outer = list.getBoundingClientRect();
+      if (inner.top < outer.top) list.scrollTop -= outer.top - inner.top;
+      if (inner.bottom > outer.bottom) list.scrollTop += inner.bottom - outer.bottom;
+    }
+
     function open(episode, focus) {
       current = episode;
       order.forEach((other, i) => {
         const button = list.children[i].firstChild;
-        if (other === episode) { button.setAttribute("aria-current", "true"); button.scrollIntoView({ block: "nearest" }); if (focus) button.focus({ preventScroll: true }); }
-        else button.removeAttribute("aria-current");
+        if (other !== episode) { button.removeAttribute("aria-current"); return; }
+        button.setAttribute("aria-current", "true");
+        reveal(button);
+        if (focus) button.focus({ preventScroll: true });
       });
       stage.replaceChildren(...drawEpisode(episode));
       show(0);
@@ -343,7 +353,7 @@
 
     function lane(name, values, episode, i, count) {
       const finite = values.filter(Number.isFinite), low = Math.min(...finite, 0), high = Math.max(...finite, 0);
-      const tight = /^(reward|value|advantage|return)/.test(name) ? [low, high] : [Math.min(...finite), Math.max(...finite)];
+      const tight = /^(reward|advantage)/.test(name) ? [low, high] : [Math.min(...finite), Math.max(...finite)];
       const [bottom, span] = finite.length ? [tight[0], tight[1] - tight[0]] : [0, 0];
       const x = (t) => count > 1 ? 1000 * t / (count - 1) : 500;
       const y = (value) => span ? 94 - 88 * (value - bottom) / span : 50;
