@@ -182,6 +182,10 @@ def test_an_episode_is_stepped_through_with_the_mouse(browser: chromium.Chromium
     assert text(browser, ".stage output") == "step 7 of 10"
     click(browser, "[aria-label='Step back']")
     assert text(browser, ".stage output") == "step 6 of 10"
+    slider = "document.querySelector('.steps input')"
+    browser.run(f"{slider}.value = 9; {slider}.dispatchEvent(new Event('input'))")
+    assert text(browser, ".stage output") == "step 9 of 10"
+    click(browser, ".lane svg", along=0.6)
     cursor = browser.run("+document.querySelector('.lane .cursor').getAttribute('x1')")
     assert cursor == pytest.approx(600)
 

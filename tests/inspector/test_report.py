@@ -67,6 +67,15 @@ def test_episodes_of_several_environments_are_in_the_order_of_time() -> None:
     assert episodes["ends"] == {"terminated": 3, "truncated": 0, "cut": 0, "running": 1}
 
 
+def test_many_ends_of_one_environment_do_not_age_its_episodes() -> None:
+    replay = rc.ReplayBuffer(100, obs=1, action=(), num_envs=2)
+    for t in range(20):
+        obs = np.array([[t], [100 + t]], np.float32)
+        replay.add(obs, np.zeros(2), [1, 10], [t >= 6, t == 5], [False, False], obs + 1)
+    curve = rc.inspect(replay).as_dict()["episodes"]["curve"]["mean"]
+    assert curve == [60, 7, *[1] * 13], "the second ended a step before the first, which then ended at every step"
+
+
 def test_an_episode_that_lost_its_beginning_has_no_return() -> None:
     replay = rc.ReplayBuffer(4, obs=2, action=rc.Field((), torch.int64))
     play(replay, [1, 1, 1, 1, 1, 1], "terminated")

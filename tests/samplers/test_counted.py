@@ -44,8 +44,10 @@ def test_an_overwritten_row_takes_its_count_along(backend: str) -> None:
     replay = fill(6, capacity=6, sampler=rc.Counted(rc.WithoutReplacement()))
     replay.sample(6)
     assert set(counts(replay).values()) == {1}
-    replay.add([6.0], 0.0, 0.0, terminated=False, truncated=False, next_obs=[7.0])
-    assert counts(replay) == {1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 0}
+    for t in range(6, 9):  # a ring of seven: the row 7 comes where the row 0 was
+        replay.add([float(t)], 0.0, 0.0, terminated=False, truncated=False, next_obs=[t + 1.0])
+        replay.check()
+    assert counts(replay) == {3: 1, 4: 1, 5: 1, 6: 0, 7: 0, 8: 0}
     replay.clear()
     assert int(replay._draws.saved()["drawn"].sum()) == 0
     replay.check()

@@ -15,7 +15,7 @@ from recollect.inspector.source import Columns, Episodes, Source
 from recollect.schema import Path, leaves_of
 
 _HOST = torch.device("cpu")
-_FIELDS = ("action", "reward", "terminated", "truncated", "info")
+_FIELDS = ("obs", "action", "reward", "terminated", "truncated", "info")
 
 
 def source_of_dataset(dataset: Any) -> Source:
@@ -66,12 +66,8 @@ def source_of_dataset(dataset: Any) -> Source:
 
 
 def _leaves(episode: Episode) -> dict[Path, torch.Tensor]:
-    trees = {"obs": episode.obs, **{name: getattr(episode, name) for name in _FIELDS if name != "info"}}
-    trees |= {"info": episode.info} if episode.info else {}
-    leaves = {
-        path: as_tensor(".".join(path), leaf, _HOST) for name in trees for path, leaf in leaves_of((name,), trees[name])
-    }
-    return {path: leaf[: episode.size] for path, leaf in leaves.items()}
+    found = {path: leaf for name in _FIELDS for path, leaf in leaves_of((name,), getattr(episode, name))}
+    return {path: as_tensor(".".join(path), leaf, _HOST)[: episode.size] for path, leaf in found.items()}
 
 
 def _numeric(dataset: Any, number: int) -> list[str]:

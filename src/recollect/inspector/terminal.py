@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -44,7 +43,7 @@ def render(report: dict[str, Any]) -> RenderableType:
     """Everything, the warnings first."""
     parts: list[RenderableType] = [_facts(report["source"])]
     for title, body in _sections(report):
-        parts += [Text(), Rule(Text(title, "bold"), align="left", characters="─", style="dim"), Padding(body, (0, 0))]
+        parts += [Text(), Rule(Text(title, "bold"), align="left", characters="─", style="dim"), body]
     return Group(*parts)
 
 

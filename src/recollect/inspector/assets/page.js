@@ -78,9 +78,9 @@
       el("h3", {}, title), readout, plot, el("div", { class: even ? "ticks even" : "ticks" }, ticks.map((tick) => el("span", {}, tick))));
   }
 
-  function bars(histogram, of, width = 1000) {
-    const { counts } = histogram, most = Math.max(...counts, 1), step = width / counts.length;
-    const gap = step - Math.min(step * 0.88, width / 7);
+  function bars(histogram, of) {
+    const { counts } = histogram, most = Math.max(...counts, 1), step = 1000 / counts.length;
+    const gap = step - Math.min(step * 0.88, 1000 / 7);
     return counts.map((count, i) => {
       const height = count ? Math.max(98 * count / most, 1.5) : 0;
       const label = histogram.values ? num(histogram.values[i]) : `${num(histogram.edges[i])} to ${num(histogram.edges[i + 1])}`;
@@ -324,7 +324,7 @@
 
     function drawEpisode(episode) {
       const series = episode.series.map(decode), count = series.length ? series[0].length : episode.length - episode.first;
-      const lanes = found.series.map((name, i) => lane(name, series[i], episode, i, count));
+      const lanes = found.series.map((name, i) => lane(name, series[i], episode, count));
       const films = episode.frames.map((strip) => film(strip, count));
       const slider = el("input", { type: "range", min: 0, max: count - 1, value: 0, "aria-label": "Step of the episode", oninput: () => show(Number(slider.value)) });
       const output = el("output", {});
@@ -351,7 +351,7 @@
         el("div", { class: "steps" }, back, slider, forward, output), films.map((one) => one.node), lanes.map((one) => one.node)].flat();
     }
 
-    function lane(name, values, episode, i, count) {
+    function lane(name, values, episode, count) {
       const finite = values.filter(Number.isFinite), low = Math.min(...finite, 0), high = Math.max(...finite, 0);
       const tight = /^(reward|advantage)/.test(name) ? [low, high] : [Math.min(...finite), Math.max(...finite)];
       const [bottom, span] = finite.length ? [tight[0], tight[1] - tight[0]] : [0, 0];
