@@ -269,6 +269,16 @@ def test_a_dataset_is_inspected_where_it_lies(tmp_path: Path, capsys: pytest.Cap
     assert "MinariDataset" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("damage", ["metadata.json", "main_data.hdf5"])
+def test_a_damaged_dataset_is_said_with_exit_code_one(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Path(collected().storage.data_path)
+    (data / damage).write_text('{"data_format": "hdf5"}')
+    assert main(["inspect", str(data)]) == 1
+    assert capsys.readouterr().err.startswith("recollect inspect: ")
+
+
 def test_a_dataset_and_the_buffer_that_it_came_from_look_alike() -> None:
     replay = rich()
     mine, theirs = rc.inspect(replay).as_dict(), rc.inspect(to_minari(replay, "test/rich-v0")).as_dict()

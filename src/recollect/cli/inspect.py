@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from recollect.errors import CheckpointError, SchemaError
+from recollect.errors import CheckpointError
 from recollect.inspector import inspect
 
 
@@ -34,8 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the report, and say where the page is."""
     try:
         report = inspect(arguments.path, html=arguments.html)
-    except (CheckpointError, SchemaError, ImportError, OSError) as error:
-        print(f"recollect inspect: {error}", file=sys.stderr)
+    except (CheckpointError, ValueError, KeyError, AssertionError, ImportError, OSError) as error:
+        # Minari says what is wrong with its files in all of these ways.
+        print(f"recollect inspect: {str(error) or type(error).__name__}", file=sys.stderr)
         return 1
     if arguments.json:
         print(report.to_json(indent=2))
