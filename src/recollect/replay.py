@@ -393,15 +393,22 @@ class ReplayBuffer:
             _check(chosen, self._storage)
             before = None
             if out is not None or not isinstance(chosen, _NEVER_FAIL):
-                before = self._random.snapshot(), self._draws.snapshot()  # these may fail after rows were drawn
+                before = self._snapshot()  # these may fail after rows were drawn
             try:
                 batch = self._drawn(batch_size, chosen, out)
             except BaseException:
                 if before is not None:
-                    self._random.restore(before[0])
-                    self._draws.restore(before[1])
+                    self._restore(before)
                 raise
         return batch if target is None else moved(batch, target)
+
+    def _snapshot(self) -> tuple[Any, Any]:
+        return self._random.snapshot(), self._draws.snapshot()
+
+    def _restore(self, before: tuple[Any, Any]) -> None:
+        """The draws since have not happened."""
+        self._random.restore(before[0])
+        self._draws.restore(before[1])
 
     def _drawn(self, batch_size: int, view: View, out: TensorDict | None) -> TensorDict:
         drawn = self._draws.draw(batch_size)
@@ -473,20 +480,24 @@ class ReplayBuffer:
         Each is read when it comes up: rows that were overwritten by then are left out.
         """
         with self._lock:
-            ids, slots = self._ordered()
-            follows = (ids[1:] == ids[:-1] + self._storage.ring.num_envs).nonzero().squeeze(1) + 1
-            starts = torch.ones_like(slots, dtype=torch.bool).index_fill(0, follows, False)
-            pieces = [ids[part] for part in _runs(starts | self._storage.ring.first.view(-1)[slots])]
+            ids, _, starts = self._ordered()
+            pieces = [ids[part] for part in _runs(starts)]
         return filter(len, map(self._still_stored, pieces))
 
-    def _ordered(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The ids and flat slots of all transitions, by environment and then by time."""
+    def _ordered(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The ids and flat slots of all transitions, by environment and then by time, and which of them start one.
+
+        What they start is an episode, or what is left of it.
+        """
         ring = self._storage.ring
         slots = (ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
         ids = self._storage.ids(slots)
         env, row = ids % ring.num_envs, ids // ring.num_envs
         order = torch.argsort(env * (int(row.max()) + 1 if len(row) else 1) + row)
-        return ids[order], slots[order]
+        ids, slots = ids[order], slots[order]
+        follows = (ids[1:] == ids[:-1] + ring.num_envs).nonzero().squeeze(1) + 1
+        starts = torch.ones_like(slots, dtype=torch.bool).index_fill(0, follows, False)
+        return ids, slots, starts | ring.first.view(-1)[slots]
 
     def _still_stored(self, ids: torch.Tensor) -> TensorDict:
         with self._lock:

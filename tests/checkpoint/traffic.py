@@ -133,6 +133,7 @@ KINDS = {
     "uniform": Kind(lambda: make_replay(rc.Uniform()), step_replay, draw),
     "prioritized": Kind(lambda: make_replay(rc.Prioritized(normalize="global")), step_replay, draw),
     "epochs": Kind(lambda: make_replay(rc.WithoutReplacement()), step_replay, draw),
+    "counted": Kind(lambda: make_replay(rc.Counted(rc.Prioritized())), step_replay, draw),
     "next step": Kind(lambda: make_replay(rc.Prioritized(), autoreset="NEXT_STEP"), step_replay, draw),
     "stored": Kind(
         lambda: make_replay(rc.Prioritized(), next_obs="stored"),

@@ -17,7 +17,7 @@ from recollect.kernels.reader import bits_of
 from recollect.listeners import Listeners
 from recollect.norm import RunningNorm
 from recollect.randomness import Randomness
-from recollect.samplers import Prioritized, Sampler, Uniform, WithoutReplacement
+from recollect.samplers import Counted, Prioritized, Sampler, Uniform, WithoutReplacement
 from recollect.schema import Carry, Field, Path, Stacked, Tree
 from recollect.stats import EpisodeStats
 
@@ -211,7 +211,7 @@ def here(name: str | torch.device) -> torch.device:
 
 # Samplers
 
-_SAMPLERS: dict[str, type] = {"Uniform": Uniform, "Prioritized": Prioritized, "WithoutReplacement": WithoutReplacement}
+_SAMPLERS: dict[str, type] = {kind.__name__: kind for kind in (Uniform, Prioritized, WithoutReplacement, Counted)}
 
 
 def describe_sampler(sampler: Sampler) -> dict[str, Any] | None:
@@ -220,6 +220,9 @@ def describe_sampler(sampler: Sampler) -> dict[str, Any] | None:
     if _SAMPLERS.get(name) is not type(sampler):
         return None
     settings = dict(vars(sampler))
+    if isinstance(sampler, Counted):
+        settings["sampler"] = describe_sampler(sampler.sampler)
+        return None if settings["sampler"] is None else {"name": name, **settings}
     return None if any(callable(value) for value in settings.values()) else {"name": name, **settings}
 
 
@@ -231,6 +234,8 @@ def sampler_of(node: Node, given: Sampler | None) -> Sampler:
         remedy = "Pass sampler= to load: the one that the buffer had."
         raise IncompatibleCheckpoint(explain("sampler", "one that can be saved", "one of the caller's", remedy))
     kind = node.entry("name").one_of(_SAMPLERS)
+    if kind == "Counted":
+        return Counted(sampler_of(node.entry("sampler"), None))  # refuses another Counted
     if kind == "Uniform":
         return Uniform()
     if kind == "WithoutReplacement":

@@ -28,6 +28,8 @@ from recollect.replay import ReplayBuffer
 from recollect.ring import EMPTY, FINAL, HISTORY, TRANSITION, Ring
 
 _STATE = ("kind", "first", "head", "open", "resetting", "count", "floor")
+_OF_SLOTS = {"mass", "drawn"}
+"""What samplers keep of every slot."""
 
 
 def contents(replay: ReplayBuffer) -> Contents:
@@ -190,13 +192,14 @@ def _resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor
     if forms[0] != forms[1]:
         remedy = "Pass the sampler that the buffer had."
         raise IncompatibleCheckpoint(explain("sampler", f"the state of {replay.sampler}", sorted(saved), remedy))
-    if placed is not None and "mass" in saved:
+    if placed is not None:
         source, target = placed
-        read.shaped("sampler.mass", (read.arrays["ring.kind"].numel(),), torch.float64)
-        moved = torch.zeros_like(expected["mass"], device="cpu")
-        moved[target] = saved["mass"][source]
         drawable = (replay._storage.ring.kind.view(-1) == TRANSITION).cpu()
-        saved["mass"] = torch.where(drawable, moved, 0.0)
+        for name in _OF_SLOTS & saved.keys():
+            read.shaped(f"sampler.{name}", (read.arrays["ring.kind"].numel(),), expected[name].dtype)
+            moved = torch.zeros_like(expected[name], device="cpu")
+            moved[target] = saved[name][source]
+            saved[name] = torch.where(drawable, moved, 0)
     try:
         replay._draws.resume(saved)
     except ValueError as error:

@@ -121,7 +121,7 @@ class _Draws:
         values = _checked_priority(priority, len(slots))
         mass = self._mass(values)
         if values.device.type == "cpu":
-            _refuse(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
+            refuse_priorities(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
         if len(values):
             accepted = torch.where(slots >= 0, values, 0.0).max()
             on_host = values.device.type == "cpu"
@@ -207,7 +207,8 @@ def _checked_priority(priority: torch.Tensor, count: int) -> torch.Tensor:
     return priority.to(torch.float64)
 
 
-def _refuse(bad: torch.Tensor, values: torch.Tensor) -> None:
+def refuse_priorities(bad: torch.Tensor, values: torch.Tensor) -> None:
+    """Raise for the first of the values that are `bad`."""
     if bad.any():
         at = int(bad.nonzero()[0])
         expected = "a finite number of at least 0 (and finite to the power of alpha)"
