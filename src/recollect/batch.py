@@ -56,17 +56,19 @@ def selected(
     everything: Sequence[tuple[Path, torch.Tensor]], fields: Iterable[str | Path] | None
 ) -> tuple[list[Path], list[torch.Tensor]]:
     """The leaves that `fields` names (whole names or paths to leaves), or all of them."""
-    if fields is None:
-        chosen = list(everything)
-    else:
-        wanted = [(field,) if isinstance(field, str) else tuple(field) for field in fields]
-        known = {path[:depth] for path, _ in everything for depth in range(1, len(path) + 1)}
-        for path in wanted:
-            if path not in known:
-                names = ", ".join(sorted({path[0] for path, _ in everything}))
-                raise SchemaError(explain("fields", f"names of {names}", ".".join(path), "Name stored fields only."))
-        chosen = [(path, leaf) for path, leaf in everything if any(path[: len(head)] == head for head in wanted)]
+    chosen = everything
+    if fields is not None:
+        wanted = dict.fromkeys((field,) if isinstance(field, str) else tuple(field) for field in fields)
+        chosen = [(path, leaf) for path, leaf in everything if not wanted.keys().isdisjoint(_heads(path))]
+        for unknown in wanted.keys() - {head for path, _ in chosen for head in _heads(path)}:
+            names = ", ".join(sorted({path[0] for path, _ in everything}))
+            raise SchemaError(explain("fields", f"names of {names}", ".".join(unknown), "Name stored fields only."))
     return [path for path, _ in chosen], [leaf for _, leaf in chosen]
+
+
+def _heads(path: Path) -> list[Path]:
+    """The path and those that lead to it."""
+    return [path] if len(path) == 1 else [path[:depth] for depth in range(1, len(path) + 1)]
 
 
 def fill(out: TensorDict, leaves: Mapping[Path, torch.Tensor]) -> TensorDict:

@@ -9,6 +9,7 @@ import torch
 from recollect.errors import SchemaError, explain
 from recollect.invariants.require import require, require_all, require_form
 from recollect.kernels.sequence_index import Cuts
+from recollect.kernels.sequence_reader import Carried
 from recollect.schema import Carry, Schema
 
 
@@ -94,9 +95,9 @@ class SparseCarries:
                 remedy = "Take another length or mode, or declare Carry(every=1)."
                 raise SchemaError(explain(where, expected, f"every {cuts.stride} steps", remedy))
 
-    def at(self, column: int, rows: torch.Tensor) -> torch.Tensor:
-        """A leaf at flat rows where sequences start [B, …]."""
-        return self._kept[column].at(rows)
+    def kept(self, column: int, rows: int) -> Carried:
+        """A leaf of the first `rows` rows, as far as sequences start there."""
+        return self._kept[column].carried(rows)
 
 
 class _Kept:
@@ -132,8 +133,8 @@ class _Kept:
         self._place[rows] = torch.arange(self._count, count, device=rows.device)
         self._count = count
 
-    def at(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._values[self._place[rows]]
+    def carried(self, rows: int) -> Carried:
+        return Carried(self._values, 1, self._place[:rows])
 
     def saved(self) -> dict[str, torch.Tensor]:
         return {"rows": self._rows[: self._count], "values": self._values[: self._count]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
+from recollect import kernels
 from recollect.autoreset import observation, parse_autoreset, refuse_reused, settings_of, unpack_step
 from recollect.batch import assemble, assembler, check_destination, checked_targets, moved, selected
 from recollect.border import as_tensor, conform, dotted, light, overlaps
@@ -20,8 +22,9 @@ from recollect.estimators import gae
 from recollect.finals import Finals, Found
 from recollect.guard import lock_for
 from recollect.invariants.rollout import check_rollout
-from recollect.kernels.reader import FollowingReader, Reader
-from recollect.kernels.sequence_index import SequenceIndex, find_sequences
+from recollect.kernels.reader import Following, Reader, T, reader
+from recollect.kernels.sequence_index import Flags, find_sequences
+from recollect.kernels.sequence_reader import Carried, Layout, SequenceReader, sequence_reader
 from recollect.listeners import Listeners
 from recollect.memory import Memory
 from recollect.norm import RunningNorm
@@ -41,7 +44,7 @@ from recollect.schema import (
     refuse_sparse,
     unstacked,
 )
-from recollect.sequences import Layout, Mode, SequenceReader, check_layout, cuts_of, moved_sequences
+from recollect.sequences import Mode, check_layout, cuts_of, moved_sequences
 from recollect.stats import EpisodeStats
 from recollect.storage import Storage
 
@@ -131,6 +134,9 @@ class RolloutBuffer:
         self.device = self._storage.device
         self._schema = schema
         self._agents = _agents(schema)
+        self._carried = [
+            path for path, field in zip(schema.paths, schema.fields, strict=True) if isinstance(field, Carry)
+        ]
         self._extra_names = schema.names[7:]
         self._random = Randomness(seed)
         self._lock = lock_for(self)
@@ -578,7 +584,8 @@ class RolloutBuffer:
             if total == 0 or (drop_last and total < batch_size):
                 remedy = "Add steps, or take smaller batches."
                 raise NotReadyError(explain("minibatches", f"{batch_size} transitions", total, remedy))
-            source = self._following(columns)
+            items = self._num_stored * (self.num_envs or 1)
+            source = self._following(columns, lambda: reader(columns, 2, items))
         like = {
             path: ((batch_size, *column.shape[2:]), column.dtype) for path, column in zip(paths, columns, strict=True)
         }
@@ -589,40 +596,40 @@ class RolloutBuffer:
             remedy = "Pass drop_last=True or a batch_size that divides them."
             raise SchemaError(explain("out", f"batches of {batch_size} only", f"{total} transitions", remedy))
         stop = total - total % batch_size if drop_last else total
-        sizes = [min(batch_size, stop - start) for start in range(0, stop, batch_size)]
-        read = self._read_into(source, targets, out) if targets is not None else self._read_fresh(source, paths)
-        batches = self._batches(read, rows, sizes * epochs, stop, shuffle, generation)
+        read = self._read_into(source, targets, out) if targets is not None else self._read_fresh(source, paths, True)
+        batches = self._batches(read, rows, batch_size, stop, epochs, shuffle, generation)
         return batches if target is None else (moved(batch, target) for batch in batches)
 
     def _batches(
-        self, read: _Read, rows: torch.Tensor, sizes: list[int], per_epoch: int, shuffle: bool, generation: int
+        self, read: _Read, rows: torch.Tensor, size: int, per_epoch: int, epochs: int, shuffle: bool, generation: int
     ) -> Iterator[TensorDict]:
-        index, start = rows, 0
-        for size in sizes:
+        index = rows
+        for start in itertools.chain.from_iterable(itertools.repeat(range(0, per_epoch, size), epochs)):
             with self._lock:
                 if self._generation != generation:
                     remedy = "Finish the epochs before clear()."
                     raise NotReadyError(explain("batch", "the same rollout", "a cleared one", remedy))
                 if start == 0 and shuffle:
                     index = self._random.shuffled(rows)
-                batch = read(index, start, start + size)
-                start = (start + size) % per_epoch
+                batch = read(index, start, min(start + size, per_epoch))
             yield batch
 
     @staticmethod
-    def _read_fresh(source: Reader, paths: list[Path]) -> _Read:
+    def _read_fresh(source: Following[Reader] | Following[SequenceReader], paths: list[Path], batched: bool) -> _Read:
         build, sizes = assembler(paths), {}
 
         def read(index: torch.Tensor, start: int, stop: int) -> TensorDict:
-            size = sizes.get(stop - start) or sizes.setdefault(stop - start, torch.Size((stop - start,)))
-            return build(source.take(index, start, stop), size)
+            size = sizes.get(stop - start)
+            if size is None:
+                size = sizes[stop - start] = torch.Size((stop - start,) if batched else ())
+            return build(source.found().take(index, start, stop), size)
 
         return read
 
     @staticmethod
-    def _read_into(source: Reader, targets: list[torch.Tensor], out: TensorDict) -> _Read:
+    def _read_into(source: Following[Reader], targets: list[torch.Tensor], out: TensorDict) -> _Read:
         def read(index: torch.Tensor, start: int, stop: int) -> TensorDict:
-            source.take_into(index, start, stop, targets)
+            source.found().take_into(index, start, stop, targets)
             return out
 
         return read
@@ -681,58 +688,38 @@ class RolloutBuffer:
             steps = self._stored("sequences")
             self._carries.require(cuts)
             generation = self._generation
+            chosen, carried = self._sequence_leaves(fields)
+            columns = [*chosen.values(), *(each.items for each in carried.values())]
             terminated, truncated = (self._column(name)[:steps] for name in ("terminated", "truncated"))
-            index = find_sequences(terminated, truncated, self._mask(), cuts)
+            flags = Flags(terminated, truncated, self._mask(), self._starting)
+            index = find_sequences(flags, cuts, natively=kernels.reads_natively(columns))
             size = len(index) if batch_size is None else positive("batch_size", batch_size)
             if not index or (drop_last and len(index) < size):
                 remedy = "Add steps, or take smaller batches."
                 raise NotReadyError(explain("sequences", f"at least {size or 1}", len(index), remedy))
-            source = self._sequence_reader(index, length or index.longest, layout, fields)
+            read_of = (index, length or index.longest, layout, list(chosen.values()), list(carried.values()))
+            source = self._following(columns, lambda: sequence_reader(*read_of))
+        paths = [*chosen, ("is_first",), ("batch_sizes" if layout == "packed" else "mask",), ("index",), *carried]
+        # What is [L, B] or packed, and what is [B], have no leading axis in common.
+        read = self._read_fresh(source, paths, layout == "batch_first")
         stop = len(index) - len(index) % size if drop_last else len(index)
-        sizes = [min(size, stop - start) for start in range(0, stop, size)]
         numbers = torch.arange(len(index), device=self.device)
-        batches = self._batches(
-            lambda which, start, stop: source.read(which[start:stop]),
-            numbers,
-            sizes * epochs,
-            stop,
-            shuffle,
-            generation,
-        )
+        batches = self._batches(read, numbers, size, stop, epochs, shuffle, generation)
         return batches if target is None else (moved_sequences(batch, target) for batch in batches)
 
-    def _sequence_reader(
-        self, index: SequenceIndex, length: int, layout: str, fields: Iterable[str | Path] | None
-    ) -> SequenceReader:
-        carries = {
-            path: column
-            for column, path in enumerate(self._schema.paths)
-            if isinstance(self._schema.fields[column], Carry)
-        }
+    def _sequence_leaves(
+        self, fields: Iterable[str | Path] | None
+    ) -> tuple[dict[Path, torch.Tensor], dict[Path, Carried]]:
+        """What is read at every step of a sequence, and at its first one."""
         chosen = dict(zip(*selected(self._leaves(sparse=True), fields), strict=True))
-        carried = [path for path in chosen if path in carries]
-        steps = {path: column for path, column in chosen.items() if path not in carries}
-        steps[("is_first",)] = self._starts(self._num_stored)
-        read_carried = self._carry_reader([carries[path] for path in carried])
-        return SequenceReader(
-            index, length, layout, list(steps), self._following(list(steps.values())), carried, read_carried
-        )
+        rows = self._num_stored * (self.num_envs or 1)
+        dense = {path: Carried(chosen.pop(path), 2, None) for path in self._carried if path in chosen}
+        sparse = {self._schema.paths[column]: column for column in self._carries.columns}
+        carried = {path: self._carries.kept(sparse[path], rows) if path in sparse else dense[path] for path in dense}
+        return chosen, carried
 
-    def _carry_reader(self, columns: list[int]) -> Callable[[torch.Tensor], list[torch.Tensor]]:
-        """Reads these leaves at flat rows [B]."""
-        dense = [column for column in columns if not is_sparse(self._schema.fields[column])]
-        source = self._following([self._storage.columns[column] for column in dense]) if dense else None
-
-        def read(rows: torch.Tensor) -> list[torch.Tensor]:
-            found = {} if source is None else dict(zip(dense, source.take(rows, 0, len(rows)), strict=True))
-            return [found[column] if column in found else self._carries.at(column, rows) for column in columns]
-
-        return read
-
-    def _following(self, columns: list[torch.Tensor]) -> Reader:
-        """A reader of the stored rows of these columns."""
-        items = self._num_stored * (self.num_envs or 1)
-        return FollowingReader(columns, 2, items, lambda: self._storage.is_exposed)
+    def _following(self, columns: list[torch.Tensor], make: Callable[[], T]) -> Following[T]:
+        return Following(make, columns, lambda: self._storage.is_exposed)
 
     @property
     def data(self) -> TensorDict:

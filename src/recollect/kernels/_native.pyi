@@ -32,13 +32,6 @@ def vtrace(
     ratio: Any, reward: Any, value: Any, next_value: Any, terminated: Any, truncated: Any, mask: Any, gamma: Any,
     lam: Any, rho_bar: Any, c_bar: Any, out: tuple[Array, Array] | None, /,
 ) -> Any: ...  # fmt: skip
-def find_sequences(
-    terminated: Array, truncated: Array, mask: Array | None, length: int, stride: int, split: bool, keep_tail: bool,
-    order: Array, start: Array, count: Array,
-) -> tuple[int, int, int]: ...  # fmt: skip
-def sequence_rows(
-    order: Array, start: Array, count: Array, which: Array, length: int, out: tuple[Array, Array, Array] | None
-) -> Any: ...
 
 class Columns:
     def __init__(self, arrays: list[Array], optional: list[bool], lead: int) -> None: ...
@@ -46,8 +39,23 @@ class Columns:
 
 class Gather:
     def __init__(self, arrays: list[Array], item_ndims: list[int], items: int) -> None: ...
-    def take(self, index: Array, start: int, stop: int, padded: bool = False, width: int = 0) -> list[Any]: ...
+    def take(self, index: Array, start: int, stop: int, padded: bool = False) -> list[Any]: ...
     def take_into(self, index: Array, start: int, stop: int, out: list[Array], padded: bool = False) -> None: ...
+
+class SequenceIndex:
+    longest: int
+    def __init__(
+        self, terminated: Array, truncated: Array, mask: Array | None, starting: Array, length: int, stride: int,
+        split: bool, keep_tail: bool,
+    ) -> None: ...  # fmt: skip
+    def __len__(self) -> int: ...
+
+class SequenceGather:
+    def __init__(
+        self, index: SequenceIndex, length: int, layout: str, steps: list[Array], step_ndims: list[int],
+        carried: list[Array], carried_ndims: list[int], kept: list[Array | None],
+    ) -> None: ...  # fmt: skip
+    def take(self, which: Array, start: int, stop: int) -> list[Any]: ...
 
 class PriorityTree:
     GROUP: int
