@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "bindings.hpp"
@@ -184,13 +185,32 @@ private:
     nb::object owner_;
 };
 
+BitGenerator& generator_in(nb::handle capsule) {
+    auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
+    if (!random) throw nb::python_error();
+    return *random;
+}
+
 void shuffle_index(nb::handle index, nb::handle capsule) {
     const Array array = read_index(index);
     if (array.shape[0] >= (int64_t{1} << 32)) throw std::invalid_argument("index: 2^32 entries or more");
-    auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
-    if (!random) throw nb::python_error();
+    BitGenerator& random = generator_in(capsule);
     MaybeReleased released(array.shape[0] * 8);
-    shuffle(reinterpret_cast<int64_t*>(array.data), array.shape[0], *random);
+    shuffle(reinterpret_cast<int64_t*>(array.data), array.shape[0], random);
+}
+
+// A fresh tensor of 0 … count - 1, shuffled.
+nb::object permutation(int64_t count, nb::handle capsule) {
+    if (count >= (int64_t{1} << 32)) throw std::invalid_argument("count: 2^32 or more");
+    BitGenerator& random = generator_in(capsule);
+    Fresh fresh;
+    fresh.add(kInt64, 1, &count);
+    nb::object made = fresh.make()[0];
+    auto* numbers = reinterpret_cast<int64_t*>(fresh.data(0));
+    MaybeReleased released(count * 8);
+    std::iota(numbers, numbers + count, int64_t{0});
+    shuffle(numbers, count, random);
+    return made;
 }
 
 }  // namespace
@@ -207,6 +227,7 @@ void bind_columns(nb::module_& m) {
         .def("take_into", &Gather::take_into, nb::arg("index"), nb::arg("start"), nb::arg("stop"), nb::arg("out"),
              nb::arg("padded") = false);
     m.def("shuffle", &shuffle_index);
+    m.def("permutation", &permutation);
 }
 
 }  // namespace recollect

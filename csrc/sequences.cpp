@@ -19,18 +19,20 @@ struct SequenceIndex {
     int64_t rows;
     Sequences found;
 
-    SequenceIndex(nb::handle terminated, nb::handle truncated, nb::handle mask, nb::handle starting, int64_t length,
-                  int64_t stride, bool split, bool keep_tail) {
+    // Of the first `steps` steps; flags are [at least as many, envs], `mask` [steps, envs] or None, `starting` [envs].
+    SequenceIndex(int64_t steps, nb::handle terminated, nb::handle truncated, nb::handle mask, nb::handle starting,
+                  int64_t length, int64_t stride, bool split, bool keep_tail) {
         const Array ends = read_or_throw(terminated, "terminated");
         if (ends.ndim != 2 || ends.dtype != kBool) throw std::invalid_argument("terminated: not a matrix of flags");
+        if (steps < 0 || steps > ends.shape[0]) throw std::out_of_range("steps");
         // A longer stride would leave steps out, and lead beyond the last one.
         if (length < 0 || stride < 1 || (length && stride > length)) throw std::invalid_argument("length, stride: out of range");
-        rows = ends.elements();
+        rows = steps * ends.shape[1];
         const Flags flags{reinterpret_cast<const bool*>(ends.data),
-                          memory_of<bool>(truncated, kBool, rows, "truncated"),
+                          memory_of<bool>(truncated, kBool, ends.elements(), "truncated"),
                           mask.is_none() ? nullptr : memory_of<bool>(mask, kBool, rows, "mask"),
                           memory_of<bool>(starting, kBool, ends.shape[1], "starting"),
-                          ends.shape[0],
+                          steps,
                           ends.shape[1]};
         found = find_sequences(flags, {length, stride, split, keep_tail});
     }
@@ -48,8 +50,11 @@ public:
           carried_(read_sources(carried, carried_ndims, 0)), owner_(nb::make_tuple(index, steps, carried, kept)) {
         if (length < index_.found.longest) throw std::invalid_argument("length: below the longest");
         if (kept.size() != carried.size()) throw std::invalid_argument("kept: one for each that is carried");
-        for (nb::handle places : kept)
-            kept_.push_back(places.is_none() ? nullptr : memory_of<int64_t>(places, kInt64, index_.rows, "kept"));
+        for (nb::handle places : kept) {
+            const Array array = places.is_none() ? Array{} : read_index(places);
+            if (array.data && array.shape[0] < index_.rows) throw std::invalid_argument("kept: fewer than there are rows");
+            kept_.push_back(reinterpret_cast<const int64_t*>(array.data));
+        }
         steps_.push_back({reinterpret_cast<char*>(index_.found.is_first.get()), kBool, index_.rows, 1, 0, {}});
     }
 
@@ -138,8 +143,8 @@ private:
 
 void bind_sequences(nb::module_& m) {
     nb::class_<SequenceIndex>(m, "SequenceIndex")
-        .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, int64_t, int64_t, bool, bool>(), nb::arg(), nb::arg(),
-             nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
+        .def(nb::init<int64_t, nb::handle, nb::handle, nb::handle, nb::handle, int64_t, int64_t, bool, bool>(), nb::arg(),
+             nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
         .def("__len__", [](const SequenceIndex& index) { return index.found.runs.size(); })
         .def_prop_ro("longest", [](const SequenceIndex& index) { return index.found.longest; });
     nb::class_<SequenceGather>(m, "SequenceGather")

@@ -363,11 +363,14 @@ def test_the_native_border_checks_what_it_is_given() -> None:
     ends, starting = torch.zeros(3, 2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
     for length, stride in ((-1, 1), (2, 0), (1, 2), (1, 2**63 - 1)):
         with pytest.raises(ValueError, match="length, stride: out of range"):
-            native.SequenceIndex(ends, ends, None, starting, length, stride, True, True)
+            native.SequenceIndex(3, ends, ends, None, starting, length, stride, True, True)
     for bad in ((ends[:2], None, starting), (ends, ends[:2], starting), (ends, None, starting[:1])):
         with pytest.raises(ValueError, match="wrong shape"):
-            native.SequenceIndex(ends, *bad, 2, 2, True, True)
-    index = native.SequenceIndex(ends, ends, None, starting, 2, 2, True, True)
+            native.SequenceIndex(3, ends, *bad, 2, 2, True, True)
+    for steps in (-1, 4):
+        with pytest.raises(IndexError, match="steps"):
+            native.SequenceIndex(steps, ends, ends, None, starting, 2, 2, True, True)
+    index = native.SequenceIndex(3, ends, ends, None, starting, 2, 2, True, True)
     assert (len(index), index.longest) == (4, 2)
     obs, rows, which = torch.zeros(3, 2, 5), torch.arange(6), torch.arange(4)
     steps, hidden = ([obs], [1]), ([obs], [1], [rows])
@@ -376,7 +379,7 @@ def test_the_native_border_checks_what_it_is_given() -> None:
         (2, ([obs[:2]], [1]), hidden, "items: more than the source has"),
         (2, ([obs], []), hidden, "sources: another number of axes"),
         (2, steps, ([obs], [1], []), "kept: one for each"),
-        (2, steps, ([obs], [1], [rows[:5]]), "kept: wrong shape"),
+        (2, steps, ([obs], [1], [rows[:5]]), "kept: fewer than there are rows"),
     ):
         with pytest.raises(ValueError, match=message):
             native.SequenceGather(index, length, "batch_first", *read, *carried)

@@ -95,9 +95,9 @@ class SparseCarries:
                 remedy = "Take another length or mode, or declare Carry(every=1)."
                 raise SchemaError(explain(where, expected, f"every {cuts.stride} steps", remedy))
 
-    def kept(self, column: int, rows: int) -> Carried:
-        """A leaf of the first `rows` rows, as far as sequences start there."""
-        return self._kept[column].carried(rows)
+    def kept(self, column: int) -> Carried:
+        """A leaf of the rows where sequences start."""
+        return self._kept[column].carried()
 
 
 class _Kept:
@@ -133,8 +133,8 @@ class _Kept:
         self._place[rows] = torch.arange(self._count, count, device=rows.device)
         self._count = count
 
-    def carried(self, rows: int) -> Carried:
-        return Carried(self._values, 1, self._place[:rows])
+    def carried(self) -> Carried:
+        return Carried(self._values, 1, self._place)
 
     def saved(self) -> dict[str, torch.Tensor]:
         return {"rows": self._rows[: self._count], "values": self._values[: self._count]}

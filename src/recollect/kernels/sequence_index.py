@@ -26,12 +26,13 @@ class Cuts:
 
 @dataclass(frozen=True)
 class Flags:
-    """What is known of a rollout's steps [T, N]."""
+    """What is known of a rollout's first `steps` steps; flags may have more rows [≥ steps, N]."""
 
+    steps: int
     terminated: torch.Tensor
     truncated: torch.Tensor
     mask: torch.Tensor | None
-    """Which are valid; None: all."""
+    """[steps, N] which are valid; None: all."""
     starting: torch.Tensor
     """[N] whose first one starts an episode."""
 
@@ -78,13 +79,13 @@ def find_sequences(flags: Flags, cuts: Cuts, *, natively: bool) -> SequenceIndex
     if not natively:
         return _find_in_torch(flags, cuts)
     return kernels.native().SequenceIndex(
-        flags.terminated, flags.truncated, flags.mask, flags.starting,
+        flags.steps, flags.terminated, flags.truncated, flags.mask, flags.starting,
         cuts.length or 0, cuts.stride, cuts.split, cuts.keep_tail,
     )  # fmt: skip
 
 
 def _find_in_torch(flags: Flags, cuts: Cuts) -> TorchIndex:
-    ended, mask = flags.terminated | flags.truncated, flags.mask
+    ended, mask = (flags.terminated | flags.truncated)[: flags.steps], flags.mask
     steps, envs = ended.shape
     order = torch.arange(ended.numel(), device=ended.device).view(steps, envs).t().flatten()
     if mask is not None:

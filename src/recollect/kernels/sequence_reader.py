@@ -21,7 +21,7 @@ class Carried(NamedTuple):
     lead: int
     """How many of its axes count items."""
     kept: torch.Tensor | None
-    """[rows] which item is a row's; None: the one of the same number."""
+    """[≥ rows] which item is a row's; None: the one of the same number."""
 
 
 class SequenceReader(Protocol):
