@@ -9,6 +9,7 @@ import torch
 from recollect.errors import SchemaError, explain
 from recollect.invariants.require import require, require_all, require_form
 from recollect.kernels.sequence_index import Cuts
+from recollect.kernels.sequence_reader import Carried
 from recollect.schema import Carry, Schema
 
 
@@ -101,9 +102,9 @@ class SparseCarries:
                 remedy = "Take another length or mode, or declare Carry(every=1)."
                 raise SchemaError(explain(where, expected, f"every {cuts.stride} steps", remedy))
 
-    def at(self, column: int, rows: torch.Tensor) -> torch.Tensor:
-        """A leaf at flat rows where sequences start [B, …]."""
-        return self._kept[column].at(rows)
+    def kept(self, column: int) -> Carried:
+        """A leaf of the rows where sequences start."""
+        return self._kept[column].carried()
 
 
 class _Kept:
@@ -144,8 +145,8 @@ class _Kept:
         if len(rows) != len(values) or not bool(((rows >= 0) & (rows < len(self._place))).all()):
             raise ValueError(f"carries: expected a value for each of some rows below {len(self._place)}")
 
-    def at(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._values[self._place[rows]]
+    def carried(self) -> Carried:
+        return Carried(self._values, 1, self._place)
 
     def saved(self) -> dict[str, torch.Tensor]:
         return {"rows": self._rows[: self._count], "values": self._values[: self._count]}

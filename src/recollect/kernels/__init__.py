@@ -93,6 +93,11 @@ def runs_native(tensors: Sequence[torch.Tensor]) -> bool:
     )
 
 
+def reads_natively(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the native core can also make what is read from these tensors."""
+    return exchange() and runs_native(tensors)
+
+
 def estimate(name: str, outputs: int, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:
     """The estimator `name` on conformed tensors: the native core where it takes them, else torch ops."""
     if not torch.compiler.is_compiling() and _active is not None:

@@ -13,6 +13,7 @@ def set_torch(tensor_type: type, parameter_type: type) -> None: ...
 def exchange() -> bool: ...
 def set_exchange(on: bool) -> None: ...
 def shuffle(index: Array, bit_generator: object) -> None: ...
+def permutation(count: int, bit_generator: object) -> Any: ...
 def set_avx2(on: bool) -> bool:
     """Choose the instruction set of the estimators, for tests; returns whether AVX2 is in use now."""
 
@@ -33,13 +34,6 @@ def vtrace(
     ratio: Any, reward: Any, value: Any, next_value: Any, terminated: Any, truncated: Any, mask: Any, gamma: Any,
     lam: Any, rho_bar: Any, c_bar: Any, out: tuple[Array, Array] | None, /,
 ) -> Any: ...  # fmt: skip
-def find_sequences(
-    terminated: Array, truncated: Array, mask: Array | None, length: int, stride: int, split: bool, keep_tail: bool,
-    order: Array, start: Array, count: Array,
-) -> tuple[int, int, int]: ...  # fmt: skip
-def sequence_rows(
-    order: Array, start: Array, count: Array, which: Array, length: int, out: tuple[Array, Array, Array] | None
-) -> Any: ...
 
 class Columns:
     def __init__(self, arrays: list[Array], optional: list[bool], lead: int) -> None: ...
@@ -47,7 +41,7 @@ class Columns:
 
 class Gather:
     def __init__(self, arrays: list[Array], item_ndims: list[int], items: int) -> None: ...
-    def take(self, index: Array, start: int, stop: int, padded: bool = False, width: int = 0) -> list[Any]: ...
+    def take(self, index: Array, start: int, stop: int, padded: bool = False) -> list[Any]: ...
     def take_into(self, index: Array, start: int, stop: int, out: list[Array], padded: bool = False) -> None: ...
 
 LOCK_BYTES: int
@@ -59,6 +53,21 @@ class ProcessLock:
 
 class Touched:
     slots: list[int]
+
+class SequenceIndex:
+    longest: int
+    def __init__(
+        self, steps: int, terminated: Array, truncated: Array, mask: Array | None, starting: Array,
+        length: int, stride: int, split: bool, keep_tail: bool,
+    ) -> None: ...  # fmt: skip
+    def __len__(self) -> int: ...
+
+class SequenceGather:
+    def __init__(
+        self, index: SequenceIndex, length: int, layout: str, steps: list[Array], step_ndims: list[int],
+        carried: list[Array], carried_ndims: list[int], kept: list[Array | None],
+    ) -> None: ...  # fmt: skip
+    def take(self, which: Array, start: int, stop: int) -> list[Any]: ...
 
 class PriorityTree:
     @staticmethod

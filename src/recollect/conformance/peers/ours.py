@@ -85,7 +85,8 @@ class OurRecurrent:
         self._buffer.attach({"advantage": advantage, "return": return_})
 
     def minibatches(self, num_steps: int) -> Iterable[Any]:
-        size = num_steps // self._length
+        whole = num_steps == self._shape.num_steps * self._shape.num_envs
+        size = None if whole else num_steps // self._length  # a whole rollout is one batch, tails of episodes included
         return self._buffer.sequences(self._length, batch_size=size, fields=(*FIELDS, "state"))
 
     def read(self, batch: Any) -> Sequences:
