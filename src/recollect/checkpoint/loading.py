@@ -99,6 +99,7 @@ def _loaded(vault: Vault, manifest: Manifest, options: dict[str, Any]) -> Any:
         raise CorruptCheckpoint(f"{where}: a description that cannot be. {error}") from error
     if not changes:
         buffer._checkpoint = Base(vault.root, manifest, segments, saved)
+        buffer._checkpoint.note = read.part("note") if "note" in manifest.values else None
     for change in changes:
         warnings.warn(f"load: {change}", stacklevel=4)
     return buffer
