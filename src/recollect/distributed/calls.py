@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
 from recollect.errors import ShardUnavailable, explain
 
@@ -46,14 +46,16 @@ class Calls:
         try:
             return ray.get(ref, timeout=max(deadline - time.monotonic(), 0.0))
         except GetTimeoutError:
-            expected, got = f"an answer within {self._timeout:g} s", "none"
-            raise self._unavailable(shard, expected, got, "Try again; it may be starting or busy.", True) from None
+            raise self._late(shard) from None
         except RayTaskError as error:
             cause = getattr(error, "cause", None)
             raise (cause if isinstance(cause, Exception) else error) from None
+        except ActorDiedError:
+            remedy = "The service is closed, or had no checkpoint to start again from: start it anew."
+            raise self._unavailable(shard, "a living process", "none", remedy, retry=False) from None
         except RayError as error:
-            self._require_alive(shard)
-            raise Interrupted(str(error)) from error
+            # Whoever asks again and again at a shard that keeps on dying comes past here.
+            raise (Interrupted() if time.monotonic() < deadline else self._late(shard)) from error
 
     def ask(self, verb: str, arguments: Mapping[int, tuple[Any, ...]], deadline: float | None = None) -> dict[int, Any]:
         """Ask several shards at once (what may be asked twice), again if one starts anew meanwhile."""
@@ -73,14 +75,11 @@ class Calls:
                 time.sleep(_PAUSE)
                 ref = self.start(shard, verb, *arguments)
 
-    def _require_alive(self, shard: int) -> None:
-        try:
-            ray.get_actor(actor_name(self._service, shard), namespace=NAMESPACE)
-        except ValueError:
-            remedy = "The service is closed, or had no checkpoint to start again from: start it anew."
-            raise self._unavailable(shard, "a living process", "none", remedy, False) from None
+    def _late(self, shard: int) -> ShardUnavailable:
+        remedy = "Try again; it may be starting or busy."
+        return self._unavailable(shard, f"an answer within {self._timeout:g} s", "none", remedy, retry=True)
 
-    def _unavailable(self, shard: int, expected: str, got: str, remedy: str, retry: bool) -> ShardUnavailable:
+    def _unavailable(self, shard: int, expected: str, got: str, remedy: str, *, retry: bool) -> ShardUnavailable:
         where = f"shard {shard} of {self._service!r}"
         return ShardUnavailable(explain(where, expected, got, remedy), retry)
 

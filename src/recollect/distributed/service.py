@@ -301,13 +301,6 @@ def _start(name: str, plan: Plan, options: Mapping[str, Any]) -> list[Any]:
     """Start the processes of a service."""
     if not isinstance(name, str) or not name:
         raise SchemaError(explain("name", "a name", repr(name), "Pass one."))
-    try:
-        _actor(name, 0)
-    except ShardUnavailable:
-        pass
-    else:
-        remedy = "Connect to it with ReplayService.connect, close it, or choose another name."
-        raise SchemaError(explain("name", "one that is free", repr(name), remedy))
     settings = {
         "namespace": NAMESPACE,
         "max_restarts": 0 if plan.checkpoint is None else -1,
@@ -316,9 +309,16 @@ def _start(name: str, plan: Plan, options: Mapping[str, Any]) -> list[Any]:
         **options,
     }
     remote = ray.remote(Shard)
-    return [
-        remote.options(name=actor_name(name, shard), **settings).remote(plan, shard) for shard in range(plan.num_shards)
-    ]
+    actors: list[Any] = []
+    try:
+        for shard in range(plan.num_shards):
+            actors.append(remote.options(name=actor_name(name, shard), **settings).remote(plan, shard))
+    except ValueError:
+        for actor in actors:
+            ray.kill(actor)
+        remedy = "Connect to it with ReplayService.connect, close it, or choose another name."
+        raise SchemaError(explain("name", "one that is free", repr(name), remedy)) from None
+    return actors
 
 
 def _actor(name: str, shard: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +99,9 @@ class Stream:
         first = self._window[0].position if self._window else self._position
         arguments = self._client, first, np.array(sorted(self._envs), np.int64)
         ack: Ack = self._calls.ask("resume", {self._shard: arguments}, deadline)[self._shard]
-        self.lost += ack.lost
+        if ack.lost:
+            self.lost += ack.lost
+            warnings.warn(f"shard {self._shard} has started again without {ack.lost} rows that are gone.", stacklevel=2)
         for sent in self._window:
             sent.ref = None
             if sent.end > ack.applied:
