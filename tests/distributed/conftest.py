@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """Ray, started once for all tests that need it, and always shut down."""
-    ray = pytest.importorskip("ray", reason="needs recollect[ray]")
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own, about settings of later versions
         ray.init(num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)

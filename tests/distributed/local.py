@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,7 @@ def plan_of(capacity: int, num_envs: int, num_shards: int = 1, **changes: Any) -
     return Plan(capacity, num_envs=num_envs, num_shards=num_shards, **settings)
 
 
-def steps_of(envs: np.ndarray | list[int], first: int, count: int, length: int = 0) -> dict[str, Any]:
+def steps_of(envs: Sequence[int], first: int, count: int, length: int = 0) -> dict[str, Any]:
     """Steps `first` to `first + count` of environments; observation, action and reward say which.
 
     Episodes of `length` steps are terminated; the next observation of the last one is step number -1.

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("ray", reason="needs recollect[ray]")
+pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
 
 import numpy as np
 from hypothesis import given

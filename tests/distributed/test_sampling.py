@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("ray", reason="needs recollect[ray]")
+pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
 
 from typing import Literal
 
@@ -178,7 +178,7 @@ def test_a_writer_sends_steps_as_one_buffer_takes_them(mode: str) -> None:
     for name in expected.keys():
         assert torch.equal(batch[name], expected[name]), name
     with pytest.raises(SchemaError, match="further fields"):
-        writer.add(obs, action, 0.0, False, False, obs)
+        service.writer(envs).add(0, 0, 0, 0, 0, 0)
 
 
 def test_what_does_not_fit_is_refused_before_it_is_sent() -> None:

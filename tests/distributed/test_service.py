@@ -2,7 +2,7 @@
 
 import pytest
 
-ray = pytest.importorskip("ray", reason="needs recollect[ray]")
+pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
 
 import os
 import pickle
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 
 import recollect as rc
@@ -45,7 +46,7 @@ class Actor:
 
 def test_actors_write_and_a_learner_samples_what_they_wrote() -> None:
     with ReplayService("written", 400, 2, (), num_envs=4, num_shards=2, sampler=rc.Prioritized(), seed=3) as service:
-        actors = [Actor.remote(service) for _ in range(2)]
+        actors: list[Any] = [Actor.remote(service) for _ in range(2)]
         told = ray.get([actors[env % 2].act.remote(env, 30) for env in range(4)], timeout=60)
         pids = {os.getpid(), *(shard["pid"] for shard in told[0]["shards"]), *(each["client pid"] for each in told)}
         assert len(pids) == 5  # this one, two shards, two actors
@@ -55,7 +56,8 @@ def test_actors_write_and_a_learner_samples_what_they_wrote() -> None:
         env, step = batch["obs"].int().T
         steps = 3 - (step % 10 - 7).clamp(min=0)
         assert torch.equal(batch["index"], (step + step // 10) * 4 + env)  # an end takes a row more
-        assert torch.equal(batch["reward"], sum((step + i) * (i < steps) for i in range(3)).float())
+        expected = [(step + i) * (i < steps) for i in range(3)]
+        assert torch.equal(batch["reward"], torch.stack(expected).sum(0).float())
         assert torch.equal(batch["terminated"], step % 10 >= 7)
         assert all(leaf.is_contiguous() for leaf in batch.values())
         batch["obs"].zero_()  # the caller's own
