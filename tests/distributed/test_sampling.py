@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
 
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -92,9 +93,9 @@ def test_weights_are_those_of_one_buffer(normalize: Literal["batch", "global"]) 
     service, single, mass = prioritized(normalize)
     p = np.array(list(mass.values()))
     everything = (len(single) * p / p.sum()) ** -1.0
-    for drawn_before in (0, 256, 512):
-        beta = 0.4 + drawn_before / 1e5
-        batch = service.sample(256)
+    batches = [service.sample(256), *islice(service.batches(256, ahead=3), 5)]
+    for number, batch in enumerate(batches):
+        beta = 0.4 + number * 256 / 1e5
         rows = np.array([mass[i] for i in batch["index"].tolist()])
         weight = (len(single) * rows / p.sum()) ** -beta
         weight /= weight.max() if normalize == "batch" else (everything**beta).max()
@@ -149,6 +150,21 @@ def test_a_priority_that_cannot_be_changes_nothing_in_any_shard() -> None:
     assert before == [shard.standing() for shard in calls.shards]
     with pytest.raises(SchemaError, match="a sampler with priorities"):
         filled(rc.Uniform())[0].update_priority(ids, torch.ones(len(ids)))
+
+
+def test_batches_are_asked_for_together_and_drawn_one_by_one() -> None:
+    service, calls, single = filled(rc.Uniform())
+    calls.calls.clear()
+    batches = service.batches(32, rc.NStep(2, 0.9), ahead=5)
+    for _ in range(10):
+        batch = next(batches)
+        expected = single.read(batch["index"], rc.NStep(2, 0.9))
+        assert torch.equal(batch["reward"], expected["reward"])
+        assert len({int(i) // ENVS for i in batch["index"]}) > 5  # from all over the memory, each of them
+    batches.close()
+    assert calls.calls.count("draw") in (2 * SHARDS, 3 * SHARDS)
+    with pytest.raises(SchemaError, match="ahead"):
+        next(service.batches(32, ahead=0))
 
 
 def test_a_seed_gives_the_same_batches() -> None:

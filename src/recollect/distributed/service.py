@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from types import TracebackType
 from typing import Any
@@ -208,24 +209,56 @@ class ReplayService:
         write between these two, rows are drawn by what each shard is then and by the shares that were: a shard whose
         part has grown from m to m' of the whole gives m/m' of the rows it would.
         """
+        return self._drawn(1, batch_size, view, device)[0]
+
+    def batches(
+        self,
+        batch_size: int,
+        view: View | None = None,
+        *,
+        ahead: int = 4,
+        device: torch.device | str | None = None,
+    ) -> Iterator[TensorDict]:
+        """Batches as `sample` gives them, without end; `ahead` of them are asked for at once, while others are used.
+
+        So a learner seldom waits, and a call to a shard costs a fraction as much. It learns from what was stored, with
+        the priorities that there were, up to two times `ahead` batches before.
+        """
+        positive("ahead", ahead)
+        with ThreadPoolExecutor(1) as asking:
+            coming = asking.submit(self._drawn, ahead, batch_size, view, device)
+            while True:
+                ready = coming.result()
+                coming = asking.submit(self._drawn, ahead, batch_size, view, device)
+                yield from ready
+
+    def _drawn(
+        self, count: int, batch_size: int, view: View | None, device: torch.device | str | None
+    ) -> list[TensorDict]:
+        """So many batches, one drawn after the other."""
         check_size("sample", batch_size)
         target = check_destination(device)
         standings: list[Standing] = []
-        counts = [batch_size]
+        shares = np.full((1, count), batch_size)
         if self.plan.num_shards > 1:
             standings = self._calls.ask_all("standing")
-            counts = self._random_shares(batch_size, standings)
-        draws: list[Draw] = [
-            *self._calls.ask("draw", {s: (count, view) for s, count in enumerate(counts) if count}).values()
-        ]
-        leaves = {path: unwired([draw.leaves[path] for draw in draws]) for path in draws[0].leaves}
-        if isinstance(self.plan.sampler, Prioritized):
-            leaves["weight",] = _weights(self.plan.sampler, draws, standings or [draws[0].standing])
-        batch = assemble(list(leaves), leaves.values(), torch.Size((batch_size,)))
-        return batch if target is None else moved(batch, target)
+            shares = self._random_shares(count, batch_size, standings)
+        asked = {shard: (each.tolist(), view) for shard, each in enumerate(shares) if each.any()}
+        answers: dict[int, list[Draw | None]] = self._calls.ask("draw", asked)
+        batches: list[TensorDict] = []
+        for parts in zip(*answers.values(), strict=True):
+            draws = [draw for draw in parts if draw is not None]
+            standings = standings or [draws[0].standing]
+            leaves = {path: unwired([draw.leaves[path] for draw in draws]) for path in draws[0].leaves}
+            if isinstance(self.plan.sampler, Prioritized):
+                before = sum(standing.drawn for standing in standings) + batch_size * len(batches)
+                leaves["weight",] = _weights(self.plan.sampler, draws, standings, before)
+            batch = assemble(list(leaves), leaves.values(), torch.Size((batch_size,)))
+            batches.append(batch if target is None else moved(batch, target))
+        return batches
 
-    def _random_shares(self, batch_size: int, standings: list[Standing]) -> list[int]:
-        """How many of the rows are of each shard, if each row is drawn on its own."""
+    def _random_shares(self, count: int, batch_size: int, standings: list[Standing]) -> np.ndarray:
+        """How many of the rows of each batch are of each shard [S, count], if each row is drawn on its own."""
         if not sum(standing.rows for standing in standings):
             raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
         mantissas, exponents = np.array([standing.mass for standing in standings]).T
@@ -234,7 +267,7 @@ class ReplayService:
             remedy = "Update some priority to more than 0, or use eps > 0."
             raise NotReadyError(explain("sample", "a row of positive priority", "none", remedy))
         with self._lock:
-            return self._random.multinomial(batch_size, mass / mass.sum()).tolist()
+            return self._random.multinomial(batch_size, mass / mass.sum(), count).T
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities; returns how many were gone meanwhile, and skipped.
@@ -344,10 +377,10 @@ def _require_same(name: str, found: Mapping[str, Any], expected: Mapping[str, An
         raise IncompatibleService(explain(where, "the service that the client knows", differs, remedy))
 
 
-def _weights(sampler: Prioritized, draws: list[Draw], standings: list[Standing]) -> torch.Tensor:
+def _weights(sampler: Prioritized, draws: list[Draw], standings: list[Standing], before: int) -> torch.Tensor:
     """weight_i = (M · P(i))^-beta over the largest: (smallest mass / mass_i)^beta, whatever shard a row is of."""
     masses = torch.from_numpy(np.concatenate([draw.masses for draw in draws if draw.masses is not None]))
     smallest = float(masses.min())
     if sampler.normalize == "global":
         smallest = min(smallest, *(standing.smallest for standing in standings))
-    return weights(masses, smallest, sampler.beta_after(sum(standing.drawn for standing in standings)))
+    return weights(masses, smallest, sampler.beta_after(before))

@@ -199,8 +199,11 @@ class Shard:
             return Standing(rows, (float(rows), 0), 1.0, 0)
         return Standing(rows, priorities.total(), priorities.smallest(), priorities.drawn)
 
-    def draw(self, count: int, view: View | None) -> Draw:
-        """Rows as this shard's buffer draws them; weights are left to those who see all shards."""
+    def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
+        """Rows of several batches, as this shard's buffer draws them; weights are left to those who see all shards."""
+        return [self._draw(count, view) if count else None for count in counts]
+
+    def _draw(self, count: int, view: View | None) -> Draw:
         standing, buffer, priorities = self.standing(), self._buffer, self._priorities
         batch: Any = buffer.sample(count, view)
         index = batch["index"]
