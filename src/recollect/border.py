@@ -60,7 +60,8 @@ def row_ids(index: Any, device: torch.device) -> torch.Tensor:
     if ids.ndim != 1 or ids.dtype != torch.int64:
         got = f"{ids.dtype} of shape {tuple(ids.shape)}"
         raise SchemaError(explain("index", "int64 in one axis", got, "Pass batch['index']."))
-    return ids.contiguous()
+    # No numbers may lie at any stride, which the native core minds.
+    return ids.contiguous() if len(ids) else ids.new_empty(0)
 
 
 def _fits(field: Field, value: Any, shape: tuple[int, ...], device: torch.device) -> bool:

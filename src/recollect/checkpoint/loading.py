@@ -98,7 +98,8 @@ def _loaded(vault: Vault, manifest: Manifest, options: dict[str, Any]) -> Any:
     except InvariantError as error:  # what a buffer never is
         raise CorruptCheckpoint(f"state/{manifest.state.name}: contents that cannot be. {error}") from error
     if not changes:
-        buffer._checkpoint = Base(vault.root, manifest.lineage, manifest.number, segments, saved)
+        note = read.part("note") if "note" in manifest.values else None
+        buffer._checkpoint = Base(vault.root, manifest.lineage, manifest.number, segments, saved, note)
     for change in changes:
         warnings.warn(f"load: {change}", stacklevel=4)
     return buffer

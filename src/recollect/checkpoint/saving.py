@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from recollect.checkpoint import kinds
-from recollect.checkpoint.contents import Contents, Rows, array_of, bytes_of
+from recollect.checkpoint.contents import Arrays, Contents, Rows, array_of, bytes_of
 from recollect.checkpoint.files import Files
-from recollect.checkpoint.manifest import File, Manifest
+from recollect.checkpoint.manifest import File, Manifest, Node
 from recollect.checkpoint.progress import watched
 from recollect.checkpoint.vault import Vault
 from recollect.errors import CheckpointError
@@ -35,6 +35,8 @@ class Base:
     """The files of rows, each with the rows [N] that it ends before."""
     saved: torch.Tensor | None
     """The first rows [N] that are not in them; None for all rows."""
+    note: tuple[Node, Arrays] | None = None
+    """What the owner of the buffer had saved with it, as a load has found it."""
 
     def shorter(self) -> Base:
         """Without its newest segments, as many as are one long one together: their rows are written again as one."""
@@ -44,13 +46,25 @@ class Base:
         return replace(self, segments=kept, saved=kept[-1][1] if kept else None)
 
 
-def save(buffer: Any, path: str | PathLike[str], *, keep: int = 2, files: type[Files] = Files) -> int:
-    """Write a checkpoint of a buffer below `path` and return its number; see `ReplayBuffer.save`."""
+def save(
+    buffer: Any,
+    path: str | PathLike[str],
+    *,
+    keep: int = 2,
+    files: type[Files] = Files,
+    note: tuple[dict[str, Any], Arrays] | None = None,
+) -> int:
+    """Write a checkpoint of a buffer below `path` and return its number; see `ReplayBuffer.save`.
+
+    `note` is what the buffer's owner has to say about just this state of it: JSON and arrays, in the same checkpoint.
+    """
     positive("keep", keep)
     root = Path(path).absolute()
     vault = Vault(root, files)
     with buffer._lock:
         contents = kinds.of(buffer).contents(buffer)
+        if note is not None:
+            contents.take("note", note)
         with vault.opened(_nbytes(contents)):
             base = _base(buffer, vault, root)
             manifest, segments = _written(vault, contents, base)

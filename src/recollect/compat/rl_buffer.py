@@ -522,7 +522,7 @@ class PrioritizedReplayBuffer(_Transitions):
 
     @property
     def _max_priority(self) -> float:
-        return float(self.core._draws._mass(self.core._draws._largest))
+        return float(self.core._draws._settings.mass(self.core._draws._largest))
 
 
 @dataclass

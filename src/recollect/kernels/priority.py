@@ -154,11 +154,15 @@ def _weighted(
     if drawn is None:
         return None
     leaves, priorities = drawn
+    return leaves, weights(priorities, tree.smallest() if by_smallest else priorities.min(), beta)
+
+
+def weights(priorities: torch.Tensor, smallest: torch.Tensor | float, beta: float) -> torch.Tensor:
+    """(smallest / priority)^beta, float32 [K] in (0, 1]."""
     # A tensor: torch divides a number by multiplying with a reciprocal, which is infinite for denormal priorities.
-    smallest = torch.as_tensor(tree.smallest(), dtype=torch.float64) if by_smallest else priorities.min()
+    smallest = torch.as_tensor(smallest, dtype=torch.float64)
     # What is too small for a float32 is its smallest number: a weight of zero would hide the row.
-    weight = (smallest / priorities).pow(beta).float().clamp(min=torch.finfo(torch.float32).tiny)
-    return leaves, weight
+    return (smallest / priorities).pow(beta).float().clamp(min=torch.finfo(torch.float32).tiny)
 
 
 # What leaves are multiplied by before they are summed. The usual scale leaves room for 2^64 leaves of any size. Totals
