@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recollect.conformance.case import Case
-from recollect.conformance.cases.rows import same_windows
+from recollect.conformance.cases.rows import GAMMA, same_windows
 from recollect.conformance.outcome import require
 from recollect.conformance.peers.off_policy import NotOffered
 from recollect.conformance.peers.protocol import Peer
@@ -31,7 +31,7 @@ def windows(peer: Peer) -> None:
             # The second ring is shorter than the story: windows meet its head.
             for capacity in (20, 9):
                 try:
-                    probe = Probe(make(story.shape(capacity), n, 0.5))
+                    probe = Probe(make(story.shape(capacity), n, GAMMA))
                 except NotOffered:
                     if len(scripts) == 1:
                         raise
@@ -48,7 +48,7 @@ def windows(peer: Peer) -> None:
 def shortened(peer: Peer) -> None:
     make = offered(peer.n_step_plain or peer.n_step, NO_WINDOWS)
     n, story = 4, told([(6, "terminated"), (6, "truncated"), (6, "open")])
-    probe = Probe(make(story.shape(40), n, 0.5)).add_all(story.steps())
+    probe = Probe(make(story.shape(40), n, GAMMA)).add_all(story.steps())
     drawn = same_windows(probe, story, n)
     missing = sorted(set(range(12)) - drawn)
     require(not missing, "every step of a finished episode to be drawn", f"steps {missing} never")

@@ -8,6 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,8 @@ Maker = Callable[[ReplayShape], Any]
 
 def the_same_draws(peer: Peer) -> None:
     _saved_and_loaded(offered(peer.replay, "replay buffer"))
-    try:
+    with suppress(NotOffered):
         _saved_and_loaded(offered(peer.prioritized, "prioritized buffer"))
-    except NotOffered:
-        pass
 
 
 def _saved_and_loaded(make: Maker) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from recollect.conformance.case import Case
@@ -57,7 +59,7 @@ def _check_runs(batch: ReplayBatch, story: Story, name: str) -> set[tuple[int, i
     real = np.ones(batch.reward.shape[:2], bool) if batch.mask is None else batch.mask.astype(bool)
     for i in range(len(batch.obs)):
         rows = story.rows_of(batch.obs[i][real[i]])
-        for (env, t), (following_env, following) in zip(rows, rows[1:], strict=False):
+        for (env, t), (following_env, following) in pairwise(rows):
             goes_on = env == following_env and following == t + 1 and not story.envs[env].ended[t]
             expected = f"a run of steps that stops at {name}"
             require(goes_on, expected, f"step {following} of environment {following_env} after {t} of {env}")

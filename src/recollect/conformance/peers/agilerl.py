@@ -3,8 +3,8 @@
 
 `done` of a step is stored with that step; of replay buffers it is `terminated`, as in its own training loop.
 
-A rollout with recurrent states drops the steps that are left over behind the last full sequence of an episode. Padding is prepared once a rollout;
-that is part of an epoch here, since every rollout pays it before its first one.
+A rollout with recurrent states drops the steps that are left over behind the last full sequence of an episode. Padding
+is prepared once a rollout; that is part of an epoch here, since every rollout pays it before its first one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class AgileRlRecurrent:
 
 
 class AgileRlGae:
-    """`compute_returns_and_advantages` of a filled `RolloutBuffer`, given the flags that its own collection gives it."""
+    """`compute_returns_and_advantages` of a filled `RolloutBuffer`, given the flags as its own collection does."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
         num_steps, num_envs = trajectory.reward.shape

@@ -115,7 +115,8 @@ class CpprbPrioritized(CpprbReplay):
     What is documented to be saved are transitions, not priorities.
     """
 
-    save = load = None
+    save: Any = None
+    load: Any = None
 
     def _make(self, shape: ReplayShape) -> Any:
         return cpprb.PrioritizedReplayBuffer(shape.capacity, _fields(shape), alpha=ALPHA)

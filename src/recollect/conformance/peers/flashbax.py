@@ -17,7 +17,7 @@ import flashbax
 import jax
 import numpy as np
 
-from recollect.conformance.peers.off_policy import ALPHA, BETA, NotOffered, ReplayBatch, ReplayShape, Transitions
+from recollect.conformance.peers.off_policy import ALPHA, BETA, ReplayBatch, ReplayShape, Transitions
 from recollect.conformance.peers.protocol import Array, Peer
 
 _LEARNED = ("obs", "action", "reward", "terminated", "next_obs")

@@ -260,8 +260,9 @@ class OurHindsight:
 
     def sample(self, batch_size: int) -> GoalBatch:
         batch = self._buffer.sample(batch_size, self._view)
-        columns = batch["obs", "at"], batch["obs", "goal"], batch["next_obs", "at"]
-        return GoalBatch(*(c.squeeze(1).numpy() for c in columns), batch["reward"].numpy(), batch["terminated"].numpy())
+        at, goal, next_at = batch["obs", "at"], batch["obs", "goal"], batch["next_obs", "at"]
+        columns = (at.squeeze(1), goal.squeeze(1), next_at.squeeze(1), batch["reward"], batch["terminated"])
+        return GoalBatch(*(column.numpy() for column in columns))
 
 
 class OurReplayOfSteps:

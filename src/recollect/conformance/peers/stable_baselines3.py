@@ -198,10 +198,12 @@ class _Rewards:
 
 
 class SB3Hindsight:
-    """`HerReplayBuffer`. Its future strategy includes the step itself, and `done` keeps what was stored, as documented."""
+    """`HerReplayBuffer`: its future strategy includes the step itself, and `done` stays what was stored."""
 
     def __init__(self, capacity: int, strategy: str) -> None:
-        parts = {name: _box(1) for name in ("observation", "achieved_goal", "desired_goal")}
+        parts: dict[str, spaces.Space[Any]] = {
+            name: _box(1) for name in ("observation", "achieved_goal", "desired_goal")
+        }
         env: Any = _Rewards()
         self._buffer = HerReplayBuffer(
             capacity, spaces.Dict(parts), _box(1), env, device="cpu", goal_selection_strategy=strategy

@@ -3,7 +3,7 @@
 """TorchRL: `TensorDictReplayBuffer` with its samplers and transforms, and `generalized_advantage_estimate`.
 
 Transitions are TensorDicts whose consequences lie under "next", scalars with an axis of length 1. Rows of several
-environments are extended into one ring. Prioritized sampling is native code, which must fit the torch that is installed.
+environments are extended into one ring. Prioritized sampling is native code that must fit the installed torch.
 """
 
 from __future__ import annotations
