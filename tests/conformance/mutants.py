@@ -252,7 +252,7 @@ class WritesFieldByField(ListReplay):
 
 class DrawsFromTheGlobalGenerator(ListReplay):
     def draw(self, places: list[tuple[int, int]], batch_size: int) -> np.ndarray:
-        return np.random.RandomState().randint(0, len(places), batch_size)  # noqa: NPY002
+        return np.random.RandomState().randint(0, len(places), batch_size)
 
 
 class TouchesTheGlobalGenerator(ListReplay):
@@ -272,11 +272,11 @@ class KeepsReferences(ListReplay):
 
 
 class HandsOutItsMemory(ListReplay):
-    def stacked(self, rows: list[Row]) -> ReplayBatch:
-        same = super().stacked([self.rows[0][0]])
-        for name in ("obs", "next_obs"):
-            self.rows[0][0][name] = getattr(same, name)[0]
-        return super().stacked(rows) if len(rows) > 5 else same
+    def batch(self, places: list[tuple[int, int]]) -> ReplayBatch:
+        batch = super().batch(places)
+        for k, (env, i) in enumerate(places):
+            self.rows[env][i]["obs"] = batch.obs[k]
+        return batch
 
 
 class CastsToUint8(ListReplay):
@@ -326,7 +326,9 @@ class Broadcasts(ListReplay):
         n = self.shape.num_envs
         arrays = {name: np.asarray(getattr(step, name)) for name in FIELDS}
         obs = (n, *self.shape.obs)
-        shapes = dict(zip(FIELDS, (obs, (n, self.shape.action_dim), (n,), (n,), (n,), obs), strict=True))
+        shapes: dict[str, Any] = dict(
+            zip(FIELDS, (obs, (n, self.shape.action_dim), (n,), (n,), (n,), obs), strict=True)
+        )
         return {name: np.broadcast_to(array, shapes[name]) for name, array in arrays.items()}
 
 

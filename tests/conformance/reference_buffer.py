@@ -25,7 +25,7 @@ from recollect.conformance.peers import (
 )
 from tests.reference.estimators import gae
 
-FIELDS = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
+FIELDS: tuple[str, ...] = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
 Row = dict[str, Any]
 
 
@@ -252,7 +252,7 @@ class ListReplayOfSteps(ListReplay):
 
     def add_step(self, obs: np.ndarray, action: np.ndarray, step: tuple[Any, ...]) -> None:
         after, reward, terminated, truncated, info = step
-        for env in np.flatnonzero(~self.resetting):
+        for env in np.flatnonzero(~self.resetting).tolist():
             true = self.final(info, env) if self.mode is AutoresetMode.SAME_STEP else None
             row = obs[env], action[env : env + 1], reward[env], terminated[env], truncated[env]
             row = dict(zip(FIELDS, (*row, after[env] if true is None else true), strict=True))

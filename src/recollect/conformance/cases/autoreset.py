@@ -29,7 +29,7 @@ def every_mode_gives_the_same_transitions(peer: Peer) -> None:
         counts = [_count(script, mode) for script in SCRIPTS]
         require(replay.stored == sum(counts), f"{sum(counts)} transitions under {mode.name}", replay.stored)
         true = {
-            t.obs: (t.reward, t.terminated, t.next_obs)
+            t.obs: (t.reward, t.terminated, tuple(map(float, t.next_obs)))
             for env, count in enumerate(counts)
             for t in transitions(env, SCRIPTS[env], count)
         }

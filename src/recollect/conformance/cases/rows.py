@@ -12,7 +12,7 @@ import numpy as np
 from recollect.conformance.case import Case
 from recollect.conformance.cases.estimators import returns
 from recollect.conformance.outcome import Differs, require, same
-from recollect.conformance.peers.off_policy import NotOffered, PrioritizedReplay, ReplayShape
+from recollect.conformance.peers.off_policy import NotOffered, PrioritizedReplay, ReplayBatch, ReplayShape
 from recollect.conformance.peers.protocol import Peer, Trajectory
 from recollect.conformance.probe import Probe, offered
 from recollect.conformance.story import Script, Story, same_transitions, scripts, told
@@ -106,6 +106,8 @@ ENDS: list[Script] = [
     [(5, "truncated"), (3, "open")],
     [(8, "open")],
 ]
+NEVER_ENDS = 2
+"""The last of them."""
 
 
 def every_end_is_its_own(peer: Peer) -> None:
@@ -127,11 +129,13 @@ def every_end_is_its_own(peer: Peer) -> None:
             probe = Probe(offered(make, "replay buffer")(story.shape(20))).add_all(story.steps())
         except NotOffered:
             continue
+        # Their own ends are the subject of T5 and T7: only the environment that never ends is looked at.
         if make is peer.replay:
-            same_transitions(probe.draw(240), story)
+            batch = probe.draw(240)
+            rows = [env == NEVER_ENDS for env, _ in story.rows_of(batch.obs)]
+            same_transitions(ReplayBatch(*(leaf[rows] for leaf in batch[:5] if leaf is not None)), story)
         else:
-            # Its own ends are T5's subject: only the environment that never ends is looked at.
-            same_windows(probe, story, 2, envs=(2,))
+            same_windows(probe, story, 2, envs=(NEVER_ENDS,))
         tried += 1
     if not tried:
         raise NotOffered("neither a replay buffer nor an estimator of several environments")

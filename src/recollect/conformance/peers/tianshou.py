@@ -221,6 +221,14 @@ class TianshouSavingReplay(TianshouReplay):
         return read._replace(obs=obs, next_obs=next_obs)
 
 
+class TianshouStackedReplay(TianshouSavingReplay):
+    """The same, drawing only rows whose stack is still there."""
+
+    def _make(self, shape: ReplayShape) -> Any:
+        frames = {"save_only_last_obs": True, "stack_num": shape.obs[-1], "sample_avail": True}
+        return ReplayBuffer(shape.capacity, ignore_obs_next=True, **frames)
+
+
 class TianshouPrioritized(TianshouReplay):
     """`PrioritizedReplayBuffer`, weights divided by the largest of the batch."""
 
@@ -326,7 +334,7 @@ def peer() -> Peer:
         replay=TianshouReplay,
         replay_saving={"ignore_obs_next, save_only_last_obs": TianshouSavingReplay},
         prioritized=TianshouPrioritized,
-        stacked=TianshouSavingReplay,
+        stacked=TianshouStackedReplay,
         n_step=TianshouNStep,
         n_step_plain=TianshouNStepWithDiscount,
         hindsight=TianshouHindsight,
