@@ -5,6 +5,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 SOURCES := $(shell find src csrc -name '*.py' -o -name '*.pyi' -o -name '*.cpp' -o -name '*.hpp') pyproject.toml CMakeLists.txt
 
 SANITIZERS := address undefined thread
+PINNED_torchrl := torchrl==0.14.1
+PINNED_agilerl := agilerl==2.58.0
 
 .PHONY: demo test test-long sanitize $(SANITIZERS:%=sanitize-%) bench conformance check format docs clean
 
@@ -30,8 +32,9 @@ bench: .venv/bench
 	$(BIN)/python -m benchmarks.replay
 	$(BIN)/python -m benchmarks.sequences
 
-conformance: .venv/installed
-	$(BIN)/python -m pytest -k conformance -v
+# Two libraries want another tensordict than the rest: each is asked in an environment of its own.
+conformance: .venv/bench .venv/torchrl .venv/agilerl
+	$(BIN)/recollect conformance --python .venv/torchrl/bin/python --python .venv/agilerl/bin/python
 
 check: .venv/installed
 	$(BIN)/ruff format --check .
@@ -66,6 +69,10 @@ format: .venv/installed
 .venv/bench: .venv/installed
 	$(PIP) ".[bench]"
 	touch $@
+
+.venv/torchrl .venv/agilerl: .venv/%: .venv/python constraints.txt
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 gymnasium==1.4.0 rich $(PINNED_$*)
 
 clean:
 	rm -rf .venv build dist

@@ -32,7 +32,7 @@ TIMELINES = {
             ("t = 2", ["obs s′₀", "reward r′₀", "→ s′₁"], "new"),
             ("t = 3", ["obs s′₁", "reward r′₁", "→ s′₂"], "new"),
         ],
-        "What comes back at t = 1 is the new episode's first observation. The true s₂ is in info[\"final_obs\"].",
+        'What comes back at t = 1 is the new episode\'s first observation. The true s₂ is in info["final_obs"].',
     ),
     "disabled": (
         "DISABLED: you reset what has ended",
@@ -60,7 +60,9 @@ def picture(title: str, cells: list[tuple[str, list[str], str]], remark: str) ->
     for number, (head, lines, kind) in enumerate(cells):
         x = 8 + number * step
         dashed = ' stroke-dasharray="6 5" stroke="#fff" stroke-width="2"' if kind == "reset" else ""
-        parts.append(f'<rect x="{x}" y="{TOP - 18}" width="{CELL + 28}" height="104" rx="9" fill="{COLORS[kind]}"{dashed}/>')
+        parts.append(
+            f'<rect x="{x}" y="{TOP - 18}" width="{CELL + 28}" height="104" rx="9" fill="{COLORS[kind]}"{dashed}/>'
+        )
         parts.append(f'<text class="h" x="{x + 12}" y="{TOP + 4}">{escape(head)}</text>')
         for row, line in enumerate(lines):
             parts.append(f'<text class="c" x="{x + 12}" y="{TOP + 28 + 21 * row}">{escape(line)}</text>')
