@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recollect as rc
@@ -22,6 +22,7 @@ def fill(value: float, rows: int = 20, **options: Any) -> rc.ReplayBuffer:
     return replay
 
 
+@settings(deadline=None)
 @given(
     ratios=st.lists(st.integers(0, 9) | st.floats(0, 1), min_size=1, max_size=4).filter(any),
     sizes=st.lists(st.integers(1, 17), min_size=1, max_size=12),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -16,8 +17,9 @@ from recollect.border import row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.replay import ReplayBuffer
 from recollect.samplers.prioritized import refuse_priorities
-from recollect.schema import Path, given_shape
+from recollect.schema import given_shape
 from recollect.views import View
+from recollect.views.protocol import Leaves
 
 
 class Mixture:
@@ -39,10 +41,11 @@ class Mixture:
 
     def __init__(self, buffers: Mapping[str, ReplayBuffer], ratios: Mapping[str, float] | Sequence[float]) -> None:
         self.buffers = dict(buffers)
-        self._shares = _shares(list(self.buffers), ratios)
+        self._parts = _whole_parts(list(self.buffers), ratios)
+        """Whole numbers in the given ratios: what is carried from batch to batch must not drift."""
         _require_alike(self.buffers)
-        self._owed = [Fraction(0)] * len(self.buffers)
-        """How many rows each buffer is behind its share; they add up to 0."""
+        self._owed = [0] * len(self.buffers)
+        """How much each buffer is behind its share, in rows · the sum of the parts; they add up to 0."""
         self._lock = threading.Lock()
 
     @property
@@ -75,15 +78,15 @@ class Mixture:
             self._owed = owed
         return batch if target is None else moved(batch, target)
 
-    def _split(self, batch_size: int) -> tuple[list[int], list[Fraction]]:
+    def _split(self, batch_size: int) -> tuple[list[int], list[int]]:
         """How many rows come from each buffer, and what each is behind afterwards."""
-        owed = [rest + share * batch_size for rest, share in zip(self._owed, self._shares, strict=True)]
-        counts = [int(share * batch_size) for share in self._shares]
-        owed = [rest - count for rest, count in zip(owed, counts, strict=True)]
+        whole = sum(self._parts)
+        counts = [part * batch_size // whole for part in self._parts]
+        owed = [rest + part * batch_size % whole for rest, part in zip(self._owed, self._parts, strict=True)]
         for _ in range(batch_size - sum(counts)):
-            most = max(range(len(owed)), key=lambda i: owed[i])
+            most = owed.index(max(owed))
             counts[most] += 1
-            owed[most] -= 1
+            owed[most] -= whole
         return counts, owed
 
     def _require_rows(self, counts: list[int]) -> None:
@@ -93,27 +96,26 @@ class Mixture:
                 raise NotReadyError(explain(f"sample: {name}", "stored transitions", "none", remedy))
 
     def _drawn(self, counts: list[int], view: View | None, out: TensorDict | None) -> TensorDict:
-        parts: list[dict[Path, torch.Tensor]] = []
+        parts: list[Leaves] = []
         before: list[tuple[ReplayBuffer, Any]] = []
         try:
             for source, (buffer, count) in enumerate(zip(self.buffers.values(), counts, strict=True)):
-                if count:
+                if not count:
+                    continue
+                with buffer._lock:
                     before.append((buffer, buffer._snapshot()))
-                    parts.append(self._part(buffer.sample(count, view), source))
+                    part = buffer._drawn(count, buffer._chosen(view))
+                index = part["index",]
+                part["index",] = index * len(self.buffers) + source
+                part["source",] = torch.full_like(index, source)
+                parts.append(part)
             leaves = _joined(parts)
             return assemble(list(leaves), leaves.values(), leaves["index",].shape) if out is None else fill(out, leaves)
         except BaseException:
-            for buffer, snapshot in reversed(before):
+            for buffer, snapshot in before:
                 with buffer._lock:
                     buffer._restore(snapshot)
             raise
-
-    def _part(self, batch: TensorDict, source: int) -> dict[Path, torch.Tensor]:
-        leaves = {key if isinstance(key, tuple) else (key,): batch.get(key) for key in batch.keys(True, True)}
-        index = leaves["index",]
-        leaves["index",] = index * len(self.buffers) + source
-        leaves["source",] = torch.full_like(index, source)
-        return leaves
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities, each in its own buffer; returns how many were stale.
@@ -139,11 +141,12 @@ class Mixture:
         return sum(buffer.update_priority(rows[mine], values[mine]) for buffer, mine in parts)
 
     def __repr__(self) -> str:
-        parts = (f"{name}: {float(share):.3g}" for name, share in zip(self.buffers, self._shares, strict=True))
+        shares = zip(self.buffers, self._parts, strict=True)
+        parts = (f"{name}: {part / sum(self._parts):.3g}" for name, part in shares)
         return f"Mixture({', '.join(parts)}; {len(self)} transitions)"
 
 
-def _shares(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[Fraction]:
+def _whole_parts(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:
     given = [ratios.get(name) for name in names] if isinstance(ratios, Mapping) else list(ratios)
     known = not isinstance(ratios, Mapping) or set(ratios) == set(names)
     right = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= float(x) < float("inf") for x in given]
@@ -152,9 +155,8 @@ def _shares(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> 
         raise SchemaError(
             explain("ratios", f"numbers of at least 0 for {', '.join(names) or 'buffers'}", ratios, remedy)
         )
-    # Exact: what is carried from batch to batch must not drift.
-    parts = [Fraction(ratio) for ratio in given]  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return [part / sum(parts) for part in parts]
+    exact = [Fraction(ratio) for ratio in given]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return [int(ratio * math.lcm(*(one.denominator for one in exact))) for ratio in exact]
 
 
 def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
@@ -177,7 +179,7 @@ def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
         raise SchemaError(explain("Mixture", "different buffers", "one twice", "Give it a larger ratio."))
 
 
-def _joined(parts: list[dict[Path, torch.Tensor]]) -> dict[Path, torch.Tensor]:
+def _joined(parts: list[Leaves]) -> Leaves:
     if any(("weight",) in part for part in parts):
         for part in parts:
             part.setdefault(("weight",), torch.ones(len(part["index",]), device=part["index",].device))

@@ -386,16 +386,16 @@ class ReplayBuffer:
         """
         check_size("sample", batch_size)
         target = check_destination(device, out)
-        chosen: View = _TRANSITION if view is None else _instance("view", view, "read")
         with self._lock:
+            chosen = self._chosen(view)
             if not len(self._storage) if self.device.type == "cpu" else self._storage.is_empty:
                 raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
-            _check(chosen, self._storage)
             before = None
             if out is not None or not isinstance(chosen, _NEVER_FAIL):
                 before = self._snapshot()  # these may fail after rows were drawn
             try:
-                batch = self._drawn(batch_size, chosen, out)
+                leaves = self._drawn(batch_size, chosen)
+                batch = _assembled(leaves) if out is None else fill(out, leaves)
             except BaseException:
                 if before is not None:
                     self._restore(before)
@@ -410,12 +410,20 @@ class ReplayBuffer:
         self._random.restore(before[0])
         self._draws.restore(before[1])
 
-    def _drawn(self, batch_size: int, view: View, out: TensorDict | None) -> TensorDict:
+    def _chosen(self, view: View | None) -> View:
+        """The view that is meant, if these rows can be read so."""
+        chosen: View = _TRANSITION if view is None else _instance("view", view, "read")
+        check = getattr(chosen, "check", None)
+        if check is not None:
+            check(self._storage)
+        return chosen
+
+    def _drawn(self, batch_size: int, view: View) -> Leaves:
         drawn = self._draws.draw(batch_size)
         leaves = self._leaves_at(drawn.slots, view)
         if drawn.weight is not None:
             leaves[("weight",)] = drawn.weight
-        return assemble(list(leaves), leaves.values(), drawn.slots.shape) if out is None else fill(out, leaves)
+        return leaves
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.
@@ -444,9 +452,8 @@ class ReplayBuffer:
 
     def read(self, index: Any, view: View | None = None) -> TensorDict:
         """The rows `index` [B] read as `view` says: what `sample` gives when the sampler has chosen them."""
-        chosen: View = _TRANSITION if view is None else _instance("view", view, "read")
         with self._lock:
-            _check(chosen, self._storage)
+            chosen = self._chosen(view)
             ids = row_ids(index, self.device)
             slots = self._storage.locate(ids)
             if (slots < 0).any():
@@ -460,7 +467,7 @@ class ReplayBuffer:
             except BaseException:
                 self._random.restore(before)
                 raise
-            return assemble(list(leaves), leaves.values(), slots.shape)
+            return _assembled(leaves)
 
     def _leaves_at(self, slots: torch.Tensor, view: View) -> Leaves:
         leaves = view.read(self._storage, slots, self._random)
@@ -502,8 +509,7 @@ class ReplayBuffer:
     def _still_stored(self, ids: torch.Tensor) -> TensorDict:
         with self._lock:
             slots = self._storage.locate(ids)
-            leaves = self._storage.transitions(slots[slots >= 0])
-            return assemble(list(leaves), leaves.values(), leaves[("index",)].shape)
+            return _assembled(self._storage.transitions(slots[slots >= 0]))
 
     @property
     def columns(self) -> TensorDict:
@@ -584,10 +590,8 @@ def _instance(where: str, thing: Any, method: str) -> Any:
     return thing
 
 
-def _check(view: View, storage: ReplayStorage) -> None:
-    check = getattr(view, "check", None)
-    if check is not None:
-        check(storage)
+def _assembled(leaves: Leaves) -> TensorDict:
+    return assemble(list(leaves), leaves.values(), leaves[("index",)].shape)
 
 
 def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
