@@ -32,32 +32,41 @@ _STATE = ("kind", "first", "head", "open", "resetting", "count", "floor")
 
 def contents(replay: ReplayBuffer) -> Contents:
     """Take a replay buffer apart."""
-    storage, schema = replay._storage, replay._schema
-    trees = {name: describe(tree) for name, tree in schema.trees.items()}
-    config = {
-        "capacity": replay.capacity,
-        "num_envs": replay.num_envs,
-        **{name: trees.pop(name) for name in ("obs", "action", "reward")},
-        "extra": {name: tree for name, tree in trees.items() if name not in ("terminated", "truncated")},
-        "next_obs": "stored" if storage.keeps_next else "shared",
-        "autoreset": None if replay.autoreset is None else replay.autoreset.name,
-        "device": str(replay.device),
-        "sampler": describe_sampler(replay.sampler),
-        "listeners": describe_listeners(replay._listeners),
-    }
-    found = Contents("ReplayBuffer", config)
+    storage = replay._storage
+    found = Contents("ReplayBuffer", config_of(replay))
     found.take("ring", ({"broken": int(storage.broken)}, dict(zip(_STATE, storage.ring.state, strict=True))))
     # The newest observations wait in rows that are not complete, and so are no part of a segment.
     pending = storage.ring.at(storage.ring.head, torch.arange(storage.ring.num_envs, device=replay.device))
     arrays = {f"obs{i}": storage.columns[i].flatten(0, 1)[pending] for i in storage.observed}
     found.take("pending", ({}, arrays))
     found.take("sampler", ({}, replay._draws.saved()))
+    take_beside(replay, found)
+    found.rows = rows(replay)
+    return found
+
+
+def config_of(replay: ReplayBuffer) -> dict[str, Any]:
+    """How an equal, empty buffer is made; also of one that has no arrays yet."""
+    trees = {name: describe(tree) for name, tree in replay._schema.trees.items()}
+    return {
+        "capacity": replay.capacity,
+        "num_envs": replay.num_envs,
+        **{name: trees.pop(name) for name in ("obs", "action", "reward")},
+        "extra": {name: tree for name, tree in trees.items() if name not in ("terminated", "truncated")},
+        "next_obs": replay._next_obs,
+        "autoreset": None if replay.autoreset is None else replay.autoreset.name,
+        "device": str(replay.device),
+        "sampler": describe_sampler(replay.sampler),
+        "listeners": describe_listeners(replay._listeners),
+    }
+
+
+def take_beside(replay: ReplayBuffer, found: Contents) -> None:
+    """What is kept beside the rows and their sampler."""
     found.take("random", random_state(replay._random))
     found.take("listeners", ({}, replay._listeners.snapshot()))
     staged = {f"{name}.{i}": leaf for name, leaves in replay._staged.items() for i, leaf in enumerate(leaves)}
     found.take("staged", ({"names": list(replay._staged)}, staged))
-    found.rows = rows(replay)
-    return found
 
 
 def columns(replay: ReplayBuffer) -> dict[str, torch.Tensor]:
@@ -77,13 +86,22 @@ def rows(replay: ReplayBuffer) -> Rows:
 
 def make(read: Read, options: dict[str, Any]) -> ReplayBuffer:
     """An empty buffer as the one that was saved, but for what `options` change."""
+    if options.get("capacity") is None:
+        _require_backing(read)
+    replay = made(read, options)
+    if replay._storage.room.is_found:
+        replay.close()
+        remedy = "Load into an empty folder; what is there already is reopened by load(its path)."
+        raise IncompatibleCheckpoint(explain("device", "disk memory without rows of its own", "some with", remedy))
+    return replay
+
+
+def made(read: Read, options: dict[str, Any]) -> ReplayBuffer:
+    """A buffer of this description, in memory that may hold rows already."""
     config = read.config
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
-    saved = config.entry("capacity").integer(1, 1 << 50)
-    capacity = options.get("capacity") or saved
-    if options.get("capacity") is None:
-        _require_backing(read, saved // (envs or 1), envs or 1)
+    capacity = options.get("capacity") or config.entry("capacity").integer(1, 1 << 50)
     mode = None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)]
     keeps: Any = config.entry("next_obs").one_of(("shared", "stored"))
     return ReplayBuffer(
@@ -100,8 +118,11 @@ def make(read: Read, options: dict[str, Any]) -> ReplayBuffer:
     )
 
 
-def _require_backing(read: Read, least: int, envs: int) -> None:
+def _require_backing(read: Read) -> None:
     """Every slot has a byte in the state: a capacity that is only claimed is refused before memory is asked for."""
+    num_envs = read.config.entry("num_envs").optional()
+    envs = 1 if num_envs is None else num_envs.integer(1, 1 << 40)
+    least = read.config.entry("capacity").integer(1, 1 << 50) // envs
     kind = read.arrays.get("ring.kind")
     if kind is None or kind.ndim != 2 or kind.shape[1] != envs or kind.shape[0] < least:
         got = None if kind is None else tuple(kind.shape)
@@ -120,21 +141,20 @@ def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Ten
         placed = _resize(ring, read)
     values = read.values.entry("ring")
     storage.broken.fill_(values.entry("broken").integer())
-    storage.is_empty = bool((ring.head == ring.floor).all())
-    storage.count_rows_left()
-    _check_ring(ring)
+    storage.found()
+    check_ring(ring)
     pending = ring.at(ring.head, torch.arange(ring.num_envs, device=replay.device))
     for i in storage.observed:
         column = storage.columns[i].flatten(0, 1)
         column[pending] = read.array(f"pending.obs{i}", column[: ring.num_envs]).to(replay.device)
-    _resume_sampler(replay, read, placed)
+    resume_sampler(replay, read, placed)
     restore_random(replay._random, *read.part("random"), devices=same_device)
     replay._listeners.restore(read.part("listeners")[1])
-    _restore_staged(replay, read)
+    restore_staged(replay, read)
     return ring.head.cpu().clone()
 
 
-def _check_ring(ring: Ring) -> None:
+def check_ring(ring: Ring) -> None:
     """Numbers that everything else is computed from: a wrong one would lead out of the memory."""
     known = torch.tensor([EMPTY, TRANSITION, FINAL, PENDING, HISTORY], dtype=torch.uint8, device=ring.kind.device)
     most = (1 << 62) // (2 * ring.num_envs)
@@ -174,7 +194,8 @@ def _resize(ring: Ring, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
     return source, target
 
 
-def _resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+def resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
+    """Go on with draws that were saved, whose slots may be `placed` elsewhere now."""
     _, saved = read.part("sampler")
     expected = replay._draws.saved()
     if saved.keys() != expected.keys() or any(saved[name].dtype != expected[name].dtype for name in saved):
@@ -192,7 +213,8 @@ def _resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor
         raise Node("state: sampler", str(error)).wrong("the state of a sampler") from None
 
 
-def _restore_staged(replay: ReplayBuffer, read: Read) -> None:
+def restore_staged(replay: ReplayBuffer, read: Read) -> None:
+    """Fields that wait for the rest of their step."""
     node, arrays = read.part("staged")
     for name in node.entry("names").items(1 << 10):
         columns = replay._schema.columns.get(name.text())

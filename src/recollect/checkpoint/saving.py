@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def save(buffer: Any, path: str | PathLike[str], *, keep: int = 2, files: type[F
     positive("keep", keep)
     root = Path(path).absolute()
     vault = Vault(root, files)
-    with buffer._lock:
+    with buffer._lock, getattr(buffer, "_in_order", nullcontext)():
         contents = kinds.of(buffer).contents(buffer)
         with vault.opened(_nbytes(contents)):
             base = _base(buffer, vault, root)
