@@ -152,17 +152,18 @@ public:
         }
     }
 
-    // out[slot] = 1 where a row from `since[env]` on is not what was sealed. A row that holds only an observation is
-    // asked for nothing else.
-    void find_broken(nb::handle since, nb::handle out) const {
+    // out[slot] = 1 where a row from `since[env]` on and before `until[env]` is not what was sealed. A row that holds only
+    // an observation is asked for nothing else.
+    void find_broken(nb::handle since, nb::handle until, nb::handle out) const {
         const auto* rows = memory_of<int64_t>(since, kInt64, ring_.envs, "since");
+        const auto* ends = memory_of<int64_t>(until, kInt64, ring_.envs, "until");
         auto* broken = memory_of<uint8_t>(out, kBool, ring_.slots * ring_.envs, "out");
         MaybeReleased released(kReleaseBytes);
         for (int64_t flat = 0; flat < ring_.slots * ring_.envs && seals_; ++flat) {
             const int64_t row = ring_.row_of(flat);
             const uint8_t kind = ring_.kind[flat];
             broken[flat] = 0;
-            if (kind == kEmpty || row < rows[flat % ring_.envs]) continue;
+            if (kind == kEmpty || row < rows[flat % ring_.envs] || row >= ends[flat % ring_.envs]) continue;
             broken[flat] = seals_[2 * flat] != seal_of_observation(flat, row) ||
                            ((kind == kTransition || kind == kHistory) && seals_[2 * flat + 1] != seal_of_rest(flat, row));
         }

@@ -135,10 +135,10 @@ class ReplayStorage:
         self._counts, self.is_empty = None, not bool((self.ring.head > self.ring.floor).any())
         self.count_rows_left()
 
-    def broken_rows(self, since: torch.Tensor) -> torch.Tensor:
-        """Which slots [S, N] hold rows, from the rows `since` [N] on, that are not what was written."""
+    def broken_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
+        """Which slots [S, N] hold rows, from `since` [N] on and before `until`, that are not what was written."""
         broken = torch.zeros_like(self.ring.first)
-        self._native.find_broken(kernels.buffer_of(since), kernels.buffer_of(broken))
+        self._native.find_broken(*map(kernels.buffer_of, (since, until, broken)))
         return broken
 
     def seal(self) -> None:

@@ -32,8 +32,10 @@ class Record:
     """Nothing was written since."""
     reach: int
     """How many rows an environment may have got since, at most."""
+    marks: int
+    """The checksum of what each slot held."""
     checksum: int
-    """Of the arrays that are no rows, where it is closed."""
+    """That of all arrays that are no rows, where it is closed."""
     config: dict[str, Any]
     values: dict[str, Any]
     arrays: Arrays
@@ -56,6 +58,7 @@ def dump(record: Record) -> bytes:
         "boot": record.boot,
         "closed": record.is_closed,
         "reach": record.reach,
+        "marks": record.marks,
         "checksum": record.checksum,
         "config": record.config,
         "values": record.values,
@@ -89,7 +92,7 @@ def parse(where: str, data: bytes) -> Record:
         str(node.entry("boot").value),
         node.entry("closed").flag(),
         node.entry("reach").integer(1),
-        node.entry("checksum").integer(0, 2**32 - 1),
+        *(node.entry(name).integer(0, 2**32 - 1) for name in ("marks", "checksum")),
         config.value,
         values.value,
         arrays,
@@ -98,7 +101,8 @@ def parse(where: str, data: bytes) -> Record:
 
 def newest(root: Path) -> Record:
     """The last commit that is whole."""
-    found, wrong = [], []
+    found: list[Record] = []
+    wrong: list[str] = []
     for name in NAMES:
         try:
             record = parse(name, _bytes_in(Files(root), name))
@@ -106,9 +110,9 @@ def newest(root: Path) -> Record:
                 raise CorruptCheckpoint(explain(name, f"not commit {record.number}", "it", "Copy it again."))
             found.append(record)
         except CorruptCheckpoint as error:
-            wrong.append(error)
+            wrong.append(str(error))  # the error itself would keep alive whoever asked
     if not found:
-        raise wrong[0]
+        raise CorruptCheckpoint(wrong[0])
     return max(found, key=lambda record: record.number)
 
 

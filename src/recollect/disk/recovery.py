@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from recollect.checkpoint.contents import Read, describe_listeners, restore_random
+from recollect.checkpoint.contents import Read, bytes_of, describe_listeners, restore_random
 from recollect.checkpoint.replay import check_ring, restore_staged, resume_sampler
 from recollect.disk.records import Record
 from recollect.errors import CorruptCheckpoint, explain
 from recollect.replay import ReplayBuffer
 from recollect.replay_storage import ReplayStorage
-from recollect.ring import Ring
+from recollect.ring import TRANSITION, Ring
 from recollect.samplers import Prioritized
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -88,20 +89,37 @@ def _recover(storage: ReplayStorage, read: Read, record: Record) -> None:
     most = (1 << 62) // (2 * ring.num_envs)
     if bool(((floor < 0) | (head < floor) | (head >= most)).any()) or record.reach > most:
         raise CorruptCheckpoint(explain(record.name, "rows in order", "others", "Copy the folder again."))
-    since = head - record.reach
     if record.boot == boot() and _is_left_by_a_kill(ring, head, floor, record.reach):
         ring.mend()
-        if not storage.broken_rows(since).any():
+        if not storage.broken_rows(head - record.reach, ring.head + 1).any():
             return
     assert ring.journal is not None
     ring.journal.fill_(-1)  # until all of this is done, it is not what a kill leaves
     for name in ("head", "open", "resetting", "floor"):
         getattr(ring, name).copy_(_saved(ring, read, name))
-    ring.go_back(head, ring.open.clone(), torch.ones_like(ring.open), record.reach)
-    broken = storage.broken_rows(since)
-    if broken.any():
-        ring.lose(torch.where(broken, ring.rows() + 1, 0).amax(0))
+    if _is_untouched(storage, record):
+        ring.count.copy_((ring.kind == TRANSITION).sum(0))
+    else:
+        ring.go_back(head, ring.open.clone(), torch.ones_like(ring.open), record.reach)
+        broken = storage.broken_rows(head - record.reach, ring.head + 1)
+        if broken.any():
+            ring.lose(torch.where(broken, ring.rows() + 1, 0).amax(0))
     ring.journal.zero_()
+
+
+def marks_of(ring: Ring) -> int:
+    """A checksum of what each slot holds."""
+    return zlib.crc32(bytes_of(ring.first), zlib.crc32(bytes_of(ring.kind)))
+
+
+def _is_untouched(storage: ReplayStorage, record: Record) -> bool:
+    """Nothing that was written after the commit has come to the disk: the rows that it would have taken are whole."""
+    ring, reach = storage.ring, record.reach
+    if marks_of(ring) != record.marks:
+        return False
+    newest = storage.broken_rows(ring.head - reach, ring.head + 1)
+    oldest = storage.broken_rows(torch.zeros_like(ring.head), ring.head + 1 + reach - ring.slots)
+    return not bool((newest | oldest).any())
 
 
 def _is_left_by_a_kill(ring: Ring, head: torch.Tensor, floor: torch.Tensor, reach: int) -> bool:

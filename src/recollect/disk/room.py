@@ -17,7 +17,7 @@ from recollect.checkpoint.contents import Contents, bytes_of
 from recollect.checkpoint.replay import config_of, take_beside
 from recollect.disk.folder import ROWS, Door, Folder
 from recollect.disk.records import Record, dump
-from recollect.disk.recovery import boot, restored
+from recollect.disk.recovery import boot, marks_of, restored
 from recollect.errors import CheckpointError, explain
 from recollect.replay import ReplayBuffer
 from recollect.ring import MOST_ROWS
@@ -29,6 +29,7 @@ _FEWEST_ROWS = 32
 """Between commits of small buffers: waiting for the disk takes milliseconds."""
 _BEHIND_BYTES = 1 << 24
 """After so much the disk begins to write, lest there be much to wait for at a commit."""
+_REQUEST_BYTES = 1 << 17
 
 
 class DiskRoom:
@@ -129,8 +130,8 @@ class DiskRoom:
         saved = {} if isinstance(buffer.sampler, Prioritized) else buffer._draws.saved()
         state.take("sampler", ({}, saved))
         take_beside(buffer, state)
-        checksum = self._checksum() if is_closed else 0
-        return Record(self._number + 1, boot(), is_closed, reach, checksum, state.config, state.values, state.arrays)
+        sums = marks_of(ring), self._checksum() if is_closed else 0
+        return Record(self._number + 1, boot(), is_closed, reach, *sums, state.config, state.values, state.arrays)
 
     def _checksum(self) -> int:
         """Of everything that is no row, and has no checksum beside it."""
@@ -160,8 +161,7 @@ class DiskRoom:
                 self._native.write_behind(array.file, start * step, (stop - start) * step)
             if head >= slots:  # else there is nothing yet to be read
                 for start, stop in _around(head, head + min(2 * self._slots_behind, slots), slots):
-                    page = start * step // mmap.PAGESIZE * mmap.PAGESIZE
-                    array.memory.madvise(mmap.MADV_WILLNEED, page, stop * step - page)
+                    _ask_for(array.memory, start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step)
         self._behind, self._until_behind = head, self._slots_behind
 
     @contextmanager
@@ -177,6 +177,12 @@ class DiskRoom:
     def close(self) -> None:
         self._commit(0, is_closed=True)
         self._folder.close()
+
+
+def _ask_for(memory: mmap.mmap, start: int, stop: int) -> None:
+    """Let the disk read a piece of a file; of a request that is larger, the system reads only the first so many."""
+    for at in range(start, stop, _REQUEST_BYTES):
+        memory.madvise(mmap.MADV_WILLNEED, at, min(_REQUEST_BYTES, stop - at))
 
 
 def _around(first: int, last: int, slots: int) -> list[tuple[int, int]]:

@@ -50,7 +50,7 @@ def check_seals(storage: ReplayStorage) -> None:
     """Every row on the disk is what was written there."""
     if storage.seals is None:
         return
-    broken = storage.broken_rows(torch.zeros_like(storage.ring.head))
+    broken = storage.broken_rows(torch.zeros_like(storage.ring.head), storage.ring.head + 1)
     if broken.any():
         slot, env = broken.nonzero()[0].tolist()
         where = f"row {int(storage.ring.rows()[slot, env])}, environment {env} (slot {slot})"
