@@ -158,6 +158,7 @@ class Folder:
             self.files.grow(file, nbytes)
         except OSError as error:
             self.files.close(file)
+            self.files.remove(name)
             needed = sum(len(array.memory) for array in self.arrays.values()) + nbytes
             self.close()
             free = f"{self.files.free_bytes():,} bytes free ({error.strerror or error})"

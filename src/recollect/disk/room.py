@@ -168,8 +168,19 @@ class DiskRoom:
     def refilled(self) -> Iterator[None]:
         buffer = self._buffer()
         assert buffer is not None
+        had_rows = bool(self._ring.head.any())
         self._folder.withdraw()
-        yield
+        try:
+            yield
+        except BaseException:
+            if not had_rows:  # new memory, which nobody wants then
+                self._folder.close()
+                raise
+            self._publish_again(buffer)
+            raise
+        self._publish_again(buffer)
+
+    def _publish_again(self, buffer: ReplayBuffer) -> None:
         buffer._storage.seal()
         self.commit()
         self._folder.publish()

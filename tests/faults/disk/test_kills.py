@@ -122,7 +122,9 @@ def say_that_steps_were_cut_off(root: Path, envs: int) -> int:
 
 @pytest.mark.parametrize("boot", [None, "another"], ids=["kill", "power loss"])
 @pytest.mark.parametrize("name", ["several environments", "stacked", "next step"])
-def test_a_kill_while_memory_is_mended_changes_nothing(name: str, boot: str | None, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_kill_while_memory_is_mended_changes_nothing(
+    name: str, boot: str | None, tmp_path: Path, monkeypatch: Any
+) -> None:
     root, counts = tmp_path / "memory", tmp_path / "counts"
     layout = LAYOUTS[name]
     killed_after(0.15, name, root, counts, [0])

@@ -125,9 +125,7 @@ class Story:
         }
 
 
-def write(
-    replay: rc.ReplayBuffer, story: Story, clock: np.ndarray, turn: int, begun: np.ndarray | None = None
-) -> None:
+def write(replay: rc.ReplayBuffer, story: Story, clock: np.ndarray, turn: int, begun: np.ndarray | None = None) -> None:
     """Add a step (or a block) of all environments or some, count it in `clock` [envs], and use the sampler."""
     layout = story.layout
     envs = list(range(layout.envs))
