@@ -247,7 +247,7 @@ def test_a_full_disk_is_an_error_when_the_buffer_is_made(tmp_path: Path) -> None
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert told == 20
-    with rc.ReplayBuffer(4096, 64, 1, device=rc.Memory.disk(root)):
+    with rc.ReplayBuffer(4096, 64, 1, device=rc.Memory.disk(tmp_path / "64")):
         pass
 
 
