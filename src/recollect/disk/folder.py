@@ -52,11 +52,11 @@ class Folder:
         self.record: Record | None = None
         """The last commit that was found; None in new memory."""
         with self.or_let_go():
-            holdings.is_whole = is_made(self.files)
-            if holdings.is_whole:
+            if is_made(self.files):
                 self.record = self._found(config)
             else:
                 self._sweep()
+                holdings.is_whole = False
 
     @contextlib.contextmanager
     def or_let_go(self) -> Iterator[None]:
@@ -97,10 +97,21 @@ class Folder:
             raise IncompatibleCheckpoint(explain(str(self.root), "a folder for disk memory", got, remedy))
 
     def _sweep(self) -> None:
-        """Remove what somebody died making."""
-        for name in self.files.names(""):
+        """Remove what somebody died making; nothing was ever added to that."""
+        names = self.files.names("")
+        if self.only_reads or self._has_rows(names):
+            remedy = "Copy the folder again, with all of its files; if there are no more, remove it."
+            raise CorruptCheckpoint(explain(FORMAT, "a file", "none", remedy))
+        for name in names:
             if name != "LOCK":
                 self.files.remove(name)
+
+    def _has_rows(self, names: list[str]) -> bool:
+        """The first commit comes before the first row, and before it is said that this is disk memory."""
+        try:
+            return not set(NAMES).isdisjoint(names) and newest(self.root).number > 1
+        except CorruptCheckpoint:
+            return False
 
     def _found(self, config: Mapping[str, Any]) -> Record:
         record = newest(self.root)
@@ -127,7 +138,8 @@ class Folder:
 
     def withdraw(self) -> None:
         """What is here is being replaced: if it is not published again, it is nothing."""
-        self.files.remove(FORMAT)
+        for name in (FORMAT, *NAMES):
+            self.files.remove(name)
         self.files.sync_folder("")
         self._holdings.is_whole = False
 
@@ -235,7 +247,7 @@ class _Holdings:
 
     def __init__(self, files: Files, lock: int, owner: int) -> None:
         self._files, self._lock, self._owner = files, lock, owner
-        self.is_whole = False
+        self.is_whole = True
         """Not so: somebody is making this memory, and what there is of it is nothing yet."""
         self.others: list[int] = []
         _held.add(self)

@@ -170,6 +170,7 @@ class DiskRoom:
         assert buffer is not None
         had_rows = bool(self._ring.head.any())
         self._folder.withdraw()
+        self._records.clear()  # they are gone
         try:
             yield
         except BaseException:

@@ -20,6 +20,7 @@ import pytest
 import recollect as rc
 from recollect.cli import main
 from recollect.disk.records import newest
+from recollect.disk.reopening import peek
 from tests.faults.checkpoint.disk import SEED, trials
 from tests.faults.disk.writer import LAYOUTS, Story, verify, write
 
@@ -158,6 +159,20 @@ def test_numbers_that_lead_out_of_the_memory_are_not_followed(tmp_path: Path, na
     change(values)
     del values
     assert outcome(tmp_path / "memory", lives) in ("exact", "CorruptCheckpoint")
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_a_folder_that_does_not_say_what_it_is_is_not_emptied(tmp_path: Path, damage: str) -> None:
+    made(tmp_path / "memory")
+    if damage == "missing":
+        (tmp_path / "memory" / "FORMAT").unlink()
+    else:
+        (tmp_path / "memory" / "FORMAT").write_text("recollect disc memory 1")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
+    for make in (LAYOUTS[NAME].make, lambda _: peek(tmp_path / "memory")):
+        with pytest.raises(rc.CorruptCheckpoint, match="FORMAT: expected "):
+            make(rc.Memory.disk(tmp_path / "memory"))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before
 
 
 def test_two_damaged_commits_are_one_too_many(tmp_path: Path) -> None:
