@@ -9,11 +9,52 @@
 
 #include "fresh.hpp"
 #include "random.hpp"
+#include "seal.hpp"
+
+#if defined(__linux__)
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+#endif
 
 namespace nb = nanobind;
 
 namespace recollect {
 namespace {
+
+constexpr int kPatience = 64;  // batches after one that waited for the disk
+
+// How often this process has waited for a page of a file.
+int64_t waits() {
+#if defined(__linux__)
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_majflt;
+#else
+    return 0;
+#endif
+}
+
+// Ask for the pages of some bytes of a mapped file, without waiting for them.
+void ask_for(const char* data, int64_t bytes) {
+#if defined(__linux__)
+    static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto start = reinterpret_cast<uintptr_t>(data), first = start / page * page;
+    madvise(reinterpret_cast<void*>(first), start + static_cast<uintptr_t>(bytes) - first, MADV_WILLNEED);
+#else
+    static_cast<void>(data), static_cast<void>(bytes);
+#endif
+}
+
+// Begin to write a range of a file to the disk, without waiting for it.
+void write_behind(int file, int64_t offset, int64_t bytes) {
+#if defined(__linux__)
+    sync_file_range(file, offset, bytes, SYNC_FILE_RANGE_WRITE);
+#else
+    static_cast<void>(file), static_cast<void>(offset), static_cast<void>(bytes);
+#endif
+}
 
 // After a call what was cast for it is not kept, unless it is small.
 struct Emptied {
@@ -29,9 +70,9 @@ public:
     // `columns[i]` is [slots, envs, …]. `stacks[i]` is (k, axis, repeat) or None. `observed` says which columns are
     // observations; `next_columns` are theirs for next observations when those are kept beside the rows.
     RingMemory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::tuple state,
-               nb::object journal, int64_t alive, bool next_step, bool single, int reward, int terminated, int truncated)
+               nb::object journal, nb::object seals, int64_t alive, bool next_step, bool single, int reward, int terminated, int truncated)
         : observed_(std::move(observed)), single_(single), reward_(reward), terminated_(terminated), truncated_(truncated) {
-        owner_ = nb::make_tuple(columns, next_columns, state, journal);
+        owner_ = nb::make_tuple(columns, next_columns, state, journal, seals);
         const Array first = read_or_throw(columns[0], "column");
         ring_.slots = first.shape[0];
         ring_.envs = first.shape[1];
@@ -48,6 +89,7 @@ public:
         ring_.count = memory_of<int64_t>(state[5], kInt64, envs, "count");
         ring_.floor = memory_of<int64_t>(state[6], kInt64, envs, "floor");
         if (!journal.is_none()) ring_.journal = memory_of<int64_t>(journal, kInt64, envs, "journal");
+        if (!seals.is_none()) seals_ = memory_of<uint64_t>(seals, kInt64, 2 * ring_.slots * envs, "seals");
         if (columns.size() + next_columns.size() > kMostLeaves) throw std::invalid_argument("columns: too many");
         for (size_t i = 0; i < columns.size(); ++i) leaves_.push_back(describe_leaf(columns[i], stacks[i], ring_.slots, envs));
         for (size_t i = 0; i < next_columns.size(); ++i)
@@ -95,6 +137,48 @@ public:
         int64_t sum = 0;
         for (int64_t e = 0; e < ring_.envs; ++e) sum += ring_.count[e];
         return sum;
+    }
+
+    // Seal every row as it is: somebody else than `write` has written them.
+    void seal_all() {
+        MaybeReleased released(kReleaseBytes);
+        for (int64_t flat = 0; flat < ring_.slots * ring_.envs && seals_; ++flat) {
+            seals_[2 * flat] = seal_of_observation(flat, ring_.row_of(flat));
+            seals_[2 * flat + 1] = seal_of_rest(flat, ring_.row_of(flat));
+        }
+    }
+
+    // out[slot] = 1 where a row from `since[env]` on and before `until[env]` is not what was sealed. A row that holds only
+    // an observation is asked for nothing else.
+    void find_broken(nb::handle since, nb::handle until, nb::handle out) const {
+        const auto* rows = memory_of<int64_t>(since, kInt64, ring_.envs, "since");
+        const auto* ends = memory_of<int64_t>(until, kInt64, ring_.envs, "until");
+        auto* broken = memory_of<uint8_t>(out, kBool, ring_.slots * ring_.envs, "out");
+        MaybeReleased released(kReleaseBytes);
+        for (int64_t flat = 0; flat < ring_.slots * ring_.envs && seals_; ++flat) {
+            const int64_t row = ring_.row_of(flat);
+            const uint8_t kind = ring_.kind[flat];
+            broken[flat] = 0;
+            if (kind == kEmpty || row < rows[flat % ring_.envs] || row >= ends[flat % ring_.envs]) continue;
+            broken[flat] = seals_[2 * flat] != seal_of_observation(flat, row) ||
+                           ((kind == kTransition || kind == kHistory) && seals_[2 * flat + 1] != seal_of_rest(flat, row));
+        }
+    }
+
+    // Before rows of a file that may be larger than memory are read: if batches have waited for the disk lately, ask for
+    // all pages of this one at once.
+    void fetch(nb::handle slots) {
+        const Array in = read_index(slots);
+        check_slots(in);
+        const int64_t count = waits();
+        if (count > waits_) cold_ = kPatience;
+        waits_ = count;
+        if (cold_ == 0) return;
+        --cold_;
+        const auto* rows = reinterpret_cast<const int64_t*>(in.data);
+        MaybeReleased released(kReleaseBytes);
+        for (int64_t i = 0; i < in.shape[0]; ++i)
+            if (rows[i] >= 0) ask_for_row(rows[i]);
     }
 
     // Fill `out` with slots of transitions, drawn uniformly with replacement. False: too few are left to find by chance.
@@ -217,6 +301,55 @@ public:
     }
 
 private:
+    uint64_t seal_of_observation(int64_t flat, int64_t row) const {
+        uint64_t state = stir(stir(1, static_cast<uint64_t>(row)), ring_.first[flat]);
+        for (const int o : observed_) {
+            const Leaf& leaf = leaves_[static_cast<size_t>(o)];
+            state = stir_all(state, leaf.column + flat * leaf.bytes, leaf.bytes);
+        }
+        return state;
+    }
+
+    uint64_t seal_of_rest(int64_t flat, int64_t row) const {
+        uint64_t state = stir(2, static_cast<uint64_t>(row));
+        size_t next = 0;
+        for (size_t l = 0; l < leaves_.size(); ++l) {
+            const bool observation = next < observed_.size() && static_cast<size_t>(observed_[next]) == l;
+            next += observation;
+            if (!observation) state = stir_all(state, leaves_[l].column + flat * leaves_[l].bytes, leaves_[l].bytes);
+        }
+        for (size_t o = 0; o < next_columns_.size(); ++o) {
+            const int64_t bytes = leaves_[static_cast<size_t>(observed_[o])].bytes;
+            state = stir_all(state, next_columns_[o] + flat * bytes, bytes);
+        }
+        return state;
+    }
+
+    // What a written row is sealed with; its observation was sealed before if it was pending.
+    void seal(int64_t flat, int64_t row, bool observation, bool rest) {
+        if (!seals_) return;
+        if (observation) seals_[2 * flat] = seal_of_observation(flat, row);
+        if (rest) seals_[2 * flat + 1] = seal_of_rest(flat, row);
+    }
+
+    // A row and what it led to.
+    void ask_for_row(int64_t flat) const {
+        const int64_t next = ring_.keeps_next ? flat : ring_.after(flat);
+        for (const Leaf& leaf : leaves_) {
+            for (int64_t frame = leaf.frames.k, at = flat; frame > 1; --frame) {
+                at = ring_.before(at);
+                ask_for(leaf.column + at * leaf.bytes, leaf.bytes);
+            }
+            const bool joined = next == flat + 1;  // one request for both
+            ask_for(leaf.column + flat * leaf.bytes, leaf.bytes * (joined ? 2 : 1));
+        }
+        for (size_t o = 0; o < observed_.size(); ++o) {
+            const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
+            if (ring_.keeps_next) ask_for(next_columns_[o] + flat * leaf.bytes, leaf.bytes);
+            else if (next != flat + 1) ask_for(leaf.column + next * leaf.bytes, leaf.bytes);
+        }
+    }
+
     // One leaf to be read: from which column, at which slots, into what.
     struct Reading {
         const Leaf* leaf;
@@ -503,6 +636,8 @@ private:
             const bool end = ended(first + e), closes = end && !ring_.next_step;
             if (!open) ring_.first[flat + e] = 1;
             ring_.first[ahead + e] = 0;
+            seal(flat + e, row, !open, true);
+            seal(ahead + e, row + 1, true, false);
             ring_.kind[flat + e] = kTransition;
             ring_.kind[ahead + e] = closes ? kFinal : kPending;
             ring_.resetting[e] = end && ring_.next_step;
@@ -553,12 +688,14 @@ private:
             char* column = ring_.keeps_next ? next_columns_[o] : leaf.column;
             store(leaf, column, ring_.at(ahead, env), item(leaves_.size() + o, leaf.given_bytes, i));
         }
+        seal(flat, row, !open, true);
         if (ring_.keeps_next) {
             ring_.head[env] = row + 1;
             ring_.complete(env);
             return;
         }
         ring_.first[ring_.at(ahead, env)] = reset;
+        seal(ring_.at(ahead, env), ahead, true, false);
         const bool closes = end && !ring_.next_step;
         ring_.kind[ring_.at(ahead, env)] = closes ? kFinal : kPending;
         ring_.head[env] = ahead + closes;
@@ -567,6 +704,9 @@ private:
     }
 
     Ring ring_{};
+    uint64_t* seals_ = nullptr;  // [slots, envs, 2] of a row's observation and of everything else; null: not kept
+    int64_t waits_ = waits();    // that are known of
+    int cold_ = 0;               // how many more batches are fetched before they are read
     std::vector<Leaf> leaves_;
     std::vector<int> observed_;
     std::vector<char*> next_columns_;
@@ -587,10 +727,14 @@ void bind_ring(nb::module_& m) {
     m.attr("MOST_FRAMES") = kMostFrames;
     nb::class_<Touched>(m, "Touched").def_ro("slots", &Touched::slots);
     nb::class_<RingMemory>(m, "RingMemory")
-        .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::tuple, nb::object, int64_t, bool, bool, int, int, int>(),
-             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
+        .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::tuple, nb::object, nb::object, int64_t, bool, bool, int, int, int>(),
+             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
              nb::arg(), nb::arg(), nb::arg())
         .def("write", &RingMemory::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
+        .def("seal_all", &RingMemory::seal_all)
+        .def("find_broken", &RingMemory::find_broken)
+        .def("fetch", &RingMemory::fetch)
+        .def_static("write_behind", &write_behind)
         .def("keep_touched", &RingMemory::keep_touched)
         .def_prop_ro("touched", &RingMemory::touched, nb::rv_policy::reference_internal)
         .def("stored", &RingMemory::stored)

@@ -23,6 +23,18 @@ class _Forked:
     def __exit__(self, *_: object) -> None: ...
 
 
+class Closed:
+    """Stands in for the lock of a buffer that was closed."""
+
+    def __enter__(self) -> NoReturn:
+        raise RuntimeError(
+            "buffer: expected use before close(), got use after it. "
+            "Make the buffer again, or recollect.load() what is kept of it."
+        )
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 def lock_for(owner: Any, lock: Any = None) -> Any:
     """A re-entrant lock for `owner`, which keeps it as `_lock`; in a forked child that lock refuses to be taken."""
     _guarded.add(owner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,8 +18,8 @@ from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, tru
 from recollect.batch import assemble, check_destination, check_size, fill, moved
 from recollect.border import Environments, as_tensor, conform, dotted, light, refuse_reused_leaves, row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
-from recollect.guard import lock_for, mend_later
-from recollect.invariants.replay import check_staged, check_storage
+from recollect.guard import Closed, lock_for, mend_later
+from recollect.invariants.replay import check_seals, check_staged, check_storage
 from recollect.listeners import Listeners
 from recollect.memory import Heap, Memory
 from recollect.norm import RunningNorm
@@ -116,7 +117,14 @@ class ReplayBuffer:
         schema = _schema(obs, action, reward, extra or {})
         _check_layout(capacity, self.num_envs, next_obs, schema)
         memory.require(_nbytes(schema, capacity, self.num_envs or 1, next_obs))
-        room = memory.open()
+        self.device = torch.empty(0, device=memory.device).device
+        self._schema = schema
+        self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
+        self._is_plain = schema.is_flat and not extra
+        self._random = Randomness(seed)
+        self.sampler = _instance("sampler", Uniform() if sampler is None else sampler, "start")
+        self._next_obs = next_obs
+        room = memory.open(self)
         self._storage = ReplayStorage(
             schema,
             capacity // (num_envs or 1),
@@ -125,13 +133,7 @@ class ReplayBuffer:
             keeps_next=next_obs == "stored",
             next_step=self.autoreset is AutoresetMode.NEXT_STEP,
         )
-        self.device = self._storage.device
-        self._schema = schema
-        self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
         self._environments = Environments(self.num_envs, self.device)
-        self._is_plain = schema.is_flat and not extra
-        self._random = Randomness(seed)
-        self.sampler = _instance("sampler", Uniform() if sampler is None else sampler, "start")
         self._draws = self.sampler.start(self._storage, self._random)
         if self._draws.wants_touched:
             self._storage.keep_touched()
@@ -139,6 +141,9 @@ class ReplayBuffer:
         self._traffic = (room if room.outlives else Heap(torch.device("cpu"))).allocate("traffic", (2,), torch.int64)
         """How many steps and samples a RateLimit has let through."""
         self._lock = lock_for(self, room.lock(mend_later(self)))
+        self._keeper = room.keeper
+        if self._keeper is not None:
+            self._keeper.settle(self, resumes=seed is None)
 
     @classmethod
     def for_env(cls, env: Any, capacity: int, **options: Any) -> ReplayBuffer:
@@ -281,6 +286,31 @@ class ReplayBuffer:
             self._storage.clear()
             self._staged.clear()
             self._draws.cleared()
+            self.commit()
+
+    def commit(self) -> None:
+        """Wait until everything is on the disk, where the data lives on one (device=Memory.disk(…)).
+
+        What was committed is there after a loss of power. A process that is merely killed loses no step that was added.
+        """
+        with self._lock:
+            if self._keeper is not None:
+                self._keeper.commit()
+
+    def close(self) -> None:
+        """Commit, and be done with this buffer: every later use raises. Disk memory may then be opened by others."""
+        if isinstance(self._lock, Closed):
+            return
+        with self._lock:
+            if self._keeper is not None:
+                self._keeper.close()
+            self._lock = Closed()
+
+    def __enter__(self) -> ReplayBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
         """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
@@ -334,6 +364,8 @@ class ReplayBuffer:
         measured: Mapping[str, Any] = _NOTHING,
     ) -> None:
         told = self._told(leaves, envs, steps) if self._listeners.columns else None
+        if self._keeper is not None:
+            self._keeper.expect(steps or 1)
         self._storage.write(leaves, nexts, envs, steps)
         if self._staged:
             self._staged.clear()
@@ -545,17 +577,32 @@ class ReplayBuffer:
             if state["sampler"] != own:
                 remedy = "Make the buffer with the sampler of the one that was saved."
                 raise SchemaError(explain("load_state_dict", f"the state of {own}", state["sampler"], remedy))
-            self._storage.load_state_dict(state["storage"])
-            self._draws.resume(state["draws"])
-            self._random.restore(state["random"])
-            self._staged = dict(state["staged"])
-            self._listeners.restore(state["listeners"])
+            with self._refilled():
+                self._storage.load_state_dict(state["storage"])
+                self._draws.resume(state["draws"])
+                self._random.restore(state["random"])
+                self._staged = dict(state["staged"])
+                self._listeners.restore(state["listeners"])
+
+    def _refilled(self) -> AbstractContextManager[None]:
+        """Everything is replaced meanwhile."""
+        return nullcontext() if self._keeper is None else self._keeper.refilled()
+
+    def _in_order(self) -> AbstractContextManager[None]:
+        """Rows are read from the first to the last meanwhile."""
+        return nullcontext() if self._keeper is None else self._keeper.in_order()
 
     def check(self) -> None:
         """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing.
 
-        Where the data is on another device, this is where steps are reported that could not be refused there.
+        Where the data is on another device, this is where steps are reported that could not be refused there. Of disk
+        memory every row is read and compared with its checksum.
         """
+        self._check_numbers()
+        with self._lock, self._in_order():
+            check_seals(self._storage)
+
+    def _check_numbers(self) -> None:
         with self._lock:
             check_storage(self._storage, self.capacity)
             check_staged(self._storage, self._staged)

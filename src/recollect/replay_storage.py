@@ -52,9 +52,17 @@ class ReplayStorage:
             for i in (self.observed if keeps_next else ())
         )
         self.device = self.columns[0].device
+        self.seals = None if room.keeper is None else room.allocate("seals", (*shape, 2), torch.int64)
+        """Checksums of each row's observation and of everything else in it, with its number."""
         self.broken = room.allocate("broken", (), torch.int64)
         """Stacks that cannot be rebuilt, counted where raising would need a host synchronisation."""
         self._native = self._native_twin()
+        if room.outlives and self._native is None:
+            remedy = "Declare fewer leaves, axes or frames, or keep the buffer in this process's own memory."
+            got = f"{len(self.columns)} leaves that it cannot write"
+            raise SchemaError(
+                explain("device", "fields for the native core, as memory that outlives a process", got, remedy)
+            )
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         """Where the native twin and the readers find `tensors`."""
         self._readers: dict[Any, Reader] = {}
@@ -82,6 +90,7 @@ class ReplayStorage:
             [kernels.buffer_of(column) for column in self.next_columns],
             tuple(kernels.buffer_of(tensor) for tensor in self.ring.state),
             kernels.buffer_of(self.ring.journal),
+            kernels.buffer_of(self.seals),
             self.ring.alive,
             self.next_step,
             not self.lead,
@@ -91,7 +100,7 @@ class ReplayStorage:
     @property
     def native(self) -> Any:
         """The native twin of the ring, or None when torch ops are to be used."""
-        return self._native if kernels._active is not None else None
+        return self._native if kernels._active is not None or self.room.outlives else None
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -119,8 +128,22 @@ class ReplayStorage:
             raise SchemaError(explain("load_state_dict", f"tensors like {like}", given, remedy))
         for name, tensor in own.items():
             tensor.copy_(state[name])
+        self.found()
+
+    def found(self) -> None:
+        """Know what the host knows of rows that something else than `write` has put here."""
         self._counts, self.is_empty = None, not bool((self.ring.head > self.ring.floor).any())
         self.count_rows_left()
+
+    def broken_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
+        """Which slots [S, N] hold rows, from `since` [N] on and before `until`, that are not what was written."""
+        broken = torch.zeros_like(self.ring.first)
+        self._native.find_broken(*map(kernels.buffer_of, (since, until, broken)))
+        return broken
+
+    def seal(self) -> None:
+        """Take every row for what was written."""
+        self._native.seal_all()
 
     # Writing
 
@@ -133,7 +156,7 @@ class ReplayStorage:
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
     ) -> None:
         """One step (or a block of `steps` steps in time order) of all environments, or of the environments `envs`."""
-        native = self._native if kernels._active is not None else None
+        native = self._native if kernels._active is not None or self.room.outlives else None
         blocks, count = steps is not None, 1 if steps is None else steps
         if self._rows_left < MOST_ROWS * count:
             self._require_rows_left(count)
@@ -390,6 +413,7 @@ class ReplayStorage:
 
     def transitions(self, slots: torch.Tensor) -> dict[Path, torch.Tensor]:
         """Every field of the rows at flat slots, the observations that they led to, and their ids."""
+        self._fetch(slots)
         if self.native is not None and kernels.exchange():
             leaves = self.native.transitions(slots)
         else:
@@ -402,6 +426,7 @@ class ReplayStorage:
         summable = len(agents) == 1 and self.columns[agents[0]].dtype in (torch.float32, torch.float64)
         if self.native is None or not kernels.exchange() or not summable:
             return None
+        self._fetch(slots)
         leaves = self.native.n_steps(slots, n, gamma)
         return dict(zip((*self._transition_paths, ("discount",)), leaves, strict=True))
 
@@ -409,6 +434,7 @@ class ReplayStorage:
         self, slots: torch.Tensor, columns: Sequence[int] | None = None, *, padded: bool = False
     ) -> list[torch.Tensor]:
         """The leaves at flat slots, in the schema's order (of all columns, or of `columns`); `padded`: -1 is zeros."""
+        self._fetch(slots)
         columns = range(len(self.columns)) if columns is None else columns
         if not self.stacked:
             return self._reader(self.columns, tuple(columns)).take(slots, 0, len(slots), padded)
@@ -422,6 +448,11 @@ class ReplayStorage:
         if not self.keeps_next:
             return self.take(self.following(slots), self.observed, padded=padded)
         return self._reader(self.next_columns, tuple(range(len(self.observed)))).take(slots, 0, len(slots), padded)
+
+    def _fetch(self, slots: torch.Tensor) -> None:
+        """Rows of a file are about to be read, which may not be in memory."""
+        if self.seals is not None:
+            self._native.fetch(kernels.buffer_of(slots.contiguous()))
 
     def _reader(self, source: tuple[torch.Tensor, ...], columns: tuple[int, ...]) -> Reader:
         key = (source is self.columns, columns, kernels.native() is not None, kernels.exchange())

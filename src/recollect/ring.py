@@ -170,9 +170,9 @@ class Ring:
         self.head.copy_(torch.where(where, head + was_open.long(), self.head))
         self.open &= ~where
         self.resetting &= ~where
-        self._lose(torch.where(where, self.head + reach - self.slots, 0))
+        self.lose(torch.where(where, self.head + reach - self.slots, 0))
 
-    def _lose(self, below: torch.Tensor) -> None:
+    def lose(self, below: torch.Tensor) -> None:
         """Forget the rows below these [N], those before a row that is missing, and ends that nothing led to."""
         row, kind = self.rows(), self.kind
         missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, below))

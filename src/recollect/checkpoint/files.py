@@ -1,7 +1,8 @@
 """All work with files, in one place: what a test can record, and can make fail. Nothing here knows torch.
 
 Every name is looked up relative to an open folder, and no symbolic link is followed below the root: a checkpoint that
-somebody else made cannot lead out of its folder.
+somebody else made cannot lead out of its folder. Disk memory, whose files stay open and change in place, has its own
+part below.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ class Files:
 
     def make_root(self) -> None:
         """Make the root and the folders in it, as far as they are missing."""
+        self._make_root(FOLDERS)
+
+    def _make_root(self, folders: tuple[str, ...]) -> None:
         fresh = [path for path in (self.root, *self.root.parents) if not path.exists()]
         self.root.mkdir(parents=True, exist_ok=True)
         with self._folder("") as root:
-            for name in FOLDERS:
+            for name in folders:
                 try:
                     os.mkdir(name, dir_fd=root)
                 except FileExistsError:
@@ -84,6 +88,56 @@ class Files:
         """Close a file."""
         os.close(file)
 
+    # Files that stay open and change in place
+
+    def make_bare_root(self) -> None:
+        """Make the root, without folders in it."""
+        self._make_root(())
+
+    def create_kept(self, name: str) -> int:
+        """A new file in the root, opened for reading and writing."""
+        with self._folder("") as root:
+            return os.open(name, _CREATE & ~os.O_WRONLY | os.O_RDWR, 0o666, dir_fd=root)
+
+    def open_kept(self, name: str, *, only_reads: bool) -> int:
+        """A regular file in the root, opened for reading and (unless it only reads) writing."""
+        return self._regular("", name, _READ if only_reads else _READ | os.O_RDWR)
+
+    def grow(self, file: int, nbytes: int) -> None:
+        """Give a file this many bytes of the disk, where it has them not: no page can be missing later."""
+        os.posix_fallocate(file, 0, nbytes)
+
+    def sync_kept(self, file: int) -> None:
+        """Wait until what was stored, also through a mapping, is on the disk."""
+        os.fdatasync(file)
+
+    def overwrite(self, file: int, data: bytes) -> None:
+        """Make `data` all that a file holds."""
+        done = 0
+        while done < len(data):
+            done += os.pwrite(file, memoryview(data)[done:], done)
+        os.truncate(file, len(data))
+
+    def lock_kept(self, *, only_reads: bool) -> int:
+        """The root's lock, taken until the file is closed; -1 if it cannot be had. A reader needs none in a copy."""
+        flags = os.O_RDONLY if only_reads else os.O_RDWR | os.O_CREAT
+        with self._folder("") as root:
+            try:
+                file = os.open("LOCK", flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666, dir_fd=root)
+            except FileNotFoundError:
+                return os.open(".", _FOLDER, dir_fd=root)
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if only_reads else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return -1
+        return file
+
+    def unlock(self, file: int) -> None:
+        """Let others have the root."""
+        fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, and may live long
+        os.close(file)
+
     # What only looks
 
     def names(self, folder: str) -> list[str]:
@@ -93,9 +147,11 @@ class Files:
 
     def open(self, name: str) -> int:
         """A regular file, opened for reading."""
-        folder, name = _split(name)
+        return self._regular(*_split(name), _READ)
+
+    def _regular(self, folder: str, name: str, flags: int) -> int:
         with self._folder(folder) as at:
-            file = os.open(name, _READ, dir_fd=at)
+            file = os.open(name, flags, dir_fd=at)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
             raise OSError(f"{folder}/{name} is no regular file")

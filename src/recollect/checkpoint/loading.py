@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from recollect.checkpoint.manifest import Array, File, Manifest, Node
 from recollect.checkpoint.progress import watched
 from recollect.checkpoint.saving import Base
 from recollect.checkpoint.vault import Vault
+from recollect.disk.reopening import examined_disk, is_disk_memory, reopened
 from recollect.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -47,14 +49,18 @@ def load(
     `capacity` (of a replay or distillation buffer, whose newest rows then stay) change it, and a warning says how.
     `sampler` is needed where the saved one was the caller's own, or had a function for `beta`.
 
+    Where `path` is the folder of a buffer in disk memory, that buffer is reopened; nothing of it can be changed then.
+
     A damaged checkpoint is passed over for an older one with a warning, unless it was named. CorruptCheckpoint,
     IncompatibleCheckpoint and NoCheckpoint say what is wrong and where. Nothing in a checkpoint is executed.
     """
     if capacity is not None:
         positive("capacity", capacity)
     root = Path(path).absolute()
-    vault = Vault(root, files)
     options = {"device": device, "capacity": capacity, "sampler": sampler}
+    if is_disk_memory(root):
+        return reopened(root, {"number": number, **options})
+    vault = Vault(root, files)
     with vault.reading():
         candidates = vault.numbers()[::-1] if number is None else [number]
         damaged: list[CorruptCheckpoint] = []
@@ -88,8 +94,9 @@ def _loaded(vault: Vault, manifest: Manifest, options: dict[str, Any]) -> Any:
         _require_columns(manifest, kind.columns(kind.make(read, {"sampler": options["sampler"], "device": "meta"})))
         buffer = kind.make(read, options)
         same_device = str(buffer.device) == config.entry("device").value
-        saved = kind.restore(buffer, read, same_device=same_device)
-        segments = _read_rows(vault, manifest, kind.rows(buffer))
+        with getattr(buffer, "_refilled", nullcontext)():
+            saved = kind.restore(buffer, read, same_device=same_device)
+            segments = _read_rows(vault, manifest, kind.rows(buffer))
         buffer.check()
     except MemoryError as error:
         raise IncompatibleCheckpoint(f"{where}: a buffer that this machine cannot hold. {error}") from error
@@ -264,7 +271,11 @@ def check(path: str | PathLike[str]) -> list[str]:
 
 def examined(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | None]]:
     """The checkpoints below `path`, oldest first, each read to its last byte, with what is wrong with it."""
-    vault = Vault(Path(path).absolute())
+    root = Path(path).absolute()
+    if is_disk_memory(root):
+        yield examined_disk(root)
+        return
+    vault = Vault(root)
     with vault.reading():
         if not vault.numbers():
             raise NoCheckpoint(explain(str(path), "a checkpoint", "none", "Save a buffer there first."))

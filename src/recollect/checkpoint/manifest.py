@@ -10,7 +10,7 @@ import json
 import re
 import reprlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -98,37 +98,62 @@ def dump(manifest: Manifest) -> bytes:
         "state": _plain(manifest.state),
         "segments": [_plain(file) for file in manifest.segments],
     }
-    body = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+    return wrapped(to_json(document))
+
+
+def to_json(document: Any) -> bytes:
+    """Strict JSON, in one line."""
+    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+
+
+def wrapped(body: bytes) -> bytes:
+    """Bytes behind a line with their checksum."""
     return b"recollect %d %08x\n" % (FORMAT, zlib.crc32(body)) + body
 
 
 def _plain(file: File) -> dict[str, Any]:
-    arrays = [[array.name, array.dtype, list(array.shape)] for array in file.arrays]
-    return {"name": file.name, "arrays": arrays, "checksums": list(file.checksums)}
+    return {"name": file.name, "arrays": list_of(file.arrays), "checksums": list(file.checksums)}
+
+
+def list_of(arrays: Iterable[Array]) -> list[Any]:
+    """Arrays as JSON."""
+    return [[array.name, array.dtype, list(array.shape)] for array in arrays]
 
 
 def parse(data: bytes, number: int) -> Manifest:
     """The manifest that `data` is; CorruptCheckpoint says what is wrong with it, and where."""
     where = f"manifests/{number:08}.json"
+    found = from_json(where, unwrapped(where, data))
+    first = data.partition(b"\n")[0]
+    said = int(first.split(b" ")[1])
+    if found.entry("format").value != said:
+        raise found.entry("format").wrong(f"{said}, as its first line says (bytes 0 to {len(first)})")
+    return _manifest(found, number)
+
+
+def unwrapped(where: str, data: bytes) -> bytes:
+    """What `wrapped` was given."""
     first, _, body = data.partition(b"\n")
     header = re.fullmatch(rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first)
     if header is None:
         place = f"{where}, bytes 0 to {min(len(first), 64)}"
-        raise CorruptCheckpoint(explain(place, "the first line of a manifest", "another", _REMEDY))
+        raise CorruptCheckpoint(explain(place, "recollect's first line", "another", _REMEDY))
     if int(header[1]) > FORMAT:
         remedy = "Load it with a newer recollect."
         raise IncompatibleCheckpoint(explain(where, f"format {FORMAT} at most", int(header[1]), remedy))
     if zlib.crc32(body) != int(header[2], 16):
         place = f"{where}, bytes {len(first) + 1} to {len(data)}"
         raise CorruptCheckpoint(explain(place, f"the checksum {int(header[2], 16):08x}", "another", _REMEDY))
+    return body
+
+
+def from_json(where: str, body: bytes) -> Node:
+    """The document that `to_json` was given, or that somebody claims it was."""
     try:
         document = json.loads(body, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptCheckpoint(explain(where, "strict JSON", error, _REMEDY)) from None
-    found = Node(where, document)
-    if found.entry("format").value != int(header[1]):
-        raise found.entry("format").wrong(f"{int(header[1])}, as its first line says (bytes 0 to {len(first)})")
-    return _manifest(found, number)
+    return Node(where, document)
 
 
 _REMEDY = "Load an older checkpoint, or copy this one again."
@@ -254,14 +279,20 @@ def _manifest(document: Node, number: int) -> Manifest:
 def _file(node: Node) -> File:
     file = File(
         node.entry("name").text(_FILE),
-        tuple(_array(array) for array in node.entry("arrays").items()),
+        arrays_of(node.entry("arrays")),
         tuple(checksum.integer(0, 2**32 - 1) for checksum in node.entry("checksums").items()),
     )
-    if len({array.name for array in file.arrays}) != len(file.arrays):
-        raise node.entry("arrays").wrong("arrays of different names")
     if len(file.checksums) != -(-file.nbytes // CHUNK):
         raise node.entry("checksums").wrong(f"a checksum for every {CHUNK} of {file.nbytes} bytes")
     return file
+
+
+def arrays_of(node: Node) -> tuple[Array, ...]:
+    """The arrays that `list_of` was given."""
+    arrays = tuple(_array(array) for array in node.items())
+    if len({array.name for array in arrays}) != len(arrays):
+        raise node.wrong("arrays of different names")
+    return arrays
 
 
 def _array(node: Node) -> Array:

@@ -34,32 +34,41 @@ _OF_SLOTS = {"mass", "drawn"}
 
 def contents(replay: ReplayBuffer) -> Contents:
     """Take a replay buffer apart."""
-    storage, schema = replay._storage, replay._schema
-    trees = {name: describe(tree) for name, tree in schema.trees.items()}
-    config = {
-        "capacity": replay.capacity,
-        "num_envs": replay.num_envs,
-        **{name: trees.pop(name) for name in ("obs", "action", "reward")},
-        "extra": {name: tree for name, tree in trees.items() if name not in ("terminated", "truncated")},
-        "next_obs": "stored" if storage.keeps_next else "shared",
-        "autoreset": None if replay.autoreset is None else replay.autoreset.name,
-        "device": str(replay.device),
-        "sampler": describe_sampler(replay.sampler),
-        "listeners": describe_listeners(replay._listeners),
-    }
-    found = Contents("ReplayBuffer", config)
+    storage = replay._storage
+    found = Contents("ReplayBuffer", config_of(replay))
     found.take("ring", ({"broken": int(storage.broken)}, dict(zip(_STATE, storage.ring.state, strict=True))))
     # The newest observations wait in rows that are not complete, and so are no part of a segment.
     pending = storage.ring.at(storage.ring.head, torch.arange(storage.ring.num_envs, device=replay.device))
     arrays = {f"obs{i}": storage.columns[i].flatten(0, 1)[pending] for i in storage.observed}
     found.take("pending", ({}, arrays))
     found.take("sampler", ({}, replay._draws.saved()))
+    take_beside(replay, found)
+    found.rows = rows(replay)
+    return found
+
+
+def config_of(replay: ReplayBuffer) -> dict[str, Any]:
+    """How an equal, empty buffer is made; also of one that has no arrays yet."""
+    trees = {name: describe(tree) for name, tree in replay._schema.trees.items()}
+    return {
+        "capacity": replay.capacity,
+        "num_envs": replay.num_envs,
+        **{name: trees.pop(name) for name in ("obs", "action", "reward")},
+        "extra": {name: tree for name, tree in trees.items() if name not in ("terminated", "truncated")},
+        "next_obs": replay._next_obs,
+        "autoreset": None if replay.autoreset is None else replay.autoreset.name,
+        "device": str(replay.device),
+        "sampler": describe_sampler(replay.sampler),
+        "listeners": describe_listeners(replay._listeners),
+    }
+
+
+def take_beside(replay: ReplayBuffer, found: Contents) -> None:
+    """What is kept beside the rows and their sampler."""
     found.take("random", random_state(replay._random))
     found.take("listeners", ({}, replay._listeners.snapshot()))
     staged = {f"{name}.{i}": leaf for name, leaves in replay._staged.items() for i, leaf in enumerate(leaves)}
     found.take("staged", ({"names": list(replay._staged)}, staged))
-    found.rows = rows(replay)
-    return found
 
 
 def columns(replay: ReplayBuffer) -> dict[str, torch.Tensor]:
@@ -79,13 +88,22 @@ def rows(replay: ReplayBuffer) -> Rows:
 
 def make(read: Read, options: dict[str, Any]) -> ReplayBuffer:
     """An empty buffer as the one that was saved, but for what `options` change."""
+    if options.get("capacity") is None:
+        _require_backing(read)
+    replay = made(read, options)
+    if replay._storage.room.is_found:
+        replay.close()
+        remedy = "Load into an empty folder; what is there already is reopened by load(its path)."
+        raise IncompatibleCheckpoint(explain("device", "disk memory without rows of its own", "some with", remedy))
+    return replay
+
+
+def made(read: Read, options: dict[str, Any]) -> ReplayBuffer:
+    """A buffer of this description, in memory that may hold rows already."""
     config = read.config
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
-    saved = config.entry("capacity").integer(1, 1 << 50)
-    capacity = options.get("capacity") or saved
-    if options.get("capacity") is None:
-        _require_backing(read, saved // (envs or 1), envs or 1)
+    capacity = options.get("capacity") or config.entry("capacity").integer(1, 1 << 50)
     mode = None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)]
     keeps: Any = config.entry("next_obs").one_of(("shared", "stored"))
     return ReplayBuffer(
@@ -102,8 +120,11 @@ def make(read: Read, options: dict[str, Any]) -> ReplayBuffer:
     )
 
 
-def _require_backing(read: Read, least: int, envs: int) -> None:
+def _require_backing(read: Read) -> None:
     """Every slot has a byte in the state: a capacity that is only claimed is refused before memory is asked for."""
+    num_envs = read.config.entry("num_envs").optional()
+    envs = 1 if num_envs is None else num_envs.integer(1, 1 << 40)
+    least = read.config.entry("capacity").integer(1, 1 << 50) // envs
     kind = read.arrays.get("ring.kind")
     if kind is None or kind.ndim != 2 or kind.shape[1] != envs or kind.shape[0] < least:
         got = None if kind is None else tuple(kind.shape)
@@ -117,7 +138,7 @@ def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Ten
     saved = read.config.entry("capacity").value
     # Everything but the rows of an environment is as it was, so that its slots were as many more or fewer.
     slots = ring.slots + (saved - replay.capacity) // ring.num_envs
-    _check_ring(read, slots, ring.num_envs)
+    _check_saved(read, slots, ring.num_envs)
     placed = None
     if saved == replay.capacity:
         read.copy_into("ring", dict(zip(_STATE, ring.state, strict=True)))
@@ -125,28 +146,33 @@ def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Ten
         placed = _resize(ring, read)
     values = read.values.entry("ring")
     storage.broken.fill_(values.entry("broken").integer())
-    storage.is_empty = bool((ring.head == ring.floor).all())
-    storage.count_rows_left()
+    storage.found()
     pending = ring.at(ring.head, torch.arange(ring.num_envs, device=replay.device))
     for i in storage.observed:
         column = storage.columns[i].flatten(0, 1)
         column[pending] = read.array(f"pending.obs{i}", column[: ring.num_envs]).to(replay.device)
-    _resume_sampler(replay, read, placed)
+    resume_sampler(replay, read, placed)
     restore_random(replay._random, *read.part("random"), devices=same_device)
     replay._listeners.restore(read.part("listeners")[1])
-    _restore_staged(replay, read)
+    restore_staged(replay, read)
     return ring.head.cpu().clone()
 
 
-def _check_ring(read: Read, slots: int, num_envs: int) -> None:
-    """Numbers that everything else is computed from: a wrong one would lead out of the memory."""
-    lead, most = (slots, num_envs), (1 << 62) // (2 * num_envs)
+def _check_saved(read: Read, slots: int, num_envs: int) -> None:
+    """The ring's arrays are of the shapes that they must have, and their numbers can be."""
+    lead = (slots, num_envs)
     kind, _ = (
         read.shaped(f"ring.{name}", lead, dtype) for name, dtype in (("kind", torch.uint8), ("first", torch.bool))
     )
     head, count, floor = (read.shaped(f"ring.{name}", lead[1:], torch.int64) for name in ("head", "count", "floor"))
     for name in ("open", "resetting"):
         read.shaped(f"ring.{name}", lead[1:], torch.bool)
+    check_ring(kind, head, count, floor)
+
+
+def check_ring(kind: torch.Tensor, head: torch.Tensor, count: torch.Tensor, floor: torch.Tensor) -> None:
+    """Numbers that everything else is computed from: a wrong one would lead out of the memory."""
+    most = (1 << 62) // (2 * len(head))
     for name, right, found, expected in (
         ("kind", kind <= HISTORY, kind, f"a kind of 0 to {HISTORY}"),
         ("head", (head >= 0) & (head < most), head, f"a row of 0 to {most}"),
@@ -185,7 +211,8 @@ def _resize(ring: Ring, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
     return source, target
 
 
-def _resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+def resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
+    """Go on with draws that were saved, whose slots may be `placed` elsewhere now."""
     _, saved = read.part("sampler")
     expected = replay._draws.saved()
     forms = [{name: (array.dtype, array.ndim) for name, array in arrays.items()} for arrays in (saved, expected)]
@@ -206,7 +233,8 @@ def _resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor
         raise Node("state: sampler", str(error)).wrong("the state of a sampler") from None
 
 
-def _restore_staged(replay: ReplayBuffer, read: Read) -> None:
+def restore_staged(replay: ReplayBuffer, read: Read) -> None:
+    """Fields that wait for the rest of their step."""
     node, arrays = read.part("staged")
     for name in node.entry("names").items(1 << 10):
         columns = replay._schema.columns.get(name.text())

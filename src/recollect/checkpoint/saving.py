@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -61,7 +62,7 @@ def save(
     positive("keep", keep)
     root = Path(path).absolute()
     vault = Vault(root, files)
-    with buffer._lock:
+    with buffer._lock, getattr(buffer, "_in_order", nullcontext)():
         contents = kinds.of(buffer).contents(buffer)
         if note is not None:
             contents.take("note", note)

@@ -46,6 +46,19 @@ def check_staged(storage: ReplayStorage, staged: Mapping[str, tuple[torch.Tensor
             require_form(f"staged {dotted(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, storage.device)
 
 
+def check_seals(storage: ReplayStorage) -> None:
+    """Every row on the disk is what was written there."""
+    if storage.seals is None:
+        return
+    broken = storage.broken_rows(torch.zeros_like(storage.ring.head), storage.ring.head + 1)
+    if broken.any():
+        slot, env = broken.nonzero()[0].tolist()
+        where = f"row {int(storage.ring.rows()[slot, env])}, environment {env} (slot {slot})"
+        remedy = "The disk has changed it: clear() the buffer, or load a checkpoint."
+        got = f"others (of {int(broken.sum())} rows)"
+        raise InvariantError(explain(where, "the bytes that were written", got, remedy))
+
+
 def _check_form(storage: ReplayStorage, capacity: int) -> None:
     ring, schema = storage.ring, storage.schema
     num_envs = storage.lead[0] if storage.lead else 1

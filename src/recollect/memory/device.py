@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Protocol
 
 import torch
@@ -15,8 +16,8 @@ from recollect.memory.space import available_bytes
 class Place(Protocol):
     """Memory that is more than this process's own."""
 
-    def open(self) -> Room:
-        """Room there for one buffer."""
+    def open(self, owner: Any) -> Room:
+        """Room there for one buffer, which has all of its settings but no arrays yet."""
         ...
 
     def free_bytes(self) -> int | None:
@@ -52,20 +53,36 @@ class Memory:
         return Memory(torch.device("cpu"), place=Shared())
 
     @staticmethod
+    def disk(path: str | PathLike[str], *, commit_every: int | None = None) -> Memory:
+        """Files in the folder `path`, larger than memory if need be, that are found again by the next process.
+
+        An empty or absent folder becomes the memory of a new replay buffer; one that is there already is reopened, if
+        it was made with the same settings, and `recollect.load(path)` needs none. One process has it at a time.
+
+        A process that is killed loses the step that it was writing. When the machine stops, what was added since the
+        last commit is lost, and as many of the oldest rows. `ReplayBuffer.commit` and `close` commit, and so does
+        adding: when `commit_every` steps were added since the last time (by default an eighth of what fits or 256 MiB,
+        whichever is less), and after a minute. Linux only, with recollect's native core.
+        """
+        from recollect.disk.place import Disk  # noqa: PLC0415 (which knows buffers)
+
+        return Memory(torch.device("cpu"), place=Disk.of(path, commit_every))
+
+    @staticmethod
     def of(device: torch.device | str | Memory) -> Memory:
         """The memory that a `device=` argument names."""
         return device if isinstance(device, Memory) else Memory(device_of(device))
 
-    def open(self) -> Room:
-        """Room for one buffer."""
-        return Heap(self.device, self.is_pinned) if self.place is None else self.place.open()
+    def open(self, owner: Any) -> Room:
+        """Room for one buffer, which has all of its settings but no arrays yet."""
+        return Heap(self.device, self.is_pinned) if self.place is None else self.place.open(owner)
 
     def own(self, kind: str) -> Room:
         """Room for a buffer of a kind that is only kept in a process's own memory."""
         if self.place is not None:
             remedy = "Only a ReplayBuffer is shared or kept on a disk."
             raise SchemaError(explain("device", f"a torch device for a {kind}", self.place, remedy))
-        return self.open()
+        return self.open(None)
 
     def require(self, nbytes: int, where: str = "capacity") -> None:
         """Refuse a size, which the argument `where` said, that cannot fit.

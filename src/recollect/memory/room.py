@@ -10,6 +10,34 @@ from typing import Any, Protocol
 import torch
 
 
+class Keeper(Protocol):
+    """Makes what a buffer keeps outlast a kill, and what was committed the loss of power."""
+
+    def settle(self, buffer: Any, *, resumes: bool) -> None:
+        """The buffer is complete: make whole what was found; `resumes`: go on with the draws of the last commit."""
+        ...
+
+    def expect(self, steps: int) -> None:
+        """So many steps are about to be written."""
+        ...
+
+    def commit(self) -> None:
+        """Wait until everything is on the disk."""
+        ...
+
+    def refilled(self) -> AbstractContextManager[None]:
+        """All of it is replaced meanwhile: a process that dies inside leaves nothing."""
+        ...
+
+    def in_order(self) -> AbstractContextManager[None]:
+        """Rows are read one after the other meanwhile, not here and there."""
+        ...
+
+    def close(self) -> None:
+        """Commit, and let others have it."""
+        ...
+
+
 class Room(Protocol):
     """Arrays that are asked for by name, each once, and the lock that everybody who uses them takes."""
 
@@ -18,6 +46,11 @@ class Room(Protocol):
     """Somebody wrote here before: arrays come as they were left, not as zeros."""
     outlives: bool
     """The arrays outlive this process, which may die in the middle of a step."""
+
+    @property
+    def keeper(self) -> Keeper | None:
+        """Who sees to it that the arrays outlive the machine's memory too."""
+        ...
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The array called `name`, to be written in any mode."""
@@ -33,6 +66,7 @@ class Heap:
 
     is_found = False
     outlives = False
+    keeper = None
 
     def __init__(self, device: torch.device, is_pinned: bool = False) -> None:
         self.device, self._is_pinned = device, is_pinned

@@ -24,7 +24,7 @@ from recollect.memory.space import available_bytes
 class Shared:
     """A place without a name: files that exist only while a process has them open."""
 
-    def open(self) -> SharedRoom:
+    def open(self, owner: Any) -> SharedRoom:
         _require_support()
         return SharedRoom(f"recollect-{secrets.token_hex(8)}")
 
@@ -40,7 +40,7 @@ class Address:
     process: int
     files: Mapping[str, int] = field(repr=False)
 
-    def open(self) -> SharedRoom:
+    def open(self, owner: Any) -> SharedRoom:
         _require_support()
         return SharedRoom(self.token, self)
 
@@ -53,6 +53,7 @@ class SharedRoom:
 
     device = torch.device("cpu")
     outlives = True
+    keeper = None
 
     def __init__(self, token: str, found: Address | None = None) -> None:
         self.is_found = found is not None

@@ -82,6 +82,10 @@ class _Draws:
 
     def written(self) -> None: ...
 
+    def mended(self) -> None:
+        left = self._ids[self._at :]
+        self._ids, self._at = left[self._storage.ring.locate(left)[0] >= 0], 0
+
     def cleared(self) -> None:
         self._ids, self._at = self._ids[:0], 0
 

@@ -1,0 +1,51 @@
+"""Give this process less memory than the machine has, to see what a buffer does that does not fit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+GROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A control group of our own, below the one that this process was in; the page cache counts, too."""
+
+    folder: Path
+    most: str
+    peak: str
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that was in use."""
+        return int((self.folder / self.peak).read_text())
+
+
+@contextmanager
+def limited(nbytes: int) -> Iterator[Limit]:
+    """Run what is inside with at most `nbytes` of memory; an OSError says that this machine does not let us."""
+    home, names = _home()
+    limit = Limit(home / f"recollect-{os.getpid()}", *names)
+    limit.folder.mkdir()
+    try:
+        (limit.folder / limit.most).write_text(str(nbytes))
+        (limit.folder / "cgroup.procs").write_text(str(os.getpid()))
+        try:
+            yield limit
+        finally:
+            (home / "cgroup.procs").write_text(str(os.getpid()))
+    finally:
+        limit.folder.rmdir()
+
+
+def _home() -> tuple[Path, tuple[str, str]]:
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    for _, controllers, path in lines:
+        if "memory" in controllers.split(","):
+            return GROUPS / "memory" / path.lstrip("/"), ("memory.limit_in_bytes", "memory.max_usage_in_bytes")
+    path = next(path for number, _, path in lines if number == "0")
+    return GROUPS / path.lstrip("/"), ("memory.max", "memory.peak")

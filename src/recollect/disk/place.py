@@ -1,0 +1,52 @@
+"""What `Memory.disk` names."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from recollect import kernels
+from recollect.checkpoint.files import Files
+from recollect.checkpoint.replay import config_of
+from recollect.disk.folder import FORMAT, Folder
+from recollect.disk.room import DiskRoom
+from recollect.errors import SchemaError, explain
+from recollect.schema import positive
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A folder for one replay buffer."""
+
+    root: Path
+    commit_every: int | None = None
+    only_reads: bool = False
+    """Whatever is written stays in this process: the files are left as they are."""
+
+    @staticmethod
+    def of(path: str | PathLike[str], commit_every: int | None) -> Disk:
+        """The folder that arguments name."""
+        if not isinstance(path, str | PathLike) or not os.fspath(path):
+            raise SchemaError(explain("Memory.disk", "the path of a folder", repr(path), "Pass one."))
+        every = None if commit_every is None else positive("commit_every", commit_every)
+        return Disk(Path(path).absolute(), every)
+
+    def open(self, owner: Any) -> DiskRoom:
+        """The folder, locked, with what was found there compared with the settings of the owner."""
+        _require_support()
+        return DiskRoom(Folder(self.root, config_of(owner), only_reads=self.only_reads), self.commit_every)
+
+    def free_bytes(self) -> int | None:
+        """What a new buffer may take; one that is there already has taken it."""
+        return None if (self.root / FORMAT).exists() else Files(self.root).free_bytes()
+
+
+def _require_support() -> None:
+    got = sys.platform if sys.platform != "linux" else "no native core" if kernels.native() is None else ""
+    if got:
+        remedy = 'Keep the buffer in memory: device="cpu".'
+        raise SchemaError(explain("Memory.disk", "Linux and recollect's native core", got, remedy))

@@ -1,0 +1,111 @@
+"""Deliberately broken variants: each check that guards disk memory goes red on it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import recollect as rc
+from recollect.disk.folder import Folder
+from recollect.replay_storage import ReplayStorage
+from tests.faults.disk.test_kills import killed_after
+from tests.faults.disk.test_power import Machine, lose_power, other_boot  # noqa: F401 (a fixture)
+from tests.faults.disk.writer import LAYOUTS, Story, verify, write
+
+
+def no_seals(storage: ReplayStorage, *_: Any) -> torch.Tensor:
+    """Whatever a row is, it is taken for what was written."""
+    return torch.zeros_like(storage.ring.first)
+
+
+def cut_off(path: Path) -> tuple[Path, list[Any]]:
+    """The memory of a writer that was killed in the middle of a row, and what it had done."""
+    for trial in range(200):
+        root, counts = path / f"memory{trial}", path / "counts"
+        killed_after(0.0, "large rows", root, counts, [0])
+        begun, done, _ = np.fromfile(counts, np.int64).reshape(3, 1)
+        head, journal = (np.fromfile(root / f"ring.{name}", np.int64) for name in ("head", "journal"))
+        if journal.any() and (head == (journal - 1) // 2).all():  # and before its end
+            return root, [(0, done, begun)]
+    pytest.skip("no kill fell into a row")
+
+
+def reopened(root: Path, lives: list[Any]) -> None:
+    layout = LAYOUTS["large rows"]
+    verify(rc.load(root), Story(layout, [0]), lives)
+
+
+def publish_early(root: Path) -> None:
+    """What a writer leaves that moves its head before the row is there, and keeps no journal."""
+    head, journal, count = (np.memmap(root / f"ring.{name}", np.int64, "r+") for name in ("head", "journal", "count"))
+    kind, is_open = (np.memmap(root / f"ring.{name}", np.uint8, "r+") for name in ("kind", "open"))
+    kind[head[0] % len(kind)], kind[(head[0] + 1) % len(kind)] = 1, 3
+    count[0] = (kind == 1).sum()
+    is_open[0] = 1
+    head += 1
+    journal[:] = 0
+
+
+def test_a_head_that_moves_before_its_row_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, lives = cut_off(tmp_path)
+    early = tmp_path / "early"
+    shutil.copytree(root, early)
+    publish_early(early)
+    shutil.copytree(early, tmp_path / "sealed")
+    reopened(root, lives)
+    sealed = rc.load(tmp_path / "sealed")  # goes back to the commit, and has no row that is wrong
+    sealed.check()
+    monkeypatch.setattr(ReplayStorage, "broken_rows", no_seals)
+    with pytest.raises((AssertionError, rc.CorruptCheckpoint)):
+        reopened(early, lives)
+
+
+def test_rows_that_are_not_compared_with_their_seals_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, story = LAYOUTS["several environments"], Story(LAYOUTS["several environments"], [0])
+    replay = layout.make(rc.Memory.disk(tmp_path / "memory"))
+    clock = np.zeros(layout.envs, np.int64)
+    for turn in range(20):
+        write(replay, story, clock, turn)
+    row = int(replay._storage.ring.head[0]) - 2
+    obs = np.memmap(tmp_path / "memory" / "column0", np.uint8, "r+").reshape(-1, layout.envs, layout.width)
+    obs[row % len(obs), 0, 40] ^= 4
+    del replay
+    lives: list[Any] = [(0, np.zeros(layout.envs, np.int64), clock)]
+    shutil.copytree(tmp_path / "memory", tmp_path / "again")
+    verify(rc.load(tmp_path / "again"), story, lives)
+    monkeypatch.setattr(ReplayStorage, "broken_rows", no_seals)
+    with pytest.raises(AssertionError):
+        verify(rc.load(tmp_path / "memory"), story, lives)
+
+
+def lose_power_again_and_again(path: Path, machine: Machine, rng: random.Random) -> None:
+    for trial in range(30):
+        (path / f"{trial}").mkdir()
+        lose_power(path / f"{trial}", "several environments", machine, rng, 2)
+
+
+@pytest.mark.usefixtures("other_boot")
+def test_a_commit_before_its_data_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, rng = Machine(monkeypatch), random.Random(0)
+    monkeypatch.setattr(Folder, "sync", lambda _: None)
+    with pytest.raises((AssertionError, rc.CorruptCheckpoint, rc.InvariantError)):
+        lose_power_again_and_again(tmp_path, machine, rng)
+
+
+@pytest.mark.usefixtures("other_boot")
+def test_rows_that_might_be_overwritten_and_are_kept_are_noticed(tmp_path: Path, monkeypatch: Any) -> None:
+    go_back = rc.ring.Ring.go_back  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        "recollect.ring.Ring.go_back", lambda ring, head, was, where, _: go_back(ring, head, was, where, 0)
+    )
+    machine, rng = Machine(monkeypatch), random.Random(0)
+    with pytest.raises((AssertionError, rc.CorruptCheckpoint, rc.InvariantError)):
+        lose_power_again_and_again(tmp_path, machine, rng)

@@ -1,0 +1,293 @@
+"""Folders that others made, damaged or have open: typed errors, and never a row that was not written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recollect as rc
+from recollect.cli import main
+from recollect.disk.records import newest
+from recollect.disk.reopening import peek
+from tests.faults.checkpoint.disk import SEED, trials
+from tests.faults.disk.writer import LAYOUTS, Story, verify, write
+
+NAME = "several environments"
+
+
+def made(root: Path, turns: int = 60, *, closes: bool = True) -> list[Any]:
+    """Memory with rows in it; what was written there, for `verify`."""
+    layout = LAYOUTS[NAME]
+    replay, clock = layout.make(rc.Memory.disk(root)), np.zeros(layout.envs, np.int64)
+    for turn in range(turns):
+        write(replay, Story(layout, [0]), clock, turn)
+    if closes:
+        replay.close()
+    return [(0, clock, clock)]
+
+
+def outcome(root: Path, lives: list[Any]) -> str:
+    """What becomes of a damaged folder; a row that is wrong is an AssertionError."""
+    try:
+        replay = rc.load(root)
+    except rc.CheckpointError as error:
+        return type(error).__name__ if ": expected " in str(error) or "cannot be. " in str(error) else "unexplained"
+    try:
+        replay.check()
+    except rc.InvariantError:
+        return "found by check"
+    layout = LAYOUTS[NAME]
+    verify(replay, Story(layout, [0]), [(0, np.zeros(layout.envs, np.int64), lives[0][2])], lives[0][1])
+    return "exact"
+
+
+def damage(root: Path, template: Path) -> None:
+    if root.exists():
+        shutil.rmtree(root)
+    shutil.copytree(template, root)
+
+
+def test_files_of_another_length_are_refused(tmp_path: Path) -> None:
+    lives = made(tmp_path / "whole")
+    count = 0
+    for path in sorted((tmp_path / "whole").iterdir()):
+        for change in (-1, 1, -4096, 4096, None):
+            damage(tmp_path / "damaged", tmp_path / "whole")
+            size = path.stat().st_size
+            if path.name == "LOCK" or (change is not None and size + change < 0):
+                continue
+            file = tmp_path / "damaged" / path.name
+            if change is None:
+                file.unlink()
+            else:
+                os.truncate(file, size + change)
+            found = outcome(tmp_path / "damaged", lives)
+            # Of two commits one is enough, and that the memory was closed is in the newer: rows since are looked at.
+            may_be = {"CorruptCheckpoint", "exact"} if path.name.startswith("commit") else {"CorruptCheckpoint"}
+            may_be |= {"NoCheckpoint", "IncompatibleCheckpoint"} if path.name == "FORMAT" else set()
+            assert found in may_be, (path.name, change, found)
+            count += 1
+    print(f"disk memory: {count} files of another length, none taken")  # noqa: T201
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "left open"])
+def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, closes: bool) -> None:
+    lives = made(tmp_path / "whole", closes=closes)
+    rng, outcomes = random.Random(SEED), Counter[str]()
+    files = [path for path in sorted((tmp_path / "whole").iterdir()) if path.stat().st_size]
+    for trial in range(trials("DISK_BITS", 150)):
+        damage(tmp_path / "damaged", tmp_path / "whole")
+        file = tmp_path / "damaged" / files[trial % len(files)].name
+        data = np.memmap(file, np.uint8, "r+")
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        del data
+        found = outcome(tmp_path / "damaged", lives)
+        is_row = file.name.startswith(("column", "seals"))
+        outcomes[f"{'rows' if is_row else 'numbers'}: {found}"] += 1
+        if closes and not is_row and not file.name.startswith("commit"):
+            assert found in ("CorruptCheckpoint", "IncompatibleCheckpoint", "NoCheckpoint"), file.name
+    print(f"disk memory: flipped bits, {'closed' if closes else 'left open'}: {dict(outcomes)}, seed {SEED}")  # noqa: T201
+    assert sum(outcomes.values()) == trials("DISK_BITS", 150)
+
+
+def test_every_flipped_bit_of_a_row_that_is_stored_is_found_by_check(tmp_path: Path) -> None:
+    made(tmp_path / "whole")
+    layout, rng = LAYOUTS[NAME], random.Random(SEED)
+    with rc.load(tmp_path / "whole") as replay:
+        slots = replay._storage.locate(replay.ids()).tolist()
+    for _ in range(40):
+        damage(tmp_path / "damaged", tmp_path / "whole")
+        file = tmp_path / "damaged" / f"column{rng.randrange(6)}"
+        data = np.memmap(file, np.uint8, "r+")
+        width = len(data) // ((layout.rows + 1) * layout.envs)
+        data[rng.choice(slots) * width + rng.randrange(width)] ^= 1 << rng.randrange(8)
+        del data
+        assert outcome(tmp_path / "damaged", []) in ("found by check", "CorruptCheckpoint")
+
+
+@pytest.mark.parametrize("what", ["symlink", "fifo", "folder", "foreign"])
+def test_what_is_no_file_of_ours_is_refused(tmp_path: Path, what: str) -> None:
+    made(tmp_path / "memory")
+    target = tmp_path / "memory" / "column0"
+    if what == "foreign":
+        (tmp_path / "memory" / "notes.txt").touch()
+    else:
+        shutil.move(target, tmp_path / "elsewhere")
+    if what == "symlink":
+        target.symlink_to(tmp_path / "elsewhere")
+    elif what == "fifo":
+        os.mkfifo(target)
+    elif what == "folder":
+        target.mkdir()
+    with pytest.raises((rc.CorruptCheckpoint, rc.IncompatibleCheckpoint)):
+        rc.load(tmp_path / "memory")
+
+
+def test_a_folder_with_other_files_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("42")
+    with pytest.raises(rc.IncompatibleCheckpoint, match="expected a folder for disk memory, got 'thesis.tex' in it"):
+        LAYOUTS[NAME].make(rc.Memory.disk(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("head", lambda values: values.__setitem__(0, 2**62)),
+        ("head", lambda values: values.__setitem__(0, -5)),
+        ("floor", lambda values: values.__setitem__(1, 2**40)),
+        ("journal", lambda values: values.__setitem__(2, 2**63 - 1)),
+        ("journal", lambda values: values.__setitem__(2, -7)),
+        ("count", lambda values: values.fill(2**33)),
+    ],
+)
+def test_numbers_that_lead_out_of_the_memory_are_not_followed(tmp_path: Path, name: str, change: Any) -> None:
+    lives = made(tmp_path / "memory", closes=False)
+    values = np.memmap(tmp_path / "memory" / f"ring.{name}", np.int64, "r+")
+    change(values)
+    del values
+    assert outcome(tmp_path / "memory", lives) in ("exact", "CorruptCheckpoint")
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_a_folder_that_does_not_say_what_it_is_is_not_emptied(tmp_path: Path, damage: str) -> None:
+    made(tmp_path / "memory")
+    if damage == "missing":
+        (tmp_path / "memory" / "FORMAT").unlink()
+    else:
+        (tmp_path / "memory" / "FORMAT").write_text("recollect disc memory 1")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
+    for make in (LAYOUTS[NAME].make, lambda _: peek(tmp_path / "memory")):
+        with pytest.raises(rc.CorruptCheckpoint, match="FORMAT: expected "):
+            make(rc.Memory.disk(tmp_path / "memory"))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before
+
+
+def test_two_damaged_commits_are_one_too_many(tmp_path: Path) -> None:
+    lives = made(tmp_path / "memory")
+    older = tmp_path / "memory" / ("commit0", "commit1")[newest(tmp_path / "memory").number % 2 - 1]
+    older.write_bytes(b"no commit")
+    assert outcome(tmp_path / "memory", lives) == "exact"
+    for path in (tmp_path / "memory").glob("commit?"):
+        path.write_bytes(b"recollect 1 00000000\n{}")
+    with pytest.raises(rc.CorruptCheckpoint, match="commit0: expected the checksum 00000000, got another"):
+        rc.load(tmp_path / "memory")
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        ({"capacity": 240}, "capacity"),
+        ({"num_envs": 4}, "num_envs"),
+        ({"obs": 3}, "obs"),
+        ({"action": 2}, "action"),
+        ({"extra": {"tag": 1}}, "extra"),
+        ({"sampler": rc.Uniform()}, "sampler"),
+        ({"autoreset": "NEXT_STEP"}, "autoreset"),
+        ({"next_obs": "stored"}, "next_obs"),
+    ],
+)
+def test_another_declaration_is_refused_with_the_difference(tmp_path: Path, options: Any, where: str) -> None:
+    settings: dict[str, Any] = {"capacity": 120, "obs": 2, "action": 1, "num_envs": 3, "sampler": rc.Prioritized()}
+    with rc.ReplayBuffer(**settings, device=rc.Memory.disk(tmp_path / "memory")):
+        pass
+    before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
+    with pytest.raises(rc.IncompatibleCheckpoint, match=f"^{where} of the buffer in .*: expected .*, got "):
+        rc.ReplayBuffer(**{**settings, **options}, device=rc.Memory.disk(tmp_path / "memory"))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    replay = LAYOUTS[NAME].make(rc.Memory.disk(tmp_path / "memory"))
+    program = f"import recollect as rc; rc.load({str(tmp_path / 'memory')!r}).close()"
+
+    def other() -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    refused = other()
+    assert refused.returncode != 0
+    assert "expected one process at a time, got it in use by another" in refused.stderr
+    with pytest.raises(rc.CheckpointError, match="one process at a time"):
+        rc.load(tmp_path / "memory")
+    assert main(["check", str(tmp_path / "memory")]) == 1
+    replay.close()
+    assert other().returncode == 0
+
+
+def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
+    replay = LAYOUTS[NAME].make(rc.Memory.disk(tmp_path / "memory"))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    del replay  # as if killed: the lock goes with this process's file
+    try:
+        rc.load(tmp_path / "memory").close()
+    finally:
+        os.close(writer)
+        os.waitpid(child, 0)
+        os.close(reader)
+
+
+def test_a_full_disk_is_an_error_when_the_buffer_is_made(tmp_path: Path) -> None:
+    def limited(nbytes: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    told = 0
+    try:
+        for nbytes in np.geomspace(64, 1 << 19, 20).astype(int).tolist():
+            limited(nbytes)
+            root = tmp_path / f"{nbytes}"
+            with pytest.raises(MemoryError, match=r"expected room for at least [\d,]+ bytes, got [\d,]+ bytes free"):
+                rc.ReplayBuffer(4096, 64, 1, device=rc.Memory.disk(root))
+            assert not [path for path in root.iterdir() if path.name != "LOCK"]
+            told += 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert told == 20
+    with rc.ReplayBuffer(4096, 64, 1, device=rc.Memory.disk(tmp_path / "64")):
+        pass
+
+
+def test_more_than_the_disk_has_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError, match=r"capacity: expected at most [\d.]+ GiB, .* got [\d.]+ GiB"):
+        rc.ReplayBuffer(1 << 40, 64, 1, device=rc.Memory.disk(tmp_path / "memory"))
+    assert not (tmp_path / "memory").exists()
+
+
+@pytest.mark.parametrize("operation", ["sync_kept", "overwrite"])
+def test_a_disk_that_fails_at_a_commit_is_told_of(
+    tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, clock = LAYOUTS[NAME], np.zeros(3, np.int64)
+    replay = layout.make(rc.Memory.disk(tmp_path / "memory"))
+    for turn in range(10):
+        write(replay, Story(layout, [0]), clock, turn)
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"recollect.checkpoint.files.Files.{operation}", fail)
+        with pytest.raises(rc.CheckpointError, match="Input/output error"):
+            replay.commit()
+    verify(replay, Story(layout, [0]), [(0, clock, clock)])
+    replay.close()
+    verify(rc.load(tmp_path / "memory"), Story(layout, [0]), [(0, clock, clock)])

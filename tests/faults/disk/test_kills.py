@@ -1,0 +1,149 @@
+"""A7: a process that adds to disk memory is killed; who reopens it finds every row exact, and all that were done."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recollect as rc
+from recollect.ring import TRANSITION
+from tests.checkpoint.traffic import digest, equal
+from tests.faults.checkpoint.disk import SEED, trials
+from tests.faults.disk import writer
+from tests.faults.disk.writer import LAYOUTS, Life, Story, verify
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["tests.faults.disk.writer", "tests.faults.checkpoint.victim"])
+
+
+def killed_after(seconds: float, name: str, root: Path, counts: Path, begins: list[int]) -> None:
+    """Kill a writer some time after its first step; of 0 seconds: just after it has begun with another one."""
+    np.zeros((3, LAYOUTS[name].envs), np.int64).tofile(counts)
+    process: Any = _processes.Process(target=writer.write_for_ever, args=(name, root, counts, begins))
+    process.start()
+    told = np.memmap(counts, np.int64, "r", shape=(3, LAYOUTS[name].envs))
+    while not told[2, 0]:
+        assert process.exitcode is None
+        time.sleep(0.001)
+    if seconds:
+        time.sleep(seconds)
+    else:
+        begun = told[0].copy()
+        while (told[0] == begun).all() and process.is_alive():
+            pass
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+def killed(target: Any, *arguments: Any) -> bool:
+    process: Any = _processes.Process(target=target, args=arguments)
+    process.start()
+    process.join(120)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def kill_writers(path: Path, count: int, seed: int) -> None:
+    """Kill writers at random times, each of which goes on with the memory that the one before left."""
+    rng, rows, torn = random.Random(seed), 0, 0
+    lives: dict[str, list[Life]] = {name: [] for name in LAYOUTS}
+    for trial in range(count):
+        name = list(LAYOUTS)[trial % len(LAYOUTS)]
+        layout, root, counts = LAYOUTS[name], path / name, path / f"{name}.counts"
+        before = lives[name][-50:]
+        begins = [*(life[0] for life in before), int(before[-1][2].max()) + 1 if before else 0]
+        killed_after(rng.choice((0.0, rng.uniform(0, 0.08))), name, root, counts, begins)
+        begun, done, _ = np.fromfile(counts, np.int64).reshape(3, layout.envs)
+        lives[name] = [*before, (begins[-1], done, begun)]
+        rows += int((done - begins[-1]).sum())
+        torn += bool(np.fromfile(root / "ring.journal", np.int64).any())
+        again = path / "again"
+        shutil.copytree(root, again)
+        replay = rc.load(root)
+        assert isinstance(replay, rc.ReplayBuffer)
+        verify(replay, Story(layout, begins), lives[name])
+        if len(replay):
+            replay.sample(8 if len(replay) >= 8 else 1)
+        if trial % 5 == 0:  # reopened twice is the same as once
+            first = rc.load(again)
+            found = digest(first)
+            del first
+            assert equal(digest(rc.load(again)), found)
+        shutil.rmtree(again)
+        if trial % 3:
+            replay.close()
+        del replay
+    print(f"A7: {count} kills of writers, {rows} rows done, {torn} steps cut off, none wrong, seed {seed}")  # noqa: T201
+
+
+def test_a_killed_writer_leaves_every_row_that_was_added(tmp_path: Path) -> None:
+    kill_writers(tmp_path, trials("A7", 21), SEED)
+
+
+@pytest.mark.long
+def test_many_killed_writers_leave_every_row_that_was_added(tmp_path: Path) -> None:
+    kill_writers(tmp_path, trials("A7_LONG", 3_000), SEED)
+
+
+def test_a_kill_while_memory_is_made_leaves_none(tmp_path: Path) -> None:
+    outcomes = {True: 0, False: 0}
+    for line in range(0, 90, 6):
+        root = tmp_path / str(line)
+        assert killed(writer.reopen_until, "several environments", root, line, None)
+        outcomes[(root / "FORMAT").exists()] += 1
+        with LAYOUTS["several environments"].make(rc.Memory.disk(root)) as replay:
+            assert not len(replay)
+            replay.check()
+    assert outcomes[False]
+
+
+def say_that_steps_were_cut_off(root: Path, envs: int) -> int:
+    """Most kills fall between two steps: where the last one went on from the one before, say that it was not done."""
+    head, journal = (np.memmap(root / f"ring.{part}", np.int64, "r+") for part in ("head", "journal"))
+    kind, first = (np.memmap(root / f"ring.{part}", np.uint8, "r").reshape(-1, envs) for part in ("kind", "first"))
+    is_open = np.memmap(root / "ring.open", np.uint8, "r")
+    cut = 0
+    for e in range(envs):
+        last = (head[e] - 1) % len(kind), e
+        if is_open[e] and not journal[e] and kind[last] == TRANSITION and not first[last]:
+            journal[e] = 1 + 2 * (head[e] - 1) + 1
+            cut += 1
+    return cut
+
+
+@pytest.mark.parametrize("boot", [None, "another"], ids=["kill", "power loss"])
+@pytest.mark.parametrize("name", ["several environments", "stacked", "next step"])
+def test_a_kill_while_memory_is_mended_changes_nothing(
+    name: str, boot: str | None, tmp_path: Path, monkeypatch: Any
+) -> None:
+    root, counts = tmp_path / "memory", tmp_path / "counts"
+    layout = LAYOUTS[name]
+    killed_after(0.15, name, root, counts, [0])
+    assert say_that_steps_were_cut_off(root, layout.envs)
+    if boot is not None:
+        monkeypatch.setattr("recollect.disk.recovery.boot", lambda: boot)
+    whole = tmp_path / "whole"
+    shutil.copytree(root, whole)
+    expected = digest(rc.load(whole))
+    kills = 0
+    for line in range(3, 400, 17 if boot else 23):
+        again = tmp_path / "again"
+        shutil.copytree(root, again)
+        if not killed(writer.reopen_until, name, again, line, boot):
+            break
+        kills += 1
+        for more in (5, 20):
+            killed(writer.reopen_until, name, again, more, boot)
+        assert equal(digest(rc.load(again)), expected), f"killed at line {line}"
+        shutil.rmtree(again)
+    print(f"A7: {kills} kills while {name} was mended ({'power loss' if boot else 'kill'})")  # noqa: T201
+    assert kills >= 5

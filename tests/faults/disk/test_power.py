@@ -1,0 +1,185 @@
+"""The machine stops: of what was not synchronised some pages are on the disk, some are not, and some are torn."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recollect as rc
+from recollect.checkpoint.files import Files
+from recollect.ring import MOST_ROWS
+from tests.checkpoint.traffic import digest, equal
+from tests.faults.checkpoint.disk import SEED, trials
+from tests.faults.disk.writer import LAYOUTS, Layout, Story, verify, write
+
+PAGE, SECTOR = 4096, 512
+
+
+class Stopped(Exception):
+    """The power is gone."""
+
+
+class Machine:
+    """Files that know what is on the disk for certain, and that stop at an operation."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, synchronises: bool = True) -> None:
+        self.synced: dict[Path, bytes] = {}
+        """What each file was when it was synchronised last."""
+        self.left = -1
+        """Operations before the power fails; negative: it does not."""
+        paths: dict[int, Path] = {}
+        machine = self
+
+        class Watched(Files):
+            def create_kept(self, name: str) -> int:
+                file = super().create_kept(name)
+                paths[file] = self.root / name
+                return file
+
+            def open_kept(self, name: str, *, only_reads: bool) -> int:
+                file = super().open_kept(name, only_reads=only_reads)
+                paths[file] = self.root / name
+                machine.synced[self.root / name] = (self.root / name).read_bytes()
+                return file
+
+            def grow(self, file: int, nbytes: int) -> None:
+                super().grow(file, nbytes)
+                machine.synced.setdefault(paths[file], bytes(nbytes))
+
+            def sync_kept(self, file: int) -> None:
+                machine.count()
+                super().sync_kept(file)
+                if synchronises:
+                    machine.synced[paths[file]] = paths[file].read_bytes()
+
+            def overwrite(self, file: int, data: bytes) -> None:
+                machine.count()
+                super().overwrite(file, data)
+
+        monkeypatch.setattr("recollect.disk.folder.Files", Watched)
+
+    def count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Stopped
+
+    def after(self, root: Path, target: Path, rng: random.Random) -> None:
+        """A folder as the disk may have it when the power fails now."""
+        chance = rng.choice((0.0, 1.0, rng.random()))
+        target.mkdir()
+        for path in root.iterdir():
+            new = path.read_bytes()
+            old = self.synced.get(path, b"" if path.name.startswith("commit") else new)
+            (target / path.name).write_bytes(b"".join(_pages(old, new, chance, rng)))
+
+
+def _pages(old: bytes, new: bytes, chance: float, rng: random.Random) -> Iterator[bytes]:
+    for at in range(0, max(len(old), len(new)), PAGE):
+        before, after = old[at : at + PAGE], new[at : at + PAGE]
+        if before == after or rng.random() < chance:
+            yield after
+        elif rng.random() < 0.7 or len(before) != len(after):
+            yield before
+        else:
+            for sector in range(0, len(after), SECTOR):
+                yield (before if rng.random() < 0.5 else after)[sector : sector + SECTOR]
+
+
+def number_of(replay: Any) -> int:
+    """The last commit that is done."""
+    return replay._keeper._number
+
+
+def lose_power(path: Path, name: str, machine: Machine, rng: random.Random, states: int) -> tuple[int, int]:
+    """Write, lose the power at some moment, reopen; returns how many rows were written and how many are left."""
+    layout = LAYOUTS[name]
+    layout = Layout(**{**vars(layout), "width": min(layout.width, 1 << 12)})
+    root = path / "memory"
+    every = rng.choice((4, 12, 40))
+    memory = rc.Memory.disk(root, commit_every=every)
+    replay = layout.make(memory)
+    story, clock = Story(layout, [0]), np.zeros(layout.envs, np.int64)
+    committed: dict[int, np.ndarray] = {number_of(replay): clock.copy()}
+    machine.left = rng.choice((-1, rng.randrange(1, 200)))
+    try:
+        for turn in range(rng.randrange(2, 90)):
+            before = clock.copy()
+            write(replay, story, clock, turn)
+            committed.setdefault(number_of(replay), before)  # a commit comes before what it makes room for
+            if rng.random() < 0.1:
+                replay.commit()
+                committed[number_of(replay)] = clock.copy()
+    except Stopped:
+        pass
+    machine.left = -1
+    due, left = committed[number_of(replay)], 0
+    for state in range(states):
+        found = path / f"found{state}"
+        machine.after(root, found, rng)
+        again = rc.load(found)
+        reach = max(every, MOST_ROWS * layout.block)
+        check_after_power_loss(again, story, due, clock + layout.block, reach)
+        once = digest(again)
+        left += len(again)
+        shutil.copytree(found, path / "twice")
+        del again
+        assert equal(digest(rc.load(path / "twice")), once)
+        for folder in (found, path / "twice"):
+            shutil.rmtree(folder)
+    del replay
+    shutil.rmtree(root)
+    return int(clock.sum()) * states, left
+
+
+def check_after_power_loss(
+    replay: rc.ReplayBuffer, story: Story, committed: np.ndarray, begun: np.ndarray, reach: int
+) -> None:
+    """Rows are exact; of those that were committed, none but the oldest is missing, and no more than `reach`."""
+    layout, ids = story.layout, replay.ids()
+    steps = (replay[ids]["action"] // layout.envs).numpy() if len(ids) else np.zeros(0, np.int64)
+    oldest, due = committed.copy(), committed.copy()
+    for e in range(layout.envs):
+        held = steps[ids.numpy() % layout.envs == e]
+        oldest[e] = min(held, default=committed[e])
+        # Rows are ends of episodes too, and resets.
+        full = int(0.75 * min(committed[e], layout.rows)) - reach - 2 * MOST_ROWS - layout.frames
+        assert sum(held < committed[e]) >= full, f"environment {e}: {held} of {committed[e]} steps, {reach} at risk"
+        due[e] = max(oldest[e], committed[e])
+    first = int(oldest.min())
+    verify(replay, story, [(first, np.where(oldest < committed, due, first), begun)], oldest)
+
+
+@pytest.fixture
+def other_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every reopening is in a later run of the machine."""
+    count = iter(range(1 << 30))
+    monkeypatch.setattr("recollect.disk.recovery.boot", lambda: f"boot{next(count)}")
+
+
+def lose_power_often(path: Path, monkeypatch: pytest.MonkeyPatch, count: int, states: int, **how: Any) -> None:
+    rng, written, left = random.Random(SEED), 0, 0
+    for trial in range(count):
+        name = list(LAYOUTS)[trial % len(LAYOUTS)]
+        more = lose_power(path, name, Machine(monkeypatch, **how), rng, states)
+        written, left = written + more[0], left + more[1]
+    print(f"A7: {count} losses of power × {states} states, {left} rows found of {written} added, seed {SEED}")  # noqa: T201
+    assert left > written // 20
+
+
+@pytest.mark.usefixtures("other_boot")
+def test_after_a_loss_of_power_what_was_committed_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lose_power_often(tmp_path, monkeypatch, trials("A7_POWER", 28), 2)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("other_boot")
+def test_after_many_losses_of_power_what_was_committed_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_power_often(tmp_path, monkeypatch, trials("A7_POWER_LONG", 1_000), 4)

@@ -1,0 +1,224 @@
+"""Steps whose every byte can be told, for buffers of several layouts; and what a buffer must hold after a fault."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+import recollect as rc
+from recollect.ring import MOST_ROWS
+from tests.faults.traffic import observation
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A kind of buffer and of traffic. Step t of environment e has the action t·envs + e."""
+
+    envs: int
+    rows: int
+    """Of an environment."""
+    width: int = 64
+    block: int = 1
+    """Steps at once."""
+    subsets: bool = False
+    """Now and then only some environments step."""
+    options: dict[str, Any] = field(default_factory=dict)
+    frames: int = 1
+
+    @property
+    def next_step(self) -> bool:
+        return self.options.get("autoreset") == "NEXT_STEP"
+
+    def make(self, memory: rc.Memory | str, **more: Any) -> rc.ReplayBuffer:
+        obs: Any = rc.Field(self.width, torch.uint8)
+        if self.frames > 1:
+            obs = rc.Stacked(obs, self.frames, axis=0)
+        return rc.ReplayBuffer(
+            self.rows * self.envs,
+            obs,
+            rc.Field((), torch.int64),
+            num_envs=self.envs,
+            extra={"wide": rc.Field(9, torch.float64)},
+            device=memory,
+            **self.options,
+            **more,
+        )
+
+
+LAYOUTS = {
+    "large rows": Layout(1, 12, width=1 << 20),
+    "several environments": Layout(3, 40, options={"sampler": rc.Prioritized()}),
+    "some environments": Layout(4, 40, subsets=True, options={"sampler": rc.Prioritized()}),
+    "next step": Layout(3, 40, subsets=True, options={"autoreset": "NEXT_STEP", "sampler": rc.WithoutReplacement()}),
+    "stacked": Layout(2, 40, width=2048, frames=3, options={"sampler": rc.Prioritized()}),
+    "stored": Layout(3, 40, options={"next_obs": "stored"}),
+    "blocks": Layout(2, 48, width=1 << 14, block=20),
+}
+
+
+class Story:
+    """What happens in each environment: episodes end now and then, and a process begins new ones."""
+
+    def __init__(self, layout: Layout, begins: list[int]) -> None:
+        self.layout, self.begins = layout, begins
+        """The first step of each process."""
+
+    def ends(self, t: int, e: int) -> bool:
+        return (7 * t + 3 * e) % 11 == 10 and not self.is_reset(t, e)
+
+    def is_reset(self, t: int, e: int) -> bool:
+        """The step only resets (NEXT_STEP), after an end that the same process has seen."""
+        return self.layout.next_step and t not in self.begins and (7 * (t - 1) + 3 * e) % 11 == 10
+
+    def start(self, t: int, e: int) -> int:
+        """The first step of the episode that step t is in."""
+        while t not in self.begins and t > 0 and not self.ends(t - 1, e) and not self.is_reset(t - 1, e):
+            t -= 1
+        return t
+
+    def frame(self, t: int, e: int, *, final: bool = False) -> np.ndarray:
+        """The observation before step t, or the one that step t ended its episode with."""
+        return observation(2 * (t * self.layout.envs + e) + final, self.layout.width)
+
+    def _stack(self, frames: list[np.ndarray]) -> np.ndarray:
+        k = self.layout.frames
+        return np.stack(([frames[0]] * k + frames)[-k:]) if k > 1 else frames[-1]
+
+    def obs(self, t: int, e: int) -> np.ndarray:
+        if self.is_reset(t, e):
+            return self._stack([self.frame(t - 1, e, final=True)])
+        first = max(self.start(t, e), t - self.layout.frames + 1)
+        return self._stack([self.frame(s, e) for s in range(first, t + 1)])
+
+    def next_obs(self, t: int, e: int) -> np.ndarray:
+        if self.is_reset(t, e):
+            return self._stack([self.frame(t + 1, e)])
+        first = max(self.start(t, e), t - self.layout.frames + 2)
+        last = self.frame(t, e, final=True) if self.ends(t, e) else self.frame(t + 1, e)
+        return self._stack([*(self.frame(s, e) for s in range(first, t + 1)), last])
+
+    def steps(self, ts: list[int], envs: list[int]) -> dict[str, np.ndarray]:
+        """A block [T, K] of steps from ts[k] on, of each of some environments."""
+        at = [[(t + i, e) for t, e in zip(ts, envs, strict=True)] for i in range(self.layout.block)]
+
+        def each(fn: Callable[[int, int], Any], dtype: Any) -> np.ndarray:
+            return np.array([[fn(t, e) for t, e in row] for row in at], dtype)
+
+        action = each(lambda t, e: t * self.layout.envs + e, np.int64)
+        return {
+            "obs": each(self.obs, np.uint8),
+            "action": action,
+            "reward": action.astype(np.float32),
+            "terminated": each(lambda t, e: self.ends(t, e) and t % 2 == 0, bool),
+            "truncated": each(lambda t, e: self.ends(t, e) and t % 2 == 1, bool),
+            "wide": np.repeat(action[..., None] * 0.5, 9, -1),
+            "next_obs": each(self.next_obs, np.uint8),
+        }
+
+
+def write(replay: rc.ReplayBuffer, story: Story, clock: np.ndarray, turn: int, begun: np.ndarray | None = None) -> None:
+    """Add a step (or a block) of all environments or some, count it in `clock` [envs], and use the sampler."""
+    layout = story.layout
+    envs = list(range(layout.envs))
+    if layout.subsets and turn % 3 == 2:
+        envs = [e for e in envs if (turn + e) % 2]
+    batch = story.steps([int(clock[e]) for e in envs], envs)
+    ids = None if len(envs) == layout.envs else envs
+    if begun is not None:
+        begun[envs] = clock[envs] + layout.block
+    if layout.block == 1:
+        replay.add(**{name: value[0] for name, value in batch.items()}, env_ids=ids)
+    else:
+        replay.extend(batch, env_ids=ids)
+    clock[envs] += layout.block
+    if turn % 4 == 3 and len(replay) > 8:
+        drawn = replay.sample(4)
+        if isinstance(replay.sampler, rc.Prioritized):
+            replay.update_priority(drawn["index"], drawn["reward"].abs() % 10)
+
+
+Life = tuple[int, np.ndarray, np.ndarray]
+"""Of a process: its first step, and the steps [envs] that it was to do next, and had begun with at most."""
+
+
+def verify(replay: rc.ReplayBuffer, story: Story, lives: list[Life], oldest: np.ndarray | None = None) -> None:
+    """Every row is exact and known, none is missing in between, and the newest ones are there.
+
+    What is older than the steps `oldest` [envs] may be lost; by default only what a step may have overwritten.
+    """
+    layout = story.layout
+    replay.check()
+    ids = replay.ids()
+    stored = replay[ids] if len(ids) else None
+    found: dict[int, list[int]] = {e: [] for e in range(layout.envs)}
+    for i in range(len(ids)):
+        assert stored is not None
+        action = int(stored["action"][i])
+        t, e = divmod(action, layout.envs)
+        assert int(ids[i]) % layout.envs == e
+        assert any(first <= t < begun[e] for first, _, begun in lives), f"step {t} of {e} was never written"
+        assert not story.is_reset(t, e)
+        found[e].append(t)
+        for name, expected in {name: value[0, 0] for name, value in _single(story, t, e).items()}.items():
+            got = stored[name][i].numpy()
+            assert np.array_equal(got, expected), f"{name} of step {t}, environment {e}"
+    for e, steps in found.items():
+        done = [t for first, due, _ in lives for t in range(first, int(due[e])) if not story.is_reset(t, e)]
+        held = set(steps)
+        missing = [t for t in done if t not in held and (not steps or t > steps[0])]
+        assert not missing, f"environment {e}: without the steps {missing}, of {steps}"
+        # An episode's end takes a row, and so does what a fault has cut; the oldest rows may be lost with a step.
+        if oldest is not None:
+            continue
+        full = min(len(done), int(0.75 * layout.rows) - 2 * MOST_ROWS - layout.frames - 2 * layout.block)
+        assert len(steps) >= full, f"environment {e}: {len(steps)} rows of {full}"
+
+
+def _single(story: Story, t: int, e: int) -> dict[str, np.ndarray]:
+    one = Story(Layout(**{**vars(story.layout), "block": 1}), story.begins)
+    return one.steps([t], [e])
+
+
+# What runs in a process that is killed
+
+
+def write_for_ever(name: str, root: Path, counts: Path, begins: list[int]) -> None:
+    """Reopen the memory and add to it; `counts` [2, envs] says which steps were begun and which are done."""
+    layout = LAYOUTS[name]
+    replay = layout.make(rc.Memory.disk(root))
+    replay.cut()
+    told = np.memmap(counts, np.int64, "r+", shape=(3, layout.envs))
+    clock = told[1]
+    told[:2] = begins[-1]
+    story = Story(layout, begins)
+    for turn in range(1 << 30):
+        write(replay, story, clock, turn, told[0])
+        told[2, 0] = turn + 1
+
+
+def reopen_until(name: str, root: Path, line: int, boot: str | None) -> None:
+    """Reopen the memory and be killed at a line of what mends it."""
+    if boot is not None:
+        from recollect.disk import recovery  # noqa: PLC0415
+
+        recovery.boot = lambda: boot
+    left = iter(range(line))
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(("ring.py", "disk/recovery.py", "disk/room.py", "prioritized.py")):
+            return None
+        if event == "line" and next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)
+    LAYOUTS[name].make(rc.Memory.disk(root))
