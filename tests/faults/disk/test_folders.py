@@ -21,7 +21,7 @@ import recollect as rc
 from recollect.cli import main
 from recollect.disk.records import newest
 from recollect.disk.reopening import peek
-from tests.faults.checkpoint.disk import SEED, trials
+from tests.totals import SEED, trials
 from tests.faults.disk.writer import LAYOUTS, Story, verify, write
 
 NAME = "several environments"

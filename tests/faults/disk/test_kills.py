@@ -17,7 +17,7 @@ import pytest
 import recollect as rc
 from recollect.ring import TRANSITION
 from tests.checkpoint.traffic import digest, equal
-from tests.faults.checkpoint.disk import SEED, trials
+from tests.totals import SEED, trials
 from tests.faults.disk import writer
 from tests.faults.disk.writer import LAYOUTS, Life, Story, verify
 

@@ -15,7 +15,7 @@ import recollect as rc
 from recollect.checkpoint.files import Files
 from recollect.ring import MOST_ROWS
 from tests.checkpoint.traffic import digest, equal
-from tests.faults.checkpoint.disk import SEED, trials
+from tests.totals import SEED, trials
 from tests.faults.disk.writer import LAYOUTS, Layout, Story, verify, write
 
 PAGE, SECTOR = 4096, 512
