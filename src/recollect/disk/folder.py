@@ -23,7 +23,9 @@ from recollect.guard import Closed
 
 FORMAT = "FORMAT"
 HEADER = b"recollect disk memory 1\n"
-_OURS = re.compile(r"LOCK|FORMAT(\.new)?|commit[01]|seals|broken|(column|next)[0-9]+|(ring|tree|sampler)\.[a-z]+")
+_OURS = re.compile(
+    r"LOCK|FORMAT(\.new)?|commit[01]|seals|broken|traffic|(column|next)[0-9]+|(ring|tree|sampler)\.[a-z]+"
+)
 _DERIVED = ("tree.sums", "tree.least", "tree.summary")
 """What is added up anew from the rest: not worth a file."""
 ROWS = re.compile(r"(column|next)[0-9]+")

@@ -21,15 +21,15 @@ import recollect as rc
 from recollect.cli import main
 from recollect.disk.records import newest
 from recollect.disk.reopening import peek
+from tests.faults.disk.writer import Layout, Story, verify, write
 from tests.totals import SEED, trials
-from tests.faults.disk.writer import LAYOUTS, Story, verify, write
 
-NAME = "several environments"
+LAYOUT = Layout(3, 40, options={"sampler": rc.Prioritized()})
 
 
 def made(root: Path, turns: int = 60, *, closes: bool = True) -> list[Any]:
     """Memory with rows in it; what was written there, for `verify`."""
-    layout = LAYOUTS[NAME]
+    layout = LAYOUT
     replay, clock = layout.make(rc.Memory.disk(root)), np.zeros(layout.envs, np.int64)
     for turn in range(turns):
         write(replay, Story(layout, [0]), clock, turn)
@@ -48,7 +48,7 @@ def outcome(root: Path, lives: list[Any]) -> str:
         replay.check()
     except rc.InvariantError:
         return "found by check"
-    layout = LAYOUTS[NAME]
+    layout = LAYOUT
     verify(replay, Story(layout, [0]), [(0, np.zeros(layout.envs, np.int64), lives[0][2])], lives[0][1])
     return "exact"
 
@@ -104,7 +104,7 @@ def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, closes: bool) -> Non
 
 def test_every_flipped_bit_of_a_row_that_is_stored_is_found_by_check(tmp_path: Path) -> None:
     made(tmp_path / "whole")
-    layout, rng = LAYOUTS[NAME], random.Random(SEED)
+    layout, rng = LAYOUT, random.Random(SEED)
     with rc.load(tmp_path / "whole") as replay:
         slots = replay._storage.locate(replay.ids()).tolist()
     for _ in range(40):
@@ -138,7 +138,7 @@ def test_what_is_no_file_of_ours_is_refused(tmp_path: Path, what: str) -> None:
 def test_a_folder_with_other_files_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("42")
     with pytest.raises(rc.IncompatibleCheckpoint, match="expected a folder for disk memory, got 'thesis.tex' in it"):
-        LAYOUTS[NAME].make(rc.Memory.disk(tmp_path))
+        LAYOUT.make(rc.Memory.disk(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -169,7 +169,7 @@ def test_a_folder_that_does_not_say_what_it_is_is_not_emptied(tmp_path: Path, da
     else:
         (tmp_path / "memory" / "FORMAT").write_text("recollect disc memory 1")
     before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
-    for make in (LAYOUTS[NAME].make, lambda _: peek(tmp_path / "memory")):
+    for make in (LAYOUT.make, lambda _: peek(tmp_path / "memory")):
         with pytest.raises(rc.CorruptCheckpoint, match="FORMAT: expected "):
             make(rc.Memory.disk(tmp_path / "memory"))
     assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before
@@ -210,7 +210,7 @@ def test_another_declaration_is_refused_with_the_difference(tmp_path: Path, opti
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    replay = LAYOUTS[NAME].make(rc.Memory.disk(tmp_path / "memory"))
+    replay = LAYOUT.make(rc.Memory.disk(tmp_path / "memory"))
     program = f"import recollect as rc; rc.load({str(tmp_path / 'memory')!r}).close()"
 
     def other() -> subprocess.CompletedProcess[str]:
@@ -227,7 +227,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
-    replay = LAYOUTS[NAME].make(rc.Memory.disk(tmp_path / "memory"))
+    replay = LAYOUT.make(rc.Memory.disk(tmp_path / "memory"))
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -276,7 +276,7 @@ def test_more_than_the_disk_has_is_refused_before_anything_is_made(tmp_path: Pat
 def test_a_disk_that_fails_at_a_commit_is_told_of(
     tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout, clock = LAYOUTS[NAME], np.zeros(3, np.int64)
+    layout, clock = LAYOUT, np.zeros(3, np.int64)
     replay = layout.make(rc.Memory.disk(tmp_path / "memory"))
     for turn in range(10):
         write(replay, Story(layout, [0]), clock, turn)

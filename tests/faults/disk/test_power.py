@@ -15,8 +15,8 @@ import recollect as rc
 from recollect.checkpoint.files import Files
 from recollect.ring import MOST_ROWS
 from tests.checkpoint.traffic import digest, equal
-from tests.totals import SEED, trials
 from tests.faults.disk.writer import LAYOUTS, Layout, Story, verify, write
+from tests.totals import SEED, trials
 
 PAGE, SECTOR = 4096, 512
 

@@ -56,11 +56,13 @@ class Layout:
 
 LAYOUTS = {
     "large rows": Layout(1, 12, width=1 << 20),
-    "several environments": Layout(3, 40, options={"sampler": rc.Prioritized()}),
-    "some environments": Layout(4, 40, subsets=True, options={"sampler": rc.Prioritized()}),
-    "next step": Layout(3, 40, subsets=True, options={"autoreset": "NEXT_STEP", "sampler": rc.WithoutReplacement()}),
-    "stacked": Layout(2, 40, width=2048, frames=3, options={"sampler": rc.Prioritized()}),
-    "stored": Layout(3, 40, options={"next_obs": "stored"}),
+    "several environments": Layout(3, 40, width=1 << 14, options={"sampler": rc.Prioritized()}),
+    "some environments": Layout(4, 40, width=1 << 13, subsets=True, options={"sampler": rc.Prioritized()}),
+    "next step": Layout(
+        3, 40, width=1 << 13, subsets=True, options={"autoreset": "NEXT_STEP", "sampler": rc.WithoutReplacement()}
+    ),
+    "stacked": Layout(2, 40, width=1 << 14, frames=3, options={"sampler": rc.Prioritized()}),
+    "stored": Layout(3, 40, width=1 << 13, options={"next_obs": "stored"}),
     "blocks": Layout(2, 48, width=1 << 14, block=20),
 }
 
