@@ -112,6 +112,8 @@ def test_every_page_draws_itself_in_silence(make: Any, browser: chromium.Chromiu
     assert outside == [(tmp_path / "page.html").as_uri()]
     assert browser.run("scrollY") == 0, "a reader begins at the top"
     assert text(browser, "h1") in ("ReplayBuffer", "RolloutBuffer", "DistillationBuffer")
+    said = browser.run("document.body.textContent.replace(document.getElementById('data').textContent, '')")
+    assert "[object" not in said.replace(browser.run("document.scripts[1].textContent"), "")
     broken = (
         "[...document.querySelectorAll('path, rect, line')].filter(x => /NaN|Infinity|undefined/.test(x.outerHTML))"
     )

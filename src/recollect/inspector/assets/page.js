@@ -5,7 +5,7 @@
   const ENDS = ["terminated", "truncated", "cut", "running"];
   const MEANING = {
     terminated: "terminated", truncated: "truncated by a time limit",
-    cut: "cut: the next step began elsewhere", running: "still running",
+    cut: "stopped without an end", running: "still running",
   };
 
   // Building
@@ -15,7 +15,7 @@
       if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
       else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
     }
-    for (const child of children.flat()) if (child !== null && child !== undefined) node.append(child);
+    for (const child of children.flat(Infinity)) if (child !== null && child !== undefined) node.append(child);
     return node;
   }
   const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
