@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from types import TracebackType
@@ -31,7 +31,7 @@ from recollect.schema import Declaration, Field, given_shape, positive
 from recollect.views import View
 
 _HOST = torch.device("cpu")
-_TIMEOUT, _MAX_PENDING = 60.0, 4
+_TIMEOUT, _MAX_PENDING = 60.0, 16
 
 
 class ReplayService:
@@ -216,9 +216,9 @@ class ReplayService:
         batch_size: int,
         view: View | None = None,
         *,
-        ahead: int = 4,
+        ahead: int = 8,
         device: torch.device | str | None = None,
-    ) -> Iterator[TensorDict]:
+    ) -> Generator[TensorDict, None, None]:
         """Batches as `sample` gives them, without end; `ahead` of them are asked for at once, while others are used.
 
         So a learner seldom waits, and a call to a shard costs a fraction as much. It learns from what was stored, with
