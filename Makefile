@@ -27,6 +27,7 @@ bench: .venv/bench
 	$(BIN)/python -m benchmarks.on_policy
 	$(BIN)/python -m benchmarks.replay
 	$(BIN)/python -m benchmarks.sequences
+	$(BIN)/python -m benchmarks.ray_service
 
 conformance: .venv/installed
 	$(BIN)/python -m pytest -k conformance -v
