@@ -31,6 +31,7 @@ bench: .venv/bench
 	$(BIN)/python -m benchmarks.on_policy
 	$(BIN)/python -m benchmarks.replay
 	$(BIN)/python -m benchmarks.sequences
+	$(BIN)/python -m benchmarks.ray_service
 
 # Two libraries want another tensordict than the rest: each is asked in an environment of its own.
 conformance: .venv/bench .venv/torchrl .venv/agilerl

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 import recollect as rc
 from recollect.checkpoint.files import Files
 from recollect.distributed import Checkpoint, ReplayService, stream
-from recollect.distributed.block import Block
-from recollect.distributed.shard import Ack, Shard
+from recollect.distributed.shard import Ack, Push, Shard
 from recollect.errors import IncompatibleCheckpoint, NotReadyError, SchemaError
 from tests.distributed.local import (
     DIES_AFTER,
@@ -34,9 +33,9 @@ from tests.distributed.local import (
 class Forgetful(Shard):
     """What a shard must not be: it takes every push for a new one."""
 
-    def push(self, client: str, position: int, envs: np.ndarray, block: Block, cut: np.ndarray) -> Ack:
-        self._applied[client] = position
-        return super().push(client, position, envs, block, cut)
+    def push(self, client: str, pushes: list[Push]) -> Ack:
+        self._applied[client] = pushes[0].position
+        return super().push(client, pushes)
 
 
 class Amnesiac(Shard):
@@ -128,8 +127,8 @@ def test_a_lost_answer_makes_no_duplicate(tmp_path: Path) -> None:
     service.flush()
     assert stored(calls) == {0: list(range(10))}
     # The same block again, as a network may deliver it.
-    sent = service._streams[0]._window[-1]
-    ack = calls.shards[0].push(service._streams[0]._client, sent.position, *sent.arguments)
+    stream = service._streams[0]
+    ack = calls.shards[0].push(stream._client, list(stream._kept))
     assert ack.applied == 10
     assert stored(calls) == {0: list(range(10))}
     assert service.stats()["shards"][0]["duplicate"] == 5
@@ -155,12 +154,22 @@ def test_what_is_kept_no_more_is_reported_as_lost(tmp_path: Path, monkeypatch: p
 
 
 def test_a_client_waits_for_answers_and_keeps_little(tmp_path: Path) -> None:
-    service, _ = local_service(plan_of(100, 1, checkpoint=str(tmp_path)), max_pending=2)
-    for first in range(10):
+    service, calls = local_service(plan_of(100, 1, checkpoint=str(tmp_path)), max_pending=5)
+    stream, busy = service._streams[0], True
+    calls.is_answered = lambda ref: not busy
+    sizes = []
+    calls.fetch = lambda shard, ref, deadline: sizes.append(stream.pending) or ref
+    for first in range(20):
         service.extend(steps_of([0], first, 1))
-        assert service._streams[0].pending <= 2
+        assert stream.pending <= 5
+    assert min(sizes) == 5  # answers were waited for only where there was no room
+    assert calls.calls.count("push") < 12  # what had to wait went together
+    busy, waits = False, len(sizes)
+    service.extend(steps_of([0], 20, 1))
+    assert len(sizes) == waits + 1  # an answer that is there is taken in
     service.save()
-    assert len(service._streams[0]._window) == 0
+    assert (len(stream._kept), stream.pending) == (0, 0)
+    assert stored(calls) == {0: list(range(21))}
 
 
 def test_a_block_that_is_refused_is_named_and_does_not_come_again(tmp_path: Path) -> None:
@@ -181,8 +190,9 @@ def test_a_block_that_is_refused_is_named_and_does_not_come_again(tmp_path: Path
         }
 
     service.extend(block(1, 1, 2, 3))
+    service.extend(block(7, 8, 9))  # a stack that no frames before it explain
     with pytest.raises(SchemaError, match="stack"):
-        service.extend(block(7, 8, 9))  # a stack that no frames before it explain
+        service.flush()
     service.extend(block(2, 3, 4))
     service.flush()
     assert len(service) == 3

@@ -38,12 +38,11 @@ def pack(schema: Schema, leaves: Sequence[torch.Tensor], nexts: Sequence[torch.T
     broken = np.zeros(arrays[0].shape[:2], np.bool_)
     for i, after in zip(observed, following, strict=True):
         broken[:-1] |= _differs(arrays[i][1:], after[:-1])
-    at = np.nonzero(broken)
-    finals = [after[at] for after in following]
+    breaks = np.flatnonzero(broken)
+    finals = [after.reshape(-1, *after.shape[2:])[breaks] for after in following]
     for i, after in zip(observed, following, strict=True):
         arrays[i] = np.concatenate([arrays[i], after[-1:]])
-    own = [array if i in observed else array.copy() for i, array in enumerate(arrays)]
-    return Block(own, np.ravel_multi_index(at, broken.shape).astype(np.int64), finals)
+    return Block([array if i in observed else array.copy() for i, array in enumerate(arrays)], breaks, finals)
 
 
 def unpack(schema: Schema, block: Block) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -41,6 +41,10 @@ class Calls:
         """Ask, and do not wait."""
         return getattr(self._actors[shard], verb).remote(*arguments)
 
+    def is_answered(self, ref: Any) -> bool:
+        """Whether `fetch` would not wait."""
+        return bool(ray.wait([ref], timeout=0)[0])
+
     def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
         """The answer to what was asked."""
         try:

@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import recollect
 from recollect.autoreset import parse_autoreset
+from recollect.border import conform, dotted
 from recollect.checkpoint.contents import describe, describe_sampler
 from recollect.errors import SchemaError, explain
 from recollect.memory import Memory
 from recollect.replay import ReplayBuffer
 from recollect.samplers import Prioritized, Sampler, Uniform
-from recollect.schema import Schema, declare, positive
+from recollect.schema import Field, Schema, declare, given_shape, positive
+
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,18 @@ class Plan:
     def schema(self) -> Schema:
         """The fields."""
         return self._make(self.num_envs, self.num_envs, Uniform(), "meta")._schema
+
+    @cached_property
+    def _given(self) -> list[tuple[str, Field]]:
+        return [
+            (dotted(path), Field(given_shape(field), field.dtype))
+            for path, field in zip(self.schema.paths, self.schema.fields, strict=True)
+        ]
+
+    def fit(self, column: int, leaf: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
+        """What a caller gives for a leaf of the schema, as a tensor that fits it."""
+        name, field = self._given[column]
+        return conform(prefix + name, field, leaf, lead, _HOST)
 
     @cached_property
     def firsts(self) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from types import TracebackType
@@ -17,7 +17,7 @@ from tensordict import TensorDict
 
 import recollect
 from recollect.batch import assemble, check_destination, check_size, moved
-from recollect.border import as_tensor, conform, dotted, environments, row_ids
+from recollect.border import as_tensor, environments, row_ids
 from recollect.distributed.block import pack, unwired
 from recollect.distributed.calls import NAMESPACE, Calls, actor_name
 from recollect.distributed.plan import Checkpoint, Plan, difference, in_words
@@ -27,11 +27,11 @@ from recollect.distributed.writer import Writer
 from recollect.errors import IncompatibleService, NotReadyError, SchemaError, ShardUnavailable, explain
 from recollect.kernels.priority import weights
 from recollect.samplers import Prioritized, Sampler, Uniform
-from recollect.schema import Declaration, Field, given_shape, positive
+from recollect.schema import Declaration, positive
 from recollect.views import View
 
 _HOST = torch.device("cpu")
-_TIMEOUT, _MAX_PENDING = 60.0, 4
+_TIMEOUT, _MAX_PENDING = 60.0, 16
 
 
 class ReplayService:
@@ -144,22 +144,17 @@ class ReplayService:
 
         def fit(name: str, declared: str, prefix: str = "") -> list[torch.Tensor]:
             leaves = zip(schema.columns[declared], schema.flatten(declared, batch[name], name), strict=True)
-            return [self._fit(i, leaf, (steps, len(envs)), prefix) for i, leaf in leaves]
+            return [self.plan.fit(i, leaf, (steps, len(envs)), prefix) for i, leaf in leaves]
 
         leaves = [leaf for name in schema.names for leaf in fit(name, name)]
         self._push(leaves, fit("next_obs", "obs", "next_"), envs)
-
-    def _fit(self, column: int, leaf: Any, lead: tuple[int, ...], prefix: str) -> torch.Tensor:
-        field = self.plan.schema.fields[column]
-        where = prefix + dotted(self.plan.schema.paths[column])
-        return conform(where, Field(given_shape(field), field.dtype), leaf, lead, _HOST)
 
     def _push(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], envs: torch.Tensor) -> None:
         """Send leaves [T, k, …] that fit, each environment's to its shard."""
         ids = envs.numpy()
         owner = self.plan.shard_of(ids)
         with self._lock:
-            shards = np.unique(owner).tolist()
+            shards = sorted(set(owner.tolist()))
             deadline = self._calls.deadline()
             for shard in shards:
                 self._streams[shard].make_room(deadline)
@@ -216,9 +211,9 @@ class ReplayService:
         batch_size: int,
         view: View | None = None,
         *,
-        ahead: int = 4,
+        ahead: int = 8,
         device: torch.device | str | None = None,
-    ) -> Iterator[TensorDict]:
+    ) -> Generator[TensorDict, None, None]:
         """Batches as `sample` gives them, without end; `ahead` of them are asked for at once, while others are used.
 
         So a learner seldom waits, and a call to a shard costs a fraction as much. It learns from what was stored, with

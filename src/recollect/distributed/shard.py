@@ -25,6 +25,26 @@ MOST_CLIENTS = 4096
 """So many clients are remembered; of more, those that have been silent the longest are forgotten."""
 
 
+class Push(NamedTuple):
+    """A block of a client."""
+
+    position: int
+    """How many rows the client has sent before."""
+    envs: np.ndarray
+    """Whose steps they are, numbered within the shard."""
+    block: Block
+    cut: np.ndarray
+    """Those of them that begin a new episode."""
+
+    @property
+    def rows(self) -> int:
+        return (len(self.block.leaves[0]) - 1) * len(self.envs)
+
+    @property
+    def end(self) -> int:
+        return self.position + self.rows
+
+
 class Ack(NamedTuple):
     """What a shard has of a client, in rows since the client began."""
 
@@ -33,6 +53,8 @@ class Ack(NamedTuple):
     """A checkpoint has them too (where there is one to go on from)."""
     lost: int = 0
     """Rows that a restart has undone and that the client cannot send again."""
+    refused: Exception | None = None
+    """Why a block was not taken."""
 
 
 class Standing(NamedTuple):
@@ -138,30 +160,32 @@ class Shard:
 
     # Writing
 
-    def push(self, client: str, position: int, envs: np.ndarray, block: Block, cut: np.ndarray) -> Ack:
-        """Steps of the environments `envs` (numbered within the shard), after the `position` rows sent before them.
+    def push(self, client: str, pushes: list[Push]) -> Ack:
+        """Blocks of a client, in order. One that the buffer refuses counts as sent, and the others are taken."""
+        refused: Exception | None = None
+        for push in pushes:
+            if push.end <= self._applied.get(client, 0):
+                self._counts["duplicate"] += push.rows
+            elif push.position == self._applied.get(client, 0):
+                self._advance(client, push.end)
+                try:
+                    self._write(push)
+                except Exception as error:
+                    refused = refused or error
+        self._save_if_due()
+        return self._ack(client)._replace(refused=refused)
 
-        The environments `cut` have begun a new episode with them. A block that the buffer refuses counts as sent.
-        """
+    def _write(self, push: Push) -> None:
         buffer = self._buffer
-        steps = len(block.leaves[0]) - 1
-        end = position + steps * len(envs)
-        applied = self._applied.get(client, 0)
-        if end <= applied:
-            self._counts["duplicate"] += end - position
-        if position != applied:
-            return self._ack(client)
-        self._advance(client, end)
+        steps = push.rows // len(push.envs)
         if int(self._head.max()) + 4 * steps >= ROWS:
             raise OverflowError(explain("extend", f"fewer than {ROWS} rows an environment", "more", "Start anew."))
         with buffer._lock:
-            if len(cut):
-                buffer.cut(cut)
-            buffer._write(*unpack(buffer._schema, block), torch.as_tensor(np.array(envs)), steps)
-        self._counts["pushed"] += end - position
-        self._unsaved += end - position
-        self._save_if_due()
-        return self._ack(client)
+            if len(push.cut):
+                buffer.cut(push.cut)
+            buffer._write(*unpack(buffer._schema, push.block), torch.as_tensor(np.array(push.envs)), steps)
+        self._counts["pushed"] += push.rows
+        self._unsaved += push.rows
 
     def resume(self, client: str, position: int, envs: np.ndarray) -> Ack:
         """Go on with a client that has nothing before `position` any more; what is missing is lost to its episodes."""

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from recollect.autoreset import parse_autoreset, true_next_obs
-from recollect.border import conform, dotted
 from recollect.errors import SchemaError, explain
-from recollect.schema import Field, Schema, given_shape, positive
+from recollect.schema import Schema, given_shape, positive
 
 if TYPE_CHECKING:
     from recollect.distributed.service import ReplayService
@@ -61,18 +60,14 @@ class Writer:
             raise SchemaError(explain("add", f"the further fields {sorted(names)}", sorted(extra), remedy))
         given = (*values, *(extra[name] for name in names))
         leaves = [leaf for name, value in zip(schema.names, given, strict=True) for leaf in schema.flatten(name, value)]
-        fitted = [self._fit(i, leaf) for i, leaf in enumerate(leaves)]
-        following = [self._fit(i, leaf, "next_") for i, leaf in zip(schema.columns["obs"], nexts, strict=True)]
+        fit, lead = self._service.plan.fit, (len(self._envs),)
+        fitted = [fit(i, leaf, lead) for i, leaf in enumerate(leaves)]
+        following = [fit(i, leaf, lead, "next_") for i, leaf in zip(schema.columns["obs"], nexts, strict=True)]
         if self._count == len(self._columns[0]):
             self._push()
         for column, leaf in zip((*self._columns, *self._nexts), (*fitted, *following), strict=True):
             column[self._count] = leaf
         self._count += 1
-
-    def _fit(self, column: int, leaf: Any, prefix: str = "") -> torch.Tensor:
-        field = self._schema.fields[column]
-        where = prefix + dotted(self._schema.paths[column])
-        return conform(where, Field(given_shape(field), field.dtype), leaf, (len(self._envs),), _HOST)
 
     def cut(self) -> None:
         """The current episodes were abandoned: the coming observations start new ones."""
