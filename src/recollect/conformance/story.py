@@ -16,6 +16,8 @@ Script = Sequence[tuple[int, str]]
 Row = tuple[int, int]
 """(environment, time)."""
 
+LEARNED = ("action", "reward", "terminated")
+"""What a learner reads beside observations."""
 _APART = 1000
 """Observations of environment n are numbered from n · 1000 on."""
 
@@ -97,13 +99,13 @@ def scripts(random: np.random.Generator, num_envs: int, num_steps: int) -> list[
     return found
 
 
-def same_transitions(batch: ReplayBatch, story: Story) -> list[Row]:
-    """Every drawn row is one that was added, with its own action, reward, flag and next observation."""
+def same_transitions(batch: ReplayBatch, story: Story, names: Sequence[str] = LEARNED) -> list[Row]:
+    """Every drawn row is one that was added, with its own next observation and these fields."""
     rows = story.rows_of(batch.obs)
     expected = story.at(rows)
     for i, row in enumerate(rows):
         where = f"of step {row[1]}" + (f" of environment {row[0]}" if len(story.envs) > 1 else "")
-        for name in ("action", "reward", "terminated"):
+        for name in names:
             same(f"{name} {where}", getattr(batch, name)[i], getattr(expected, name)[i])
         end = "terminated" if expected.terminated[i] else "truncated" if expected.truncated[i] else "inside an episode"
         same(f"next_obs {where} ({end})", batch.next_obs[i], expected.next_obs[i])

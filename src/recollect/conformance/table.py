@@ -13,7 +13,7 @@ from recollect.conformance.outcome import DIFFERS, NOT_OFFERED, PASSES
 from recollect.conformance.report import SYMBOLS, Report, Result
 
 STYLES = {PASSES: "green", DIFFERS: "bold red", NOT_OFFERED: "dim"}
-_ABREAST = 14
+_ABREAST = 10
 """Cases beside each other: so many fit into 80 columns."""
 
 

@@ -68,7 +68,8 @@ def _follows(make: Maker, num_envs: int) -> bool:
         for step in story.steps(0, LAYOUTS // STORIES):
             probe.add(step)
             if probe.stored:
-                same_transitions(probe.sample(min(4, probe.stored)), story)
+                # Settings that save memory may forbid to tell truncation from termination.
+                same_transitions(probe.sample(min(4, probe.stored)), story, names=("action", "reward"))
     return True
 
 
@@ -124,7 +125,7 @@ def every_end_is_its_own(peer: Peer) -> None:
             tried += 1
         except NotOffered:
             pass
-    for make in (peer.replay, _two_steps(peer)):
+    for make in (peer.replay, _three_steps(peer)):
         try:
             probe = Probe(offered(make, "replay buffer")(story.shape(20))).add_all(story.steps())
         except NotOffered:
@@ -135,7 +136,7 @@ def every_end_is_its_own(peer: Peer) -> None:
             rows = [env == NEVER_ENDS for env, _ in story.rows_of(batch.obs)]
             same_transitions(ReplayBatch(*(leaf[rows] for leaf in batch[:5] if leaf is not None)), story)
         else:
-            same_windows(probe, story, 2, envs=(NEVER_ENDS,))
+            same_windows(probe, story, 3, envs=(NEVER_ENDS,))
         tried += 1
     if not tried:
         raise NotOffered("neither a replay buffer nor an estimator of several environments")
@@ -153,9 +154,9 @@ def _flags(story: Story, env: int) -> tuple[np.ndarray, np.ndarray]:
     return steps.ended[:, None], np.zeros_like(steps.ended)[:, None]
 
 
-def _two_steps(peer: Peer) -> Maker | None:
+def _three_steps(peer: Peer) -> Maker | None:
     n_step = peer.n_step_plain or peer.n_step
-    return None if n_step is None else lambda shape: n_step(shape, 2, GAMMA)
+    return None if n_step is None else lambda shape: n_step(shape, 3, GAMMA)
 
 
 def same_windows(probe: Probe, story: Story, n: int, envs: tuple[int, ...] | None = None) -> set[int]:

@@ -1,0 +1,79 @@
+"""The kept table: recollect passes all, and every difference of a library is shown again by its reproduction."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from recollect.conformance import CASES
+from recollect.conformance.outcome import DIFFERS, NOT_OFFERED, PASSES, Outcome
+from recollect.conformance.page import page
+from recollect.conformance.report import Report, Result, markdown
+from recollect.conformance.reproductions import REPRODUCTIONS
+
+DOCS = Path(__file__).parents[2] / "docs"
+KEPT = Report.from_json((DOCS / "conformance.json").read_text("utf-8"))
+SHOWN = [(name, number) for name, cases in REPRODUCTIONS.items() for number in cases]
+
+
+def test_recollect_passes_every_case_of_the_kept_table() -> None:
+    ours = KEPT.results[0]
+    assert ours.name == "recollect"
+    assert ours.count(PASSES) == len(CASES)
+
+
+def test_every_library_was_asked_every_case() -> None:
+    numbers = [case.number for case in CASES]
+    assert not KEPT.missing
+    assert len(KEPT.results) == 11
+    for result in KEPT.results:
+        assert list(result.outcomes) == numbers
+        assert all(outcome.reason for outcome in result.outcomes.values() if outcome.status == NOT_OFFERED)
+
+
+def test_every_difference_has_a_reproduction_and_every_reproduction_a_difference() -> None:
+    differences = [(result.name, number) for result in KEPT.results for number in result.differences]
+    assert sorted(differences) == sorted(SHOWN)
+    for result in KEPT.results:
+        for number, outcome in result.differences.items():
+            assert outcome.reproduction == REPRODUCTIONS[result.name][number].code
+
+
+def test_the_page_of_the_docs_is_the_kept_table() -> None:
+    assert (DOCS / "conformance_table.md").read_text("utf-8") == markdown(KEPT)
+
+
+@pytest.mark.parametrize(("name", "number"), SHOWN, ids=[f"{name}-{number}" for name, number in SHOWN])
+def test_a_reproduction_prints_what_it_says(name: str, number: str) -> None:
+    seen = next(result.version for result in KEPT.results if result.name == name)
+    try:
+        here = metadata.version(name.lower().replace("-", "_"))
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{name} is not installed")
+    if here != seen:
+        pytest.skip(f"seen in {name} {seen}, here is {here}")
+    shown = REPRODUCTIONS[name][number]
+    command = [sys.executable, "-W", "ignore", "-c", shown.code]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.stdout.strip() == shown.prints, answer.stderr
+
+
+def test_reports_are_merged_by_name() -> None:
+    passed = {"T1": Outcome(PASSES)}
+    here = Report([Result("a", "1", passed)], {"b": "missing", "c": "missing"})
+    here.add(Report([Result("a", "2", {}), Result("b", "1", {"T1": Outcome(DIFFERS, "1", "2")})], {"c": "missing"}))
+    assert [(result.name, result.version) for result in here.results] == [("a", "1"), ("b", "1")]
+    assert here.missing == {"c": "missing"}
+
+
+def test_what_libraries_say_is_escaped_in_the_page() -> None:
+    outcome = Outcome(DIFFERS, "a < b", "<script>alert(1)</script>", reproduction='print("<b>")')
+    text = page(Report([Result("<i>", "&", {"T1": outcome, "T2": Outcome(NOT_OFFERED, reason='"quoted"')})]))
+    assert "<script>" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert 'title="&quot;quoted&quot;"' in text
+    assert 'href="#&lt;i&gt;-T1"' in text
