@@ -14,6 +14,7 @@ Border& border() {
 
 void bind_columns(nb::module_& m);
 void bind_estimators(nb::module_& m);
+void bind_lock(nb::module_& m);
 void bind_ring(nb::module_& m);
 void bind_sequences(nb::module_& m);
 void bind_tree(nb::module_& m);
@@ -32,6 +33,7 @@ NB_MODULE(_native, m) {
     m.def("set_exchange", [](bool on) { border().set_exchange(on); });
     recollect::bind_columns(m);
     recollect::bind_estimators(m);
+    recollect::bind_lock(m);
     recollect::bind_ring(m);
     recollect::bind_sequences(m);
     recollect::bind_tree(m);

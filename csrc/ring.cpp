@@ -29,9 +29,9 @@ public:
     // `columns[i]` is [slots, envs, …]. `stacks[i]` is (k, axis, repeat) or None. `observed` says which columns are
     // observations; `next_columns` are theirs for next observations when those are kept beside the rows.
     RingMemory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::tuple state,
-               int64_t alive, bool next_step, bool single, int reward, int terminated, int truncated)
+               nb::object journal, int64_t alive, bool next_step, bool single, int reward, int terminated, int truncated)
         : observed_(std::move(observed)), single_(single), reward_(reward), terminated_(terminated), truncated_(truncated) {
-        owner_ = nb::make_tuple(columns, next_columns, state);
+        owner_ = nb::make_tuple(columns, next_columns, state, journal);
         const Array first = read_or_throw(columns[0], "column");
         ring_.slots = first.shape[0];
         ring_.envs = first.shape[1];
@@ -40,12 +40,14 @@ public:
         ring_.next_step = next_step;
         const int64_t envs = ring_.envs;
         ring_.kind = memory_of<uint8_t>(state[0], kUInt8, ring_.slots * envs, "kind");
+        touched_.kind = ring_.kind;
         ring_.first = memory_of<uint8_t>(state[1], kBool, ring_.slots * envs, "first");
         ring_.head = memory_of<int64_t>(state[2], kInt64, envs, "head");
         ring_.open = memory_of<uint8_t>(state[3], kBool, envs, "open");
         ring_.resetting = memory_of<uint8_t>(state[4], kBool, envs, "resetting");
         ring_.count = memory_of<int64_t>(state[5], kInt64, envs, "count");
         ring_.floor = memory_of<int64_t>(state[6], kInt64, envs, "floor");
+        if (!journal.is_none()) ring_.journal = memory_of<int64_t>(journal, kInt64, envs, "journal");
         if (columns.size() + next_columns.size() > kMostLeaves) throw std::invalid_argument("columns: too many");
         for (size_t i = 0; i < columns.size(); ++i) leaves_.push_back(describe_leaf(columns[i], stacks[i], ring_.slots, envs));
         for (size_t i = 0; i < next_columns.size(); ++i)
@@ -73,7 +75,7 @@ public:
         }
         for (size_t o = 0; o < observed_.size() && !blocks; ++o)
             if (overlap(o)) return static_cast<int64_t>(leaves_.size() + o);
-        touched_.clear();
+        touched_.slots.clear();
         const int64_t bad = check_stacks(steps, envs);
         if (bad != -1) return bad;
         const Emptied emptied{given_};
@@ -87,12 +89,7 @@ public:
 
     void keep_touched(bool on) { keep_touched_ = on; }
 
-    // The slots whose kind the last write changed to or from "transition", for samplers that keep something a slot.
-    void touched(nb::handle out) const {
-        std::memcpy(memory_of<int64_t>(out, kInt64, touched_count(), "out"), touched_.data(), touched_.size() * 8);
-    }
-
-    int64_t touched_count() const { return static_cast<int64_t>(touched_.size()); }
+    Touched& touched() { return touched_; }
 
     int64_t stored() const {
         int64_t sum = 0;
@@ -490,7 +487,8 @@ private:
             const char* given = item(static_cast<size_t>(o), leaf.bytes, first);
             if (open && std::memcmp(leaf.column + flat * leaf.bytes, given, bytes) != 0) return false;
         }
-        std::vector<int64_t>* touched = keep_touched_ ? &touched_ : nullptr;
+        std::vector<int64_t>* touched = keep_touched_ ? &touched_.slots : nullptr;
+        for (int64_t e = 0; e < envs; ++e) ring_.begin(e);
         for (int64_t e = 0; e < envs && !open; ++e) ring_.advance(row, e, touched);
         for (int64_t e = 0; e < envs; ++e) ring_.advance(row + 1, e, touched);
         for (size_t l = 0; l < leaves_.size(); ++l) {
@@ -513,6 +511,7 @@ private:
             ring_.open[e] = !closes;
             ++ring_.count[e];
             if (touched) touched->push_back(flat + e);
+            ring_.complete(e);
         }
         return true;
     }
@@ -522,10 +521,11 @@ private:
     }
 
     void write_one(int64_t env, int64_t i) {
-        std::vector<int64_t>* touched = keep_touched_ ? &touched_ : nullptr;
+        std::vector<int64_t>* touched = keep_touched_ ? &touched_.slots : nullptr;
         const bool reset = ring_.next_step && ring_.resetting[env];
         int64_t row = ring_.head[env];
         bool open = ring_.open[env];
+        ring_.begin(env);
         if (open && !reset && !goes_on(row, env, i)) {
             ring_.kind[ring_.at(row, env)] = kFinal;
             ++row;
@@ -556,6 +556,7 @@ private:
         }
         if (ring_.keeps_next) {
             ring_.head[env] = row + 1;
+            ring_.complete(env);
             return;
         }
         ring_.first[ring_.at(ahead, env)] = reset;
@@ -563,6 +564,7 @@ private:
         ring_.kind[ring_.at(ahead, env)] = closes ? kFinal : kPending;
         ring_.head[env] = ahead + closes;
         ring_.open[env] = !closes;
+        ring_.complete(env);
     }
 
     Ring ring_{};
@@ -571,7 +573,7 @@ private:
     std::vector<char*> next_columns_;
     std::vector<Given> given_;
     std::vector<int64_t> env_index_;
-    std::vector<int64_t> touched_;
+    Touched touched_;
     std::vector<uint8_t> joined_;        // of stacks: which steps of this call go on where the one before led to
     mutable std::vector<char> rebuilt_;  // a stack, for comparison
     bool keep_touched_ = false;
@@ -584,12 +586,14 @@ private:
 
 void bind_ring(nb::module_& m) {
     m.attr("MOST_FRAMES") = kMostFrames;
+    nb::class_<Touched>(m, "Touched").def_ro("slots", &Touched::slots);
     nb::class_<RingMemory>(m, "RingMemory")
-        .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::tuple, int64_t, bool, bool, int, int, int>())
+        .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::tuple, nb::object, int64_t, bool, bool, int, int, int>(),
+             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg(), nb::arg(), nb::arg())
         .def("write", &RingMemory::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
         .def("keep_touched", &RingMemory::keep_touched)
-        .def("touched", &RingMemory::touched)
-        .def("touched_count", &RingMemory::touched_count)
+        .def_prop_ro("touched", &RingMemory::touched, nb::rv_policy::reference_internal)
         .def("stored", &RingMemory::stored)
         .def("draw", &RingMemory::draw)
         .def("ids", &RingMemory::ids)

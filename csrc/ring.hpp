@@ -3,6 +3,7 @@
 // Rows are numbered for ever; row r of environment e is at slot r mod S of its column. A transition's next observation is
 // the observation of the row after it, so that every observation is stored once. What a slot holds is its kind.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -17,6 +18,12 @@ enum Kind : uint8_t {
     kHistory = 4,     // a transition too old to be drawn, kept for the frame stacks of younger ones
 };
 
+// The slots whose kind the last write changed to or from "transition", for samplers that keep something a slot.
+struct Touched {
+    std::vector<int64_t> slots;
+    const uint8_t* kind;
+};
+
 struct Ring {
     int64_t slots, envs;
     int64_t alive;    // how many of the newest rows may be drawn, the pending one counted
@@ -29,6 +36,7 @@ struct Ring {
     uint8_t* resetting;  // [envs]
     int64_t* count;      // [envs] rows that may be drawn
     int64_t* floor;      // [envs] the first row since the last clear
+    int64_t* journal;    // [envs] where a step that is being written began: 1 + 2 · head + open, else 0; null: not kept
 
     int64_t at(int64_t row, int64_t env) const { return (row % slots) * envs + env; }
     int64_t newest(int64_t env) const { return head[env] - (open[env] ? 0 : 1); }
@@ -51,6 +59,20 @@ struct Ring {
     int64_t before(int64_t flat) const {
         const int64_t previous = flat - envs;
         return previous >= 0 ? previous : previous + slots * envs;
+    }
+
+    // A process may die between any two of its stores, and others go on with the memory: the journal says which step was
+    // not complete. Only the compiler has to be kept from moving stores across it.
+    void begin(int64_t env) {
+        if (!journal) return;
+        journal[env] = 1 + 2 * head[env] + open[env];
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+    }
+
+    void complete(int64_t env) {
+        if (!journal) return;
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        journal[env] = 0;
     }
 
     // Make `row` the newest of its environment: the row that falls out of the window can no longer be drawn.

@@ -45,9 +45,19 @@ T* target(nb::object& out, DataType dtype, int64_t count) {
 
 class PriorityTree {
 public:
-    // `memory` is float64 zeros, at least `num_leaves` rounded up to whole groups.
-    PriorityTree(nb::object memory, int64_t num_leaves)
-        : tree_(checked(memory, num_leaves), num_leaves), owner_(std::move(memory)) {}
+    // `memory` are float64 arrays of the sizes that `sizes` says, zeros or what other trees in this memory left.
+    PriorityTree(nb::tuple memory, int64_t num_leaves)
+        : tree_(checked(memory, 0, num_leaves), checked(memory, 1, num_leaves), checked(memory, 2, num_leaves),
+                reinterpret_cast<tree::Summary*>(checked(memory, 3, num_leaves)), num_leaves),
+          owner_(std::move(memory)) {}
+
+    // How many numbers the leaves, their sums, their minima and the summary take.
+    static nb::tuple sizes(int64_t num_leaves) {
+        if (num_leaves < 1) throw std::invalid_argument("num_leaves: none");
+        const int64_t levels = tree::Levels::size(num_leaves);
+        return nb::make_tuple((num_leaves + tree::kFan - 1) / tree::kFan * tree::kFan, levels, levels,
+                              static_cast<int64_t>(sizeof(tree::Summary) / sizeof(double)));
+    }
 
     bool set(nb::handle leaves, nb::handle priorities) {
         Array index, values;
@@ -115,17 +125,14 @@ public:
         return values.dtype == kFloat32 ? update_from<float>(index, values, alpha, eps) : nb::object(nb::none());
     }
 
-    // Set leaves to `mass` where their slot holds a transition by now, else to zero.
-    bool mark(nb::handle leaves, nb::handle kinds, double mass) {
-        Array index, held;
-        if (!vector_of(leaves, kInt64, index) || !vector_of(kinds, kUInt8, held)) return false;
-        const int64_t* rows = in_bounds(index);
-        if (!in_range(rows, index.shape[0], held.shape[0])) throw std::out_of_range("leaf: no slot");
-        std::vector<double> values(static_cast<size_t>(index.shape[0]));
-        for (size_t i = 0; i < values.size(); ++i) values[i] = held.data[rows[i]] == kTransition ? mass : 0.0;
-        MaybeReleased released(index.shape[0] * kBytesTouched);
-        tree_.set(rows, values.data(), 1, index.shape[0]);
-        return true;
+    // Set the leaves of the slots that were touched to `mass` where they hold a transition by now, else to zero.
+    void mark(const Touched& touched, double mass) {
+        const auto count = static_cast<int64_t>(touched.slots.size());
+        if (!in_range(touched.slots.data(), count, tree_.num_leaves(), 0)) throw std::out_of_range("leaf: no slot");
+        std::vector<double> values(touched.slots.size());
+        for (size_t i = 0; i < values.size(); ++i) values[i] = touched.kind[touched.slots[i]] == kTransition ? mass : 0.0;
+        MaybeReleased released(count * kBytesTouched);
+        tree_.set(touched.slots.data(), values.data(), 1, count);
     }
 
     double total() const { return tree_.total(); }
@@ -138,12 +145,8 @@ public:
     }
 
 private:
-    static double* checked(nb::handle memory, int64_t num_leaves) {
-        Array array;
-        if (num_leaves < 1 || !vector_of(memory, kFloat64, array) ||
-            array.shape[0] / tree::kFan < (num_leaves - 1) / tree::kFan + 1)
-            throw std::invalid_argument("memory: too small, or not float64");
-        return reinterpret_cast<double*>(array.data);
+    static double* checked(nb::tuple memory, size_t which, int64_t num_leaves) {
+        return memory_of<double>(memory[which], kFloat64, nb::cast<int64_t>(sizes(num_leaves)[which]), "memory");
     }
 
     const int64_t* in_bounds(const Array& index) const {
@@ -206,7 +209,7 @@ private:
     }
 
     tree::Tree tree_;
-    nb::object owner_;  // the memory of the leaves
+    nb::object owner_;  // the memory
 };
 
 }  // namespace
@@ -214,7 +217,7 @@ private:
 void bind_tree(nb::module_& m) {
     const auto none = nb::none();
     nb::class_<PriorityTree>(m, "PriorityTree")
-        .def(nb::init<nb::object, int64_t>())
+        .def(nb::init<nb::tuple, int64_t>())
         .def("set", &PriorityTree::set)
         .def("get", &PriorityTree::get, nb::arg("leaves"), nb::arg("out").none() = none)
         .def("draw", &PriorityTree::draw, nb::arg("count"), nb::arg("capsule"), nb::arg("out").none() = none)
@@ -227,7 +230,7 @@ void bind_tree(nb::module_& m) {
         .def("smallest", &PriorityTree::smallest)
         .def("rebuild", &PriorityTree::rebuild)
         .def("deviation", &PriorityTree::deviation)
-        .def_ro_static("GROUP", &tree::kFan);
+        .def_static("sizes", &PriorityTree::sizes);
 }
 
 }  // namespace recollect

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "random.hpp"
@@ -85,51 +84,58 @@ inline int64_t descend(const double* group, double scale, double& point) noexcep
     return passed;
 }
 
-// A number for every group of every level but the top one, aligned to cache lines.
+// Numbers for the groups of every level but the top one, in one piece of the caller's memory.
 class Levels {
 public:
-    explicit Levels(int64_t num_leaves) {
-        int64_t sizes[kMostLevels], total = 0;
-        int count = 0;
-        for (int64_t entries = num_leaves; entries > kFan; ++count) {
+    Levels(double* memory, int64_t num_leaves) { size(num_leaves, memory, levels_); }
+
+    // How many numbers there are, each level padded to whole groups.
+    static int64_t size(int64_t num_leaves, double* memory = nullptr, double** levels = nullptr) {
+        int64_t total = 0;
+        for (int64_t level = 1, entries = num_leaves; entries > kFan; ++level) {
             entries = (entries + kFan - 1) / kFan;
-            sizes[count] = (entries + kFan - 1) / kFan * kFan;
-            total += sizes[count];
+            if (levels) levels[level] = memory + total;
+            total += (entries + kFan - 1) / kFan * kFan;
         }
-        memory_.assign(static_cast<size_t>(total) + kFan, 0.0);
-        const auto past = reinterpret_cast<uintptr_t>(memory_.data()) / sizeof(double) % kFan;
-        double* next = memory_.data() + (kFan - past) % kFan;
-        for (int level = 1; level <= count; next += sizes[level - 1], ++level) levels_[level] = next;
+        return total;
     }
-    Levels(const Levels&) = delete;
-    Levels& operator=(const Levels&) = delete;
 
     double* operator[](int level) const { return levels_[level]; }  // from 1 on
 
 private:
     double* levels_[kMostLevels + 1] = {};
-    std::vector<double> memory_;
+};
+
+// What is known of the whole tree.
+struct Summary {
+    double root;       // the total, scaled
+    double scale;      // of the sums; 0 before there are any
+    double tiny;       // not 0: there may be a positive leaf that is nothing in the usual scale
+    double has_least;  // not 0: the minima are kept up
 };
 
 class Tree {
 public:
-    // `leaves` is all zeros, padded to whole groups, and belongs to the caller.
-    Tree(double* leaves, int64_t num_leaves) : leaves_(leaves), sums_(num_leaves) {
+    // All memory is the caller's, and may be shared with other trees like this one: zeros at first, or what they left.
+    // `leaves` are padded to whole groups; `sums` and `least` are `Levels::size` long.
+    Tree(double* leaves, double* sums, double* least, Summary* summary, int64_t num_leaves)
+        : leaves_(leaves), sums_(sums, num_leaves), least_(least, num_leaves), summary_(*summary) {
+        if (summary_.scale == 0) summary_.scale = Scale::kUsual;
         entries_[0] = num_leaves;
         for (; entries_[top_] > kFan; ++top_) entries_[top_ + 1] = groups(top_);
     }
 
     int64_t num_leaves() const { return entries_[0]; }
-    bool empty() const { return !(root_ > 0); }
+    bool empty() const { return !(summary_.root > 0); }
 
     // Infinite where the true sum exceeds float64; draws are right all the same.
-    double total() const { return root_ / scale_; }
+    double total() const { return summary_.root / summary_.scale; }
 
     // The smallest positive leaf. The minima are built when first asked for and kept up from then on: they make updates
     // about twice as dear, and most trees are never asked.
     double smallest() {
-        if (!least_) {
-            least_ = std::make_unique<Levels>(num_leaves());
+        if (summary_.has_least == 0) {
+            summary_.has_least = 1;
             for (int level = 0; level < top_; ++level) renew_least(level, nullptr, groups(level));
         }
         return smallest_of(least_of(top_));
@@ -139,7 +145,7 @@ public:
     void set(const int64_t* index, const double* values, int64_t stride, int64_t count) noexcept {
         for (int64_t start = 0; start < count; start += kChunk)
             set_chunk(index + start, values + start * stride, stride, chunk(count - start));
-        root_ = sum_of(sums_of(top_), scale_of(top_));
+        summary_.root = sum_of(sums_of(top_), scale_of(top_));
         rescale();
     }
 
@@ -153,7 +159,7 @@ public:
     // The i-th draw falls into the i-th of `count` equal slices of the total, which is not zero. `priorities` gets the
     // leaves' values, unless it is null.
     void draw(int64_t* out, double* priorities, int64_t count, const BitGenerator& random) const noexcept {
-        const double slice = root_ / static_cast<double>(count);
+        const double slice = summary_.root / static_cast<double>(count);
         double points[kChunk];
         for (int64_t start = 0; start < count; start += kChunk) {
             const int size = chunk(count - start);
@@ -167,25 +173,26 @@ public:
     // Everything again from the leaves, after somebody wrote them.
     void rebuild() noexcept {
         sum_all(Scale::kUsual);
-        if (least_)
+        if (summary_.has_least != 0)
             for (int level = 0; level < top_; ++level) renew_least(level, nullptr, groups(level));
-        tiny_ = root_ < Scale::kTooSmall;  // as far as is known
+        summary_.tiny = summary_.root < Scale::kTooSmall;  // as far as is known
         rescale();
     }
 
     // The largest relative difference between a stored sum and the same from the leaves; infinite for a wrong minimum.
     double deviation() const {
-        const Levels fresh(num_leaves());
+        std::vector<double> memory(static_cast<size_t>(Levels::size(num_leaves())));
+        const Levels fresh(memory.data(), num_leaves());
         double worst = 0;
         for (int level = 0; level < top_; ++level) {
             const double* entries = level == 0 ? leaves_ : fresh[level];
             for (int64_t group = 0; group < groups(level); ++group) {
                 fresh[level + 1][group] = sum_of(entries + group * kFan, scale_of(level));
                 worst = worse(worst, sums_[level + 1][group], fresh[level + 1][group]);
-                if (least_ && (*least_)[level + 1][group] != smallest_of(least_of(level) + group * kFan)) worst = kNone;
+                if (summary_.has_least != 0 && least_[level + 1][group] != smallest_of(least_of(level) + group * kFan)) worst = kNone;
             }
         }
-        return worse(worst, root_, sum_of(top_ == 0 ? leaves_ : fresh[top_], scale_of(top_)));
+        return worse(worst, summary_.root, sum_of(top_ == 0 ? leaves_ : fresh[top_], scale_of(top_)));
     }
 
 private:
@@ -202,8 +209,8 @@ private:
 
     int64_t groups(int level) const { return (entries_[level] + kFan - 1) / kFan; }
     double* sums_of(int level) const { return level == 0 ? leaves_ : sums_[level]; }
-    double* least_of(int level) const { return level == 0 ? leaves_ : (*least_)[level]; }
-    double scale_of(int level) const { return level == 0 ? scale_ : 1; }
+    double* least_of(int level) const { return level == 0 ? leaves_ : least_[level]; }
+    double scale_of(int level) const { return level == 0 ? summary_.scale : 1; }
 
     // The sums of some groups of a level: of those in `which`, or of the first `count` where it is null.
     void renew_sums(int level, const int64_t* which, int64_t count) noexcept {
@@ -218,7 +225,7 @@ private:
 
     void renew_least(int level, const int64_t* which, int64_t count) noexcept {
         const double* entries = least_of(level);
-        double* out = (*least_)[level + 1];
+        double* out = least_[level + 1];
         for (int64_t i = 0; i < count; ++i) {
             const int64_t group = which ? which[i] : i;
             out[group] = smallest_of(entries + group * kFan);
@@ -232,7 +239,7 @@ private:
             if (i + kAhead < count) RECOLLECT_PREFETCH(leaves_ + index[i + kAhead]);
             const double value = values[i * stride];
             leaves_[index[i]] = value;
-            tiny_ |= value > 0 && value < Scale::kTiny;
+            if (value > 0 && value < Scale::kTiny) summary_.tiny = 1;
             // Stratified draws come back sorted, so that a look at the one before finds nearly every repetition; to
             // renew a group twice is harmless.
             const int64_t group = index[i] / kFan;
@@ -248,7 +255,7 @@ private:
         const bool all = size >= groups(level);
         if (all) size = static_cast<int>(groups(level));
         renew_sums(level, all ? nullptr : touched, size);
-        if (least_) renew_least(level, all ? nullptr : touched, size);
+        if (summary_.has_least != 0) renew_least(level, all ? nullptr : touched, size);
         int above = 0;
         for (int i = 0; i < size; ++i) {
             const int64_t group = (all ? i : touched[i]) / kFan;
@@ -268,36 +275,33 @@ private:
             }
         }
         for (int i = 0; i < count; ++i) {
-            out[i] = out[i] * kFan + descend(leaves_ + out[i] * kFan, scale_, points[i]);
+            out[i] = out[i] * kFan + descend(leaves_ + out[i] * kFan, summary_.scale, points[i]);
             // Only if leaves were changed without a rebuild: wrong then, but inside.
             if (out[i] >= num_leaves()) out[i] = num_leaves() - 1;
         }
     }
 
     void sum_all(double scale) noexcept {
-        scale_ = scale;
+        summary_.scale = scale;
         for (int level = 0; level < top_; ++level) renew_sums(level, nullptr, groups(level));
-        root_ = sum_of(sums_of(top_), scale_of(top_));
+        summary_.root = sum_of(sums_of(top_), scale_of(top_));
     }
 
     void rescale() noexcept {
-        if (scale_ == Scale::kFaint && !(root_ <= Scale::kTooLarge)) sum_all(Scale::kUsual);
-        if (scale_ == Scale::kUsual && tiny_ && root_ < Scale::kTooSmall) {
+        if (summary_.scale == Scale::kFaint && !(summary_.root <= Scale::kTooLarge)) sum_all(Scale::kUsual);
+        if (summary_.scale == Scale::kUsual && summary_.tiny != 0 && summary_.root < Scale::kTooSmall) {
             sum_all(Scale::kFaint);
-            if (root_ > 0) return;
-            scale_ = Scale::kUsual;  // all zero, in either scale
-            tiny_ = false;
+            if (summary_.root > 0) return;
+            summary_.scale = Scale::kUsual;  // all zero, in either scale
+            summary_.tiny = 0;
         }
     }
 
     double* leaves_;
     int top_ = 0;  // the level that is a single group
     int64_t entries_[kMostLevels + 1];
-    Levels sums_;
-    std::unique_ptr<Levels> least_;
-    double scale_ = Scale::kUsual;
-    double root_ = 0;    // the total, scaled
-    bool tiny_ = false;  // there may be a positive leaf that is nothing in the usual scale
+    Levels sums_, least_;
+    Summary& summary_;
 };
 
 }  // namespace recollect::tree

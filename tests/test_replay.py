@@ -138,6 +138,17 @@ class TestWriting:
         rows = replay[torch.tensor([0, 2])]
         assert rows["reward"].tolist() == [0.0, 2.0]
 
+    def test_what_was_accepted_once_does_not_vouch_for_what_only_equals_it(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(90, obs=1, action=(), num_envs=3)
+        step = ([[1.0]], [0.0], [0.0], [False], [False], [[2.0]])
+        for _ in range(2):
+            for right in ([1], np.array([1]), torch.tensor([1], dtype=torch.int32)):
+                replay.add(*step, env_ids=right)
+            for wrong in ([True], np.array([True]), [1.0], np.array([[1]]), torch.tensor(1)):
+                with pytest.raises(rc.SchemaError, match="env_ids"):
+                    replay.add(*step, env_ids=wrong)
+        assert len(replay) == 6
+
     def test_cut_separates_what_would_have_been_one_episode(self, backend: str) -> None:
         replay = fill(3)
         replay.cut()

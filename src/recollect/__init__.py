@@ -2,6 +2,7 @@
 
 from recollect import kernels
 from recollect.checkpoint import load
+from recollect.concurrent import RateLimit, connect, prefetch
 from recollect.distillation import DistillationBuffer
 from recollect.errors import (
     BufferFullError,
@@ -56,6 +57,7 @@ __all__ = [
     "NotReadyError",
     "Prioritized",
     "PriorityError",
+    "RateLimit",
     "ReplayBuffer",
     "RolloutBuffer",
     "RunningNorm",
@@ -65,6 +67,7 @@ __all__ = [
     "Transition",
     "Uniform",
     "WithoutReplacement",
+    "connect",
     "discounted_return",
     "explained_variance",
     "gae",
@@ -75,5 +78,6 @@ __all__ = [
     "load",
     "n_step_return",
     "normalize",
+    "prefetch",
     "vtrace",
 ]

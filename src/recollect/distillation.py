@@ -74,6 +74,7 @@ class DistillationBuffer:
             trees["action"] = unstacked(declare("action", action))
         trees |= {name: unstacked(declare(f"extra.{name}", tree)) for name, tree in (extra or {}).items()}
         self._memory = Memory.of(device)
+        self._room = self._memory.own("DistillationBuffer")
         self.device = torch.empty(0, device=self._memory.device).device  # "cuda" is "cuda:0"
         self._schema = Schema(trees)
         self._columns: tuple[torch.Tensor, ...] = ()
@@ -93,7 +94,7 @@ class DistillationBuffer:
     def _allocate(self, schema: Schema) -> None:
         sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
         self._memory.require(self.capacity * sum(sizes))
-        columns = tuple(self._memory.allocate((self.capacity, *f.shape), f.dtype) for f in schema.fields)
+        columns = tuple(self._room.allocate("column", (self.capacity, *f.shape), f.dtype) for f in schema.fields)
         self._reader = reader(columns, 1, self.capacity)
         self._paths = (*schema.paths, ("index",), ("round",))
         self._build = assembler(self._paths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 _guarded: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -22,10 +23,22 @@ class _Forked:
     def __exit__(self, *_: object) -> None: ...
 
 
-def lock_for(owner: Any) -> Any:
+def lock_for(owner: Any, lock: Any = None) -> Any:
     """A re-entrant lock for `owner`, which keeps it as `_lock`; in a forked child that lock refuses to be taken."""
     _guarded.add(owner)
-    return threading.RLock()
+    return threading.RLock() if lock is None else lock
+
+
+def mend_later(owner: Any) -> Callable[[], None]:
+    """`owner._mend` for the owner's own lock, which must not keep the owner alive."""
+    found = weakref.ref(owner)
+
+    def mend() -> None:
+        buffer = found()
+        if buffer is not None:
+            buffer._mend()
+
+    return mend
 
 
 def _refuse_forked() -> None:

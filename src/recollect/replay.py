@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from os import PathLike
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -15,12 +15,12 @@ from tensordict import TensorDict
 
 from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from recollect.batch import assemble, check_destination, check_size, fill, moved
-from recollect.border import as_tensor, conform, dotted, environments, light, refuse_reused_leaves, row_ids
+from recollect.border import Environments, as_tensor, conform, dotted, light, refuse_reused_leaves, row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
-from recollect.guard import lock_for
+from recollect.guard import lock_for, mend_later
 from recollect.invariants.replay import check_staged, check_storage
 from recollect.listeners import Listeners
-from recollect.memory import Memory
+from recollect.memory import Heap, Memory
 from recollect.norm import RunningNorm
 from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage
@@ -43,6 +43,9 @@ from recollect.schema import (
 from recollect.stats import EpisodeStats
 from recollect.views import NStep, Sequence, Transition, View
 from recollect.views.protocol import Leaves
+
+if TYPE_CHECKING:
+    from recollect.concurrent.processes import Handle
 
 _FLAG = Field((), torch.bool)
 _RESERVED = (
@@ -113,17 +116,19 @@ class ReplayBuffer:
         schema = _schema(obs, action, reward, extra or {})
         _check_layout(capacity, self.num_envs, next_obs, schema)
         memory.require(_nbytes(schema, capacity, self.num_envs or 1, next_obs))
+        room = memory.open()
         self._storage = ReplayStorage(
             schema,
             capacity // (num_envs or 1),
             num_envs,
-            memory,
+            room,
             keeps_next=next_obs == "stored",
             next_step=self.autoreset is AutoresetMode.NEXT_STEP,
         )
         self.device = self._storage.device
         self._schema = schema
         self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
+        self._environments = Environments(self.num_envs, self.device)
         self._is_plain = schema.is_flat and not extra
         self._random = Randomness(seed)
         self.sampler = _instance("sampler", Uniform() if sampler is None else sampler, "start")
@@ -131,7 +136,9 @@ class ReplayBuffer:
         if self._draws.wants_touched:
             self._storage.keep_touched()
         self._staged: dict[str, tuple[torch.Tensor, ...]] = {}
-        self._lock = lock_for(self)
+        self._traffic = (room if room.outlives else Heap(torch.device("cpu"))).allocate("traffic", (2,), torch.int64)
+        """How many steps and samples a RateLimit has let through."""
+        self._lock = lock_for(self, room.lock(mend_later(self)))
 
     @classmethod
     def for_env(cls, env: Any, capacity: int, **options: Any) -> ReplayBuffer:
@@ -166,6 +173,13 @@ class ReplayBuffer:
     def norm(self) -> dict[str | Path, RunningNorm]:
         """The norms that take in every transition, by field or path."""
         return self._listeners.norm
+
+    def _mend(self) -> None:
+        """A process died that had the lock: make a buffer again of what it left."""
+        self._storage.ring.mend()
+        mended = getattr(self._draws, "mended", None)
+        if mended is not None:
+            mended()
 
     # Writing
 
@@ -279,6 +293,16 @@ class ReplayBuffer:
 
         return save(self, path, keep=keep)
 
+    def handle(self) -> Handle:
+        """What `recollect.connect` in another process takes to use this very buffer (device=Memory.shared()).
+
+        Any number of processes may add, sample and update priorities. Each environment is written by one of them: pass
+        its `env_ids`. A process that starts again after it was killed calls `cut(env_ids)` first.
+        """
+        from recollect.concurrent.processes import handle_of  # noqa: PLC0415 (which knows this class)
+
+        return handle_of(self)
+
     def _leaves(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
         names = self._schema.names
         if extra or len(names) > len(values):
@@ -314,7 +338,7 @@ class ReplayBuffer:
         if self._staged:
             self._staged.clear()
         if self._draws.wants_touched:
-            self._draws.written(self._storage.touched())
+            self._draws.written()
         if told is not None:
             self._listeners.tell(*told, measured, None if envs is None else light(envs))
 
@@ -343,7 +367,7 @@ class ReplayBuffer:
         return conform(dotted(self._schema.paths[column]), whole, leaf, lead, self.device)
 
     def _envs(self, env_ids: Any) -> torch.Tensor | None:
-        return None if env_ids is None else environments(env_ids, self.num_envs, self.device)
+        return None if env_ids is None else self._environments(env_ids)
 
     # Reading
 
@@ -364,7 +388,7 @@ class ReplayBuffer:
         target = check_destination(device, out)
         with self._lock:
             chosen = self._chosen(view)
-            if self._storage.is_empty or (self.device.type == "cpu" and not len(self._storage)):
+            if not len(self._storage) if self.device.type == "cpu" else self._storage.is_empty:
                 raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
             before = None
             if out is not None or not isinstance(chosen, _NEVER_FAIL):

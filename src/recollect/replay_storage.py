@@ -11,9 +11,9 @@ from recollect import kernels
 from recollect.border import conform, dotted, refuse_reused_leaves
 from recollect.errors import SchemaError, explain
 from recollect.kernels.reader import Reader, bits_of, reader
-from recollect.memory import Memory
+from recollect.memory import Room
 from recollect.randomness import Randomness
-from recollect.ring import FINAL, PENDING, TRANSITION, Ring
+from recollect.ring import FINAL, MOST_ROWS, PENDING, TRANSITION, Ring
 from recollect.schema import Field, Path, Schema, Stacked, given_shape
 
 Touched = tuple[torch.Tensor, torch.Tensor | None]
@@ -21,8 +21,6 @@ Touched = tuple[torch.Tensor, torch.Tensor | None]
 
 
 _MOST_IDS = 2**63 - 1
-_MOST_ROWS = 4
-"""What a step can use: the pending row that was cut, its own, the final one, and that of `cut()`."""
 
 
 class ReplayStorage:
@@ -32,9 +30,10 @@ class ReplayStorage:
     """
 
     def __init__(
-        self, schema: Schema, rows: int, num_envs: int | None, memory: Memory, *, keeps_next: bool, next_step: bool
+        self, schema: Schema, rows: int, num_envs: int | None, room: Room, *, keeps_next: bool, next_step: bool
     ) -> None:
         self.schema = schema
+        self.room = room
         self.keeps_next = keeps_next
         self.next_step = next_step
         self.lead = () if num_envs is None else (num_envs,)
@@ -43,21 +42,27 @@ class ReplayStorage:
         self._transition_paths = (*schema.paths, *self.next_paths, ("index",))
         self.stacked = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Stacked))
         history = schema.deepest_stack - 1
-        self.ring = Ring(rows if keeps_next else rows + 1, num_envs or 1, history, memory.device)
+        self.ring = Ring(rows if keeps_next else rows + 1, num_envs or 1, history, room)
         shape = (self.ring.slots, self.ring.num_envs)
-        self.columns = tuple(memory.allocate((*shape, *field.shape), field.dtype) for field in schema.fields)
-        copied = self.observed if keeps_next else ()
-        self.next_columns = tuple(memory.allocate(tuple(self.columns[i].shape), self.columns[i].dtype) for i in copied)
+        self.columns = tuple(
+            room.allocate(f"column{i}", (*shape, *field.shape), field.dtype) for i, field in enumerate(schema.fields)
+        )
+        self.next_columns = tuple(
+            room.allocate(f"next{i}", tuple(self.columns[i].shape), self.columns[i].dtype)
+            for i in (self.observed if keeps_next else ())
+        )
         self.device = self.columns[0].device
-        self.broken = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.broken = room.allocate("broken", (), torch.int64)
         """Stacks that cannot be rebuilt, counted where raising would need a host synchronisation."""
         self._native = self._native_twin()
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         """Where the native twin and the readers find `tensors`."""
         self._readers: dict[Any, Reader] = {}
         self._counts: torch.Tensor | None = None
-        self._room = _MOST_IDS // self.ring.num_envs
+        self._rows_left = _MOST_IDS // self.ring.num_envs
         """How many rows an environment can be given yet, at least: what the host knows without asking the device."""
+        if room.is_found:
+            self.count_rows_left()
         self.is_empty = True
         """Nothing was written since the last clear: what the host knows without asking the device."""
 
@@ -76,6 +81,7 @@ class ReplayStorage:
             list(self.observed),
             [kernels.buffer_of(column) for column in self.next_columns],
             tuple(kernels.buffer_of(tensor) for tensor in self.ring.state),
+            kernels.buffer_of(self.ring.journal),
             self.ring.alive,
             self.next_step,
             not self.lead,
@@ -114,7 +120,7 @@ class ReplayStorage:
         for name, tensor in own.items():
             tensor.copy_(state[name])
         self._counts, self.is_empty = None, not bool((self.ring.head > self.ring.floor).any())
-        self.count_room()
+        self.count_rows_left()
 
     # Writing
 
@@ -129,8 +135,8 @@ class ReplayStorage:
         """One step (or a block of `steps` steps in time order) of all environments, or of the environments `envs`."""
         native = self._native if kernels._active is not None else None
         blocks, count = steps is not None, 1 if steps is None else steps
-        if self._room < _MOST_ROWS * count:
-            self._require_room(count)
+        if self._rows_left < MOST_ROWS * count:
+            self._require_rows_left(count)
         self._counts = None
         if native is not None:
             ids = None if envs is None else kernels.buffer_of(envs)
@@ -145,16 +151,16 @@ class ReplayStorage:
             leaves, nexts = self._conformed(leaves, nexts, envs, steps)
             self._write_torch(leaves, nexts, envs, blocks)
         self.is_empty = False
-        self._room -= _MOST_ROWS * count
+        self._rows_left -= MOST_ROWS * count
 
-    def count_room(self) -> None:
+    def count_rows_left(self) -> None:
         """Find out how many rows can be numbered yet; for whoever has set the heads."""
-        self._room = _MOST_IDS // self.ring.num_envs - int(self.ring.head.max())
+        self._rows_left = _MOST_IDS // self.ring.num_envs - int(self.ring.head.max())
 
-    def _require_room(self, steps: int) -> None:
-        self.count_room()  # fewer rows may have been used than were allowed for
-        if self._room < _MOST_ROWS * steps:
-            expected, got = "ids below 2^63", f"room for {self._room} rows an environment"
+    def _require_rows_left(self, steps: int) -> None:
+        self.count_rows_left()  # fewer rows may have been used than were allowed for
+        if self._rows_left < MOST_ROWS * steps:
+            expected, got = "ids below 2^63", f"room for {self._rows_left} rows an environment"
             raise OverflowError(explain("add", expected, got, "Make a new buffer."))
 
     def _conformed(
@@ -190,9 +196,7 @@ class ReplayStorage:
         native = self.native
         if native is None:
             return torch.cat([slots for slots, _ in self._changes]), torch.cat([which for _, which in self._changes])
-        out = torch.empty(native.touched_count(), dtype=torch.int64, device="cpu")
-        native.touched(kernels.buffer_of(out))
-        return out, None
+        return torch.tensor(native.touched.slots, dtype=torch.int64, device="cpu"), None
 
     def _write_torch(
         self, leaves: tuple[torch.Tensor, ...], nexts: tuple[torch.Tensor, ...], envs: torch.Tensor | None, blocks: bool
@@ -301,10 +305,14 @@ class ReplayStorage:
         ring, kind = self.ring, self.ring.kind.view(-1)
         self._counts = None
         pending, is_open = ring.at(ring.head[env], env), ring.open[env]
+        if ring.journal is not None:
+            ring.journal[env] = 1 + 2 * ring.head[env] + is_open
         kind[pending] = torch.where(is_open, FINAL, kind[pending]).to(torch.uint8)
         ring.head[env] += is_open.long()
         ring.open[env] = False
         ring.resetting[env] = False
+        if ring.journal is not None:
+            ring.journal[env] = 0
 
     def clear(self) -> None:
         """Forget every row."""
@@ -324,9 +332,11 @@ class ReplayStorage:
             if self.native.draw(kernels.buffer_of(slots), random.capsule):
                 return slots
         # One cumulative count answers for any layout of rows; it is kept until something is written.
-        if self._counts is None:
-            self._counts = (self.ring.kind.view(-1) == TRANSITION).cumsum(0)
-        return torch.searchsorted(self._counts, random.below(self._counts[-1], count), right=True)
+        counts = self._counts
+        if counts is None:
+            counts = (self.ring.kind.view(-1) == TRANSITION).cumsum(0)
+            self._counts = None if self.room.outlives else counts  # others may write
+        return torch.searchsorted(counts, random.below(counts[-1], count), right=True)
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
         """The identities of the rows at flat slots."""

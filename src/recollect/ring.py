@@ -14,6 +14,10 @@ from __future__ import annotations
 import torch
 
 from recollect.errors import explain
+from recollect.memory import Room
+
+MOST_ROWS = 4
+"""What a step can use: the pending row that was cut, its own, the final one, and that of `cut()`."""
 
 EMPTY, TRANSITION, FINAL, PENDING, HISTORY = range(5)
 """What a slot holds: nothing; a row that may be drawn; only the observation that an episode ended with; only the newest
@@ -23,23 +27,26 @@ observation, waiting for the step that starts there; a row too old to be drawn, 
 class Ring:
     """`num_envs` columns of slots, the newest `alive` rows of which may be drawn."""
 
-    def __init__(self, alive: int, num_envs: int, history: int, device: torch.device) -> None:
+    def __init__(self, alive: int, num_envs: int, history: int, room: Room) -> None:
         self.alive = alive
         self.slots = alive + history
         self.num_envs = num_envs
-        self.kind = torch.zeros((self.slots, num_envs), dtype=torch.uint8, device=device)
-        self.first = torch.zeros((self.slots, num_envs), dtype=torch.bool, device=device)
+        slots, envs = (self.slots, num_envs), (num_envs,)
+        self.kind = room.allocate("ring.kind", slots, torch.uint8)
+        self.first = room.allocate("ring.first", slots, torch.bool)
         """This observation starts an episode."""
-        self.head = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self.head = room.allocate("ring.head", envs, torch.int64)
         """The row that is written next."""
-        self.open = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self.open = room.allocate("ring.open", envs, torch.bool)
         """The head row's observation is there already: the last step led to it."""
-        self.resetting = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self.resetting = room.allocate("ring.resetting", envs, torch.bool)
         """The coming row only resets (NEXT_STEP)."""
-        self.count = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self.count = room.allocate("ring.count", envs, torch.int64)
         """How many rows may be drawn."""
-        self.floor = torch.zeros(num_envs, dtype=torch.int64, device=device)
-        """The first row since the last clear."""
+        self.floor = room.allocate("ring.floor", envs, torch.int64)
+        """The first row since the last clear, or since older ones were lost."""
+        self.journal = room.allocate("ring.journal", envs, torch.int64) if room.outlives else None
+        """Where a step that is being written began, 1 + 2 · head + open, else 0; see `mend`."""
 
     @property
     def state(self) -> tuple[torch.Tensor, ...]:
@@ -141,6 +148,45 @@ class Ring:
         if step < 0 and not cross:
             found = found & ~self.first.view(-1)[inside]
         return torch.where(found, at, -1)
+
+    def mend(self) -> None:
+        """Make a ring of what a process left that died while it had the lock.
+
+        A step that it was writing has not been: the episode ends where it began, and the oldest rows, which it may have
+        overwritten, are lost. So is what lies before a row that is missing: somebody was clearing the buffer.
+        """
+        assert self.journal is not None
+        before = (self.journal - 1).clamp(min=0)
+        torn = self.journal > 0
+        self.go_back(torch.where(torn, before // 2, self.head), torn & (before % 2 > 0), torn, MOST_ROWS)
+        self.journal.zero_()
+
+    def go_back(self, head: torch.Tensor, was_open: torch.Tensor, where: torch.Tensor, reach: int) -> None:
+        """Cut the episodes of the environments `where` at earlier heads [N], before up to `reach` rows were written."""
+        env = torch.arange(self.num_envs, device=head.device)
+        kind = self.kind.view(-1)
+        pending = self.at(head, env)
+        kind[pending] = torch.where(was_open & where, FINAL, kind[pending]).to(torch.uint8)
+        self.head.copy_(torch.where(where, head + was_open.long(), self.head))
+        self.open &= ~where
+        self.resetting &= ~where
+        self._lose(torch.where(where, self.head + reach - self.slots, 0))
+
+    def _lose(self, below: torch.Tensor) -> None:
+        """Forget the rows below these [N], those before a row that is missing, and ends that nothing led to."""
+        row, kind = self.rows(), self.kind
+        missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, below))
+        below = torch.maximum(below, torch.where(missing, row + 1, 0).amax(0))
+        lost = below > self.floor
+        nothing = self.newest() + 1
+        begins = torch.where((row >= below) & (kind != FINAL), row, nothing).amin(0)
+        self.floor.copy_(torch.where(lost, torch.minimum(begins, self.head), self.floor))
+        # The frames of the first rows that are left may have been in those that are lost.
+        unsafe = lost & (row < self.floor + self.slots - self.alive) & (kind == TRANSITION)
+        kind.copy_(torch.where(row < self.floor, EMPTY, torch.where(unsafe, HISTORY, kind)).to(torch.uint8))
+        self.open &= self.head > self.floor
+        kind.copy_(torch.where((row >= self.head) & ~self.open, EMPTY, kind).to(torch.uint8))
+        self.count.copy_((kind == TRANSITION).sum(0))
 
     def clear(self) -> None:
         """Forget every row; ids go on from where they are, and environments about to reset still are."""

@@ -30,7 +30,8 @@ class Storage:
         shapes = [(1 if is_sparse(f) else rows, num_envs or 1, *f.shape) for f in schema.fields]
         kinds = [(shape, field.dtype) for shape, field in zip(shapes, schema.fields, strict=True)]
         memory.require(sum(math.prod(shape) * dtype.itemsize for shape, dtype in kinds), "num_steps")
-        self.columns = tuple(memory.allocate(shape, dtype) for shape, dtype in kinds)
+        room = memory.own("RolloutBuffer")
+        self.columns = tuple(room.allocate("column", *kind) for kind in kinds)
         """A field that is kept sparsely elsewhere has one row here: the newest."""
         self.device = self.columns[0].device
         self.is_exposed = False

@@ -141,7 +141,7 @@ def begin_at(replay: rc.ReplayBuffer, row: int) -> None:
     ring = replay._storage.ring
     ring.head.fill_(row)
     ring.floor.fill_(row)
-    replay._storage.count_room()
+    replay._storage.count_rows_left()
 
 
 def make(**options: Any) -> rc.ReplayBuffer:

@@ -23,6 +23,7 @@ from recollect.checkpoint.contents import (
 )
 from recollect.checkpoint.manifest import Node
 from recollect.errors import IncompatibleCheckpoint, explain
+from recollect.memory import Heap
 from recollect.replay import ReplayBuffer
 from recollect.ring import EMPTY, FINAL, HISTORY, PENDING, TRANSITION, Ring
 
@@ -122,7 +123,7 @@ def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Ten
     values = read.values.entry("ring")
     storage.broken.fill_(values.entry("broken").integer())
     storage.is_empty = bool((ring.head == ring.floor).all())
-    storage.count_room()
+    storage.count_rows_left()
     _check_ring(ring)
     pending = ring.at(ring.head, torch.arange(ring.num_envs, device=replay.device))
     for i in storage.observed:
@@ -153,7 +154,7 @@ def _resize(ring: Ring, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
     old = {name: read.arrays[f"ring.{name}"] for name in _STATE}
     for name in _STATE[2:]:
         getattr(ring, name).copy_(read.array(f"ring.{name}", getattr(ring, name)))
-    before = Ring(len(old["kind"]), ring.num_envs, 0, torch.device("cpu"))
+    before = Ring(len(old["kind"]), ring.num_envs, 0, Heap(torch.device("cpu")))
     newest = (old["head"] - (~old["open"]).long()).cpu()
     oldest = torch.maximum(newest - min(before.slots, ring.slots) + 1, old["floor"]).clamp(min=0)
     kept = Rows({"kind": old["kind"]}, oldest, newest + 1)

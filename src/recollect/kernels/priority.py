@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from recollect import kernels
+from recollect.memory import Heap, Room
 from recollect.randomness import Randomness
 
 
@@ -74,22 +75,23 @@ class PriorityTree(Protocol):
         ...
 
 
-def priority_tree(num_leaves: int, device: torch.device) -> PriorityTree:
-    """A tree of `num_leaves` (at least one) zero priorities."""
+def priority_tree(num_leaves: int, device: torch.device, room: Room | None = None) -> PriorityTree:
+    """A tree of `num_leaves` (at least one) zero priorities, or the one that was found in `room`."""
     if device.type == "cpu" and kernels.native() is not None:
-        return NativeTree(num_leaves)
+        return NativeTree(num_leaves, Heap(device) if room is None else room)
     return _TorchTree(num_leaves, device)
 
 
 class NativeTree:
     """The tree of the native core, which also does in one call what samplers otherwise do in several."""
 
-    def __init__(self, num_leaves: int) -> None:
-        native = kernels.native()
-        group = native.PriorityTree.GROUP
+    def __init__(self, num_leaves: int, room: Room) -> None:
+        native = kernels.native().PriorityTree
         self.num_leaves = num_leaves
-        self._leaves = torch.zeros(-(-num_leaves // group) * group, dtype=torch.float64, device="cpu")
-        self._tree = native.PriorityTree(kernels.buffer_of(self._leaves), num_leaves)
+        sizes = zip(("leaves", "sums", "least", "summary"), native.sizes(num_leaves), strict=True)
+        memory = [room.allocate(f"tree.{name}", (size,), torch.float64) for name, size in sizes]
+        self._leaves = memory[0]
+        self._tree = native(tuple(map(kernels.buffer_of, memory)), num_leaves)
         self.total = self._tree.total
         self.smallest = self._tree.smallest
         self.rebuild = self._tree.rebuild
@@ -131,9 +133,9 @@ class NativeTree:
         """
         return self._tree.update(leaves, priorities, alpha, eps) if kernels.exchange() else None
 
-    def mark(self, leaves: torch.Tensor, kinds: torch.Tensor, mass: float) -> None:
-        """`set` leaves to `mass` where the slot of that number holds a transition, else to zero."""
-        self._tree.mark(kernels.buffer_of(leaves), kernels.buffer_of(kinds), mass)
+    def mark(self, touched: Any, mass: float) -> None:
+        """`set` the leaves of slots that a write touched: to `mass` where there is a transition now, else to zero."""
+        self._tree.mark(touched, mass)
 
     def draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool

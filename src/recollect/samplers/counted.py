@@ -11,7 +11,7 @@ import torch
 from recollect.errors import SchemaError, explain
 from recollect.invariants.require import require, require_all
 from recollect.randomness import Randomness
-from recollect.replay_storage import ReplayStorage, Touched
+from recollect.replay_storage import ReplayStorage
 from recollect.ring import TRANSITION
 from recollect.samplers.protocol import Drawn, Draws, Sampler
 from recollect.samplers.uniform import Uniform
@@ -45,7 +45,7 @@ class _Draws:
     def __init__(self, inner: Draws, storage: ReplayStorage) -> None:
         self._inner, self._storage = inner, storage
         slots = storage.ring.slots * storage.ring.num_envs
-        self._counts = torch.zeros(slots, dtype=torch.int64, device=storage.device)
+        self._counts = storage.room.allocate("sampler.drawn", (slots,), torch.int64)
         self._last = torch.empty(0, dtype=torch.int64, device=storage.device)
         """What the last draw chose, in case it is taken back."""
         self._number = 0
@@ -71,18 +71,24 @@ class _Draws:
             self._add(-1)
             self._number = number
 
-    def written(self, touched: Touched) -> None:
-        slots, changed = touched
+    def written(self) -> None:
+        slots, changed = self._storage.touched()
         if changed is None:
             self._counts[slots] = 0
         else:  # a slot may come twice, changed and not
             self._counts.scatter_reduce_(0, slots, (~changed).long(), "prod")
         if self._inner.wants_touched:
-            self._inner.written(touched)
+            self._inner.written()
 
     def cleared(self) -> None:
         self._counts.zero_()
         self._inner.cleared()
+
+    def mended(self) -> None:
+        self._counts *= self._storage.ring.kind.view(-1) == TRANSITION
+        mended = getattr(self._inner, "mended", None)
+        if mended is not None:
+            mended()
 
     def saved(self) -> dict[str, torch.Tensor]:
         return {"drawn": self._counts, **self._inner.saved()}

@@ -14,7 +14,7 @@ from recollect.errors import NotReadyError, PriorityError, SchemaError, explain
 from recollect.invariants.require import require, require_all
 from recollect.kernels.priority import NativeTree, priority_tree
 from recollect.randomness import Randomness
-from recollect.replay_storage import ReplayStorage, Touched
+from recollect.replay_storage import ReplayStorage
 from recollect.ring import TRANSITION
 from recollect.samplers.protocol import Drawn
 
@@ -70,10 +70,29 @@ class _Draws:
         self._settings, self._storage, self._random = settings, storage, random
         self._slots = storage.ring.slots * storage.ring.num_envs
         # One leaf more than there are slots: writes to it are writes to nowhere, and need no synchronisation.
-        self._tree = priority_tree(self._slots + 1, storage.device)
-        self._largest: Any = 1.0
-        """The largest priority accepted so far, as it was given: a float, or a tensor where the data is elsewhere."""
-        self._draws = 0
+        self._tree = priority_tree(self._slots + 1, storage.device, storage.room)
+        self._numbers: Any = [1.0, 0]
+        """The largest priority accepted so far (a tensor where the data is elsewhere), and how many rows were drawn."""
+        if storage.room.outlives:
+            self._numbers = storage.room.allocate("sampler.numbers", (2,), torch.float64).numpy()
+            if not storage.room.is_found:
+                self._largest = 1.0
+
+    @property
+    def _largest(self) -> Any:
+        return self._numbers[0]
+
+    @_largest.setter
+    def _largest(self, largest: Any) -> None:
+        self._numbers[0] = largest
+
+    @property
+    def _draws(self) -> int:
+        return int(self._numbers[1])
+
+    @_draws.setter
+    def _draws(self, draws: int) -> None:
+        self._numbers[1] = draws
 
     def snapshot(self) -> int:
         return self._draws
@@ -110,12 +129,12 @@ class _Draws:
         self._set(slots, mass, slots >= 0)
         return (slots < 0).sum()
 
-    def written(self, touched: Touched) -> None:
-        slots, changed = touched
-        mass = self._mass(self._largest)
-        if isinstance(self._tree, NativeTree) and changed is None:
-            self._tree.mark(slots, self._storage.ring.kind.view(-1), mass)
+    def written(self) -> None:
+        mass, native = self._mass(self._largest), self._storage.native
+        if isinstance(self._tree, NativeTree) and native is not None:
+            self._tree.mark(native.touched, mass)
             return
+        slots, changed = self._storage.touched()
         stored = self._storage.ring.kind_at(slots) == TRANSITION
         if isinstance(mass, float):  # between two numbers torch would choose float32, where 1e308 and 1e-308 are none
             mass = torch.full((), mass, dtype=torch.float64, device=slots.device)
@@ -124,6 +143,14 @@ class _Draws:
     def cleared(self) -> None:
         self._tree.set(torch.arange(self._slots, device=self._storage.device), 0.0)
         self._largest = 1.0
+
+    def mended(self) -> None:
+        ring, leaves = self._storage.ring, self._tree.leaves_view()
+        slots, drawable = leaves[:-1], ring.kind.view(-1) == TRANSITION
+        known = (slots > 0) | (self._settings.eps == 0)
+        slots.copy_(torch.where(drawable, torch.where(known, slots, self._mass(self._largest)), 0.0))
+        leaves[-1] = 0.0
+        self._tree.rebuild()
 
     def saved(self) -> dict[str, torch.Tensor]:
         largest = torch.as_tensor(self._largest, dtype=torch.float64)

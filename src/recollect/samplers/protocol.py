@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from recollect.randomness import Randomness
-from recollect.replay_storage import ReplayStorage, Touched
+from recollect.replay_storage import ReplayStorage
 
 
 class Drawn(NamedTuple):
@@ -23,15 +23,16 @@ class Drawn(NamedTuple):
 class Draws(Protocol):
     """A sampler at work on one buffer.
 
-    What it keeps beside the rows it may verify in a method `check() -> None`, which raises an InvariantError.
+    What it keeps beside the rows it may verify in a method `check() -> None`, which raises an InvariantError. A method
+    `mended() -> None` is told that rows have come or gone unsaid: a process died that wrote in the same memory.
     """
 
     def draw(self, count: int) -> Drawn:
         """Choose `count` rows; the buffer has checked that there are any."""
         ...
 
-    def written(self, touched: Touched) -> None:
-        """Slots have become transitions, or have stopped being some."""
+    def written(self) -> None:
+        """Slots have become transitions, or have stopped being some: `storage.touched()` says which."""
         ...
 
     def cleared(self) -> None:

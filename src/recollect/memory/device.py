@@ -1,14 +1,27 @@
-"""Where data lives: a torch device, or a kind of memory that a device name cannot say."""
+"""What `device=` names: a torch device, or a kind of memory that a device name cannot say."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from recollect.errors import SchemaError, explain
+from recollect.memory.room import Heap, Room
+from recollect.memory.space import available_bytes
+
+
+class Place(Protocol):
+    """Memory that is more than this process's own."""
+
+    def open(self) -> Room:
+        """Room there for one buffer."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """How much more can be kept there, where the system tells."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -16,11 +29,13 @@ class Memory:
     """What `device=` of a buffer names, when it is more than a device.
 
     >>> Memory.of("cpu")
-    Memory(device=device(type='cpu'), is_pinned=False)
+    Memory(device=device(type='cpu'), is_pinned=False, place=None)
     """
 
     device: torch.device
     is_pinned: bool = False
+    place: Place | None = None
+    """Where the data is, if it is not this process's own."""
 
     @staticmethod
     def pinned() -> Memory:
@@ -30,21 +45,37 @@ class Memory:
         return Memory(torch.device("cpu"), is_pinned=True)
 
     @staticmethod
+    def shared() -> Memory:
+        """Host memory that other processes of this machine use too: see `ReplayBuffer.handle`. Linux only."""
+        from recollect.memory.shared import Shared  # noqa: PLC0415 (which needs the kernels)
+
+        return Memory(torch.device("cpu"), place=Shared())
+
+    @staticmethod
     def of(device: torch.device | str | Memory) -> Memory:
         """The memory that a `device=` argument names."""
         return device if isinstance(device, Memory) else Memory(device_of(device))
 
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of zeros in this memory, to be written in any mode."""
-        with torch.inference_mode(False):
-            return torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self.is_pinned)
+    def open(self) -> Room:
+        """Room for one buffer."""
+        return Heap(self.device, self.is_pinned) if self.place is None else self.place.open()
+
+    def own(self, kind: str) -> Room:
+        """Room for a buffer of a kind that is only kept in a process's own memory."""
+        if self.place is not None:
+            remedy = "Only a ReplayBuffer is shared or kept on a disk."
+            raise SchemaError(explain("device", f"a torch device for a {kind}", self.place, remedy))
+        return self.open()
 
     def require(self, nbytes: int, where: str = "capacity") -> None:
         """Refuse a size, which the argument `where` said, that cannot fit.
 
         Pages are handed out on first use, so too much would end in a kill much later.
         """
-        free = available_bytes() if self.device.type == "cpu" else None
+        if self.place is not None:
+            free = self.place.free_bytes()
+        else:
+            free = available_bytes() if self.device.type == "cpu" else None
         if free is not None and nbytes > free:
             expected = f"at most {free / 2**30:.2f} GiB, which is what this machine has free"
             remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
@@ -57,18 +88,3 @@ def device_of(device: Any) -> torch.device:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise SchemaError(explain("device", "a torch device", repr(device), 'Pass one, as in "cpu".')) from error
-
-
-def available_bytes() -> int | None:
-    """The host memory that could be used now, where the system tells."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return None
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # no limit, or no such file
-        return free
-    return min(free, limit)
