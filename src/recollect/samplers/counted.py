@@ -80,15 +80,15 @@ class _Draws:
         if self._inner.wants_touched:
             self._inner.written()
 
-    def cleared(self) -> None:
-        self._counts.zero_()
-        self._inner.cleared()
-
     def mended(self) -> None:
-        self._counts *= self._storage.ring.kind.view(-1) == TRANSITION
+        self._counts *= (self._storage.ring.kind.view(-1) == TRANSITION).long()
         mended = getattr(self._inner, "mended", None)
         if mended is not None:
             mended()
+
+    def cleared(self) -> None:
+        self._counts.zero_()
+        self._inner.cleared()
 
     def saved(self) -> dict[str, torch.Tensor]:
         return {"drawn": self._counts, **self._inner.saved()}
