@@ -95,3 +95,20 @@ def test_there_is_one_thing_to_count() -> None:
     for wrong in (rc.Counted(), "uniform"):
         with pytest.raises(rc.SchemaError, match="Counted: expected a sampler to count the draws of"):
             rc.Counted(wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_counts_lie_in_the_memory_that_processes_share() -> None:
+    replay = fill(9, device=rc.Memory.shared(), sampler=rc.Counted(rc.Prioritized()))
+    replay.sample(5)
+    assert counts(rc.connect(replay.handle())) == counts(replay)
+    assert sum(counts(replay).values()) == 5
+
+
+def test_a_row_that_a_dead_process_took_along_has_no_count() -> None:
+    replay = fill(9, sampler=rc.Counted(rc.WithoutReplacement()))
+    replay.sample(9)
+    ring = replay._storage.ring
+    ring.kind[0] = 0
+    ring.count -= 1
+    replay._draws.mended()  # pyright: ignore[reportAttributeAccessIssue]
+    assert replay._draws.saved()["drawn"].tolist()[:3] == [0, 1, 1]
