@@ -384,7 +384,7 @@ class ReplayBuffer:
         leaves = self._leaves_at(drawn.slots, view)
         if drawn.weight is not None:
             leaves[("weight",)] = drawn.weight
-        return assemble(list(leaves), leaves.values(), drawn.slots.shape) if out is None else fill(out, leaves)
+        return assemble(leaves, drawn.slots.shape) if out is None else fill(out, leaves)
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.
@@ -429,7 +429,7 @@ class ReplayBuffer:
             except BaseException:
                 self._random.restore(before)
                 raise
-            return assemble(list(leaves), leaves.values(), slots.shape)
+            return assemble(leaves, slots.shape)
 
     def _leaves_at(self, slots: torch.Tensor, view: View) -> Leaves:
         leaves = view.read(self._storage, slots, self._random)
@@ -468,7 +468,7 @@ class ReplayBuffer:
         with self._lock:
             slots = self._storage.locate(ids)
             leaves = self._storage.transitions(slots[slots >= 0])
-            return assemble(list(leaves), leaves.values(), leaves[("index",)].shape)
+            return assemble(leaves, leaves[("index",)].shape)
 
     @property
     def columns(self) -> TensorDict:
@@ -479,9 +479,9 @@ class ReplayBuffer:
         """
         with self._lock:
             storage = self._storage
-            leaves = [*storage.columns, *storage.next_columns]
-            paths = [*storage.schema.paths, *storage.next_paths][: len(leaves)]
-            return assemble(paths, leaves, torch.Size((storage.ring.slots, storage.ring.num_envs)))
+            leaves = dict(zip(storage.schema.paths, storage.columns, strict=True))
+            leaves |= dict(zip(storage.next_paths, storage.next_columns, strict=False))  # none where they are shared
+            return assemble(leaves, torch.Size((storage.ring.slots, storage.ring.num_envs)))
 
     # Saving
 
