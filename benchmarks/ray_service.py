@@ -137,7 +137,7 @@ class StableBaselines3:
     """Its replay buffer, a step at a time as it takes them; batches are sent as arrays, which Ray is fastest with."""
 
     def __init__(self, size: dict[str, Any]) -> None:
-        from stable_baselines3.common.buffers import ReplayBuffer
+        from stable_baselines3.common.buffers import ReplayBuffer  # pyright: ignore[reportMissingImports]
 
         space = gym.spaces.Box(0, 255, size["shape"], size["dtype"])
         actions = gym.spaces.Box(-1, 1, (6,), np.float32)
@@ -168,7 +168,7 @@ class TorchRL:
     def __init__(self, size: dict[str, Any]) -> None:
         from functools import partial
 
-        from torchrl.data import LazyTensorStorage, RayReplayBuffer
+        from torchrl.data import LazyTensorStorage, RayReplayBuffer  # pyright: ignore[reportMissingImports]
 
         self.buffer = RayReplayBuffer(
             storage=partial(LazyTensorStorage, size["capacity"]),

@@ -203,14 +203,13 @@ void shuffle_index(nb::handle index, nb::handle capsule) {
 nb::object permutation(int64_t count, nb::handle capsule) {
     if (count >= (int64_t{1} << 32)) throw std::invalid_argument("count: 2^32 or more");
     BitGenerator& random = generator_in(capsule);
-    Fresh fresh;
-    fresh.add(kInt64, 1, &count);
-    nb::object made = fresh.make()[0];
-    auto* numbers = reinterpret_cast<int64_t*>(fresh.data(0));
-    MaybeReleased released(count * 8);
-    std::iota(numbers, numbers + count, int64_t{0});
-    shuffle(numbers, count, random);
-    return made;
+    FreshIndex made(count, nb::none());
+    {
+        MaybeReleased released(count * 8);
+        std::iota(made.data, made.data + count, int64_t{0});
+        shuffle(made.data, count, random);
+    }
+    return made.object;
 }
 
 }  // namespace

@@ -127,4 +127,22 @@ private:
     int64_t shared_bytes_ = 0, total_ = 0;
 };
 
+// `count` numbers in a fresh tensor, or in `out` where tensors cannot be made from C.
+struct FreshIndex {
+    nanobind::object object;
+    int64_t* data;
+
+    FreshIndex(int64_t count, nanobind::handle out) {
+        if (!out.is_none()) {
+            object = nanobind::borrow(out);
+            data = memory_of<int64_t>(out, kInt64, count, "out");
+            return;
+        }
+        Fresh fresh;
+        fresh.add(kInt64, 1, &count);
+        object = fresh.make()[0];
+        data = reinterpret_cast<int64_t*>(fresh.data(0));
+    }
+};
+
 }  // namespace recollect

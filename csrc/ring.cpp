@@ -181,52 +181,53 @@ public:
             if (rows[i] >= 0) ask_for_row(rows[i]);
     }
 
-    // Fill `out` with slots of transitions, drawn uniformly with replacement. False: too few are left to find by chance.
-    bool draw(nb::handle out, nb::handle capsule) const {
-        const Array array = read_index(out);
+    // `count` slots of transitions, drawn uniformly with replacement, in a fresh tensor or in `out`. None: too few are left
+    // to find by chance.
+    nb::object draw(int64_t count, nb::handle capsule, nb::handle out) const {
         auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
         if (!random) throw nb::python_error();
-        auto* slots = reinterpret_cast<int64_t*>(array.data);
+        const FreshIndex drawn(count, out);
+        int64_t* slots = drawn.data;
         int64_t window = 0;  // the longest column, in rows since the last clear
         for (int64_t e = 0; e < ring_.envs; ++e) window = std::max(window, ring_.newest(e) + 1 - ring_.floor[e]);
         const bool round = window >= ring_.slots;
         const int64_t range = (round ? ring_.slots : window) * ring_.envs;
-        if (range == 0) return false;
+        if (range == 0) return nb::none();
         int64_t misses = 0;
-        const int64_t patience = 64 + 16 * array.shape[0];
-        for (int64_t i = 0; i < array.shape[0];) {
+        const int64_t patience = 64 + 16 * count;
+        for (int64_t i = 0; i < count;) {
             const int64_t slot = round ? random->below_any(range) : recent(random->below_any(range));
             const bool hit = slot >= 0 && ring_.kind[slot] == kTransition;
             if (hit) slots[i] = slot;
             i += hit;
             misses += !hit;
-            if (misses > patience) return false;
+            if (misses > patience) return nb::none();
         }
-        return true;
+        return drawn.object;
     }
 
-    // out[i] = the row id that slot[i] holds.
-    void ids(nb::handle slots, nb::handle out) const {
-        map(slots, out, [this](int64_t slot) { return ring_.id_of(slot); });
+    // The row id that each slot holds.
+    nb::object ids(nb::handle slots, nb::handle out) const {
+        return map(slots, out, [this](int64_t slot) { return ring_.id_of(slot); });
     }
 
-    // out[i] = the slot after slot[i] in its column.
-    void following(nb::handle slots, nb::handle out) const {
-        map(slots, out, [this](int64_t slot) { return ring_.after(slot); });
+    // The slot after each one in its column.
+    nb::object following(nb::handle slots, nb::handle out) const {
+        return map(slots, out, [this](int64_t slot) { return ring_.after(slot); });
     }
 
-    // out[i] = how many more transitions of the same episode follow slot[i].
-    void ahead(nb::handle slots, nb::handle out) const {
-        map(slots, out, [this](int64_t slot) {
+    // How many more transitions of the same episode follow each slot.
+    nb::object ahead(nb::handle slots, nb::handle out) const {
+        return map(slots, out, [this](int64_t slot) {
             int64_t steps = 0;
             for (int64_t at = ring_.after(slot); ring_.kind[at] == kTransition && steps < ring_.slots; ++steps) at = ring_.after(at);
             return steps;
         });
     }
 
-    // out[i] = how many transitions of the same episode precede slot[i].
-    void behind(nb::handle slots, nb::handle out) const {
-        map(slots, out, [this](int64_t slot) {
+    // How many transitions of the same episode precede each slot.
+    nb::object behind(nb::handle slots, nb::handle out) const {
+        return map(slots, out, [this](int64_t slot) {
             int64_t steps = 0;
             while (!ring_.first[slot] && ring_.kind[ring_.before(slot)] == kTransition && steps < ring_.slots) {
                 slot = ring_.before(slot);
@@ -236,23 +237,22 @@ public:
         });
     }
 
-    // Slots of row ids. out[i] = -1 for a row that can no longer be drawn; returns the position of the first id that was
-    // never given to a transition, or -1.
-    int64_t locate(nb::handle ids, nb::handle out) const {
-        const Array in = read_index(ids), target = read_index(out);
-        if (in.shape[0] != target.shape[0]) throw std::invalid_argument("out: another length");
+    // Slots of row ids, -1 for a row that can no longer be drawn; or the position of the first id that was never given to a
+    // transition.
+    nb::object locate(nb::handle ids, nb::handle out) const {
+        const Array in = read_index(ids);
+        const FreshIndex located(in.shape[0], out);
         auto* from = reinterpret_cast<const int64_t*>(in.data);
-        auto* to = reinterpret_cast<int64_t*>(target.data);
         for (int64_t i = 0; i < in.shape[0]; ++i) {
-            if (from[i] < 0) return i;
+            if (from[i] < 0) return nb::int_(i);
             const int64_t env = from[i] % ring_.envs, row = from[i] / ring_.envs;
-            if (row >= ring_.head[env]) return i;
+            if (row >= ring_.head[env]) return nb::int_(i);
             const bool in_window = row > ring_.newest(env) - ring_.alive;
             const int64_t flat = ring_.at(row, env);
-            if (in_window && ring_.kind[flat] == kFinal) return i;
-            to[i] = in_window && ring_.kind[flat] == kTransition ? flat : -1;
+            if (in_window && ring_.kind[flat] == kFinal) return nb::int_(i);
+            located.data[i] = in_window && ring_.kind[flat] == kTransition ? flat : -1;
         }
-        return -1;
+        return located.object;
     }
 
     // The slots of windows [before | drawn row | after] around each slot, -1 where there is no step; see views/sequence.
@@ -389,12 +389,13 @@ private:
     }
 
     template <class F>
-    void map(nb::handle slots, nb::handle out, F f) const {
+    nb::object map(nb::handle slots, nb::handle out, F f) const {
         const Array in = read_index(slots);
         check_slots(in);
+        const FreshIndex mapped(in.shape[0], out);
         auto* from = reinterpret_cast<const int64_t*>(in.data);
-        auto* to = memory_of<int64_t>(out, kInt64, in.shape[0], "out");
-        for (int64_t i = 0; i < in.shape[0]; ++i) to[i] = from[i] < 0 ? -1 : f(from[i]);
+        for (int64_t i = 0; i < in.shape[0]; ++i) mapped.data[i] = from[i] < 0 ? -1 : f(from[i]);
+        return mapped.object;
     }
 
     Array checked_slots(nb::handle slots) const {
@@ -738,12 +739,12 @@ void bind_ring(nb::module_& m) {
         .def("keep_touched", &RingMemory::keep_touched)
         .def_prop_ro("touched", &RingMemory::touched, nb::rv_policy::reference_internal)
         .def("stored", &RingMemory::stored)
-        .def("draw", &RingMemory::draw)
-        .def("ids", &RingMemory::ids)
-        .def("following", &RingMemory::following)
-        .def("ahead", &RingMemory::ahead)
-        .def("behind", &RingMemory::behind)
-        .def("locate", &RingMemory::locate)
+        .def("draw", &RingMemory::draw, nb::arg(), nb::arg(), nb::arg().none())
+        .def("ids", &RingMemory::ids, nb::arg(), nb::arg().none())
+        .def("following", &RingMemory::following, nb::arg(), nb::arg().none())
+        .def("ahead", &RingMemory::ahead, nb::arg(), nb::arg().none())
+        .def("behind", &RingMemory::behind, nb::arg(), nb::arg().none())
+        .def("locate", &RingMemory::locate, nb::arg(), nb::arg().none())
         .def("n_steps", &RingMemory::n_steps)
         .def("window", &RingMemory::window)
         .def("transitions", &RingMemory::transitions)

@@ -20,25 +20,24 @@ _unchecked: Any = getattr(TensorDict, "_new_unsafe", None)
 
 def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.Size], TensorDict]:
     """`assemble` for many batches of the same paths."""
-    if max(map(len, paths)) > 1:
-        return lambda leaves, batch_size: assemble(paths, leaves, batch_size)
+    if sum(map(len, paths)) > len(paths):
+        return lambda leaves, batch_size: assemble(dict(zip(paths, leaves, strict=True)), batch_size)
     names = [path[0] for path in paths]
-    return lambda leaves, batch_size: _level(dict(zip(names, leaves, strict=True)), batch_size)
+    # Without strict=: a keyword costs as much as the pairs.
+    return lambda leaves, batch_size: _level(dict(zip(names, leaves)), batch_size)  # noqa: B905
 
 
-def assemble(paths: Sequence[Path], leaves: Iterable[torch.Tensor], batch_size: torch.Size) -> TensorDict:
-    """A TensorDict of `leaves` under `paths`, nested where a path has several names."""
+def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> TensorDict:
+    """A TensorDict of `leaves`, nested where a path has several names."""
+    if sum(map(len, leaves)) == len(leaves):
+        return _level({path[0]: leaf for path, leaf in leaves.items()}, batch_size)
     tree: dict[str, Any] = {}
-    nested = False
-    for path, leaf in zip(paths, leaves, strict=True):
-        if len(path) == 1:
-            tree[path[0]] = leaf
-            continue
-        nested, node = True, tree
+    for path, leaf in leaves.items():
+        node = tree
         for name in path[:-1]:
             node = node.setdefault(name, {})
         node[path[-1]] = leaf
-    return _tensordict(tree, batch_size) if nested else _level(tree, batch_size)
+    return _tensordict(tree, batch_size)
 
 
 def _tensordict(tree: dict[str, Any], batch_size: torch.Size) -> TensorDict:

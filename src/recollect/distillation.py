@@ -229,7 +229,8 @@ class DistillationBuffer:
             ]
             if isinstance(schema.trees["action"], Field):
                 return leaves[0]
-            return assemble([schema.paths[i][1:] for i in schema.columns["action"]], leaves, torch.Size(lead))
+            paths = [schema.paths[i][1:] for i in schema.columns["action"]]
+            return assemble(dict(zip(paths, leaves, strict=True)), torch.Size(lead))
 
     # Reading
 

@@ -81,7 +81,8 @@ class Finals:
         ]
         if isinstance(self._schema.trees["obs"], Field):
             return leaves[0]
-        return assemble([self._schema.paths[i][1:] for i in columns], leaves, leaves[0].shape[:1])
+        paths = [self._schema.paths[i][1:] for i in columns]
+        return assemble(dict(zip(paths, leaves, strict=True)), leaves[0].shape[:1])
 
     def _nothing(self, field: Field) -> torch.Tensor:
         return torch.empty((0, *given_shape(field)), dtype=field.dtype, device=self._device)

@@ -110,7 +110,7 @@ class Mixture:
                 part["source",] = torch.full_like(index, source)
                 parts.append(part)
             leaves = _joined(parts)
-            return assemble(list(leaves), leaves.values(), leaves["index",].shape) if out is None else fill(out, leaves)
+            return assemble(leaves, leaves["index",].shape) if out is None else fill(out, leaves)
         except BaseException:
             for buffer, snapshot in before:
                 with buffer._lock:

@@ -552,9 +552,9 @@ class ReplayBuffer:
         """
         with self._lock:
             storage = self._storage
-            leaves = [*storage.columns, *storage.next_columns]
-            paths = [*storage.schema.paths, *storage.next_paths][: len(leaves)]
-            return assemble(paths, leaves, torch.Size((storage.ring.slots, storage.ring.num_envs)))
+            leaves = dict(zip(storage.schema.paths, storage.columns, strict=True))
+            leaves |= dict(zip(storage.next_paths, storage.next_columns, strict=False))  # none where they are shared
+            return assemble(leaves, torch.Size((storage.ring.slots, storage.ring.num_envs)))
 
     # Saving
 
@@ -638,7 +638,7 @@ def _instance(where: str, thing: Any, method: str) -> Any:
 
 
 def _assembled(leaves: Leaves) -> TensorDict:
-    return assemble(list(leaves), leaves.values(), leaves[("index",)].shape)
+    return assemble(leaves, leaves[("index",)].shape)
 
 
 def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:

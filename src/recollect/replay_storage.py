@@ -351,9 +351,10 @@ class ReplayStorage:
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         """Flat slots of rows, uniformly and with replacement [count]; the caller has checked that there are any."""
         if self.native is not None:
-            slots = torch.empty(count, dtype=torch.int64, device="cpu")
-            if self.native.draw(kernels.buffer_of(slots), random.capsule):
-                return slots
+            out = kernels.target(count)
+            drawn = self.native.draw(count, random.capsule, kernels.buffer_of(out))
+            if drawn is not None:
+                return drawn if out is None else out
         # One cumulative count answers for any layout of rows; it is kept until something is written.
         counts = self._counts
         if counts is None:
@@ -395,8 +396,9 @@ class ReplayStorage:
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         """The flat slots of row ids; -1 for rows that can no longer be drawn, an IndexError for ids never given."""
         if self.native is not None:
-            slots = torch.empty_like(ids)
-            wrong = self.native.locate(kernels.buffer_of(ids), kernels.buffer_of(slots))
+            out = kernels.target(len(ids))
+            found = self.native.locate(kernels.buffer_of(ids), kernels.buffer_of(out))
+            slots, wrong = found if out is None else out, found if isinstance(found, int) else -1
         else:
             slots, never = self.ring.locate(ids)
             # Elsewhere than on the host an id is taken on trust: looking would be a synchronisation.
@@ -407,9 +409,9 @@ class ReplayStorage:
         return slots
 
     def _mapped(self, kernel: str, slots: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(slots)
-        getattr(self.native, kernel)(kernels.buffer_of(slots), kernels.buffer_of(out))
-        return out
+        out = kernels.target(len(slots))
+        mapped = getattr(self.native, kernel)(kernels.buffer_of(slots), kernels.buffer_of(out))
+        return mapped if out is None else out
 
     def transitions(self, slots: torch.Tensor) -> dict[Path, torch.Tensor]:
         """Every field of the rows at flat slots, the observations that they led to, and their ids."""

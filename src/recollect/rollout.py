@@ -138,6 +138,7 @@ class RolloutBuffer:
             path for path, field in zip(schema.paths, schema.fields, strict=True) if isinstance(field, Carry)
         ]
         self._extra_names = schema.names[7:]
+        self._is_plain = schema.is_flat and not self._extra_names
         self._random = Randomness(seed)
         self._lock = lock_for(self)
         self._resetting = torch.zeros(num_envs or 1, dtype=torch.bool, device=self.device)
@@ -182,7 +183,11 @@ class RolloutBuffer:
             finals = None
             if final_obs is not None:
                 finals = self._finals.among(row, final_obs, self._cut_off(row, terminated, truncated))
-            self._write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
+            values = (obs, action, reward, terminated, truncated, value, log_prob)
+            if self._is_plain and not (extra or self._staged):  # a call costs more than the copy of a small step
+                self._storage.write(row, values)
+            else:
+                self._write(row, values, extra)
             self._commit(row, finals, value is not None)
 
     def add_step(
@@ -750,10 +755,10 @@ class RolloutBuffer:
     def _shared(self, steps: int, more: Mapping[Path, torch.Tensor]) -> TensorDict:
         self._storage.is_exposed = True
         columns = {**self._leaves(), **more}
-        leaves = [column[:steps] for column in columns.values()]
+        leaves = {path: column[:steps] for path, column in columns.items()}
         if self.num_envs is None:
-            leaves = [leaf.squeeze(1) for leaf in leaves]
-        return assemble(list(columns), leaves, torch.Size((steps, *self._storage.lead)))
+            leaves = {path: leaf.squeeze(1) for path, leaf in leaves.items()}
+        return assemble(leaves, torch.Size((steps, *self._storage.lead)))
 
     def env_major(self) -> TensorDict:
         """The rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
@@ -769,8 +774,8 @@ class RolloutBuffer:
 
     def _env_major(self, steps: int, columns: Mapping[Path, torch.Tensor]) -> TensorDict:
         self._storage.is_exposed = True
-        leaves = [column[: steps + 1].transpose(0, 1) for column in columns.values()]
-        return assemble(list(columns), leaves, torch.Size((self.num_envs or 1, steps + 1)))
+        leaves = {path: column[: steps + 1].transpose(0, 1) for path, column in columns.items()}
+        return assemble(leaves, torch.Size((self.num_envs or 1, steps + 1)))
 
     def __getitem__(self, name: str | Path) -> Any:
         """One field of the stored steps `[T, N, …]`, sharing the buffer's memory."""

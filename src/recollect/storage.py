@@ -63,7 +63,7 @@ class Storage:
         if self.is_exposed:
             self.follow()
         native = self._native
-        if native is not None and kernels.native() is not None:
+        if native is not None and kernels._active is not None:
             misfit = native.write(row, leaves, which)
             if misfit >= 0:
                 native.write(row, tuple(map(kernels.buffer_of, self._conformed(leaves, which))), which)

@@ -248,7 +248,7 @@ class ReplayService:
             if isinstance(self.plan.sampler, Prioritized):
                 before = sum(standing.drawn for standing in standings) + batch_size * len(batches)
                 leaves["weight",] = _weights(self.plan.sampler, draws, standings, before)
-            batch = assemble(list(leaves), leaves.values(), torch.Size((batch_size,)))
+            batch = assemble(leaves, torch.Size((batch_size,)))
             batches.append(batch if target is None else moved(batch, target))
         return batches
 

@@ -110,7 +110,7 @@ class Hindsight:
         """Give the steps [M, …] that are `changed` their new goal, and what reward and end come of it."""
         for path in (goal, ("next_obs", *goal[1:])):
             steps[path] = torch.where(_wide(changed, goals), goals, steps[path])
-        rows = assemble(list(steps), steps.values(), torch.Size((len(changed),)))
+        rows = assemble(steps, torch.Size((len(changed),)))
         results = self.fn(steps[("next_obs", *achieved[1:])], steps[goal], rows)
         if not isinstance(results, tuple) or len(results) != 2:
             remedy = "Return both."
