@@ -8,7 +8,7 @@ SANITIZERS := address undefined thread
 PINNED_torchrl := torchrl==0.14.1
 PINNED_agilerl := agilerl==2.58.0
 
-.PHONY: demo test test-long sanitize $(SANITIZERS:%=sanitize-%) bench conformance check format docs clean
+.PHONY: demo test test-long sanitize $(SANITIZERS:%=sanitize-%) bench conformance conformance-keep check format docs clean
 
 demo: .venv/installed
 	$(BIN)/recollect demo
@@ -36,6 +36,11 @@ bench: .venv/bench
 # Two libraries want another tensordict than the rest: each is asked in an environment of its own.
 conformance: .venv/bench .venv/torchrl .venv/agilerl
 	$(BIN)/recollect conformance --python .venv/torchrl/bin/python --python .venv/agilerl/bin/python
+
+# The table of the docs is that of the last run.
+conformance-keep:
+	cp runs/conformance/report.json docs/conformance.json
+	cp runs/conformance/report.md docs/conformance_table.md
 
 check: .venv/installed
 	$(BIN)/ruff format --check .

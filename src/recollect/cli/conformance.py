@@ -17,7 +17,7 @@ from recollect.conformance.case import Case
 from recollect.conformance.cases import CASES
 from recollect.conformance.page import page
 from recollect.conformance.peers.discovery import MODULES, discover
-from recollect.conformance.report import Progress, Report, ask
+from recollect.conformance.report import Progress, Report, ask, markdown
 from recollect.conformance.table import show
 from recollect.conformance.target import find
 
@@ -45,7 +45,7 @@ def register(commands: Any) -> None:
         "but not recollect. May be given again",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/conformance"), help="folder of report.json and report.html"
+        "--out", type=Path, default=Path("runs/conformance"), help="folder of report.json, .html and .md"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON and write nothing")
     parser.set_defaults(run=run)
@@ -123,4 +123,5 @@ def _write(folder: Path, report: Report, console: Console) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n", "utf-8")
     (folder / "report.html").write_text(page(report), "utf-8")
-    console.print(f"\nwritten: {folder / 'report.json'}, {folder / 'report.html'}", soft_wrap=True)
+    (folder / "report.md").write_text(markdown(report), "utf-8")
+    console.print(f"\nwritten: report.json, report.html and report.md in {folder}", soft_wrap=True)
