@@ -143,6 +143,9 @@ REPLAY: Calls = {
     "state_dict": lambda b: b.state_dict(),
     "load_state_dict": lambda b: b.load_state_dict(b.state_dict()),
     "save": lambda b: b.save(f"{FOLDER.name}/replay"),
+    "handle": lambda b: b.handle(),
+    "commit": lambda b: b.commit(),
+    "close": lambda b: b.close(),
     "check": lambda b: b.check(),
     "episodes": lambda b: list(b.episodes()),
     "nbytes": lambda b: b.nbytes,
@@ -269,5 +272,7 @@ def test_every_pair_of_calls_from_two_threads_returns(kind: str) -> None:
             if name in calls:
                 calls[name](one)
         errors = at_once(partial(calls[first], one), partial(calls[second], one), times=8)
+        if "close" in (first, second):
+            errors = [error for error in errors if "expected use before close()" not in str(error)]
         assert errors == [], f"{first} beside {second}"
     tell(f"D4: {kind}, {len(pairs)} pairs of calls returned")

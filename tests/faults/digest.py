@@ -10,7 +10,18 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-CACHES = {"_lock", "_readers", "_reader", "_counts", "_fitted", "_row_views", "_changes", "_build", "is_exposed"}
+CACHES = {
+    "_lock",
+    "_environments",
+    "_readers",
+    "_reader",
+    "_counts",
+    "_fitted",
+    "_row_views",
+    "_changes",
+    "_build",
+    "is_exposed",
+}
 """What is made anew from the rest, or means nothing to what is stored."""
 
 
