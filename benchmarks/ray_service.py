@@ -39,7 +39,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "image": {"shape": (84, 84, 4), "dtype": np.uint8, "capacity": 2_000, "block": 64, "batch": 32},
 }
 PENDING = 4
-"""Blocks that a client of a peer has under way; the service decides itself."""
+"""Calls that a client of a peer has under way; the service decides itself."""
 
 
 def block_of(size: dict[str, Any], env: int) -> dict[str, np.ndarray]:
@@ -70,12 +70,13 @@ def check(obs: Any, reward: Any, next_obs: Any) -> None:
 
 
 class Ours:
-    """The service, with one shard or several."""
+    """The service, with one shard or several; batches are asked for ahead, or one by one as they are needed."""
 
-    def __init__(self, size: dict[str, Any], shards: int) -> None:
+    def __init__(self, size: dict[str, Any], shards: int, ahead: bool = True) -> None:
+        self.ahead = ahead
         dtype = torch.from_numpy(np.empty(0, size["dtype"])).dtype
         self.service = ReplayService(
-            f"bench-{shards}",
+            f"bench-{shards}-{ahead}",
             size["capacity"],
             Field(size["shape"], dtype),
             6,
@@ -92,7 +93,7 @@ class Ours:
             return size["block"]
 
         def read() -> int:
-            batch = next(batches)
+            batch = next(batches) if self.ahead else service.sample(size["batch"])
             check(batch["obs"][:1], batch["reward"][:1], batch["next_obs"][:1])
             return size["batch"]
 
@@ -103,13 +104,17 @@ class Ours:
 
 
 class InActor:
-    """A peer's buffer in an actor: what there is of it is given by `Memory`, which is called through Ray."""
+    """A peer's buffer in an actor, with up to `reads` batches asked for before they are needed.
 
-    def __init__(self, size: dict[str, Any], memory: type) -> None:
+    One is what a plain actor's user writes; with more it is given what our `batches` does, one call a batch.
+    """
+
+    def __init__(self, size: dict[str, Any], memory: type, reads: int) -> None:
+        self.reads = reads
         self.actor: Any = ray.remote(num_cpus=0)(memory).remote(size)
 
     def client(self, env: int, size: dict[str, Any]) -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]]:
-        actor, block, pending = self.actor, block_of(size, env), deque[Any]()
+        actor, block, pending, coming = self.actor, block_of(size, env), deque[Any](), deque[Any]()
 
         def write() -> int:
             if len(pending) == PENDING:
@@ -118,7 +123,9 @@ class InActor:
             return size["block"]
 
         def read() -> int:
-            answer: Any = ray.get(actor.read.remote(size["batch"]))
+            while len(coming) < self.reads:
+                coming.append(actor.read.remote(size["batch"]))
+            answer: Any = ray.get(coming.popleft())
             batch = {name: torch.from_numpy(np.array(x)) for name, x in answer.items()}
             check(batch["obs"][:1], batch["reward"][:1], batch["next_obs"][:1])
             return size["batch"]
@@ -200,8 +207,10 @@ class TorchRL:
 
 CONTESTANTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "recollect, 1 shard": lambda size: Ours(size, 1),
+    "recollect, 1 shard, not ahead": lambda size: Ours(size, 1, ahead=False),
     "recollect, 2 shards": lambda size: Ours(size, 2),
-    "Stable-Baselines3 in an actor": lambda size: InActor(size, StableBaselines3),
+    "Stable-Baselines3 in an actor": lambda size: InActor(size, StableBaselines3, 1),
+    "the same, reads pipelined": lambda size: InActor(size, StableBaselines3, PENDING),
     "TorchRL RayReplayBuffer": TorchRL,
 }
 
