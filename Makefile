@@ -5,6 +5,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 SOURCES := $(shell find src csrc -name '*.py' -o -name '*.pyi' -o -name '*.cpp' -o -name '*.hpp') pyproject.toml CMakeLists.txt
 
 SANITIZERS := address undefined thread
+PINNED_torchrl := torchrl==0.14.1
+PINNED_agilerl := agilerl==2.58.0
 
 .PHONY: demo test test-long sanitize $(SANITIZERS:%=sanitize-%) bench conformance check format docs clean
 
@@ -14,8 +16,10 @@ demo: .venv/installed
 test: .venv/installed
 	$(BIN)/python -m pytest
 
+# Hours in full, and at its end what was tried and how long each part took. A part: make test-long PART=tests/faults/test_k_machines.py
+# RECOLLECT_A1_LONG=500 and the like (docs/reliability.md) make a part shorter.
 test-long: .venv/installed
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m long -v $(PART)
 
 # The native core built with a sanitizer, in build/sanitize-*: a planted mistake is reported, and the tests have none.
 sanitize: $(SANITIZERS:%=sanitize-%)
@@ -28,13 +32,18 @@ bench: .venv/bench
 	$(BIN)/python -m benchmarks.replay
 	$(BIN)/python -m benchmarks.sequences
 
-conformance: .venv/installed
-	$(BIN)/python -m pytest -k conformance -v
+# Two libraries want another tensordict than the rest: each is asked in an environment of its own.
+conformance: .venv/bench .venv/torchrl .venv/agilerl
+	$(BIN)/recollect conformance --python .venv/torchrl/bin/python --python .venv/agilerl/bin/python
 
 check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+docs: .venv/docs
+	$(BIN)/mkdocs build --strict
+	@echo "site/index.html"
 
 format: .venv/installed
 	$(BIN)/ruff format .
@@ -53,9 +62,17 @@ format: .venv/installed
 	$(PIP) nanobind
 	touch $@
 
+.venv/docs: .venv/installed
+	$(PIP) ".[docs]"
+	touch $@
+
 .venv/bench: .venv/installed
 	$(PIP) ".[bench]"
 	touch $@
+
+.venv/torchrl .venv/agilerl: .venv/%: .venv/python constraints.txt
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 gymnasium==1.4.0 rich $(PINNED_$*)
 
 clean:
 	rm -rf .venv build dist

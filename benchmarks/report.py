@@ -108,6 +108,12 @@ def write_json(path: Path, judged: list[tuple[Result, list[Line]]], about: dict[
     path.write_text(json.dumps({**about, "cases": cases}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def write_rates(path: Path, about: dict[str, Any], lines: list[dict[str, Any]]) -> None:
+    """Calls a second instead of seconds a call, with the same `about` at the top."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**about, "rates": lines}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def _case_json(result: Result, lines: list[Line]) -> dict[str, Any]:
     bar = BARS.get(result.case)
     return {

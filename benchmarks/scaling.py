@@ -23,7 +23,7 @@ from benchmarks.suite import RESULTS, contestant, describe, enter, file_name, re
 from benchmarks.timing import QUICK, Contestant, Effort, race
 from benchmarks.verify_replay import check_transitions, fill
 from recollect.conformance.peers import NotOffered, Peer, discover
-from recollect.memory import available_bytes
+from recollect.memory.space import available_bytes
 
 SUBJECT = "Plot how the cost of a replay buffer grows with its capacity and with the batch."
 CAPACITIES = tuple(10**power for power in range(3, 8))

@@ -5,11 +5,12 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "bindings.hpp"
-#include "fresh.hpp"
 #include "random.hpp"
+#include "sources.hpp"
 
 namespace nb = nanobind;
 
@@ -127,39 +128,18 @@ private:
     nb::object owner_;  // the tensors whose memory the columns are
 };
 
-// Reads items out of several arrays at once: `arrays[i]` is [items…, item shape…], seen as a flat list of items.
+// Reads items out of several arrays at once.
 class Gather {
 public:
-    Gather(nb::list arrays, std::vector<int> item_ndims, int64_t items) : items_(items), owner_(arrays) {
-        if (arrays.size() > kMostLeaves) throw std::invalid_argument("sources: too many");
-        for (size_t i = 0; i < arrays.size(); ++i) {
-            const Array array = read_or_throw(arrays[i], "source");
-            Source source{array.data, array.dtype, array.itemsize(), item_ndims[i] + 1, {}};
-            int64_t leading = 1;
-            for (int d = 0; d < array.ndim - item_ndims[i]; ++d) leading *= array.shape[d];
-            if (leading < items) throw std::invalid_argument("items: more than the source has");
-            for (int d = 0; d < item_ndims[i]; ++d) {
-                source.shape[d + 1] = array.shape[array.ndim - item_ndims[i] + d];
-                source.bytes *= source.shape[d + 1];
-            }
-            sources_.push_back(source);
-        }
-    }
+    Gather(nb::list arrays, std::vector<int> item_ndims, int64_t items)
+        : sources_(read_sources(arrays, item_ndims, items)), items_(items), owner_(arrays) {}
 
-    // Fresh tensors, one for each source, of the items index[start:stop]: [count, …], or with a `width` [count / width,
-    // width, …]. `padded`: an index of -1 gives zeros.
-    nb::list take(nb::handle index, int64_t start, int64_t stop, bool padded, int64_t width) const {
+    // Fresh tensors [count, …], one for each source, of the items index[start:stop]. `padded`: an index of -1 gives zeros.
+    nb::list take(nb::handle index, int64_t start, int64_t stop, bool padded) const {
         const int64_t* rows = checked(index, start, stop, padded);
         const int64_t count = stop - start;
-        if (width < 0 || (width && count % width)) throw std::invalid_argument("width: no divisor of the items");
         Fresh fresh;
-        for (const Source& source : sources_) {
-            int64_t shape[kMaxDims + 1] = {width ? count / width : count, width};
-            const int ndim = source.ndim + (width > 0);
-            std::memcpy(shape + (width ? 2 : 1), source.shape + 1, sizeof(int64_t) * (source.ndim - 1));
-            if (ndim > kMaxDims) throw std::invalid_argument("width: one axis too many");
-            fresh.add(source.dtype, ndim, shape);
-        }
+        for (const Source& source : sources_) source.plan(fresh, 1, &count);
         nb::list out = fresh.make();
         char* targets[kMostLeaves];
         for (size_t i = 0; i < sources_.size(); ++i) targets[i] = fresh.data(i);
@@ -174,8 +154,9 @@ public:
         char* targets[kMostLeaves];
         for (size_t i = 0; i < sources_.size(); ++i) {
             const Array array = read_or_throw(arrays[i], "out");
-            bool fits = array.dtype == sources_[i].dtype && array.ndim == sources_[i].ndim && array.shape[0] == stop - start;
-            for (int d = 1; fits && d < array.ndim; ++d) fits = array.shape[d] == sources_[i].shape[d];
+            const Source& source = sources_[i];
+            bool fits = array.dtype == source.dtype && array.ndim == source.ndim + 1 && array.shape[0] == stop - start;
+            for (int d = 0; fits && d < source.ndim; ++d) fits = array.shape[d + 1] == source.shape[d];
             if (!fits) throw std::invalid_argument("out: another shape or dtype than the source");
             targets[i] = array.data;
         }
@@ -183,14 +164,6 @@ public:
     }
 
 private:
-    struct Source {
-        char* data;
-        DataType dtype;
-        int64_t bytes;  // of an item
-        int ndim;       // of what is returned: [count, item shape…]
-        int64_t shape[kMaxDims];
-    };
-
     const int64_t* checked(nb::handle index, int64_t start, int64_t stop, bool padded) const {
         const Array array = read_index(index);
         if (start < 0 || stop < start || stop > array.shape[0]) throw std::out_of_range("start, stop");
@@ -212,13 +185,32 @@ private:
     nb::object owner_;
 };
 
+BitGenerator& generator_in(nb::handle capsule) {
+    auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
+    if (!random) throw nb::python_error();
+    return *random;
+}
+
 void shuffle_index(nb::handle index, nb::handle capsule) {
     const Array array = read_index(index);
     if (array.shape[0] >= (int64_t{1} << 32)) throw std::invalid_argument("index: 2^32 entries or more");
-    auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
-    if (!random) throw nb::python_error();
+    BitGenerator& random = generator_in(capsule);
     MaybeReleased released(array.shape[0] * 8);
-    shuffle(reinterpret_cast<int64_t*>(array.data), array.shape[0], *random);
+    shuffle(reinterpret_cast<int64_t*>(array.data), array.shape[0], random);
+}
+
+// A fresh tensor of 0 … count - 1, shuffled.
+nb::object permutation(int64_t count, nb::handle capsule) {
+    if (count >= (int64_t{1} << 32)) throw std::invalid_argument("count: 2^32 or more");
+    BitGenerator& random = generator_in(capsule);
+    Fresh fresh;
+    fresh.add(kInt64, 1, &count);
+    nb::object made = fresh.make()[0];
+    auto* numbers = reinterpret_cast<int64_t*>(fresh.data(0));
+    MaybeReleased released(count * 8);
+    std::iota(numbers, numbers + count, int64_t{0});
+    shuffle(numbers, count, random);
+    return made;
 }
 
 }  // namespace
@@ -231,11 +223,11 @@ void bind_columns(nb::module_& m) {
         .def("write", &Columns::write, nb::arg("row"), nb::arg("leaves"), nb::arg("which").none() = nb::none());
     nb::class_<Gather>(m, "Gather")
         .def(nb::init<nb::list, std::vector<int>, int64_t>())
-        .def("take", &Gather::take, nb::arg("index"), nb::arg("start"), nb::arg("stop"), nb::arg("padded") = false,
-             nb::arg("width") = 0)
+        .def("take", &Gather::take, nb::arg("index"), nb::arg("start"), nb::arg("stop"), nb::arg("padded") = false)
         .def("take_into", &Gather::take_into, nb::arg("index"), nb::arg("start"), nb::arg("stop"), nb::arg("out"),
              nb::arg("padded") = false);
     m.def("shuffle", &shuffle_index);
+    m.def("permutation", &permutation);
 }
 
 }  // namespace recollect

@@ -1,11 +1,12 @@
 // Fresh torch tensors, several at once.
 //
-// Making a tensor costs more than filling a small one. The tensors of a small batch therefore share one block of memory,
+// Making a tensor costs more than filling a small one. The small tensors of a batch therefore share one block of memory,
 // which lives as long as any of them; each has a storage of its own. Large ones are allocated by torch, one by one, so
 // that keeping the rewards of a batch does not keep its images.
 #pragma once
 #include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -17,7 +18,7 @@ class Fresh {
 public:
     // Plan one more tensor. Its memory is in `data(i)` once `make` has been called.
     void add(DataType dtype, int ndim, const int64_t* shape) {
-        Plan plan{dtype, ndim, {}, 0, nullptr};
+        Plan plan{dtype, ndim, {}, 0, false, nullptr};
         plan.bytes = dtype.bits / 8;
         for (int d = 0; d < ndim; ++d) {
             plan.shape[d] = shape[d];
@@ -26,20 +27,25 @@ public:
         }
         total_ += round_up(plan.bytes);
         if (total_ > kMostBytes) throw std::bad_alloc();
+        plan.shared = shared_bytes_ + round_up(plan.bytes) <= kSharedBytes;
+        if (plan.shared) {
+            ++shared_;
+            shared_bytes_ += round_up(plan.bytes);
+        }
         plans_.push_back(plan);
     }
 
     nanobind::list make() {
         nanobind::list out;
-        Block* block = total_ <= kSharedBytes && !plans_.empty() ? Block::make(plans_.size(), total_) : nullptr;
-        char* next = block ? block->memory(plans_.size()) : nullptr;
-        for (size_t i = 0; i < plans_.size(); ++i) {
-            Plan& plan = plans_[i];
+        const std::unique_ptr<Block, Block::Drop> block(shared_ ? Block::make(shared_, shared_bytes_) : nullptr);
+        char* next = block ? block->memory(shared_) : nullptr;
+        size_t entry = 0;
+        for (Plan& plan : plans_) {
             PyObject* tensor = nullptr;
-            if (block) {
+            if (plan.shared) {
                 plan.data = next;
                 next += round_up(plan.bytes);
-                tensor = border().adopt(block->describe(i, plan.data, plan.dtype, plan.ndim, plan.shape));
+                tensor = border().adopt(block->describe(entry++, plan.data, plan.dtype, plan.ndim, plan.shape));
             } else {
                 tensor = border().empty(plan.dtype, plan.ndim, plan.shape, &plan.data);
             }
@@ -50,6 +56,7 @@ public:
     }
 
     char* data(size_t i) const { return plans_[i].data; }
+    int64_t bytes() const { return total_; }
 
 private:
     static constexpr int64_t kSharedBytes = 1 << 17;
@@ -62,6 +69,7 @@ private:
         int ndim;
         int64_t shape[kMaxDims];
         int64_t bytes;
+        bool shared;
         char* data;
     };
 
@@ -82,9 +90,15 @@ private:
             void* memory = std::aligned_alloc(64, static_cast<size_t>(round_up(size)));
             if (!memory) throw std::bad_alloc();
             auto* block = new (memory) Block{};
-            block->alive = static_cast<int64_t>(count);
+            block->alive = 1;  // the maker's, until every tensor has its own
             return block;
         }
+
+        struct Drop {
+            void operator()(Block* block) const {
+                if (block->alive.fetch_sub(1, std::memory_order_acq_rel) == 1) std::free(block);
+            }
+        };
 
         Entry* entries() { return reinterpret_cast<Entry*>(reinterpret_cast<char*>(this) + kHeader); }
 
@@ -101,17 +115,16 @@ private:
                 stride *= shape[d];
             }
             entry.tensor = {{1, 0}, this, release, 0, {data, {dlpack::kCPU, 0}, ndim, dtype, entry.shape, entry.strides, 0}};
+            alive.fetch_add(1, std::memory_order_relaxed);
             return &entry.tensor;
         }
 
-        static void release(dlpack::ManagedTensor* tensor) {
-            auto* block = static_cast<Block*>(tensor->context);
-            if (block->alive.fetch_sub(1, std::memory_order_acq_rel) == 1) std::free(block);
-        }
+        static void release(dlpack::ManagedTensor* tensor) { Drop{}(static_cast<Block*>(tensor->context)); }
     };
 
     std::vector<Plan> plans_;
-    int64_t total_ = 0;
+    size_t shared_ = 0;
+    int64_t shared_bytes_ = 0, total_ = 0;
 };
 
 }  // namespace recollect

@@ -81,6 +81,7 @@ public:
         ring_.next_step = next_step;
         const int64_t envs = ring_.envs;
         ring_.kind = memory_of<uint8_t>(state[0], kUInt8, ring_.slots * envs, "kind");
+        touched_.kind = ring_.kind;
         ring_.first = memory_of<uint8_t>(state[1], kBool, ring_.slots * envs, "first");
         ring_.head = memory_of<int64_t>(state[2], kInt64, envs, "head");
         ring_.open = memory_of<uint8_t>(state[3], kBool, envs, "open");
@@ -116,7 +117,7 @@ public:
         }
         for (size_t o = 0; o < observed_.size() && !blocks; ++o)
             if (overlap(o)) return static_cast<int64_t>(leaves_.size() + o);
-        touched_.clear();
+        touched_.slots.clear();
         const int64_t bad = check_stacks(steps, envs);
         if (bad != -1) return bad;
         const Emptied emptied{given_};
@@ -130,12 +131,7 @@ public:
 
     void keep_touched(bool on) { keep_touched_ = on; }
 
-    // The slots whose kind the last write changed to or from "transition", for samplers that keep something a slot.
-    void touched(nb::handle out) const {
-        std::memcpy(memory_of<int64_t>(out, kInt64, touched_count(), "out"), touched_.data(), touched_.size() * 8);
-    }
-
-    int64_t touched_count() const { return static_cast<int64_t>(touched_.size()); }
+    Touched& touched() { return touched_; }
 
     int64_t stored() const {
         int64_t sum = 0;
@@ -568,7 +564,7 @@ private:
             reset[static_cast<size_t>(i)] = ring_.next_step && (i < envs ? ring_.resetting[env] : !start && ended(i - envs));
             if (reset[static_cast<size_t>(i)]) continue;  // its observation is not stored
             const bool joined = i < envs ? ring_.open[env] && continuous(ring_.at(ring_.head[env], env), i)
-                                         : !start && joins(i, envs);
+                                         : !start && !ended(i - envs) && joins(i, envs);
             // What follows a reset row is found where that row led to, too, though its stack starts anew.
             joined_[static_cast<size_t>(i)] = joined || (start && joins(i, envs));
             if (!joined) {
@@ -591,7 +587,6 @@ private:
 
     // Inside a block: step i starts where step i - envs led to.
     bool joins(int64_t i, int64_t envs) const {
-        if (ended(i - envs)) return false;
         for (size_t o = 0; o < observed_.size(); ++o) {
             const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
             if (std::memcmp(item(static_cast<size_t>(observed_[o]), leaf.given_bytes, i),
@@ -624,7 +619,7 @@ private:
             const char* given = item(static_cast<size_t>(o), leaf.bytes, first);
             if (open && std::memcmp(leaf.column + flat * leaf.bytes, given, bytes) != 0) return false;
         }
-        std::vector<int64_t>* touched = keep_touched_ ? &touched_ : nullptr;
+        std::vector<int64_t>* touched = keep_touched_ ? &touched_.slots : nullptr;
         for (int64_t e = 0; e < envs; ++e) ring_.begin(e);
         for (int64_t e = 0; e < envs && !open; ++e) ring_.advance(row, e, touched);
         for (int64_t e = 0; e < envs; ++e) ring_.advance(row + 1, e, touched);
@@ -660,7 +655,7 @@ private:
     }
 
     void write_one(int64_t env, int64_t i) {
-        std::vector<int64_t>* touched = keep_touched_ ? &touched_ : nullptr;
+        std::vector<int64_t>* touched = keep_touched_ ? &touched_.slots : nullptr;
         const bool reset = ring_.next_step && ring_.resetting[env];
         int64_t row = ring_.head[env];
         bool open = ring_.open[env];
@@ -717,7 +712,7 @@ private:
     std::vector<char*> next_columns_;
     std::vector<Given> given_;
     std::vector<int64_t> env_index_;
-    std::vector<int64_t> touched_;
+    Touched touched_;
     std::vector<uint8_t> joined_;        // of stacks: which steps of this call go on where the one before led to
     mutable std::vector<char> rebuilt_;  // a stack, for comparison
     bool keep_touched_ = false;
@@ -730,6 +725,7 @@ private:
 
 void bind_ring(nb::module_& m) {
     m.attr("MOST_FRAMES") = kMostFrames;
+    nb::class_<Touched>(m, "Touched").def_ro("slots", &Touched::slots);
     nb::class_<RingMemory>(m, "RingMemory")
         .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::tuple, nb::object, nb::object, int64_t, bool, bool, int, int, int>(),
              nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
@@ -740,8 +736,7 @@ void bind_ring(nb::module_& m) {
         .def("fetch", &RingMemory::fetch)
         .def_static("write_behind", &write_behind)
         .def("keep_touched", &RingMemory::keep_touched)
-        .def("touched", &RingMemory::touched)
-        .def("touched_count", &RingMemory::touched_count)
+        .def_prop_ro("touched", &RingMemory::touched, nb::rv_policy::reference_internal)
         .def("stored", &RingMemory::stored)
         .def("draw", &RingMemory::draw)
         .def("ids", &RingMemory::ids)

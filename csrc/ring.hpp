@@ -18,6 +18,12 @@ enum Kind : uint8_t {
     kHistory = 4,     // a transition too old to be drawn, kept for the frame stacks of younger ones
 };
 
+// The slots whose kind the last write changed to or from "transition", for samplers that keep something a slot.
+struct Touched {
+    std::vector<int64_t> slots;
+    const uint8_t* kind;
+};
+
 struct Ring {
     int64_t slots, envs;
     int64_t alive;    // how many of the newest rows may be drawn, the pending one counted

@@ -125,17 +125,14 @@ public:
         return values.dtype == kFloat32 ? update_from<float>(index, values, alpha, eps) : nb::object(nb::none());
     }
 
-    // Set leaves to `mass` where their slot holds a transition by now, else to zero.
-    bool mark(nb::handle leaves, nb::handle kinds, double mass) {
-        Array index, held;
-        if (!vector_of(leaves, kInt64, index) || !vector_of(kinds, kUInt8, held)) return false;
-        const int64_t* rows = in_bounds(index);
-        if (!in_range(rows, index.shape[0], held.shape[0])) throw std::out_of_range("leaf: no slot");
-        std::vector<double> values(static_cast<size_t>(index.shape[0]));
-        for (size_t i = 0; i < values.size(); ++i) values[i] = held.data[rows[i]] == kTransition ? mass : 0.0;
-        MaybeReleased released(index.shape[0] * kBytesTouched);
-        tree_.set(rows, values.data(), 1, index.shape[0]);
-        return true;
+    // Set the leaves of the slots that were touched to `mass` where they hold a transition by now, else to zero.
+    void mark(const Touched& touched, double mass) {
+        const auto count = static_cast<int64_t>(touched.slots.size());
+        if (!in_range(touched.slots.data(), count, tree_.num_leaves(), 0)) throw std::out_of_range("leaf: no slot");
+        std::vector<double> values(touched.slots.size());
+        for (size_t i = 0; i < values.size(); ++i) values[i] = touched.kind[touched.slots[i]] == kTransition ? mass : 0.0;
+        MaybeReleased released(count * kBytesTouched);
+        tree_.set(touched.slots.data(), values.data(), 1, count);
     }
 
     double total() const { return tree_.total(); }

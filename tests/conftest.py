@@ -8,8 +8,26 @@ from contextlib import nullcontext
 import pytest
 
 from recollect import kernels
+from tests.totals import taken
 
 BACKENDS = {"native": nullcontext, "torch": kernels.force_torch, "no_exchange": kernels.without_exchange}
+
+
+_totals: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep what a test has told, with the time it took."""
+    if report.when == "call":
+        _totals.extend(f"{line} [{report.outcome}, {report.duration:.1f} s]" for line in taken())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what was tried: faults, inputs, kills, and the places that they hit."""
+    if _totals:
+        terminalreporter.section("what was tried")
+        for line in _totals:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(params=BACKENDS)

@@ -1,101 +1,17 @@
-"""An environment whose every number says where it comes from, and the transitions it must give."""
+"""The scripted environment of the conformance cases, under the name that tests import it by."""
 
-from __future__ import annotations
+from recollect.conformance.scripted import (
+    Script,
+    Scripted,
+    ScriptedDict,
+    Transition,
+    act,
+    critic,
+    step_and_reset,
+    transitions,
+    vector,
+)
 
-from dataclasses import dataclass
-from typing import Any
-
-import gymnasium as gym
-import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-
-Script = tuple[tuple[int, str], ...]
-"""The episodes of an environment: (length, "terminated" or "truncated" or "both"), one after the other, then again."""
-
-
-class Scripted(gym.Env[np.ndarray, Any]):
-    """Observation (environment, episode, step); reward 100·environment + 10·episode + step."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    action_space = gym.spaces.Discrete(1000)
-
-    def __init__(self, env: int, script: Script) -> None:
-        self.env, self.script = env, script
-        self.episode, self.step_count = -1, 0
-
-    def _obs(self) -> np.ndarray:
-        return np.array([self.env, self.episode, self.step_count], np.float32)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        self.episode, self.step_count = self.episode + 1, 0
-        return self._obs(), {}
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        length, end = self.script[self.episode % len(self.script)]
-        reward = 100.0 * self.env + 10 * self.episode + self.step_count
-        self.step_count += 1
-        ended = self.step_count == length
-        return self._obs(), reward, ended and end != "truncated", ended and end != "terminated", {}
-
-
-class ScriptedDict(gym.ObservationWrapper[dict[str, Any], Any, np.ndarray]):
-    """The same with a dict observation that has a tuple in it."""
-
-    def __init__(self, env: Scripted) -> None:
-        super().__init__(env)
-        box, count = Scripted.observation_space, gym.spaces.Box(0, 255, (1,), np.uint8)
-        self.observation_space = gym.spaces.Dict(state=box, pair=gym.spaces.Tuple((count, count)))
-
-    def observation(self, observation: np.ndarray) -> dict[str, Any]:
-        episode, step = observation[1:2].astype(np.uint8), observation[2:3].astype(np.uint8)
-        return {"state": observation, "pair": (episode, step)}
-
-
-@dataclass(frozen=True)
-class Transition:
-    obs: tuple[float, ...]
-    action: int
-    reward: float
-    terminated: bool
-    truncated: bool
-    next_obs: tuple[float, ...]
-
-
-def act(obs: np.ndarray) -> np.ndarray:
-    """A policy that can be read off: action = 10·episode + step."""
-    return (10 * obs[..., 1] + obs[..., 2]).astype(np.int64)
-
-
-def critic(obs: np.ndarray) -> np.ndarray:
-    """A value that no two observations share."""
-    return (obs @ np.array([7.0, 3.0, 0.5])).astype(np.float32)
-
-
-def transitions(env: int, script: Script, count: int) -> list[Transition]:
-    """What happens in one environment, by hand: no vector, no autoreset."""
-    world, found = Scripted(env, script), []
-    obs, _ = world.reset()
-    while len(found) < count:
-        action = int(act(obs))
-        next_obs, reward, terminated, truncated, _ = world.step(action)
-        found.append(Transition(tuple(obs), action, reward, terminated, truncated, tuple(next_obs)))
-        obs = world.reset()[0] if terminated or truncated else next_obs
-    return found
-
-
-def vector(scripts: list[Script], mode: AutoresetMode) -> SyncVectorEnv:
-    makers = [lambda n=n, script=script: Scripted(n, script) for n, script in enumerate(scripts)]
-    return SyncVectorEnv(makers, autoreset_mode=mode)
-
-
-def step_and_reset(envs: Any, action: np.ndarray) -> tuple[Any, np.ndarray]:
-    """One step, and the observation to act on next; under DISABLED the ended environments are reset by hand."""
-    step = envs.step(action)
-    obs, ended = step[0], step[2] | step[3]
-    if envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED and ended.any():
-        # The vector environment may hand out the memory that it is about to overwrite.
-        step = (obs.copy(), *step[1:])
-        obs, _ = envs.reset(options={"reset_mask": ended})
-    return step, obs
+__all__ = [
+    "Script", "Scripted", "ScriptedDict", "Transition", "act", "critic", "step_and_reset", "transitions", "vector",
+]  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect import Field, SchemaError
+from recollect import Field, Prioritized, ReplayBuffer, SchemaError
 from recollect.border import conform
 from recollect.schema import DTYPES
 
@@ -119,3 +119,9 @@ def test_one_environment_without_an_axis_takes_numbers() -> None:
     assert conform("x", Field(), 1, (), CPU).tolist() == 1.0
     with pytest.raises(SchemaError, match=r"shape \(\), got \(1,\)"):
         conform("x", Field(), [1.0], (), CPU)
+
+
+def test_no_ids_at_all_are_ids_of_no_rows() -> None:
+    replay = ReplayBuffer(8, 1, (), sampler=Prioritized())
+    replay.add([0.0], 0.0, 0.0, False, False, [1.0])
+    assert replay.update_priority(np.arange(3)[np.zeros(3, np.bool_)], np.zeros(0)) == 0

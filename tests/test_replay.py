@@ -138,6 +138,17 @@ class TestWriting:
         rows = replay[torch.tensor([0, 2])]
         assert rows["reward"].tolist() == [0.0, 2.0]
 
+    def test_what_was_accepted_once_does_not_vouch_for_what_only_equals_it(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(90, obs=1, action=(), num_envs=3)
+        step = ([[1.0]], [0.0], [0.0], [False], [False], [[2.0]])
+        for _ in range(2):
+            for right in ([1], np.array([1]), torch.tensor([1], dtype=torch.int32)):
+                replay.add(*step, env_ids=right)
+            for wrong in ([True], np.array([True]), [1.0], np.array([[1]]), torch.tensor(1)):
+                with pytest.raises(rc.SchemaError, match="env_ids"):
+                    replay.add(*step, env_ids=wrong)
+        assert len(replay) == 6
+
     def test_cut_separates_what_would_have_been_one_episode(self, backend: str) -> None:
         replay = fill(3)
         replay.cut()
@@ -454,6 +465,16 @@ class TestFailing:
         with pytest.raises(rc.SchemaError, match="a stack of"):
             replay.extend(block([[5, 6], [6, 7], [1, 1.5]], [[6, 7], [7, 8], [1.5, 9]]))
         assert [row["obs"].tolist() for row in replay.episodes()] == before
+
+    def test_a_flag_of_a_row_that_only_resets_ends_nothing_in_a_block_of_stacks(self, backend: str) -> None:
+        replay = rc.ReplayBuffer(8, obs=rc.Stacked(rc.Field(()), 2), action=(), autoreset="NEXT_STEP")
+        ends = np.array([True, True, False])  # an end, the row that resets (with a flag of its own), a step
+        frames = {"obs": [[1, 1], [1, 2], [3, 3]], "next_obs": [[1, 2], [3, 3], [3, 4]]}
+        arrays = {name: np.array(stacks, np.float32) for name, stacks in frames.items()}
+        numbers = {"action": np.zeros(3), "reward": np.arange(3.0), "terminated": ends, "truncated": ends & False}
+        replay.extend(arrays | numbers)
+        assert replay.ids().tolist() == [0, 2]
+        assert replay[[2]]["obs"].tolist() == [[3, 3]]
 
     def test_defaults_of_torch_do_not_matter(self) -> None:
         replay = fill(9, sampler=rc.Prioritized())

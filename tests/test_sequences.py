@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 import recollect as rc
 from recollect import kernels
 from tests import scripted
+from tests.conftest import BACKENDS
 from tests.reference import sequences as reference
 
 MODES = ("chunked", "overlap", "every")
@@ -93,8 +94,8 @@ class TestWhichSteps:
         rollout = filled(ended, autoreset=AutoresetMode.NEXT_STEP if next_step else None)
         mask = rollout.data["mask"]
         expected = reference.sequences(ends_of(rollout), mask, length, mode, split, keep_tail)
-        for forced in (False, True):
-            with kernels.force_torch() if forced else kernels.without_exchange():
+        for backend in BACKENDS.values():
+            with backend():
                 (batch,) = rollout.sequences(
                     length, mode=mode, split_episodes=split, keep_tail=keep_tail, shuffle=False
                 )
@@ -359,20 +360,36 @@ class TestSparseCarry:
 @pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
 def test_the_native_border_checks_what_it_is_given() -> None:
     native = kernels.native()
-    ends, (order, start, count) = torch.zeros(3, 2, dtype=torch.bool), torch.zeros(3, 6, dtype=torch.int64)
+    ends, starting = torch.zeros(3, 2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
     for length, stride in ((-1, 1), (2, 0), (1, 2), (1, 2**63 - 1)):
         with pytest.raises(ValueError, match="length, stride: out of range"):
-            native.find_sequences(ends, ends, None, length, stride, True, True, order, start, count)
-    with pytest.raises(ValueError, match="count: wrong shape"):
-        native.find_sequences(ends, ends, None, 2, 2, True, True, order, start, count[:5])
-    ones, which = torch.ones(4, dtype=torch.int64), torch.arange(4)
-    out = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool), torch.empty(4, dtype=torch.int64)
-    with pytest.raises(MemoryError):
-        native.sequence_rows(which, which, ones, which, 2**62, out)  # 4 · 2⁶² wraps to none
-    with pytest.raises(ValueError, match="length: below"):
-        native.sequence_rows(which, which, ones, which, 0, None)
+            native.SequenceIndex(3, ends, ends, None, starting, length, stride, True, True)
+    for bad in ((ends[:2], None, starting), (ends, ends[:2], starting), (ends, None, starting[:1])):
+        with pytest.raises(ValueError, match="wrong shape"):
+            native.SequenceIndex(3, ends, *bad, 2, 2, True, True)
+    for steps in (-1, 4):
+        with pytest.raises(IndexError, match="steps"):
+            native.SequenceIndex(steps, ends, ends, None, starting, 2, 2, True, True)
+    index = native.SequenceIndex(3, ends, ends, None, starting, 2, 2, True, True)
+    assert (len(index), index.longest) == (4, 2)
+    obs, rows, which = torch.zeros(3, 2, 5), torch.arange(6), torch.arange(4)
+    steps, hidden = ([obs], [1]), ([obs], [1], [rows])
+    for length, read, carried, message in (
+        (1, steps, hidden, "length: below the longest"),
+        (2, ([obs[:2]], [1]), hidden, "items: more than the source has"),
+        (2, ([obs], []), hidden, "sources: another number of axes"),
+        (2, steps, ([obs], [1], []), "kept: one for each"),
+        (2, steps, ([obs], [1], [rows[:5]]), "kept: fewer than there are rows"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            native.SequenceGather(index, length, "batch_first", *read, *carried)
     for bad in (which + 1, which - 1):
-        with pytest.raises(IndexError):
-            native.sequence_rows(which, which, ones, bad, 1, None)
-        with pytest.raises(IndexError):
-            native.sequence_rows(which, bad, ones, which, 1, None)
+        with pytest.raises(IndexError, match="which"):
+            native.SequenceGather(index, 2, "packed", *steps, *hidden).take(bad, 0, 4)
+    for start, stop in ((-1, 2), (0, 5), (2, 2), (3, 2)):
+        with pytest.raises(IndexError, match="start, stop"):
+            native.SequenceGather(index, 2, "packed", *steps, *hidden).take(which, start, stop)
+    with pytest.raises(IndexError, match="kept"):
+        native.SequenceGather(index, 2, "time_first", *steps, [obs], [1], [rows + 1]).take(which, 0, 4)
+    with pytest.raises(MemoryError):
+        native.SequenceGather(index, 2**62, "batch_first", *steps, *hidden).take(which, 0, 4)  # 4 · 2⁶² wraps to none

@@ -2,7 +2,7 @@
 
 from recollect import kernels
 from recollect.checkpoint import load
-from recollect.concurrent import connect
+from recollect.concurrent import RateLimit, connect, prefetch
 from recollect.distillation import DistillationBuffer
 from recollect.errors import (
     BufferFullError,
@@ -25,11 +25,13 @@ from recollect.estimators import (
     normalize,
     vtrace,
 )
+from recollect.inspector import inspect
 from recollect.memory import Memory
+from recollect.mixture import Mixture
 from recollect.norm import RunningNorm
 from recollect.replay import ReplayBuffer
 from recollect.rollout import RolloutBuffer
-from recollect.samplers import Prioritized, Uniform, WithoutReplacement
+from recollect.samplers import Counted, Prioritized, Uniform, WithoutReplacement
 from recollect.schema import Carry, Field, Stacked
 from recollect.stats import EpisodeStats
 from recollect.views import Hindsight, NStep, Sequence, Transition
@@ -41,6 +43,7 @@ __all__ = [
     "Carry",
     "CheckpointError",
     "CorruptCheckpoint",
+    "Counted",
     "DistillationBuffer",
     "EpisodeStats",
     "Field",
@@ -48,11 +51,13 @@ __all__ = [
     "IncompatibleCheckpoint",
     "InvariantError",
     "Memory",
+    "Mixture",
     "NStep",
     "NoCheckpoint",
     "NotReadyError",
     "Prioritized",
     "PriorityError",
+    "RateLimit",
     "ReplayBuffer",
     "RolloutBuffer",
     "RunningNorm",
@@ -67,10 +72,12 @@ __all__ = [
     "explained_variance",
     "gae",
     "group_advantage",
+    "inspect",
     "kernels",
     "lambda_return",
     "load",
     "n_step_return",
     "normalize",
+    "prefetch",
     "vtrace",
 ]

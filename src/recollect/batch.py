@@ -20,10 +20,10 @@ _unchecked: Any = getattr(TensorDict, "_new_unsafe", None)
 
 def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.Size], TensorDict]:
     """`assemble` for many batches of the same paths."""
-    if _unchecked is None or any(len(path) > 1 for path in paths):
+    if max(map(len, paths)) > 1:
         return lambda leaves, batch_size: assemble(paths, leaves, batch_size)
     names = [path[0] for path in paths]
-    return lambda leaves, batch_size: _unchecked(source=dict(zip(names, leaves, strict=True)), batch_size=batch_size)
+    return lambda leaves, batch_size: _level(dict(zip(names, leaves, strict=True)), batch_size)
 
 
 def assemble(paths: Sequence[Path], leaves: Iterable[torch.Tensor], batch_size: torch.Size) -> TensorDict:
@@ -38,35 +38,36 @@ def assemble(paths: Sequence[Path], leaves: Iterable[torch.Tensor], batch_size: 
         for name in path[:-1]:
             node = node.setdefault(name, {})
         node[path[-1]] = leaf
-    if nested or _unchecked is None:
-        return _tensordict(tree, batch_size)
-    return _unchecked(source=tree, batch_size=batch_size)
+    return _tensordict(tree, batch_size) if nested else _level(tree, batch_size)
 
 
 def _tensordict(tree: dict[str, Any], batch_size: torch.Size) -> TensorDict:
     for name, value in tree.items():
         if type(value) is dict:
             tree[name] = _tensordict(value, batch_size)
+    return _level(tree, batch_size)
+
+
+def _level(tree: dict[str, Any], batch_size: torch.Size) -> TensorDict:
     if _unchecked is None:
         return TensorDict(tree, batch_size=batch_size)
-    return _unchecked(source=tree, batch_size=batch_size)
+    return _unchecked(source=tree, batch_size=batch_size, nested=False)
 
 
-def selected(
-    everything: Sequence[tuple[Path, torch.Tensor]], fields: Iterable[str | Path] | None
-) -> tuple[list[Path], list[torch.Tensor]]:
+def selected(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
     """The leaves that `fields` names (whole names or paths to leaves), or all of them."""
     if fields is None:
-        chosen = list(everything)
-    else:
-        wanted = [(field,) if isinstance(field, str) else tuple(field) for field in fields]
-        known = {path[:depth] for path, _ in everything for depth in range(1, len(path) + 1)}
-        for path in wanted:
-            if path not in known:
-                names = ", ".join(sorted({path[0] for path, _ in everything}))
-                raise SchemaError(explain("fields", f"names of {names}", ".".join(path), "Name stored fields only."))
-        chosen = [(path, leaf) for path, leaf in everything if any(path[: len(head)] == head for head in wanted)]
-    return [path for path, _ in chosen], [leaf for _, leaf in chosen]
+        return leaves
+    wanted = {(field,) if isinstance(field, str) else tuple(field) for field in fields}
+    chosen = {
+        path: leaf
+        for path, leaf in leaves.items()
+        if path in wanted or any(path[:depth] in wanted for depth in range(1, len(path)))
+    }
+    for unknown in wanted - {path[:depth] for path in chosen for depth in range(1, len(path) + 1)}:
+        names = ", ".join(sorted({path[0] for path in leaves}))
+        raise SchemaError(explain("fields", f"names of {names}", ".".join(unknown), "Name stored fields only."))
+    return chosen
 
 
 def fill(out: TensorDict, leaves: Mapping[Path, torch.Tensor]) -> TensorDict:

@@ -60,7 +60,8 @@ def row_ids(index: Any, device: torch.device) -> torch.Tensor:
     if ids.ndim != 1 or ids.dtype != torch.int64:
         got = f"{ids.dtype} of shape {tuple(ids.shape)}"
         raise SchemaError(explain("index", "int64 in one axis", got, "Pass batch['index']."))
-    return ids.contiguous()
+    # No numbers may lie at any stride, which the native core minds.
+    return ids.contiguous() if len(ids) else ids.new_empty(0)
 
 
 def _fits(field: Field, value: Any, shape: tuple[int, ...], device: torch.device) -> bool:
@@ -114,6 +115,36 @@ def environments(env_ids: Any, num_envs: int | None, device: torch.device) -> to
     if ids.min() < 0 or ids.max() >= num_envs:
         raise IndexError(explain("env_ids", f"environments 0 to {num_envs - 1}", env_ids, "Number them from 0."))
     return torch.as_tensor(ids.astype(np.int64), device=device)
+
+
+class Environments:
+    """`environments` for callers who name the same ones step after step: what was found right is remembered."""
+
+    def __init__(self, num_envs: int | None, device: torch.device) -> None:
+        self._num_envs, self._device = num_envs, device
+        self._known: dict[Any, torch.Tensor] = {}
+
+    def __call__(self, env_ids: Any) -> torch.Tensor:
+        key = _key(env_ids)
+        found = self._known.get(key)
+        if found is None:
+            found = environments(env_ids, self._num_envs, self._device)
+            if key is not None and len(self._known) < _MOST_KNOWN:
+                self._known[key] = found
+        return found
+
+
+_MOST_KNOWN = 256
+
+
+def _key(env_ids: Any) -> Any:
+    """What tells sets of environments apart; None where that costs more than to look again."""
+    if type(env_ids) is torch.Tensor and env_ids.is_cpu and not env_ids.requires_grad:
+        env_ids = env_ids.numpy()
+    if type(env_ids) is np.ndarray and len(env_ids.shape) == 1:
+        return env_ids.dtype.char, env_ids.tobytes()
+    # True is equal to 1, but is no number of an environment.
+    return tuple(env_ids) if type(env_ids) is list and all(type(env) is int for env in env_ids) else None
 
 
 def restored(where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from recollect.errors import SchemaError, explain
 from recollect.invariants.require import require, require_all, require_form
 from recollect.kernels.sequence_index import Cuts
+from recollect.kernels.sequence_reader import Carried
 from recollect.schema import Carry, Schema
 
 
@@ -58,9 +59,16 @@ class SparseCarries:
         return {"in_episode": self._in_episode, "in_rollout": self._in_rollout, **kept}
 
     def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Go on from what was saved."""
+        """Go on from what was saved. A ValueError says what cannot be."""
         if not self.columns:
             return
+        own = self.saved()
+        forms = [{name: (x.dtype, x.ndim, x.shape[1:]) for name, x in arrays.items()} for arrays in (saved, own)]
+        places = {name: len(x) for name, x in saved.items() if name.startswith("in_")}
+        if forms[0] != forms[1] or set(places.values()) != {len(self._in_episode)}:
+            raise ValueError(f"carries: expected arrays like {forms[1]}, got {forms[0]}")
+        for column, kept in self._kept.items():
+            kept.refuse(saved[f"{column}.rows"], saved[f"{column}.values"])
         for name in ("in_episode", "in_rollout"):
             getattr(self, f"_{name}").copy_(saved[name])
         for column, kept in self._kept.items():
@@ -94,9 +102,9 @@ class SparseCarries:
                 remedy = "Take another length or mode, or declare Carry(every=1)."
                 raise SchemaError(explain(where, expected, f"every {cuts.stride} steps", remedy))
 
-    def at(self, column: int, rows: torch.Tensor) -> torch.Tensor:
-        """A leaf at flat rows where sequences start [B, …]."""
-        return self._kept[column].at(rows)
+    def kept(self, column: int) -> Carried:
+        """A leaf of the rows where sequences start."""
+        return self._kept[column].carried()
 
 
 class _Kept:
@@ -132,8 +140,13 @@ class _Kept:
         self._place[rows] = torch.arange(self._count, count, device=rows.device)
         self._count = count
 
-    def at(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._values[self._place[rows]]
+    def refuse(self, rows: torch.Tensor, values: torch.Tensor) -> None:
+        """A ValueError unless these are rows of the rollout, each with a value."""
+        if len(rows) != len(values) or not bool(((rows >= 0) & (rows < len(self._place))).all()):
+            raise ValueError(f"carries: expected a value for each of some rows below {len(self._place)}")
+
+    def carried(self) -> Carried:
+        return Carried(self._values, 1, self._place)
 
     def saved(self) -> dict[str, torch.Tensor]:
         return {"rows": self._rows[: self._count], "values": self._values[: self._count]}

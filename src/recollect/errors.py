@@ -35,6 +35,21 @@ class NoCheckpoint(CheckpointError):
     """Nothing was ever saved there."""
 
 
+class ShardUnavailable(RuntimeError):
+    """A shard of a replay service did not answer in time, or is gone; `retry` says whether trying again may help."""
+
+    def __init__(self, message: str, retry: bool) -> None:
+        super().__init__(message, retry)
+        self.retry = retry
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
+class IncompatibleService(ValueError):
+    """A replay service of another version, or of another description than its client expects."""
+
+
 class InvariantError(RuntimeError):
     """A buffer is not what its own methods make of it: something else has changed it."""
 

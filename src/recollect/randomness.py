@@ -65,6 +65,12 @@ class Randomness:
             np.random.Generator(self.bits).shuffle(index.numpy())
         return index
 
+    def permutation(self, count: int, device: torch.device) -> torch.Tensor:
+        """The numbers below `count` in a random order: `shuffled` of all of them."""
+        if device.type == "cpu" and kernels.exchange():
+            return kernels.native().permutation(count, self.capsule)
+        return self.shuffled(torch.arange(count, device=device))
+
     def below(self, bound: torch.Tensor, count: int) -> torch.Tensor:
         """`count` uniform int64 in [0, bound), on the device of `bound` and without asking for its value."""
         return (self.uniform(count, bound.device) * bound).long().minimum(bound - 1)

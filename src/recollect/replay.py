@@ -16,12 +16,12 @@ from tensordict import TensorDict
 
 from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from recollect.batch import assemble, check_destination, check_size, fill, moved
-from recollect.border import as_tensor, conform, dotted, environments, light, refuse_reused_leaves, row_ids
+from recollect.border import Environments, as_tensor, conform, dotted, light, refuse_reused_leaves, row_ids
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import Closed, lock_for, mend_later
 from recollect.invariants.replay import check_seals, check_staged, check_storage
 from recollect.listeners import Listeners
-from recollect.memory import Memory
+from recollect.memory import Heap, Memory
 from recollect.norm import RunningNorm
 from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage
@@ -133,10 +133,13 @@ class ReplayBuffer:
             keeps_next=next_obs == "stored",
             next_step=self.autoreset is AutoresetMode.NEXT_STEP,
         )
+        self._environments = Environments(self.num_envs, self.device)
         self._draws = self.sampler.start(self._storage, self._random)
         if self._draws.wants_touched:
             self._storage.keep_touched()
         self._staged: dict[str, tuple[torch.Tensor, ...]] = {}
+        self._traffic = (room if room.outlives else Heap(torch.device("cpu"))).allocate("traffic", (2,), torch.int64)
+        """How many steps and samples a RateLimit has let through."""
         self._lock = lock_for(self, room.lock(mend_later(self)))
         self._keeper = room.keeper
         if self._keeper is not None:
@@ -367,7 +370,7 @@ class ReplayBuffer:
         if self._staged:
             self._staged.clear()
         if self._draws.wants_touched:
-            self._draws.written(self._storage.touched())
+            self._draws.written()
         if told is not None:
             self._listeners.tell(*told, measured, None if envs is None else light(envs))
 
@@ -396,7 +399,7 @@ class ReplayBuffer:
         return conform(dotted(self._schema.paths[column]), whole, leaf, lead, self.device)
 
     def _envs(self, env_ids: Any) -> torch.Tensor | None:
-        return None if env_ids is None else environments(env_ids, self.num_envs, self.device)
+        return None if env_ids is None else self._environments(env_ids)
 
     # Reading
 
@@ -415,29 +418,44 @@ class ReplayBuffer:
         """
         check_size("sample", batch_size)
         target = check_destination(device, out)
-        chosen: View = _TRANSITION if view is None else _instance("view", view, "read")
         with self._lock:
+            chosen = self._chosen(view)
             if not len(self._storage) if self.device.type == "cpu" else self._storage.is_empty:
                 raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
-            _check(chosen, self._storage)
             before = None
             if out is not None or not isinstance(chosen, _NEVER_FAIL):
-                before = self._random.snapshot(), self._draws.snapshot()  # these may fail after rows were drawn
+                before = self._snapshot()  # these may fail after rows were drawn
             try:
-                batch = self._drawn(batch_size, chosen, out)
+                leaves = self._drawn(batch_size, chosen)
+                batch = _assembled(leaves) if out is None else fill(out, leaves)
             except BaseException:
                 if before is not None:
-                    self._random.restore(before[0])
-                    self._draws.restore(before[1])
+                    self._restore(before)
                 raise
         return batch if target is None else moved(batch, target)
 
-    def _drawn(self, batch_size: int, view: View, out: TensorDict | None) -> TensorDict:
+    def _snapshot(self) -> tuple[Any, Any]:
+        return self._random.snapshot(), self._draws.snapshot()
+
+    def _restore(self, before: tuple[Any, Any]) -> None:
+        """The draws since have not happened."""
+        self._random.restore(before[0])
+        self._draws.restore(before[1])
+
+    def _chosen(self, view: View | None) -> View:
+        """The view that is meant, if these rows can be read so."""
+        chosen: View = _TRANSITION if view is None else _instance("view", view, "read")
+        check = getattr(chosen, "check", None)
+        if check is not None:
+            check(self._storage)
+        return chosen
+
+    def _drawn(self, batch_size: int, view: View) -> Leaves:
         drawn = self._draws.draw(batch_size)
         leaves = self._leaves_at(drawn.slots, view)
         if drawn.weight is not None:
             leaves[("weight",)] = drawn.weight
-        return assemble(list(leaves), leaves.values(), drawn.slots.shape) if out is None else fill(out, leaves)
+        return leaves
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.
@@ -466,9 +484,8 @@ class ReplayBuffer:
 
     def read(self, index: Any, view: View | None = None) -> TensorDict:
         """The rows `index` [B] read as `view` says: what `sample` gives when the sampler has chosen them."""
-        chosen: View = _TRANSITION if view is None else _instance("view", view, "read")
         with self._lock:
-            _check(chosen, self._storage)
+            chosen = self._chosen(view)
             ids = row_ids(index, self.device)
             slots = self._storage.locate(ids)
             if (slots < 0).any():
@@ -482,7 +499,7 @@ class ReplayBuffer:
             except BaseException:
                 self._random.restore(before)
                 raise
-            return assemble(list(leaves), leaves.values(), slots.shape)
+            return _assembled(leaves)
 
     def _leaves_at(self, slots: torch.Tensor, view: View) -> Leaves:
         leaves = view.read(self._storage, slots, self._random)
@@ -502,26 +519,29 @@ class ReplayBuffer:
         Each is read when it comes up: rows that were overwritten by then are left out.
         """
         with self._lock:
-            ids, slots = self._ordered()
-            follows = (ids[1:] == ids[:-1] + self._storage.ring.num_envs).nonzero().squeeze(1) + 1
-            starts = torch.ones_like(slots, dtype=torch.bool).index_fill(0, follows, False)
-            pieces = [ids[part] for part in _runs(starts | self._storage.ring.first.view(-1)[slots])]
+            ids, _, starts = self._ordered()
+            pieces = [ids[part] for part in _runs(starts)]
         return filter(len, map(self._still_stored, pieces))
 
-    def _ordered(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The ids and flat slots of all transitions, by environment and then by time."""
+    def _ordered(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The ids and flat slots of all transitions, by environment and then by time, and which of them start one.
+
+        What they start is an episode, or what is left of it.
+        """
         ring = self._storage.ring
         slots = (ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
         ids = self._storage.ids(slots)
         env, row = ids % ring.num_envs, ids // ring.num_envs
         order = torch.argsort(env * (int(row.max()) + 1 if len(row) else 1) + row)
-        return ids[order], slots[order]
+        ids, slots = ids[order], slots[order]
+        follows = (ids[1:] == ids[:-1] + ring.num_envs).nonzero().squeeze(1) + 1
+        starts = torch.ones_like(slots, dtype=torch.bool).index_fill(0, follows, False)
+        return ids, slots, starts | ring.first.view(-1)[slots]
 
     def _still_stored(self, ids: torch.Tensor) -> TensorDict:
         with self._lock:
             slots = self._storage.locate(ids)
-            leaves = self._storage.transitions(slots[slots >= 0])
-            return assemble(list(leaves), leaves.values(), leaves[("index",)].shape)
+            return _assembled(self._storage.transitions(slots[slots >= 0]))
 
     @property
     def columns(self) -> TensorDict:
@@ -617,10 +637,8 @@ def _instance(where: str, thing: Any, method: str) -> Any:
     return thing
 
 
-def _check(view: View, storage: ReplayStorage) -> None:
-    check = getattr(view, "check", None)
-    if check is not None:
-        check(storage)
+def _assembled(leaves: Leaves) -> TensorDict:
+    return assemble(list(leaves), leaves.values(), leaves[("index",)].shape)
 
 
 def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:

@@ -219,9 +219,7 @@ class ReplayStorage:
         native = self.native
         if native is None:
             return torch.cat([slots for slots, _ in self._changes]), torch.cat([which for _, which in self._changes])
-        out = torch.empty(native.touched_count(), dtype=torch.int64, device="cpu")
-        native.touched(kernels.buffer_of(out))
-        return out, None
+        return torch.tensor(native.touched.slots, dtype=torch.int64, device="cpu"), None
 
     def _write_torch(
         self, leaves: tuple[torch.Tensor, ...], nexts: tuple[torch.Tensor, ...], envs: torch.Tensor | None, blocks: bool

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
+from recollect import kernels
 from recollect.autoreset import observation, parse_autoreset, refuse_reused, settings_of, unpack_step
 from recollect.batch import assemble, assembler, check_destination, checked_targets, moved, selected
 from recollect.border import as_tensor, conform, dotted, light, overlaps
@@ -20,8 +23,9 @@ from recollect.estimators import gae
 from recollect.finals import Finals, Found
 from recollect.guard import lock_for
 from recollect.invariants.rollout import check_rollout
-from recollect.kernels.reader import FollowingReader, Reader
-from recollect.kernels.sequence_index import SequenceIndex, find_sequences
+from recollect.kernels.reader import Following, Reader, T, reader
+from recollect.kernels.sequence_index import Flags, find_sequences
+from recollect.kernels.sequence_reader import Carried, Layout, SequenceReader, sequence_reader
 from recollect.listeners import Listeners
 from recollect.memory import Memory
 from recollect.norm import RunningNorm
@@ -34,14 +38,13 @@ from recollect.schema import (
     Schema,
     declare,
     declare_real,
-    is_sparse,
     named_leaves,
     positive,
     refuse_reserved,
     refuse_sparse,
     unstacked,
 )
-from recollect.sequences import Layout, Mode, SequenceReader, check_layout, cuts_of, moved_sequences
+from recollect.sequences import Mode, check_layout, cuts_of, moved_sequences
 from recollect.stats import EpisodeStats
 from recollect.storage import Storage
 
@@ -131,6 +134,9 @@ class RolloutBuffer:
         self.device = self._storage.device
         self._schema = schema
         self._agents = _agents(schema)
+        self._carried = [
+            path for path, field in zip(schema.paths, schema.fields, strict=True) if isinstance(field, Carry)
+        ]
         self._extra_names = schema.names[7:]
         self._random = Randomness(seed)
         self._lock = lock_for(self)
@@ -229,7 +235,7 @@ class RolloutBuffer:
         """
         with self._lock:
             refuse_sparse(self._schema, "a rollout that is lent")
-            return self._env_major(self.num_steps, zip(self._schema.paths, self._storage.columns, strict=True))
+            return self._env_major(self.num_steps, dict(zip(self._schema.paths, self._storage.columns, strict=True)))
 
     def take_back(self, num_steps: int | None = None) -> None:
         """Make the first `num_steps` rows of the memory (all by default), written through `lend()`, the stored steps.
@@ -573,12 +579,14 @@ class RolloutBuffer:
         with self._lock:
             self._stored("minibatches")
             generation, rows = self._generation, self._valid_rows()
-            paths, columns = self._select(fields)
-            total = len(rows)
+            chosen = self._select(fields)
+            paths, columns = list(chosen), list(chosen.values())
+            total = rows if isinstance(rows, int) else len(rows)
             if total == 0 or (drop_last and total < batch_size):
                 remedy = "Add steps, or take smaller batches."
                 raise NotReadyError(explain("minibatches", f"{batch_size} transitions", total, remedy))
-            source = self._following(columns)
+            items = self._num_rows()
+            source = self._following(columns, lambda: reader(columns, 2, items))
         like = {
             path: ((batch_size, *column.shape[2:]), column.dtype) for path, column in zip(paths, columns, strict=True)
         }
@@ -589,61 +597,69 @@ class RolloutBuffer:
             remedy = "Pass drop_last=True or a batch_size that divides them."
             raise SchemaError(explain("out", f"batches of {batch_size} only", f"{total} transitions", remedy))
         stop = total - total % batch_size if drop_last else total
-        sizes = [min(batch_size, stop - start) for start in range(0, stop, batch_size)]
-        read = self._read_into(source, targets, out) if targets is not None else self._read_fresh(source, paths)
-        batches = self._batches(read, rows, sizes * epochs, stop, shuffle, generation)
+        read = self._read_into(source, targets, out) if targets is not None else self._read_fresh(source, paths, True)
+        batches = self._batches(read, self._order(rows, shuffle), batch_size, stop, epochs, generation)
         return batches if target is None else (moved(batch, target) for batch in batches)
 
     def _batches(
-        self, read: _Read, rows: torch.Tensor, sizes: list[int], per_epoch: int, shuffle: bool, generation: int
+        self, read: _Read, order: Callable[[], torch.Tensor], size: int, per_epoch: int, epochs: int, generation: int
     ) -> Iterator[TensorDict]:
-        index, start = rows, 0
-        for size in sizes:
+        index = None
+        for start in itertools.chain.from_iterable(itertools.repeat(range(0, per_epoch, size), epochs)):
             with self._lock:
                 if self._generation != generation:
                     remedy = "Finish the epochs before clear()."
                     raise NotReadyError(explain("batch", "the same rollout", "a cleared one", remedy))
-                if start == 0 and shuffle:
-                    index = self._random.shuffled(rows)
-                batch = read(index, start, start + size)
-                start = (start + size) % per_epoch
+                if index is None or start == 0:
+                    index = order()
+                batch = read(index, start, min(start + size, per_epoch))
             yield batch
 
+    def _order(self, rows: torch.Tensor | int, shuffle: bool) -> Callable[[], torch.Tensor]:
+        """Gives these rows, or all below a number, in the order of an epoch."""
+        if isinstance(rows, int):
+            return partial(self._random.permutation if shuffle else torch.arange, rows, device=self.device)
+        return partial(self._random.shuffled, rows) if shuffle else lambda: rows
+
     @staticmethod
-    def _read_fresh(source: Reader, paths: list[Path]) -> _Read:
+    def _read_fresh(source: Following[Reader] | Following[SequenceReader], paths: list[Path], batched: bool) -> _Read:
         build, sizes = assembler(paths), {}
 
         def read(index: torch.Tensor, start: int, stop: int) -> TensorDict:
-            size = sizes.get(stop - start) or sizes.setdefault(stop - start, torch.Size((stop - start,)))
-            return build(source.take(index, start, stop), size)
+            size = sizes.get(stop - start)
+            if size is None:
+                size = sizes[stop - start] = torch.Size((stop - start,) if batched else ())
+            return build(source.found().take(index, start, stop), size)
 
         return read
 
     @staticmethod
-    def _read_into(source: Reader, targets: list[torch.Tensor], out: TensorDict) -> _Read:
+    def _read_into(source: Following[Reader], targets: list[torch.Tensor], out: TensorDict) -> _Read:
         def read(index: torch.Tensor, start: int, stop: int) -> TensorDict:
-            source.take_into(index, start, stop, targets)
+            source.found().take_into(index, start, stop, targets)
             return out
 
         return read
 
-    def _valid_rows(self) -> torch.Tensor:
-        """The flat rows t·N + n that are transitions."""
+    def _valid_rows(self) -> torch.Tensor | int:
+        """The flat rows t·N + n that are transitions; a number: all below it."""
         mask = self._mask()
-        if mask is not None:
-            return mask.flatten().nonzero().squeeze(1)
-        return torch.arange(self._num_stored * (self.num_envs or 1), device=self.device)
+        return self._num_rows() if mask is None else mask.flatten().nonzero().squeeze(1)
 
-    def _select(self, fields: Iterable[str | Path] | None) -> tuple[list[Path], list[torch.Tensor]]:
+    def _num_rows(self) -> int:
+        return self._num_stored * (self.num_envs or 1)
+
+    def _select(self, fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
         rows = (self.num_steps + 1) * (self.num_envs or 1)
         index = torch.arange(rows, device=self.device).view(self.num_steps + 1, -1)
-        return selected([*self._leaves(), (("index",), index)], fields)
+        return selected({**self._leaves(), ("index",): index}, fields)
 
-    def _leaves(self, *, sparse: bool = False) -> list[tuple[Path, torch.Tensor]]:
+    def _leaves(self, *, sparse: bool = False) -> dict[Path, torch.Tensor]:
         """What every step has [T + 1, N, …]: its fields, and what is attached; `sparse`: and what some steps have."""
-        stored = zip(self._schema.paths, self._storage.columns, self._schema.fields, strict=True)
-        leaves = [(path, column) for path, column, field in stored if sparse or not is_sparse(field)]
-        return [*leaves, *self._attached.items()]
+        leaves = dict(zip(self._schema.paths, self._storage.columns, strict=True))
+        for column in () if sparse else self._carries.columns:
+            del leaves[self._schema.paths[column]]
+        return {**leaves, **self._attached}
 
     def sequences(
         self,
@@ -681,58 +697,36 @@ class RolloutBuffer:
             steps = self._stored("sequences")
             self._carries.require(cuts)
             generation = self._generation
-            terminated, truncated = (self._column(name)[:steps] for name in ("terminated", "truncated"))
-            index = find_sequences(terminated, truncated, self._mask(), cuts)
+            chosen, carried = self._sequence_leaves(fields)
+            columns = [*chosen.values(), *(each.items for each in carried.values())]
+            flags = Flags(steps, self._column("terminated"), self._column("truncated"), self._mask(), self._starting)
+            index = find_sequences(flags, cuts, natively=kernels.reads_natively(columns))
             size = len(index) if batch_size is None else positive("batch_size", batch_size)
             if not index or (drop_last and len(index) < size):
                 remedy = "Add steps, or take smaller batches."
                 raise NotReadyError(explain("sequences", f"at least {size or 1}", len(index), remedy))
-            source = self._sequence_reader(index, length or index.longest, layout, fields)
+            read_of = (index, length or index.longest, layout, list(chosen.values()), list(carried.values()))
+            source = self._following(columns, lambda: sequence_reader(*read_of))
+        paths = [*chosen, ("is_first",), ("batch_sizes" if layout == "packed" else "mask",), ("index",), *carried]
+        # What is [L, B] or packed, and what is [B], have no leading axis in common.
+        read = self._read_fresh(source, paths, layout == "batch_first")
         stop = len(index) - len(index) % size if drop_last else len(index)
-        sizes = [min(size, stop - start) for start in range(0, stop, size)]
-        numbers = torch.arange(len(index), device=self.device)
-        batches = self._batches(
-            lambda which, start, stop: source.read(which[start:stop]),
-            numbers,
-            sizes * epochs,
-            stop,
-            shuffle,
-            generation,
-        )
+        batches = self._batches(read, self._order(len(index), shuffle), size, stop, epochs, generation)
         return batches if target is None else (moved_sequences(batch, target) for batch in batches)
 
-    def _sequence_reader(
-        self, index: SequenceIndex, length: int, layout: str, fields: Iterable[str | Path] | None
-    ) -> SequenceReader:
-        carries = {
-            path: column
-            for column, path in enumerate(self._schema.paths)
-            if isinstance(self._schema.fields[column], Carry)
-        }
-        chosen = dict(zip(*selected(self._leaves(sparse=True), fields), strict=True))
-        carried = [path for path in chosen if path in carries]
-        steps = {path: column for path, column in chosen.items() if path not in carries}
-        steps[("is_first",)] = self._starts(self._num_stored)
-        read_carried = self._carry_reader([carries[path] for path in carried])
-        return SequenceReader(
-            index, length, layout, list(steps), self._following(list(steps.values())), carried, read_carried
-        )
+    def _sequence_leaves(
+        self, fields: Iterable[str | Path] | None
+    ) -> tuple[dict[Path, torch.Tensor], dict[Path, Carried]]:
+        """What is read at every step of a sequence, and at its first one."""
+        chosen = selected(self._leaves(sparse=True), fields)
+        carried = {path: Carried(chosen.pop(path), 2, None) for path in self._carried if path in chosen}
+        for column in self._carries.columns:
+            if self._schema.paths[column] in carried:
+                carried[self._schema.paths[column]] = self._carries.kept(column)
+        return chosen, carried
 
-    def _carry_reader(self, columns: list[int]) -> Callable[[torch.Tensor], list[torch.Tensor]]:
-        """Reads these leaves at flat rows [B]."""
-        dense = [column for column in columns if not is_sparse(self._schema.fields[column])]
-        source = self._following([self._storage.columns[column] for column in dense]) if dense else None
-
-        def read(rows: torch.Tensor) -> list[torch.Tensor]:
-            found = {} if source is None else dict(zip(dense, source.take(rows, 0, len(rows)), strict=True))
-            return [found[column] if column in found else self._carries.at(column, rows) for column in columns]
-
-        return read
-
-    def _following(self, columns: list[torch.Tensor]) -> Reader:
-        """A reader of the stored rows of these columns."""
-        items = self._num_stored * (self.num_envs or 1)
-        return FollowingReader(columns, 2, items, lambda: self._storage.is_exposed)
+    def _following(self, columns: list[torch.Tensor], make: Callable[[], T]) -> Following[T]:
+        return Following(make, columns, lambda: self._storage.is_exposed)
 
     @property
     def data(self) -> TensorDict:
@@ -742,7 +736,7 @@ class RolloutBuffer:
             mask = self._mask()
             if mask is None:
                 mask = torch.ones((steps, self.num_envs or 1), dtype=torch.bool, device=self.device)
-            return self._shared(steps, [(("mask",), mask)])
+            return self._shared(steps, {("mask",): mask})
 
     @property
     def columns(self) -> TensorDict:
@@ -751,15 +745,15 @@ class RolloutBuffer:
         Beyond the `num_stored` first rows there are zeros, or an older rollout. For learning there is `data`.
         """
         with self._lock:
-            return self._shared(self.num_steps, [])
+            return self._shared(self.num_steps, {})
 
-    def _shared(self, steps: int, more: list[tuple[Path, torch.Tensor]]) -> TensorDict:
+    def _shared(self, steps: int, more: Mapping[Path, torch.Tensor]) -> TensorDict:
         self._storage.is_exposed = True
-        paths, columns = zip(*self._leaves(), *more, strict=True)
-        leaves = [column[:steps] for column in columns]
+        columns = {**self._leaves(), **more}
+        leaves = [column[:steps] for column in columns.values()]
         if self.num_envs is None:
             leaves = [leaf.squeeze(1) for leaf in leaves]
-        return assemble(paths, leaves, torch.Size((steps, *self._storage.lead)))
+        return assemble(list(columns), leaves, torch.Size((steps, *self._storage.lead)))
 
     def env_major(self) -> TensorDict:
         """The rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
@@ -773,11 +767,10 @@ class RolloutBuffer:
                 self._storage.zero(steps)
             return self._env_major(steps, self._leaves())
 
-    def _env_major(self, steps: int, stored: Iterable[tuple[Path, torch.Tensor]]) -> TensorDict:
+    def _env_major(self, steps: int, columns: Mapping[Path, torch.Tensor]) -> TensorDict:
         self._storage.is_exposed = True
-        paths, columns = zip(*stored, strict=True)
-        leaves = [column[: steps + 1].transpose(0, 1) for column in columns]
-        return assemble(paths, leaves, torch.Size((self.num_envs or 1, steps + 1)))
+        leaves = [column[: steps + 1].transpose(0, 1) for column in columns.values()]
+        return assemble(list(columns), leaves, torch.Size((self.num_envs or 1, steps + 1)))
 
     def __getitem__(self, name: str | Path) -> Any:
         """One field of the stored steps `[T, N, …]`, sharing the buffer's memory."""
@@ -799,7 +792,7 @@ class RolloutBuffer:
         """The number of stored transitions; rows that only reset do not count."""
         with self._lock:
             mask = self._mask() if self._num_stored else None
-            return self._num_stored * (self.num_envs or 1) if mask is None else int(mask.sum())
+            return self._num_rows() if mask is None else int(mask.sum())
 
     def __repr__(self) -> str:
         return (

@@ -6,41 +6,16 @@ again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 import recollect as rc
-from recollect.checkpoint.contents import bytes_of
-from tests.checkpoint.traffic import KINDS, digest
+from tests.checkpoint.traffic import KINDS, fingerprint
 
 GOLDEN = Path(__file__).parent / "golden" / "format-1"
-
-
-def fingerprint(buffer: Any) -> str:
-    """A hash of everything that a buffer is."""
-    found = hashlib.sha256()
-
-    def take(node: Any) -> None:
-        if isinstance(node, dict):
-            for key in sorted(node):
-                found.update(f"{key}:".encode())
-                take(node[key])
-        elif isinstance(node, list | tuple):
-            for item in node:
-                take(item)
-        elif isinstance(node, torch.Tensor):
-            found.update(f"{node.dtype}{tuple(node.shape)}".encode() + bytes(bytes_of(node)))
-        else:
-            found.update(f"{node!r};".encode())
-
-    take(digest(buffer))
-    return found.hexdigest()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -100,6 +100,66 @@ def test_another_buffers_save_is_written_in_full(tmp_path: Path) -> None:
     assert equal(digest(rc.load(tmp_path, number=2)), digest(second))
 
 
+def test_a_save_before_the_fields_are_known_is_gone_on_from(tmp_path: Path) -> None:
+    buffer = rc.DistillationBuffer(4, obs=2, seed=0)
+    buffer.save(tmp_path)
+    buffer.add([[1.0, 2.0]], [[3.0]])
+    buffer.save(tmp_path)
+    assert equal(digest(rc.load(tmp_path)), digest(buffer))
+
+
+def test_a_staged_axis_of_any_stride_is_saved(tmp_path: Path) -> None:
+    replay = rc.ReplayBuffer(4, obs=2, action=(), num_envs=1, seed=0)
+    replay.stage(action=torch.tensor(3.0).expand(1))
+    replay.save(tmp_path)
+    assert equal(digest(rc.load(tmp_path)), digest(replay))
+
+
+@pytest.mark.parametrize("capacity", [3, 4, 7, 12])
+def test_stacks_are_loaded_with_another_capacity(capacity: int, tmp_path: Path) -> None:
+    """More capacity than before: the frames of rows that were too old to be drawn are still needed."""
+    replay = rc.ReplayBuffer(6, obs=rc.Stacked(rc.Field(1), 3), action=(), num_envs=1, seed=0)
+    start = 0
+
+    def stack(t: int) -> Any:
+        return np.array([[[max(i, start) for i in (t - 2, t - 1, t)]]], np.float32)
+
+    for t in range(20):
+        ends = t in (4, 11)
+        replay.add(stack(t), [0.0], [t], [ends], [False], stack(t + 1))
+        start = t + 1 if ends else start
+    replay.save(tmp_path)
+    with pytest.warns(UserWarning, match="capacity 6 became"):
+        other = rc.load(tmp_path, capacity=capacity)
+    ids = replay.ids()[-capacity:]
+    assert other.ids().tolist() == ids.tolist()
+    assert equal(other[ids].to_dict(), replay[ids].to_dict())
+    for t in range(20, 40):
+        other.add(stack(t), [0.0], [t], [False], [False], stack(t + 1))
+        other.check()
+    assert other[other.ids()]["obs"][:, 0].tolist() == [[t - 2, t - 1, t] for t in range(40 - capacity, 40)]
+
+
+def test_a_long_list_of_segments_is_made_shorter_by_one_segment_of_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often a buffer is saved: new rows, and at most the rows of one long segment again."""
+    monkeypatch.setattr("recollect.checkpoint.vault.MOST_BYTES", 12_000)
+    monkeypatch.setattr("recollect.checkpoint.saving.SEGMENT_BYTES", 2_000)
+    replay = rc.ReplayBuffer(2_000, obs=2, action=(), seed=0)
+    row, longest = 2 * 4 + 4 + 4 + 2, 0
+    for n in range(300):
+        for t in range(2):
+            replay.add([2 * n + t, 0.0], 0.0, 0.0, False, False, [2 * n + t + 1, 0.0])
+        number = replay.save(tmp_path)
+        written = sum(path.stat().st_size for path in (tmp_path / "segments").glob(f"{number:08}*"))
+        assert written <= 1.1 * 2 * row + 2_000 + 64
+        longest = max(longest, len(list((tmp_path / "segments").iterdir())))
+        if n % 50 == 49:
+            assert equal(digest(rc.load(tmp_path)), digest(replay))
+    assert 10 < longest < 150
+
+
 def test_saving_takes_little_memory(tmp_path: Path) -> None:
     replay = rc.ReplayBuffer(400_000, obs=64, action=4, seed=0)
     steps = 4000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -132,6 +133,7 @@ KINDS = {
     "uniform": Kind(lambda: make_replay(rc.Uniform()), step_replay, draw),
     "prioritized": Kind(lambda: make_replay(rc.Prioritized(normalize="global")), step_replay, draw),
     "epochs": Kind(lambda: make_replay(rc.WithoutReplacement()), step_replay, draw),
+    "counted": Kind(lambda: make_replay(rc.Counted(rc.Prioritized())), step_replay, draw),
     "next step": Kind(lambda: make_replay(rc.Prioritized(), autoreset="NEXT_STEP"), step_replay, draw),
     "stored": Kind(
         lambda: make_replay(rc.Prioritized(), next_obs="stored"),
@@ -169,3 +171,24 @@ def digest(buffer: Any) -> Any:
                 kept[name][(kind != TRANSITION) & (kind != HISTORY)] = 0
         kept |= {"first": rows.first.clone(), "stop": rows.stop.clone()}
     return contents.config, contents.values, {name: x.clone() for name, x in contents.arrays.items()}, kept
+
+
+def fingerprint(buffer: Any) -> str:
+    """A hash of everything that a buffer is."""
+    found = hashlib.sha256()
+
+    def take(node: Any) -> None:
+        if isinstance(node, dict):
+            for key in sorted(node):
+                found.update(f"{key}:".encode())
+                take(node[key])
+        elif isinstance(node, list | tuple):
+            for item in node:
+                take(item)
+        elif isinstance(node, torch.Tensor):
+            found.update(f"{node.dtype}{tuple(node.shape)}".encode() + bytes(bytes_of(node)))
+        else:
+            found.update(f"{node!r};".encode())
+
+    take(digest(buffer))
+    return found.hexdigest()

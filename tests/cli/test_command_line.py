@@ -15,6 +15,7 @@ import recollect
 from recollect.cli import COMMANDS, main
 from recollect.cli.demo import cartpole, progress
 from recollect.cli.demo.cartpole import Report, Settings, train
+from tests.inspector.test_page import data_of
 
 TINY = Settings(max_transitions=2000)
 
@@ -43,7 +44,19 @@ def test_demo_says_how_to_get_the_picture_without_matplotlib(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(small_demo) == 1
     assert 'pip install "recollect[plots]"' in capsys.readouterr().out
-    assert not (tmp_path / "tiny").exists()
+    assert [file.name for file in (tmp_path / "tiny").iterdir()] == ["report.html"]
+
+
+def test_demo_ends_with_a_page_about_its_own_run(
+    small_demo: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(small_demo) == 1
+    page = tmp_path / "tiny" / "report.html"
+    assert f"what it learned from: {page}" in capsys.readouterr().out
+    data = data_of(page)
+    assert data["source"]["kind"] == "RolloutBuffer"
+    assert data["episodes"]["stats"]["steps"] >= 2000, "every episode of the run"
+    assert data["browser"]["series"][:4] == ["reward", "value", "advantage", "return"]
 
 
 @dataclass(frozen=True)

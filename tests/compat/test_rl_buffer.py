@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import pickle
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -151,10 +152,6 @@ class TestReadme:
             parameters.pop()
         shown = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
         assert ", ".join(shown) == documented
-
-    def test_shared_memory_is_not_promised(self) -> None:
-        assert set(rl_buffer.__all__) <= set(dir(rl_buffer))
-        assert "SharedReplayBuffer" not in rl_buffer.__all__
 
 
 class TestStatsTracker:
@@ -703,3 +700,34 @@ class TestSumTree:
             with pytest.raises(IndexError, match="idx: expected 0 to 1"):
                 tree.update(wrong, 1.0)
         assert (tree.total_priority, tree.data_pointer) == (0.0, 0)
+
+
+@pytest.mark.skipif(not hasattr(rc.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+class TestSharing:
+    def make(self, **options: Any) -> rl_buffer.SharedReplayBuffer:
+        options = {"is_main_process": True, "seed": 0, **options}
+        return rl_buffer.SharedReplayBuffer(3, 2, (1,), (), rl_buffer.StatsTracker(2), **options)
+
+    def test_a_worker_adds_where_the_main_process_draws(self) -> None:
+        main = self.make()
+        components, states = pickle.loads(pickle.dumps(main.get_shared_components()))
+        worker = self.make(is_main_process=False, shared_memory_components=components, shared_states=states)
+        for t in range(4):
+            obs = torch.tensor([[10.0 * t], [10.0 * t + 1]])
+            flags = torch.zeros(2, dtype=torch.bool)
+            worker.add(obs, torch.zeros(2), torch.full((2,), float(t)), flags, obs + 10, flags)
+        assert len(main) == len(worker) == 3
+        assert main.full
+        batch = main.get(6)
+        assert set(batch.rewards.tolist()) <= {1.0, 2.0, 3.0}
+        assert torch.equal(batch.next_observations, batch.observations + 10)
+        assert torch.equal(batch.observations[:, 0] // 10, batch.rewards)
+
+    def test_the_main_process_is_given_nothing_and_a_worker_something(self) -> None:
+        components, states = self.make().get_shared_components()
+        with pytest.raises(ValueError, match="expected no shared components in the main process"):
+            self.make(shared_memory_components=components)
+        with pytest.raises(ValueError, match="expected no shared components in the main process"):
+            self.make(shared_states=states)
+        with pytest.raises(ValueError, match="expected the main process's shared components in a worker, got none"):
+            self.make(is_main_process=False)

@@ -1,6 +1,7 @@
 """The off-policy examples run as printed, repeat themselves for a seed, and hindsight does what it is there for."""
 
 import runpy
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import util
@@ -154,3 +155,13 @@ def test_her_flips_fifteen_bits() -> None:
     her = load("her")
     assert np.mean([success for _, success in her.train(1, 60_000, hindsight=True)[-200:]]) > 0.95
     assert np.mean([success for _, success in her.train(1, 60_000, hindsight=False)[-200:]]) < 0.05
+
+
+@pytest.mark.skipif(not hasattr(rc.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+def test_acting_and_learning_in_two_processes_runs_as_a_command(tmp_path: Path) -> None:
+    picture = tmp_path / "async_sac.png"
+    command = [sys.executable, str(EXAMPLES / "async_sac.py"), "--total-steps", "700", "--plot", str(picture)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "mean return of the last 3 of 3 episodes" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")

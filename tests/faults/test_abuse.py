@@ -16,6 +16,7 @@ import recollect as rc
 from recollect import kernels
 from tests.conftest import BACKENDS
 from tests.faults.digest import digest
+from tests.totals import tell
 
 NAN, INF = float("nan"), float("inf")
 FORM = re.compile(r"(?s)\S.*: expected .+, got .+\. \S.*")
@@ -998,5 +999,5 @@ def test_a_wrong_call_is_refused_and_changes_nothing(case: Case) -> None:
 
 
 def test_there_are_at_least_300_different_wrong_calls() -> None:
-    print(f"\n{len(CASES)} wrong calls, each on every backend")  # noqa: T201 (what was tried)
+    tell(f"G: {len(CASES)} wrong calls, each on every backend")
     assert len({case.name for case in CASES}) == len(CASES) >= 300

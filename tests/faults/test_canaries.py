@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import Phase
 
 import recollect as rc
+from recollect.checkpoint import replay as replay_files
+from recollect.checkpoint.contents import Rows
 from recollect.kernels import priority
 from recollect.kernels.priority import PriorityTree, priority_tree
+from recollect.replay_storage import ReplayStorage
+from recollect.samplers import Drawn, without_replacement
+from recollect.samplers.prioritized import _Draws as prioritized_draws
+from tests.faults import test_j_streams as streams
+from tests.faults import test_k_machines as machines
 from tests.faults import test_numbers as numbers
 from tests.faults.test_abuse import Case, complaint, forget, prioritized, replay, right  # noqa: F401 (a fixture)
 from tests.faults.traffic import Traffic
@@ -84,6 +94,18 @@ def test_samplers_that_take_no_lock_read_torn_rows() -> None:
         if traffic.torn or traffic.errors:
             return
     pytest.fail("no row was torn")
+
+
+def test_saves_that_take_no_lock_hold_torn_rows(tmp_path: Path) -> None:
+    for attempt in range(5):
+        traffic = Traffic(1 << 14, rc.Uniform(), tmp_path / f"{attempt}")
+        unlocked: Any = copy.copy(traffic.replay)
+        unlocked._lock = nullcontext()
+        traffic.replay.save = unlocked.save  # type: ignore[method-assign]
+        traffic.run(rows=200_000, seconds=2)
+        if traffic.torn or traffic.errors:
+            return
+    pytest.fail("no save was torn")
 
 
 def test_norms_without_a_lock_lose_updates() -> None:
@@ -166,3 +188,86 @@ def test_a_buffer_that_does_not_refuse_as_it_should_is_noticed(
     found = complaint(broken(case, method, instead))
     assert found is not None
     assert found.startswith(words)
+
+
+# Histories beside a model
+
+_write, _locate, _restore = ReplayStorage.write, ReplayStorage.locate, replay_files.restore
+
+
+def forgets_cuts(storage: ReplayStorage, env: torch.Tensor) -> None: ...
+
+
+def finds_what_is_gone(storage: ReplayStorage, ids: torch.Tensor) -> torch.Tensor:
+    return _locate(storage, ids).clamp(min=0)
+
+
+def begins_epochs_anew(draws: Any, count: int) -> Any:
+    draws._begin()
+    return Drawn(draws._next(count))
+
+
+def restores_no_flags(replay: rc.ReplayBuffer, read: Any, *, same_device: bool) -> Any:
+    found = _restore(replay, read, same_device=same_device)
+    replay._storage.ring.resetting.zero_()
+    return found
+
+
+def writes_and_then_fails(storage: ReplayStorage, *arguments: Any) -> None:
+    try:
+        _write(storage, *arguments)
+    except rc.SchemaError:
+        storage.ring.count[0] += 1
+        raise
+
+
+def calls_priorities_of_all_equal(draws: Any, slots: torch.Tensor, priority: torch.Tensor) -> int:
+    return 0
+
+
+def saves_without_the_newest(base: Any, saved: torch.Tensor) -> Any:
+    return Rows(base.columns, base.stop, base.stop)
+
+
+def forgets_rounds(buffer: Any, starts: list[int]) -> None:
+    buffer._starts = starts[-3:]
+    buffer._starts_there = torch.tensor(buffer._starts)
+
+
+def keeps_what_is_attached(rollout: Any, *arguments: Any) -> None:
+    attached = dict(rollout._attached)
+    _commit(rollout, *arguments)
+    rollout._attached = attached
+
+
+_commit = rc.RolloutBuffer._commit
+
+HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
+    "cuts that are forgotten": ("shared uniform", ReplayStorage, "cut", forgets_cuts),
+    "ids of rows that are gone": ("shared prioritized", ReplayStorage, "locate", finds_what_is_gone),
+    "an epoch for every batch": ("shared epochs", without_replacement._Draws, "draw", begins_epochs_anew),
+    "resets that a load forgets": ("shared uniform", replay_files, "restore", restores_no_flags),
+    "a refused call that counts": ("stored uniform", ReplayStorage, "write", writes_and_then_fails),
+    "priorities that are not taken": ("stored prioritized", prioritized_draws, "update", calls_priorities_of_all_equal),
+    "saves without the newest rows": ("distillation", Rows, "since", saves_without_the_newest),
+    "rounds that are forgotten": ("distillation", rc.DistillationBuffer, "_set_rounds", forgets_rounds),
+    "targets of older steps": ("rollout", rc.RolloutBuffer, "_commit", keeps_what_is_attached),
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_histories_of_a_broken_buffer_are_not_those_of_the_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, where, method, instead = HISTORIES[name]
+    monkeypatch.setattr(where, method, instead)
+    with pytest.raises(BaseException):  # noqa: B017, PT011 (whatever goes wrong first; pytest's own failures too)
+        machines.live(kind, 100, 50, phases=(Phase.generate,))
+
+
+def test_a_load_that_forgets_the_generator_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("uniform", "rollout", "distillation"):
+        buffer = streams.lived(kind, 3, tmp_path / kind)
+        twin = rc.load(tmp_path / kind)
+        if hasattr(buffer, "_tests_clock"):
+            twin._tests_clock = buffer._tests_clock.copy()
+        twin._random.restore(rc.randomness.Randomness(1).snapshot())  # type: ignore[attr-defined]
+        assert streams.stream(kind, twin, 3, 20) != streams.stream(kind, buffer, 3, 20)

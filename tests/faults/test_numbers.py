@@ -17,6 +17,7 @@ import torch
 import recollect as rc
 from recollect.kernels.priority import PriorityTree, priority_tree
 from tests.faults.digest import digest
+from tests.totals import tell
 
 CPU = torch.device("cpu")
 
@@ -43,7 +44,7 @@ def drift(tree: PriorityTree, updates: int) -> float:
 @pytest.mark.parametrize("updates", [10**6, pytest.param(10**7, marks=pytest.mark.long)])
 def test_the_tree_does_not_drift(backend: str, updates: int) -> None:
     worst = drift(priority_tree(1 << 17, CPU), updates)
-    print(f"\n{updates} updates ({backend}): relative error {worst:.1e}")  # noqa: T201 (what was tried)
+    tell(f"H: {updates} updates of the tree ({backend}), relative error {worst:.1e}")
     assert worst <= 1e-9
 
 

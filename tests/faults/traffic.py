@@ -6,6 +6,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from tensordict import TensorDict
 
 import recollect as rc
+from tests.totals import tell
 
 WRITERS, SAMPLERS, ROWS = 4, 4, 64
 HEADER = 16
@@ -33,13 +35,15 @@ def tag_of(row: np.ndarray) -> int | None:
 
 
 class Traffic:
-    """Writers of an environment each, samplers, and updates of priorities, until enough rows or seconds are over.
+    """Writers of an environment each, samplers, updates and saves, until enough rows or seconds are over.
 
     Step t of environment e has the tag t·WRITERS + e, which is also its action and, as no episode ends, its row's id.
     """
 
-    def __init__(self, width: int, sampler: Any) -> None:
+    def __init__(self, width: int, sampler: Any, folder: Path | None = None) -> None:
         self.width = width
+        self.folder = folder
+        """Where saves go all the while, each of which is loaded and counted; None for no saves."""
         self.replay = rc.ReplayBuffer(
             ROWS,
             obs=rc.Field(width, torch.uint8),
@@ -50,7 +54,7 @@ class Traffic:
         )
         self.begun = [0] * WRITERS
         """How many steps of each environment were given to the buffer, or are being given."""
-        self.drawn = self.torn = self.unknown = self.updated = 0
+        self.drawn = self.torn = self.unknown = self.updated = self.saves = 0
         self.errors: list[BaseException] = []
         self._counting = threading.Lock()
         self._stop = threading.Event()
@@ -61,7 +65,7 @@ class Traffic:
 
     def run(self, rows: int, seconds: float) -> None:
         works = [lambda env=env: self._write(env) for env in range(WRITERS)] + [self._sample] * SAMPLERS
-        # Saves into a folder join the works here: each must load, and hold rows that `count` finds whole.
+        works += [self._save] if self.folder is not None else []
         threads = [threading.Thread(target=self._until_stopped, args=(work,), daemon=True) for work in works]
         start = time.monotonic()
         for thread in threads:
@@ -72,9 +76,10 @@ class Traffic:
         for thread in threads:
             thread.join(60)
         assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
-        print(  # noqa: T201 (what was tried, for whoever reads the log)
-            f"\n{self.written} rows of {self.width} bytes written, {self.drawn} observations read, {self.updated} "
-            f"priorities updated in {time.monotonic() - start:.1f} s: {self.torn} torn, {self.unknown} unknown"
+        tell(
+            f"D1: {self.written} rows of {self.width} bytes written, {self.drawn} observations read, {self.updated} "
+            f"priorities updated, {self.saves} saves loaded in {time.monotonic() - start:.1f} s: {self.torn} torn, "
+            f"{self.unknown} unknown"
         )
 
     def _until_stopped(self, work: Callable[[], None]) -> None:
@@ -113,6 +118,13 @@ class Traffic:
             if "weight" in batch.keys():
                 self.replay.update_priority(batch["index"], torch.rand(8))
                 self.updated += 8
+
+    def _save(self) -> None:
+        number = self.replay.save(self.folder)  # pyright: ignore[reportArgumentType]
+        loaded = rc.load(self.folder, number=number)  # pyright: ignore[reportArgumentType]
+        loaded.check()
+        self.count(loaded[loaded.ids()])
+        self.saves += 1
 
     def count(self, batch: TensorDict) -> None:
         """Count the observations of a batch, and those that nobody wrote."""

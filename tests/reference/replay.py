@@ -8,9 +8,9 @@ from typing import Any
 class Column:
     """One environment: every row ever written, by number. A row is a transition, or None where there is only an obs."""
 
-    def __init__(self, rows: int, next_step: bool) -> None:
-        self.window = rows + 1
-        self.next_step = next_step
+    def __init__(self, rows: int, next_step: bool, *, keeps_next: bool = False) -> None:
+        self.window = rows if keeps_next else rows + 1
+        self.next_step, self.keeps_next = next_step, keeps_next
         self.rows: list[dict[str, Any] | None] = []
         self.pending: Any = None
         self.resetting = False
@@ -19,17 +19,21 @@ class Column:
     def add(self, step: dict[str, Any]) -> None:
         if self.resetting:
             self.rows.append(None)  # the row that only resets
-            self.resetting, self.pending = False, step["next_obs"]
+            self.resetting, self.pending = False, self._waiting(step)
             return
         if self.pending is not None and self.pending != step["obs"]:
             self.cut()
         self.rows.append(step)
-        self.pending = step["next_obs"]
+        self.pending = self._waiting(step)
         if step["terminated"] or step["truncated"]:
             if self.next_step:
                 self.resetting = True
             else:
                 self.cut()
+
+    def _waiting(self, step: dict[str, Any]) -> Any:
+        """The observation that the coming row begins with, unless each row has a copy of its own."""
+        return None if self.keeps_next else step["next_obs"]
 
     def cut(self) -> None:
         if self.pending is not None:

@@ -17,7 +17,7 @@ from recollect.kernels.reader import bits_of
 from recollect.listeners import Listeners
 from recollect.norm import RunningNorm
 from recollect.randomness import Randomness
-from recollect.samplers import Prioritized, Sampler, Uniform, WithoutReplacement
+from recollect.samplers import Counted, Prioritized, Sampler, Uniform, WithoutReplacement
 from recollect.schema import Carry, Field, Path, Stacked, Tree
 from recollect.stats import EpisodeStats
 
@@ -132,7 +132,9 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor, its own memory where that is the host's and in one piece."""
     if sys.byteorder != "little":
         raise CheckpointError(explain("save", "a little-endian machine", sys.byteorder, "Save elsewhere."))
-    flat = tensor.detach().cpu().contiguous().view(-1)
+    whole = tensor.detach().cpu().contiguous()
+    # An axis of length one may have any stride, which a view of bytes minds: say that memory is in one piece.
+    flat = whole.as_strided((whole.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
@@ -162,7 +164,10 @@ def declared(node: Node) -> Tree:
         if not node.value:
             raise node.wrong("at least one field")
         return {name: declared(child) for name, child in node.entries().items()}
-    kind, *rest = node.items(8)
+    parts = node.items(8)
+    if not parts:
+        raise node.wrong("a field")
+    kind, *rest = parts
     sizes = {"field": 2, "carry": 3, "stacked": 5}
     if len(rest) != sizes[kind.one_of(sizes)]:
         raise node.wrong(f"a {kind.value}")
@@ -190,7 +195,13 @@ def path_of(node: Node) -> Path:
 
 def device_of(node: Node) -> torch.device:
     """The device that was saved from, if this machine has it."""
-    name = node.text(_DEVICE)
+    if node.text(_DEVICE).startswith("meta"):
+        raise node.wrong("a device that holds data")
+    return here(node.value)
+
+
+def here(name: str | torch.device) -> torch.device:
+    """A device, if this machine has it."""
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -200,7 +211,7 @@ def device_of(node: Node) -> torch.device:
 
 # Samplers
 
-_SAMPLERS: dict[str, type] = {"Uniform": Uniform, "Prioritized": Prioritized, "WithoutReplacement": WithoutReplacement}
+_SAMPLERS: dict[str, type] = {kind.__name__: kind for kind in (Uniform, Prioritized, WithoutReplacement, Counted)}
 
 
 def describe_sampler(sampler: Sampler) -> dict[str, Any] | None:
@@ -209,6 +220,9 @@ def describe_sampler(sampler: Sampler) -> dict[str, Any] | None:
     if _SAMPLERS.get(name) is not type(sampler):
         return None
     settings = dict(vars(sampler))
+    if isinstance(sampler, Counted):
+        settings["sampler"] = describe_sampler(sampler.sampler)
+        return None if settings["sampler"] is None else {"name": name, **settings}
     return None if any(callable(value) for value in settings.values()) else {"name": name, **settings}
 
 
@@ -220,6 +234,8 @@ def sampler_of(node: Node, given: Sampler | None) -> Sampler:
         remedy = "Pass sampler= to load: the one that the buffer had."
         raise IncompatibleCheckpoint(explain("sampler", "one that can be saved", "one of the caller's", remedy))
     kind = node.entry("name").one_of(_SAMPLERS)
+    if kind == "Counted":
+        return Counted(sampler_of(node.entry("sampler"), None))  # refuses another Counted
     if kind == "Uniform":
         return Uniform()
     if kind == "WithoutReplacement":
@@ -247,10 +263,17 @@ def random_state(random: Randomness) -> tuple[dict[str, Any], Arrays]:
 
 def restore_random(random: Randomness, node: Node, arrays: Arrays, *, devices: bool) -> None:
     """Go on with a stream where it was; on other `devices` it starts anew."""
-    bits: Any = {name: node.entry(name).integer(0, 2**32 - 1) for name in ("has_uint32", "uinteger")}
+    most = {"has_uint32": 1, "uinteger": 2**32 - 1}
+    bits: Any = {name: node.entry(name).integer(0, largest) for name, largest in most.items()}
     bits |= {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
-    saved = enumerate(node.entry("devices").items(64)) if devices else ()
-    random.restore((bits, {device_of(device): arrays[f"device{i}"] for i, device in saved}))
+    names = node.entry("devices")
+    saved = {device_of(name): arrays.get(f"device{i}") for i, name in enumerate(names.items(64))} if devices else {}
+    if any(state is None or device.type in ("cpu", "meta") for device, state in saved.items()):
+        raise names.wrong("devices other than the host, each with a state")
+    try:
+        random.restore((bits, saved))  # pyright: ignore[reportArgumentType]
+    except (RuntimeError, TypeError) as error:  # what a device says of bytes that are no state of its generator
+        raise names.wrong(f"states of generators ({error})") from None
 
 
 def _big(node: Node) -> int:
@@ -291,11 +314,12 @@ def listeners_of(read: Read, num_envs: int | None) -> dict[str, Any]:
     if stats is not None:
         window = stats.entry("window").integer(1, 1 << 32)
         read.require("listeners.stats.ring", (window + 1,))
+        read.shaped("listeners.stats.open", (None, num_envs or 1), torch.float64)
         metrics, reasons = ([name.text() for name in stats.entry(key).items(1 << 10)] for key in ("metrics", "reasons"))
         made = EpisodeStats(num_envs, window, metrics, reasons)
     norms: dict[Path, RunningNorm] = {}
     for i, norm in enumerate(node.entry("norm").items(1 << 10)):
-        path, shape, eps, clip = norm.items(4)
+        path, shape, eps, clip = norm.parts(4)
         bound = clip.optional()
         read.require(f"listeners.norm{i}.mean", shape.shape())
         norms[path_of(path)] = RunningNorm(
@@ -330,10 +354,18 @@ class Read:
 
     def array(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """An array of the state that must be just as `like` is."""
+        return self.shaped(name, tuple(like.shape), like.dtype)
+
+    def shaped(self, name: str, shape: tuple[int | None, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An array of the state that must have this dtype and shape; None is an axis of any length."""
         found = self.arrays.get(name)
-        if found is None or found.shape != like.shape or found.dtype != like.dtype:
+        lengths = () if found is None else zip(shape, found.shape, strict=False)
+        wrong = found is None or found.dtype != dtype or found.ndim != len(shape)
+        if found is None or wrong or any(want not in (None, length) for want, length in lengths):
             got = None if found is None else f"{found.dtype} of shape {tuple(found.shape)}"
-            raise Node(f"state: {name}", got).wrong(f"{like.dtype} of shape {tuple(like.shape)}")
+            raise Node(f"state: {name}", got).wrong(
+                f"{dtype} of shape {tuple('any' if n is None else n for n in shape)}"
+            )
         return found
 
     def copy_into(self, prefix: str, targets: Mapping[str, torch.Tensor]) -> None:

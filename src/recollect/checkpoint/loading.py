@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from recollect.checkpoint import kinds
-from recollect.checkpoint.contents import DTYPES, Arrays, Read, Rows
+from recollect.checkpoint.contents import DTYPES, Arrays, Read, Rows, here
 from recollect.checkpoint.files import Files
 from recollect.checkpoint.manifest import Array, File, Manifest, Node
 from recollect.checkpoint.progress import watched
@@ -23,7 +23,9 @@ from recollect.errors import (
     CheckpointError,
     CorruptCheckpoint,
     IncompatibleCheckpoint,
+    InvariantError,
     NoCheckpoint,
+    SchemaError,
     explain,
 )
 from recollect.kernels.reader import bits_of
@@ -96,16 +98,15 @@ def _loaded(vault: Vault, manifest: Manifest, options: dict[str, Any]) -> Any:
             saved = kind.restore(buffer, read, same_device=same_device)
             segments = _read_rows(vault, manifest, kind.rows(buffer))
         buffer.check()
-    except KeyError as error:
-        expected = f"an array {error}"
-        raise CorruptCheckpoint(explain(f"state/{manifest.state.name}", expected, "none", "Copy it again.")) from error
     except MemoryError as error:
         raise IncompatibleCheckpoint(f"{where}: a buffer that this machine cannot hold. {error}") from error
-    except (ValueError, TypeError, IndexError, ArithmeticError, RuntimeError) as error:
-        # Files may say anything; whatever a buffer refuses to be made of is their fault.
+    except SchemaError as error:  # what a buffer refuses to be made of
         raise CorruptCheckpoint(f"{where}: a description that cannot be. {error}") from error
+    except InvariantError as error:  # what a buffer never is
+        raise CorruptCheckpoint(f"state/{manifest.state.name}: contents that cannot be. {error}") from error
     if not changes:
-        buffer._checkpoint = Base(vault.root, manifest, segments, saved)
+        note = read.part("note") if "note" in manifest.values else None
+        buffer._checkpoint = Base(vault.root, manifest.lineage, manifest.number, segments, saved, note)
     for change in changes:
         warnings.warn(f"load: {change}", stacklevel=4)
     return buffer
@@ -133,6 +134,11 @@ def _changes(kind: str, config: Node, options: dict[str, Any]) -> list[str]:
             remedy = "Make a new buffer: a rollout is thrown away anyhow."
             raise IncompatibleCheckpoint(explain("capacity", "none for a rollout", options["capacity"], remedy))
         saved = config.entry("capacity").integer(1)
+        envs = config.value.get("num_envs") or 1
+        if isinstance(envs, int) and options["capacity"] % envs:
+            remedy = f"Pass {max(options['capacity'] // envs, 1) * envs}."
+            expected = f"a multiple of num_envs={envs}"
+            raise IncompatibleCheckpoint(explain("capacity", expected, options["capacity"], remedy))
         if options["capacity"] != saved:
             changes.append(
                 f"capacity {saved} became {options['capacity']}; draws go on otherwise than they would have."
@@ -140,7 +146,7 @@ def _changes(kind: str, config: Node, options: dict[str, Any]) -> list[str]:
         else:
             options["capacity"] = None
     if options["device"] is not None:
-        before, after = config.entry("device").value, str(Memory.of(options["device"]).device)
+        before, after = config.entry("device").value, str(here(Memory.of(options["device"]).device))
         if before != after:
             changes.append(f"device {before} became {after}; draws go on otherwise than they would have.")
     return changes
@@ -239,7 +245,7 @@ def _read_segment(vault: Vault, file: File, rows: Rows, total: int) -> tuple[tor
     row, env = held.numbers()
     keep = row >= rows.first[env]
     for column in rows.columns.values():
-        _fill_column(source, column, places, keep)
+        _fill_column(source, column, places, keep, where)
     source.finish()
     return first, stop
 
@@ -247,15 +253,15 @@ def _read_segment(vault: Vault, file: File, rows: Rows, total: int) -> tuple[tor
 _BLOCK = 1 << 22
 
 
-def _fill_column(source: _Source, column: torch.Tensor, places: torch.Tensor, keep: torch.Tensor) -> None:
+def _fill_column(source: _Source, column: torch.Tensor, places: torch.Tensor, keep: torch.Tensor, where: str) -> None:
     flat = bits_of(column.flatten(0, 1))
     step = max(_BLOCK // max(column[0, 0].numel() * column.element_size(), 1), 1)
     for start in range(0, len(places), step):
-        where, kept = places[start : start + step], keep[start : start + step]
-        block = torch.empty((len(where), *column.shape[2:]), dtype=column.dtype)
+        at, kept = places[start : start + step], keep[start : start + step]
+        block = torch.empty((len(at), *column.shape[2:]), dtype=column.dtype)
         source.fill(_bytes(block))
-        _require_flags(block, "segments")
-        flat[where[kept].to(flat.device)] = bits_of(block)[kept].to(flat.device)
+        _require_flags(block, where)
+        flat[at[kept].to(flat.device)] = bits_of(block)[kept].to(flat.device)
 
 
 def check(path: str | PathLike[str]) -> list[str]:

@@ -123,7 +123,12 @@ def list_of(arrays: Iterable[Array]) -> list[Any]:
 def parse(data: bytes, number: int) -> Manifest:
     """The manifest that `data` is; CorruptCheckpoint says what is wrong with it, and where."""
     where = f"manifests/{number:08}.json"
-    return _manifest(from_json(where, unwrapped(where, data)), number)
+    found = from_json(where, unwrapped(where, data))
+    first = data.partition(b"\n")[0]
+    said = int(first.split(b" ")[1])
+    if found.entry("format").value != said:
+        raise found.entry("format").wrong(f"{said}, as its first line says (bytes 0 to {len(first)})")
+    return _manifest(found, number)
 
 
 def unwrapped(where: str, data: bytes) -> bytes:
@@ -131,12 +136,14 @@ def unwrapped(where: str, data: bytes) -> bytes:
     first, _, body = data.partition(b"\n")
     header = re.fullmatch(rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first)
     if header is None:
-        raise CorruptCheckpoint(explain(where, "a file of recollect's", "another file", _REMEDY))
+        place = f"{where}, bytes 0 to {min(len(first), 64)}"
+        raise CorruptCheckpoint(explain(place, "recollect's first line", "another", _REMEDY))
     if int(header[1]) > FORMAT:
         remedy = "Load it with a newer recollect."
         raise IncompatibleCheckpoint(explain(where, f"format {FORMAT} at most", int(header[1]), remedy))
     if zlib.crc32(body) != int(header[2], 16):
-        raise CorruptCheckpoint(explain(where, f"the checksum {int(header[2], 16):08x}", "another", _REMEDY))
+        place = f"{where}, bytes {len(first) + 1} to {len(data)}"
+        raise CorruptCheckpoint(explain(place, f"the checksum {int(header[2], 16):08x}", "another", _REMEDY))
     return body
 
 
@@ -200,6 +207,13 @@ class Node:
         if not isinstance(self.value, list) or len(self.value) > most:
             raise self.wrong(f"a list of at most {most}")
         return [Node(f"{self.where}[{i}]", value) for i, value in enumerate(self.value)]
+
+    def parts(self, count: int) -> list[Node]:
+        """The items of a list that has just so many."""
+        found = self.items(count)
+        if len(found) != count:
+            raise self.wrong(f"a list of {count}")
+        return found
 
     def integer(self, least: int = 0, most: int = _MOST) -> int:
         """A whole number within bounds."""
@@ -282,7 +296,5 @@ def arrays_of(node: Node) -> tuple[Array, ...]:
 
 
 def _array(node: Node) -> Array:
-    if not isinstance(node.value, list) or len(node.value) != 3:
-        raise node.wrong("a name, a dtype and a shape")
-    name, dtype, shape = node.items()
+    name, dtype, shape = node.parts(3)
     return Array(name.text(), dtype.one_of(ITEM_BYTES), shape.shape())

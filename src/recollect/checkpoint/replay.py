@@ -25,9 +25,11 @@ from recollect.checkpoint.manifest import Node
 from recollect.errors import IncompatibleCheckpoint, explain
 from recollect.memory import Heap
 from recollect.replay import ReplayBuffer
-from recollect.ring import EMPTY, FINAL, HISTORY, PENDING, TRANSITION, Ring
+from recollect.ring import EMPTY, FINAL, HISTORY, TRANSITION, Ring
 
 _STATE = ("kind", "first", "head", "open", "resetting", "count", "floor")
+_OF_SLOTS = {"mass", "drawn"}
+"""What samplers keep of every slot."""
 
 
 def contents(replay: ReplayBuffer) -> Contents:
@@ -133,16 +135,18 @@ def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Ten
     """Fill everything but the rows; returns the rows [N] that the next save goes on from."""
     storage = replay._storage
     ring = storage.ring
-    _, arrays = read.part("ring")
-    if tuple(arrays["kind"].shape) == tuple(ring.kind.shape):
+    saved = read.config.entry("capacity").value
+    # Everything but the rows of an environment is as it was, so that its slots were as many more or fewer.
+    slots = ring.slots + (saved - replay.capacity) // ring.num_envs
+    _check_saved(read, slots, ring.num_envs)
+    placed = None
+    if saved == replay.capacity:
         read.copy_into("ring", dict(zip(_STATE, ring.state, strict=True)))
-        placed = None
     else:
         placed = _resize(ring, read)
     values = read.values.entry("ring")
     storage.broken.fill_(values.entry("broken").integer())
     storage.found()
-    check_ring(ring)
     pending = ring.at(ring.head, torch.arange(ring.num_envs, device=replay.device))
     for i in storage.observed:
         column = storage.columns[i].flatten(0, 1)
@@ -154,17 +158,30 @@ def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Ten
     return ring.head.cpu().clone()
 
 
-def check_ring(ring: Ring) -> None:
-    """Numbers that everything else is computed from: a wrong one would lead out of the memory."""
-    known = torch.tensor([EMPTY, TRANSITION, FINAL, PENDING, HISTORY], dtype=torch.uint8, device=ring.kind.device)
-    most = (1 << 62) // (2 * ring.num_envs)
-    right = bool(torch.isin(ring.kind, known).all())
-    right = right and bool(
-        ((ring.head >= 0) & (ring.head < most) & (ring.floor >= 0) & (ring.floor <= ring.head)).all()
+def _check_saved(read: Read, slots: int, num_envs: int) -> None:
+    """The ring's arrays are of the shapes that they must have, and their numbers can be."""
+    lead = (slots, num_envs)
+    kind, _ = (
+        read.shaped(f"ring.{name}", lead, dtype) for name, dtype in (("kind", torch.uint8), ("first", torch.bool))
     )
-    right = right and bool((ring.count == (ring.kind == TRANSITION).sum(0)).all())
-    if not right:
-        raise Node("state: ring", "others").wrong("kinds, heads and counts that agree")
+    head, count, floor = (read.shaped(f"ring.{name}", lead[1:], torch.int64) for name in ("head", "count", "floor"))
+    for name in ("open", "resetting"):
+        read.shaped(f"ring.{name}", lead[1:], torch.bool)
+    check_ring(kind, head, count, floor)
+
+
+def check_ring(kind: torch.Tensor, head: torch.Tensor, count: torch.Tensor, floor: torch.Tensor) -> None:
+    """Numbers that everything else is computed from: a wrong one would lead out of the memory."""
+    most = (1 << 62) // (2 * len(head))
+    for name, right, found, expected in (
+        ("kind", kind <= HISTORY, kind, f"a kind of 0 to {HISTORY}"),
+        ("head", (head >= 0) & (head < most), head, f"a row of 0 to {most}"),
+        ("floor", (floor >= 0) & (floor <= head), floor, "a row of 0 to the head"),
+        ("count", count == (kind == TRANSITION).sum(0), count, "as many as there are transitions"),
+    ):
+        if not bool(right.all()):
+            place = (~right).nonzero()[0].tolist()
+            raise Node(f"state: ring.{name}{place}", found[tuple(place)].item()).wrong(expected)
 
 
 def _resize(ring: Ring, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
@@ -198,15 +215,18 @@ def resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor,
     """Go on with draws that were saved, whose slots may be `placed` elsewhere now."""
     _, saved = read.part("sampler")
     expected = replay._draws.saved()
-    if saved.keys() != expected.keys() or any(saved[name].dtype != expected[name].dtype for name in saved):
+    forms = [{name: (array.dtype, array.ndim) for name, array in arrays.items()} for arrays in (saved, expected)]
+    if forms[0] != forms[1]:
         remedy = "Pass the sampler that the buffer had."
         raise IncompatibleCheckpoint(explain("sampler", f"the state of {replay.sampler}", sorted(saved), remedy))
-    if placed is not None and "mass" in saved:
+    if placed is not None:
         source, target = placed
-        moved = torch.zeros_like(expected["mass"], device="cpu")
-        moved[target] = saved["mass"][source]
         drawable = (replay._storage.ring.kind.view(-1) == TRANSITION).cpu()
-        saved["mass"] = torch.where(drawable, moved, 0.0)
+        for name in _OF_SLOTS & saved.keys():
+            read.shaped(f"sampler.{name}", (read.arrays["ring.kind"].numel(),), expected[name].dtype)
+            moved = torch.zeros_like(expected[name], device="cpu")
+            moved[target] = saved[name][source]
+            saved[name] = torch.where(drawable, moved, 0)
     try:
         replay._draws.resume(saved)
     except ValueError as error:

@@ -127,7 +127,7 @@ def restore(rollout: RolloutBuffer, read: Read, *, same_device: bool) -> torch.T
     _restore_last(rollout, read)
     try:
         rollout._carries.resume(read.part("carries")[1])
-    except (KeyError, ValueError) as error:
+    except ValueError as error:
         raise Node("state: carries", str(error)).wrong("hidden states of the rollout") from None
     restore_random(rollout._random, *read.part("random"), devices=same_device)
     rollout._listeners.restore(read.part("listeners")[1])
@@ -148,17 +148,18 @@ def _attached(rollout: RolloutBuffer, name: str, found: torch.Tensor | None) -> 
 
 
 def _restore_finals(rollout: RolloutBuffer, read: Read) -> None:
-    found = read.arrays["finals.places"]
-    places = read.array("finals.places", found.new_empty((len(found), 2), dtype=torch.int64)).tolist()
+    places = read.shaped("finals.places", (None, 2), torch.int64).tolist()
+    if not places:
+        return
     fields = [rollout._schema.fields[i] for i in rollout._schema.columns["obs"]]
+    leaves = [
+        read.shaped(f"finals.leaf{j}", (len(places), *field.shape), field.dtype).to(rollout.device)
+        for j, field in enumerate(fields)
+    ]
     for i, (step, env) in enumerate(places):
         if not (0 <= step < rollout._num_stored and 0 <= env < (rollout.num_envs or 1)):
             raise Node("state: finals.places", [step, env]).wrong("stored steps of environments")
-        leaves = [
-            read.array(f"finals.leaf{j}", torch.empty((len(places), *field.shape), dtype=field.dtype))[i : i + 1]
-            for j, field in enumerate(fields)
-        ]
-        rollout._finals.keep(Found(step, [env], [leaf.to(rollout.device) for leaf in leaves]))
+        rollout._finals.keep(Found(step, [env], [leaf[i : i + 1] for leaf in leaves]))
 
 
 def _restore_last(rollout: RolloutBuffer, read: Read) -> None:
@@ -170,7 +171,7 @@ def _restore_last(rollout: RolloutBuffer, read: Read) -> None:
     def leaves(name: str) -> list[torch.Tensor]:
         fields = [schema.fields[i] for i in schema.columns[name]]
         return [
-            read.array(f"last.{name}{i}", torch.empty((*lead, *field.shape), dtype=field.dtype)).to(rollout.device)
+            read.shaped(f"last.{name}{i}", (*lead, *field.shape), field.dtype).to(rollout.device)
             for i, field in enumerate(fields)
         ]
 

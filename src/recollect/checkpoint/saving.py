@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 import torch
 
 from recollect.checkpoint import kinds
-from recollect.checkpoint.contents import Contents, Rows, array_of, bytes_of
+from recollect.checkpoint.contents import Arrays, Contents, Rows, array_of, bytes_of
 from recollect.checkpoint.files import Files
-from recollect.checkpoint.manifest import File, Manifest
+from recollect.checkpoint.manifest import File, Manifest, Node
 from recollect.checkpoint.progress import watched
 from recollect.checkpoint.vault import Vault
 from recollect.errors import CheckpointError
@@ -24,30 +25,53 @@ SEGMENT_BYTES = 1 << 30
 """Longer segments are split, so that rows which are overwritten soon do not keep others on the disk."""
 
 
+@dataclass(frozen=True)
 class Base:
     """What a save goes on from: the checkpoint that this very buffer wrote, or was loaded from."""
 
-    def __init__(self, root: Path, manifest: Manifest, segments: list[tuple[File, torch.Tensor]], saved: Any) -> None:
-        self.root, self.lineage, self.number = root, manifest.lineage, manifest.number
-        self.segments = segments
-        """The files of rows, each with the rows [N] that it ends before."""
-        self.saved = saved
-        """The first rows [N] that are not in them."""
+    root: Path
+    lineage: str
+    number: int
+    segments: list[tuple[File, torch.Tensor]]
+    """The files of rows, each with the rows [N] that it ends before."""
+    saved: torch.Tensor | None
+    """The first rows [N] that are not in them; None for all rows."""
+    note: tuple[Node, Arrays] | None = None
+    """What the owner of the buffer had saved with it, as a load has found it."""
+
+    def shorter(self) -> Base:
+        """Without its newest segments, as many as are one long one together: their rows are written again as one."""
+        kept, nbytes = list(self.segments), 0
+        while kept and nbytes + kept[-1][0].nbytes <= SEGMENT_BYTES:
+            nbytes += kept.pop()[0].nbytes
+        return replace(self, segments=kept, saved=kept[-1][1] if kept else None)
 
 
-def save(buffer: Any, path: str | PathLike[str], *, keep: int = 2, files: type[Files] = Files) -> int:
-    """Write a checkpoint of a buffer below `path` and return its number; see `ReplayBuffer.save`."""
+def save(
+    buffer: Any,
+    path: str | PathLike[str],
+    *,
+    keep: int = 2,
+    files: type[Files] = Files,
+    note: tuple[dict[str, Any], Arrays] | None = None,
+) -> int:
+    """Write a checkpoint of a buffer below `path` and return its number; see `ReplayBuffer.save`.
+
+    `note` is what the buffer's owner has to say about just this state of it: JSON and arrays, in the same checkpoint.
+    """
     positive("keep", keep)
     root = Path(path).absolute()
     vault = Vault(root, files)
     with buffer._lock, getattr(buffer, "_in_order", nullcontext)():
         contents = kinds.of(buffer).contents(buffer)
+        if note is not None:
+            contents.take("note", note)
         with vault.opened(_nbytes(contents)):
             base = _base(buffer, vault, root)
             manifest, segments = _written(vault, contents, base)
             vault.commit(manifest)
             saved = None if contents.rows is None else contents.rows.stop
-            buffer._checkpoint = Base(root, manifest, segments, saved)
+            buffer._checkpoint = Base(root, manifest.lineage, manifest.number, segments, saved)
             vault.collect(keep)
     return manifest.number
 
@@ -66,11 +90,11 @@ def _base(buffer: Any, vault: Vault, root: Path) -> Base | None:
     try:
         manifest = vault.manifest(base.number)
         vault.require_files(manifest)
-        if vault.is_long(base.number):
-            return None
     except CheckpointError:  # damaged since: everything is written again
         return None
-    return base if manifest.lineage == base.lineage else None
+    if manifest.lineage != base.lineage:
+        return None
+    return base.shorter() if vault.is_long(base.number) else base
 
 
 def _written(vault: Vault, contents: Contents, base: Base | None) -> tuple[Manifest, list[tuple[File, torch.Tensor]]]:
@@ -79,7 +103,7 @@ def _written(vault: Vault, contents: Contents, base: Base | None) -> tuple[Manif
     if contents.rows is not None:
         # A segment whose every row was overwritten is needed no more.
         segments = [(file, stop) for file, stop in segments if bool((stop > contents.rows.first).any())]
-        fresh = contents.rows if base is None else contents.rows.since(base.saved)
+        fresh = contents.rows if base is None or base.saved is None else contents.rows.since(base.saved)
         for part, rows in enumerate(_split(fresh)):
             parts = watched(rows.parts(), rows.nbytes, "saving rows")
             file = vault.put("segments", f"{number:08}-{part}.bin", rows.arrays, parts)

@@ -74,7 +74,7 @@ class Vault:
         return number
 
     def is_long(self, number: int) -> bool:
-        """A manifest lists so many files that the next checkpoint is better written in full."""
+        """A manifest lists so many files that the next checkpoint is to list fewer."""
         return self.files.size(_name(number)) > MOST_BYTES // 2
 
     def put(self, folder: str, name: str, arrays: tuple[Array, ...], parts: Iterable[memoryview | bytes]) -> File:
@@ -171,7 +171,8 @@ class Vault:
         if newer is not None and int(newer[1]) > FORMAT:
             remedy = "Load it with a newer recollect."
             raise IncompatibleCheckpoint(explain("FORMAT", f"format {FORMAT} at most", int(newer[1]), remedy))
-        raise CorruptCheckpoint(explain("FORMAT", repr(_HEADER.decode()), repr(found), "Copy the folder again."))
+        place = f"FORMAT, bytes 0 to {len(found)}"
+        raise CorruptCheckpoint(explain(place, repr(_HEADER.decode()), repr(found), "Copy the folder again."))
 
     def manifest(self, number: int) -> Manifest:
         """A checkpoint's manifest, checked for itself."""
@@ -182,7 +183,8 @@ class Vault:
         with self._readable(name) as file:
             data = self.files.read(file, MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
-            raise CorruptCheckpoint(explain(name, f"at most {MOST_BYTES} bytes", "more", "Copy it again."))
+            place = f"{name}, bytes 0 to {MOST_BYTES}"
+            raise CorruptCheckpoint(explain(place, f"at most {MOST_BYTES} bytes", "more", "Copy it again."))
         return parse(data, number)
 
     def require_files(self, manifest: Manifest) -> None:

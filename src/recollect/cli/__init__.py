@@ -7,9 +7,9 @@ import io
 import sys
 from collections.abc import Sequence
 
-from recollect.cli import check, demo, version
+from recollect.cli import check, conformance, demo, inspect, version
 
-COMMANDS = (demo, check, version)
+COMMANDS = (demo, inspect, check, conformance, version)
 """A command is a module with `register(commands)`, which adds its parser and names its `run(arguments) -> int`."""
 
 INTERRUPTED = 130

@@ -1,4 +1,4 @@
-"""rl-buffer's names on our core: `ReplayBuffer`, `PrioritizedReplayBuffer`, `RolloutBuffer`, `StatsTracker`, `SumTree`.
+"""rl-buffer's names on our core: its replay buffers (shared, prioritized), `RolloutBuffer`, `StatsTracker`, `SumTree`.
 
 Sizes (`len`, `capacity`, `full`) count time steps; the `total_` ones count transitions. What is different here, because
 it matters for learning:
@@ -31,8 +31,10 @@ from tensordict import TensorDict
 from recollect import estimators
 from recollect.batch import moved
 from recollect.border import conform, overlaps
+from recollect.concurrent import Handle, connect
 from recollect.errors import NotReadyError, PriorityError, SchemaError, explain
 from recollect.kernels.priority import priority_tree
+from recollect.memory import Memory
 from recollect.replay import ReplayBuffer as _Replay
 from recollect.rollout import RolloutBuffer as _Rollout
 from recollect.samplers import Prioritized
@@ -48,6 +50,9 @@ __all__ = [
     "ResetStrategy",
     "RolloutBatch",
     "RolloutBuffer",
+    "SharedMemoryComponents",
+    "SharedReplayBuffer",
+    "SharedStates",
     "StatsTracker",
     "SumTree",
     "explained_variance",
@@ -330,19 +335,24 @@ class _Transitions(BaseBuffer):
         reset_strategy: ResetStrategy,
         sampler: Prioritized | None,
         seed: int | None,
+        place: Memory | Handle | None = None,
     ) -> None:
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
         self.obs_shape, self.action_shape = obs_shape, action_shape
-        self.core = _Replay(
-            self.total_capacity,
-            Field(obs_shape, obs_dtype),
-            Field(action_shape, action_dtype),
-            num_envs=num_envs,
-            # Copies of their own: every time step then fits, whatever its next observation is.
-            next_obs="stored",
-            sampler=sampler,
-            device=self.store_device,
-            seed=seed,
+        self.core = (
+            connect(place, seed=seed)
+            if isinstance(place, Handle)
+            else _Replay(
+                self.total_capacity,
+                Field(obs_shape, obs_dtype),
+                Field(action_shape, action_dtype),
+                num_envs=num_envs,
+                # Copies of their own: every time step then fits, whatever its next observation is.
+                next_obs="stored",
+                sampler=sampler,
+                device=self.store_device if place is None else place,
+                seed=seed,
+            )
         )
         memory = self.core.columns
         self._fields = _fields_of(memory)
@@ -408,6 +418,58 @@ class ReplayBuffer(_Transitions):
         return ReplayBatch(**_renamed(_REPLAY_FIELDS, self._sample(batch_size)))
 
 
+@dataclass
+class SharedMemoryComponents:
+    """What a worker needs to find the main process's steps: small, to be sent to it."""
+
+    handle: Handle
+
+
+@dataclass
+class SharedStates:
+    """Counters are beside the steps, so that there is nothing to send."""
+
+
+class SharedReplayBuffer(_Transitions):
+    """A `ReplayBuffer` that the main process makes and workers on the same machine add to and draw from.
+
+    A lock keeps steps whole. Each process tells its own tracker of the steps that it adds.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        num_envs: int,
+        obs_shape: tuple[int, ...],
+        action_shape: tuple[int, ...],
+        stats_tracker: StatsTracker,
+        is_main_process: bool,
+        shared_memory_components: SharedMemoryComponents | None = None,
+        shared_states: SharedStates | None = None,
+        obs_dtype: torch.dtype = torch.float32,
+        action_dtype: torch.dtype = torch.float32,
+        device: torch.device = _CPU,
+        reset_strategy: ResetStrategy = ResetStrategy.RECURRENT,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        given = shared_memory_components
+        if is_main_process and (given is not None or shared_states is not None):
+            raise ValueError("SharedReplayBuffer: expected no shared components in the main process, which makes them.")
+        if not is_main_process and given is None:
+            raise ValueError("SharedReplayBuffer: expected the main process's shared components in a worker, got none.")
+        super().__init__(
+            buffer_size, num_envs, obs_shape, action_shape, stats_tracker, obs_dtype, action_dtype,
+            device, _CPU, reset_strategy, None, seed, Memory.shared() if given is None else given.handle,
+        )  # fmt: skip
+
+    get = ReplayBuffer.get
+
+    def get_shared_components(self) -> tuple[SharedMemoryComponents, SharedStates]:
+        """What workers are made with."""
+        return SharedMemoryComponents(self.core.handle()), SharedStates()
+
+
 class PrioritizedReplayBuffer(_Transitions):
     """The newest `buffer_size` time steps of `num_envs` environments, drawn by priority `(|td| + epsilon)^alpha`.
 
@@ -460,7 +522,7 @@ class PrioritizedReplayBuffer(_Transitions):
 
     @property
     def _max_priority(self) -> float:
-        return float(self.core._draws._mass(self.core._draws._largest))
+        return float(self.core._draws._settings.mass(self.core._draws._largest))
 
 
 @dataclass

@@ -15,7 +15,6 @@ from recollect.errors import CorruptCheckpoint, explain
 from recollect.replay import ReplayBuffer
 from recollect.replay_storage import ReplayStorage
 from recollect.ring import TRANSITION, Ring
-from recollect.samplers import Prioritized
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -35,7 +34,8 @@ def restored(buffer: ReplayBuffer, record: Record, checksum: Callable[[], int], 
             _require_closed(storage.ring, read, checksum() == record.checksum)
         else:
             _recover(storage, read, record)
-        check_ring(storage.ring)
+        ring = storage.ring
+        check_ring(ring.kind, ring.head, ring.count, ring.floor)
         storage.found()
         _resume(buffer, read, record, resumes)
         buffer._check_numbers()
@@ -47,10 +47,10 @@ def restored(buffer: ReplayBuffer, record: Record, checksum: Callable[[], int], 
 
 def _resume(buffer: ReplayBuffer, read: Read, record: Record, resumes: bool) -> None:
     """Everything that is not in the arrays goes on from the commit."""
-    if not isinstance(buffer.sampler, Prioritized):
-        resume_sampler(buffer, read)
     mended = getattr(buffer._draws, "mended", None)
-    if mended is not None:
+    if mended is None:
+        resume_sampler(buffer, read)
+    else:  # it keeps its numbers beside the rows
         mended()
     if resumes:
         restore_random(buffer._random, *read.part("random"), devices=False)

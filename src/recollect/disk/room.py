@@ -21,7 +21,6 @@ from recollect.disk.recovery import boot, marks_of, restored
 from recollect.errors import CheckpointError, explain
 from recollect.replay import ReplayBuffer
 from recollect.ring import MOST_ROWS
-from recollect.samplers import Prioritized
 
 COMMIT_BYTES = 1 << 28
 COMMIT_SECONDS = 60.0
@@ -127,7 +126,7 @@ class DiskRoom:
         ring = self._ring
         state.take("ring", ({}, {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}))
         # Priorities have files of their own.
-        saved = {} if isinstance(buffer.sampler, Prioritized) else buffer._draws.saved()
+        saved = {} if hasattr(buffer._draws, "mended") else buffer._draws.saved()
         state.take("sampler", ({}, saved))
         take_beside(buffer, state)
         sums = marks_of(ring), self._checksum() if is_closed else 0

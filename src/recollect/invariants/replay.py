@@ -136,7 +136,8 @@ def _check_kinds(storage: ReplayStorage, rows: _Rows) -> None:
     rows.require((kind == PENDING) | ~is_open, "kind", "pending at the open head", kind)
     rows.require((kind != PENDING) | is_open, "kind", "pending only at an open head", kind)
     rows.require(rows.is_alive | (kind != TRANSITION), "kind", f"no transition {ring.alive} rows behind", kind)
-    may_be_history = ~rows.is_alive | (rows.row < ring.floor + ring.slots - ring.alive)  # their frames may be lost
+    # What comes right after rows that are lost may be what other rows are stacks of, and no stack itself.
+    may_be_history = ~rows.is_alive | (rows.row < ring.floor + ring.slots - ring.alive)
     rows.require(may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.alive} rows", kind)
     if not storage.keeps_next:
         rows.require(~(rows.is_step & rows.is_newest), "kind", "no transition as the newest row", kind)

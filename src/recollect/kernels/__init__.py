@@ -87,10 +87,12 @@ def runs_native(tensors: Sequence[torch.Tensor]) -> bool:
         return False
     # numpy has no bfloat16: without the exchange API such columns go the torch way.
     exchange = _active.exchange()
-    return all(
-        t.device.type == "cpu" and t.ndim <= _active.MOST_AXES and (exchange or t.dtype != torch.bfloat16)
-        for t in tensors
-    )
+    return all(t.is_cpu and t.ndim <= _active.MOST_AXES and (exchange or t.dtype != torch.bfloat16) for t in tensors)
+
+
+def reads_natively(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the native core can also make what is read from these tensors."""
+    return exchange() and runs_native(tensors)
 
 
 def estimate(name: str, outputs: int, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:

@@ -133,9 +133,9 @@ class NativeTree:
         """
         return self._tree.update(leaves, priorities, alpha, eps) if kernels.exchange() else None
 
-    def mark(self, leaves: torch.Tensor, kinds: torch.Tensor, mass: float) -> None:
-        """`set` leaves to `mass` where the slot of that number holds a transition, else to zero."""
-        self._tree.mark(kernels.buffer_of(leaves), kernels.buffer_of(kinds), mass)
+    def mark(self, touched: Any, mass: float) -> None:
+        """`set` the leaves of slots that a write touched: to `mass` where there is a transition now, else to zero."""
+        self._tree.mark(touched, mass)
 
     def draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool
@@ -154,11 +154,15 @@ def _weighted(
     if drawn is None:
         return None
     leaves, priorities = drawn
+    return leaves, weights(priorities, tree.smallest() if by_smallest else priorities.min(), beta)
+
+
+def weights(priorities: torch.Tensor, smallest: torch.Tensor | float, beta: float) -> torch.Tensor:
+    """(smallest / priority)^beta, float32 [K] in (0, 1]."""
     # A tensor: torch divides a number by multiplying with a reciprocal, which is infinite for denormal priorities.
-    smallest = torch.as_tensor(tree.smallest(), dtype=torch.float64) if by_smallest else priorities.min()
+    smallest = torch.as_tensor(smallest, dtype=torch.float64)
     # What is too small for a float32 is its smallest number: a weight of zero would hide the row.
-    weight = (smallest / priorities).pow(beta).float().clamp(min=torch.finfo(torch.float32).tiny)
-    return leaves, weight
+    return (smallest / priorities).pow(beta).float().clamp(min=torch.finfo(torch.float32).tiny)
 
 
 # What leaves are multiplied by before they are summed. The usual scale leaves room for 2^64 leaves of any size. Totals

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from recollect import kernels
 
+T = TypeVar("T")
+
 
 class Reader(Protocol):
     """Columns seen as flat lists of items, read by an index of int64."""
 
-    def take(
-        self, index: torch.Tensor, start: int, stop: int, padded: bool = False, width: int = 0
-    ) -> list[torch.Tensor]:
-        """The items `index[start:stop]` of every column, in fresh tensors [count, …], or [count / width, width, …].
+    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
+        """The items `index[start:stop]` of every column, in fresh tensors [count, …].
 
         `padded`: an index of -1 gives zeros.
         """
@@ -36,29 +36,21 @@ def reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reader:
     return _TorchReader(columns, lead)
 
 
-class FollowingReader:
+class Following(Generic[T]):
     """A reader of columns that others have in their hands too: `share_memory_` moves a tensor's memory elsewhere."""
 
-    def __init__(self, columns: Sequence[torch.Tensor], lead: int, items: int, is_exposed: Callable[[], bool]) -> None:
-        self._make = lambda: reader(columns, lead, items)
-        self._where = lambda: [column.data_ptr() for column in columns]
-        self._is_exposed = is_exposed
-        self._reader, self._addresses = self._make(), self._where()
+    def __init__(self, make: Callable[[], T], columns: Sequence[torch.Tensor], is_exposed: Callable[[], bool]) -> None:
+        self._make, self._columns, self._is_exposed = make, columns, is_exposed
+        self._reader, self._addresses = make(), self._where()
 
-    def _found(self) -> Reader:
+    def _where(self) -> list[int]:
+        return [column.data_ptr() for column in self._columns]
+
+    def found(self) -> T:
+        """The reader of where the columns are now."""
         if self._is_exposed() and self._where() != self._addresses:
             self._reader, self._addresses = self._make(), self._where()
         return self._reader
-
-    def take(
-        self, index: torch.Tensor, start: int, stop: int, padded: bool = False, width: int = 0
-    ) -> list[torch.Tensor]:
-        return self._found().take(index, start, stop, padded, width)
-
-    def take_into(
-        self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
-    ) -> None:
-        self._found().take_into(index, start, stop, out, padded)
 
 
 class _NativeReader:
@@ -71,12 +63,10 @@ class _NativeReader:
             self.take = self._gather.take
             self.take_into = self._gather.take_into
 
-    def take(
-        self, index: torch.Tensor, start: int, stop: int, padded: bool = False, width: int = 0
-    ) -> list[torch.Tensor]:
+    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
         out = [torch.empty((stop - start, *shape), dtype=dtype, device="cpu") for shape, dtype in self._like]
         self.take_into(index, start, stop, out, padded)
-        return [leaf.unflatten(0, (-1, width)) for leaf in out] if width else out
+        return out
 
     def take_into(
         self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
@@ -100,9 +90,7 @@ class _TorchReader:
             column.flatten(0, lead - 1).view(_SIGNED.get(column.dtype, column.dtype)) for column in columns
         ]
 
-    def take(
-        self, index: torch.Tensor, start: int, stop: int, padded: bool = False, width: int = 0
-    ) -> list[torch.Tensor]:
+    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
         rows = index[start:stop]
         if not padded:
             found = [column.index_select(0, rows) for column in self._columns]
@@ -110,10 +98,7 @@ class _TorchReader:
             inside, missing = rows.clamp(min=0), rows < 0
             found = [column.index_select(0, inside) for column in self._columns]
             found = [leaf.masked_fill_(missing.view(-1, *(1,) * (leaf.ndim - 1)), 0) for leaf in found]
-        found = [
-            leaf.view(dtype) if dtype in _SIGNED else leaf for leaf, dtype in zip(found, self._dtypes, strict=True)
-        ]
-        return [leaf.unflatten(0, (-1, width)) for leaf in found] if width else found
+        return [leaf.view(dtype) if dtype in _SIGNED else leaf for leaf, dtype in zip(found, self._dtypes, strict=True)]
 
     def take_into(
         self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -24,9 +25,35 @@ class Cuts:
 
 
 @dataclass(frozen=True)
-class SequenceIndex:
+class Flags:
+    """What is known of a rollout's first `steps` steps; flags may have more rows [≥ steps, N]."""
+
+    steps: int
+    terminated: torch.Tensor
+    truncated: torch.Tensor
+    mask: torch.Tensor | None
+    """[steps, N] which are valid; None: all."""
+    starting: torch.Tensor
+    """[N] whose first one starts an episode."""
+
+
+class SequenceIndex(Protocol):
+    """The sequences of a rollout, by number."""
+
+    @property
+    def longest(self) -> int:
+        """How many steps the longest one has."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class TorchIndex:
     """Sequences as runs of one list of steps."""
 
+    is_first: torch.Tensor
+    """[T, N] which steps start an episode, as far as they are valid."""
     order: torch.Tensor
     """[V] flat rows t·N + n of the valid steps, by environment, then time."""
     start: torch.Tensor
@@ -40,38 +67,25 @@ class SequenceIndex:
 
     def rows(self, which: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of the sequences `which`: rows [B, length], -1 behind the last step of each; the mask; the first rows [B]."""
-        native = kernels.native()
-        if native is None or which.device.type != "cpu":
-            place = torch.arange(length, device=which.device)
-            start, count = self.start[which], self.count[which]
-            mask = place < count.unsqueeze(1)
-            at = (start.unsqueeze(1) + place).clamp_(max=len(self.order) - 1)
-            return torch.where(mask, self.order[at], -1), mask, self.order[start]
-        out = None
-        if not native.exchange():
-            shape = (len(which), length)
-            out = torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.bool), torch.empty_like(which)
-        given = map(kernels.buffer_of, (self.order, self.start, self.count, which))
-        made = native.sequence_rows(*given, length, None if out is None else tuple(map(kernels.buffer_of, out)))
-        return tuple(made) if out is None else out
+        place = torch.arange(length, device=which.device)
+        start, count = self.start[which], self.count[which]
+        mask = place < count.unsqueeze(1)
+        at = (start.unsqueeze(1) + place).clamp_(max=len(self.order) - 1)
+        return torch.where(mask, self.order[at], -1), mask, self.order[start]
 
 
-def find_sequences(
-    terminated: torch.Tensor, truncated: torch.Tensor, mask: torch.Tensor | None, cuts: Cuts
-) -> SequenceIndex:
-    """The sequences of a rollout's flags [T, N]; `mask` says which steps are valid, None that all are."""
-    if kernels.native() is None or terminated.device.type != "cpu":
-        return _find_in_torch(terminated | truncated, mask, cuts)
-    order, start, count = (torch.empty(terminated.numel(), dtype=torch.int64) for _ in range(3))
-    valid, sequences, longest = kernels.native().find_sequences(
-        *map(kernels.buffer_of, (terminated.contiguous(), truncated.contiguous())),
-        kernels.buffer_of(None if mask is None else mask.contiguous()),
-        cuts.length or 0, cuts.stride, cuts.split, cuts.keep_tail, *map(kernels.buffer_of, (order, start, count)),
+def find_sequences(flags: Flags, cuts: Cuts, *, natively: bool) -> SequenceIndex:
+    """The sequences of a rollout, by environment, then time."""
+    if not natively:
+        return _find_in_torch(flags, cuts)
+    return kernels.native().SequenceIndex(
+        flags.steps, flags.terminated, flags.truncated, flags.mask, flags.starting,
+        cuts.length or 0, cuts.stride, cuts.split, cuts.keep_tail,
     )  # fmt: skip
-    return SequenceIndex(order[:valid], start[:sequences], count[:sequences], longest)
 
 
-def _find_in_torch(ended: torch.Tensor, mask: torch.Tensor | None, cuts: Cuts) -> SequenceIndex:
+def _find_in_torch(flags: Flags, cuts: Cuts) -> TorchIndex:
+    ended, mask = (flags.terminated | flags.truncated)[: flags.steps], flags.mask
     steps, envs = ended.shape
     order = torch.arange(ended.numel(), device=ended.device).view(steps, envs).t().flatten()
     if mask is not None:
@@ -91,7 +105,9 @@ def _find_in_torch(ended: torch.Tensor, mask: torch.Tensor | None, cuts: Cuts) -
     nth = torch.arange(len(run), device=ended.device) - (sequences.cumsum(0) - sequences)[run]
     start = begin[run] + nth * cuts.stride
     count = torch.minimum(length[run], stop[run] - start)
-    return SequenceIndex(order, start, count, int(count.max()) if len(count) else 0)
+    before = ended[:-1] if mask is None else ~mask[:-1]  # a row that is not valid only resets
+    is_first = torch.cat([flags.starting.unsqueeze(0), before])
+    return TorchIndex(is_first, order, start, count, int(count.max()) if len(count) else 0)
 
 
 def _last_valid(mask: torch.Tensor | None, ended: torch.Tensor) -> torch.Tensor:

@@ -91,8 +91,8 @@ class Memory:
         """
         if self.place is not None:
             free = self.place.free_bytes()
-        else:
-            free = available_bytes() if self.device.type == "cpu" else None
+        else:  # elsewhere: what a number of bytes can be
+            free = available_bytes() if self.device.type == "cpu" else 1 << 62
         if free is not None and nbytes > free:
             expected = f"at most {free / 2**30:.2f} GiB, which is what this machine has free"
             remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."

@@ -14,7 +14,7 @@ from recollect.errors import NotReadyError, PriorityError, SchemaError, explain
 from recollect.invariants.require import require, require_all
 from recollect.kernels.priority import NativeTree, priority_tree
 from recollect.randomness import Randomness
-from recollect.replay_storage import ReplayStorage, Touched
+from recollect.replay_storage import ReplayStorage
 from recollect.ring import TRANSITION
 from recollect.samplers.protocol import Drawn
 
@@ -49,6 +49,27 @@ class Prioritized:
 
     def start(self, storage: ReplayStorage, random: Randomness) -> _Draws:
         return _Draws(self, storage, random)
+
+    def mass(self, priority: Any) -> Any:
+        """(priority + eps)^alpha, but zero only for zero: what is positive can be drawn."""
+        base = priority + self.eps
+        if isinstance(base, float):
+            return max(base**self.alpha, 5e-324) if base else 0.0
+        return torch.where(base == 0, 0.0, base.pow(self.alpha).clamp(min=5e-324))
+
+    def accept(self, priority: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """New priorities of `count` rows as float64 [count], and their masses; refused if they cannot be some."""
+        values = _checked_priority(priority, count)
+        mass = self.mass(values)
+        if values.device.type == "cpu":
+            refuse_priorities(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
+        return values, mass
+
+    def beta_after(self, draws: int) -> float:
+        """The exponent of the weights when so many rows were drawn."""
+        beta = self.beta(draws) if callable(self.beta) else self.beta
+        _check_rate("Prioritized.beta", beta)
+        return float(beta)
 
 
 def _power(base: float, exponent: float) -> float:
@@ -101,10 +122,8 @@ class _Draws:
         self._draws = snapshot
 
     def draw(self, count: int) -> Drawn:
-        beta = self._settings.beta
-        beta = beta(self._draws) if callable(beta) else beta
-        _check_rate("Prioritized.beta", beta)
-        drawn = self._tree.draw_weighted(count, self._random, float(beta), self._settings.normalize == "global")
+        beta = self._settings.beta_after(self._draws)
+        drawn = self._tree.draw_weighted(count, self._random, beta, self._settings.normalize == "global")
         if drawn is None:
             remedy = "Update some priority to more than 0, or use eps > 0."
             raise NotReadyError(explain("sample", "a row of positive priority", "none", remedy))
@@ -118,10 +137,7 @@ class _Draws:
             if done is not None and done[0] < 0:
                 self._largest = max(self._largest, done[2])
                 return done[1]
-        values = _checked_priority(priority, len(slots))
-        mass = self._mass(values)
-        if values.device.type == "cpu":
-            _refuse(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
+        values, mass = self._settings.accept(priority, len(slots))
         if len(values):
             accepted = torch.where(slots >= 0, values, 0.0).max()
             on_host = values.device.type == "cpu"
@@ -129,12 +145,12 @@ class _Draws:
         self._set(slots, mass, slots >= 0)
         return (slots < 0).sum()
 
-    def written(self, touched: Touched) -> None:
-        slots, changed = touched
-        mass = self._mass(self._largest)
-        if isinstance(self._tree, NativeTree) and changed is None:
-            self._tree.mark(slots, self._storage.ring.kind.view(-1), mass)
+    def written(self) -> None:
+        mass, native = self._settings.mass(self._largest), self._storage.native
+        if isinstance(self._tree, NativeTree) and native is not None:
+            self._tree.mark(native.touched, mass)
             return
+        slots, changed = self._storage.touched()
         stored = self._storage.ring.kind_at(slots) == TRANSITION
         if isinstance(mass, float):  # between two numbers torch would choose float32, where 1e308 and 1e-308 are none
             mass = torch.full((), mass, dtype=torch.float64, device=slots.device)
@@ -148,7 +164,7 @@ class _Draws:
         ring, leaves = self._storage.ring, self._tree.leaves_view()
         slots, drawable = leaves[:-1], ring.kind.view(-1) == TRANSITION
         known = (slots > 0) | (self._settings.eps == 0)
-        slots.copy_(torch.where(drawable, torch.where(known, slots, self._mass(self._largest)), 0.0))
+        slots.copy_(torch.where(drawable, torch.where(known, slots, self._settings.mass(self._largest)), 0.0))
         leaves[-1] = 0.0
         self._tree.rebuild()
 
@@ -184,12 +200,33 @@ class _Draws:
         error = self._tree.check()
         require(error <= 1e-9, "sums of priorities", "those of the rows, to 1e-9", f"a relative error of {error:.1e}")
 
-    def _mass(self, priority: Any) -> Any:
-        """(priority + eps)^alpha, but zero only for zero: what is positive can be drawn."""
-        base = priority + self._settings.eps
-        if isinstance(base, float):
-            return max(base**self._settings.alpha, 5e-324) if base else 0.0
-        return torch.where(base == 0, 0.0, base.pow(self._settings.alpha).clamp(min=5e-324))
+    # As one of several buffers that are drawn from as if they were one
+
+    @property
+    def drawn(self) -> int:
+        """How many rows were drawn so far."""
+        return self._draws
+
+    def total(self) -> tuple[float, int]:
+        """The mass of all rows as m · 2^e, since a sum of large priorities may be more than a float64 holds."""
+        total = float(self._tree.total())
+        if math.isfinite(total):
+            return math.frexp(total)
+        m, e = math.frexp(float((self._tree.leaves_view() * 2.0**-64).sum()))
+        return m, e + 64
+
+    def smallest(self) -> float:
+        """The smallest mass that is not zero, or infinity."""
+        return float(self._tree.smallest())
+
+    def masses(self, slots: torch.Tensor) -> torch.Tensor:
+        """The masses of rows: float64 [K]."""
+        return self._tree.get(slots)
+
+    def largest(self, elsewhere: float = 0.0) -> float:
+        """The priority of new rows, which is from now on at least what was accepted `elsewhere`."""
+        self._largest = max(self._largest, elsewhere)
+        return float(self._largest)
 
     def _set(self, slots: torch.Tensor, mass: torch.Tensor, where: torch.Tensor | None) -> None:
         if where is None:
@@ -207,7 +244,8 @@ def _checked_priority(priority: torch.Tensor, count: int) -> torch.Tensor:
     return priority.to(torch.float64)
 
 
-def _refuse(bad: torch.Tensor, values: torch.Tensor) -> None:
+def refuse_priorities(bad: torch.Tensor, values: torch.Tensor) -> None:
+    """Raise for the first of the values that are `bad`."""
     if bad.any():
         at = int(bad.nonzero()[0])
         expected = "a finite number of at least 0 (and finite to the power of alpha)"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from recollect.randomness import Randomness
-from recollect.replay_storage import ReplayStorage, Touched
+from recollect.replay_storage import ReplayStorage
 
 
 class Drawn(NamedTuple):
@@ -31,8 +31,8 @@ class Draws(Protocol):
         """Choose `count` rows; the buffer has checked that there are any."""
         ...
 
-    def written(self, touched: Touched) -> None:
-        """Slots have become transitions, or have stopped being some."""
+    def written(self) -> None:
+        """Slots have become transitions, or have stopped being some: `storage.touched()` says which."""
         ...
 
     def cleared(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from recollect.randomness import Randomness
-from recollect.replay_storage import ReplayStorage, Touched
+from recollect.replay_storage import ReplayStorage
 from recollect.samplers.protocol import Drawn
 
 
@@ -33,7 +33,7 @@ class _Draws:
     def draw(self, count: int) -> Drawn:
         return Drawn(self._storage.draw(count, self._random))
 
-    def written(self, touched: Touched) -> None: ...
+    def written(self) -> None: ...
 
     def cleared(self) -> None: ...
 

@@ -10,7 +10,7 @@ import torch
 from recollect.errors import NotReadyError, explain
 from recollect.invariants.require import require, require_all
 from recollect.randomness import Randomness
-from recollect.replay_storage import ReplayStorage, Touched
+from recollect.replay_storage import ReplayStorage
 from recollect.ring import TRANSITION
 from recollect.samplers.protocol import Drawn
 
@@ -80,7 +80,7 @@ class _Draws:
         twice = int((slots >= 0).sum() - coming.sum())
         require(not twice, "epoch", "every row once", f"{twice} rows again")
 
-    def written(self, touched: Touched) -> None: ...
+    def written(self) -> None: ...
 
     def mended(self) -> None:
         left = self._ids[self._at :]

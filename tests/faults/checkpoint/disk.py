@@ -17,12 +17,6 @@ from recollect.checkpoint.saving import save
 from tests.checkpoint.traffic import KINDS, digest, equal
 
 OPERATIONS = ("make_root", "create", "write", "sync", "rename", "sync_folder", "remove", "close")
-SEED = int(os.environ.get("RECOLLECT_SEED", "0"))
-
-
-def trials(name: str, quick: int) -> int:
-    """How many: `RECOLLECT_<name>` in the environment sets it."""
-    return int(os.environ.get(f"RECOLLECT_{name}", quick))
 
 
 def before(operation: Callable[[str, int, tuple[Any, ...]], None]) -> type[Files]:
@@ -102,7 +96,8 @@ def loaded(root: Path) -> Any:
 
 
 def one_of(found: Any, *expected: Any) -> bool:
-    return any(equal(found, one) for one in expected)
+    """Whether what was found is one of these; None is no checkpoint at all."""
+    return any(one is found if one is None or found is None else equal(found, one) for one in expected)
 
 
 # A disk that loses what was not synchronised
@@ -114,8 +109,9 @@ State = dict[str, dict[str, bytes]]
 def state_of(root: Path) -> State:
     folders = {folder: root / folder for folder in FOLDERS} | {"": root}
     return {
-        folder: {path.name: path.read_bytes() for path in at.iterdir() if path.is_file()} if at.exists() else {}
+        folder: {path.name: path.read_bytes() for path in at.iterdir() if path.is_file()}
         for folder, at in folders.items()
+        if at.exists()
     }
 
 
@@ -150,15 +146,19 @@ def after_power_loss(start: State, log: list[tuple[Any, ...]], rng: random.Rando
     """A state that the disk may be in when the power fails after the operations of `log`.
 
     Bytes that were not synchronised are there, or not, or in part, or zero; names of a folder that was not synchronised
-    are there or not, each for itself.
+    (those of other folders too) are there or not, each for itself.
     """
     data: dict[int, bytes] = {}
     safe: dict[int, int] = {}
-    names: dict[str, dict[str, Any]] = {folder: dict(found) for folder, found in start.items()}
-    durable: dict[str, dict[str, Any]] = {folder: dict(found) for folder, found in start.items()}
-    pending: dict[str, list[tuple[str, Any]]] = {folder: [] for folder in start}
+    everywhere = ("", *FOLDERS)
+    names: dict[str, dict[str, Any]] = {folder: dict(start.get(folder, {})) for folder in everywhere}
+    durable: dict[str, dict[str, Any]] = {folder: dict(start.get(folder, {})) for folder in everywhere}
+    pending: dict[str, list[tuple[str, Any]]] = {folder: [] for folder in everywhere}
+    safe_folders, made = {"", *start}, set[str]()
     for name, n, *rest in log:
-        if name == "create":
+        if name == "make_root":
+            made |= set(FOLDERS)
+        elif name == "create":
             folder, base = _split(rest[0])
             data[n], safe[n] = b"", 0
             names[folder][base] = n
@@ -181,15 +181,18 @@ def after_power_loss(start: State, log: list[tuple[Any, ...]], rng: random.Rando
             for base, inode in pending[rest[0]]:
                 _apply(durable[rest[0]], base, inode)
             pending[rest[0]] = []
+            safe_folders |= made if not rest[0] else set()
     chance = rng.choice((0.0, 0.5, 1.0, rng.random()))
     for folder, changes in pending.items():
         for base, inode in changes:
             if rng.random() < chance:
                 _apply(durable[folder], base, inode)
+    there = safe_folders | {folder for folder in made if rng.random() < chance}
     kept = {inode: _torn(data[inode], safe[inode], rng) for inode in data}
     return {
         folder: {base: kept[x] if isinstance(x, int) else x for base, x in found.items()}
         for folder, found in durable.items()
+        if folder in there
     }
 
 

@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from recollect.checkpoint.contents import bytes_of
+
 HOSTILE: list[Any] = [
     -1, 0, 1, 2**31, 2**32, 2**40, 2**53, 2**62, 2**63, 2**64, -(2**63), 10**30, 10**400, 1.5, -0.0, 1e308, True, False,
     None, "", "x", "..", "../../etc/passwd", "/etc/passwd", "a/b", "\x00", "é" * 40, "float32", "object", "cuda:0",
@@ -100,3 +104,106 @@ def by_hand(document: Any) -> dict[str, bytes]:
         arrays = [[first[0], dtype, first[2]], *document["state"]["arrays"][1:]]
         found[f"dtype {dtype!r}"] = body({**document, "state": {**document["state"], "arrays": arrays}})
     return found
+
+
+HOSTILE_NUMBERS: list[float] = [-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 5, 255, 2**31, 2**53, 2**62, 2**63 - 1]
+HOSTILE_FLOATS: list[float] = [float("nan"), float("inf"), float("-inf"), -1.0, -0.0, 0.0, 5e-324, 1e308, 1e-300, 3.0]
+
+
+class State:
+    """The arrays of a checkpoint's state and of its last segment, to be changed and written with right checksums."""
+
+    def __init__(self, root: Path, number: int) -> None:
+        self.root, self.number = root, number
+        self.document = document_of(root, number)
+        self._files = [("state", self.document["state"])]
+        self._files += [("segments", segment) for segment in self.document["segments"][-1:]]
+        self.arrays: dict[str, torch.Tensor] = {}
+        for folder, file in self._files:
+            data, at = (root / folder / file["name"]).read_bytes(), 0
+            for name, dtype, shape in file["arrays"]:
+                whole = torch.empty(shape, dtype=getattr(torch, dtype))
+                size = whole.numel() * whole.element_size()
+                if size:
+                    whole.view(-1).view(torch.uint8).copy_(
+                        torch.frombuffer(bytearray(data[at : at + size]), dtype=torch.uint8)
+                    )
+                self.arrays[name if folder == "state" else f"segment.{name}"] = whole
+                at += size
+
+    def write(self, arrays: dict[str, torch.Tensor] | None = None) -> None:
+        """Make these arrays (or the own ones) the files of the checkpoint, of whatever shape and dtype they are."""
+        arrays = self.arrays if arrays is None else arrays
+        document = copy.deepcopy(self.document)
+        for folder, file in self._files:
+            prefix = "" if folder == "state" else "segment."
+            names = [name for name, *_ in file["arrays"] if prefix + name in arrays]
+            chosen = [arrays[prefix + name] for name in names]
+            data = b"".join(bytes(bytes_of(x)) for x in chosen)
+            plain = [
+                [name, str(x.dtype).removeprefix("torch."), list(x.shape)]
+                for name, x in zip(names, chosen, strict=True)
+            ]
+            changed = {"name": file["name"], "arrays": plain, "checksums": [zlib.crc32(data)] if data else []}
+            (self.root / folder / file["name"]).write_bytes(data)
+            if folder == "state":
+                document["state"] = changed
+            else:
+                document["segments"][-1] = changed
+        write(self.root, self.number, body(document))
+
+    def other_capacity(self, kind: str) -> int | None:
+        """A capacity to load such a buffer with."""
+        return {"rollout": None, "distillation": 20}.get(kind, 36)
+
+
+def forged_state(state: State, rng: random.Random) -> str:
+    """Write the state with some of its arrays changed; what was done to them."""
+    arrays = {name: x.clone() for name, x in state.arrays.items()}
+    done = []
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        name = rng.choice([name for name, x in arrays.items() if x.numel()])
+        how = rng.choice((_one, _one, _one, _all, _shuffled, _shifted, _reshaped, _recast, None))
+        if how is None:
+            del arrays[name]
+        else:
+            arrays[name] = how(arrays[name], rng)
+        done.append(f"{'removed' if how is None else how.__name__.strip('_')} {name}")
+    state.write(arrays)
+    return ", ".join(done)
+
+
+def _hostile(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    if x.dtype == torch.bool:
+        return torch.tensor(rng.choice((0, 1, 1, 2, 255)), dtype=torch.uint8).view(torch.bool)
+    if x.dtype.is_floating_point:
+        return torch.tensor(rng.choice(HOSTILE_FLOATS)).to(x.dtype)
+    return torch.tensor(rng.choice(HOSTILE_NUMBERS)).to(x.dtype)
+
+
+def _one(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    x.view(-1)[rng.randrange(x.numel())] = _hostile(x, rng)
+    return x
+
+
+def _all(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    return _hostile(x, rng).expand(x.shape).clone()
+
+
+def _shuffled(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    order = list(range(x.numel()))
+    rng.shuffle(order)
+    return x.view(-1)[order].view(x.shape)
+
+
+def _shifted(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    return x.view(-1).roll(rng.choice((1, -1, 3))).view(x.shape)
+
+
+def _reshaped(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    flat = x.reshape(-1)
+    return rng.choice((flat[:-1], flat[:0], flat, x[None], torch.cat([flat, flat]), flat[0], x.reshape(-1, 1)))
+
+
+def _recast(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    return x.to(rng.choice((torch.int64, torch.float32, torch.uint8, torch.float64, torch.int32)))

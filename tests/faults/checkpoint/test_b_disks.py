@@ -19,11 +19,12 @@ from recollect.checkpoint.files import Files
 from recollect.checkpoint.saving import save
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.faults.checkpoint.disk import before, count_operations, gone_on, loaded, old_checkpoint, one_of
+from tests.totals import tell
 
 
 @pytest.mark.parametrize(
     ("kind", "code"),
-    [*((kind, errno.EIO) for kind in KINDS), *((k, errno.ENOSPC) for k in ("prioritized", "rollout", "distillation"))],
+    [(kind, code) for kind in KINDS for code in (errno.EIO, errno.ENOSPC)],
 )
 def test_whichever_operation_fails_the_old_checkpoint_loads(kind: str, code: int, tmp_path: Path) -> None:
     template = tmp_path / "template"
@@ -55,7 +56,7 @@ def test_whichever_operation_fails_the_old_checkpoint_loads(kind: str, code: int
         assert equal(digest(buffer), new)
         buffer.save(root)
         assert equal(loaded(root), new)
-    print(f"B1: {kind}, {errno.errorcode[code]} at {len(operations)} operations, {raised} raised")  # noqa: T201
+    tell(f"B1: {kind}, {errno.errorcode[code]} at {len(operations)} operations, {raised} raised")
     assert raised >= 10
 
 
@@ -81,7 +82,7 @@ def test_a_full_disk_is_an_error_with_the_bytes_needed_and_free(kind: str, tmp_p
             rc.load(root)
         buffer.save(root)
         assert equal(loaded(root), before)
-    print(f"B2: {kind}, 20 sizes below {largest} bytes")  # noqa: T201
+    tell(f"B2: {kind}, 20 sizes below {largest} bytes")
 
 
 def test_a_disk_that_is_full_before_the_folder_is_there_is_the_same_error(tmp_path: Path) -> None:

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import random
+import re
 import resource
 import shutil
 import sys
 import time
 import warnings
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import recollect as rc
 from recollect.checkpoint import check
 from tests.checkpoint.traffic import KINDS, digest, equal
-from tests.faults.checkpoint.disk import SEED, old_checkpoint, trials
+from tests.faults.checkpoint.disk import old_checkpoint
+from tests.faults.checkpoint.forgery import (
+    State,
+    by_hand,
+    document_of,
+    forged,
+    forged_state,
+    write,
+)
 from tests.faults.checkpoint.forgery import body as body_of
-from tests.faults.checkpoint.forgery import by_hand, document_of, forged, write
-
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.faults.checkpoint.test_c_files"])
+from tests.faults.digest import digest as whole_digest
+from tests.faults.processes import apart
+from tests.totals import SEED, tell, trials
 
 
 def checked_files(root: Path, number: int = 2) -> list[Path]:
@@ -49,10 +58,11 @@ def test_a_file_of_another_length_is_named(kind: str, tmp_path: Path) -> None:
             with pytest.raises(rc.CheckpointError) as caught:
                 rc.load(tmp_path, number=2)
             assert path.name in str(caught.value), f"seed {SEED}"
+            assert re.search(r"bytes \d+ to \d+|expected \d+ bytes, got \d+|format 1 at most", str(caught.value))
             assert isinstance(caught.value, rc.CorruptCheckpoint | rc.IncompatibleCheckpoint)
             count += 1
         path.write_bytes(data)
-    print(f"C1: {kind}, {count} lengths, seed {SEED}")  # noqa: T201
+    tell(f"C1: {kind}, {count} lengths, seed {SEED}")
 
 
 def flip_bits(path: Path, count: int, seed: int) -> None:
@@ -68,12 +78,30 @@ def flip_bits(path: Path, count: int, seed: int) -> None:
             damaged = bytearray(data)
             damaged[bit // 8] ^= 1 << bit % 8
             file.write_bytes(damaged)
-            with pytest.raises((rc.CorruptCheckpoint, rc.IncompatibleCheckpoint)) as caught:
+            told: Exception | None = None
+            try:
                 rc.load(root, number=2)
-            assert file.name in str(caught.value), f"seed {seed}: bit {bit} of {file}"
-            found[type(caught.value).__name__] += 1
+            except (rc.CorruptCheckpoint, rc.IncompatibleCheckpoint) as error:
+                told = error
+            assert told is not None, f"seed {seed}: bit {bit} of {file} was not seen"
+            assert file.name in str(told), f"seed {seed}: bit {bit} of {file}"
+            assert re.search(r"bytes \d+ to \d+|format 1 at most", str(told)), str(told)
+            found[type(told).__name__] += 1
             file.write_bytes(data)
-    print(f"C2: {dict(found)}, seed {seed}")  # noqa: T201
+    tell(f"C2: {dict(found)}, seed {seed}")
+
+
+def test_every_bit_of_a_manifests_first_line_is_seen(tmp_path: Path) -> None:
+    """Also that of its version, from 1 to 0, which no checksum covers."""
+    old_checkpoint("distillation", tmp_path)
+    manifest = checked_files(tmp_path)[1]
+    data = manifest.read_bytes()
+    for bit in range(8 * (data.index(b"\n") + 1)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        manifest.write_bytes(damaged)
+        with pytest.raises((rc.CorruptCheckpoint, rc.IncompatibleCheckpoint), match="00000002.json"):
+            rc.load(tmp_path, number=2)
 
 
 def test_every_flipped_bit_is_seen(tmp_path: Path) -> None:
@@ -97,8 +125,11 @@ def test_what_lies_in_lock_and_tmp_does_not_matter(tmp_path: Path) -> None:
 # Forged manifests, read in a process of their own, whose memory is measured
 
 
-def read_forged(root: Path, bodies: list[bytes] | int, seed: int, answer: Any) -> None:
-    """Load each; tell what came of it, the longest time, the most memory, and what should not have been."""
+Outcome = tuple[Counter[str], float, float, list[str]]
+
+
+def read_forged(root: Path, bodies: list[bytes] | int, seed: int) -> Outcome:
+    """Load each; what came of it, the longest time, the most memory, and what should not have been."""
     outcomes, slowest, wrong = Counter[str](), 0.0, list[str]()
     rng, document = random.Random(seed), document_of(root, 2)
     with warnings.catch_warnings():
@@ -107,7 +138,7 @@ def read_forged(root: Path, bodies: list[bytes] | int, seed: int, answer: Any) -
         start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for i in range(bodies if isinstance(bodies, int) else len(bodies)):
             write(root, 2, body_of(forged(document, rng)) if isinstance(bodies, int) else bodies[i])
-            began = time.perf_counter()
+            began = time.process_time()  # of this process: others may keep the machine busy
             try:
                 rc.load(root, number=2)
                 outcomes["loaded"] += 1
@@ -115,26 +146,17 @@ def read_forged(root: Path, bodies: list[bytes] | int, seed: int, answer: Any) -
                 outcomes[type(error).__name__] += 1
             except BaseException as error:
                 wrong.append(f"{i}: {type(error).__name__}: {error}"[:300])
-            slowest = max(slowest, time.perf_counter() - began)
+            slowest = max(slowest, time.process_time() - began)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024
-    answer.put((outcomes, slowest, grown, wrong))
-
-
-def in_a_process(*arguments: Any) -> Any:
-    answer = _processes.Queue()
-    process: Any = _processes.Process(target=read_forged, args=(*arguments, answer))
-    process.start()
-    found = answer.get(timeout=3600)
-    process.join()
-    return found
+    return outcomes, slowest, grown, wrong
 
 
 @pytest.mark.parametrize("kind", ["prioritized", "rollout", "distillation"])
 def test_manifests_forged_by_hand_are_refused(kind: str, tmp_path: Path) -> None:
     old_checkpoint(kind, tmp_path)
     bodies = by_hand(document_of(tmp_path, 2))
-    outcomes, slowest, grown, wrong = in_a_process(tmp_path, list(bodies.values()), SEED)
-    print(f"C4: {kind}, {len(bodies)} by hand, {dict(outcomes)}, {slowest:.2f} s, {grown:.0f} MiB")  # noqa: T201
+    outcomes, slowest, grown, wrong = apart(read_forged, tmp_path, list(bodies.values()), SEED)
+    tell(f"C4: {kind}, {len(bodies)} by hand, {dict(outcomes)}, {slowest:.2f} s, {grown:.0f} MiB")
     assert not wrong, [(list(bodies)[int(line.split(":")[0])], line) for line in wrong]
     assert len(bodies) >= 60
     assert not outcomes["loaded"]
@@ -142,12 +164,39 @@ def test_manifests_forged_by_hand_are_refused(kind: str, tmp_path: Path) -> None
     assert grown < 64
 
 
+CLAIMS: dict[str, tuple[str, tuple[str, ...], Any]] = {
+    "environments": ("rollout", ("config", "num_envs"), 2**32),
+    "environments of a ring": ("uniform", ("config", "num_envs"), 2**32),
+    "a window": ("rollout", ("config", "listeners", "stats", "window"), 2**31),
+    "steps": ("rollout", ("config", "num_steps"), 2**49),
+    "rows": ("prioritized", ("config", "capacity"), 3 * 2**48),
+    "no parts of a field": ("uniform", ("config", "obs"), []),
+    "few parts of a norm": ("uniform", ("config", "listeners", "norm"), [[["obs"], [2]]]),
+    "no device": ("rollout", ("config", "device"), "meta"),
+    "a generator": ("uniform", ("values", "random", "has_uint32"), 2**31),
+}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_what_is_only_claimed_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    kind, path, value = CLAIMS[name]
+    old_checkpoint(kind, tmp_path)
+    document = document_of(tmp_path, 2)
+    parent = document
+    for key in path[:-1]:
+        parent = parent[key]
+    parent[path[-1]] = value
+    write(tmp_path, 2, body_of(document))
+    with pytest.raises(rc.CorruptCheckpoint):
+        rc.load(tmp_path, number=2)
+
+
 def forge(path: Path, count: int, seed: int) -> None:
     for kind in KINDS:
         root = path / kind
         old_checkpoint(kind, root)
-        outcomes, slowest, grown, wrong = in_a_process(root, -(-count // len(KINDS)), seed)
-        print(f"C4: {kind}, {dict(outcomes)}, {slowest:.2f} s, {grown:.0f} MiB, seed {seed}")  # noqa: T201
+        outcomes, slowest, grown, wrong = apart(read_forged, root, -(-count // len(KINDS)), seed, timeout=7200)
+        tell(f"C4: {kind}, manifests {dict(outcomes)}, {slowest:.2f} s, {grown:.0f} MiB, seed {seed}")
         assert not wrong, wrong[:5]
         assert outcomes["CorruptCheckpoint"] > outcomes["loaded"]
         assert slowest < 1
@@ -161,6 +210,133 @@ def test_generated_manifests_are_refused_or_are_buffers(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_million_generated_manifests(tmp_path: Path) -> None:
     forge(tmp_path, trials("C4_LONG", 1_000_000), SEED)
+
+
+# Forged numbers: whole files with right checksums, in which no buffer can be
+
+
+def read_states(kind: str, root: Path, count: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """Load each; what came of it, and what should not have been: another error, or a buffer that does not work."""
+    outcomes, wrong, rng = Counter[str](), list[str](), random.Random(seed)
+    original = State(root, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(count):
+            what = forged_state(original, rng)
+            try:
+                buffer = rc.load(root, number=2, capacity=original.other_capacity(kind) if i % 4 == 3 else None)
+                outcomes["loaded"] += 1
+                live_on(kind, buffer)
+            except (rc.CorruptCheckpoint, rc.IncompatibleCheckpoint) as error:
+                outcomes[type(error).__name__] += 1
+            except BaseException as error:
+                wrong.append(f"{i}: {what}: {type(error).__name__}: {error}"[:400])
+    return outcomes, wrong
+
+
+CHECK = {kind: kind.check for kind in (rc.ReplayBuffer, rc.RolloutBuffer, rc.DistillationBuffer)}
+"""As they are now: a loader that is broken on purpose has none."""
+
+
+def live_on(kind: str, buffer: Any) -> None:
+    """A buffer that was loaded is one, though its rewards may be no priorities, and its flags or counts in the way."""
+    CHECK[type(buffer)](buffer)
+    for n in range(60, 64):
+        with suppress(rc.PriorityError, rc.NotReadyError, OverflowError):
+            KINDS[kind].act(buffer, n)
+        KINDS[kind].read(buffer)
+    CHECK[type(buffer)](buffer)
+
+
+def forge_states(path: Path, count: int, seed: int) -> None:
+    for kind in KINDS:
+        root = path / kind
+        old_checkpoint(kind, root)
+        outcomes, wrong = apart(read_states, kind, root, -(-count // len(KINDS)), seed, timeout=7200)
+        tell(f"C4: {kind}, states {dict(outcomes)}, seed {seed}")
+        assert not wrong, wrong[:5]
+        assert outcomes["CorruptCheckpoint"] > 0
+
+
+def test_generated_states_are_refused_or_are_buffers(tmp_path: Path) -> None:
+    forge_states(tmp_path, trials("C4_STATES", 1_400), SEED)
+
+
+@pytest.mark.long
+def test_many_generated_states_are_refused_or_are_buffers(tmp_path: Path) -> None:
+    forge_states(tmp_path, trials("C4_STATES_LONG", 200_000), SEED)
+
+
+def no_transition(kinds: torch.Tensor) -> None:
+    """Make the first transition something else."""
+    kinds.view(-1)[int((kinds.view(-1) == 1).nonzero()[0])] = 2
+
+
+BY_HAND: dict[str, tuple[str, str, Any, str]] = {
+    "a negative head": ("uniform", "ring.head", lambda x: x[0].fill_(-1), "state: ring.head[0]: expected a row"),
+    "a head beyond all": ("uniform", "ring.head", lambda x: x[1].fill_(2**62), "state: ring.head[1]: expected a row"),
+    "a later head": ("uniform", "ring.head", lambda x: x[0].add_(1), "segments: expected all rows up to"),
+    "a floor above": (
+        "uniform",
+        "ring.floor",
+        lambda x: x[2].fill_(10**6),
+        "state: ring.floor[2]: expected a row of 0 to",
+    ),
+    "too many": ("uniform", "ring.count", lambda x: x[0].fill_(10**6), "state: ring.count[0]: expected as many as"),
+    "no kind": (
+        "uniform",
+        "ring.kind",
+        lambda x: x[0, 1].fill_(9),
+        "state: ring.kind[0, 1]: expected a kind of 0 to 4",
+    ),
+    "a kind of another row": ("uniform", "ring.kind", no_transition, "state: ring.count"),
+    "no flag": ("uniform", "ring.open", lambda x: x.view(torch.uint8)[0].fill_(7), "ring.open: expected bools"),
+    "open and closed": ("uniform", "ring.open", lambda x: x.logical_not_(), "segments"),
+    "resets without a reason": ("next step", "ring.resetting", lambda x: x.fill_(True), "contents that cannot be"),
+    "NaN priorities": ("prioritized", "sampler.mass", lambda x: x[:3].fill_(float("nan")), "state: sampler"),
+    "negative priorities": ("prioritized", "sampler.mass", lambda x: x.neg_(), "state: sampler"),
+    "infinite priorities": ("prioritized", "sampler.mass", lambda x: x[0].fill_(float("inf")), "state: sampler"),
+    "priorities of nothing": ("prioritized", "sampler.mass", lambda x: x.add_(1), "0 where there is no transition"),
+    "a negative largest": ("prioritized", "sampler.largest", lambda x: x.fill_(-1), "state: sampler"),
+    "draws before zero": ("prioritized", "sampler.draws", lambda x: x.fill_(-5), "draws: expected a number from 0"),
+    "an epoch of strangers": (
+        "epochs",
+        "sampler.ids",
+        lambda x: x.fill_(10**12),
+        "epoch[0]: expected ids of transitions",
+    ),
+    "an epoch of one row": ("epochs", "sampler.ids", lambda x: x.fill_(int(x.max())), "epoch: expected every row"),
+    "rounds out of order": ("distillation", "ring.starts", lambda x: x.copy_(x.flip(0)), "state: ring.starts"),
+    "rounds to come": ("distillation", "ring.starts", lambda x: x[-1].fill_(10**9), "state: ring.starts"),
+    "finals of no step": ("rollout", "finals.places", lambda x: x.fill_(99), "state: finals.places"),
+    "hidden states of no step": ("rollout", "carries.8.rows", lambda x: x.fill_(-1), "state: carries"),
+    "statistics of no time": ("uniform", "listeners.stats.counts", lambda x: x.fill_(-3), "contents that cannot be"),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_numbers_that_cannot_be_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    kind, array, edit, words = BY_HAND[name]
+    grown_checkpoint(kind, tmp_path)
+    state = State(tmp_path, 2)
+    edit(state.arrays[array])
+    state.write()
+    with pytest.raises(rc.CorruptCheckpoint, match=re.escape(words)):
+        rc.load(tmp_path, number=2)
+
+
+def grown_checkpoint(kind: str, root: Path) -> None:
+    """As `old_checkpoint`, and in the middle of everything: an epoch has begun, final observations are kept."""
+    buffer = KINDS[kind].make()
+    for n in range(26):
+        KINDS[kind].act(buffer, n)
+        if kind == "epochs" and n > 5:
+            buffer.sample(1)
+        if n == 17:
+            buffer.save(root)
+    for _ in range(8 if kind == "epochs" else 0):
+        buffer.sample(1)
+    buffer.save(root)
 
 
 # Planted files
@@ -198,8 +374,8 @@ _NAMES = ("manifest", "state", "segment", "FORMAT")
 PLANTS = [f"{name} as {kind}" for name in _NAMES for kind in ("link", "fifo", "device", "folder", "pickle")]
 
 
-def watch_load(root: Path, answer: Any) -> None:
-    """Load under an audit hook; tell the error, and every forbidden event."""
+def watch_load(root: Path) -> tuple[str, list[str]]:
+    """Load under an audit hook; the error, and every forbidden event."""
     seen: list[str] = []
     watching = [False]
 
@@ -224,16 +400,7 @@ def watch_load(root: Path, answer: Any) -> None:
     except BaseException as error:
         told = repr(error)
     watching[0] = False
-    answer.put((told, seen))
-
-
-def watched_load(root: Path) -> tuple[str, list[str]]:
-    answer = _processes.Queue()
-    process: Any = _processes.Process(target=watch_load, args=(root, answer))
-    process.start()
-    found = answer.get(timeout=60)
-    process.join()
-    return found
+    return told, seen
 
 
 @pytest.mark.parametrize("what", [*PLANTS, "folder as link", "folder as fifo"])
@@ -241,7 +408,7 @@ def test_planted_files_are_refused_and_nothing_outside_is_touched(what: str, tmp
     root = tmp_path / "root"
     old_checkpoint("prioritized", root)
     planted(root, tmp_path / "outside", what)
-    told, seen = watched_load(root)
+    told, seen = apart(watch_load, root)
     assert told in ("CorruptCheckpoint", "IncompatibleCheckpoint")
     assert seen == []
     assert check_tells(root)
@@ -257,7 +424,7 @@ def check_tells(root: Path) -> bool:
 def test_a_whole_checkpoint_is_loaded_without_code_and_from_its_folder_alone(tmp_path: Path) -> None:
     for kind in KINDS:
         old_checkpoint(kind, tmp_path / kind)
-        assert watched_load(tmp_path / kind) == ("loaded", [])
+        assert apart(watch_load, tmp_path / kind) == ("loaded", [])
 
 
 def test_a_damaged_manifest_is_passed_over_whatever_it_is(tmp_path: Path) -> None:
@@ -318,4 +485,71 @@ def test_checkpoints_that_do_not_fit_here_say_so(tmp_path: Path) -> None:
             with pytest.raises((ValueError, TypeError), match="capacity"):
                 rc.load(root, capacity=capacity)  # type: ignore[arg-type]
             count += 1
-    print(f"C10: {count} that do not fit")  # noqa: T201
+    tell(f"C10: {count} that do not fit")
+
+
+def step_of(shape: int, dtype: Any = np.float32) -> dict[str, Any]:
+    return {
+        "obs": np.zeros((3, shape), dtype), "action": np.zeros((3, 1)), "reward": np.zeros(3),
+        "terminated": np.zeros(3, bool), "truncated": np.zeros(3, bool), "next_obs": np.ones((3, shape), dtype),
+    }  # fmt: skip
+
+
+ARGUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "another sampler": ("uniform", {"sampler": rc.Prioritized()}, "sampler: expected the state of Prioritized"),
+    "no priorities": (
+        "prioritized",
+        {"sampler": rc.Uniform()},
+        r"sampler: expected the state of Uniform\(\), got \['draws'",
+    ),
+    "an epoch less": (
+        "epochs",
+        {"sampler": rc.Uniform()},
+        r"sampler: expected the state of Uniform\(\), got \['ids'\]",
+    ),
+    "a capacity between": ("uniform", {"capacity": 25}, "capacity: expected a multiple of num_envs=3, got 25. Pass 24"),
+    "a capacity too small": ("uniform", {"capacity": 2}, "capacity: expected a multiple of num_envs=3, got 2. Pass 3"),
+    "a capacity of a rollout": ("rollout", {"capacity": 12}, "capacity: expected none for a rollout, got 12"),
+    "a capacity beyond memory": ("uniform", {"capacity": 3 * 2**44}, "a buffer that this machine cannot hold"),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_what_load_is_asked_for_and_cannot_give_is_said(name: str, tmp_path: Path) -> None:
+    kind, arguments, words = ARGUMENTS[name]
+    old = old_checkpoint(kind, tmp_path)
+    with pytest.raises(rc.IncompatibleCheckpoint, match=words):
+        rc.load(tmp_path, **arguments)
+    assert equal(digest(rc.load(tmp_path)), old)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_device_that_is_not_here_is_said(kind: str, tmp_path: Path) -> None:
+    old_checkpoint(kind, tmp_path)
+    name = "mps" if torch.cuda.is_available() else "cuda"
+    with pytest.raises(rc.IncompatibleCheckpoint, match=f"device {name}.*: expected one that is here"):
+        rc.load(tmp_path, device=name)
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "another shape": {"obs": 3},
+    "another dtype": {"obs": rc.Field(2, torch.float64)},
+    "another name": {"obs": {"x": 2}},
+    "another field": {"extra": {"tag": ()}},
+    "another capacity": {"capacity": 24},
+    "other environments": {"num_envs": 6},
+    "another sampler": {"sampler": rc.Prioritized()},
+    "stored next_obs": {"next_obs": "stored"},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_state_of_another_buffer_is_refused_and_changes_nothing(name: str) -> None:
+    settings: dict[str, Any] = {"capacity": 12, "obs": 2, "action": 1, "num_envs": 3, "seed": 0}
+    mine = rc.ReplayBuffer(**settings)
+    for _ in range(3):
+        mine.add(**step_of(2))
+    before = whole_digest(mine)
+    with pytest.raises(rc.SchemaError, match="load_state_dict: expected"):
+        mine.load_state_dict(rc.ReplayBuffer(**(settings | OTHERS[name])).state_dict())
+    assert whole_digest(mine) == before

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import recollect as rc
+from recollect.checkpoint import replay as replay_files
 from recollect.checkpoint.files import Files
 from recollect.checkpoint.vault import Vault
 from tests.checkpoint.traffic import equal
@@ -74,7 +75,7 @@ def test_the_power_check_goes_red(name: str, tmp_path: Path, monkeypatch: pytest
     else:
         monkeypatch.setattr(*broken)
     with pytest.raises((AssertionError, rc.CheckpointError)):
-        a.lose_power(tmp_path, "prioritized", 16, 0)
+        a.lose_power(tmp_path, "prioritized", 8, 0)
 
 
 def test_the_interrupt_check_goes_red_on_files_written_in_place(
@@ -98,6 +99,17 @@ def test_the_length_check_goes_red_without_sizes(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Vault, "require_files", _nothing)
     with pytest.raises((pytest.fail.Exception, AssertionError)):
         c.test_a_file_of_another_length_is_named("prioritized", tmp_path)
+
+
+def test_the_state_check_goes_red_without_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, where in (("uniform", rc.ReplayBuffer), ("rollout", rc.RolloutBuffer)):
+        with monkeypatch.context() as patch:
+            old_checkpoint(kind, tmp_path / kind)
+            patch.setattr(where, "check", _nothing)
+            assert c.read_states(kind, tmp_path / kind, 150, 0)[1], kind
+    old_checkpoint("prioritized", tmp_path / "heads")
+    monkeypatch.setattr(replay_files, "_check_ring", _nothing)
+    assert c.read_states("prioritized", tmp_path / "heads", 300, 0)[1]
 
 
 def test_a_loader_that_follows_links_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

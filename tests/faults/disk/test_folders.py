@@ -21,8 +21,8 @@ import recollect as rc
 from recollect.cli import main
 from recollect.disk.records import newest
 from recollect.disk.reopening import peek
-from tests.faults.checkpoint.disk import SEED, trials
 from tests.faults.disk.writer import Layout, Story, verify, write
+from tests.totals import SEED, tell, trials
 
 LAYOUT = Layout(3, 40, options={"sampler": rc.Prioritized()})
 
@@ -79,7 +79,7 @@ def test_files_of_another_length_are_refused(tmp_path: Path) -> None:
             may_be |= {"NoCheckpoint", "IncompatibleCheckpoint"} if path.name == "FORMAT" else set()
             assert found in may_be, (path.name, change, found)
             count += 1
-    print(f"disk memory: {count} files of another length, none taken")  # noqa: T201
+    tell(f"disk memory: {count} files of another length, none taken")
 
 
 @pytest.mark.parametrize("closes", [True, False], ids=["closed", "left open"])
@@ -98,7 +98,7 @@ def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, closes: bool) -> Non
         outcomes[f"{'rows' if is_row else 'numbers'}: {found}"] += 1
         if closes and not is_row and not file.name.startswith("commit"):
             assert found in ("CorruptCheckpoint", "IncompatibleCheckpoint", "NoCheckpoint"), file.name
-    print(f"disk memory: flipped bits, {'closed' if closes else 'left open'}: {dict(outcomes)}, seed {SEED}")  # noqa: T201
+    tell(f"disk memory: flipped bits, {'closed' if closes else 'left open'}: {dict(outcomes)}, seed {SEED}")
     assert sum(outcomes.values()) == trials("DISK_BITS", 150)
 
 

@@ -15,6 +15,7 @@ from recollect.cli.demo.curve import save_curve
 from recollect.cli.demo.progress import watch
 from recollect.cli.demo.replay import SHAPE, show
 from recollect.cli.demo.timeline import TIME_LIMIT, render, tell_all
+from recollect.inspector import inspect
 
 SOLVED, UNSOLVED = 0, 1
 
@@ -27,7 +28,8 @@ def register(commands: Any) -> None:
         description=(
             "Show one truncation as a timeline under each autoreset mode, beside what a naive loop gets; what an Atari "
             "transition costs in a replay buffer, beside the libraries that are installed; then train PPO on "
-            "CartPole-v1 until the mean return of the last 100 episodes is 475, and save the learning curve."
+            "CartPole-v1 until the mean return of the last 100 episodes is 475, and save the learning curve "
+            "and a page about what was learned from last."
         ),
         epilog="Exit code: 0 solved (or --no-train), 1 not solved within --steps, 130 stopped by Ctrl-C.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -64,9 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
     console.print()
     _title(console, f"PPO on CartPole-v1: {settings.num_envs} environments, seed {arguments.seed}")
     report = watch(console, train(settings, arguments.seed), settings)
-    path = arguments.out / arguments.name / "learning_curve.png"
+    folder = arguments.out / arguments.name
     console.print(_summary(report, settings))
-    console.print(_save(path, report, settings, arguments.seed), soft_wrap=True)
+    console.print(_save(folder / "learning_curve.png", report, settings, arguments.seed), soft_wrap=True)
+    inspect(report.rollout, html=folder / "report.html", stats=report.stats)
+    console.print(Text.assemble("what it learned from: ", (str(folder / "report.html"), "cyan")), soft_wrap=True)
     return SOLVED if report.solved else UNSOLVED
 
 

@@ -46,6 +46,8 @@ class Report(NamedTuple):
     seconds: float
     buffer_seconds: float
     solved: bool
+    rollout: RolloutBuffer
+    """What was learned from last, with its advantages."""
 
     @property
     def buffer_share(self) -> float:
@@ -148,7 +150,7 @@ def _train(env: gym.vector.VectorEnv, settings: Settings, seed: int) -> Iterator
             rollout.compute_advantage(last_value, gamma=settings.gamma, lam=settings.lam)
         _update(agent, optimizer, rollout, settings, buffer_time)
         solved = stats.num_episodes >= AVERAGED and mean_of_last(stats, "return") >= settings.target
-        yield Report(stats, perf_counter() - start, buffer_time.seconds, solved)
+        yield Report(stats, perf_counter() - start, buffer_time.seconds, solved, rollout)
 
 
 def _count(stats: EpisodeStats, rollout: RolloutBuffer) -> None:

@@ -4,12 +4,17 @@ from recollect.conformance.peers.discovery import Discovery, Missing, discover
 from recollect.conformance.peers.off_policy import (
     ALPHA,
     BETA,
+    GoalBatch,
+    GoalReplay,
+    GoalStep,
     NotOffered,
     PrioritizedReplay,
     Replay,
     ReplayBatch,
     ReplayShape,
+    StepReplay,
     Transitions,
+    missed,
 )
 from recollect.conformance.peers.protocol import (
     Batch,
@@ -31,6 +36,9 @@ __all__ = [
     "Discovery",
     "Epoch",
     "Gae",
+    "GoalBatch",
+    "GoalReplay",
+    "GoalStep",
     "Missing",
     "NotOffered",
     "Peer",
@@ -43,7 +51,9 @@ __all__ = [
     "RolloutShape",
     "Sequences",
     "Step",
+    "StepReplay",
     "Trajectory",
     "Transitions",
     "discover",
+    "missed",
 ]

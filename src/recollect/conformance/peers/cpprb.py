@@ -16,7 +16,18 @@ import cpprb
 import numpy as np
 import torch
 
-from recollect.conformance.peers.off_policy import ALPHA, BETA, NotOffered, ReplayBatch, ReplayShape, Transitions, whole
+from recollect.conformance.peers.off_policy import (
+    ALPHA,
+    BETA,
+    GoalBatch,
+    GoalStep,
+    NotOffered,
+    ReplayBatch,
+    ReplayShape,
+    Transitions,
+    missed,
+    whole,
+)
 from recollect.conformance.peers.protocol import Array, Peer
 
 _LEARNED = ("obs", "act", "rew", "done", "next_obs")
@@ -31,6 +42,7 @@ class CpprbReplay:
     """`ReplayBuffer` with explicit next observations, its fastest form."""
 
     nbytes = None
+    draws_from = "draws come from numpy's global generator"
 
     def __init__(self, shape: ReplayShape) -> None:
         self._buffer = self._make(shape)
@@ -47,6 +59,17 @@ class CpprbReplay:
 
     def fill(self, block: Transitions) -> None:
         self.add(self.prepare(block))
+
+    extend = fill
+
+    def clear(self) -> None:
+        self._buffer.clear()
+
+    def save(self, path: str) -> None:
+        self._buffer.save_transitions(path)
+
+    def load(self, path: str) -> None:
+        self._buffer.load_transitions(f"{path}.npz")
 
     def sample(self, batch_size: int) -> Any:
         batch = self._buffer.sample(batch_size)
@@ -87,7 +110,13 @@ class CpprbSavingReplay(CpprbReplay):
 
 
 class CpprbPrioritized(CpprbReplay):
-    """`PrioritizedReplayBuffer`, weights divided by the largest that any stored row could have."""
+    """`PrioritizedReplayBuffer`, weights divided by the largest that any stored row could have.
+
+    What is documented to be saved are transitions, not priorities.
+    """
+
+    save: Any = None
+    load: Any = None
 
     def _make(self, shape: ReplayShape) -> Any:
         return cpprb.PrioritizedReplayBuffer(shape.capacity, _fields(shape), alpha=ALPHA)
@@ -105,6 +134,21 @@ class CpprbPrioritized(CpprbReplay):
 
     def update(self, batch: Any, priority: Array) -> None:
         self._buffer.update_priorities(batch[1], priority)
+
+    def handles(self, batch: Any) -> Array:
+        return batch[1]
+
+    def set_priority(self, handles: Array, priority: Array) -> None:
+        self._buffer.update_priorities(handles, priority)
+
+
+class CpprbStrictlyPrioritized(CpprbPrioritized):
+    """The same with `eps=0` and `check_for_update`, which remembers what was overwritten since the last draw."""
+
+    def _make(self, shape: ReplayShape) -> Any:
+        return cpprb.PrioritizedReplayBuffer(
+            shape.capacity, _fields(shape), alpha=ALPHA, eps=0.0, check_for_update=True
+        )
 
 
 class CpprbNStep(CpprbReplay):
@@ -131,6 +175,50 @@ class CpprbNStep(CpprbReplay):
         return read._replace(terminated=read.terminated > 0)
 
 
+class CpprbPlainNStep(CpprbReplay):
+    """`Nstep` with its own `done`, told where episodes end."""
+
+    def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:
+        if shape.num_envs > 1:
+            raise NotOffered("n-step transitions of one environment only")
+        rule = {"size": n, "gamma": gamma, "rew": "rew", "next": "next_obs"}
+        self._buffer = cpprb.ReplayBuffer(shape.capacity, _fields(shape), Nstep=rule)
+
+    def prepare(self, step: Transitions) -> Any:
+        return super().prepare(step), bool(step.ended[0])
+
+    def add(self, prepared: Any) -> None:
+        fields, ended = prepared
+        self._buffer.add(**fields)
+        if ended:
+            self._buffer.on_episode_end()
+
+
+class CpprbHindsight:
+    """`HindsightReplayBuffer`, which writes an episode with its further goals when it ends."""
+
+    def __init__(self, capacity: int, strategy: str) -> None:
+        fields = {"obs": {}, "act": {}, "next_obs": {}}
+        # Every step is stored once for each goal: one of its own and four, or the final one.
+        self._buffer = cpprb.HindsightReplayBuffer(
+            capacity * (5 if strategy == "future" else 2),
+            fields,
+            max_episode_len=8,
+            reward_func=lambda state, action, goal: missed(state, goal),
+            strategy=strategy,
+            prioritized=False,
+        )
+
+    def add(self, step: GoalStep) -> None:
+        self._buffer.add(obs=step.at, act=0.0, next_obs=step.next_at)
+        if step.terminated or step.truncated:
+            self._buffer.on_episode_end(step.goal)
+
+    def sample(self, batch_size: int) -> GoalBatch:
+        batch = self._buffer.sample(batch_size)
+        return GoalBatch(*(whole(batch[name]) for name in ("obs", "goal", "next_obs", "rew")))
+
+
 def peer() -> Peer:
     """cpprb."""
     return Peer(
@@ -138,6 +226,10 @@ def peer() -> Peer:
         version("cpprb"),
         replay=CpprbReplay,
         replay_saving={"next_of, stack_compress": CpprbSavingReplay},
+        stacked=CpprbSavingReplay,
         prioritized=CpprbPrioritized,
+        prioritized_strictly=CpprbStrictlyPrioritized,
         n_step=CpprbNStep,
+        n_step_plain=CpprbPlainNStep,
+        hindsight=CpprbHindsight,
     )

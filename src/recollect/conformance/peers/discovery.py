@@ -8,7 +8,10 @@ from importlib import import_module
 
 from recollect.conformance.peers.protocol import Peer
 
-MODULES = ("ours", "stable_baselines3", "cleanrl", "tianshou", "skrl", "rlox", "cpprb", "rsl_rl", "agilerl")
+MODULES = (
+    "ours", "stable_baselines3", "torchrl", "tianshou", "cpprb", "agilerl", "skrl", "rsl_rl", "flashbax", "rlox",
+    "cleanrl",
+)  # fmt: skip
 """The files beside this one; each has a function `peer()`."""
 
 

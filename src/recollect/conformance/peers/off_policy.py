@@ -19,7 +19,7 @@ ALPHA, BETA = 0.6, 0.4
 
 
 class NotOffered(Exception):
-    """The library has no such operation, or none for this shape."""
+    """The library has no such operation, none for this shape, or documents that it means something else."""
 
 
 class ReplayShape(NamedTuple):
@@ -31,6 +31,8 @@ class ReplayShape(NamedTuple):
     action_dim: int
     dtype: type[np.generic] = np.float32
     """Of observations. Images are (height, width, k) with k stacked frames, the newest last."""
+    seed: int | None = 0
+    """Of the draws; None leaves it to the library."""
 
     @property
     def is_image(self) -> bool:
@@ -77,7 +79,11 @@ class ReplayBatch(NamedTuple):
 
 
 class Replay(Protocol):
-    """A replay buffer that is written step by step and sampled with replacement."""
+    """A replay buffer that is written step by step and sampled with replacement.
+
+    The conformance cases use `add`, `sample` and `stored`, and these where they are there, documented in `OPTIONAL`:
+    `prepare` and `read`, which without them pass on what they are given, and more that some libraries offer.
+    """
 
     def prepare(self, step: Transitions) -> Any:
         """What `add` takes, in the form that this library likes best."""
@@ -122,6 +128,87 @@ class PrioritizedReplay(Replay, Protocol):
 
     def update(self, batch: Any, priority: Any) -> None:
         """Give the drawn transitions new priorities."""
+        ...
+
+    def handles(self, batch: Any) -> Array:
+        """What the library calls the drawn transitions when their priorities are set, [B]."""
+        ...
+
+    def set_priority(self, handles: Array, priority: Array) -> None:
+        """Give the transitions of these handles new priorities."""
+        ...
+
+
+OPTIONAL = {
+    "extend": "extend(block): steps of one environment in one call, where the library has a call for that",
+    "raw": "raw(step): what `add` takes, without repairing shapes; `prepare` where it is missing",
+    "clear": "clear(): forget everything",
+    "save": "save(path): write everything to a file or folder",
+    "load": "load(path): become what was saved there",
+    "draws_from": "a sentence, if draws come from a generator that is not the buffer's own: its seed is not looked at",
+    "default_seed": "a sentence, if two buffers that are given no seed are documented to draw the same",
+    "crosses_episodes": "a sentence, if sequences are documented to go on through the ends of episodes",
+    "flags_of_first_step": "a sentence, if n-step transitions are documented to keep the flags of their first step",
+    "finished_only": "a sentence, if sequences are documented to come from finished episodes",
+    "fewer_is_documented": "a sentence, if a batch is documented to be smaller where too little is stored",
+    "safe_in_threads": "True, if the library promises that threads may write and sample at once",
+    "survives_kill": "True, if the library promises that a killed `save` leaves the last whole one",
+}
+"""What a replay adapter may have beyond the protocol; each missing one makes cases "not offered"."""
+
+
+class GoalStep(NamedTuple):
+    """One step of one environment with a goal: numbers that say where it is and where it should be."""
+
+    at: float
+    goal: float
+    next_at: float
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+class GoalBatch(NamedTuple):
+    """Transitions after goals were exchanged, [B] arrays; `terminated` is None where it is documented to be kept."""
+
+    at: Array
+    goal: Array
+    next_at: Array
+    reward: Array
+    terminated: Array | None = None
+
+
+class GoalReplay(Protocol):
+    """A replay buffer that exchanges goals; its reward is `missed`."""
+
+    def add(self, step: GoalStep) -> None:
+        """Store one step of the only environment."""
+        ...
+
+    def sample(self, batch_size: int) -> GoalBatch:
+        """Draw transitions, most of them with another goal."""
+        ...
+
+
+def missed(at: Array, goal: Array) -> Array:
+    """The reward of goal tasks here: 0 where the goal is reached, −1 elsewhere."""
+    return np.where(np.asarray(at) == np.asarray(goal), 0.0, -1.0).astype(np.float32)
+
+
+class StepReplay(Protocol):
+    """A replay buffer that is given what a Gymnasium vector environment returns, in whichever way that resets."""
+
+    def add_step(self, obs: Array, action: Array, step: tuple[Any, ...]) -> None:
+        """Store one step of all environments: `step` is what `env.step(action)` returned."""
+        ...
+
+    def sample(self, batch_size: int) -> ReplayBatch:
+        """Draw transitions."""
+        ...
+
+    @property
+    def stored(self) -> int:
+        """How many transitions can be sampled."""
         ...
 
 

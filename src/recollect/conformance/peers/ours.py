@@ -7,9 +7,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 
 import recollect as rc
-from recollect.conformance.peers.off_policy import ALPHA, BETA, NotOffered, ReplayBatch, ReplayShape, Transitions
+from recollect.conformance.peers.off_policy import (
+    ALPHA,
+    BETA,
+    GoalBatch,
+    GoalStep,
+    NotOffered,
+    ReplayBatch,
+    ReplayShape,
+    Transitions,
+    missed,
+)
 from recollect.conformance.peers.protocol import Array, Batch, Peer, RolloutShape, Sequences, Step, Trajectory
 from recollect.samplers import Sampler
 from recollect.views import View
@@ -85,7 +96,8 @@ class OurRecurrent:
         self._buffer.attach({"advantage": advantage, "return": return_})
 
     def minibatches(self, num_steps: int) -> Iterable[Any]:
-        size = num_steps // self._length
+        whole = num_steps == self._shape.num_steps * self._shape.num_envs
+        size = None if whole else num_steps // self._length  # a whole rollout is one batch, tails of episodes included
         return self._buffer.sequences(self._length, batch_size=size, fields=(*FIELDS, "state"))
 
     def read(self, batch: Any) -> Sequences:
@@ -98,6 +110,7 @@ class OurReplay:
     """`rc.ReplayBuffer`, given numpy arrays, and for a single environment numbers and bools: what Gymnasium gives."""
 
     view: View = rc.Transition()
+    safe_in_threads = survives_kill = True
 
     def __init__(self, shape: ReplayShape) -> None:
         self._one = shape.num_envs == 1
@@ -107,7 +120,7 @@ class OurReplay:
             shape.action_dim,
             num_envs=None if self._one else shape.num_envs,
             sampler=self._sampler(),
-            seed=0,
+            seed=shape.seed,
         )
 
     def _observation(self, shape: ReplayShape) -> rc.Field:
@@ -128,8 +141,21 @@ class OurReplay:
     def fill(self, block: Transitions) -> None:
         self._buffer.extend({name: getattr(block, name) for name in _TRANSITION_FIELDS})
 
+    extend = fill
+
     def sample(self, batch_size: int) -> Any:
         return self._buffer.sample(batch_size, self.view)
+
+    def clear(self) -> None:
+        self._buffer.clear()
+
+    def save(self, path: str) -> None:
+        self._buffer.save(path)
+
+    def load(self, path: str) -> None:
+        loaded = rc.load(path)
+        assert isinstance(loaded, rc.ReplayBuffer)
+        self._buffer = loaded
 
     def read(self, batch: Any) -> ReplayBatch:
         return ReplayBatch(**{name: batch[name].numpy() for name in ReplayBatch._fields if name in batch.keys()})
@@ -172,6 +198,26 @@ class OurPrioritized(OurReplay):
     def update(self, batch: Any, priority: torch.Tensor) -> None:
         self._buffer.update_priority(batch["index"], priority)
 
+    def handles(self, batch: Any) -> Array:
+        return batch["index"].numpy()
+
+    def set_priority(self, handles: Array, priority: Array) -> None:
+        self._buffer.update_priority(handles, priority)
+
+
+class OurStrictlyPrioritized(OurPrioritized):
+    """The same with nothing added to priorities."""
+
+    def _sampler(self) -> Sampler:
+        return rc.Prioritized(ALPHA, BETA, eps=0.0)
+
+
+class OurReplayWithoutReplacement(OurReplay):
+    """`rc.WithoutReplacement`."""
+
+    def _sampler(self) -> Sampler:
+        return rc.WithoutReplacement()
+
 
 class OurNStep(OurReplay):
     """`rc.NStep`, summed when it is sampled."""
@@ -189,6 +235,55 @@ class OurSequence(OurReplay):
         self.view = rc.Sequence(length)
 
 
+class OurBurnIn(OurReplay):
+    """`rc.Sequence` with steps before the drawn one."""
+
+    def __init__(self, shape: ReplayShape, burn_in: int, length: int) -> None:
+        super().__init__(shape)
+        self.view = rc.Sequence(length, burn_in)
+
+
+class OurHindsight:
+    """`rc.Hindsight`."""
+
+    def __init__(self, capacity: int, strategy: Any) -> None:
+        self._buffer = rc.ReplayBuffer(capacity, {"at": 1, "goal": 1}, (), seed=0)
+        self._view = rc.Hindsight("goal", "at", self._reached, strategy=strategy)
+
+    @staticmethod
+    def _reached(at: torch.Tensor, goal: torch.Tensor, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        reward = torch.from_numpy(missed(at.numpy(), goal.numpy())).squeeze(-1)
+        return reward, reward == 0
+
+    def add(self, step: GoalStep) -> None:
+        obs, next_obs = ({"at": [at], "goal": [step.goal]} for at in (step.at, step.next_at))
+        self._buffer.add(obs, 0.0, step.reward, step.terminated, step.truncated, next_obs)
+
+    def sample(self, batch_size: int) -> GoalBatch:
+        batch = self._buffer.sample(batch_size, self._view)
+        at, goal, next_at = batch["obs", "at"], batch["obs", "goal"], batch["next_obs", "at"]
+        columns = (at.squeeze(1), goal.squeeze(1), next_at.squeeze(1), batch["reward"], batch["terminated"])
+        return GoalBatch(*(column.numpy() for column in columns))
+
+
+class OurReplayOfSteps:
+    """`for_env` and `add_step`."""
+
+    def __init__(self, envs: VectorEnv, capacity: int) -> None:
+        self._buffer = rc.ReplayBuffer.for_env(envs, capacity, seed=0)
+
+    def add_step(self, obs: Array, action: Array, step: tuple[Any, ...]) -> None:
+        self._buffer.add_step(obs, action, step)
+
+    def sample(self, batch_size: int) -> ReplayBatch:
+        batch = self._buffer.sample(batch_size)
+        return ReplayBatch(**{name: batch[name].numpy() for name in ReplayBatch._fields if name in batch.keys()})
+
+    @property
+    def stored(self) -> int:
+        return len(self._buffer)
+
+
 def peer() -> Peer:
     """This library."""
     return Peer(
@@ -201,8 +296,14 @@ def peer() -> Peer:
         replay=OurReplay,
         replay_given={"torch": OurReplayOfTorch},
         replay_saving={"Stacked": OurStackedReplay},
+        stacked=OurStackedReplay,
+        without_replacement=OurReplayWithoutReplacement,
         prioritized=OurPrioritized,
+        prioritized_strictly=OurStrictlyPrioritized,
         n_step=OurNStep,
         sequence=OurSequence,
+        burn_in=OurBurnIn,
+        hindsight=OurHindsight,
+        from_env=OurReplayOfSteps,
         ours=True,
     )

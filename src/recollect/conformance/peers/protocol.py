@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 
-from recollect.conformance.peers.off_policy import PrioritizedReplay, Replay, ReplayShape
+from recollect.conformance.peers.off_policy import GoalReplay, PrioritizedReplay, Replay, ReplayShape, StepReplay
 
 Array = np.ndarray[Any, Any]
 
@@ -169,6 +170,8 @@ class Peer:
     name: str
     version: str
     gae: type[Gae] | None = None
+    collected: type[Gae] | None = None
+    """The same estimate as the library's own collection loop makes it."""
     rollout: Callable[[RolloutShape], Rollout] | None = None
     epoch: Callable[[list[Step], Array, Array], Epoch] | None = None
     """Only where there is no `rollout`: from steps, advantage [T, N] and return [T, N] to something that shuffles."""
@@ -182,9 +185,25 @@ class Peer:
     """The same replay fed with other kinds of input, by the kind's name."""
     replay_saving: Mapping[str, Callable[[ReplayShape], Replay]] = field(default_factory=dict)
     """The same replay with the library's settings that save memory, by the settings' names."""
+    stacked: Callable[[ReplayShape], Replay] | None = None
+    """Keeps single frames of images and rebuilds their stacks."""
+    without_replacement: Callable[[ReplayShape], Replay] | None = None
+    """Draws each stored transition once before it draws one again."""
     prioritized: Callable[[ReplayShape], PrioritizedReplay] | None = None
+    prioritized_strictly: Callable[[ReplayShape], PrioritizedReplay] | None = None
+    """The same with the settings that promise most: nothing is added to priorities, overwritten rows are noticed."""
     n_step: Callable[[ReplayShape, int, float], Replay] | None = None
     """From a shape, n and gamma to a replay whose batches are n-step transitions."""
+    n_step_plain: Callable[[ReplayShape, int, float], Replay] | None = None
+    """The same without what its adapter mends, where it mends something."""
     sequence: Callable[[ReplayShape, int], Replay] | None = None
     """From a shape and a length L to a replay whose batches are runs of steps, [B, L, …]."""
+    burn_in: Callable[[ReplayShape, int, int], Replay] | None = None
+    """From a shape, a burn-in and a length to a replay of runs with so many steps before the drawn one."""
+    hindsight: Callable[[int, str], GoalReplay] | None = None
+    """From a capacity and a strategy, "future" or "final", to a replay that exchanges goals."""
+    from_env: Callable[[VectorEnv, int], StepReplay] | None = None
+    """From a vector environment and a capacity to a replay that understands its way to reset."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Why a case does not apply, by its number: how the library documents it, or why it cannot run here."""
     ours: bool = False

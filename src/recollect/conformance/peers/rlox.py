@@ -17,10 +17,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from rlox import PrioritizedReplayBuffer, ReplayBuffer, SequenceReplayBuffer, compute_gae_batched_f32
+from rlox import HERBuffer, PrioritizedReplayBuffer, ReplayBuffer, SequenceReplayBuffer, compute_gae_batched_f32
 from rlox.batch import RolloutBatch
+from rlox.collectors import RolloutCollector
 
-from recollect.conformance.peers.off_policy import ALPHA, BETA, NotOffered, ReplayBatch, ReplayShape, Transitions
+from recollect.conformance.peers.off_policy import (
+    ALPHA,
+    BETA,
+    GoalBatch,
+    GoalStep,
+    NotOffered,
+    ReplayBatch,
+    ReplayShape,
+    Transitions,
+)
 from recollect.conformance.peers.protocol import Array, Batch, Peer, Step, Trajectory
 
 _LEARNED = ("obs", "actions", "rewards", "terminated", "next_obs")
@@ -83,10 +93,11 @@ class RloxReplay:
 
     def __init__(self, shape: ReplayShape) -> None:
         if shape.is_image:
-            raise NotOffered
+            raise NotOffered("flat float32 observations only")
         self._one = shape.num_envs == 1
         self._buffer: Any = ReplayBuffer(shape.capacity, shape.obs[0], shape.action_dim)
-        self._seed = 0
+        # A draw is given its seed; without one of its own a learner would count steps from anywhere.
+        self._seed = int(np.random.default_rng(shape.seed).integers(2**32))
 
     def prepare(self, step: Transitions) -> Any:
         return next(_singly(step)) if self._one else _together(step)
@@ -96,6 +107,11 @@ class RloxReplay:
 
     def fill(self, block: Transitions) -> None:
         self._buffer.push_batch(*_together(block))
+
+    extend = fill
+
+    def raw(self, step: Transitions) -> Any:
+        return next(_singly(step)) if self._one else _together(step)
 
     def sample(self, batch_size: int) -> Any:
         self._seed += 1
@@ -126,11 +142,15 @@ class RloxPrioritized(RloxReplay):
 
     def __init__(self, shape: ReplayShape) -> None:
         super().__init__(shape._replace(capacity=1))
+        if not self._one:
+            raise NotOffered("one transition at a time")
         self._buffer = PrioritizedReplayBuffer(shape.capacity, shape.obs[0], shape.action_dim, ALPHA, BETA)
 
     def fill(self, block: Transitions) -> None:
         for transition in _singly(block):
             self._buffer.push(*transition)
+
+    extend = None
 
     def sample(self, batch_size: int) -> Any:
         self._seed += 1
@@ -146,23 +166,101 @@ class RloxPrioritized(RloxReplay):
     def update(self, batch: Any, priority: Array) -> None:
         self._buffer.update_priorities(batch[1], priority)
 
+    def handles(self, batch: Any) -> Array:
+        return batch[1]
+
+    def set_priority(self, handles: Array, priority: Array) -> None:
+        self._buffer.update_priorities(handles, priority)
+
 
 class RloxSequence(RloxReplay):
     """`SequenceReplayBuffer`: runs of steps inside one finished episode that is long enough."""
 
+    finished_only = "sequences of finished episodes only"
+
     def __init__(self, shape: ReplayShape, length: int) -> None:
         super().__init__(shape._replace(capacity=1))
+        if not self._one:
+            raise NotOffered("sequences of one environment only")
         self._buffer = SequenceReplayBuffer(shape.capacity, shape.obs[0], shape.action_dim)
         self._length = length
 
+    def prepare(self, step: Transitions) -> Any:
+        obs, action, reward, terminated, truncated, next_obs = next(_singly(step))
+        return obs, next_obs, action, reward, terminated, truncated
+
+    def add(self, prepared: Any) -> None:
+        self._buffer.push(*prepared)
+
     def fill(self, block: Transitions) -> None:
-        for obs, action, reward, terminated, truncated, next_obs in _singly(block):
-            self._buffer.push(obs, next_obs, action, reward, terminated, truncated)
+        for row in range(len(block)):
+            self.add(self.prepare(block[row : row + 1]))
 
     def sample(self, batch_size: int) -> Any:
         self._seed += 1
         batch = self._buffer.sample_sequences(batch_size, self._length, self._seed)
         return [torch.from_numpy(batch[name]) for name in _LEARNED]
+
+
+class RloxHindsight:
+    """`HERBuffer` over observations (achieved, desired)."""
+
+    def __init__(self, capacity: int, strategy: str) -> None:
+        self._buffer = HERBuffer(capacity, 2, 1, 1, 0, 1, strategy=strategy)
+        self._seed = 0
+
+    def add(self, step: GoalStep) -> None:
+        obs, next_obs = (np.array([at, step.goal], np.float32) for at in (step.at, step.next_at))
+        self._buffer.push(obs, next_obs, np.zeros(1, np.float32), step.reward, step.terminated, step.truncated)
+
+    def sample(self, batch_size: int) -> GoalBatch:
+        self._seed += 1
+        batch = self._buffer.sample(batch_size, seed=self._seed)
+        at, goal, next_at = batch["obs"][:, 0], batch["obs"][:, 1], batch["next_obs"][:, 0]
+        return GoalBatch(at, goal, next_at, batch["rewards"])
+
+
+class RloxCollected:
+    """`RolloutCollector`, given an environment that plays a trajectory: an observation is the number of its value."""
+
+    def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
+        played = _Played(trajectory)
+        num_envs = self._num_envs = trajectory.reward.shape[1]
+        collector = RolloutCollector("", n_envs=num_envs, gamma=gamma, gae_lambda=lam, env=played)
+        return lambda: collector.collect(played, len(trajectory.reward))
+
+    def read(self, output: Any) -> tuple[Array, Array]:
+        advantage, return_ = (leaf.numpy().reshape(-1, self._num_envs) for leaf in (output.advantages, output.returns))
+        return advantage, return_
+
+
+class _Played:
+    """Environment and policy at once."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self._trajectory, self._t = trajectory, 0
+
+    def reset_all(self) -> Array:
+        return self._trajectory.value[0][:, None]
+
+    def step_all(self, actions: Any) -> dict[str, Any]:
+        played, t = self._trajectory, self._t
+        self._t += 1
+        ended, last = played.ended[t], t + 1 == len(played.reward)
+        after = played.next_value[t] if last else np.where(ended, played.value[t + 1], played.next_value[t])
+        return {
+            "obs": after[:, None].astype(np.float32),
+            "rewards": played.reward[t].astype(np.float64),
+            "terminated": played.terminated[t].astype(np.uint8),
+            "truncated": played.truncated[t].astype(np.uint8),
+            "terminal_obs": [played.next_value[t, n : n + 1] if end else None for n, end in enumerate(ended)],
+        }
+
+    def get_action_and_logprob(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(len(obs)), torch.zeros(len(obs))
+
+    def get_value(self, obs: torch.Tensor) -> torch.Tensor:
+        return obs[:, 0]
 
 
 def peer() -> Peer:
@@ -171,8 +269,10 @@ def peer() -> Peer:
         "rlox",
         version("rlox"),
         gae=RloxGae,
+        collected=RloxCollected,
         epoch=RloxEpoch,
         replay=RloxReplay,
         prioritized=RloxPrioritized,
         sequence=RloxSequence,
+        hindsight=RloxHindsight,
     )

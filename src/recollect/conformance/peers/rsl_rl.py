@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""rsl_rl: the recurrent minibatches of its `RolloutStorage`.
+"""rsl_rl: `PPO.compute_returns`, and the recurrent minibatches of its `RolloutStorage`.
 
 It knows no sequence length: a sequence is what a rollout holds of an episode, padded to the longest. Minibatches are
 ranges of environments in a fixed order. Observations are copied and padded once an epoch; of the other fields it hands
@@ -8,15 +8,18 @@ out slices of the rollout, unpadded and not copied. Scalars have an axis of leng
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from rsl_rl.algorithms import PPO
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from recollect.conformance.peers.protocol import Array, Peer, RolloutShape, Sequences, Step
+from recollect.conformance.peers.off_policy import NotOffered
+from recollect.conformance.peers.protocol import Array, Peer, RolloutShape, Sequences, Step, Trajectory
 
 
 class RslRlRecurrent:
@@ -54,6 +57,52 @@ class RslRlRecurrent:
         return Sequences(runs, batch.hidden_states[0].squeeze(0).numpy())
 
 
+class RslRlGae:
+    """`PPO.compute_returns` over a filled storage, with a critic that says the last value."""
+
+    def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
+        if trajectory.truncated.any():
+            raise NotOffered("a time-out is bootstrapped from the value of its own observation, as its PPO does")
+        num_steps, num_envs = trajectory.reward.shape
+        like = TensorDict({"policy": torch.zeros(num_envs, 1)}, batch_size=[num_envs])
+        storage = RolloutStorage("rl", num_envs, num_steps, like, (1,))
+        for name in ("reward", "value"):
+            getattr(storage, f"{name}s").copy_(torch.from_numpy(getattr(trajectory, name)).unsqueeze(-1))
+        storage.dones.copy_(torch.from_numpy(trajectory.ended).unsqueeze(-1))
+        learner = SimpleNamespace(
+            storage=storage,
+            critic=_Critic(torch.from_numpy(trajectory.last_value).unsqueeze(-1)),
+            gamma=gamma,
+            lam=lam,
+            normalize_advantage_per_mini_batch=True,
+        )
+
+        def call() -> RolloutStorage:
+            PPO.compute_returns(learner, like)
+            return storage
+
+        return call
+
+    def read(self, output: Any) -> tuple[Array, Array]:
+        return output.advantages.squeeze(-1).numpy(), output.returns.squeeze(-1).numpy()
+
+
+class _Critic:
+    """A critic that has made up its mind."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self._value = value
+
+    def __call__(self, obs: Any) -> torch.Tensor:
+        return self._value
+
+    def get_hidden_state(self) -> None:
+        return None
+
+    def reset(self, hidden_state: Any = None) -> None:
+        pass
+
+
 def peer() -> Peer:
     """rsl_rl."""
-    return Peer("rsl_rl", version("rsl-rl-lib"), recurrent=RslRlRecurrent)
+    return Peer("rsl_rl", version("rsl-rl-lib"), gae=RslRlGae, recurrent=RslRlRecurrent)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,10 +116,13 @@ class SkrlRollout:
 class SkrlReplay:
     """`RandomMemory(replacement=True)`, a tensor a field."""
 
+    draws_from = "draws come from torch's global generator, which set_seed seeds"
+    replacement = True
+
     def __init__(self, shape: ReplayShape) -> None:
         self._shape = shape
-        size = shape.capacity // shape.num_envs
-        self._memory = RandomMemory(memory_size=size, num_envs=shape.num_envs, device="cpu", replacement=True)
+        size, again = shape.capacity // shape.num_envs, self.replacement
+        self._memory = RandomMemory(memory_size=size, num_envs=shape.num_envs, device="cpu", replacement=again)
         obs_size, obs_dtype = int(np.prod(shape.obs)), torch.uint8 if shape.is_image else torch.float32
         for name in ("observations", "next_observations"):
             self._memory.create_tensor(name, size=obs_size, dtype=obs_dtype)
@@ -143,6 +147,19 @@ class SkrlReplay:
         memory.filled |= rows.stop == memory.memory_size
         memory.memory_index = rows.stop % memory.memory_size
 
+    def extend(self, block: Transitions) -> None:
+        self._memory.add_samples(**self.prepare(block))
+
+    def clear(self) -> None:
+        self._memory.reset()
+
+    def save(self, path: str) -> None:
+        self._memory.save(path)
+
+    def load(self, path: str) -> None:
+        (file,) = Path(path, "memories").iterdir()
+        self._memory.load(str(file))
+
     def sample(self, batch_size: int) -> Any:
         return self._memory.sample(_LEARNED, batch_size=batch_size)[0]
 
@@ -160,8 +177,17 @@ class SkrlReplay:
         return sum(tensor.nbytes for tensor in self._memory.tensors.values()) + self._memory.all_sequence_indexes.nbytes
 
 
+class SkrlReplayWithoutReplacement(SkrlReplay):
+    """The same memory with its default."""
+
+    fewer_is_documented = "without replacement a batch has at most as many rows as are stored"
+    replacement = False
+
+
 class SkrlSequence(SkrlReplay):
     """The same memory, asked for runs of steps."""
+
+    crosses_episodes = "sequences come with their flags, and models start anew where an episode ended"
 
     def __init__(self, shape: ReplayShape, length: int) -> None:
         super().__init__(shape)
@@ -177,4 +203,14 @@ class SkrlSequence(SkrlReplay):
 
 def peer() -> Peer:
     """skrl."""
-    return Peer("skrl", version("skrl"), gae=SkrlGae, rollout=SkrlRollout, replay=SkrlReplay, sequence=SkrlSequence)
+    unchecked = "documented: no check is performed for the compatibility of shapes"
+    return Peer(
+        "skrl",
+        version("skrl"),
+        gae=SkrlGae,
+        rollout=SkrlRollout,
+        replay=SkrlReplay,
+        without_replacement=SkrlReplayWithoutReplacement,
+        sequence=SkrlSequence,
+        notes={"T27": unchecked, "T28": unchecked},
+    )

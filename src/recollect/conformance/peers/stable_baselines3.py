@@ -16,9 +16,19 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer, RolloutBuffer
+from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
 from stable_baselines3.common.type_aliases import ReplayBufferSamples, RolloutBufferSamples
+from stable_baselines3.her import HerReplayBuffer
 
-from recollect.conformance.peers.off_policy import ReplayBatch, ReplayShape, Transitions, whole
+from recollect.conformance.peers.off_policy import (
+    GoalBatch,
+    GoalStep,
+    ReplayBatch,
+    ReplayShape,
+    Transitions,
+    missed,
+    whole,
+)
 from recollect.conformance.peers.protocol import Array, Batch, Peer, RolloutShape, Step, Trajectory
 
 
@@ -91,6 +101,8 @@ class SB3Rollout:
 class SB3Replay:
     """`ReplayBuffer`: numpy in, tensors out."""
 
+    draws_from = "draws come from numpy's global generator, which set_random_seed seeds"
+
     def __init__(self, shape: ReplayShape) -> None:
         self._buffer = self._make(shape)
 
@@ -115,6 +127,19 @@ class SB3Replay:
         buffer.timeouts[rows, 0] = block.truncated & ~block.terminated
         buffer.full |= rows.stop == buffer.buffer_size
         buffer.pos = rows.stop % buffer.buffer_size
+
+    def raw(self, step: Transitions) -> Any:
+        infos = [{}] * self._buffer.n_envs
+        return step.obs, step.next_obs, step.action, step.reward, step.terminated, infos
+
+    def clear(self) -> None:
+        self._buffer.reset()
+
+    def save(self, path: str) -> None:
+        save_to_pkl(path, self._buffer)
+
+    def load(self, path: str) -> None:
+        self._buffer = load_from_pkl(path)
 
     def sample(self, batch_size: int) -> ReplayBufferSamples:
         return self._buffer.sample(batch_size)
@@ -165,6 +190,44 @@ class SB3NStep(SB3Replay):
         )
 
 
+class _Rewards:
+    """The only thing that `HerReplayBuffer` asks of an environment."""
+
+    def env_method(self, name: str, achieved: Array, goal: Array, infos: Any, indices: Any = None) -> list[Array]:
+        return [missed(achieved, goal).reshape(-1)]
+
+
+class SB3Hindsight:
+    """`HerReplayBuffer`: its future strategy includes the step itself, and `done` stays what was stored."""
+
+    def __init__(self, capacity: int, strategy: str) -> None:
+        parts: dict[str, spaces.Space[Any]] = {
+            name: _box(1) for name in ("observation", "achieved_goal", "desired_goal")
+        }
+        env: Any = _Rewards()
+        self._buffer = HerReplayBuffer(
+            capacity, spaces.Dict(parts), _box(1), env, device="cpu", goal_selection_strategy=strategy
+        )
+
+    def add(self, step: GoalStep) -> None:
+        obs, next_obs = (
+            {k: np.array([[v]], np.float32) for k, v in _goal(at, step.goal)} for at in (step.at, step.next_at)
+        )
+        ended = np.array([step.terminated or step.truncated])
+        infos = [{"TimeLimit.truncated": step.truncated}]
+        self._buffer.add(obs, next_obs, np.zeros((1, 1), np.float32), np.array([step.reward]), ended, infos)
+
+    def sample(self, batch_size: int) -> GoalBatch:
+        batch = self._buffer.sample(batch_size)
+        obs, next_obs = batch.observations, batch.next_observations
+        columns = obs["achieved_goal"], obs["desired_goal"], next_obs["achieved_goal"], batch.rewards
+        return GoalBatch(*(whole(column) for column in columns))
+
+
+def _goal(at: float, goal: float) -> list[tuple[str, float]]:
+    return [("observation", at), ("achieved_goal", at), ("desired_goal", goal)]
+
+
 def peer() -> Peer:
     """Stable-Baselines3."""
     return Peer(
@@ -175,4 +238,5 @@ def peer() -> Peer:
         replay=SB3Replay,
         replay_saving={"optimize_memory_usage": SB3SavingReplay},
         n_step=SB3NStep,
+        hindsight=SB3Hindsight,
     )

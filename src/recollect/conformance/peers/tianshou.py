@@ -19,9 +19,20 @@ import numpy as np
 import torch
 from tianshou.algorithm.algorithm_base import Algorithm, _gae
 from tianshou.data import Batch as TianshouBatch
-from tianshou.data import PrioritizedReplayBuffer, ReplayBuffer, VectorReplayBuffer
+from tianshou.data import HERReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer, VectorReplayBuffer
 
-from recollect.conformance.peers.off_policy import ALPHA, BETA, ReplayBatch, ReplayShape, Transitions
+from recollect.conformance.peers.off_policy import (
+    ALPHA,
+    BETA,
+    GoalBatch,
+    GoalStep,
+    NotOffered,
+    ReplayBatch,
+    ReplayShape,
+    Transitions,
+    missed,
+    whole,
+)
 from recollect.conformance.peers.protocol import Array, Batch, Peer, RolloutShape, Step, Trajectory
 
 
@@ -107,12 +118,17 @@ class TianshouRollout:
 class TianshouReplay:
     """`ReplayBuffer` for one environment, `VectorReplayBuffer` for several."""
 
+    default_seed = "random_seed is 42 unless it is given"
+
     def __init__(self, shape: ReplayShape) -> None:
         self._one = shape.num_envs == 1
         self._buffer: Any = self._make(shape)
 
     def _make(self, shape: ReplayShape) -> Any:
-        return ReplayBuffer(shape.capacity) if self._one else VectorReplayBuffer(shape.capacity, shape.num_envs)
+        seed = {} if shape.seed is None else {"random_seed": shape.seed}
+        if self._one:
+            return ReplayBuffer(shape.capacity, **seed)
+        return VectorReplayBuffer(shape.capacity, shape.num_envs, **seed)
 
     def prepare(self, step: Transitions) -> Any:
         batch = TianshouBatch(
@@ -139,6 +155,17 @@ class TianshouReplay:
             "obs_next": block.next_obs,
         }
         self._buffer.update(ReplayBuffer.from_data(**columns))
+
+    extend = fill
+
+    def clear(self) -> None:
+        self._buffer.reset()
+
+    def save(self, path: str) -> None:
+        self._buffer.save_hdf5(path)
+
+    def load(self, path: str) -> None:
+        self._buffer = type(self._buffer).load_hdf5(path)
 
     def sample(self, batch_size: int) -> Any:
         return _learned(self._buffer.sample(batch_size)[0])
@@ -169,6 +196,8 @@ class TianshouSavingReplay(TianshouReplay):
         super().__init__(shape)
 
     def _make(self, shape: ReplayShape) -> Any:
+        if not self._one:
+            raise NotOffered
         frames = {"save_only_last_obs": True, "stack_num": shape.obs[-1]} if shape.is_image else {}
         return ReplayBuffer(shape.capacity, ignore_obs_next=True, **frames)
 
@@ -192,10 +221,22 @@ class TianshouSavingReplay(TianshouReplay):
         return read._replace(obs=obs, next_obs=next_obs)
 
 
+class TianshouStackedReplay(TianshouSavingReplay):
+    """The same, drawing only rows whose stack is still there."""
+
+    def _make(self, shape: ReplayShape) -> Any:
+        frames = {"save_only_last_obs": True, "stack_num": shape.obs[-1], "sample_avail": True}
+        return ReplayBuffer(shape.capacity, ignore_obs_next=True, **frames)
+
+
 class TianshouPrioritized(TianshouReplay):
     """`PrioritizedReplayBuffer`, weights divided by the largest of the batch."""
 
+    draws_from = "prioritized draws come from numpy's global generator"
+
     def _make(self, shape: ReplayShape) -> Any:
+        if not self._one:
+            raise NotOffered
         return PrioritizedReplayBuffer(shape.capacity, ALPHA, BETA)
 
     def sample(self, batch_size: int) -> Any:
@@ -211,6 +252,12 @@ class TianshouPrioritized(TianshouReplay):
     def update(self, batch: Any, priority: Array) -> None:
         self._buffer.update_weight(batch[1], priority)
 
+    def handles(self, batch: Any) -> Array:
+        return batch[1]
+
+    def set_priority(self, handles: Array, priority: Array) -> None:
+        self._buffer.update_weight(handles, priority)
+
 
 class TianshouNStep(TianshouReplay):
     """`compute_nstep_return` over a drawn batch, with values of zero so that only the rewards are summed."""
@@ -221,16 +268,60 @@ class TianshouNStep(TianshouReplay):
 
     def sample(self, batch_size: int) -> Any:
         batch, index = self._buffer.sample(batch_size)
+        rewards, last = self._summed(batch, index, 0.0)
+        obs, action, _, _, _ = _learned(batch)
+        _, _, _, terminated, next_obs = _learned(last)
+        return [obs, action, rewards, terminated, next_obs]
+
+    def _summed(self, batch: Any, index: Array, value: float) -> tuple[torch.Tensor, Any]:
+        """The return if every state has this value, and the last steps of the windows."""
         last: list[Any] = []
 
         def target_q(buffer: ReplayBuffer, after: Array) -> torch.Tensor:
             last.append(buffer[after])
-            return torch.zeros(len(after))
+            return torch.full((len(after),), value)
 
         batch = Algorithm.compute_nstep_return(batch, self._buffer, index, target_q, self._gamma, self._n)
+        return batch.returns.flatten(), last[0]
+
+
+class TianshouNStepWithDiscount(TianshouNStep):
+    """The same asked once more with values of one: what is added to the rewards is the discount."""
+
+    def sample(self, batch_size: int) -> Any:
+        batch, index = self._buffer.sample(batch_size)
+        rewards, last = self._summed(batch, index, 0.0)
+        with_ones, _ = self._summed(batch, index, 1.0)
         obs, action, _, _, _ = _learned(batch)
-        _, _, _, terminated, next_obs = _learned(last[0])
-        return [obs, action, batch.returns.flatten(), terminated, next_obs]
+        _, _, _, terminated, next_obs = _learned(last)
+        return [obs, action, rewards, terminated, next_obs, with_ones - rewards]
+
+    def read(self, batch: Any) -> ReplayBatch:
+        *leaves, discount = (leaf.numpy() for leaf in batch)
+        # After a termination nothing is added, whatever the discount.
+        return ReplayBatch(*leaves, discount=np.where(leaves[3], np.nan, discount))
+
+
+class TianshouHindsight:
+    """`HERReplayBuffer`, which knows the strategy future only; flags keep what was stored."""
+
+    def __init__(self, capacity: int, strategy: str) -> None:
+        if strategy != "future":
+            raise NotOffered
+        self._buffer = HERReplayBuffer(capacity, compute_reward_fn=lambda a, g: missed(a, g).reshape(-1), horizon=8)
+
+    def add(self, step: GoalStep) -> None:
+        obs, obs_next = (
+            TianshouBatch(observation=np.array([at]), achieved_goal=np.array([at]), desired_goal=np.array([step.goal]))
+            for at in (step.at, step.next_at)
+        )
+        flags = {"terminated": step.terminated, "truncated": step.truncated}
+        self._buffer.add(TianshouBatch(obs=obs, act=0.0, rew=step.reward, obs_next=obs_next, **flags))
+
+    def sample(self, batch_size: int) -> GoalBatch:
+        batch, _ = self._buffer.sample(batch_size)
+        columns = batch.obs.achieved_goal, batch.obs.desired_goal, batch.obs_next.achieved_goal, batch.rew
+        return GoalBatch(*(whole(column) for column in columns))
 
 
 def peer() -> Peer:
@@ -243,5 +334,8 @@ def peer() -> Peer:
         replay=TianshouReplay,
         replay_saving={"ignore_obs_next, save_only_last_obs": TianshouSavingReplay},
         prioritized=TianshouPrioritized,
+        stacked=TianshouStackedReplay,
         n_step=TianshouNStep,
+        n_step_plain=TianshouNStepWithDiscount,
+        hindsight=TianshouHindsight,
     )

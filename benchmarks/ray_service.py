@@ -1,0 +1,320 @@
+"""How many rows a second go into and come out of a replay memory in a Ray cluster, beside other ways to have one.
+
+Run it as `python -m benchmarks.ray_service [--quick] [--only extend,sample] [--rows obs,image] [--json PATH]`.
+
+Everybody's memory is in processes of its own, and so is every client; clients are started together and work for a
+while, in rounds and in a random order of contestants. Only ratios within a run mean anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import ray
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import machine
+from benchmarks.suite import RESULTS, file_name
+from recollect.distributed import ReplayService
+from recollect.schema import Field
+
+MOST_CLIENTS = 4
+BAR = 2.0
+"""How many times the rows of the best peer the service must move."""
+SIZES: dict[str, dict[str, Any]] = {
+    "obs": {"shape": (17,), "dtype": np.float32, "capacity": 100_000, "block": 256, "batch": 256},
+    "image": {"shape": (84, 84, 4), "dtype": np.uint8, "capacity": 2_000, "block": 64, "batch": 32},
+}
+PENDING = 4
+"""Blocks that a client has under way, whoever it writes to."""
+
+
+def block_of(size: dict[str, Any], env: int) -> dict[str, np.ndarray]:
+    """Steps of one environment [T, 1], all of one episode; each observation says which step it is."""
+    steps = size["block"]
+    frames = np.zeros((steps + 1, 1, *size["shape"]), size["dtype"])
+    frames.reshape(steps + 1, -1)[:, 0] = np.arange(steps + 1)
+    frames.reshape(steps + 1, -1)[:, 1] = env
+    flags = np.zeros((steps, 1), np.bool_)
+    return {
+        "obs": frames[:-1].copy(),
+        "action": np.ones((steps, 1, 6), np.float32),
+        "reward": np.arange(steps, dtype=np.float32)[:, None],
+        "terminated": flags,
+        "truncated": flags,
+        "next_obs": frames[1:].copy(),
+    }
+
+
+def check(obs: Any, reward: Any, next_obs: Any) -> None:
+    """What comes out is what went in."""
+    first, second = (np.asarray(x).reshape(len(x), -1)[:, 0].astype(np.float32) for x in (obs, next_obs))
+    if not (np.array_equal(second, first + 1) and np.array_equal(np.asarray(reward).reshape(-1), first)):
+        raise RuntimeError("a batch with rows that were never sent")
+
+
+# The contestants: a memory, and for a client how it writes a block and how it reads a batch as tensors.
+
+
+class Ours:
+    """The service, with one shard or several."""
+
+    def __init__(self, size: dict[str, Any], shards: int) -> None:
+        dtype = torch.from_numpy(np.empty(0, size["dtype"])).dtype
+        self.service = ReplayService(
+            f"bench-{shards}",
+            size["capacity"],
+            Field(size["shape"], dtype),
+            6,
+            num_envs=MOST_CLIENTS,
+            num_shards=shards,
+            max_pending=PENDING,
+        )
+
+    def client(self, env: int, size: dict[str, Any]) -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]]:
+        service, block = self.service, block_of(size, env)
+        batches = service.batches(size["batch"])
+
+        def write() -> int:
+            service.extend(block, env_ids=[env])
+            return size["block"]
+
+        def read() -> int:
+            batch = next(batches)
+            check(batch["obs"][:1], batch["reward"][:1], batch["next_obs"][:1])
+            return size["batch"]
+
+        return write, read, service.flush
+
+    def close(self) -> None:
+        self.service.close()
+
+
+class InActor:
+    """A peer's buffer in an actor: what there is of it is given by `Memory`, which is called through Ray."""
+
+    def __init__(self, size: dict[str, Any], memory: type) -> None:
+        self.actor = ray.remote(num_cpus=0)(memory).remote(size)
+
+    def client(self, env: int, size: dict[str, Any]) -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]]:
+        actor, block, pending = self.actor, block_of(size, env), deque[Any]()
+
+        def write() -> int:
+            if len(pending) == PENDING:
+                ray.get(pending.popleft())
+            pending.append(actor.write.remote(env, block))
+            return size["block"]
+
+        def read() -> int:
+            batch = {
+                name: torch.from_numpy(np.array(x)) for name, x in ray.get(actor.read.remote(size["batch"])).items()
+            }
+            check(batch["obs"][:1], batch["reward"][:1], batch["next_obs"][:1])
+            return size["batch"]
+
+        def flush() -> None:
+            while pending:
+                ray.get(pending.popleft())
+
+        return write, read, flush
+
+    def close(self) -> None:
+        ray.kill(self.actor)
+
+
+class StableBaselines3:
+    """Its replay buffer, a step at a time as it takes them; batches are sent as arrays, which Ray is fastest with."""
+
+    def __init__(self, size: dict[str, Any]) -> None:
+        from stable_baselines3.common.buffers import ReplayBuffer
+
+        space = gym.spaces.Box(0, 255, size["shape"], size["dtype"])
+        actions = gym.spaces.Box(-1, 1, (6,), np.float32)
+        self.buffer = ReplayBuffer(size["capacity"], space, actions, "cpu", handle_timeout_termination=False)
+
+    def write(self, env: int, block: dict[str, np.ndarray]) -> None:
+        add = self.buffer.add
+        parts = [block[name] for name in ("obs", "next_obs", "action", "reward", "terminated")]
+        for step in zip(*parts, strict=True):
+            add(*step, [{}])
+
+    def read(self, batch_size: int) -> dict[str, np.ndarray]:
+        batch = self.buffer.sample(batch_size)
+        return {
+            "obs": batch.observations.numpy(),
+            "action": batch.actions.numpy(),
+            "reward": batch.rewards.numpy(),
+            "terminated": batch.dones.numpy(),
+            "next_obs": batch.next_observations.numpy(),
+        }
+
+
+class TorchRL:
+    """Its buffer that lives in a Ray actor."""
+
+    def __init__(self, size: dict[str, Any]) -> None:
+        from functools import partial
+
+        from torchrl.data import LazyTensorStorage, RayReplayBuffer
+
+        self.buffer = RayReplayBuffer(
+            storage=partial(LazyTensorStorage, size["capacity"]),
+            batch_size=size["batch"],
+            remote_config={"num_cpus": 0},
+        )
+
+    def client(self, env: int, size: dict[str, Any]) -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]]:
+        from tensordict import TensorDict
+
+        block = TensorDict(
+            {name: torch.from_numpy(x[:, 0].copy()) for name, x in block_of(size, env).items()}, [size["block"]]
+        )
+
+        def write() -> int:
+            self.buffer.extend(block)
+            return size["block"]
+
+        def read() -> int:
+            batch = self.buffer.sample()
+            check(batch["obs"][:1], batch["reward"][:1], batch["next_obs"][:1])
+            return size["batch"]
+
+        return write, read, lambda: None
+
+    def close(self) -> None:
+        self.buffer.close()
+
+
+CONTESTANTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "recollect, 1 shard": lambda size: Ours(size, 1),
+    "recollect, 2 shards": lambda size: Ours(size, 2),
+    "Stable-Baselines3 in an actor": lambda size: InActor(size, StableBaselines3),
+    "TorchRL RayReplayBuffer": TorchRL,
+}
+
+
+class Worker:
+    """A client in a process of its own."""
+
+    def __init__(self, memory: Any, env: int, size: dict[str, Any]) -> None:
+        torch.set_num_threads(1)
+        self.write, self.read, self.flush = memory.client(env, size)
+
+    def work(self, verb: str, start: float, seconds: float) -> float:
+        """Rows a second, from `start` on."""
+        step = self.write if verb == "extend" else self.read
+        while time.time() < start:
+            time.sleep(0.001)
+        rows, began = 0, time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            rows += step()
+        if verb == "extend":
+            self.flush()
+        return rows / (time.perf_counter() - began)
+
+
+def measure(workers: list[Any], verb: str, seconds: float) -> float:
+    """Rows a second of all clients together."""
+    start = time.time() + 0.1
+    return sum(ray.get([worker.work.remote(verb, start, seconds) for worker in workers], timeout=300))
+
+
+def arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ray_service", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two short rounds only: for development, not for claims")
+    parser.add_argument("--only", default="extend,sample")
+    parser.add_argument("--rows", default="obs,image")
+    parser.add_argument("--json", type=Path, help="where to write the results (default: benchmarks/results/<date>)")
+    return parser.parse_args(given)
+
+
+def contest(size: dict[str, Any], verbs: list[str], rounds: int, seconds: float, console: Console) -> dict[str, Any]:
+    """Rows a second for each case `verb, clients` and contestant, by round."""
+    memories, workers, missing = {}, {}, {}
+    for name, make in CONTESTANTS.items():
+        try:
+            memories[name] = make(size)
+            remote: Any = ray.remote(num_cpus=0)(Worker)
+            workers[name] = [remote.remote(memories[name], env, size) for env in range(MOST_CLIENTS)]
+            measure(workers[name], "extend", 0.3)
+            measure(workers[name], "sample", 0.3)
+        except Exception as error:  # a peer that breaks must not end the run of the others
+            missing[name] = f"{type(error).__name__}: {str(error).splitlines()[-1]}"
+            workers.pop(name, None)
+            console.print(f"[yellow]missing[/yellow] {name}: {missing[name]}")
+    rng, found = np.random.default_rng(0), {}
+    for verb in verbs:
+        for clients in (1, 2, 4):
+            case = found[f"{verb}, {clients} clients"] = {name: [] for name in workers}
+            for _ in range(rounds):
+                for name in rng.permutation(list(workers)).tolist():
+                    case[name].append(measure(workers[name][:clients], verb, seconds))
+    for name, memory in memories.items():
+        for worker in workers.get(name, ()):
+            ray.kill(worker)
+        memory.close()
+    return {"cases": found, "missing": missing}
+
+
+def show(found: dict[str, Any], title: str, console: Console) -> None:
+    table = Table(title=title)
+    for heading in ("case", "contestant", "rows/s (median)", "ratio to the best peer", f"bar {BAR:g}"):
+        table.add_column(heading)
+    for case, timings in found["cases"].items():
+        medians = {name: statistics.median(rates) for name, rates in timings.items()}
+        best = max((rate for name, rate in medians.items() if not name.startswith("recollect")), default=float("nan"))
+        for name, rate in medians.items():
+            ours = name.startswith("recollect")
+            ratio = f"{rate / best:.2f}" if ours else ""
+            table.add_row(
+                case, name, f"{rate:,.0f}", ratio, ("met" if rate >= BAR * best else "not met") if ours else ""
+            )
+    console.print(table)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    options, console = arguments(given), Console()
+    rounds, seconds = (2, 0.7) if options.quick else (7, 1.5)
+    about = {
+        "suite": "ray_service",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "quick": options.quick,
+        "machine": machine.describe(),
+        "versions": {name: _version(name) for name in ("recollect", "ray", "stable-baselines3", "torchrl")},
+    }
+    results = {}
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=1 << 30, log_to_driver=False)
+    try:
+        for rows in options.rows.split(","):
+            results[rows] = contest(SIZES[rows], options.only.split(","), rounds, seconds, console)
+            show(results[rows], f"rows of {SIZES[rows]['shape']} {np.dtype(SIZES[rows]['dtype'])}", console)
+    finally:
+        ray.shutdown()
+    path = options.json or RESULTS / file_name("ray_service", about)
+    path.write_text(json.dumps({**about, "bar": BAR, "results": results}, indent=1, default=str) + "\n")
+    console.print(f"written to {path}")
+    return 0
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,32 @@
+"""Three lines for each difference that was seen, with that library alone, and what they print.
+
+The files beside this one are read, not imported: a title with the library's name, and for each case the code and its
+output.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Reproduction(NamedTuple):
+    """Code that needs nothing but the library it is about, and the text that it prints."""
+
+    code: str
+    prints: str
+
+
+_CASE = re.compile(r"^## (T\d+)\n\n```python\n(.*?)```\n\n```\n(.*?)```", re.DOTALL | re.MULTILINE)
+
+
+def _read(text: str) -> tuple[str, dict[str, Reproduction]]:
+    name = text.splitlines()[0].removeprefix("# ")
+    return name, {number: Reproduction(code.strip(), prints.strip()) for number, code, prints in _CASE.findall(text)}
+
+
+REPRODUCTIONS: dict[str, dict[str, Reproduction]] = dict(
+    _read(file.read_text("utf-8")) for file in sorted(Path(__file__).parent.glob("*.md"))
+)
+"""By the name of the library and the number of the case."""

@@ -1,0 +1,52 @@
+"""Every case passes a right buffer, fails a wrong one, and recollect passes all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recollect.conformance import CASES, Case, case
+from recollect.conformance.outcome import DIFFERS, PASSES
+from recollect.conformance.peers import ours
+from recollect.conformance.peers.protocol import Peer
+from tests.conformance.mutants import MUTANTS
+from tests.conformance.reference_buffer import reference
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_recollect_passes(case: Case) -> None:
+    outcome = case.run(ours.peer())
+    assert outcome.status == PASSES, (outcome.expected, outcome.got, outcome.reason)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_reference_passes(case: Case) -> None:
+    outcome = case.run(reference())
+    assert outcome.status == PASSES, (outcome.expected, outcome.got, outcome.reason)
+
+
+def names(changed: dict[str, Any]) -> str:
+    (part,) = changed.values()
+    part = next(iter(part.values())) if isinstance(part, dict) else part
+    return getattr(part, "__name__", "lambda")
+
+
+@pytest.mark.parametrize(("number", "changed"), MUTANTS, ids=[f"{n}-{names(changed)}" for n, changed in MUTANTS])
+def test_a_mistake_is_noticed_with_its_figures(number: str, changed: dict[str, Any]) -> None:
+    outcome = case(number).run(reference(**changed))
+    assert outcome.status == DIFFERS
+    assert outcome.expected
+    assert outcome.got
+
+
+def test_every_case_has_a_mutant() -> None:
+    assert {number for number, _ in MUTANTS} == {found.number for found in CASES}
+    assert [found.number for found in CASES] == [f"T{i}" for i in range(1, 29)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_who_offers_nothing_is_told_so(case: Case) -> None:
+    outcome = case.run(Peer("nothing", ""))
+    assert outcome.status == "not offered"
+    assert outcome.reason

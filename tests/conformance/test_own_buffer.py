@@ -1,0 +1,150 @@
+"""A user's own buffer, asked by the command and by the plugin: told exactly what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recollect.cli import main
+from recollect.conformance import CASES, Differs, Peer, case
+from recollect.conformance.outcome import DIFFERS, PASSES
+from recollect.conformance.report import ask
+from recollect.conformance.target import as_peer, find
+from tests.conformance.wrong_buffer import MISTAKES, WrongBuffer
+
+ROOT = Path(__file__).parents[2]
+TARGET = "tests.conformance.wrong_buffer:WrongBuffer"
+PAGE = (ROOT / "docs" / "conformance.md").read_text()
+
+
+def test_the_command_names_the_cases_that_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["conformance", TARGET, "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert re.findall(r"^  (T\d+) ", said, re.MULTILINE) == MISTAKES
+    assert "next_obs of step" in said
+    assert "from tests.conformance.wrong_buffer import WrongBuffer" in said
+    report = json.loads((tmp_path / "report.json").read_text())
+    outcomes = report["results"][0]["outcomes"]
+    assert [number for number, said in outcomes.items() if said["status"] == DIFFERS] == MISTAKES
+    assert outcomes["T4"]["status"] == PASSES
+    assert outcomes["T8"] == {"status": "not offered", "reason": "no prioritized buffer"}
+    page = (tmp_path / "report.html").read_text()
+    assert page.count('class="difference"') == len(MISTAKES)
+    assert "prefers-color-scheme: dark" in page
+    assert not re.search(r'(src|href)="?https?:', page), "no network"
+
+
+def test_the_three_lines_of_a_difference_raise_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    code = ask(find(TARGET), [case("T27")], target=TARGET).outcomes["T27"].reproduction
+    assert len(code.splitlines()) == 3
+    with pytest.raises(Differs, match="to be refused, got accepted"):
+        exec(code, {})
+
+
+def test_json_goes_to_the_output_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = ["conformance", "--json", "--cases", "T1", "--libraries", "ours", "--out", str(tmp_path / "not")]
+    assert main(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["results"][0]["outcomes"] == {"T1": {"status": "pass"}}
+    assert not (tmp_path / "not").exists()
+
+
+def test_another_interpreter_is_asked_what_is_missing_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recollect.conformance.peers import discovery  # noqa: PLC0415
+
+    found = discovery.discover(["ours"])
+    monkeypatch.setattr(
+        "recollect.cli.conformance.discover",
+        lambda libraries: discovery.Discovery([], [discovery.Missing("ours", "hidden")]),
+    )
+    arguments = ["conformance", "--json", "--cases", "T1", "--libraries", "ours", "--python", sys.executable]
+    assert main(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [result["name"] for result in report["results"]] == [found.peers[0].name]
+    assert report["missing"] == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nonsense"], "expected module:attribute, got 'nonsense'"),
+        (["no_such_module:X"], "No module named 'no_such_module'"),
+        (["json:no_such_name"], "no_such_name"),
+    ],
+)
+def test_a_target_that_is_none_is_wrong_usage(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["conformance", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_target_may_be_a_class_a_peer_or_a_function() -> None:
+    peer = Peer("mine", "1", replay=WrongBuffer)  # type: ignore[arg-type]
+    assert as_peer(peer) is peer
+    assert as_peer(lambda: peer) is peer
+    assert as_peer(WrongBuffer).name == "WrongBuffer"
+    with pytest.raises(TypeError, match="expected a class, a function or a Peer, got 3"):
+        as_peer(3)
+
+
+def run_pytest(*arguments: str) -> str:
+    path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+    command = [sys.executable, "-m", "pytest", "-p", "recollect_pytest", "-p", "no:cacheprovider", "-q", *arguments]
+    answer = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    return answer.stdout + answer.stderr
+
+
+def test_the_plugin_adds_a_test_for_each_case(tmp_path: Path) -> None:
+    said = run_pytest("--rootdir", str(tmp_path), str(tmp_path), "--recollect-conformance", TARGET, "-rfs")
+    failed = re.findall(r"^FAILED .*\[(T\d+)\]", said, re.MULTILINE)
+    assert failed == MISTAKES, said
+    assert "expected  next_obs of step" in said
+    outcomes = ask(as_peer(WrongBuffer), [found for found in CASES if found.number not in MISTAKES]).outcomes.values()
+    passed, skipped = (sum(o.status == status for o in outcomes) for status in (PASSES, "not offered"))
+    assert f"{len(MISTAKES)} failed, {passed} passed, {skipped} skipped" in said
+
+
+def test_the_plugin_is_light_and_does_nothing_unasked() -> None:
+    code = "import sys, recollect_pytest; print('torch' in sys.modules)"
+    path = str(ROOT / "src")
+    answer = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout == "False\n"
+
+
+def test_the_code_blocks_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    adapter, asked, tests = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    lines = [line for line in adapter.splitlines() if line.strip()]
+    assert len(lines) - 1 <= 12
+    fields = re.search(r"`FIELDS = (\(.*?\))`", PAGE)
+    assert fields is not None
+    names: dict[str, Any] = {"np": np, "rng": np.random.default_rng(0), "FIELDS": eval(fields[1])}
+    exec(adapter, names)
+    exec(asked, names)
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        "pass",
+        "differs | 0.75 into a field of uint8 to be refused | accepted, and stored as [0.75]",
+    ]
+    exec(tests, names)
+    names["test_my_buffer"](case("T4"))
+    with pytest.raises(Differs):
+        names["test_my_buffer"](case("T22"))

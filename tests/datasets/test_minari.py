@@ -1,0 +1,291 @@
+"""Minari datasets: what was written is what is read, step by step and bit by bit."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import recollect as rc
+from recollect.checkpoint import progress
+from recollect.cli import main
+from recollect.datasets import from_minari, to_minari
+
+minari = pytest.importorskip("minari", reason='needs Minari: pip install "recollect[minari]"')
+pytest.importorskip("h5py", reason='needs the files of Minari: pip install "recollect[minari]"')
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+
+
+DECLARED: dict[str, Any] = {
+    "obs": {
+        "camera": rc.Field((40, 36), torch.uint8),
+        "pose": rc.Field(3, torch.float64),
+        "pair": (rc.Field(2), rc.Field((), torch.int64)),
+    },
+    "action": rc.Field((), torch.int64),
+    "reward": rc.Field((), torch.float64),
+    "extra": {"info": {"success": rc.Field((), torch.bool), "force": rc.Field((2, 2))}, "note": 3},
+}
+ENDS = {3: "terminated", 1: "truncated", 5: "", 4: "truncated"}
+"""Episodes by their length."""
+
+
+def rich(seed: int = 0) -> rc.ReplayBuffer:
+    """Episodes of random numbers in every kind of field; one of them is cut, none the same."""
+    rng = np.random.default_rng(seed)
+
+    def look() -> dict[str, Any]:
+        camera = rng.integers(0, 256, (40, 36), dtype=np.uint8)
+        pair = rng.normal(size=2).astype(np.float32), int(rng.integers(9))
+        return {"camera": camera, "pose": rng.normal(size=3), "pair": pair}
+
+    replay = rc.ReplayBuffer(100, **DECLARED, seed=0)
+    for length, end in ENDS.items():
+        obs = look()
+        for t in range(length):
+            info = {"success": bool(rng.integers(2)), "force": rng.normal(size=(2, 2)).astype(np.float32)}
+            ends = [t == length - 1 and end == kind for kind in ("terminated", "truncated")]
+            following = look()
+            note = rng.normal(size=3).astype(np.float32)
+            replay.add(obs, int(rng.integers(4)), rng.normal(), *ends, next_obs=following, info=info, note=note)
+            obs = following
+        replay.cut()
+    return replay
+
+
+def leaves(steps: Any) -> dict[Any, torch.Tensor]:
+    return {key: steps.get(key) for key in steps.keys(True, True) if key != "index"}
+
+
+def assert_same(replay: rc.ReplayBuffer, other: rc.ReplayBuffer) -> None:
+    """The same episodes of the same steps, but for the notes, which are an info afterwards."""
+    for mine, theirs in zip(replay.episodes(), other.episodes(), strict=True):
+        expected, found = leaves(mine), leaves(theirs)
+        expected["info", "note"] = expected.pop("note")
+        assert expected.keys() == found.keys()
+        for key, leaf in expected.items():
+            assert leaf.dtype == found[key].dtype
+            assert torch.equal(leaf, found[key])
+
+
+@pytest.mark.parametrize("data_format", ["hdf5", "arrow", "parquet"])
+def test_a_round_trip_keeps_every_transition(data_format: str) -> None:
+    if data_format != "hdf5":
+        pytest.importorskip("pyarrow", reason="needs pyarrow")
+    replay = rich()
+    dataset = to_minari(replay, "test/rich-v0", data_format=data_format)
+    assert (dataset.total_episodes, dataset.total_steps) == (4, 13)
+    assert_same(replay, from_minari(dataset))
+    assert_same(replay, from_minari("test/rich-v0"))
+    assert_same(replay, from_minari(dataset.storage.data_path))
+
+
+def test_minari_itself_reads_what_was_written() -> None:
+    replay = rich()
+    first = next(replay.episodes())
+    episode = to_minari(replay, "test/rich-v0")[0]
+    assert len(episode.observations["pose"]) == 4
+    assert np.array_equal(episode.observations["pose"][:3], first["obs", "pose"].numpy())
+    assert np.array_equal(episode.observations["pose"][3], first["next_obs", "pose"][-1].numpy())
+    assert episode.terminations.tolist() == [False, False, True]
+    assert np.array_equal(episode.infos["force"][1:], first["info", "force"].numpy())
+    assert not episode.infos["force"][0].any(), "no reset has told anything"
+
+
+def test_a_space_says_what_a_tuple_is() -> None:
+    spaces = gym.spaces.Tuple((gym.spaces.Box(-9, 9, (2,)), gym.spaces.Discrete(5)))
+    replay = rc.ReplayBuffer(10, obs=spaces, action=gym.spaces.Discrete(3))
+    replay.add((np.ones(2, np.float32), 1), 2, 1.0, True, False, next_obs=(np.zeros(2, np.float32), 0))
+    given = {"observation_space": spaces, "action_space": gym.spaces.Discrete(3)}
+    dataset = to_minari(replay, "test/tuple-v0", **given)
+    assert dataset.observation_space == spaces
+    assert isinstance(dataset[0].observations, tuple)
+    again = from_minari(dataset)
+    assert bool((next(replay.episodes())["obs"] == next(again.episodes())["obs"]).all())
+
+
+def collected() -> Any:
+    """A dataset as Minari writes one of its own: float64, infos with what reset gave."""
+    episodes = []
+    for number, length in enumerate((2, 3)):
+        at = 10.0 * number + np.arange(length + 1)
+        episodes.append(
+            minari.data_collector.EpisodeBuffer(
+                observations={"x": np.stack([at, -at], 1)},
+                actions=at[:-1, None].astype(np.float32),
+                rewards=list(at[:-1]),
+                terminations=[False] * (length - 1) + [number == 0],
+                truncations=[False] * (length - 1) + [number == 1],
+                infos={"level": at + 0.5, "deep": {"er": np.stack([at, at], 1)}},
+            )
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return minari.create_dataset_from_buffers(
+            "test/collected-v0",
+            episodes,
+            observation_space=gym.spaces.Dict({"x": gym.spaces.Box(-99, 99, (2,), np.float64)}),
+            action_space=gym.spaces.Box(-99, 99, (1,)),
+        )
+
+
+def test_the_info_of_a_step_is_what_the_step_gave() -> None:
+    replay = from_minari(collected())
+    first, second = replay.episodes()
+    assert first["obs", "x"].dtype == first["reward"].dtype == torch.float64
+    assert second["obs", "x"][:, 0].tolist() == [10, 11, 12]
+    assert second["next_obs", "x"][:, 0].tolist() == [11, 12, 13]
+    assert second["info", "level"].tolist() == [11.5, 12.5, 13.5]
+    assert second["info", "deep", "er"][:, 1].tolist() == [11, 12, 13]
+    assert (first["terminated"].tolist(), second["truncated"].tolist()) == ([False, True], [False, False, True])
+
+
+def test_infos_are_chosen_by_name() -> None:
+    replay = from_minari(collected(), infos=("level",))
+    assert set(next(replay.episodes())["info"].keys()) == {"level"}
+    assert "info" not in next(from_minari(collected_again(), infos=()).episodes()).keys()
+    with pytest.raises(
+        rc.SchemaError, match="episode 0: infos: expected 'speed' in every episode, got one with deep, level"
+    ):
+        from_minari("test/collected-v0", infos=("speed",))
+
+
+def collected_again() -> Any:
+    return minari.load_dataset("test/collected-v0")
+
+
+def test_a_buffer_of_the_callers_takes_what_it_declares() -> None:
+    collected()
+    replay = rc.ReplayBuffer(50, obs={"x": 2}, action=1, extra={"level": ()}, num_envs=2, sampler=rc.Prioritized())
+    assert from_minari("test/collected-v0", replay) is replay
+    by_env = {int(episode["index"][0]) % 2: episode for episode in replay.episodes()}
+    assert by_env[0]["obs", "x"][:, 0].tolist() == [0, 1]
+    assert by_env[1]["level"].tolist() == [11.5, 12.5, 13.5]
+    assert by_env[1]["obs", "x"].dtype == torch.float32
+    wrong = rc.ReplayBuffer(50, obs={"x": 2}, action=1, extra={"speed": ()})
+    with pytest.raises(rc.SchemaError, match=r"episode 0: speed: expected one of its infos \(deep, level\)"):
+        from_minari("test/collected-v0", wrong)
+    assert len(wrong) == 0
+
+
+def test_episodes_stay_apart_in_a_buffer_that_expects_rows_that_reset() -> None:
+    collected()
+    replay = rc.ReplayBuffer(50, obs={"x": 2}, action=1, autoreset="NEXT_STEP", stats=rc.EpisodeStats(None))
+    from_minari("test/collected-v0", replay)
+    assert [len(episode["index"]) for episode in replay.episodes()] == [2, 3]
+    assert replay.stats is not None
+    assert replay.stats.episodes()["return"].tolist() == [1, 33]
+
+
+def test_a_rollout_takes_all_steps_with_the_final_observations() -> None:
+    collected()
+    rollout = rc.RolloutBuffer(5, None, obs={"x": 2}, action=1, extra={"level": ()})
+    from_minari("test/collected-v0", rollout)
+    assert rollout["reward"].tolist() == [0, 1, 10, 11, 12]
+    assert rollout["level"].tolist() == [1.5, 2.5, 11.5, 12.5, 13.5]
+    assert rollout.final_obs["x"][:, 0].tolist() == [13], "of the truncated step"
+    with pytest.raises(rc.SchemaError, match="from_minari: expected a rollout of one environment, got 2"):
+        from_minari("test/collected-v0", rc.RolloutBuffer(5, 2, obs={"x": 2}, action=1))
+    to_minari(rich(), "test/rich-v0")
+    declared = {name: DECLARED[name] for name in ("obs", "action")}
+    with pytest.raises(rc.SchemaError, match="episode 2: expected an end that is flagged, got none"):
+        from_minari("test/rich-v0", rc.RolloutBuffer(50, None, **declared))
+
+
+def test_a_distillation_buffer_takes_observations_and_actions() -> None:
+    collected()
+    buffer = rc.DistillationBuffer(50, obs={"x": 2}, action=1, extra={"info": {"level": ()}})
+    from_minari("test/collected-v0", buffer, infos=("level",))
+    rows = buffer[torch.arange(5)]
+    assert rows["obs", "x"][:, 1].tolist() == [0, -1, -10, -11, -12]
+    assert rows["action"][:, 0].tolist() == [0, 1, 10, 11, 12]
+    assert rows["info", "level"].tolist() == [1.5, 2.5, 11.5, 12.5, 13.5]
+
+
+def test_words_in_infos_are_refused_and_can_be_left_out() -> None:
+    replay = rc.ReplayBuffer(9, obs=1, action=())
+    replay.add([0], 0.0, 0.0, True, False, next_obs=[1])
+    dataset = to_minari(replay, "test/words-v0")
+    words = minari.data_collector.EpisodeBuffer(
+        observations=np.zeros((2, 1), np.float32), actions=np.zeros(1, np.float32), rewards=[0.0],
+        terminations=[True], truncations=[False], infos={"word": ["a", "b"]},
+    )  # fmt: skip
+    dataset.update_dataset_from_buffer([words])
+    with pytest.raises(rc.SchemaError, match="episode 1: infos: word: expected numbers, an entry for each of 1 steps"):
+        from_minari(dataset)
+    assert len(from_minari(dataset, infos=())) == 2
+
+
+def test_what_has_no_order_cannot_be_written() -> None:
+    stored = rc.ReplayBuffer(9, obs=1, action=(), next_obs="stored")
+    for wrong in (stored, rc.RolloutBuffer(2, None, obs=1, action=()), rc.DistillationBuffer(9, 1)):
+        with pytest.raises(rc.SchemaError, match="to_minari: expected a replay buffer in time order"):
+            to_minari(wrong, "test/none-v0")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(rc.SchemaError, match="dataset: expected a Minari dataset, got int"):
+        from_minari(3)
+    collected()
+    with pytest.raises(rc.SchemaError, match="from_minari: expected a buffer, got dict"):
+        from_minari("test/collected-v0", {})
+
+
+def test_what_takes_long_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    collected()
+    monkeypatch.setattr(progress, "_PATIENCE", -1.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    from_minari("test/collected-v0")
+    said = capsys.readouterr().err
+    assert "reading episodes" in said
+    assert "5/5" in said
+
+
+# The inspector
+
+
+def test_a_dataset_is_inspected_where_it_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    collected()
+    folder = tmp_path / "minari" / "test" / "collected-v0"
+    found = rc.inspect(folder, html=tmp_path / "page.html").as_dict()
+    assert (found["source"]["kind"], found["source"]["rows"], found["source"]["episodes"]) == ("MinariDataset", 5, 2)
+    assert found["episodes"]["returns"]["mean"] == (1 + 33) / 2
+    assert found["episodes"]["ends"] == {"terminated": 1, "truncated": 1, "cut": 0, "running": 0}
+    fields = {field["name"]: field for field in found["fields"]}
+    assert [fields["obs.x"]["dimensions"][1][name] for name in ("min", "max")] == [-12, 0]
+    assert fields["info.deep.er"]["max"] == 13
+    assert fields["info.level"]["mean"] == (1.5 + 2.5 + 11.5 + 12.5 + 13.5) / 5
+    assert rc.inspect(collected_again()).as_dict()["fields"] == found["fields"]
+    assert main(["inspect", str(folder)]) == 0
+    assert "MinariDataset" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", ["metadata.json", "main_data.hdf5"])
+def test_a_damaged_dataset_is_said_with_exit_code_one(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Path(collected().storage.data_path)
+    (data / damage).write_text('{"data_format": "hdf5"}')
+    assert main(["inspect", str(data)]) == 1
+    assert capsys.readouterr().err.startswith("recollect inspect: ")
+
+
+def test_a_dataset_and_the_buffer_that_it_came_from_look_alike() -> None:
+    replay = rich()
+    mine, theirs = rc.inspect(replay).as_dict(), rc.inspect(to_minari(replay, "test/rich-v0")).as_dict()
+    assert mine["episodes"] == theirs["episodes"]
+    assert mine["reward"] == theirs["reward"]
+    named = {field["name"].replace("note", "info.note"): field for field in mine["fields"]}
+    for field in theirs["fields"]:
+        twin = named[field["name"]]
+        for name in ("min", "mean", "max", "std"):
+            assert twin[name] == pytest.approx(field[name], rel=1e-9)

@@ -1,0 +1,108 @@
+"""A service whose shards are in this process, and die when they are told to: the protocol without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from recollect.distributed import Checkpoint, ReplayService
+from recollect.distributed.calls import Calls, Interrupted
+from recollect.distributed.plan import Plan
+from recollect.distributed.shard import Shard
+from recollect.samplers import Uniform
+
+HEALTHY, DIES_BEFORE, DIES_AFTER = "healthy", "dies before", "dies after"
+
+
+class LocalCalls(Calls):
+    """Calls that are made at once. `fate` says, before each, what becomes of the shard's process."""
+
+    def __init__(self, plan: Plan, shard_type: type[Shard] = Shard) -> None:
+        self._make = lambda number: shard_type(plan, number)
+        self.shards = [self._make(number) for number in range(plan.num_shards)]
+        self.fate: Callable[[str], str] = lambda verb: HEALTHY
+        self.calls: list[str] = []
+
+    def start(self, shard: int, verb: str, *arguments: Any) -> Any:
+        self.calls.append(verb)
+        fate = self.fate(verb)
+        result = None if fate == DIES_BEFORE else getattr(self.shards[shard], verb)(*arguments)
+        if fate == HEALTHY:
+            return result
+        self.die(shard)
+        return Interrupted(fate)
+
+    def die(self, shard: int) -> None:
+        """End the process of a shard; another starts in its place."""
+        self.shards[shard] = self._make(shard)
+
+    def deadline(self) -> float:
+        return 0.0
+
+    def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
+        if isinstance(ref, Interrupted):
+            raise ref
+        return ref
+
+    def ask_all(self, verb: str, *arguments: Any) -> list[Any]:
+        return [*self.ask(verb, dict.fromkeys(range(len(self.shards)), arguments)).values()]
+
+    def end(self) -> None:
+        self.shards = []
+
+
+def local_service(
+    plan: Plan, *, shard_type: type[Shard] = Shard, max_pending: int = 4, seed: int | None = 0
+) -> tuple[ReplayService, LocalCalls]:
+    """A client and the shards that it calls."""
+    calls = LocalCalls(plan, shard_type)
+    return client_of(calls, plan, max_pending=max_pending, seed=seed), calls
+
+
+def client_of(calls: LocalCalls, plan: Plan, *, max_pending: int = 4, seed: int | None = 0) -> ReplayService:
+    """Another client of the same shards."""
+    service = ReplayService.__new__(ReplayService)
+    service._connect("local", plan, [], 1.0, max_pending, seed)
+    service._calls = calls
+    for stream in service._streams:
+        stream._calls = calls
+    return service
+
+
+def plan_of(capacity: int, num_envs: int, num_shards: int = 1, **changes: Any) -> Plan:
+    """A service whose observations are two numbers: which environment, which step."""
+    settings: dict[str, Any] = {
+        "obs": 2,
+        "action": (),
+        "reward": (),
+        "extra": {},
+        "sampler": Uniform(),
+        "autoreset": None,
+        "checkpoint": None,
+        "seed": 0,
+        **changes,
+    }
+    if isinstance(settings["checkpoint"], str):
+        settings["checkpoint"] = Checkpoint(settings["checkpoint"], seconds=1e9)
+    return Plan(capacity, num_envs=num_envs, num_shards=num_shards, **settings)
+
+
+def steps_of(envs: Sequence[int], first: int, count: int, length: int = 0) -> dict[str, Any]:
+    """Steps `first` to `first + count` of environments; observation, action and reward say which.
+
+    Episodes of `length` steps are terminated; the next observation of the last one is step number -1.
+    """
+    step, env = np.meshgrid(
+        np.arange(first, first + count, dtype=np.float32), np.array(envs, np.float32), indexing="ij"
+    )
+    ends = (step + 1) % length == 0 if length else np.zeros(step.shape, np.bool_)
+    return {
+        "obs": np.stack([env, step], -1),
+        "action": env,
+        "reward": step,
+        "terminated": ends,
+        "truncated": np.zeros(step.shape, np.bool_),
+        "next_obs": np.stack([env, np.where(ends, -1, step + 1)], -1).astype(np.float32),
+    }

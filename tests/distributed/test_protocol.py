@@ -1,0 +1,270 @@
+"""Rows arrive once and in order whatever dies: random histories of pushes, saves and deaths against a list."""
+
+import pytest
+
+pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import recollect as rc
+from recollect.checkpoint.files import Files
+from recollect.distributed import Checkpoint, ReplayService, stream
+from recollect.distributed.block import Block
+from recollect.distributed.shard import Ack, Shard
+from recollect.errors import IncompatibleCheckpoint, NotReadyError, SchemaError
+from tests.distributed.local import (
+    DIES_AFTER,
+    DIES_BEFORE,
+    HEALTHY,
+    LocalCalls,
+    client_of,
+    local_service,
+    plan_of,
+    steps_of,
+)
+
+
+class Forgetful(Shard):
+    """What a shard must not be: it takes every push for a new one."""
+
+    def push(self, client: str, position: int, envs: np.ndarray, block: Block, cut: np.ndarray) -> Ack:
+        self._applied[client] = position
+        return super().push(client, position, envs, block, cut)
+
+
+class Amnesiac(Shard):
+    """What a shard must not be: rows are saved, but not how far each client has come."""
+
+    def save(self) -> int:
+        applied, self._applied = self._applied, {}
+        try:
+            return super().save()
+        finally:
+            self._applied = applied
+
+
+def stored(calls: LocalCalls) -> dict[int, list[int]]:
+    """The steps that the shards hold of each environment, oldest first, read from their checkpoints."""
+    found: dict[int, list[int]] = {}
+    for number, shard in enumerate(calls.shards):
+        buffer = shard._buffer
+        for env in shard._plan.envs(number):
+            found[env] = []
+        for row in buffer[buffer.ids()]:
+            env, step = row["obs"].int().tolist()
+            assert row["next_obs"].int().tolist() in ([env, step + 1], [env, -1])
+            assert (row["action"], row["reward"]) == (env, step)
+            found[env].append(step)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_power_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only processes die here: nothing has to reach the disk."""
+    monkeypatch.setattr(Files, "sync", lambda *_: None)
+    monkeypatch.setattr(Files, "sync_folder", lambda *_: None)
+    monkeypatch.setattr("recollect.distributed.calls._PAUSE", 0.0)
+
+
+FATES = st.sampled_from([HEALTHY] * 6 + [DIES_BEFORE, DIES_AFTER])
+"""What becomes of a shard's process at a call."""
+ACTIONS = st.sampled_from(["push"] * 5 + ["save", "die", "flush"])
+
+
+def run(folder: Path, data: st.DataObject, shard_type: type[Shard] = Shard) -> None:
+    plan = plan_of(400, 4, 2, checkpoint=Checkpoint(folder, seconds=1e9, rows=data.draw(st.sampled_from([None, 7]))))
+    service, calls = local_service(plan, shard_type=shard_type, max_pending=data.draw(st.integers(1, 3)))
+    calls.fate = lambda verb: data.draw(FATES) if verb in ("push", "resume", "save") else HEALTHY
+    sent = 0
+    for action in data.draw(st.lists(ACTIONS, max_size=15)):
+        if action == "push":
+            count = data.draw(st.integers(1, 3))
+            service.extend(steps_of(range(4), sent, count, length=5))
+            sent += count
+        elif action == "die":
+            calls.die(data.draw(st.integers(0, 1)))
+        else:
+            getattr(service, action)()
+    calls.fate = lambda verb: HEALTHY
+    service.flush()
+    assert stored(calls) == {env: list(range(sent)) for env in range(4)}
+    for shard in calls.shards:
+        shard._buffer.check()
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_every_row_arrives_once_and_in_order_whatever_dies(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    run(tmp_path_factory.mktemp("service"), data)
+
+
+@pytest.mark.parametrize("broken", [Forgetful, Amnesiac])
+def test_a_shard_that_forgets_what_it_was_sent_is_found_out(tmp_path_factory: Any, broken: type[Shard]) -> None:
+    @given(data=st.data())
+    @settings(max_examples=200, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+    def attempt(data: st.DataObject) -> None:
+        run(tmp_path_factory.mktemp("service"), data, broken)
+
+    with pytest.raises(AssertionError):
+        attempt()
+
+
+def test_a_lost_answer_makes_no_duplicate(tmp_path: Path) -> None:
+    service, calls = local_service(plan_of(100, 1, checkpoint=str(tmp_path)))
+    service.extend(steps_of([0], 0, 5))
+    service.save()
+    calls.fate = lambda verb: DIES_AFTER if verb == "push" else HEALTHY
+    service.extend(steps_of([0], 5, 5))
+    calls.fate = lambda verb: HEALTHY
+    service.flush()
+    assert stored(calls) == {0: list(range(10))}
+    # The same block again, as a network may deliver it.
+    sent = service._streams[0]._window[-1]
+    ack = calls.shards[0].push(service._streams[0]._client, sent.position, *sent.arguments)
+    assert ack.applied == 10
+    assert stored(calls) == {0: list(range(10))}
+    assert service.stats()["shards"][0]["duplicate"] == 5
+
+
+def test_what_is_kept_no_more_is_reported_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "KEPT_BYTES", 1)
+    service, calls = local_service(plan_of(100, 1, checkpoint=str(tmp_path)), max_pending=1)
+    service.extend(steps_of([0], 0, 5))
+    service.save()
+    for first in range(5, 25, 5):
+        service.extend(steps_of([0], first, 5))
+    calls.die(0)
+    service.extend(steps_of([0], 25, 5))
+    with pytest.warns(UserWarning, match="without 20 rows that are gone"):
+        service.flush()
+    assert stored(calls) == {0: [*range(5), *range(25, 30)]}
+    stats = service.stats()
+    assert (stats["lost"], stats["shards"][0]["lost"]) == (20, 20)
+    # An n-step window does not reach over the gap.
+    batch = calls.shards[0]._buffer.read(np.array([4]), rc.NStep(3, 0.5))
+    assert batch["reward"].tolist() == [4.0]
+
+
+def test_a_client_waits_for_answers_and_keeps_little(tmp_path: Path) -> None:
+    service, _ = local_service(plan_of(100, 1, checkpoint=str(tmp_path)), max_pending=2)
+    for first in range(10):
+        service.extend(steps_of([0], first, 1))
+        assert service._streams[0].pending <= 2
+    service.save()
+    assert len(service._streams[0]._window) == 0
+
+
+def test_a_block_that_is_refused_is_named_and_does_not_come_again(tmp_path: Path) -> None:
+    stacked = rc.Stacked(rc.Field(()), 2)
+    service, _ = local_service(plan_of(100, 1, obs=stacked, checkpoint=str(tmp_path)), max_pending=1)
+
+    def block(*frames: float) -> dict[str, Any]:
+        pairs = np.array([[[a, b]] for a, b in pairwise(frames)], np.float32)
+        flags = np.zeros((len(pairs) - 1, 1), np.bool_)
+        numbers = np.zeros((len(pairs) - 1, 1), np.float32)
+        return {
+            "obs": pairs[:-1],
+            "next_obs": pairs[1:],
+            "action": numbers,
+            "reward": numbers,
+            "terminated": flags,
+            "truncated": flags,
+        }
+
+    service.extend(block(1, 1, 2, 3))
+    with pytest.raises(SchemaError, match="stack"):
+        service.extend(block(7, 8, 9))  # a stack that no frames before it explain
+    service.extend(block(2, 3, 4))
+    service.flush()
+    assert len(service) == 3
+
+
+def test_episodes_are_cut_with_the_steps_that_follow(tmp_path: Path) -> None:
+    service, calls = local_service(plan_of(100, 2, checkpoint=str(tmp_path)))
+    service.extend(steps_of([0, 1], 0, 3))
+    service.cut([1])
+    service.extend(steps_of([0, 1], 3, 3))
+    service.flush()
+    batch = calls.shards[0]._buffer.read(np.array([2 * 2, 2 * 2 + 1]), rc.NStep(2, 1.0))
+    assert batch["reward"].tolist() == [2.0 + 3.0, 2.0]
+
+
+def test_a_service_goes_on_from_its_checkpoint_and_not_from_anothers(tmp_path: Path) -> None:
+    plan = plan_of(80, 4, 2, checkpoint=str(tmp_path), sampler=rc.Prioritized())
+    service, _ = local_service(plan)
+    service.extend(steps_of(range(4), 0, 5))
+    index = service.sample(6)["index"]
+    service.update_priority(index, torch.arange(6.0))
+    service.save()
+    service.close()
+    again, found = local_service(plan)
+    assert len(again) == 20
+    assert stored(found) == {env: list(range(5)) for env in range(4)}
+    for changed in (plan_of(160, 4, 2, checkpoint=str(tmp_path), sampler=rc.Prioritized()),
+                    plan_of(80, 4, 1, checkpoint=str(tmp_path), sampler=rc.Prioritized())):  # fmt: skip
+        other, _ = local_service(changed)
+        with pytest.raises(IncompatibleCheckpoint, match="(capacity 160|num_shards 1) against (80|2)"):
+            other.sample(1)
+    rc.ReplayBuffer(80, 2, (), num_envs=4).save(tmp_path / "own" / "shard-0")
+    with pytest.raises(IncompatibleCheckpoint, match="a shard of a service"):
+        len(local_service(plan_of(80, 4, checkpoint=str(tmp_path / "own")))[0])
+
+
+def test_a_failing_save_costs_no_push_and_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "service"
+    service, _ = local_service(plan_of(100, 1, checkpoint=Checkpoint(folder, rows=5)))
+    (folder / "shard-0").rename(tmp_path / "elsewhere")
+    (folder / "shard-0").write_text("no folder")
+    service.extend(steps_of([0], 0, 5))
+    service.flush()
+    assert len(service) == 5
+    assert "save to" in service.stats()["shards"][0]["trouble"]
+    (folder / "shard-0").unlink()
+    service.save()
+    assert service.stats()["shards"][0]["trouble"] is None
+
+
+def test_only_so_many_clients_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recollect.distributed.shard.MOST_CLIENTS", 3)
+    plan = plan_of(100, 1, checkpoint=str(tmp_path))
+    _, calls = local_service(plan)
+    for first in range(5):
+        client_of(calls, plan).extend(steps_of([0], first, 1))
+    assert calls.shards[0].stats()["clients"] == 3
+
+
+def test_an_id_of_before_a_restart_is_stale_after_it(tmp_path: Path) -> None:
+    plan = plan_of(100, 1, checkpoint=str(tmp_path), sampler=rc.Prioritized())
+    service, calls = local_service(plan)
+    service.extend(steps_of([0], 0, 5))
+    service.save()
+    before = service.sample(50)["index"].unique()
+    service.extend(steps_of([0], 5, 5))
+    service.flush()
+    lost = torch.arange(5, 10)
+    assert service.update_priority(lost, torch.ones(5)) == 0
+    calls.die(0)
+    service.flush()
+    assert stored(calls) == {0: list(range(10))}
+    assert service.update_priority(lost, torch.full((5,), 9.0)) == 5
+    assert service.update_priority(before, torch.ones(len(before))) == 0
+    ids = service.sample(200)["index"]
+    assert set(ids[ids >= 5].tolist()) == {(1 << 32) + i for i in range(5, 10)}
+    with pytest.raises(IndexError, match="the id of a stored transition"):
+        service.update_priority(torch.tensor([(1 << 32) + 10]), torch.ones(1))
+
+
+def test_an_empty_service_says_so() -> None:
+    for shards in (1, 2):
+        service: ReplayService = local_service(plan_of(8, 2, shards))[0]
+        with pytest.raises(NotReadyError, match="sample: expected stored transitions, got none"):
+            service.sample(1)

@@ -1,0 +1,135 @@
+"""The service in a cluster: processes of its own, found by name, alive after they were killed, and gone when closed."""
+
+import pytest
+
+pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+import recollect as rc
+from recollect.distributed import IncompatibleService, ReplayService, ShardUnavailable
+from recollect.errors import IncompatibleCheckpoint, SchemaError
+from tests.distributed.local import steps_of
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def kill(service: ReplayService, shard: int = 0) -> None:
+    os.kill(service.stats()["shards"][shard]["pid"], signal.SIGKILL)
+
+
+@ray.remote(num_cpus=0)
+class Actor:
+    """Another process of the cluster, as a user would write it."""
+
+    def __init__(self, service: ReplayService) -> None:
+        self.service = service
+
+    def act(self, env: int, steps: int) -> dict[str, Any]:
+        with self.service.writer([env], block=8) as writer:
+            for step in range(steps):
+                block = {name: value[0] for name, value in steps_of([env], step, 1, length=10).items()}
+                writer.add(**block)
+        return {**self.service.stats(), "client pid": os.getpid()}
+
+
+def test_actors_write_and_a_learner_samples_what_they_wrote() -> None:
+    with ReplayService("written", 400, 2, (), num_envs=4, num_shards=2, sampler=rc.Prioritized(), seed=3) as service:
+        actors: list[Any] = [Actor.remote(service) for _ in range(2)]
+        told = ray.get([actors[env % 2].act.remote(env, 30) for env in range(4)], timeout=60)
+        pids = {os.getpid(), *(shard["pid"] for shard in told[0]["shards"]), *(each["client pid"] for each in told)}
+        assert len(pids) == 5  # this one, two shards, two actors
+        assert len(service) == 120
+        learner = ReplayService.connect("written")
+        batch = learner.sample(64, rc.NStep(3, 1.0))
+        env, step = batch["obs"].int().T
+        steps = 3 - (step % 10 - 7).clamp(min=0)
+        assert torch.equal(batch["index"], (step + step // 10) * 4 + env)  # an end takes a row more
+        expected = [(step + i) * (i < steps) for i in range(3)]
+        assert torch.equal(batch["reward"], torch.stack(expected).sum(0).float())
+        assert torch.equal(batch["terminated"], step % 10 >= 7)
+        assert all(leaf.is_contiguous() for leaf in batch.values())
+        batch["obs"].zero_()  # the caller's own
+        assert learner.update_priority(batch["index"], np.arange(64)) == 0
+        assert learner.sample(5, device="cpu")["weight"].max() == 1
+
+
+def test_a_killed_shard_comes_back_with_everything_and_its_clients_wait_for_it(tmp_path: Path) -> None:
+    with ReplayService("killed", 400, 2, (), num_envs=2, num_shards=2, checkpoint=tmp_path) as service:
+        service.extend(steps_of([0, 1], 0, 50))
+        service.save()
+        service.extend(steps_of([0, 1], 50, 50))
+        service.flush()
+        impatient = ReplayService.connect("killed", timeout=0.2)
+        kill(service)
+        with pytest.raises(ShardUnavailable, match="shard 0 of 'killed'.*within 0.2 s") as caught:
+            impatient.sample(10)
+        assert caught.value.retry
+        service.extend(steps_of([0, 1], 100, 50))
+        service.flush()
+        assert len(service) == 300
+        stats = service.stats()
+        assert (stats["lost"], [shard["restarts"] for shard in stats["shards"]]) == (0, [1, 0])
+        assert sorted(set(service.sample(4000)["reward"].int().tolist())) == list(range(150))
+
+
+def test_without_a_checkpoint_a_dead_shard_is_gone_and_nobody_waits_for_it() -> None:
+    service = ReplayService("mortal", 40, 2, (), timeout=20.0)
+    service.extend(steps_of([0], 0, 5))
+    kill(service)
+    started = time.monotonic()
+    with pytest.raises(ShardUnavailable, match="a living process, got none") as caught:
+        service.sample(1)
+    assert not caught.value.retry
+    assert time.monotonic() - started < 15
+    assert not pickle.loads(pickle.dumps(caught.value)).retry
+
+
+def test_a_closed_service_is_saved_gone_and_goes_on_under_the_same_name(tmp_path: Path) -> None:
+    service = ReplayService("closed", 40, 2, (), checkpoint=tmp_path)
+    with pytest.raises(SchemaError, match="one that is free, got 'closed'"):
+        ReplayService("closed", 40, 2, ())
+    service.extend(steps_of([0], 0, 5))
+    service.close()
+    with pytest.raises(ShardUnavailable):
+        service.sample(1)
+    with pytest.raises(ShardUnavailable, match="a process in this cluster"):
+        ReplayService.connect("closed")
+    with ReplayService("closed", 40, 2, (), checkpoint=tmp_path) as again:
+        assert len(again) == 5
+    with pytest.raises(IncompatibleCheckpoint, match="capacity 80 against 40"):
+        ReplayService("closed", 80, 2, (), checkpoint=tmp_path)
+    with pytest.raises(ShardUnavailable):
+        ReplayService.connect("closed")  # what could not start is not there
+
+
+def test_a_client_that_expects_another_service_is_told_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ReplayService("known", 40, {"a": 2}, (), num_envs=2, extra={"x": 3}):
+        service = ReplayService.connect("known", obs={"a": 2}, num_envs=2, extra={"x": 3}, sampler=rc.Uniform())
+        assert service.plan.capacity == 40
+        with pytest.raises(IncompatibleService, match="obs .*'b'.* against .*'a'.*; num_envs 3 against 2"):
+            ReplayService.connect("known", obs={"b": 2}, num_envs=3)
+        with pytest.raises(SchemaError, match="arguments of a service"):
+            ReplayService.connect("known", seeds=3)
+        monkeypatch.setattr("recollect.__version__", "0.0.9")
+        with pytest.raises(IncompatibleService, match="recollect '0.0.9' against"):
+            ReplayService.connect("known")
+
+
+def test_recollect_does_not_need_ray() -> None:
+    code = "import sys, recollect; assert not [m for m in sys.modules if m.split('.')[0] == 'ray']"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import sys; sys.modules['ray'] = None; import recollect.distributed"
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert "Install recollect[ray]" in ended.stderr

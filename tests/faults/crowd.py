@@ -1,0 +1,125 @@
+"""Processes that write and sample one replay buffer in shared memory, whose every row can be told from half of one."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+import torch
+
+import recollect as rc
+from recollect.concurrent import Handle
+from recollect.ring import Ring
+
+processes = get_context("forkserver")
+processes.set_forkserver_preload(["tests.faults.crowd"])
+
+WRITERS, SAMPLERS = 3, 2
+PATTERN = np.random.default_rng(7).integers(0, 256, 1 << 20, np.uint8)
+"""What payloads are cut out of: no two tags that are near have the same."""
+
+
+def payload(tag: int, width: int) -> np.ndarray:
+    """`width` bytes that only this tag has: the tag, and a piece of the pattern."""
+    start = tag * 7919 % (len(PATTERN) - width)
+    row = PATTERN[start : start + width].copy()
+    row[:8] = np.array([tag], np.int64).view(np.uint8)
+    return row
+
+
+def tag_of(row: np.ndarray) -> int | None:
+    """The tag of a payload; None if these bytes were never written together."""
+    tag = int(row[:8].view(np.int64)[0])
+    return tag if 0 <= tag < 1 << 40 and np.array_equal(payload(tag, len(row)), row) else None
+
+
+class Board:
+    """Numbers [processes, columns] that all processes see and each writes its own row of; kept in a file that has no
+    name and so cannot be forgotten."""
+
+    COLUMNS = ("done", "began", "seen", "torn", "unknown", "mended", "pause")
+    """Steps written; steps begun; observations read; of them torn; of rows nobody wrote; steps that were undone for a
+    process that died; the longest time between two calls, in microseconds."""
+
+    def __init__(self, file: int | None = None, owner: int | None = None) -> None:
+        size = 64 * len(self.COLUMNS) * 8
+        if file is None:
+            file, owner = os.memfd_create("board"), os.getpid()
+            os.ftruncate(file, size)
+        self.place = file, owner
+        memory = mmap.mmap(os.open(f"/proc/{owner}/fd/{file}", os.O_RDWR), size)
+        self.numbers = np.frombuffer(memory, np.int64).reshape(64, -1)
+
+    def __getitem__(self, at: tuple[int | slice, str]) -> Any:
+        return self.numbers[at[0], self.COLUMNS.index(at[1])]
+
+    def __setitem__(self, at: tuple[int, str], value: int) -> None:
+        self.numbers[at[0], self.COLUMNS.index(at[1])] = value
+
+    def total(self, column: str) -> int:
+        return int(self[slice(None), column].sum())
+
+
+class _Worker:
+    def __init__(self, handle: Handle, place: tuple[int, int], who: int) -> None:
+        torch.set_num_threads(1)
+        self.board, self.who = Board(*place), who
+        mend = Ring.mend
+
+        def counted(ring: Any) -> None:
+            self.board[who, "mended"] += int((ring.journal > 0).sum())
+            mend(ring)
+
+        setattr(Ring, "mend", counted)  # noqa: B010 (only in this process)
+        self.replay = rc.connect(handle, seed=who)
+        self._last = time.monotonic()
+
+    def seen(self) -> None:
+        """Tell how long the last call took."""
+        now = time.monotonic()
+        self.board[self.who, "pause"] = max(self.board[self.who, "pause"], int(1e6 * (now - self._last)))
+        self._last = now
+
+
+def write(handle: Handle, place: tuple[int, int], env: int, width: int, total: int) -> None:
+    """Steps of an environment, each going on where the last led to, from wherever one that died had come to."""
+    worker = _Worker(handle, place, env)
+    worker.replay.cut([env])
+    board, flags = worker.board, np.zeros(1, bool)
+    first = int(board[env, "began"])
+    for step in range(first, total):
+        tags = step * WRITERS + env, (step + 1) * WRITERS + env
+        obs, following = (payload(tag, width)[None] for tag in tags)
+        board[env, "began"] = step + 1
+        worker.replay.add(obs, np.array([tags[0]]), np.zeros(1), flags, flags, following, env_ids=[env])
+        board[env, "done"] += 1
+        worker.seen()
+
+
+def sample(handle: Handle, place: tuple[int, int], who: int, batch_size: int) -> None:
+    """Batches, looked at byte by byte, until somebody ends this process."""
+    worker = _Worker(handle, place, who)
+    views = [rc.Transition(), rc.NStep(2, 0.9)]
+    for turn in range(1 << 60):
+        try:
+            batch = worker.replay.sample(batch_size, views[turn % 2])
+        except rc.NotReadyError:
+            continue
+        worker.seen()
+        look(batch, worker.board, who)
+        if "weight" in batch.keys():
+            worker.replay.update_priority(batch["index"], torch.rand(batch_size))
+        worker.seen()
+
+
+def look(batch: Any, board: Board, who: int) -> None:
+    """Count the observations of a batch, and those that are not what somebody wrote."""
+    for row, after, tag in zip(batch["obs"].numpy(), batch["next_obs"].numpy(), batch["action"].tolist(), strict=True):
+        tags = tag_of(row), tag_of(after)
+        board[who, "seen"] += 2
+        board[who, "torn"] += None in tags or tags[0] != tag
+        board[who, "unknown"] += any(one is not None and one // WRITERS > board[one % WRITERS, "began"] for one in tags)

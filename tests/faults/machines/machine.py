@@ -1,0 +1,149 @@
+"""What every kind of buffer lives through beside its model: saves, loads, failing disks, wrong calls."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+import recollect as rc
+from recollect import kernels
+from recollect.checkpoint.saving import save
+from tests.checkpoint.traffic import digest as contents
+from tests.checkpoint.traffic import equal
+from tests.faults.checkpoint.disk import before
+from tests.faults.digest import digest
+
+WrongCall = Callable[[], object]
+REFUSALS = (rc.SchemaError, rc.NotReadyError, rc.BufferFullError, rc.PriorityError, IndexError)
+
+
+class Machine(RuleBasedStateMachine):
+    """A buffer and its model, told the same.
+
+    A machine of one kind sets `buffer` and `model` (which is copied with each save), compares them in `compare`, and
+    names calls that must be refused in `wrong_calls`.
+    """
+
+    ran: ClassVar[Counter[str]] = Counter()
+    """How often each thing was done, over all histories."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer: Any = None
+        self.model: Any = None
+        self.serial = 0
+        self.saved: dict[int, tuple[Any, Any]] = {}
+        """What each checkpoint must be: the model, and everything that the buffer was."""
+        self._open = ExitStack()
+        self.root = Path(self._open.enter_context(TemporaryDirectory())) / "root"
+
+    def begin(self, *, native: bool) -> None:
+        """Before the buffer is made: on which kernels it runs."""
+        self._open.enter_context(nullcontext() if native else kernels.force_torch())
+
+    @property
+    def memory(self) -> Any:
+        """`device=` of the buffer.
+
+        Disk memory is plugged in here: a machine that returns `Memory.disk(folder)` gets one more rule, `reopen`, which
+        drops the buffer without a word and makes it again over the same folder. The model stays, or (after a kill)
+        loses the rows since the last commit; `compare` does the rest.
+        """
+        return "cpu"
+
+    def fresh(self) -> int:
+        """A number that was never given out: whatever carries it is recognised."""
+        self.serial += 1
+        return self.serial
+
+    def count(self, what: str) -> None:
+        """Note that something was done."""
+        self.ran[what] += 1
+
+    def compare(self) -> None:
+        """Raise unless the buffer is what the model is."""
+        raise NotImplementedError
+
+    def wrong_calls(self) -> list[WrongCall]:
+        """Calls that must be refused as things are."""
+        raise NotImplementedError
+
+    @precondition(lambda self: self.buffer is not None)
+    @invariant()
+    def holds(self) -> None:
+        self.buffer.check()
+        self.compare()
+
+    @rule(keep=st.integers(1, 3))
+    def save(self, keep: int) -> None:
+        number = self.buffer.save(self.root, keep=keep)
+        self._remember(number)
+        assert sorted(self.saved)[-keep:] == self._numbers()
+        self.count("save")
+
+    @precondition(lambda self: self.saved)
+    @rule(data=st.data())
+    def load(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from([None, *sorted(self.saved)]), "number")
+        model, expected = self.saved[max(self.saved) if number is None else number]
+        self.buffer = rc.load(self.root, number=number)
+        assert equal(contents(self.buffer), expected)
+        self.model = copy.deepcopy(model)
+        self.count("load")
+
+    @rule(point=st.integers(0, 45), code=st.sampled_from([errno.EIO, errno.ENOSPC]), keep=st.integers(1, 3))
+    def save_while_the_disk_fails(self, point: int, code: int, keep: int) -> None:
+        def fail(_: str, n: int, __: Any) -> None:
+            if n == point:
+                raise OSError(code, os.strerror(code))
+
+        then = contents(self.buffer)
+        try:
+            number = save(self.buffer, self.root, keep=keep, files=before(fail))
+        except rc.CheckpointError:
+            there = self._numbers()
+            assert set(self.saved) <= set(there), "a save that failed has removed a checkpoint"
+            number = next((n for n in there if n not in self.saved), None)  # it failed when all was there already
+            self.count("save that failed")
+        assert equal(contents(self.buffer), then)
+        if number is not None:
+            self._remember(number)
+
+    @rule(data=st.data())
+    def call_it_wrongly(self, data: st.DataObject) -> None:
+        calls = self.wrong_calls()
+        call = calls[data.draw(st.integers(0, len(calls) - 1), "call")]
+        then = digest(self.buffer)
+        with pytest.raises(REFUSALS):
+            call()
+        assert digest(self.buffer) == then
+        self.count("wrong call")
+
+    def _remember(self, number: int) -> None:
+        self.saved[number] = copy.deepcopy(self.model), contents(self.buffer)
+        self.saved = {number: self.saved[number] for number in self._numbers()}
+
+    def _numbers(self) -> list[int]:
+        folder = self.root / "manifests"
+        return sorted(int(path.stem) for path in folder.iterdir()) if folder.exists() else []
+
+    def teardown(self) -> None:
+        self._open.close()
+
+
+def assert_leaf(found: torch.Tensor, expected: list[Any]) -> None:
+    """A tensor holds just these numbers, whatever their order of axes costs."""
+    np.testing.assert_array_equal(found.numpy(), np.asarray(expected, found.numpy().dtype).reshape(found.shape))

@@ -1,0 +1,72 @@
+"""New processes, quickly: forked from a server that has imported everything and done nothing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import recollect as rc
+from tests.checkpoint.traffic import fingerprint
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.faults.preloaded"])
+
+
+def apart(work: Callable[..., Any], *arguments: Any, timeout: float = 120) -> Any:
+    """What `work(*arguments)` returns in a new process; an AssertionError says what it raised, or how it died."""
+    return started(work, *arguments, timeout=timeout)()
+
+
+def started(work: Callable[..., Any], *arguments: Any, timeout: float = 120) -> Callable[[], Any]:
+    """`apart`, begun now; what is returned waits for the answer."""
+    here, there = CONTEXT.Pipe(duplex=False)
+    process: Any = CONTEXT.Process(target=_answer, args=(there, work, arguments))
+    process.start()
+    there.close()
+
+    def answer() -> Any:
+        try:
+            told = here.recv() if here.poll(timeout) else None
+        except EOFError:
+            told = None
+        if told is None:
+            process.kill()
+        process.join()
+        assert told is not None, f"{work.__name__}{arguments} ended with {process.exitcode}"
+        value, wrong = told
+        assert wrong is None, f"in a process of its own: {wrong}"
+        return value
+
+    return answer
+
+
+def _answer(there: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        there.send((work(*arguments), None))
+    except BaseException:
+        there.send((None, traceback.format_exc()))
+
+
+def killed(target: Callable[..., None], *arguments: Any) -> bool:
+    """Run a victim to its end, and say whether it was killed."""
+    process: Any = CONTEXT.Process(target=target, args=arguments)
+    process.start()
+    process.join(120)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def loaded_apart(root: Path) -> str | None:
+    """What a new process finds below a folder, as a fingerprint; None if nothing was ever saved there."""
+    return apart(_fingerprint, root)
+
+
+def _fingerprint(root: Path) -> str | None:
+    try:
+        return fingerprint(rc.load(root))
+    except rc.NoCheckpoint:
+        return None

@@ -1,0 +1,170 @@
+"""Processes: what several of them write and sample at once is whole, and the others go on when one is killed.
+
+RECOLLECT_PROCESS_SECONDS says how long the long tests go on, half an hour without it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import recollect as rc
+from tests.faults.crowd import SAMPLERS, WRITERS, Board, look, processes, sample, write
+
+LONG = float(os.environ.get("RECOLLECT_PROCESS_SECONDS", "1800"))
+ROWS = 256 - 256 % WRITERS
+STALL = 5_000_000
+"""Microseconds that nobody may wait for a process that was killed."""
+pytestmark = pytest.mark.skipif(not hasattr(rc.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+
+
+def shared(width: int, sampler: Any) -> rc.ReplayBuffer:
+    obs, action = rc.Field(width, torch.uint8), rc.Field((), torch.int64)
+    return rc.ReplayBuffer(ROWS, obs, action, num_envs=WRITERS, sampler=sampler, device=rc.Memory.shared(), seed=0)
+
+
+@contextmanager
+def samplers(replay: rc.ReplayBuffer, board: Board, batch_size: int) -> Iterator[None]:
+    running = [
+        processes.Process(target=sample, args=(replay.handle(), board.place, WRITERS + i, batch_size), daemon=True)
+        for i in range(SAMPLERS)
+    ]
+    for process in running:
+        process.start()
+    yield
+    for process in running:
+        assert process.is_alive(), "a sampler ended"
+        process.kill()
+        process.join()
+
+
+def crowd(width: int, rows: int, seconds: float, sampler: Any) -> Board:
+    """E1: writers and samplers at once."""
+    replay, board = shared(width, sampler), Board()
+    start = time.monotonic()
+    steps = rows // WRITERS
+    with samplers(replay, board, 8):
+        args = [(replay.handle(), board.place, env, width, steps) for env in range(WRITERS)]
+        writers = [processes.Process(target=write, args=each, daemon=True) for each in args]
+        for process in writers:
+            process.start()
+        for process in writers:
+            process.join(max(seconds - (time.monotonic() - start), 0.1))
+        late = [process for process in writers if process.is_alive()]
+        for process in late:  # the time is over; the machine is slow
+            process.kill()
+            process.join()
+        assert late or all(process.exitcode == 0 for process in writers)
+    replay.check()
+    newest = replay[replay.ids()]["action"]
+    for env in range(WRITERS):
+        kept = newest[newest % WRITERS == env].sort().values // WRITERS
+        last = int(board[env, "done"])
+        expected = torch.arange(last - min(last, ROWS // WRITERS), last)
+        lost = expected[~torch.isin(expected, kept)]
+        # A step that was killed is undone, and takes the oldest rows along.
+        assert len(lost) <= (5 if late else 0), lost
+    look(replay[replay.ids()], board, 60)
+    print(  # noqa: T201 (what was tried, for whoever reads the log)
+        f"\n{WRITERS} processes wrote {board.total('done')} rows of {width} bytes, {SAMPLERS} read "
+        f"{board.total('seen')} observations in {time.monotonic() - start:.1f} s: {board.total('torn')} torn, "
+        f"{board.total('unknown')} unknown; longest call {board.numbers[:, -1].max() / 1e6:.2f} s"
+    )
+    return board
+
+
+def killing(width: int, kills: int, sampler: Any, seed: int) -> Board:
+    """E3: a random writer is killed every 100 ms and another goes on in its place."""
+    replay, board = shared(width, sampler), Board()
+    random_ = random.Random(seed)
+    start = time.monotonic()
+
+    def started(env: int) -> Any:
+        process = processes.Process(target=write, args=(replay.handle(), board.place, env, width, 1 << 40), daemon=True)
+        process.start()
+        return process
+
+    with samplers(replay, board, 4):
+        writers = [started(env) for env in range(WRITERS)]
+        while not all(board[env, "done"] for env in range(WRITERS)):
+            time.sleep(0.01)
+        for _ in range(kills):
+            time.sleep(0.1 * random_.uniform(0.5, 1.5))
+            env = random_.randrange(WRITERS)
+            writers[env].kill()
+            writers[env].join()
+            writers[env] = started(env)
+        before = [int(board[env, "done"]) for env in range(WRITERS)]
+        deadline = time.monotonic() + 30
+        while not all(board[env, "done"] > before[env] for env in range(WRITERS)):
+            assert time.monotonic() < deadline, "a writer waits for ever"
+            time.sleep(0.01)
+        for process in writers:
+            process.kill()
+            process.join()
+    replay.check()
+    look(replay[replay.ids()], board, 60)
+    print(  # noqa: T201
+        f"\n{kills + WRITERS} kills (seed {seed}) while {board.total('done')} rows of {width} bytes were written and "
+        f"{board.total('seen')} observations read in {time.monotonic() - start:.1f} s: {board.total('mended')} steps "
+        f"undone, {board.total('torn')} torn, {board.total('unknown')} unknown; longest call "
+        f"{board.numbers[:, -1].max() / 1e6:.2f} s"
+    )
+    return board
+
+
+def assert_whole(board: Board) -> None:
+    assert board.total("seen") > 0
+    assert board.total("torn") == board.total("unknown") == 0
+    assert board.numbers[:, -1].max() < STALL
+
+
+@pytest.mark.parametrize("sampler", [rc.Uniform(), rc.Prioritized()], ids=["uniform", "prioritized"])
+def test_rows_that_several_processes_write_and_read_at_once_are_whole_and_all_there(sampler: Any) -> None:
+    board = crowd(1 << 16, 50_000, 20, sampler)
+    assert_whole(board)
+
+
+@pytest.mark.parametrize(("width", "sampler"), [(1 << 16, rc.Prioritized()), (1 << 20, rc.Uniform())])
+def test_the_others_go_on_with_whole_rows_when_a_writer_is_killed(width: int, sampler: Any) -> None:
+    assert_whole(killing(width // 2, 20, sampler, random.randrange(1 << 30)))
+
+
+@pytest.mark.long
+def test_rows_are_whole_for_half_an_hour() -> None:
+    assert_whole(crowd(1 << 16, 1 << 40, LONG, rc.Prioritized()))
+
+
+@pytest.mark.long
+def test_five_thousand_writers_are_killed() -> None:
+    killed = 0
+    start = time.monotonic()
+    while killed < 5000 and time.monotonic() - start < LONG:
+        assert_whole(killing(1 << 19, 250, rc.Prioritized() if killed % 500 else rc.Uniform(), killed))
+        killed += 250
+    print(f"\n{killed} kills in {time.monotonic() - start:.0f} s")  # noqa: T201
+
+
+def test_nothing_is_left_behind_by_processes_that_were_all_killed() -> None:
+    before = set(Path("/dev/shm").iterdir())
+    code = (
+        "import numpy as np, recollect as rc, os, signal\n"
+        "replay = rc.ReplayBuffer(64, 4, (), device=rc.Memory.shared())\n"
+        "replay.add(np.zeros(4, np.float32), 0.0, 0.0, False, False, np.ones(4, np.float32))\n"
+        "print(rc.connect(replay.handle()), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -9
+    assert "1 of 64 rows" in done.stdout
+    assert set(Path("/dev/shm").iterdir()) == before

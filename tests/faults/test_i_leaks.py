@@ -1,0 +1,183 @@
+"""I: a long life leaves nothing behind: memory is flat, and no file, thread, mapping or shared segment is left over."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import recollect as rc
+from tests.checkpoint.traffic import KINDS
+from tests.faults.processes import apart
+from tests.totals import tell, trials
+
+MORE_MEMORY = 16 << 20
+"""Bytes by which a process may grow without a leak: arenas, caches, fragments."""
+MORE_MAPPINGS = 40
+
+Work = Callable[[int], Any]
+
+
+class Held(NamedTuple):
+    """What a process has."""
+
+    memory: int
+    files: int
+    threads: int
+    mappings: int
+    shared: int
+
+    @staticmethod
+    def now() -> Held:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+        mappings = len(Path("/proc/self/maps").read_text().splitlines())
+        return Held(
+            resident,
+            len(os.listdir("/proc/self/fd")),
+            threading.active_count(),
+            mappings,
+            sum(f"{os.getpid()}" in entry for entry in os.listdir("/dev/shm")),  # there are other processes
+        )
+
+
+def grown(work: Work, cycles: int) -> dict[str, int]:
+    """What a process has more after `cycles` of a work than after a tenth of it, beyond what may be."""
+    for n in range(max(cycles // 10, 1)):
+        work(n)
+    before = Held.now()
+    for n in range(cycles):
+        work(n)
+    more = {name: after - then for name, after, then in zip(Held._fields, Held.now(), before, strict=True)}
+    allowed = {"memory": MORE_MEMORY, "mappings": MORE_MAPPINGS}
+    return {name: count for name, count in more.items() if count > allowed.get(name, 0)}
+
+
+# Works
+
+
+def use(kind: str) -> Work:
+    """One more operation and draw."""
+    buffer, subject = KINDS[kind].make(), KINDS[kind]
+
+    def once(n: int) -> None:
+        subject.act(buffer, n)
+        subject.read(buffer)
+
+    return once
+
+
+def cycle() -> Work:
+    """Add, sample, update."""
+    replay = rc.ReplayBuffer(10_000, obs=8, action=2, num_envs=4, sampler=rc.Prioritized(), seed=0)
+    obs, flags = torch.zeros(4, 8), torch.zeros(4, dtype=torch.bool)
+    priority = torch.rand(32, dtype=torch.float64)
+
+    def once(n: int) -> None:
+        replay.add(obs, obs[:, :2], obs[:, 0], flags, flags, obs + n)
+        replay.update_priority(replay.sample(32)["index"], priority)
+
+    return once
+
+
+def save_and_load(kind: str, root: Path) -> Work:
+    """A step, a save on top of the others, and a load that the next step goes on from."""
+    buffers = [KINDS[kind].make()]
+
+    def once(n: int) -> None:
+        KINDS[kind].act(buffers[0], n)
+        clock = getattr(buffers[0], "_tests_clock", None)
+        buffers[0].save(root)
+        buffers[0] = rc.load(root)
+        if clock is not None:
+            buffers[0]._tests_clock = clock
+
+    return once
+
+
+def cycles_apart(cycles: int) -> dict[str, int]:
+    return grown(cycle(), cycles)
+
+
+def uses_apart(kind: str, cycles: int) -> dict[str, int]:
+    return grown(use(kind), cycles)
+
+
+def saves_apart(kind: str, cycles: int) -> dict[str, int]:
+    with TemporaryDirectory() as folder:
+        found = grown(save_and_load(kind, Path(folder)), cycles)
+        left = list(Path(folder, "tmp").iterdir())
+        kept = list(Path(folder, "manifests").iterdir())
+    return found | ({"files in tmp": len(left)} if left else {}) | ({"manifests": len(kept)} if len(kept) > 2 else {})
+
+
+def live_long(cycles: int, uses: int, saves: int) -> None:
+    """All of it, each in a new process."""
+    assert apart(cycles_apart, cycles, timeout=7200) == {}
+    for kind in KINDS:
+        assert apart(uses_apart, kind, uses, timeout=7200) == {}, kind
+        assert apart(saves_apart, kind, saves, timeout=7200) == {}, kind
+    tell(
+        f"I4: {cycles} cycles of add, sample and update; {uses} uses and {saves} saves and loads of {len(KINDS)} kinds"
+    )
+
+
+def test_a_life_leaves_nothing_behind() -> None:
+    live_long(trials("I4", 10_000), 300, trials("I4_SAVES", 30))
+
+
+@pytest.mark.long
+def test_a_long_life_leaves_nothing_behind() -> None:
+    live_long(trials("I4_LONG", 1_000_000), 20_000, trials("I4_SAVES_LONG", 1_000))
+
+
+# Canaries: works that leave something behind
+
+
+def leak(what: str, cycles: int) -> dict[str, int]:
+    kept: list[Any] = []
+    stop = threading.Event()
+
+    def a_thread(_: int) -> None:
+        kept.append(threading.Thread(target=stop.wait, daemon=True))
+        kept[-1].start()
+
+    def a_shared_segment(n: int) -> None:
+        kept.append(Path(f"/dev/shm/recollect-canary-{os.getpid()}-{n % 2}-{len(kept)}"))
+        kept[-1].touch()
+
+    works: dict[str, Work] = {
+        "memory": lambda _: kept.append(bytearray(os.urandom(1 << 12)) * 16),
+        "files": lambda _: kept.append(os.open("/dev/null", os.O_RDONLY)),
+        "threads": a_thread,
+        "mappings": lambda n: kept.append(
+            mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | (n % 2 * mmap.PROT_WRITE))
+        ),
+        "shared": a_shared_segment,
+    }
+    try:
+        return grown(works[what], cycles)
+    finally:
+        stop.set()
+        for path in kept if what == "shared" else ():
+            path.unlink()
+
+
+@pytest.mark.parametrize(("what", "cycles"), [(what, 900 if what == "memory" else 60) for what in Held._fields])
+def test_what_is_left_behind_is_seen(what: str, cycles: int) -> None:
+    assert what in apart(leak, what, cycles)
+    assert apart(grown_of_nothing, 20) == {}
+
+
+def grown_of_nothing(cycles: int) -> dict[str, int]:
+    return grown(lambda _: None, cycles)

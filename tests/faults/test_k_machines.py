@@ -1,0 +1,60 @@
+"""K: any history of calls, saves, loads and faults, beside a model of lists and dicts that is obviously right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+import recollect as rc
+from tests.faults.machines.distillation import DistillationMachine
+from tests.faults.machines.machine import Machine
+from tests.faults.machines.replay import ReplayMachine
+from tests.faults.machines.rollout import RolloutMachine
+from tests.totals import tell, trials
+
+SAMPLERS = {"uniform": rc.Uniform(), "prioritized": rc.Prioritized(), "epochs": rc.WithoutReplacement()}
+KINDS: Mapping[str, type[Machine]] = {
+    f"{layout} {name}": type("Replay", (ReplayMachine,), {"layout": layout, "sampler": sampler})
+    for layout in ("shared", "stored", "stacked")
+    for name, sampler in SAMPLERS.items()
+} | {"rollout": RolloutMachine, "distillation": DistillationMachine}
+
+
+def live(kind: str, histories: int, steps: int, *, phases: tuple[Phase, ...] = tuple(Phase)) -> None:
+    """Run histories of one kind, and tell what was done in them."""
+    ran = Counter[str]()
+    machine: Any = type("Run", (KINDS[kind],), {"ran": ran})
+    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=histories,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=checks,
+            print_blob=True,
+            phases=phases,
+        ),
+    )
+    tell(f"K1: {kind}, {histories} histories of {steps} steps: {dict(sorted(ran.items()))}")
+
+
+def share(kind: str, histories: int) -> int:
+    """The nine kinds of replay buffers share what each other buffer gets."""
+    return histories if kind in ("rollout", "distillation") else -(-histories // 9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_history_is_that_of_the_model(kind: str) -> None:
+    live(kind, share(kind, trials("K1", 100)), 50)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_long_history_is_that_of_the_model(kind: str) -> None:
+    live(kind, share(kind, trials("K1_LONG", 5_000)), 100)

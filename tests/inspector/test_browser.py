@@ -1,0 +1,296 @@
+"""The page as a reader meets it, in a headless Chromium: drawn, quiet, usable with mouse and keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import recollect as rc
+from tests.inspector import chromium
+from tests.inspector.test_page import HOSTILE, walk
+
+KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Home": 36, "End": 35}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[chromium.Chromium]:
+    program = chromium.find()
+    if program is None:
+        pytest.skip(f"no Chromium here: none of {', '.join(chromium.NAMES)} is on the path, and CHROMIUM is not set")
+    with chromium.Chromium(program) as one:
+        yield one
+
+
+def opened(browser: chromium.Chromium, buffer: Any, folder: Path) -> None:
+    rc.inspect(buffer, html=folder / "page.html")
+    browser.open(folder / "page.html")
+    browser.run("document.querySelector('main').focus()")
+
+
+def text(browser: chromium.Chromium, selector: str) -> str:
+    return browser.run(f"document.querySelector({selector!r}).textContent")
+
+
+def press(browser: chromium.Chromium, key: str, times: int = 1) -> None:
+    for _ in range(times):
+        browser.press(key, KEYS[key])
+
+
+def click(browser: chromium.Chromium, selector: str, along: float = 0.5) -> None:
+    browser.run(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center', behavior: 'instant'}})")
+    box = browser.run(f"JSON.parse(JSON.stringify(document.querySelector({selector!r}).getBoundingClientRect()))")
+    browser.click(box["x"] + along * box["width"], box["y"] + box["height"] / 2)
+
+
+def prioritized() -> rc.ReplayBuffer:
+    replay = walk([4, 30, 9], sampler=rc.Counted(rc.Prioritized()), stats=rc.EpisodeStats(None, reasons=("fall",)))
+    for _ in range(5):
+        batch = replay.sample(8)
+        replay.update_priority(batch["index"], batch["reward"])
+    return replay
+
+
+def rollout() -> rc.RolloutBuffer:
+    made = rc.RolloutBuffer(20, 3, obs={"a": 2, "b": (rc.Field(1), rc.Field((2, 2)))}, action=2, autoreset="NEXT_STEP")
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        obs = {"a": rng.normal(size=(3, 2)), "b": (rng.normal(size=(3, 1)), rng.normal(size=(3, 2, 2)))}
+        flags = rng.random((2, 3)) < 0.1
+        made.add(obs, rng.normal(size=(3, 2)), rng.normal(size=3), *flags, value=rng.normal(size=3))
+    made.compute_advantage(np.zeros(3))
+    return made
+
+
+def distillation() -> rc.DistillationBuffer:
+    made = rc.DistillationBuffer(500, obs=3, seed=0)
+    made.add(torch.rand(300, 3), torch.rand(300, 2))
+    return made
+
+
+def pictures() -> rc.ReplayBuffer:
+    """A frame of step t is as bright as t."""
+    replay = rc.ReplayBuffer(400, obs={"camera": rc.Stacked(rc.Field((16, 12), torch.uint8), 3)}, action=2, seed=0)
+    for length in (40, 60):
+        stacks = [np.stack([np.full((16, 12), max(t - k, 0), np.uint8) for k in (2, 1, 0)], -1) for t in range(61)]
+        for t in range(length):
+            steps = ({"camera": stacks[t]}, {"camera": stacks[t + 1]})
+            replay.add(steps[0], [0.1 * t, -1], float(t == 5), False, t == length - 1, steps[1])
+    return replay
+
+
+def unordered() -> rc.ReplayBuffer:
+    replay = rc.ReplayBuffer(200, obs=1, action=(), next_obs="stored", seed=0)
+    for t in range(150):
+        replay.add([t], 0.0, 1.0, False, False, [t + 1])
+    return replay
+
+
+def odd_numbers() -> rc.ReplayBuffer:
+    replay = rc.ReplayBuffer(20, obs=2, action=(), seed=0)
+    for x in (float("nan"), float("inf"), -1e30, 1e-30, 3.0):
+        replay.add([x, 0], 0.0, x, False, False, next_obs=[7, 7])
+    return replay
+
+
+def empty() -> rc.ReplayBuffer:
+    return rc.ReplayBuffer(9, obs=1, action=(), sampler=rc.Prioritized())
+
+
+ALL = [prioritized, rollout, distillation, pictures, unordered, odd_numbers, empty]
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_every_page_draws_itself_in_silence(make: Any, browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, make(), tmp_path)
+    assert browser.console == []
+    outside = [url for url in browser.requests if not url.startswith("data:")]
+    assert outside == [(tmp_path / "page.html").as_uri()]
+    assert browser.run("scrollY") == 0, "a reader begins at the top"
+    assert text(browser, "h1") in ("ReplayBuffer", "RolloutBuffer", "DistillationBuffer")
+    broken = (
+        "[...document.querySelectorAll('path, rect, line')].filter(x => /NaN|Infinity|undefined/.test(x.outerHTML))"
+    )
+    assert browser.run(f"{broken}.length") == 0
+    flat = "[...document.querySelectorAll('main svg')].filter(x => x.closest('[hidden]') === null)"
+    assert browser.run(f"{flat}.filter(x => x.getBoundingClientRect().width < 10).length") == 0
+
+
+@pytest.mark.parametrize("make", [prioritized, rollout, pictures])
+def test_a_narrow_window_is_not_wider_than_itself(make: Any, browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, make(), tmp_path)
+    browser.resize(360, 800)
+    try:
+        assert browser.run("document.documentElement.scrollWidth") == 360
+    finally:
+        browser.resize(1200, 900)
+
+
+def test_bars_are_as_high_as_their_counts(browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, walk([2, 2, 2, 2, 3, 4, 4]), tmp_path)
+    bars = "[...document.querySelectorAll('#episodes figure:nth-child(2) .bar')].map(x => +x.getAttribute('height'))"
+    assert browser.run(bars) == pytest.approx([98, 98 / 4, 98 / 2])
+    assert text(browser, "#episodes figure:nth-child(2) .ticks") == "234"
+
+
+def test_a_plot_is_read_with_the_arrow_keys(browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, walk([2, 2, 2, 2, 3, 4, 4]), tmp_path)
+    readout = "#episodes figure:nth-child(2) .readout"
+    assert text(browser, readout) == "mean 2.714, median 2"
+    browser.run("document.querySelector('#episodes figure:nth-child(2) svg').focus()")
+    press(browser, "ArrowRight")
+    assert text(browser, readout) == "2: 4 episodes"
+    press(browser, "ArrowRight", 5)
+    assert text(browser, readout) == "4: 2 episodes"
+    press(browser, "ArrowLeft")
+    assert text(browser, readout) == "3: 1 episode"
+
+
+def test_an_episode_is_stepped_through_with_the_keyboard(browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, walk([3, 5]), tmp_path)
+    assert text(browser, ".stage h3") == "Episode 2"
+    assert text(browser, ".stage output") == "step 0 of 4"
+    browser.run("document.querySelector('.list button').focus()")
+    press(browser, "ArrowRight", 3)
+    assert text(browser, ".stage output") == "step 3 of 4"
+    values = """Object.fromEntries(
+        [...document.querySelectorAll('.lane .what')].map(x => [x.firstChild.data, x.lastChild.textContent]))"""
+    assert browser.run(values) == {"reward": "3", "action": "1.5", "obs[0]": "1", "obs[1]": "3"}
+    press(browser, "End")
+    assert text(browser, ".stage output") == "step 4 of 4"
+    press(browser, "ArrowRight")
+    assert text(browser, ".stage output") == "step 4 of 4"
+    press(browser, "ArrowDown")
+    assert text(browser, ".stage h3") == "Episode 1"
+    assert text(browser, "[aria-current=true] small") == "return 3, 3 steps"
+    press(browser, "ArrowDown")
+    assert text(browser, ".stage h3") == "Episode 1", "there is no more"
+    press(browser, "ArrowUp")
+    assert text(browser, ".stage h3") == "Episode 2"
+
+
+def test_an_episode_is_stepped_through_with_the_mouse(browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, walk([3, 11]), tmp_path)
+    click(browser, ".list li:nth-child(2) button")
+    assert text(browser, ".stage h3") == "Episode 1"
+    click(browser, ".list li:nth-child(1) button")
+    click(browser, ".lane svg", along=0.7)
+    assert text(browser, ".stage output") == "step 7 of 10"
+    click(browser, "[aria-label='Step back']")
+    assert text(browser, ".stage output") == "step 6 of 10"
+    slider = "document.querySelector('.steps input')"
+    browser.run(f"{slider}.value = 9; {slider}.dispatchEvent(new Event('input'))")
+    assert text(browser, ".stage output") == "step 9 of 10"
+    click(browser, ".lane svg", along=0.6)
+    cursor = browser.run("+document.querySelector('.lane .cursor').getAttribute('x1')")
+    assert cursor == pytest.approx(600)
+
+
+def test_the_list_follows_the_keyboard_and_the_page_stays(browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, walk([2] * 40), tmp_path)
+    browser.run("document.querySelector('.list').scrollIntoView({behavior: 'instant'})")
+    at = browser.run("scrollY")
+    browser.run("document.querySelector('.list button').focus({preventScroll: true})")
+    press(browser, "ArrowDown", 30)
+    inside = """(() => { const a = document.querySelector('[aria-current]').getBoundingClientRect(),
+        b = document.querySelector('.list ul').getBoundingClientRect();
+        return a.top >= b.top - 1 && a.bottom <= b.bottom + 1 })()"""
+    assert browser.run(inside) is True
+    assert browser.run("scrollY") == at
+
+
+def test_episodes_can_be_ordered(browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, walk([3, 5, 4]), tmp_path)
+    names = "[...document.querySelectorAll('.list li span')].map(x => x.textContent)"
+    assert browser.run(names) == ["Episode 3", "Episode 2", "Episode 1"]
+    select = "document.querySelector('.list select')"
+    browser.run(f"{select}.value = 'lowest return'; {select}.dispatchEvent(new Event('change'))")
+    assert browser.run(names) == ["Episode 1", "Episode 3", "Episode 2"]
+
+
+def test_a_bar_of_returns_leads_to_such_an_episode(browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, walk([2, 3, 4]), tmp_path)  # returns 1, 3, 6
+    browser.run("document.querySelector('#episodes svg').focus()")
+    press(browser, "ArrowRight")
+    browser.press("Enter", 13)
+    assert text(browser, ".stage h3") == "Episode 1"
+
+
+def test_frames_are_those_of_their_steps(browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, pictures(), tmp_path)
+    pixel = "document.querySelector('canvas.now').getContext('2d').getImageData(3, 3, 1, 1).data[0]"
+    browser.wait(lambda: browser.run("document.querySelector('canvas.now').width") == 12)
+    browser.run("document.querySelector('.list button').focus()")
+    press(browser, "End")
+    assert browser.run(pixel) == 59
+    assert text(browser, "figcaption") == "obs.camera: step 59, one of 16 frames of 60 steps"
+    press(browser, "Home")
+    assert browser.run(pixel) == 0
+    click(browser, ".strip button:nth-child(5)")
+    at = int(text(browser, ".stage output").split()[1])
+    assert 0 < at < 59
+    assert browser.run(pixel) == at
+    thumbnail = "document.querySelector('.strip button:nth-child(5) canvas').getContext('2d').getImageData(3, 3, 1, 1)"
+    assert browser.run(f"{thumbnail}.data[0]") == at
+
+
+def test_light_and_dark_follow_the_system_until_the_reader_chooses(browser: chromium.Chromium, tmp_path: Path) -> None:
+    theme = "document.documentElement.dataset.theme"
+    ground = "getComputedStyle(document.body).backgroundColor"
+    for scheme in ("dark", "light"):
+        browser.prefer(scheme)
+        opened(browser, walk([3]), tmp_path)
+        assert browser.run(theme) == scheme
+    light = browser.run(ground)
+    click(browser, "#theme")
+    assert browser.run(theme) == "dark"
+    assert browser.run(ground) != light
+    assert text(browser, "#theme") == "Light"
+
+
+def test_names_from_a_file_are_shown_and_do_nothing(browser: chromium.Chromium, tmp_path: Path) -> None:
+    replay = rc.ReplayBuffer(9, obs={HOSTILE: 2}, action=(), stats=rc.EpisodeStats(None, reasons=(HOSTILE,)), seed=0)
+    for t in range(4):
+        replay.add({HOSTILE: [t, 1]}, 0.0, 0.0, t == 3, False, next_obs={HOSTILE: [t + 1, 1]})
+    opened(browser, replay, tmp_path)
+    assert browser.console == []
+    assert browser.run("typeof hacked") == "undefined"
+    assert browser.run("document.querySelectorAll('img, main script').length") == 0
+    assert f"obs.{HOSTILE}[0]" in text(browser, ".stage")
+    assert HOSTILE in text(browser, "#episodes")
+    assert f"obs.{HOSTILE}[1] never changes" in text(browser, ".warnings")
+
+
+def test_a_script_that_is_not_the_pages_own_is_not_run(browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, walk([3]), tmp_path)
+    add = "const s = document.createElement('script'); s.textContent = 'var hacked = 1'; document.head.append(s)"
+    browser.run(add)
+    assert browser.run("typeof hacked") == "undefined"
+    browser.wait(lambda: browser.run("1") and browser.console)
+    assert "Content Security Policy" in browser.console[0]
+
+
+@pytest.mark.parametrize("make", [prioritized, pictures])
+def test_everything_that_can_be_used_has_a_name(make: Any, browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, make(), tmp_path)
+    unnamed = """[...document.querySelectorAll('button, input, select, a, [role=img], nav, section')]
+        .filter(x => !(x.getAttribute('aria-label') || x.textContent.trim() || x.getAttribute('aria-labelledby')))
+        .map(x => x.outerHTML)"""
+    assert browser.run(unnamed) == []
+    assert browser.run("document.querySelectorAll('h1').length") == 1
+    assert browser.run("[...document.querySelectorAll('nav a')].every(x => document.querySelector(x.hash))") is True
+
+
+def test_the_parts_of_a_field_unfold(browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, walk([3, 5]), tmp_path)
+    shown = (
+        "[...document.querySelectorAll('#fields tbody tr')].filter(x => !x.hidden).map(x => x.children[0].textContent)"
+    )
+    assert browser.run(shown) == ["obs", "action", "reward", "terminated", "truncated"]
+    click(browser, "#fields button")
+    assert browser.run(shown)[:3] == ["obs", "obs[0]", "obs[1]"]
+    assert browser.run("document.querySelector('#fields button').getAttribute('aria-expanded')") == "true"

@@ -1,0 +1,180 @@
+"""The page as a file: what is in it, how large it is, and that names in it are only names."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import recollect as rc
+from recollect.inspector.pictures import frame, is_picture, png
+
+HOSTILE = "</script><script>hacked=1</script><img src=x onerror=hacked=1>{{script}}&\u2028"
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    """The JSON that the page draws itself from."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text("utf-8"), re.S)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def series_of(data: dict[str, Any], episode: int) -> dict[str, list[float]]:
+    browser = data["browser"]
+    decoded = [np.frombuffer(base64.b64decode(text), "<f4").tolist() for text in browser["episodes"][episode]["series"]]
+    return dict(zip(browser["series"], decoded, strict=True))
+
+
+def walk(lengths: list[int], **options: Any) -> rc.ReplayBuffer:
+    """Episodes in which the observation is (episode, step) and the reward the step."""
+    replay = rc.ReplayBuffer(2 * sum(lengths) + len(lengths), obs=2, action=(), seed=0, **options)
+    for episode, length in enumerate(lengths):
+        for t in range(length):
+            last = t == length - 1
+            replay.add([episode, t], 0.5 * t, t, last and episode % 2 == 0, last and episode % 2 == 1, [episode, t + 1])
+    return replay
+
+
+def test_the_page_has_the_report_and_every_step_of_its_episodes(tmp_path: Path) -> None:
+    report = rc.inspect(walk([3, 5]), html=tmp_path / "deep" / "page.html")
+    data = data_of(tmp_path / "deep" / "page.html")
+    assert {name: data[name] for name in report.as_dict()} == report.as_dict()
+    newest, oldest = data["browser"]["episodes"]
+    told = ("number", "length", "end", "return", "first", "began", "env")
+    assert [newest[name] for name in told] == [1, 5, "truncated", 10, 0, True, 0]
+    assert [oldest[name] for name in told] == [0, 3, "terminated", 3, 0, True, 0]
+    assert series_of(data, 0) == {
+        "reward": [0, 1, 2, 3, 4],
+        "action": [0, 0.5, 1, 1.5, 2],
+        "obs[0]": [1, 1, 1, 1, 1],
+        "obs[1]": [0, 1, 2, 3, 4],
+    }
+
+
+def test_values_and_advantages_have_timelines_of_their_own(tmp_path: Path) -> None:
+    rollout = rc.RolloutBuffer(3, None, obs=20, action=())
+    for t in range(3):
+        rollout.add(np.full(20, t), 0.0, 1.0, t == 2, False, value=float(t))
+    rollout.compute_advantage(0.0, gamma=1.0, lam=1.0)
+    rc.inspect(rollout, html=tmp_path / "page.html")
+    data = data_of(tmp_path / "page.html")
+    assert data["browser"]["series"][:4] == ["reward", "value", "advantage", "return"]
+    assert series_of(data, 0)["advantage"] == [3, 1, -1]
+    # reward, value, advantage, return, action and 20 observations, log_prob: 26, of which 16 are drawn
+    assert (len(data["browser"]["series"]), data["browser"]["left_out"]) == (16, 10)
+
+
+def test_a_large_buffer_makes_a_small_page_that_says_what_is_missing(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lengths = [int(length) for length in rng.integers(1, 400, 300)]
+    lengths[7] = 5000
+    rc.inspect(walk(lengths), html=tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size < 1_000_000
+    browser = data_of(tmp_path / "page.html")["browser"]
+    assert browser["of"] == 300
+    assert [episode["number"] for episode in browser["episodes"][:12]] == list(range(299, 287, -1)), "the newest"
+    assert browser["episodes"][12]["number"] == 7, "then the best"
+    assert sum(episode["length"] - episode["first"] for episode in browser["episodes"]) <= 12_000
+    longest = next(episode for episode in browser["episodes"] if episode["number"] == 7)
+    assert (longest["length"], longest["first"]) == (5000, 4000), "of a long one its last steps"
+
+
+def test_names_and_reasons_are_data_and_never_markup(tmp_path: Path) -> None:
+    stats = rc.EpisodeStats(None, reasons=(HOSTILE,))
+    replay = rc.ReplayBuffer(9, obs={HOSTILE: 1}, action=(), stats=stats)
+    replay.add({HOSTILE: [1.0]}, 0.0, 0.0, True, False, next_obs={HOSTILE: [2.0]})
+    rc.inspect(replay, html=tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert text.count("<script") == text.count("</script>") == 2
+    assert "<img" not in text
+    data = data_of(tmp_path / "page.html")
+    assert data["fields"][0]["name"] == f"obs.{HOSTILE}"
+    assert data["episodes"]["stats"]["reasons"] == {HOSTILE: 0}
+
+
+def test_the_page_loads_nothing_and_only_its_own_script_may_run(tmp_path: Path) -> None:
+    rc.inspect(walk([3]), html=tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None
+    assert policy[1].startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy[1]
+    assert re.findall(r'(?:src|href)="(?!#|data:)', text) == []
+    assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [
+        ((84, 84), "uint8", True),
+        ((3, 32, 32), "uint8", True),
+        ((84, 84, 3, 4), "uint8", True),
+        ((84, 84), "float32", False),
+        ((84,), "uint8", False),
+        ((4, 4), "uint8", False),
+        ((100, 3), "uint8", False),
+    ],
+)
+def test_pictures_are_bytes_with_height_and_width(shape: tuple[int, ...], dtype: str, expected: bool) -> None:
+    assert is_picture(shape, dtype) is expected
+
+
+def test_the_frame_of_a_row_is_found_in_every_layout() -> None:
+    picture = np.arange(20 * 30, dtype=np.uint8).reshape(20, 30)
+    colour = np.stack([picture, picture // 2, picture // 3], -1)
+    others = np.zeros_like(picture)
+    assert np.array_equal(frame(picture), picture)
+    assert np.array_equal(frame(colour), colour)
+    assert np.array_equal(frame(np.moveaxis(colour, -1, 0)), colour)
+    assert np.array_equal(frame(picture[..., None]), picture)
+    assert np.array_equal(frame(np.stack([others, others, others, picture], -1)), picture), "of a stack the newest"
+    assert np.array_equal(frame(np.stack([others, others, others, picture])), picture)
+    assert np.array_equal(frame(np.stack([colour * 0, colour], -1)), colour)
+
+
+def test_large_frames_are_averaged_down() -> None:
+    picture = np.zeros((210, 160), np.uint8)
+    picture[:3, :3] = 90
+    picture[3:6, :3] = np.arange(9, dtype=np.uint8).reshape(3, 3)
+    small = frame(picture)
+    assert small.shape == (70, 53)
+    assert (small[0, 0], small[1, 0], small[2, 0]) == (90, 4, 0)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3)])
+def test_a_png_holds_the_picture(shape: tuple[int, ...]) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    file = png(picture)
+    assert file[:8] == b"\x89PNG\r\n\x1a\n"
+    chunks, at = {}, 8
+    while at < len(file):
+        (size,) = struct.unpack(">I", file[at : at + 4])
+        kind, body = file[at + 4 : at + 8], file[at + 8 : at + 8 + size]
+        assert struct.unpack(">I", file[at + 8 + size : at + 12 + size]) == (zlib.crc32(kind + body),)
+        chunks[kind] = body
+        at += 12 + size
+    assert list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
+    assert struct.unpack(">IIBB", chunks[b"IHDR"][:10]) == (7, 5, 8, 2 if len(shape) == 3 else 0)
+    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(5, -1)
+    assert not lines[:, 0].any()
+    assert np.array_equal(lines[:, 1:].reshape(shape), picture)
+
+
+def test_frames_are_spread_over_the_episode(tmp_path: Path) -> None:
+    replay = rc.ReplayBuffer(200, obs=rc.Field((12, 10), torch.uint8), action=())
+    for t in range(100):
+        step = (np.full((12, 10), i, np.uint8) for i in (t, t + 1))
+        replay.add(next(step), 0.0, 0.0, t == 99, False, next(step))
+    rc.inspect(replay, html=tmp_path / "page.html")
+    (strip,) = data_of(tmp_path / "page.html")["browser"]["episodes"][0]["frames"]
+    assert (strip["name"], strip["width"], strip["height"], len(strip["at"])) == ("obs", 10, 12, 16)
+    assert (strip["at"][0], strip["at"][-1]) == (0, 99)
+    assert strip["png"].startswith("data:image/png;base64,")

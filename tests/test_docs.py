@@ -1,0 +1,41 @@
+"""What the documentation prints, runs; and every public name is in its reference."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recollect as rc
+
+DOCS = Path(__file__).parent.parent / "docs"
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+PAGES = {
+    str(page.relative_to(DOCS)): blocks
+    for page in sorted(DOCS.rglob("*.md"))
+    # The pages of other libraries have code of those libraries beside ours, and tests of their own.
+    if (blocks := BLOCK.findall(page.read_text(encoding="utf-8"))) and page.parent.name != "migrating"
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs_from_top_to_bottom(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    for number, block in enumerate(PAGES[page], 1):
+        exec(compile(block, f"docs/{page}, block {number}", "exec"), names)
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    listed = set(re.findall(r"^::: recollect\.(\w+)$", (DOCS / "reference.md").read_text(), re.MULTILINE))
+    assert listed == set(rc.__all__) - {"kernels"}
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (DOCS.parent / "mkdocs.yml").read_text()
+    for page in DOCS.rglob("*.md"):
+        assert str(page.relative_to(DOCS)) in navigation, page

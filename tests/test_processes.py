@@ -1,0 +1,240 @@
+"""A replay buffer in shared memory: handles, several views of one memory, and what is made of a half-written step."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import recollect as rc
+from recollect.concurrent import Handle
+from recollect.memory.shared import Address
+
+pytestmark = pytest.mark.skipif(not hasattr(rc.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+
+
+def shared(capacity: int = 12, **options: Any) -> rc.ReplayBuffer:
+    options = {"num_envs": 2, "obs": 1, "action": (), "seed": 0, **options}
+    return rc.ReplayBuffer(capacity, device=rc.Memory.shared(), **options)
+
+
+def steps(replay: rc.ReplayBuffer, first: int, count: int, *, end: int = 10**9, env_ids: Any = None) -> None:
+    """Step t of environment e has obs 10·t + e, action t and leads to 10·(t + 1) + e."""
+    envs = np.arange(2) if env_ids is None else np.array(env_ids)
+    for t in range(first, first + count):
+        obs = (10.0 * t + envs)[:, None]
+        ends = np.full(len(envs), t % end == end - 1)
+        flags = np.zeros(len(envs), bool)
+        replay.add(obs, np.full(len(envs), float(t)), envs, ends, flags, obs + 10, env_ids=env_ids)
+
+
+def assert_exact(replay: rc.ReplayBuffer) -> None:
+    """Every stored row is a step as `steps` gave it."""
+    replay.check()
+    rows = replay[replay.ids()]
+    torch.testing.assert_close(rows["obs"][:, 0], 10 * rows["action"] + rows["reward"], rtol=0, atol=0)
+    torch.testing.assert_close(rows["next_obs"], rows["obs"] + 10, rtol=0, atol=0)
+
+
+class TestConnecting:
+    def test_what_one_has_written_the_other_samples_and_the_other_way_round(self) -> None:
+        replay = shared()
+        other = rc.connect(pickle.loads(pickle.dumps(replay.handle())), seed=1)
+        steps(replay, 0, 3, env_ids=[0])
+        steps(other, 0, 4, env_ids=[1])
+        assert len(replay) == len(other) == 7
+        assert replay.ids().tolist() == other.ids().tolist()
+        assert_exact(replay)
+        assert_exact(other)
+
+    def test_a_handle_is_small(self) -> None:
+        small, large = (len(pickle.dumps(shared(size).handle())) for size in (12, 1200))
+        assert small <= large < 4096
+
+    def test_priorities_and_the_number_of_draws_are_shared(self) -> None:
+        replay = shared(sampler=rc.Prioritized(alpha=1.0, beta=0.0, eps=0.0))
+        other = rc.connect(replay.handle(), seed=1)
+        steps(replay, 0, 4)
+        ids = replay.ids()
+        other.update_priority(ids, torch.where(ids == ids[3], 5.0, 0.0))
+        assert set(replay.sample(50)["index"].tolist()) == {int(ids[3])}
+        steps(replay, 4, 1)  # a new row has the largest priority that anybody gave
+        np.testing.assert_allclose(replay._draws.saved()["mass"].sum(), 15.0)
+        assert int(other._draws.saved()["draws"]) == 50
+
+    def test_a_buffer_that_was_cleared_by_another_is_empty(self) -> None:
+        replay = shared()
+        other = rc.connect(replay.handle())
+        steps(other, 0, 3)
+        replay.clear()
+        with pytest.raises(rc.NotReadyError, match="sample: expected stored transitions, got none"):
+            other.sample(1)
+
+    def test_the_memory_stays_when_its_maker_has_gone(self) -> None:
+        replay = shared()
+        steps(replay, 0, 3)
+        other = rc.connect(replay.handle())
+        del replay
+        assert_exact(other)
+        assert_exact(rc.connect(other.handle()))
+
+    def test_checkpoints_of_shared_memory_load_anywhere(self, tmp_path: Any) -> None:
+        replay = shared(sampler=rc.Prioritized())
+        steps(replay, 0, 9, end=4)
+        replay.save(tmp_path)
+        loaded = rc.load(tmp_path, device=rc.Memory.shared())
+        other = rc.connect(loaded.handle())
+        assert other.ids().tolist() == replay.ids().tolist()
+        assert_exact(other)
+
+    def test_files_are_closed_with_the_last_use(self) -> None:
+        def files() -> int:
+            return len(os.listdir("/proc/self/fd"))
+
+        before = files()
+        replay = shared(sampler=rc.Prioritized())
+        other = rc.connect(replay.handle())
+        assert files() > before
+        del replay, other
+        assert files() == before
+
+
+class TestRefusals:
+    def test_memory_of_one_process_has_no_handle(self) -> None:
+        replay = rc.ReplayBuffer(4, 1, ())
+        with pytest.raises(rc.SchemaError, match=r"handle: expected a buffer in shared memory, got one on cpu\. Make"):
+            replay.handle()
+
+    def test_a_process_that_has_gone_is_named(self) -> None:
+        handle = shared().handle()
+        gone = Handle(Address(handle.address.token, 2**22 + 1, handle.address.files), handle.settings)
+        with pytest.raises(
+            ConnectionError, match=r"connect: expected a process that has the buffer, got nothing of pr"
+        ):
+            rc.connect(gone)
+
+    def test_a_number_that_another_file_has_by_now_is_not_believed(self) -> None:
+        first, second = shared(), shared()
+        mixed = Address(first.handle().address.token, os.getpid(), second.handle().address.files)
+        with pytest.raises(ConnectionError, match="connect: expected the shared memory recollect-.*, got another file"):
+            rc.connect(Handle(mixed, first.handle().settings))
+
+    def test_anything_but_a_handle_is_refused(self) -> None:
+        with pytest.raises(rc.SchemaError, match=r"connect: expected what replay.handle\(\) gives, got 'replay'"):
+            rc.connect("replay")  # pyright: ignore[reportArgumentType]
+
+    @pytest.mark.parametrize(
+        "make", [lambda m: rc.RolloutBuffer(4, 2, 1, (), device=m), lambda m: rc.DistillationBuffer(4, 1, device=m)]
+    )
+    def test_only_replay_buffers_are_shared(self, make: Any) -> None:
+        with pytest.raises(rc.SchemaError, match="device: expected a torch device for a .*Buffer, got Shared"):
+            make(rc.Memory.shared())
+
+    def test_without_the_native_core_there_is_no_shared_memory(self) -> None:
+        with rc.kernels.force_torch(), pytest.raises(rc.SchemaError, match="Memory.shared: expected Linux and recoll"):
+            shared()
+
+
+def arrays(replay: rc.ReplayBuffer) -> list[torch.Tensor]:
+    ring = replay._storage.ring
+    assert ring.journal is not None
+    return [*replay._storage.tensors, ring.journal]
+
+
+LAYOUTS = {
+    "shared": {},
+    "stored": {"next_obs": "stored"},
+    "reset rows": {"autoreset": "NEXT_STEP"},
+    "prioritized": {"sampler": rc.Prioritized()},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("end", [3, 1000])
+def test_whatever_of_a_step_was_written_when_its_process_died_the_rest_is_exact(layout: str, end: int) -> None:
+    """A step is stopped half-way: of the bytes that it changes, any subset has been written."""
+    random = np.random.default_rng(0)
+    for trial in range(60):
+        replay = shared(**LAYOUTS[layout])
+        count = int(random.integers(1, 20))
+        steps(replay, 0, count, end=end)
+        before = [tensor.clone() for tensor in arrays(replay)]
+        ids = set(replay.ids().tolist())
+        torn = [0, 1] if trial % 2 else [1]
+        steps(replay, count + trial % 3 // 2, 1, end=end, env_ids=torn)
+        for old, new in zip(before, arrays(replay), strict=True):
+            bytes_old, bytes_new = (tensor.view(-1).view(torch.uint8).numpy() for tensor in (old, new))
+            kept = random.random(len(bytes_new)) < random.choice([0.0, 0.5, 1.0])
+            # Numbers of eight bytes are written at once.
+            kept = kept.reshape(-1, old.element_size())[:, :1].repeat(old.element_size(), 1).reshape(-1)
+            bytes_new[~kept] = bytes_old[~kept]
+        ring = replay._storage.ring
+        assert ring.journal is not None
+        ring.journal[torn] = 1 + 2 * before[-6][torn] + before[-5][torn].long()
+        replay._mend()
+        assert_exact(replay)
+        lost = ids - set(replay.ids().tolist())
+        assert all(row % 2 in torn for row in lost), "the step of one environment undid another's"
+        assert len(lost) <= 5 * len(torn)
+        replay.sample(32)
+        steps(replay, count + 2, 8, end=end)
+        assert_exact(replay)
+
+
+def test_frames_of_rows_that_were_lost_are_not_stacked() -> None:
+    random = np.random.default_rng(0)
+    field = rc.Stacked(rc.Field(1), 3)
+    for trial in range(40):
+        replay = shared(24, obs=field, num_envs=1)
+        count = int(random.integers(1, 30))
+        frames = [0.0] * 3
+
+        def add(t: int, replay: rc.ReplayBuffer = replay, frames: list[float] = frames) -> None:
+            now, then = np.array([frames[-3:]])[:, None], np.array([[*frames[-2:], t + 1.0]])[:, None]
+            frames.append(t + 1.0)
+            replay.add(now, [float(t)], [0.0], [False], [False], then)
+
+        for t in range(count):
+            add(t)
+        ring = replay._storage.ring
+        journal = 1 + 2 * int(ring.head[0]) + int(ring.open[0])
+        add(count)
+        assert ring.journal is not None
+        ring.journal[0] = journal
+        replay._mend()
+        replay.check()
+        rows = replay[replay.ids()]
+        expected = torch.stack([rows["action"] - 2, rows["action"] - 1, rows["action"]], 1).clamp(min=0)
+        torch.testing.assert_close(rows["obs"][:, 0], expected, rtol=0, atol=0)
+        assert len(rows) >= min(count, 24) - 7, trial
+
+
+def test_a_clear_that_was_stopped_half_way_leaves_whole_rows() -> None:
+    replay = shared(40)
+    steps(replay, 0, 15, end=4)
+    kind = replay._storage.ring.kind
+    kind[:9] = 0
+    replay._mend()
+    assert_exact(replay)
+    assert len(replay) > 0
+    kind.zero_()
+    replay._mend()
+    assert_exact(replay)
+    assert len(replay) == 0
+
+
+def test_without_a_journal_a_half_written_step_would_be_served() -> None:
+    """A canary: the journal is what the tests above are about."""
+    replay = shared()
+    steps(replay, 0, 9)
+    head, column = replay._storage.ring.head.clone(), replay._storage.columns[0]
+    steps(replay, 9, 1)
+    column[:, :] = torch.where(column == 90.0, 17.0, column)  # half of it never came
+    replay._mend()
+    with pytest.raises(AssertionError):
+        assert_exact(replay)
+    assert (replay._storage.ring.head > head).all()
