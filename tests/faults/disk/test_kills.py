@@ -141,7 +141,7 @@ def test_a_kill_while_memory_is_mended_changes_nothing(
     shutil.copytree(root, whole)
     expected = digest(rc.load(whole))
     kills = 0
-    for line in range(3, 400, 17 if boot else 23):
+    for line in range(3, 400, 37 if boot else 41):
         again = tmp_path / "again"
         shutil.copytree(root, again)
         if not killed(writer.reopen_until, name, again, line, boot):
