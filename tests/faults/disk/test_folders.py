@@ -179,7 +179,7 @@ def test_two_damaged_commits_are_one_too_many(tmp_path: Path) -> None:
     assert outcome(tmp_path / "memory", lives) == "exact"
     for path in (tmp_path / "memory").glob("commit?"):
         path.write_bytes(b"recollect 1 00000000\n{}")
-    with pytest.raises(rc.CorruptCheckpoint, match="commit0: expected the checksum 00000000, got another"):
+    with pytest.raises(rc.CorruptCheckpoint, match="^commit0.*: expected the checksum 00000000, got another"):
         rc.load(tmp_path / "memory")
 
 
