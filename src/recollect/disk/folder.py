@@ -23,9 +23,8 @@ from recollect.guard import Closed
 
 FORMAT = "FORMAT"
 HEADER = b"recollect disk memory 1\n"
-_OURS = re.compile(
-    r"LOCK|FORMAT(\.new)?|commit[01]|seals|broken|traffic|(column|next)[0-9]+|(ring|tree|sampler)\.[a-z]+"
-)
+_OURS = re.compile(r"LOCK|FORMAT\.new|[a-z]+[0-9]*|(ring|tree|sampler)\.[a-z]+")
+"""What a process that died may have left of memory that it was making."""
 _DERIVED = ("tree.sums", "tree.least", "tree.summary")
 """What is added up anew from the rest: not worth a file."""
 ROWS = re.compile(r"(column|next)[0-9]+")
@@ -91,9 +90,10 @@ class Folder:
         raise CheckpointError(explain(str(self.root), "one process at a time", "it in use by another", remedy))
 
     def _refuse_foreign(self) -> None:
+        """Where it is not said that this is disk memory, nothing but our own is written over."""
         names = self.files.names("") if self.root.exists() else []
         foreign = [name for name in names if not _OURS.fullmatch(name)]
-        if foreign or (names and not {"LOCK", FORMAT} & set(names)):
+        if FORMAT not in names and (foreign or (names and "LOCK" not in names)):
             remedy = "Pass an empty folder, or one that does not exist yet."
             got = f"{(foreign or names)[0]!r} in it"
             raise IncompatibleCheckpoint(explain(str(self.root), "a folder for disk memory", got, remedy))

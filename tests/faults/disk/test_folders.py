@@ -22,7 +22,7 @@ from recollect.cli import main
 from recollect.disk.records import newest
 from recollect.disk.reopening import peek
 from tests.faults.disk.writer import Layout, Story, verify, write
-from tests.totals import SEED, trials
+from tests.totals import SEED, tell, trials
 
 LAYOUT = Layout(3, 40, options={"sampler": rc.Prioritized()})
 
@@ -79,7 +79,7 @@ def test_files_of_another_length_are_refused(tmp_path: Path) -> None:
             may_be |= {"NoCheckpoint", "IncompatibleCheckpoint"} if path.name == "FORMAT" else set()
             assert found in may_be, (path.name, change, found)
             count += 1
-    print(f"disk memory: {count} files of another length, none taken")  # noqa: T201
+    tell(f"disk memory: {count} files of another length, none taken")
 
 
 @pytest.mark.parametrize("closes", [True, False], ids=["closed", "left open"])
@@ -98,7 +98,7 @@ def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, closes: bool) -> Non
         outcomes[f"{'rows' if is_row else 'numbers'}: {found}"] += 1
         if closes and not is_row and not file.name.startswith("commit"):
             assert found in ("CorruptCheckpoint", "IncompatibleCheckpoint", "NoCheckpoint"), file.name
-    print(f"disk memory: flipped bits, {'closed' if closes else 'left open'}: {dict(outcomes)}, seed {SEED}")  # noqa: T201
+    tell(f"disk memory: flipped bits, {'closed' if closes else 'left open'}: {dict(outcomes)}, seed {SEED}")
     assert sum(outcomes.values()) == trials("DISK_BITS", 150)
 
 
@@ -117,14 +117,11 @@ def test_every_flipped_bit_of_a_row_that_is_stored_is_found_by_check(tmp_path: P
         assert outcome(tmp_path / "damaged", []) in ("found by check", "CorruptCheckpoint")
 
 
-@pytest.mark.parametrize("what", ["symlink", "fifo", "folder", "foreign"])
+@pytest.mark.parametrize("what", ["symlink", "fifo", "folder"])
 def test_what_is_no_file_of_ours_is_refused(tmp_path: Path, what: str) -> None:
     made(tmp_path / "memory")
     target = tmp_path / "memory" / "column0"
-    if what == "foreign":
-        (tmp_path / "memory" / "notes.txt").touch()
-    else:
-        shutil.move(target, tmp_path / "elsewhere")
+    shutil.move(target, tmp_path / "elsewhere")
     if what == "symlink":
         target.symlink_to(tmp_path / "elsewhere")
     elif what == "fifo":
@@ -182,7 +179,7 @@ def test_two_damaged_commits_are_one_too_many(tmp_path: Path) -> None:
     assert outcome(tmp_path / "memory", lives) == "exact"
     for path in (tmp_path / "memory").glob("commit?"):
         path.write_bytes(b"recollect 1 00000000\n{}")
-    with pytest.raises(rc.CorruptCheckpoint, match="commit0.*: expected the checksum 00000000, got another"):
+    with pytest.raises(rc.CorruptCheckpoint, match="^commit0.*: expected the checksum 00000000, got another"):
         rc.load(tmp_path / "memory")
 
 

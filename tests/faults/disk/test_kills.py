@@ -20,7 +20,7 @@ from recollect.ring import TRANSITION
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk import writer
 from tests.faults.disk.writer import LAYOUTS, Life, Story, verify
-from tests.totals import SEED, trials
+from tests.totals import SEED, tell, trials
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["tests.faults.disk.writer", "tests.faults.checkpoint.victim"])
@@ -88,7 +88,7 @@ def kill_writers(path: Path, count: int, seed: int) -> None:
         if trial % 3:
             replay.close()
         del replay
-    print(f"A7: {count} kills of writers, {rows} rows done, {torn} inside a step, none wrong, seed {seed}")  # noqa: T201
+    tell(f"A7: {count} kills of writers, {rows} rows done, {torn} inside a step, none wrong, seed {seed}")
 
 
 def test_a_killed_writer_leaves_every_row_that_was_added(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_kill_while_memory_is_mended_changes_nothing(
     shutil.copytree(root, whole)
     expected = digest(rc.load(whole))
     kills = 0
-    for line in range(3, 400, 17 if boot else 23):
+    for line in range(3, 400, 37 if boot else 41):
         again = tmp_path / "again"
         shutil.copytree(root, again)
         if not killed(writer.reopen_until, name, again, line, boot):
@@ -151,5 +151,5 @@ def test_a_kill_while_memory_is_mended_changes_nothing(
             killed(writer.reopen_until, name, again, more, boot)
         assert equal(digest(rc.load(again)), expected), f"killed at line {line}"
         shutil.rmtree(again)
-    print(f"A7: {kills} kills while {name} was mended ({'power loss' if boot else 'kill'})")  # noqa: T201
+    tell(f"A7: {kills} kills while {name} was mended ({'power loss' if boot else 'kill'})")
     assert kills >= 5

@@ -12,6 +12,7 @@ import torch
 import recollect as rc
 from benchmarks.limit import limited
 from tests.faults.traffic import observation, tag_of
+from tests.totals import tell
 
 LIMIT, WIDTH, ROWS = 64 << 20, 1 << 15, 8192
 
@@ -54,7 +55,7 @@ def test_a_buffer_larger_than_memory_is_filled_and_sampled(tmp_path: Path) -> No
     if told.read_text().startswith("not allowed"):
         pytest.skip(f"no control group of our own: {told.read_text()}")
     nbytes, peak, wrong = map(int, told.read_text().split())
-    print(f"disk memory: {nbytes >> 20} MiB in {peak >> 20} MiB of memory, {wrong} of 40 batches wrong")  # noqa: T201
+    tell(f"disk memory: {nbytes >> 20} MiB in {peak >> 20} MiB of memory, {wrong} of 40 batches wrong")
     assert nbytes > 4 * LIMIT
     assert peak <= LIMIT
     assert wrong == 0

@@ -16,7 +16,7 @@ from recollect.checkpoint.files import Files
 from recollect.ring import MOST_ROWS
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk.writer import LAYOUTS, Layout, Story, verify, write
-from tests.totals import SEED, trials
+from tests.totals import SEED, tell, trials
 
 PAGE, SECTOR = 4096, 512
 
@@ -168,7 +168,7 @@ def lose_power_often(path: Path, monkeypatch: pytest.MonkeyPatch, count: int, st
         name = list(LAYOUTS)[trial % len(LAYOUTS)]
         more = lose_power(path, name, Machine(monkeypatch, **how), rng, states)
         written, left = written + more[0], left + more[1]
-    print(f"A7: {count} losses of power × {states} states, {left} rows found of {written} added, seed {SEED}")  # noqa: T201
+    tell(f"A7: {count} losses of power × {states} states, {left} rows found of {written} added, seed {SEED}")
     assert left > written // 20
 
 
