@@ -40,7 +40,7 @@ inline void copy_row(char* out, const char* in, int64_t bytes) noexcept {
 }
 
 constexpr int64_t kAhead = 24;         // rows that are fetched before they are needed
-constexpr int64_t kNear = 1 << 20;     // memory of this size stays in the cache: nothing to fetch
+constexpr int64_t kNear = 1 << 22;     // memory of this size stays in the cache: nothing to fetch
 constexpr int64_t kShortRow = 96;       // bytes; longer ones are worth the call
 
 // Copies of a size known at compile time become one or two instructions.
