@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -248,12 +247,3 @@ def test_only_replay_buffers_are_kept_on_a_disk(tmp_path: Path) -> None:
     with pytest.raises(rc.SchemaError, match="Only a ReplayBuffer"):
         rc.RolloutBuffer(4, 1, 1, 1, device=rc.Memory.disk(tmp_path / "memory"))
     assert not (tmp_path / "memory").exists()
-
-
-def test_the_example_of_the_page_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parent.parent / "docs" / "disk.md"
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
-        exec(compile(block, str(page), "exec"), names)
-    assert len(names["replay"]) == 1

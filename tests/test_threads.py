@@ -145,7 +145,6 @@ REPLAY: Calls = {
     "load_state_dict": lambda b: b.load_state_dict(b.state_dict()),
     "save": lambda b: b.save(f"{FOLDER.name}/replay"),
     "handle": lambda b: b.handle(),
-    "commit": lambda b: b.commit(),
     "close": lambda b: b.close(),
     "check": lambda b: b.check(),
     "episodes": lambda b: list(b.episodes()),
@@ -254,14 +253,12 @@ KINDS: dict[str, tuple[type, Callable[[], Any], Calls]] = {
     "norm": (rc.RunningNorm, lambda: rc.RunningNorm(3), NORM),
 }
 MADE_WITHOUT_ONE = {"for_env", "estimate_bytes"}
-ELSEWHERE = {"handle", "close"}
-"""Of shared memory, and what every other call refuses to come after: they have tests of their own."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_public_name_is_among_the_calls(kind: str) -> None:
     made, _, calls = KINDS[kind]
-    public = {name for name in vars(made) if not name.startswith("_")} - MADE_WITHOUT_ONE - ELSEWHERE
+    public = {name for name in vars(made) if not name.startswith("_")} - MADE_WITHOUT_ONE
     assert public == {name for name in calls if not name.startswith("_")}
 
 

@@ -15,10 +15,15 @@ from recollect.checkpoint.contents import DTYPES, Arrays, Read, array_of, bytes_
 from recollect.checkpoint.files import Files
 from recollect.checkpoint.manifest import Node, arrays_of, from_json, list_of, to_json, unwrapped, wrapped
 from recollect.errors import CorruptCheckpoint, explain
+from recollect.samplers import Counted, Prioritized
 
 NAMES = ("commit0", "commit1")
 _MOST_BYTES = 1 << 30
 """No record is longer."""
+
+
+BESIDE_ROWS = (Prioritized, Counted)
+"""Samplers whose numbers have files of their own."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from recollect.checkpoint.contents import Read, bytes_of, describe_listeners, restore_random
 from recollect.checkpoint.replay import check_ring, restore_staged, resume_sampler
-from recollect.disk.records import Record
+from recollect.disk.records import BESIDE_ROWS, Record
 from recollect.errors import CorruptCheckpoint, explain
 from recollect.replay import ReplayBuffer
 from recollect.replay_storage import ReplayStorage
@@ -47,10 +47,10 @@ def restored(buffer: ReplayBuffer, record: Record, checksum: Callable[[], int], 
 
 def _resume(buffer: ReplayBuffer, read: Read, record: Record, resumes: bool) -> None:
     """Everything that is not in the arrays goes on from the commit."""
-    mended = getattr(buffer._draws, "mended", None)
-    if mended is None:
+    if not isinstance(buffer.sampler, BESIDE_ROWS):
         resume_sampler(buffer, read)
-    else:  # it keeps its numbers beside the rows
+    mended = getattr(buffer._draws, "mended", None)
+    if mended is not None:
         mended()
     if resumes:
         restore_random(buffer._random, *read.part("random"), devices=False)

@@ -16,7 +16,7 @@ import torch
 from recollect.checkpoint.contents import Contents, bytes_of
 from recollect.checkpoint.replay import config_of, take_beside
 from recollect.disk.folder import ROWS, Door, Folder
-from recollect.disk.records import Record, dump
+from recollect.disk.records import BESIDE_ROWS, Record, dump
 from recollect.disk.recovery import boot, marks_of, restored
 from recollect.errors import CheckpointError, explain
 from recollect.replay import ReplayBuffer
@@ -125,8 +125,7 @@ class DiskRoom:
         state = Contents("ReplayBuffer", config_of(buffer))
         ring = self._ring
         state.take("ring", ({}, {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}))
-        # Priorities have files of their own.
-        saved = {} if hasattr(buffer._draws, "mended") else buffer._draws.saved()
+        saved = {} if isinstance(buffer.sampler, BESIDE_ROWS) else buffer._draws.saved()
         state.take("sampler", ({}, saved))
         take_beside(buffer, state)
         sums = marks_of(ring), self._checksum() if is_closed else 0
