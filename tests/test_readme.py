@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import recollect as rc
+
 README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
 def test_the_examples_of_the_readme_run_as_printed() -> None:
-    loop, replay, recurrent = BLOCKS
+    loop, replay, recurrent, actors = BLOCKS
     names: dict[str, Any] = {}
     exec(compile(loop, str(README), "exec"), names)
     assert names["rollout"].is_full
@@ -24,3 +26,6 @@ def test_the_examples_of_the_readme_run_as_printed() -> None:
     assert names["steps"][0].shape[1:] == (16, 3)
     assert names["state"].shape[1:] == (32,)
     assert names["rollout"].stats.summary()["episodes"] == 24
+    if hasattr(rc.kernels.native(), "ProcessLock"):
+        exec(compile(actors, str(README), "exec"), names)
+        assert names["batch"]["next_obs"].tolist() == [[1.0] * 3] * 32

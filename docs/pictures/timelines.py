@@ -19,7 +19,7 @@ TIMELINES = {
         [
             ("t = 0", ["obs s₀", "reward r₀", "→ s₁"], "step"),
             ("t = 1", ["obs s₁", "reward r₁", "truncated → s₂"], "end"),
-            ("t = 2", ["obs s₂ (final)", "reward 0, no action", "→ s′₀ of a new episode"], "reset"),
+            ("t = 2", ["obs s₂ (final)", "reward 0, no action", "→ s′₀, a new one"], "reset"),
             ("t = 3", ["obs s′₀", "reward r′₀", "→ s′₁"], "new"),
         ],
         "The row at t = 2 is no transition: in no batch, advantage 0. Its value V(s₂) is what t = 1 bootstraps from.",
