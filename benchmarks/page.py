@@ -16,10 +16,10 @@ SUITES = {
 }
 HEAD = """# Performance
 
-Measured beside other libraries by the scripts in `benchmarks/`, everybody interleaved in one run, medians; `make bench` does it
-on your machine. Machines are noisy, so only ratios within one run mean anything: ours to the fastest peer of that run, with
-the interval that a bootstrap gives in 95 of 100 cases. "Bar" is what we want to reach; a bar that is not met is said so.
-A line called memcpy is the time of copying the same bytes once, which nobody can beat.
+Measured beside other libraries by the scripts in `benchmarks/`, everybody interleaved in one run, medians; `make bench`
+does it on your machine. Machines are noisy, so only ratios within one run mean anything: ours to the fastest peer of that
+run, with the interval that a bootstrap gives in 95 of 100 cases. "Bar" is what we want to reach; one that is not met says
+so. A line called memcpy is the time of copying the same bytes once, which nobody can beat.
 
 This page is written by `python -m benchmarks.page` from the newest results in `benchmarks/results/`.
 """
@@ -45,9 +45,9 @@ def page(folder: Path = RESULTS) -> str:
 OTHERS = """
 ## Elsewhere
 
-What writers and samplers of several processes and machines get through is on the page about [scaling](scaling.md); disk
-memory beside RAM and TorchRL's memmap is in `benchmarks/disk.py`; whole trainings of Stable-Baselines3 with its buffers and ours
-are on [its page](migrating/stable_baselines3.md).
+What writers and samplers of several processes and machines get through is on the page about [scaling](scaling.md);
+disk memory beside RAM and TorchRL's memmap is in `benchmarks/disk.py`; whole trainings of Stable-Baselines3 with its
+buffers and ours are on [its page](migrating/stable_baselines3.md).
 
 ![how sampling and adding grow with capacity and batch](images/replay_scaling.png)
 """
