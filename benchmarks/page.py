@@ -17,9 +17,9 @@ SUITES = {
 HEAD = """# Performance
 
 Measured beside other libraries by the scripts in `benchmarks/`, everybody interleaved in one run, medians; `make bench`
-does it on your machine. Machines are noisy, so only ratios within one run mean anything: ours to the fastest peer of that
-run, with the interval that a bootstrap gives in 95 of 100 cases. "Bar" is what we want to reach; one that is not met says
-so. A line called memcpy is the time of copying the same bytes once, which nobody can beat.
+does it on your machine. Machines are noisy, so only ratios within one run mean anything: ours to the fastest peer of
+that run, with the interval that a bootstrap gives in 95 of 100 cases. "Bar" is what we want to reach; one that is
+not met says so. A line called memcpy is the time of copying the same bytes once, which nobody can beat.
 
 This page is written by `python -m benchmarks.page` from the newest results in `benchmarks/results/`.
 """
