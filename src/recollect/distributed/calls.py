@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -88,6 +89,12 @@ class Calls:
         return ShardUnavailable(explain(where, expected, got, remedy), retry)
 
     def end(self) -> None:
-        """End the processes; nobody starts them again."""
+        """End the processes, and wait until they are gone; nobody starts them again."""
         for actor in self._actors:
             ray.kill(actor)
+        deadline = self.deadline()
+        for shard in range(len(self._actors)):
+            with suppress(ShardUnavailable):  # what a process that is gone answers
+                while time.monotonic() < deadline:
+                    self._insist(shard, self.start(shard, "plan"), deadline, "plan")
+                    time.sleep(_PAUSE)
