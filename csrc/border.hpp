@@ -73,21 +73,7 @@ public:
         return read_buffer(object, out);
     }
 
-    // A fresh torch tensor, made from C. Returns a new reference, or null with a Python error set.
-    PyObject* empty(DataType dtype, int ndim, const int64_t* shape, char** data) const {
-        dlpack::Tensor prototype{};
-        prototype.device = {dlpack::kCPU, 0};
-        prototype.dtype = dtype;
-        prototype.ndim = ndim;
-        prototype.shape = const_cast<int64_t*>(shape);
-        dlpack::ManagedTensor* tensor = nullptr;
-        auto set_error = [](void*, const char*, const char* message) { PyErr_SetString(PyExc_MemoryError, message); };
-        if (api_->allocate(&prototype, &tensor, nullptr, set_error) != 0) return nullptr;
-        *data = static_cast<char*>(tensor->tensor.data) + tensor->tensor.byte_offset;
-        return adopt(tensor);
-    }
-
-    // A torch tensor of memory that somebody else owns and gives away.
+    // A torch tensor of memory that somebody else owns and gives away: a new reference, or null with a Python error set.
     PyObject* adopt(dlpack::ManagedTensor* tensor) const {
         void* object = nullptr;
         return api_->to_object(tensor, &object) == 0 ? static_cast<PyObject*>(object) : nullptr;

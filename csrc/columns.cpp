@@ -185,6 +185,14 @@ private:
     nb::object owner_;
 };
 
+// Whether all of these are plain arrays on the host, in one piece each.
+bool reads(nb::list arrays) {
+    Array array;
+    for (nb::handle object : arrays)
+        if (!border().read(object.ptr(), array) || !array.contiguous()) return false;
+    return arrays.size() <= kMostLeaves;
+}
+
 BitGenerator& generator_in(nb::handle capsule) {
     auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
     if (!random) throw nb::python_error();
@@ -203,13 +211,12 @@ void shuffle_index(nb::handle index, nb::handle capsule) {
 nb::object permutation(int64_t count, nb::handle capsule) {
     if (count >= (int64_t{1} << 32)) throw std::invalid_argument("count: 2^32 or more");
     BitGenerator& random = generator_in(capsule);
-    FreshIndex made(count, nb::none());
-    {
-        MaybeReleased released(count * 8);
-        std::iota(made.data, made.data + count, int64_t{0});
-        shuffle(made.data, count, random);
-    }
-    return made.object;
+    nb::object made = nb::none();
+    auto* numbers = target<int64_t>(made, kInt64, count);
+    MaybeReleased released(count * 8);
+    std::iota(numbers, numbers + count, int64_t{0});
+    shuffle(numbers, count, random);
+    return made;
 }
 
 }  // namespace
@@ -225,6 +232,7 @@ void bind_columns(nb::module_& m) {
         .def("take", &Gather::take, nb::arg("index"), nb::arg("start"), nb::arg("stop"), nb::arg("padded") = false)
         .def("take_into", &Gather::take_into, nb::arg("index"), nb::arg("start"), nb::arg("stop"), nb::arg("out"),
              nb::arg("padded") = false);
+    m.def("reads", &reads);
     m.def("shuffle", &shuffle_index);
     m.def("permutation", &permutation);
 }

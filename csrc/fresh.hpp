@@ -1,18 +1,63 @@
 // Fresh torch tensors, several at once.
 //
 // Making a tensor costs more than filling a small one. The small tensors of a batch therefore share one block of memory,
-// which lives as long as any of them; each has a storage of its own. Large ones are allocated by torch, one by one, so
-// that keeping the rewards of a batch does not keep its images.
+// which lives as long as any of them; each has a storage of its own. Large ones have a block each, so that keeping the
+// rewards of a batch does not keep its images.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <vector>
 
 #include "bindings.hpp"
 
 namespace recollect {
+
+// The blocks that were freed last, for the next ones of their size: they are still in the cache, and their pages are there.
+// An allocator would hand out others first, or give them back.
+class Spares {
+public:
+    void* take(size_t bytes) {
+        const std::unique_lock<std::mutex> held(mutex_, std::try_to_lock);
+        for (size_t i = kept_; held && i-- > 0;)
+            if (spares_[i].bytes == bytes) {
+                void* memory = spares_[i].memory;
+                std::copy(spares_ + i + 1, spares_ + kept_--, spares_ + i);
+                return memory;
+            }
+        return std::aligned_alloc(64, bytes);
+    }
+
+    void give(void* memory, size_t bytes) {
+        const std::unique_lock<std::mutex> held(mutex_, std::try_to_lock);
+        if (!held || bytes < kSmallest || bytes > kLargest) return std::free(memory);
+        if (kept_ == kMost) {
+            std::free(spares_[0].memory);
+            std::copy(spares_ + 1, spares_ + kept_--, spares_);
+        }
+        spares_[kept_++] = {memory, bytes};
+    }
+
+    static Spares& all() {
+        static Spares* instance = new Spares;  // never destroyed: tensors may outlive the module
+        return *instance;
+    }
+
+private:
+    static constexpr size_t kSmallest = 1 << 16, kLargest = 1 << 22, kMost = 4;
+
+    struct Spare {
+        void* memory;
+        size_t bytes;
+    };
+
+    std::mutex mutex_;
+    Spare spares_[kMost];
+    size_t kept_ = 0;
+};
 
 class Fresh {
 public:
@@ -37,17 +82,23 @@ public:
 
     nanobind::list make() {
         nanobind::list out;
-        const std::unique_ptr<Block, Block::Drop> block(shared_ ? Block::make(shared_, shared_bytes_) : nullptr);
-        char* next = block ? block->memory(shared_) : nullptr;
+        std::unique_ptr<Block, Block::Drop> block;
+        char* next = nullptr;
         size_t entry = 0;
         for (Plan& plan : plans_) {
             PyObject* tensor = nullptr;
             if (plan.shared) {
+                if (!block) {
+                    block.reset(Block::make(shared_, shared_bytes_));
+                    next = block->memory(shared_);
+                }
                 plan.data = next;
                 next += round_up(plan.bytes);
                 tensor = border().adopt(block->describe(entry++, plan.data, plan.dtype, plan.ndim, plan.shape));
             } else {
-                tensor = border().empty(plan.dtype, plan.ndim, plan.shape, &plan.data);
+                const std::unique_ptr<Block, Block::Drop> own(Block::make(1, plan.bytes));
+                plan.data = own->memory(1);
+                tensor = border().adopt(own->describe(0, plan.data, plan.dtype, plan.ndim, plan.shape));
             }
             if (!tensor) throw nanobind::python_error();
             out.append(nanobind::steal(tensor));
@@ -82,21 +133,24 @@ private:
         };
 
         std::atomic<int64_t> alive;
+        size_t size;
 
         static constexpr int64_t kHeader = 64;
 
         static Block* make(size_t count, int64_t bytes) {
-            const int64_t size = kHeader + round_up(static_cast<int64_t>(count * sizeof(Entry))) + bytes;
-            void* memory = std::aligned_alloc(64, static_cast<size_t>(round_up(size)));
+            const auto size = static_cast<size_t>(
+                round_up(kHeader + round_up(static_cast<int64_t>(count * sizeof(Entry))) + bytes));
+            void* memory = Spares::all().take(size);
             if (!memory) throw std::bad_alloc();
             auto* block = new (memory) Block{};
             block->alive = 1;  // the maker's, until every tensor has its own
+            block->size = size;
             return block;
         }
 
         struct Drop {
             void operator()(Block* block) const {
-                if (block->alive.fetch_sub(1, std::memory_order_acq_rel) == 1) std::free(block);
+                if (block->alive.fetch_sub(1, std::memory_order_acq_rel) == 1) Spares::all().give(block, block->size);
             }
         };
 
@@ -127,22 +181,14 @@ private:
     int64_t shared_bytes_ = 0, total_ = 0;
 };
 
-// `count` numbers in a fresh tensor, or in `out` where tensors cannot be made from C.
-struct FreshIndex {
-    nanobind::object object;
-    int64_t* data;
-
-    FreshIndex(int64_t count, nanobind::handle out) {
-        if (!out.is_none()) {
-            object = nanobind::borrow(out);
-            data = memory_of<int64_t>(out, kInt64, count, "out");
-            return;
-        }
-        Fresh fresh;
-        fresh.add(kInt64, 1, &count);
-        object = fresh.make()[0];
-        data = reinterpret_cast<int64_t*>(fresh.data(0));
-    }
-};
+// The memory to write `count` numbers to: a fresh tensor's, or that of `out` where tensors cannot be made from C.
+template <class T>
+T* target(nanobind::object& out, DataType dtype, int64_t count) {
+    if (!out.is_none()) return memory_of<T>(out, dtype, count, "out");
+    Fresh fresh;
+    fresh.add(dtype, 1, &count);
+    out = fresh.make()[0];
+    return reinterpret_cast<T*>(fresh.data(0));
+}
 
 }  // namespace recollect

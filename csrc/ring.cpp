@@ -183,11 +183,10 @@ public:
 
     // `count` slots of transitions, drawn uniformly with replacement, in a fresh tensor or in `out`. None: too few are left
     // to find by chance.
-    nb::object draw(int64_t count, nb::handle capsule, nb::handle out) const {
+    nb::object draw(int64_t count, nb::handle capsule, nb::object out) const {
         auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
         if (!random) throw nb::python_error();
-        const FreshIndex drawn(count, out);
-        int64_t* slots = drawn.data;
+        auto* slots = target<int64_t>(out, kInt64, count);
         int64_t window = 0;  // the longest column, in rows since the last clear
         for (int64_t e = 0; e < ring_.envs; ++e) window = std::max(window, ring_.newest(e) + 1 - ring_.floor[e]);
         const bool round = window >= ring_.slots;
@@ -203,21 +202,21 @@ public:
             misses += !hit;
             if (misses > patience) return nb::none();
         }
-        return drawn.object;
+        return out;
     }
 
     // The row id that each slot holds.
-    nb::object ids(nb::handle slots, nb::handle out) const {
+    nb::object ids(nb::handle slots, nb::object out) const {
         return map(slots, out, [this](int64_t slot) { return ring_.id_of(slot); });
     }
 
     // The slot after each one in its column.
-    nb::object following(nb::handle slots, nb::handle out) const {
+    nb::object following(nb::handle slots, nb::object out) const {
         return map(slots, out, [this](int64_t slot) { return ring_.after(slot); });
     }
 
     // How many more transitions of the same episode follow each slot.
-    nb::object ahead(nb::handle slots, nb::handle out) const {
+    nb::object ahead(nb::handle slots, nb::object out) const {
         return map(slots, out, [this](int64_t slot) {
             int64_t steps = 0;
             for (int64_t at = ring_.after(slot); ring_.kind[at] == kTransition && steps < ring_.slots; ++steps) at = ring_.after(at);
@@ -226,7 +225,7 @@ public:
     }
 
     // How many transitions of the same episode precede each slot.
-    nb::object behind(nb::handle slots, nb::handle out) const {
+    nb::object behind(nb::handle slots, nb::object out) const {
         return map(slots, out, [this](int64_t slot) {
             int64_t steps = 0;
             while (!ring_.first[slot] && ring_.kind[ring_.before(slot)] == kTransition && steps < ring_.slots) {
@@ -239,10 +238,10 @@ public:
 
     // Slots of row ids, -1 for a row that can no longer be drawn; or the position of the first id that was never given to a
     // transition.
-    nb::object locate(nb::handle ids, nb::handle out) const {
+    nb::object locate(nb::handle ids, nb::object out) const {
         const Array in = read_index(ids);
-        const FreshIndex located(in.shape[0], out);
         auto* from = reinterpret_cast<const int64_t*>(in.data);
+        auto* to = target<int64_t>(out, kInt64, in.shape[0]);
         for (int64_t i = 0; i < in.shape[0]; ++i) {
             if (from[i] < 0) return nb::int_(i);
             const int64_t env = from[i] % ring_.envs, row = from[i] / ring_.envs;
@@ -250,9 +249,9 @@ public:
             const bool in_window = row > ring_.newest(env) - ring_.alive;
             const int64_t flat = ring_.at(row, env);
             if (in_window && ring_.kind[flat] == kFinal) return nb::int_(i);
-            located.data[i] = in_window && ring_.kind[flat] == kTransition ? flat : -1;
+            to[i] = in_window && ring_.kind[flat] == kTransition ? flat : -1;
         }
-        return located.object;
+        return out;
     }
 
     // The slots of windows [before | drawn row | after] around each slot, -1 where there is no step; see views/sequence.
@@ -389,13 +388,13 @@ private:
     }
 
     template <class F>
-    nb::object map(nb::handle slots, nb::handle out, F f) const {
+    nb::object map(nb::handle slots, nb::object out, F f) const {
         const Array in = read_index(slots);
         check_slots(in);
-        const FreshIndex mapped(in.shape[0], out);
         auto* from = reinterpret_cast<const int64_t*>(in.data);
-        for (int64_t i = 0; i < in.shape[0]; ++i) mapped.data[i] = from[i] < 0 ? -1 : f(from[i]);
-        return mapped.object;
+        auto* to = target<int64_t>(out, kInt64, in.shape[0]);
+        for (int64_t i = 0; i < in.shape[0]; ++i) to[i] = from[i] < 0 ? -1 : f(from[i]);
+        return out;
     }
 
     Array checked_slots(nb::handle slots) const {

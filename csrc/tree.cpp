@@ -27,22 +27,6 @@ bool vector_of(nb::handle object, DataType dtype, Array& out) {
     return border().read(object.ptr(), out) && out.dtype == dtype && out.ndim == 1 && out.contiguous();
 }
 
-// The memory to write `count` numbers to: a fresh tensor's, or that of `out` where tensors cannot be made from C.
-template <class T>
-T* target(nb::object& out, DataType dtype, int64_t count) {
-    char* data = nullptr;
-    if (out.is_none()) {
-        PyObject* tensor = border().empty(dtype, 1, &count, &data);
-        if (!tensor) throw nb::python_error();
-        out = nb::steal(tensor);
-        return reinterpret_cast<T*>(data);
-    }
-    Array array;
-    if (!vector_of(out, dtype, array) || array.shape[0] != count)
-        throw std::invalid_argument("out: another shape or dtype");
-    return reinterpret_cast<T*>(array.data);
-}
-
 class PriorityTree {
 public:
     // `memory` are float64 arrays of the sizes that `sizes` says, zeros or what other trees in this memory left.

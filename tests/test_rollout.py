@@ -1019,3 +1019,16 @@ def test_a_rollout_tells_what_it_keeps() -> None:
     rollout.add(np.zeros((3, 2)), np.zeros(3), np.zeros(3), np.zeros(3, bool), np.zeros(3, bool), value=np.zeros(3))
     rollout.compute_advantage(np.zeros(3))
     assert rollout.nbytes == kept + 2 * 5 * 3 * 4
+
+
+def test_a_kept_leaf_of_a_large_batch_stays_as_it_was_when_the_rest_is_freed() -> None:
+    """The memory of freed batches is given to later ones; that of a leaf that somebody has is not."""
+    rollout = rc.RolloutBuffer(num_steps=64, num_envs=64, obs=64, action=(), seed=0)
+    for t in range(64):
+        row = torch.arange(64.0) + 64 * t
+        rollout.add(row.unsqueeze(1).expand(64, 64), row, row, row < 0, row < 0)
+    batches = enumerate(rollout.minibatches(1024, epochs=4))
+    kept = [(batch["obs"], batch["index"].clone()) for i, batch in batches if i % 3]
+    assert len(kept) == 10
+    for obs, index in kept:
+        torch.testing.assert_close(obs, index.float().unsqueeze(1).expand(-1, 64))

@@ -234,6 +234,15 @@ class TestBatches:
         assert rollout["obs"].max() == 9
         assert rollout["hidden", "a"].max() == 0
 
+    def test_more_fields_than_the_core_takes_at_once_are_read_all_the_same(self):
+        names = [f"x{i}" for i in range(140)]
+        rollout = rc.RolloutBuffer(2, 1, obs=1, action=(), extra=dict.fromkeys(names, ()))
+        for t in range(2):
+            flags: Any = [[False], [False]]
+            rollout.add([[t]], [0.0], [0.0], *flags, **{name: [i + t] for i, name in enumerate(names)})
+        (batch,) = rollout.sequences(2)
+        assert [batch[name].tolist() for name in names] == [[[i, i + 1]] for i in range(140)]
+
     def test_one_environment_without_an_axis(self, backend: str):
         rollout = rc.RolloutBuffer(4, None, obs=1, action=(), extra={"hidden": rc.Carry(1, every=2)})
         for t in range(4):

@@ -63,9 +63,10 @@ def selected(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | No
         for path, leaf in leaves.items()
         if path in wanted or any(path[:depth] in wanted for depth in range(1, len(path)))
     }
-    for unknown in wanted - {path[:depth] for path in chosen for depth in range(1, len(path) + 1)}:
-        names = ", ".join(sorted({path[0] for path in leaves}))
-        raise SchemaError(explain("fields", f"names of {names}", ".".join(unknown), "Name stored fields only."))
+    for head in wanted - leaves.keys():
+        if not any(path[: len(head)] == head for path in leaves):
+            names = ", ".join(sorted({path[0] for path in leaves}))
+            raise SchemaError(explain("fields", f"names of {names}", ".".join(head), "Name stored fields only."))
     return chosen
 
 

@@ -95,9 +95,9 @@ def runs_native(tensors: Sequence[torch.Tensor]) -> bool:
     return all(t.is_cpu and t.ndim <= _active.MOST_AXES and (exchange or t.dtype != torch.bfloat16) for t in tensors)
 
 
-def reads_natively(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether the native core can also make what is read from these tensors."""
-    return exchange() and runs_native(tensors)
+def reads_natively(tensors: list[torch.Tensor]) -> bool:
+    """Whether the native core reads these tensors as they are, and makes others like them."""
+    return exchange() and native().reads(tensors)
 
 
 def estimate(name: str, outputs: int, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:

@@ -41,7 +41,8 @@ class Following(Generic[T]):
 
     def __init__(self, make: Callable[[], T], columns: Sequence[torch.Tensor], is_exposed: Callable[[], bool]) -> None:
         self._make, self._columns, self._is_exposed = make, columns, is_exposed
-        self._reader, self._addresses = make(), self._where()
+        self._reader = make()
+        self._addresses = self._where() if is_exposed() else None  # before that nobody can move them
 
     def _where(self) -> list[int]:
         return [column.data_ptr() for column in self._columns]
