@@ -28,7 +28,6 @@ from torch.nn import functional
 import recollect as rc
 
 CAPACITY, LEARNING_STARTS, BATCH_SIZE = 20_000, 500, 128
-TOLERANCE = 100 * BATCH_SIZE  # acting and learning may be this many samples apart
 GAMMA, LEARNING_RATE, TARGET_RATE = 0.98, 1e-3, 0.01
 LOG_STD_RANGE = (-5.0, 2.0)
 
@@ -78,14 +77,12 @@ class Critics(nn.Module):
 
 def limited(replay: rc.ReplayBuffer) -> rc.RateLimit:
     """One batch for every step, in either process."""
-    return rc.RateLimit(
-        replay, samples_per_insert=BATCH_SIZE, min_size=LEARNING_STARTS, tolerance=TOLERANCE, timeout=60.0
-    )
+    ratio = {"samples_per_insert": BATCH_SIZE, "tolerance": 100 * BATCH_SIZE}  # a hundred steps apart at most
+    return rc.RateLimit(replay, **ratio, min_size=LEARNING_STARTS, timeout=60.0)
 
 
 def act(handle: Any, actor: Actor, seed: int, total_steps: int, episodes: Any, stop: Event) -> None:
     """The actor's process: steps into the buffer, finished episodes into the queue."""
-    torch.set_num_threads(1)
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     limit = limited(rc.connect(handle))
@@ -155,8 +152,7 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
 
     processes: Any = multiprocessing.get_context("spawn")
     queue, stop = processes.SimpleQueue(), processes.Event()
-    arguments = replay.handle(), actor, seed, total_steps, queue, stop
-    acting = processes.Process(target=act, args=arguments, daemon=True)
+    acting = processes.Process(target=act, args=(replay.handle(), actor, seed, total_steps, queue, stop), daemon=True)
     acting.start()
     episodes: list[tuple[int, float]] = []
     try:
@@ -168,8 +164,7 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
                 if num_updates % 1_000 == 0 and episodes:
                     recent = [total for _, total in episodes[-10:]]
                     print(
-                        f"{num_updates:6,} updates   {len(replay):6,} transitions   mean return of the last "
-                        f"{len(recent):2} episodes {np.mean(recent):8.1f}"
+                        f"{num_updates:6,} updates   mean return of the last {len(recent):2} episodes {np.mean(recent):8.1f}"
                     )
     finally:
         stop.set()

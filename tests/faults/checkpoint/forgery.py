@@ -27,10 +27,10 @@ def body(document: Any) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def write(root: Path, number: int, data: bytes) -> None:
+def write(root: Path, number: int, data: bytes, *, version: int = 1) -> None:
     """A manifest with a right checksum."""
     path = root / "manifests" / f"{number:08}.json"
-    path.write_bytes(b"recollect 1 %08x\n" % zlib.crc32(data) + data)
+    path.write_bytes(b"recollect %d %08x\n" % (version, zlib.crc32(data)) + data)
 
 
 def document_of(root: Path, number: int) -> Any:

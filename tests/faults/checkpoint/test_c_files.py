@@ -445,7 +445,7 @@ def test_checkpoints_that_do_not_fit_here_say_so(tmp_path: Path) -> None:
         old_checkpoint(kind, root)
         document = document_of(root, 2)
         edit(document)
-        write(root, 2, body_of(document))
+        write(root, 2, body_of(document), version=document["format"])
         return root
 
     count = 0

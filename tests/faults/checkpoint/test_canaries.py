@@ -108,7 +108,7 @@ def test_the_state_check_goes_red_without_validation(tmp_path: Path, monkeypatch
             patch.setattr(where, "check", _nothing)
             assert c.read_states(kind, tmp_path / kind, 150, 0)[1], kind
     old_checkpoint("prioritized", tmp_path / "heads")
-    monkeypatch.setattr(replay_files, "_check_ring", _nothing)
+    monkeypatch.setattr(replay_files, "check_ring", _nothing)
     assert c.read_states("prioritized", tmp_path / "heads", 300, 0)[1]
 
 
