@@ -164,7 +164,7 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
                 if num_updates % 1_000 == 0 and episodes:
                     recent = [total for _, total in episodes[-10:]]
                     print(
-                        f"{num_updates:6,} updates   mean return of the last {len(recent):2} episodes {np.mean(recent):8.1f}"
+                        f"{num_updates:6,} updates   return of the last {len(recent)} episodes {np.mean(recent):8.1f}"
                     )
     finally:
         stop.set()
