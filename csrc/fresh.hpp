@@ -21,19 +21,14 @@ namespace recollect {
 class Spares {
 public:
     void* take(size_t bytes) {
-        const std::unique_lock<std::mutex> held(mutex_, std::try_to_lock);
-        for (size_t i = kept_; held && i-- > 0;)
-            if (spares_[i].bytes == bytes) {
-                void* memory = spares_[i].memory;
-                std::copy(spares_ + i + 1, spares_ + kept_--, spares_ + i);
-                return memory;
-            }
-        return std::aligned_alloc(64, bytes);
+        void* memory = keeps(bytes) ? find(bytes) : nullptr;
+        return memory ? memory : std::aligned_alloc(64, bytes);
     }
 
     void give(void* memory, size_t bytes) {
-        const std::unique_lock<std::mutex> held(mutex_, std::try_to_lock);
-        if (!held || bytes < kSmallest || bytes > kLargest) return std::free(memory);
+        if (!keeps(bytes)) return std::free(memory);
+        const std::unique_lock<std::mutex> held(mutex_, std::try_to_lock);  // nobody waits: a forked child might for ever
+        if (!held) return std::free(memory);
         if (kept_ == kMost) {
             std::free(spares_[0].memory);
             std::copy(spares_ + 1, spares_ + kept_--, spares_);
@@ -48,6 +43,20 @@ public:
 
 private:
     static constexpr size_t kSmallest = 1 << 16, kLargest = 1 << 22, kMost = 4;
+
+    static bool keeps(size_t bytes) { return bytes >= kSmallest && bytes <= kLargest; }
+
+    void* find(size_t bytes) {
+        const std::unique_lock<std::mutex> held(mutex_, std::try_to_lock);
+        if (!held) return nullptr;
+        for (size_t i = kept_; i-- > 0;)
+            if (spares_[i].bytes == bytes) {
+                void* memory = spares_[i].memory;
+                std::copy(spares_ + i + 1, spares_ + kept_--, spares_ + i);
+                return memory;
+            }
+        return nullptr;
+    }
 
     struct Spare {
         void* memory;
