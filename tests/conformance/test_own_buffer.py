@@ -105,9 +105,9 @@ def test_a_target_may_be_a_class_a_peer_or_a_function() -> None:
 def run_pytest(*arguments: str) -> str:
     path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
     command = [sys.executable, "-m", "pytest", "-p", "recollect_pytest", "-p", "no:cacheprovider", "-q", *arguments]
-    answer = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
+    # Installed, pytest would find the plugin by itself, and refuse it a second time.
+    settings = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    answer = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
     return answer.stdout + answer.stderr
 
 

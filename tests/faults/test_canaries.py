@@ -260,7 +260,7 @@ def test_histories_of_a_broken_buffer_are_not_those_of_the_model(name: str, monk
     kind, where, method, instead = HISTORIES[name]
     monkeypatch.setattr(where, method, instead)
     with pytest.raises(BaseException):  # noqa: B017, PT011 (whatever goes wrong first; pytest's own failures too)
-        machines.live(kind, 100, 50, phases=(Phase.generate,))
+        machines.live(kind, 600, 50, phases=(Phase.generate,))  # the first that goes wrong ends it
 
 
 def test_a_load_that_forgets_the_generator_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,10 +131,14 @@ def say_that_steps_were_cut_off(root: Path, envs: int) -> int:
 def test_a_kill_while_memory_is_mended_changes_nothing(
     name: str, boot: str | None, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    root, counts = tmp_path / "memory", tmp_path / "counts"
     layout = LAYOUTS[name]
-    killed_after(0.15, name, root, counts, [0])
-    assert say_that_steps_were_cut_off(root, layout.envs)
+    for attempt in range(10):  # a kill may fall where no environment is inside an episode
+        root, counts = tmp_path / f"memory{attempt}", tmp_path / f"counts{attempt}"
+        killed_after(0.15, name, root, counts, [0])
+        if say_that_steps_were_cut_off(root, layout.envs):
+            break
+    else:
+        pytest.fail("ten kills, and no step to cut off")
     if boot is not None:
         monkeypatch.setattr("recollect.disk.recovery.boot", lambda: boot)
     whole = tmp_path / "whole"
