@@ -11,7 +11,7 @@ import torch
 from recollect.checkpoint.contents import Read, bytes_of, describe_listeners, restore_random
 from recollect.checkpoint.replay import check_ring, restore_staged, resume_sampler
 from recollect.disk.records import BESIDE_ROWS, Record
-from recollect.errors import CorruptCheckpoint, explain
+from recollect.errors import CorruptCheckpoint, InvariantError, SchemaError, explain
 from recollect.replay import ReplayBuffer
 from recollect.replay_storage import ReplayStorage
 from recollect.ring import TRANSITION, Ring
@@ -39,9 +39,7 @@ def restored(buffer: ReplayBuffer, record: Record, checksum: Callable[[], int], 
         storage.found()
         _resume(buffer, read, record, resumes)
         buffer._check_numbers()
-    except KeyError as error:
-        raise CorruptCheckpoint(explain(record.name, f"an array {error}", "none", "Copy it again.")) from error
-    except (ValueError, TypeError, IndexError, ArithmeticError, RuntimeError) as error:
+    except (SchemaError, InvariantError) as error:
         raise CorruptCheckpoint(f"{record.name}: arrays that cannot be. {error}") from error
 
 

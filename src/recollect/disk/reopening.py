@@ -13,7 +13,14 @@ from recollect.checkpoint.files import Files
 from recollect.disk.folder import is_made
 from recollect.disk.place import Disk
 from recollect.disk.records import newest
-from recollect.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, InvariantError, explain
+from recollect.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    IncompatibleCheckpoint,
+    InvariantError,
+    SchemaError,
+    explain,
+)
 from recollect.memory import Memory
 from recollect.replay import ReplayBuffer
 
@@ -39,7 +46,7 @@ def reopened(root: Path, options: dict[str, Any], *, only_reads: bool = False) -
     memory = Memory(torch.device("cpu"), place=Disk(root, only_reads=only_reads))
     try:
         return replays.made(record.read, {"device": memory, "sampler": options.get("sampler")})
-    except (ValueError, TypeError, IndexError, ArithmeticError, RuntimeError) as error:
+    except SchemaError as error:
         raise CorruptCheckpoint(f"{record.name}: a description that cannot be. {error}") from error
 
 
