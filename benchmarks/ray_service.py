@@ -70,13 +70,16 @@ def check(obs: Any, reward: Any, next_obs: Any) -> None:
 
 
 class Ours:
-    """The service, with one shard or several; batches are asked for ahead, or one by one as they are needed."""
+    """The service, with one shard or several; batches are asked for ahead, or one by one as they are needed.
 
-    def __init__(self, size: dict[str, Any], shards: int, ahead: bool = True) -> None:
-        self.ahead = ahead
+    `far` clients call the shards, as those on other machines do; others read them in place.
+    """
+
+    def __init__(self, size: dict[str, Any], shards: int, ahead: bool = True, far: bool = False) -> None:
+        self.ahead, self.far = ahead, far
         dtype = torch.from_numpy(np.empty(0, size["dtype"])).dtype
         self.service = ReplayService(
-            f"bench-{shards}-{ahead}",
+            f"bench-{shards}-{ahead}-{far}",
             size["capacity"],
             Field(size["shape"], dtype),
             6,
@@ -86,6 +89,8 @@ class Ours:
 
     def client(self, env: int, size: dict[str, Any]) -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]]:
         service, block = self.service, block_of(size, env)
+        if self.far:
+            service._reader._near = dict.fromkeys(range(service.plan.num_shards))
         batches = service.batches(size["batch"])
 
         def write() -> int:
@@ -206,9 +211,10 @@ class TorchRL:
 
 
 CONTESTANTS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "recollect, 1 shard": lambda size: Ours(size, 1),
-    "recollect, 1 shard, not ahead": lambda size: Ours(size, 1, ahead=False),
-    "recollect, 2 shards": lambda size: Ours(size, 2),
+    "recollect, 1 shard": lambda size: Ours(size, 1, ahead=False),
+    "recollect, 2 shards": lambda size: Ours(size, 2, ahead=False),
+    "recollect, 1 shard, by calls": lambda size: Ours(size, 1, ahead=False, far=True),
+    "recollect, 1 shard, by calls ahead": lambda size: Ours(size, 1, far=True),
     "Stable-Baselines3 in an actor": lambda size: InActor(size, StableBaselines3, 1),
     "the same, reads pipelined": lambda size: InActor(size, StableBaselines3, PENDING),
     "TorchRL RayReplayBuffer": TorchRL,

@@ -19,6 +19,9 @@ HEALTHY, DIES_BEFORE, DIES_AFTER = "healthy", "dies before", "dies after"
 class LocalCalls(Calls):
     """Calls that are made at once. `fate` says, before each, what becomes of the shard's process."""
 
+    near = False
+    """Whether clients read the shards' memory in place."""
+
     def __init__(self, plan: Plan, shard_type: type[Shard] = Shard) -> None:
         self._make = lambda number: shard_type(plan, number)
         self.shards = [self._make(number) for number in range(plan.num_shards)]
@@ -26,6 +29,8 @@ class LocalCalls(Calls):
         self.calls: list[str] = []
 
     def start(self, shard: int, verb: str, *arguments: Any) -> Any:
+        if verb == "whereabouts" and not self.near:
+            return None
         self.calls.append(verb)
         fate = self.fate(verb)
         result = None if fate == DIES_BEFORE else getattr(self.shards[shard], verb)(*arguments)
@@ -68,9 +73,9 @@ def client_of(calls: LocalCalls, plan: Plan, *, max_pending: int = 4, seed: int 
     """Another client of the same shards."""
     service = ReplayService.__new__(ReplayService)
     service._connect("local", plan, [], 1.0, max_pending, seed)
-    service._calls = calls
+    service._calls = service._reader._calls = calls
     for stream in service._streams:
-        stream._calls = calls
+        stream._calls, stream.patience = calls, -1.0
     return service
 
 

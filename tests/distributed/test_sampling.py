@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
 
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,9 +13,19 @@ import torch
 import recollect as rc
 from recollect.distributed import ReplayService
 from recollect.errors import NotReadyError, PriorityError, SchemaError
-from tests.distributed.local import LocalCalls, local_service, plan_of, steps_of
+from recollect.memory.shared import shares_memory
+from tests.distributed.local import LocalCalls, client_of, local_service, plan_of, steps_of
 
 ENVS, SHARDS, STEPS = 7, 3, 12
+
+
+@pytest.fixture(params=["in place", "by calls"], autouse=True)
+def near(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Shards are read in their memory, or called."""
+    if request.param == "in place" and not shares_memory():
+        pytest.skip("needs Linux and the native core")
+    monkeypatch.setattr(LocalCalls, "near", request.param == "in place")
+    return LocalCalls.near
 
 
 def filled(sampler: rc.Prioritized | rc.Uniform) -> tuple[ReplayService, LocalCalls, rc.ReplayBuffer]:
@@ -152,7 +162,7 @@ def test_a_priority_that_cannot_be_changes_nothing_in_any_shard() -> None:
         filled(rc.Uniform())[0].update_priority(ids, torch.ones(len(ids)))
 
 
-def test_batches_are_asked_for_together_and_drawn_one_by_one() -> None:
+def test_batches_are_asked_for_together_and_drawn_one_by_one(near: bool) -> None:
     service, calls, single = filled(rc.Uniform())
     calls.calls.clear()
     batches = service.batches(32, rc.NStep(2, 0.9), ahead=5)
@@ -162,7 +172,7 @@ def test_batches_are_asked_for_together_and_drawn_one_by_one() -> None:
         assert torch.equal(batch["reward"], expected["reward"])
         assert len({int(i) // ENVS for i in batch["index"]}) > 5  # from all over the memory, each of them
     batches.close()
-    assert calls.calls.count("draw") in (2 * SHARDS, 3 * SHARDS)
+    assert calls.calls.count("draw") in ((0,) if near else (2 * SHARDS, 3 * SHARDS))
     with pytest.raises(SchemaError, match="ahead"):
         next(service.batches(32, ahead=0))
 
@@ -214,3 +224,28 @@ def test_what_does_not_fit_is_refused_before_it_is_sent() -> None:
     for wrong in ({"num_shards": 5}, {"sampler": rc.WithoutReplacement()}, {"capacity": 41}):
         with pytest.raises(SchemaError, match=next(iter(wrong))):
             plan_of(**{"capacity": 40, "num_envs": 4, **wrong})
+
+
+class SlowCalls(LocalCalls):
+    """Blocks arrive when their answer is waited for."""
+
+    def start(self, shard: int, verb: str, *arguments: Any) -> Any:
+        def arrive() -> Any:
+            return super(SlowCalls, self).start(shard, verb, *arguments)
+
+        return arrive if verb == "push" else arrive()
+
+    def is_answered(self, ref: Any) -> bool:
+        return False
+
+    def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
+        return super().fetch(shard, ref() if callable(ref) else ref, deadline)
+
+
+def test_rows_that_are_under_way_are_waited_for_before_an_empty_memory_is_refused() -> None:
+    plan = plan_of(40, 4, 2)
+    service = client_of(SlowCalls(plan), plan)
+    with pytest.raises(NotReadyError, match="stored transitions"):
+        service.sample(1)
+    service.extend(steps_of(range(4), 0, 3))
+    assert service.sample(8)["obs"].shape == (8, 2)

@@ -20,6 +20,7 @@ import torch
 import recollect as rc
 from recollect.distributed import IncompatibleService, ReplayService, ShardUnavailable
 from recollect.errors import IncompatibleCheckpoint, SchemaError
+from recollect.memory.shared import shares_memory
 from tests.distributed.local import steps_of
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -82,6 +83,11 @@ def test_a_killed_shard_comes_back_with_everything_and_its_clients_wait_for_it(t
         stats = service.stats()
         assert (stats["lost"], [shard["restarts"] for shard in stats["shards"]]) == (0, [1, 0])
         assert sorted(set(service.sample(4000)["reward"].int().tolist())) == list(range(150))
+        assert service.stats()["in_place"] == (2 if shares_memory() else 0)
+        before = service.sample(8)["index"]
+        kill(service, 1)
+        assert set(service.sample(4000)["index"].tolist()) >= set(before.tolist())  # the new memory, not the dead one
+        assert service.stats()["shards"][1]["restarts"] == 1
 
 
 def test_without_a_checkpoint_a_dead_shard_is_gone_and_nobody_waits_for_it() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from recollect.schema import Schema
+from recollect.schema import Path, Schema
 
 _NO_TWIN = np.dtype("V2")
 """What stands for bfloat16, which numpy has not."""
@@ -71,6 +71,20 @@ def unwired(arrays: Sequence[np.ndarray]) -> torch.Tensor:
     plain = [array.view(np.int16) if narrow else array for array in arrays]
     whole = torch.from_numpy(np.concatenate(plain))
     return whole.view(torch.bfloat16) if narrow else whole
+
+
+def joined(parts: Sequence[np.ndarray | torch.Tensor]) -> torch.Tensor:
+    """Parts of a batch [b, …] as one tensor: arrays are others' memory, tensors ours already."""
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    if len(arrays) == len(parts):
+        return unwired(arrays)
+    tensors = [unwired([part]) if isinstance(part, np.ndarray) else part for part in parts]
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def wired(leaves: Mapping[Path, torch.Tensor]) -> dict[Path, np.ndarray]:
+    """The memory of tensors as arrays."""
+    return {path: wire(leaf) for path, leaf in leaves.items()}
 
 
 def _readable(array: np.ndarray) -> torch.Tensor | np.ndarray:

@@ -18,6 +18,7 @@ from recollect.border import conform, dotted
 from recollect.checkpoint.contents import describe, describe_sampler
 from recollect.errors import SchemaError, explain
 from recollect.memory import Memory
+from recollect.memory.shared import shares_memory
 from recollect.replay import ReplayBuffer
 from recollect.samplers import Prioritized, Sampler, Uniform
 from recollect.schema import Field, Schema, declare, given_shape, positive
@@ -76,7 +77,7 @@ class Plan:
             raise SchemaError(explain("sampler", "Uniform(…) or Prioritized(…)", repr(self.sampler), remedy))
         self._make(self.capacity, self.num_envs, self.sampler, "meta")  # a buffer that keeps nothing refuses the rest
 
-    def _make(self, capacity: int, num_envs: int, sampler: Sampler, device: str, seed: int | None = None) -> Any:
+    def _make(self, capacity: int, num_envs: int, sampler: Sampler, device: Any, seed: int | None = None) -> Any:
         return ReplayBuffer(
             capacity,
             self.obs,
@@ -130,7 +131,12 @@ class Plan:
         """An empty buffer for the environments of a shard."""
         envs = len(self.envs(shard))
         rows = self.capacity // self.num_envs
-        return self._make(rows * envs, envs, self.shard_sampler, "cpu", self.seed_of(shard))
+        return self._make(rows * envs, envs, self.shard_sampler, self.memory, self.seed_of(shard))
+
+    @property
+    def memory(self) -> Memory:
+        """Where a shard keeps its rows: other processes of its machine can read them there, if that is possible."""
+        return Memory.shared() if shares_memory() else Memory.of("cpu")
 
     def seed_of(self, part: int) -> int | None:
         """The seed of a shard; `num_shards` stands for the client."""

@@ -18,10 +18,12 @@ from tensordict import TensorDict
 import recollect
 from recollect.batch import assemble, check_destination, check_size, moved
 from recollect.border import as_tensor, environments, row_ids
-from recollect.distributed.block import pack, unwired
+from recollect.distributed.block import joined, pack
 from recollect.distributed.calls import NAMESPACE, Calls, actor_name
+from recollect.distributed.near import Reader
 from recollect.distributed.plan import Checkpoint, Plan, difference, in_words
-from recollect.distributed.shard import Draw, Shard, Standing
+from recollect.distributed.reading import Draw, Standing
+from recollect.distributed.shard import Shard
 from recollect.distributed.stream import Stream
 from recollect.distributed.writer import Writer
 from recollect.errors import IncompatibleService, NotReadyError, SchemaError, ShardUnavailable, explain
@@ -112,6 +114,7 @@ class ReplayService:
         self.name, self.plan = name, plan
         self._settings = {"timeout": timeout, "max_pending": positive("max_pending", max_pending)}
         self._calls = Calls(name, actors, timeout)
+        self._reader = Reader(self._calls, plan, seed)
         self._random = np.random.default_rng(seed)
         client = secrets.token_hex(16)
         self._streams = [Stream(self._calls, shard, client, max_pending) for shard in range(plan.num_shards)]
@@ -233,23 +236,32 @@ class ReplayService:
         """So many batches, one drawn after the other."""
         check_size("sample", batch_size)
         target = check_destination(device)
+        try:
+            batches = self._drawn_now(count, batch_size, view)
+        except NotReadyError:
+            if not any(stream.pending for stream in self._streams):
+                raise
+            self.flush()  # there may be enough once our own rows are there
+            batches = self._drawn_now(count, batch_size, view)
+        return batches if target is None else [moved(batch, target) for batch in batches]
+
+    def _drawn_now(self, count: int, batch_size: int, view: View | None) -> list[TensorDict]:
         standings: list[Standing] = []
         shares = np.full((1, count), batch_size)
         if self.plan.num_shards > 1:
-            standings = self._calls.ask_all("standing")
+            standings = self._reader.ask_all("standing")
             shares = self._random_shares(count, batch_size, standings)
         asked = {shard: (each.tolist(), view) for shard, each in enumerate(shares) if each.any()}
-        answers: dict[int, list[Draw | None]] = self._calls.ask("draw", asked)
+        answers: dict[int, list[Draw | None]] = self._reader.ask("draw", asked)
         batches: list[TensorDict] = []
         for parts in zip(*answers.values(), strict=True):
             draws = [draw for draw in parts if draw is not None]
             standings = standings or [draws[0].standing]
-            leaves = {path: unwired([draw.leaves[path] for draw in draws]) for path in draws[0].leaves}
+            leaves = {path: joined([draw.leaves[path] for draw in draws]) for path in draws[0].leaves}
             if isinstance(self.plan.sampler, Prioritized):
                 before = sum(standing.drawn for standing in standings) + batch_size * len(batches)
                 leaves["weight",] = _weights(self.plan.sampler, draws, standings, before)
-            batch = assemble(leaves, torch.Size((batch_size,)))
-            batches.append(batch if target is None else moved(batch, target))
+            batches.append(assemble(leaves, torch.Size((batch_size,))))
         return batches
 
     def _random_shares(self, count: int, batch_size: int, standings: list[Standing]) -> np.ndarray:
@@ -279,15 +291,15 @@ class ReplayService:
         owner = self.plan.shard_of(ids % self.plan.num_envs)
         # All are asked: new rows get the largest priority that any has accepted.
         parts = {s: (ids[owner == s], numbers[owner == s]) for s in range(self.plan.num_shards)}
-        answers: dict[int, tuple[int, float]] = self._calls.ask("update", parts)
+        answers: dict[int, tuple[int, float]] = self._reader.ask("update", parts)
         most = max(largest for _, largest in answers.values())
         behind = {shard: (most,) for shard, (_, largest) in answers.items() if largest < most}
-        self._calls.ask("expect", behind)
+        self._reader.ask("expect", behind)
         return sum(stale for stale, _ in answers.values())
 
     def __len__(self) -> int:
         """The number of stored transitions."""
-        return sum(standing.rows for standing in self._calls.ask_all("standing"))
+        return sum(standing.rows for standing in self._reader.ask_all("standing"))
 
     # The whole
 
@@ -299,11 +311,17 @@ class ReplayService:
         return numbers
 
     def stats(self) -> dict[str, Any]:
-        """How full it is, how each shard is, and what of this client is under way or was lost."""
+        """How full it is, how each shard is, what of this client is under way or was lost, and how many shards it reads
+        in place; `sampled` of a shard are rows that it was called for."""
         shards = self._calls.ask_all("stats")
         with self._lock:
             client = {name: sum(getattr(stream, name) for stream in self._streams) for name in ("pending", "lost")}
-        return {"rows": sum(shard["rows"] for shard in shards), **client, "shards": shards}
+        return {
+            "rows": sum(shard["rows"] for shard in shards),
+            **client,
+            "in_place": self._reader.in_place,
+            "shards": shards,
+        }
 
     def close(self) -> None:
         """End the service for everybody; with a checkpoint, everything is saved first."""

@@ -12,13 +12,14 @@ import torch
 
 from recollect.checkpoint import load, save
 from recollect.checkpoint.replay import rows as complete_rows
-from recollect.distributed.block import Block, unpack, wire
+from recollect.distributed.block import Block, unpack, wired
 from recollect.distributed.identity import ROWS, Identity
+from recollect.distributed.near import Whereabouts
 from recollect.distributed.plan import Plan, difference
+from recollect.distributed.reading import Draw, Reading
 from recollect.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
+from recollect.memory.shared import SharedRoom
 from recollect.replay import ReplayBuffer
-from recollect.samplers import Prioritized
-from recollect.schema import Path
 from recollect.views import View
 
 MOST_CLIENTS = 4096
@@ -57,27 +58,7 @@ class Ack(NamedTuple):
     """Why a block was not taken."""
 
 
-class Standing(NamedTuple):
-    """A shard's part of the whole memory."""
-
-    rows: int
-    mass: tuple[float, int]
-    """m · 2^e: what a shard is drawn in proportion to."""
-    smallest: float
-    drawn: int
-
-
-class Draw(NamedTuple):
-    """Rows of a batch."""
-
-    standing: Standing
-    """Before they were drawn."""
-    leaves: dict[Path, np.ndarray]
-    masses: np.ndarray | None
-    """What each row was drawn in proportion to, float64 [B]; None if all are alike."""
-
-
-class Shard:
+class Shard(Reading):
     """The environments `plan.envs(number)`. Everything goes on from the newest checkpoint, if there is one.
 
     A client's rows come as a stream: every push says how many the client has sent before. What is there already is
@@ -108,7 +89,7 @@ class Shard:
         if plan.checkpoint is None:
             return
         with suppress(NoCheckpoint):
-            self._restore(load(plan.checkpoint.of_shard(self._number), sampler=plan.shard_sampler))
+            self._restore(load(plan.checkpoint.of_shard(self._number), sampler=plan.shard_sampler, device=plan.memory))
         # Whoever starts after this one must know that it has lived, and given ids.
         self.save()
 
@@ -142,10 +123,6 @@ class Shard:
     @property
     def _head(self) -> np.ndarray:
         return self._buffer._storage.ring.head.numpy()
-
-    @property
-    def _priorities(self) -> Any:
-        return self._buffer._draws if isinstance(self._plan.sampler, Prioritized) else None
 
     # Who is there
 
@@ -213,40 +190,17 @@ class Shard:
         if self._plan.checkpoint is not None:
             self.save()
 
-    # Reading
+    # Reading by others
 
-    def standing(self) -> Standing:
-        """What part of the memory is here."""
-        buffer, priorities = self._buffer, self._priorities
-        rows = len(buffer)
-        if priorities is None:
-            return Standing(rows, (float(rows), 0), 1.0, 0)
-        return Standing(rows, priorities.total(), priorities.smallest(), priorities.drawn)
+    def whereabouts(self) -> Whereabouts | None:
+        """Where other processes of this machine find the rows; None if they cannot."""
+        shared = isinstance(self._buffer._storage.room, SharedRoom)
+        return Whereabouts(os.getpid(), self._buffer.handle(), self._identity) if shared else None
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
-        """Rows of several batches, as this shard's buffer draws them; weights are left to those who see all shards."""
-        return [self._draw(count, view) if count else None for count in counts]
-
-    def _draw(self, count: int, view: View | None) -> Draw:
-        standing, buffer, priorities = self.standing(), self._buffer, self._priorities
-        batch: Any = buffer.sample(count, view)
-        index = batch["index"]
-        masses = None if priorities is None else priorities.masses(buffer._storage.locate(index)).numpy()
-        batch = batch.exclude("weight", "index")
-        leaves = {_path(key): wire(batch.get(key)) for key in batch.keys(include_nested=True, leaves_only=True)}
-        leaves["index",] = self._identity.outside(index.numpy())
-        self._counts["sampled"] += count
-        return Draw(standing, leaves, masses)
-
-    def update(self, index: np.ndarray, priority: np.ndarray) -> tuple[int, float]:
-        """New priorities; returns how many rows were gone, and the largest priority accepted so far."""
-        inside, kept = self._identity.inside(index, self._head)
-        stale = self._buffer.update_priority(inside[kept], priority[kept])
-        return stale + int((~kept).sum()), self._priorities.largest()
-
-    def expect(self, priority: float) -> None:
-        """Another shard has accepted this priority: new rows get it here too."""
-        self._priorities.largest(priority)
+        """As arrays, which Ray hands over without a copy."""
+        self._counts["sampled"] += sum(counts)
+        return [draw and draw._replace(leaves=wired(draw.leaves)) for draw in super().draw(counts, view)]
 
     # Saving
 
@@ -290,7 +244,3 @@ class Shard:
             "trouble": self._trouble,
             "pid": os.getpid(),
         }
-
-
-def _path(key: Any) -> Path:
-    return key if isinstance(key, tuple) else (key,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import deque
 from typing import Any
@@ -25,6 +26,9 @@ class Stream:
     are lost.
     """
 
+    patience = 2e-3
+    """Seconds in which nobody asks whether a call was answered: asking costs, and blocks that wait go together."""
+
     def __init__(self, calls: Calls, shard: int, client: str, max_pending: int) -> None:
         self._calls, self._shard, self._client, self._max_pending = calls, shard, client, max_pending
         self._position = 0
@@ -36,6 +40,7 @@ class Stream:
         self._waiting: list[Push] = []
         self._answer: Any = None
         """What the call under way will bring."""
+        self._sent = 0.0
         self._envs: set[int] = set()
         self.lost = 0
 
@@ -46,7 +51,7 @@ class Stream:
 
     def make_room(self, deadline: float) -> None:
         """Wait until another block may be pushed. Raises before anything is accepted, so that it can be retried."""
-        if self._flying and self._calls.is_answered(self._answer):
+        if self._flying and time.monotonic() - self._sent > self.patience and self._calls.is_answered(self._answer):
             self._settle(deadline)
         while self.pending >= self._max_pending:
             self._settle(deadline)
@@ -73,6 +78,7 @@ class Stream:
     def _send(self) -> None:
         if self._waiting and not self._flying:
             self._answer = self._calls.start(self._shard, "push", self._client, self._waiting)
+            self._sent = time.monotonic()
             self._flying, self._waiting = self._waiting, []
 
     def _settle(self, deadline: float) -> None:

@@ -80,10 +80,15 @@ class SharedRoom:
         return Address(self._token, os.getpid(), dict(self._files))
 
 
+def shares_memory() -> bool:
+    """Whether processes can share memory here."""
+    return sys.platform == "linux" and hasattr(kernels.native(), "ProcessLock")
+
+
 def _require_support() -> None:
-    expected = "Linux and recollect's native core"
-    got = sys.platform if sys.platform != "linux" else "none" if not hasattr(kernels.native(), "ProcessLock") else ""
-    if got:
+    if not shares_memory():
+        expected = "Linux and recollect's native core"
+        got = sys.platform if sys.platform != "linux" else "none"
         remedy = "Keep the buffer in one process, or use recollect.distributed."
         raise SchemaError(explain("Memory.shared", expected, got, remedy))
 

@@ -1,0 +1,87 @@
+"""Shards whose memory is on the client's own machine are read there, without a call."""
+
+from __future__ import annotations
+
+import os
+import select
+import weakref
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from recollect.concurrent.processes import Handle, connect
+from recollect.distributed.calls import Calls
+from recollect.distributed.identity import Identity
+from recollect.distributed.plan import Plan
+from recollect.distributed.reading import Reading
+from recollect.errors import SchemaError
+
+
+class Whereabouts(NamedTuple):
+    """Where the memory of a shard is, for other processes of its machine."""
+
+    process: int
+    handle: Handle
+    identity: Identity
+
+
+class Reader:
+    """How a client reads shards: in place if they are on this machine, by calls otherwise.
+
+    What is read in place is a living shard's: one whose process has ended is called, and so waited for, before its new
+    memory is looked for.
+    """
+
+    def __init__(self, calls: Calls, plan: Plan, seed: int | None) -> None:
+        self._calls, self._plan, self._seed = calls, plan, seed
+        self._near: dict[int, _Near | None] = {}
+
+    def ask(self, verb: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """The answers of these shards."""
+        near = {shard: self._look(shard) for shard in arguments}
+        far = self._calls.ask(verb, {shard: each for shard, each in arguments.items() if near[shard] is None})
+        return {
+            shard: far[shard] if reading is None else getattr(reading, verb)(*arguments[shard])
+            for shard, reading in near.items()
+        }
+
+    def ask_all(self, verb: str) -> list[Any]:
+        """The answers of all shards."""
+        return list(self.ask(verb, dict.fromkeys(range(self._plan.num_shards), ())).values())
+
+    @property
+    def in_place(self) -> int:
+        """How many shards were last read without a call."""
+        return sum(near is not None for near in self._near.values())
+
+    def _look(self, shard: int) -> Reading | None:
+        """The shard's memory, if it can be read here."""
+        near = self._near.get(shard)
+        if shard not in self._near or (near is not None and not near.is_alive):
+            near = self._near[shard] = self._opened(self._calls.ask("whereabouts", {shard: ()})[shard], shard)
+        return None if near is None else near.reading
+
+    def _opened(self, found: Whereabouts | None, shard: int) -> _Near | None:
+        if found is None or not hasattr(os, "pidfd_open"):
+            return None
+        key = [0 if self._seed is None else self._seed, shard, found.identity.life]
+        seed = None if self._seed is None else int(np.random.SeedSequence(key).generate_state(1)[0])
+        with suppress(ConnectionError, SchemaError, OSError):  # on another machine, or nobody's business here
+            return _Near(found.process, Reading(self._plan, connect(found.handle, seed=seed), found.identity))
+        return None
+
+
+class _Near:
+    """A shard of this machine, and whether its process lives."""
+
+    def __init__(self, process: int, reading: Reading) -> None:
+        self.reading = reading
+        ended = os.pidfd_open(process)
+        weakref.finalize(self, os.close, ended)
+        self._poll = select.poll()
+        self._poll.register(ended, select.POLLIN)
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._poll.poll(0)
