@@ -26,6 +26,7 @@ import recollect as rc
 from benchmarks import machine
 from benchmarks.report import write_rates
 from benchmarks.suite import RESULTS, file_name
+from recollect.samplers import Sampler
 
 KINDS = {
     "obs(17)": {"obs": (17,), "dtype": np.float32, "capacity": 100_000, "batch": 256},
@@ -43,6 +44,8 @@ class Entrant(Protocol):
     """A library whose buffer several workers use at once."""
 
     name: str
+    draws: str
+    """How its samplers draw: only those that draw alike are compared."""
 
     def make(self, kind: str) -> Any:
         """A buffer that is full, as workers get it."""
@@ -69,10 +72,11 @@ def step_of(kind: str) -> dict[str, np.ndarray]:
 class Ours:
     """`Memory.shared()` with a handle a process."""
 
-    name = "recollect, shared memory"
+    name, draws = "recollect, shared memory", "prioritized"
+    sampling: Sampler = rc.Prioritized()
 
     def make(self, kind: str) -> Any:
-        self._replay = _ours(kind, rc.Memory.shared())  # the memory goes with the last who has it
+        self._replay = _ours(kind, rc.Memory.shared(), self.sampling)  # the memory goes with the last who has it
         return self._replay.handle()
 
     def writer(self, shared: Any, kind: str, env: int) -> Callable[[], object]:
@@ -82,13 +86,24 @@ class Ours:
         return _learner(rc.connect(shared), kind)
 
 
+class OursUniform(Ours):
+    """Without priorities."""
+
+    name, draws = "recollect, shared memory, uniform", "uniform"
+    sampling = rc.Uniform()
+
+    def sampler(self, shared: Any, kind: str) -> Callable[[], object]:
+        replay, batch_size = rc.connect(shared), KINDS[kind]["batch"]
+        return lambda: replay.sample(batch_size)
+
+
 class Threads:
     """The same in threads of one process."""
 
-    name = "recollect, threads"
+    name, draws = "recollect, threads", "prioritized"
 
     def make(self, kind: str) -> Any:
-        return _ours(kind, "cpu")
+        return _ours(kind, "cpu", rc.Prioritized())
 
     def writer(self, shared: Any, kind: str, env: int) -> Callable[[], object]:
         return _adder(shared, kind, env)
@@ -97,10 +112,10 @@ class Threads:
         return _learner(shared, kind)
 
 
-def _ours(kind: str, device: Any) -> rc.ReplayBuffer:
+def _ours(kind: str, device: Any, sampler: Sampler) -> rc.ReplayBuffer:
     settings = KINDS[kind]
     obs = rc.Field(settings["obs"], torch.from_numpy(np.zeros(0, settings["dtype"])).dtype)
-    replay = rc.ReplayBuffer(settings["capacity"], obs, 6, num_envs=MOST, sampler=rc.Prioritized(), device=device)
+    replay = rc.ReplayBuffer(settings["capacity"], obs, 6, num_envs=MOST, sampler=sampler, device=device)
     step = {name: np.concatenate([value] * MOST) for name, value in step_of(kind).items()}
     for _ in range(settings["capacity"] // MOST):
         replay.add(**step)
@@ -121,7 +136,7 @@ def _learner(replay: rc.ReplayBuffer, kind: str) -> Callable[[], object]:
 class Cpprb:
     """`MPPrioritizedReplayBuffer`."""
 
-    name = "cpprb"
+    name, draws = "cpprb", "prioritized"
 
     def make(self, kind: str) -> Any:
         import cpprb  # pyright: ignore[reportMissingImports]
@@ -159,7 +174,7 @@ class TorchRL:
     """`TensorDictReplayBuffer` over a shared `LazyMemmapStorage`, as its documentation shows for several processes; it
     samples uniformly, since its prioritized sampler is not shared."""
 
-    name = "TorchRL, uniform"
+    name, draws = "TorchRL, uniform", "uniform"
 
     def make(self, kind: str) -> Any:
         from tensordict import TensorDict
@@ -180,14 +195,22 @@ class TorchRL:
     def writer(self, shared: Any, kind: str, env: int) -> Callable[[], object]:
         from tensordict import TensorDict
 
-        step = {name: torch.from_numpy(value[0]) for name, value in step_of(kind).items()}
+        step = {name: torch.as_tensor(value[0]) for name, value in step_of(kind).items()}
         return lambda: shared.add(TensorDict(step, []))
 
     def sampler(self, shared: Any, kind: str) -> Callable[[], object]:
         return shared.sample
 
 
-ENTRANTS: dict[str, Entrant] = {"ours": Ours(), "threads": Threads(), "cpprb": Cpprb(), "torchrl": TorchRL()}
+ENTRANTS: dict[str, Entrant] = {
+    "ours": Ours(),
+    "uniform": OursUniform(),
+    "threads": Threads(),
+    "cpprb": Cpprb(),
+    "torchrl": TorchRL(),
+}
+
+DRAWS = {entrant.name: entrant.draws for entrant in ENTRANTS.values()}
 
 
 def work(who: str, shared: Any, kind: str, place: int, is_writer: bool, clock: Any, counts: Any) -> None:
@@ -288,8 +311,9 @@ def judged(rates: dict[str, dict[str, list[tuple[float, float]]]]) -> list[dict[
     for case, entrants in rates.items():
         for which, call in enumerate(("add", "sample")):
             medians = {name: float(np.median([found[which] for found in runs])) for name, runs in entrants.items()}
-            peers = [rate for name, rate in medians.items() if not name.startswith("recollect")]
             for name, rate in medians.items():
+                alike = DRAWS if call == "add" else {peer for peer in DRAWS if DRAWS[peer] == DRAWS[name]}
+                peers = [medians[peer] for peer in medians if peer in alike and not peer.startswith("recollect")]
                 if rate:
                     ratio = rate / max(peers) if peers and max(peers) else None
                     lines.append({"case": case, "call": call, "library": name, "rate": rate, "times_best_peer": ratio})
@@ -306,7 +330,11 @@ def table(lines: list[dict[str, Any]]) -> Table:
     before = ""
     for line in lines:
         times = line["times_best_peer"]
-        style = ("green" if times >= BAR else "red") if line["library"] == Ours.name and times is not None else ""
+        style = (
+            ("green" if times >= BAR else "red")
+            if line["library"] in (Ours.name, OursUniform.name) and times is not None
+            else ""
+        )
         ratio = "–" if times is None else f"{times:.2f}"
         case = "" if line["case"] == before else line["case"]
         found.add_row(case, line["call"], line["library"], f"{line['rate']:,.0f}", ratio, style=style)

@@ -6,8 +6,12 @@
 #if defined(__linux__)
 #include <pthread.h>
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <ctime>
+#include <random>
+#include <thread>
 #endif
 
 namespace nb = nanobind;
@@ -20,11 +24,19 @@ namespace {
 constexpr int64_t kLockBytes = 128;
 constexpr long kSliceNanoseconds = 50'000'000;  // how long Ctrl-C may wait
 
+// Calls hold the lock for some microseconds, less than it takes to fall asleep and to be woken.
+constexpr std::chrono::microseconds kSpin{60};
+// Whoever had the lock last lets one who waits go first, but not for longer than this: that one may be dead.
+constexpr std::chrono::microseconds kCourtesy{200};
+
 struct Cell {
     pthread_mutex_t mutex;
     uint8_t is_mended;  // not 1: somebody died as the holder, and nobody has mended yet what that left
+    std::atomic<uint32_t> last, wanted;  // who had it last, and who waits for it (one of them); 0: nobody
 };
-static_assert(sizeof(Cell) <= kLockBytes);
+static_assert(sizeof(Cell) <= kLockBytes && std::atomic<uint32_t>::is_always_lock_free);
+
+using Clock = std::chrono::steady_clock;
 
 class ProcessLock {
 public:
@@ -45,6 +57,7 @@ public:
     }
 
     void enter() {
+        if (depth_ == 0 && is_wanted_by_others() && cell_->last.load(std::memory_order_relaxed) == me_) let_others();
         int status = pthread_mutex_trylock(&cell_->mutex);
         while (status == EBUSY || status == ETIMEDOUT) {
             if (status == ETIMEDOUT && PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -56,21 +69,50 @@ public:
         } else if (status != 0) {
             throw std::runtime_error("lock: not one of this process");
         }
+        cell_->last.store(me_, std::memory_order_relaxed);
+        ++depth_;
         if (cell_->is_mended) return;
         try {
             mend_();
         } catch (...) {
-            pthread_mutex_unlock(&cell_->mutex);  // the next holder will try again
+            exit();  // the next holder will try again
             throw;
         }
         cell_->is_mended = 1;
     }
 
-    void exit() { pthread_mutex_unlock(&cell_->mutex); }
+    void exit() {
+        --depth_;
+        pthread_mutex_unlock(&cell_->mutex);
+    }
 
 private:
+    bool is_wanted_by_others() const {
+        const uint32_t who = cell_->wanted.load(std::memory_order_relaxed);
+        return who != 0 && who != me_;
+    }
+
+    void let_others() {
+        nb::gil_scoped_release released;
+        const auto until = Clock::now() + kCourtesy;
+        while (is_wanted_by_others() && Clock::now() < until) std::this_thread::yield();
+        cell_->wanted.store(0, std::memory_order_relaxed);
+    }
+
     int wait() {
         nb::gil_scoped_release released;
+        cell_->wanted.store(me_, std::memory_order_relaxed);
+        int status = EBUSY;
+        for (const auto until = Clock::now() + kSpin; status == EBUSY && Clock::now() < until;) {
+            std::this_thread::yield();  // the holder may be waiting for this core
+            status = pthread_mutex_trylock(&cell_->mutex);
+        }
+        if (status == EBUSY) status = sleep();
+        if (status != ETIMEDOUT) cell_->wanted.store(0, std::memory_order_relaxed);
+        return status;
+    }
+
+    int sleep() {
         timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_nsec += kSliceNanoseconds;
@@ -79,8 +121,15 @@ private:
         return pthread_mutex_timedlock(&cell_->mutex, &until);
     }
 
+    static uint32_t new_name() {
+        std::random_device random;
+        return random() | 1;
+    }
+
     Cell* cell_;
     nb::object owner_, mend_;
+    uint32_t me_ = new_name();
+    int64_t depth_ = 0;  // changed by the holder only; others may see it late, and are then not courteous
 };
 
 }  // namespace
