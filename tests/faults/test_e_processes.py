@@ -20,6 +20,7 @@ import torch
 
 import recollect as rc
 from tests.faults.crowd import SAMPLERS, WRITERS, Board, look, processes, sample, write
+from tests.totals import tell
 
 LONG = float(os.environ.get("RECOLLECT_PROCESS_SECONDS", "1800"))
 ROWS = 256 - 256 % WRITERS
@@ -75,8 +76,8 @@ def crowd(width: int, rows: int, seconds: float, sampler: Any) -> Board:
         # A step that was killed is undone, and takes the oldest rows along.
         assert len(lost) <= (5 if late else 0), lost
     look(replay[replay.ids()], board, 60)
-    print(  # noqa: T201 (what was tried, for whoever reads the log)
-        f"\n{WRITERS} processes wrote {board.total('done')} rows of {width} bytes, {SAMPLERS} read "
+    tell(
+        f"E1: {WRITERS} processes wrote {board.total('done')} rows of {width} bytes, {SAMPLERS} read "
         f"{board.total('seen')} observations in {time.monotonic() - start:.1f} s: {board.total('torn')} torn, "
         f"{board.total('unknown')} unknown; longest call {board.numbers[:, -1].max() / 1e6:.2f} s"
     )
@@ -114,8 +115,8 @@ def killing(width: int, kills: int, sampler: Any, seed: int) -> Board:
             process.join()
     replay.check()
     look(replay[replay.ids()], board, 60)
-    print(  # noqa: T201
-        f"\n{kills + WRITERS} kills (seed {seed}) while {board.total('done')} rows of {width} bytes were written and "
+    tell(
+        f"E3: {kills + WRITERS} kills (seed {seed}) while {board.total('done')} rows of {width} bytes were written and "
         f"{board.total('seen')} observations read in {time.monotonic() - start:.1f} s: {board.total('mended')} steps "
         f"undone, {board.total('torn')} torn, {board.total('unknown')} unknown; longest call "
         f"{board.numbers[:, -1].max() / 1e6:.2f} s"
@@ -152,7 +153,7 @@ def test_five_thousand_writers_are_killed() -> None:
     while killed < 5000 and time.monotonic() - start < LONG:
         assert_whole(killing(1 << 19, 250, rc.Prioritized() if killed % 500 else rc.Uniform(), killed))
         killed += 250
-    print(f"\n{killed} kills in {time.monotonic() - start:.0f} s")  # noqa: T201
+    tell(f"E3: {killed} kills in {time.monotonic() - start:.0f} s")
 
 
 def test_nothing_is_left_behind_by_processes_that_were_all_killed() -> None:
