@@ -129,6 +129,7 @@ def test_many_kills_during_first_saves_leave_nothing_or_the_new(tmp_path: Path) 
 
 
 def interrupt_saves(path: Path, count: int, seed: int) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without it
     rng, interrupted = random.Random(seed), 0
     for trial in range(count):
         kind, root = list(KINDS)[trial % len(KINDS)], path / f"{trial}"
