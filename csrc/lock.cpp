@@ -56,11 +56,19 @@ public:
         cell_->is_mended = 1;
     }
 
-    void enter() {
+    void enter() { enter_by(Clock::time_point::max()); }
+
+    bool acquire(double seconds) {
+        return enter_by(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
+    }
+
+    // False if that is too late. A wait that has begun goes on for up to a slice.
+    bool enter_by(Clock::time_point deadline) {
         if (depth_ == 0 && is_wanted_by_others() && cell_->last.load(std::memory_order_relaxed) == me_) let_others();
         int status = pthread_mutex_trylock(&cell_->mutex);
         while (status == EBUSY || status == ETIMEDOUT) {
             if (status == ETIMEDOUT && PyErr_CheckSignals() != 0) throw nb::python_error();
+            if (Clock::now() >= deadline) return false;
             status = wait();
         }
         if (status == EOWNERDEAD) {
@@ -71,7 +79,7 @@ public:
         }
         cell_->last.store(me_, std::memory_order_relaxed);
         ++depth_;
-        if (cell_->is_mended) return;
+        if (cell_->is_mended) return true;
         try {
             mend_();
         } catch (...) {
@@ -79,6 +87,7 @@ public:
             throw;
         }
         cell_->is_mended = 1;
+        return true;
     }
 
     void exit() {
@@ -129,7 +138,7 @@ private:
     Cell* cell_;
     nb::object owner_, mend_;
     uint32_t me_ = new_name();
-    int64_t depth_ = 0;  // changed by the holder only; others may see it late, and are then not courteous
+    std::atomic<int64_t> depth_{0};  // changed by the holder only; others may see it late, and are then not courteous
 };
 
 }  // namespace
@@ -139,6 +148,7 @@ void bind_lock(nb::module_& m) {
     nb::class_<ProcessLock>(m, "ProcessLock")
         .def(nb::init<nb::object, bool, nb::callable>())
         .def("__enter__", &ProcessLock::enter)
+        .def("acquire", &ProcessLock::acquire)
         .def("__exit__", [](ProcessLock& self, nb::args) { self.exit(); });
 }
 #else

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,22 @@ def test_a_killed_shard_comes_back_with_everything_and_its_clients_wait_for_it(t
         kill(service, 1)
         assert set(service.sample(4000)["index"].tolist()) >= set(before.tolist())  # the new memory, not the dead one
         assert service.stats()["shards"][1]["restarts"] == 1
+
+
+@pytest.mark.skipif(not shares_memory(), reason="needs Linux and the native core")
+def test_a_shard_of_this_machine_that_holds_its_memory_for_too_long_is_unavailable() -> None:
+    with ReplayService("busy", 40, 2, ()) as service:
+        service.extend(steps_of([0], 0, 5))
+        impatient = ReplayService.connect("busy", timeout=0.2)
+        assert len(impatient.sample(3)) == 3
+        assert len(service.sample(3)) == 3
+        near = service._reader._near[0]
+        assert near is not None
+        with near.reading.lock:  # what the shard does while it is saved
+            with ThreadPoolExecutor(1) as pool, pytest.raises(ShardUnavailable, match="within 0.2 s") as caught:
+                pool.submit(impatient.sample, 3).result()
+            assert caught.value.retry
+        assert len(impatient.sample(3)) == 3
 
 
 def test_without_a_checkpoint_a_dead_shard_is_gone_and_nobody_waits_for_it() -> None:

@@ -51,7 +51,7 @@ class Calls:
         try:
             return ray.get(ref, timeout=max(deadline - time.monotonic(), 0.0))
         except GetTimeoutError:
-            raise self._late(shard) from None
+            raise self.late(shard) from None
         except RayTaskError as error:
             cause = getattr(error, "cause", None)
             raise (cause if isinstance(cause, Exception) else error) from None
@@ -60,7 +60,7 @@ class Calls:
             raise self._unavailable(shard, "a living process", "none", remedy, retry=False) from None
         except RayError as error:
             # Whoever asks again and again at a shard that keeps on dying comes past here.
-            raise (Interrupted() if time.monotonic() < deadline else self._late(shard)) from error
+            raise (Interrupted() if time.monotonic() < deadline else self.late(shard)) from error
 
     def ask(self, verb: str, arguments: Mapping[int, tuple[Any, ...]], deadline: float | None = None) -> dict[int, Any]:
         """Ask several shards at once (what may be asked twice), again if one starts anew meanwhile."""
@@ -80,7 +80,8 @@ class Calls:
                 time.sleep(_PAUSE)
                 ref = self.start(shard, verb, *arguments)
 
-    def _late(self, shard: int) -> ShardUnavailable:
+    def late(self, shard: int) -> ShardUnavailable:
+        """What is raised when a shard has not answered in time."""
         remedy = "Try again; it may be starting or busy."
         return self._unavailable(shard, f"an answer within {self._timeout:g} s", "none", remedy, retry=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 import weakref
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -41,10 +42,20 @@ class Reader:
         """The answers of these shards."""
         near = {shard: self._look(shard) for shard in arguments}
         far = self._calls.ask(verb, {shard: each for shard, each in arguments.items() if near[shard] is None})
+        deadline = self._calls.deadline()
         return {
-            shard: far[shard] if reading is None else getattr(reading, verb)(*arguments[shard])
+            shard: far[shard] if reading is None else self._ask_here(shard, reading, deadline, verb, arguments[shard])
             for shard, reading in near.items()
         }
+
+    def _ask_here(self, shard: int, reading: Reading, deadline: float, verb: str, arguments: tuple[Any, ...]) -> Any:
+        lock = reading.lock
+        if not lock.acquire(deadline - time.monotonic()):  # as while a large shard is being saved
+            raise self._calls.late(shard)
+        try:
+            return getattr(reading, verb)(*arguments)
+        finally:
+            lock.__exit__()
 
     def ask_all(self, verb: str) -> list[Any]:
         """The answers of all shards."""

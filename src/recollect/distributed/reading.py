@@ -47,6 +47,11 @@ class Reading:
         return self._made
 
     @property
+    def lock(self) -> Any:
+        """Of the buffer, against everybody who has its memory."""
+        return self._buffer._lock
+
+    @property
     def _priorities(self) -> Any:
         return self._buffer._draws if isinstance(self._plan.sampler, Prioritized) else None
 
@@ -64,7 +69,7 @@ class Reading:
 
     def _draw(self, count: int, view: View | None) -> Draw:
         buffer, priorities = self._buffer, self._priorities
-        with buffer._lock:
+        with self.lock:
             standing = self.standing()
             batch: Any = buffer.sample(count, view)
             index = batch["index"]
@@ -76,7 +81,7 @@ class Reading:
 
     def update(self, index: np.ndarray, priority: np.ndarray) -> tuple[int, float]:
         """New priorities; returns how many rows were gone, and the largest priority accepted so far."""
-        with self._buffer._lock:
+        with self.lock:
             head = self._buffer._storage.ring.head.numpy()
             inside, kept = self._identity.inside(index, head)
             stale = self._buffer.update_priority(inside[kept], priority[kept])
@@ -84,7 +89,7 @@ class Reading:
 
     def expect(self, priority: float) -> None:
         """Another shard has accepted this priority: new rows get it here too."""
-        with self._buffer._lock:
+        with self.lock:
             self._priorities.largest(priority)
 
 
