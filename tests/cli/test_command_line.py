@@ -179,6 +179,11 @@ def test_version_names_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
     assert parts["kernels"] == recollect.kernels.backend()
 
 
+def test_the_version_is_that_of_the_package() -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'\nversion = "{recollect.__version__}"\n' in project
+
+
 def test_the_version_alone_is_asked_for_as_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["--version"])
