@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
-from recollect.conformance.outcome import DIFFERS, NOT_OFFERED, PASSES
+from recollect.conformance.outcome import PASSES
 from recollect.conformance.report import SYMBOLS, Report
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 TELLING = {
-    "T2": "a time limit bootstraps",
-    "T7": "`next_obs` is the one you gave",
-    "T9": "a NaN priority is refused",
-    "T12": "a stale priority is skipped",
-    "T27": "nothing is broadcast",
-    "T28": "a failed `add` changes nothing",
+    "T2": "time limit bootstraps",
+    "T7": "`next_obs` as given",
+    "T9": "NaN priority refused",
+    "T12": "stale priority skipped",
+    "T27": "nothing broadcast",
+    "T28": "failed `add` undone",
 }
 TRAININGS = {
     "PPO": "PPO, CartPole, 40,000 steps",
@@ -36,11 +36,11 @@ def conformance() -> Iterator[str]:
     """A line for each library: how many cases, and the most telling ones."""
     report = Report.from_json((ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
     telling = (f"{told} ({number})" for number, told in TELLING.items())
-    yield "| | passes | differs | not offered | " + " | ".join(telling) + " |"
-    yield "|---|" + ":-:|" * (3 + len(TELLING))
+    yield f"| | {' / '.join(SYMBOLS.values())} | " + " | ".join(telling) + " |"
+    yield "|---|" + ":-:|" * (1 + len(TELLING))
     for result in sorted(report.results, key=lambda result: -result.count(PASSES)):
-        counts = [str(result.count(status)) for status in (PASSES, DIFFERS, NOT_OFFERED)]
-        cells = counts + [SYMBOLS[result.outcomes[number].status] for number in TELLING]
+        counts = " / ".join(str(result.count(status)) for status in SYMBOLS)
+        cells = [counts, *(SYMBOLS[result.outcomes[number].status] for number in TELLING)]
         version = "" if "torch" in result.version else f" {result.version}"  # a pattern to copy has none of its own
         yield f"| {result.name}{version} | " + " | ".join(cells) + " |"
 

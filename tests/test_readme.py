@@ -62,7 +62,7 @@ def test_the_table_of_libraries_counts_the_kept_cases() -> None:
         counts = [said.count(status) for status in ("pass", "differs", "not offered")]
         assert sum(counts) == len(kept["cases"]), result["name"]
         (row,) = re.findall(rf"^\| {re.escape(result['name'])}[ \d.]* \|(.*)\|$", PAGE, re.MULTILINE)
-        assert [int(cell) for cell in row.split("|")[:3]] == counts, result["name"]
+        assert row.split("|")[0].strip() == " / ".join(map(str, counts)), result["name"]
 
 
 def test_the_bytes_beside_stable_baselines3_are_those_of_the_newest_run() -> None:
