@@ -21,7 +21,6 @@ TELLING = {
     "T7": "`next_obs` as given",
     "T9": "NaN priority refused",
     "T12": "stale priority skipped",
-    "T27": "nothing broadcast",
     "T28": "failed `add` undone",
 }
 TRAININGS = {
@@ -29,6 +28,7 @@ TRAININGS = {
     "DQN": "DQN, CartPole, 30,000 steps",
     "SAC": "SAC, Pendulum, 6,000 steps",
 }
+_BESIDE = "\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}"
 BEFORE, AFTER = "Stable-Baselines3", "recollect"
 
 
@@ -36,13 +36,12 @@ def conformance() -> Iterator[str]:
     """A line for each library: how many cases, and the most telling ones."""
     report = Report.from_json((ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
     telling = (f"{told} ({number})" for number, told in TELLING.items())
-    yield f"| | {' / '.join(SYMBOLS.values())} | " + " | ".join(telling) + " |"
+    yield f"| | {_BESIDE.join(SYMBOLS.values())} | " + " | ".join(telling) + " |"
     yield "|---|" + ":-:|" * (1 + len(TELLING))
     for result in sorted(report.results, key=lambda result: -result.count(PASSES)):
-        counts = " / ".join(str(result.count(status)) for status in SYMBOLS)
+        counts = _BESIDE.join(str(result.count(status)) for status in SYMBOLS)
         cells = [counts, *(SYMBOLS[result.outcomes[number].status] for number in TELLING)]
-        version = "" if "torch" in result.version else f" {result.version}"  # a pattern to copy has none of its own
-        yield f"| {result.name}{version} | " + " | ".join(cells) + " |"
+        yield f"| {result.name} | " + " | ".join(cells) + " |"
 
 
 def trainings() -> Iterator[str]:

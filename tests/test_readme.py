@@ -61,8 +61,8 @@ def test_the_table_of_libraries_counts_the_kept_cases() -> None:
         said = [outcome["status"] for outcome in result["outcomes"].values()]
         counts = [said.count(status) for status in ("pass", "differs", "not offered")]
         assert sum(counts) == len(kept["cases"]), result["name"]
-        (row,) = re.findall(rf"^\| {re.escape(result['name'])}[ \d.]* \|(.*)\|$", PAGE, re.MULTILINE)
-        assert row.split("|")[0].strip() == " / ".join(map(str, counts)), result["name"]
+        (row,) = re.findall(rf"^\| {re.escape(result['name'])} \|(.*)\|$", PAGE, re.MULTILINE)
+        assert re.findall(r"\d+", row.split("|")[0]) == [str(count) for count in counts], result["name"]
 
 
 def test_the_bytes_beside_stable_baselines3_are_those_of_the_newest_run() -> None:
