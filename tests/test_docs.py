@@ -28,7 +28,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
     for number, block in enumerate(PAGES[page], 1):
-        exec(compile(block, f"docs/{page}, block {number}", "exec"), names)
+        exec(compile(block, f"docs/{page}, block {number}", "exec", dont_inherit=True), names)
 
 
 def test_every_public_name_is_in_the_reference() -> None:

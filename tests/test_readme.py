@@ -1,15 +1,21 @@
-"""What the README prints, runs."""
+"""What the README prints, runs, and its figures are those that are kept."""
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import recollect as rc
 
-README = Path(__file__).parent.parent / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGE = README.read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_examples_of_the_readme_run_as_printed() -> None:
@@ -29,3 +35,46 @@ def test_the_examples_of_the_readme_run_as_printed() -> None:
     if hasattr(rc.kernels.native(), "ProcessLock"):
         exec(compile(actors, str(README), "exec"), names)
         assert names["batch"]["next_obs"].tolist() == [[1.0] * 3] * 32
+
+
+@pytest.mark.filterwarnings("default")  # of what Stable-Baselines3 stands on
+@pytest.mark.parametrize(("side", "owner"), [("-", "stable_baselines3"), ("+", "recollect.compat.stable_baselines3")])
+def test_both_sides_of_the_one_line_change_train(side: str, owner: str) -> None:
+    pytest.importorskip("stable_baselines3")
+    (block,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
+    code = "\n".join(line[1:] for line in block.splitlines() if line[:1] in (" ", side))
+    names: dict[str, Any] = {}
+    exec(compile(code, str(README), "exec"), names)
+    buffer = names["model"].replay_buffer
+    assert type(buffer).__module__.startswith(owner)
+    assert buffer.size() > 200
+
+
+def test_the_tables_are_those_of_the_kept_results() -> None:
+    written = runpy.run_path(str(ROOT / "docs" / "front_page.py"))["written"]
+    assert written(PAGE) == PAGE, "run python docs/front_page.py"
+
+
+def test_the_table_of_libraries_counts_the_kept_cases() -> None:
+    kept = json.loads((ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
+    for result in kept["results"]:
+        said = [outcome["status"] for outcome in result["outcomes"].values()]
+        counts = [said.count(status) for status in ("pass", "differs", "not offered")]
+        assert sum(counts) == len(kept["cases"]), result["name"]
+        (row,) = re.findall(rf"^\| {re.escape(result['name'])} \|(.*)\|$", PAGE, re.MULTILINE)
+        assert re.findall(r"\d+", row.split("|")[0]) == [str(count) for count in counts], result["name"]
+
+
+def test_the_bytes_beside_stable_baselines3_are_those_of_the_newest_run() -> None:
+    newest = max((ROOT / "benchmarks" / "results").glob("stable_baselines3-*.json"))
+    runs = json.loads(newest.read_text(encoding="utf-8"))["runs"]
+    held = {(run["task"], run["library"]): f"{run['held_bytes']:,}" for run in runs}
+    for task in ("PPO", "DQN", "SAC"):
+        assert f"| {held[task, 'Stable-Baselines3']} → {held[task, 'recollect']} |" in PAGE, task
+
+
+def test_every_file_that_the_readme_names_is_there() -> None:
+    linked = re.findall(r'\]\(([^)#:]+)\)|src="([^":]+)"', PAGE)
+    assert len(linked) > 20
+    for path in (first or second for first, second in linked):
+        assert (ROOT / path).exists(), path

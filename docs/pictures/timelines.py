@@ -52,7 +52,7 @@ def picture(title: str, cells: list[tuple[str, list[str], str]], remark: str) ->
     width = LEFT + len(cells) * (CELL + 2 * GAP + 14)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 208" role="img" aria-label="{escape(title)}">',
-        "<style>text{font:13px system-ui,sans-serif;fill:#57606a}.t{font-weight:600;font-size:15px}"
+        "<style>text{font:13px system-ui,sans-serif;fill:#7a828e}.t{font-weight:600;font-size:15px}"
         ".c{fill:#fff}.h{fill:#fff;font-weight:600}</style>",
         f'<text class="t" x="8" y="26">{escape(title)}</text>',
     ]

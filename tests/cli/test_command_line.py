@@ -1,11 +1,15 @@
 """The command line as a user meets it: exit codes, help, Ctrl-C, and a demo with a tiny bound."""
 
 import argparse
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Generator
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -169,6 +173,31 @@ def test_version_names_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert f"recollect  {recollect.__version__}" in text
     assert torch.__version__ in text
+    assert main(["version", "--json"]) == 0
+    parts = json.loads(capsys.readouterr().out)
+    assert parts["recollect"] == recollect.__version__
+    assert parts["kernels"] == recollect.kernels.backend()
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'\nversion = "{recollect.__version__}"\n' in project
+
+
+def test_the_version_alone_is_asked_for_as_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"recollect {recollect.__version__}\n"
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "recollect.cli", "version"]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, "")
 
 
 @pytest.mark.parametrize(
@@ -187,6 +216,15 @@ def test_wrong_usage_exits_with_two(arguments: list[str], says: str, capsys: pyt
     assert says in capsys.readouterr().err
 
 
+def test_a_report_that_cannot_be_written_is_said_before_anything_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["conformance", "--cases", "T1", "--libraries", "ours", "--out", str(tmp_path / "file" / "out")]) == 2
+    assert "recollect conformance: " in (told := capsys.readouterr()).err
+    assert told.out == ""
+
+
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["--help"])
@@ -194,6 +232,16 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for command in COMMANDS:
         assert command.__name__.rsplit(".", 1)[-1] in text
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__.rsplit(".", 1)[-1])
+def test_the_help_of_a_command_describes_it_every_option_and_its_exit_codes(command: ModuleType) -> None:
+    commands = argparse.ArgumentParser().add_subparsers()
+    command.register(commands)
+    (parser,) = commands.choices.values()
+    assert (parser.description or "").endswith(".")
+    assert all(action.help for action in parser._actions)
+    assert "Exit code" in (parser.epilog or "") or parser.prog.endswith("version")
 
 
 def test_a_command_is_a_module_that_registers_itself() -> None:

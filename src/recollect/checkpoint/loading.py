@@ -18,7 +18,7 @@ from recollect.checkpoint.manifest import Array, File, Manifest, Node
 from recollect.checkpoint.progress import watched
 from recollect.checkpoint.saving import Base
 from recollect.checkpoint.vault import Vault
-from recollect.disk.reopening import examined_disk, is_disk_memory, reopened
+from recollect.disk.reopening import examined_disk, is_disk_memory, peek, reopened
 from recollect.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -30,7 +30,7 @@ from recollect.errors import (
 )
 from recollect.kernels.reader import bits_of
 from recollect.memory import Memory
-from recollect.samplers import Sampler
+from recollect.samplers import Counted, Prioritized, Sampler, Uniform
 from recollect.schema import positive
 
 
@@ -264,6 +264,23 @@ def _fill_column(source: _Source, column: torch.Tensor, places: torch.Tensor, ke
         flat[at[kept].to(flat.device)] = bits_of(block)[kept].to(flat.device)
 
 
+def look(path: str | PathLike[str], *, number: int | None = None) -> Any:
+    """The buffer that is saved below `path`, to be looked at: files stay as they are, also those of disk memory.
+
+    For a sampler that only its maker can make again, one of ours stands in that its state fits.
+    """
+    root = Path(path).absolute()
+    if is_disk_memory(root):
+        return peek(root)
+    refused: list[IncompatibleCheckpoint] = []
+    for sampler in (None, Prioritized(), Counted(Prioritized()), Uniform(), Counted(Uniform())):
+        try:
+            return load(root, number=number, sampler=sampler)
+        except IncompatibleCheckpoint as error:
+            refused.append(error)
+    raise refused[0]
+
+
 def check(path: str | PathLike[str]) -> list[str]:
     """What is wrong below `path`, a sentence for each checkpoint that cannot be loaded; empty if all is well."""
     return [f"{number}: {wrong}" for number, wrong in examined(path) if wrong is not None]
@@ -281,7 +298,7 @@ def examined(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError |
             raise NoCheckpoint(explain(str(path), "a checkpoint", "none", "Save a buffer there first."))
         for number in vault.numbers():
             try:
-                load(path, number=number)
+                look(path, number=number)
             except CheckpointError as error:
                 yield number, error
             else:

@@ -31,11 +31,19 @@ def register(commands: Any) -> None:
         help="ask the installed libraries, or your own buffer, what a correct buffer does",
         description="Ask 28 cases of every experience library that is installed here, and print pass, differs or not "
         "offered with expected and got for every difference. With TARGET ask only your own buffer.",
-        epilog="Exit code: 0 if TARGET, or else recollect, has no difference; 1 if it has one; 2 wrong usage.",
+        epilog="For example: recollect conformance my_package:MyBuffer --cases T4,T7. "
+        "Exit code: 0 TARGET, or else recollect, has no difference, 1 it has one, 2 wrong usage, 130 Ctrl-C.",
     )
-    parser.add_argument("target", metavar="TARGET", nargs="?", help="my_package:MyBuffer; see docs/conformance.md")
-    parser.add_argument("--cases", metavar="T1,T2", type=_cases, default=CASES, help="only these")
-    parser.add_argument("--libraries", metavar="A,B", type=_libraries, default=MODULES, help=f"of {', '.join(MODULES)}")
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        nargs="?",
+        help="my_package:MyBuffer, a class with add, sample and len; docs/conformance.md",
+    )
+    parser.add_argument("--cases", metavar="T1,T2", type=_cases, default=CASES, help="ask only these")
+    parser.add_argument(
+        "--libraries", metavar="A,B", type=_libraries, default=MODULES, help=f"ask only these of {', '.join(MODULES)}"
+    )
     parser.add_argument(
         "--python",
         metavar="PATH",
@@ -45,7 +53,11 @@ def register(commands: Any) -> None:
         "but not recollect. May be given again",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/conformance"), help="folder of report.json, .html and .md"
+        "--out",
+        metavar="FOLDER",
+        type=Path,
+        default=Path("runs/conformance"),
+        help="where to write report.json, .html and .md (default: runs/conformance)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON and write nothing")
     parser.set_defaults(run=run)
@@ -69,8 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Ask, print, write, and say whether the subject passed."""
     console = Console(highlight=False, stderr=arguments.json)
     try:
+        if not arguments.json:
+            arguments.out.mkdir(parents=True, exist_ok=True)
         report = _report(arguments, console)
-    except (ValueError, TypeError, ImportError, AttributeError) as error:
+    except (ValueError, TypeError, ImportError, AttributeError, OSError) as error:
         print(f"recollect conformance: {error}", file=sys.stderr)
         return WRONG_USAGE
     if arguments.json:
@@ -120,7 +134,6 @@ def _elsewhere(python: str, libraries: Sequence[str], cases: Sequence[Case]) -> 
 
 
 def _write(folder: Path, report: Report, console: Console) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n", "utf-8")
     (folder / "report.html").write_text(page(report), "utf-8")
     (folder / "report.md").write_text(markdown(report), "utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 from typing import Any
 
@@ -21,18 +22,24 @@ def register(commands: Any) -> None:
         help="print the versions of recollect and of what it stands on",
         description="Print the versions of recollect and of what it stands on, and which kernels are in use.",
     )
+    parser.add_argument("--json", action="store_true", help="print the same as JSON, for programs")
     parser.set_defaults(run=run)
 
 
-def run(_arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Print one line for each part."""
     parts = {
-        "recollect": f"{recollect.__version__} ({backend()} kernels)",
-        "torch": torch.__version__,
+        "recollect": recollect.__version__,
+        "kernels": backend(),
+        "torch": str(torch.__version__),
         "tensordict": tensordict.__version__,
         "gymnasium": gymnasium.__version__,
         "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
     }
+    if arguments.json:
+        print(json.dumps(parts, indent=2))
+        return 0
     for name, version in parts.items():
         print(f"{name:<11}{version}")
     return 0

@@ -20,9 +20,9 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   max-width: 78rem; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; } p.note { color: var(--soft); }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; } th, td { border: 1px solid var(--line); padding: .3rem .5rem; text-align: center; }
-th { font-weight: 600; } th small { display: block; color: var(--soft); font-weight: 400; }
-td.case { text-align: left; min-width: 21rem; } td.case b { margin-right: .4rem; }
+table { border-collapse: collapse; } th, td { border: 1px solid var(--line); padding: .3rem .4rem; text-align: center; }
+th { font-weight: 600; font-size: .87rem; } th small { display: block; color: var(--soft); font-weight: 400; }
+td.case { text-align: left; min-width: 17rem; } td.case b { margin-right: .4rem; }
 td.case small { display: block; color: var(--soft); }
 .pass { color: var(--pass); background: var(--pass-back); } .none { color: var(--soft); }
 .differs { color: var(--differs); background: var(--differs-back); } td.differs a { color: inherit; font-weight: 700; }

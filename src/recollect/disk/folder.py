@@ -117,7 +117,9 @@ class Folder:
 
     def _found(self, config: Mapping[str, Any]) -> Record:
         record = newest(self.root)
-        differs = [name for name in config if name != "listeners" and record.config.get(name) != config[name]]
+        # Nobody draws from what is only looked at.
+        free = ("listeners", "sampler") if self.only_reads else ("listeners",)
+        differs = [name for name in config if name not in free and record.config.get(name) != config[name]]
         if differs:
             name = differs[0]
             remedy = "Make the buffer with the same settings, or recollect.load() it without any."

@@ -23,6 +23,7 @@ from recollect.errors import (
 )
 from recollect.memory import Memory
 from recollect.replay import ReplayBuffer
+from recollect.samplers import Counted, Prioritized, Uniform
 
 
 def is_disk_memory(root: Path) -> bool:
@@ -51,8 +52,17 @@ def reopened(root: Path, options: dict[str, Any], *, only_reads: bool = False) -
 
 
 def peek(path: str | PathLike[str]) -> ReplayBuffer:
-    """The buffer in a folder that nobody has open, to be looked at: the files stay as they are."""
-    return reopened(Path(path).absolute(), {}, only_reads=True)
+    """The buffer in a folder that nobody has open, to be looked at: the files stay as they are.
+
+    For a sampler that only its maker can make again, one of ours stands in that its files fit.
+    """
+    root = Path(path).absolute()
+    try:
+        return reopened(root, {}, only_reads=True)
+    except IncompatibleCheckpoint:
+        sampler = Prioritized() if (root / "tree.leaves").exists() else Uniform()
+        counted = (root / "sampler.drawn").exists()
+        return reopened(root, {"sampler": Counted(sampler) if counted else sampler}, only_reads=True)
 
 
 def examined_disk(root: Path) -> tuple[int, CheckpointError | None]:

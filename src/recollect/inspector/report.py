@@ -12,16 +12,14 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from recollect.checkpoint import load
+from recollect.checkpoint.loading import look
 from recollect.datasets.minari import dataset_folder, opened
-from recollect.errors import IncompatibleCheckpoint
 from recollect.inspector.dataset import source_of_dataset
 from recollect.inspector.measures import measure
 from recollect.inspector.page import browsed, write_page
 from recollect.inspector.remarks import remarks
 from recollect.inspector.source import Source, source_of
 from recollect.inspector.terminal import render
-from recollect.samplers import Counted, Prioritized
 from recollect.stats import EpisodeStats
 
 
@@ -109,18 +107,7 @@ def _opened(thing: Any) -> tuple[Any, dict[str, Any]]:
     folder = dataset_folder(path)
     if folder is not None:
         return opened(folder), {"path": str(path)}
-    return _loaded(path), {"path": str(path), "saved": _saved(path)}
-
-
-def _loaded(path: Path) -> Any:
-    try:
-        return load(path)
-    except IncompatibleCheckpoint as error:
-        # Nothing is drawn here: priorities can be seen without the function that their beta was.
-        for sampler in (Prioritized(), Counted(Prioritized())):
-            with contextlib.suppress(IncompatibleCheckpoint):
-                return load(path, sampler=sampler)
-        raise error
+    return look(path), {"path": str(path), "saved": _saved(path)}
 
 
 def _saved(path: Path) -> str | None:

@@ -15,6 +15,8 @@ from recollect.inspector.remarks import number, percent
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MOST_PARTS = 16
 """So many dimensions of a field have lines of their own."""
+_NARROW = 12
+"""Blocks of a histogram beside five other columns: they fit into 80."""
 
 FACTS = {
     "kind": "kind",
@@ -94,13 +96,16 @@ def _facts(source: dict[str, Any]) -> Table:
     return _pairs(iter(known))
 
 
-def bars(histogram: dict[str, Any] | None) -> str:
-    """A histogram in one line of blocks."""
+def bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
+    """A histogram in one line of at most so many blocks; neighbours share one where there are more."""
     if histogram is None:
         return ""
-    most = max(histogram["counts"]) or 1
+    counts = histogram["counts"]
+    each = -(-len(counts) // width)
+    counts = [sum(counts[start : start + each]) for start in range(0, len(counts), each)]
+    most = max(counts) or 1
     # What is there at all is seen.
-    return "".join(_BLOCKS[min(-(-8 * count // most), 8)] for count in histogram["counts"])
+    return "".join(_BLOCKS[min(-(-8 * count // most), 8)] for count in counts)
 
 
 def _spread(moments: dict[str, Any]) -> Text:
@@ -149,12 +154,12 @@ def _reward(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
 
 
 def _fields(fields: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("field")
     table.add_column("form")
     for name in ("min", "mean", "max", "std"):
         table.add_column(name, justify="right")
-    table.add_column("values")
+    table.add_column("values", no_wrap=True)
     table.add_column("")
     for field in fields:
         form = f"{field['dtype']}{field['shape'] or ''}"
@@ -175,7 +180,7 @@ def _field_row(table: Table, part: dict[str, Any], name: str, form: str) -> None
         Text(name),
         Text(form, "dim"),
         *(number(part[which]) for which in ("min", "mean", "max", "std")),
-        Text(bars(part["histogram"]), "cyan"),
+        Text(bars(part["histogram"], _NARROW), "cyan"),
         Text(", ".join(notes), "yellow"),
     )
 

@@ -34,11 +34,17 @@ def register(commands: Any) -> None:
         epilog="Exit code: 0 solved (or --no-train), 1 not solved within --steps, 130 stopped by Ctrl-C.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--seed", type=int, default=1, help="of the environments, the nets and the minibatches")
     parser.add_argument(
-        "--steps", type=_positive, default=Settings.max_transitions, help="train for so many at most, in whole rollouts"
+        "--seed", metavar="N", type=int, default=1, help="of the environments, the nets and the minibatches"
     )
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of all runs")
+    parser.add_argument(
+        "--steps",
+        metavar="N",
+        type=_positive,
+        default=Settings.max_transitions,
+        help="train for so many at most, in whole rollouts",
+    )
+    parser.add_argument("--out", metavar="FOLDER", type=Path, default=Path("runs"), help="folder of all runs")
     parser.add_argument("--name", default="demo", help="folder of this run in it")
     parser.add_argument("--no-train", action="store_true", help="show the tables only")
     parser.set_defaults(run=run)
