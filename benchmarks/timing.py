@@ -108,6 +108,11 @@ def speedup(of: Timing, over: Timing, rng: np.random.Generator, draws: int = 200
     return Interval(float(np.median(theirs) / np.median(mine)), float(low), float(high))
 
 
+def measured(name: str, role: Role, seconds: Sequence[float]) -> Timing:
+    """What was timed elsewhere, in another process or in rounds of its own: seconds a unit, by round."""
+    return Timing(Contestant(name, role, lambda: None), dict(enumerate(seconds)))
+
+
 def fastest_peer(timings: Sequence[Timing], but: str | None = None) -> Timing | None:
     """The peer with the smallest median, `but` left out; None if no peer was timed."""
     peers = [timing for timing in timings if timing.contestant.role == "peer" and timing.contestant.name != but]
