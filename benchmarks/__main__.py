@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from .suite import RESULTS, file_name
 
@@ -63,7 +64,8 @@ def run(options: argparse.Namespace) -> int:
     for suite in options.only:
         module, extra = NEEDS.get(suite, ("", ""))
         if module and find_spec(module) is None:
-            console.print(f'[yellow]skipped[/yellow] {suite}: it needs {module}: pip install "recollect[{extra}]"')
+            remedy = escape(f'pip install "recollect[{extra}]"')
+            console.print(f"[yellow]skipped[/yellow] {suite}: it needs {module}: {remedy}")
             continue
         console.rule(f"{suite}: {SUITES[suite]}")
         about = {"quick": options.quick, "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}

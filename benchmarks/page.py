@@ -35,9 +35,9 @@ NOTES = {
 HEAD = """# Performance
 
 Measured beside other libraries by the scripts in `benchmarks/`, everybody interleaved in one run, medians with the
-durations that a tenth of the samples lie below and above (p10–p90). `make bench` or `recollect bench --quick` does it on
-your machine in about ten minutes. Machines are noisy, so only ratios within one run mean anything: ours to the fastest
-peer of that run, with the interval that a bootstrap gives in 95 of 100 cases. "Bar" is what we want to reach; one that
+durations that a tenth of the samples lie below and above (p10–p90). `make bench` or `recollect bench --quick` does it
+on your machine in about ten minutes. Machines are noisy, so only ratios within one run mean anything: ours to the
+fastest peer of that run, with the interval that a bootstrap gives in 95 of 100 cases. "Bar" is what we want to reach; one that
 is not met says so. The limit is a copy of the same bytes (or what else its name says), which nobody can beat: a dashed
 line in every picture.
 
@@ -46,24 +46,26 @@ This page is written by `python -m benchmarks.page` from the newest results in `
 GPU = """
 ## On a GPU
 
-None of these figures is of a GPU; there the buffers run on torch operations alone. What costs time there is how many of them
-are launched, and waiting for one of them, so both are counted in the tests (`tests/test_dispatched_ops.py`):
+None of these figures is of a GPU; there the buffers run on torch operations alone. What costs time there is how many of
+them are launched, and waiting for one of them, so both are counted in the tests (`tests/test_dispatched_ops.py`):
 
 | hot path | launches | bound |
 |---|---:|---:|
 | a step of a rollout | 1 | fields + 1 |
-| advantages (GAE) of 24 steps; + 7 for each doubling | 31 | 40 |
+| advantages (GAE) of 24 steps | 30 | 40 |
 | a uniform batch of 7 fields | 10 | fields + 3 |
 | a prioritized batch and its new priorities | 60 | 60 |
 
-- **Nothing waits.** No hot path reads a number back from the device. `update_priority` returns how many rows were gone as a
-  tensor there; `int()` of it waits. What would need a look is trusted and counted on the device, and `check()` tells.
-- **`out=`.** `sample(…, out=batch)` and `minibatches(…, out=batch)` fill tensors of yours. Fresh tensors from torch's caching
-  allocator are cheap on a GPU, and a batch that is kept stays whole; reuse is for graphs, and for large batches on the CPU.
+- **Nothing waits.** No hot path reads a number back from the device. `update_priority` returns how many rows were gone
+  as a tensor there; `int()` of it waits. What would need a look is trusted and counted on the device, and `check()`
+  tells.
+- **`out=`.** `sample(…, out=batch)` and `minibatches(…, out=batch)` fill tensors of yours. Fresh tensors from torch's
+  caching allocator are cheap on a GPU, and a batch that is kept stays whole; reuse is for graphs, and for large batches
+  on the CPU.
 - **CUDA graphs.** Capture the learner's update and leave the buffer outside: sample into the graph's static inputs with
   `out=`, then replay it. The estimators have fixed shapes and no synchronisation, so `rc.gae` can be captured (and
-  compiled) with the update. `sample` cannot: the first batch after an `add` rebuilds a table, and a captured generator must
-  be registered with the graph.
+  compiled) with the update. `sample` cannot: the first batch after an `add` rebuilds a table, and a captured generator
+  must be registered with the graph.
 - **Where the memory is.** `device="cuda"` keeps rows there; `Memory.pinned()` keeps them on the host and
   `sample(…, device="cuda")` copies a batch asynchronously, which `rc.prefetch` does one batch ahead.
 """

@@ -41,7 +41,7 @@ def bars(cases: Mapping[str, Any], path: Path) -> None:
     grid = figure.add_gridspec(1, columns)
     for column, group in enumerate(halves):
         ratios = [heights[names.index(name)] for name in group]
-        inner = grid[column].subgridspec(len(group), 1, height_ratios=ratios, hspace=1.6 / (sum(ratios) / len(ratios)))
+        inner = grid[column].subgridspec(len(group), 1, height_ratios=ratios, hspace=1.2 / (sum(ratios) / len(ratios)))
         for row, name in enumerate(group):
             _bars_of(figure.add_subplot(inner[row]), name, cases[name])
     _save(figure, path)
@@ -75,6 +75,7 @@ def _bars_of(axes: Any, case: str, found: Mapping[str, Any]) -> None:
     limits = [timing["median_us"] for timing in found["timings"].values() if timing["role"] == "limit"]
     for limit in limits:
         axes.axvline(limit, color=LIMIT, linestyle="--", linewidth=1.3)
+        axes.text(limit, -0.62, " limit", fontsize=6.5, color=LIMIT, va="bottom")
     every = [*medians, *limits]
     axes.set_xscale("log")
     axes.set_xlim(min(every) / 1.6, max(every) * 6)
@@ -120,6 +121,8 @@ def curves(points: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _panel(axes: Any, points: Sequence[Mapping[str, Any]]) -> None:
+    from matplotlib.ticker import LogLocator
+
     for library in dict.fromkeys(point["library"] for point in points):
         line = sorted((point for point in points if point["library"] == library), key=lambda point: point["size"])
         sizes, colour = [point["size"] for point in line], COLOURS.get(library)
@@ -130,6 +133,7 @@ def _panel(axes: Any, points: Sequence[Mapping[str, Any]]) -> None:
         spread = ([point["p25_us"] for point in line], [point["p75_us"] for point in line])
         axes.fill_between(sizes, *spread, color=colour, alpha=0.15, linewidth=0)
     axes.set(xscale="log", yscale="log", xlabel=AXES[points[0]["axis"]])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
     axes.yaxis.set_major_formatter(lambda us, _: duration(us))
     axes.yaxis.set_minor_formatter(lambda *_: "")
     sizes = sorted({point["size"] for point in points})
