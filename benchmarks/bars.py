@@ -54,9 +54,6 @@ BARS: dict[str, Bar] = {
 KINDS_OF_BARS: dict[str, Bar] = {
     "shared memory": Bar(3.0),
     "Ray": Bar(2.0),
-    "training": Bar(1.0),
-    "save": Bar(1.0),
-    "load": Bar(1.0),
 }
 """The same for cases that are many of a kind: their names begin with "<kind>: "."""
 

@@ -37,9 +37,9 @@ HEAD = """# Performance
 Measured beside other libraries by the scripts in `benchmarks/`, everybody interleaved in one run, medians with the
 durations that a tenth of the samples lie below and above (p10–p90). `make bench` or `recollect bench --quick` does it
 on your machine in about ten minutes. Machines are noisy, so only ratios within one run mean anything: ours to the
-fastest peer of that run, with the interval that a bootstrap gives in 95 of 100 cases. "Bar" is what we want to reach; one that
-is not met says so. The limit is a copy of the same bytes (or what else its name says), which nobody can beat: a dashed
-line in every picture.
+fastest peer of that run, with the interval that a bootstrap gives in 95 of 100 cases. "Bar" is what we want to reach;
+one that is not met says so. The limit is a copy of the same bytes (or what else its name says), which nobody can beat:
+a dashed line in every picture.
 
 This page is written by `python -m benchmarks.page` from the newest results in `benchmarks/results/`.
 """
@@ -118,7 +118,8 @@ def about(run: Mapping[str, Any]) -> str:
 
 def table(run: Mapping[str, Any]) -> str:
     """A line for each contestant of each case."""
-    lines = ["| case | library | median | p10–p90 | × fastest peer | bar | met |", "|---|---|---:|---:|---:|---:|---|"]
+    headings = ("case", "library", "median", "p10–p90", "× fastest peer", "× limit", "bar", "met")
+    lines = [f"| {' | '.join(headings)} |", "|---|---|---:|---:|---:|---:|---:|---|"]
     for case, found in run["cases"].items():
         ordered = sorted(found["timings"].items(), key=lambda item: item[1]["median_us"])
         for number, (name, timing) in enumerate(ordered):
@@ -133,7 +134,9 @@ def _line(case: str, name: str, timing: Mapping[str, Any], bar: Mapping[str, Any
     spread = f"{duration(timing['p10_us'])}–{duration(timing['p90_us'])}"
     required = f"≥ {bar['times_faster']:g}" if ours and bar else ""
     shown = {"ours": f"**{name}**", "limit": f"*{name}*"}.get(timing["role"], name)
-    cells = (case, shown, duration(timing["median_us"]), spread, times, required, _yes(timing["met"]))
+    limit = timing.get("times_limit")
+    beside = f"{limit['ratio']:.2f}" if limit else ""
+    cells = (case, shown, duration(timing["median_us"]), spread, times, beside, required, _yes(timing["met"]))
     return f"| {' | '.join(cells)} |"
 
 

@@ -62,7 +62,7 @@ def _meets(bar: Bar, timing: Timing, ratio: Interval, timings: list[Timing]) -> 
 def print_table(judged: list[tuple[Result, list[Line]]], console: Console) -> None:
     """One table of all cases, and below it what is not in it."""
     table = Table("case", "library", title="µs, medians; ratios to the fastest peer of the same run")
-    for heading in ("median", "p10–p90", "× fastest peer (95 %)", "bar", "met"):
+    for heading in ("median", "p10–p90", "× fastest peer (95 %)", "× limit", "bar", "met"):
         table.add_column(heading, justify="right")
     for result, lines in judged:
         bar = bar_of(result.case)
@@ -84,7 +84,8 @@ def _cells(line: Line, bar: Bar | None) -> list[str]:
     required = _requirement(bar) if timing.contestant.role == "ours" and bar else ""
     met = {True: "yes", False: "no", None: ""}[line.verdict]
     spread += " noisy" * timing.is_noisy
-    return [timing.contestant.name, _us(timing.median), spread, compared, required, met]
+    of_limit = f"{line.of_limit.ratio:.2f}" if line.of_limit else ""
+    return [timing.contestant.name, _us(timing.median), spread, compared, of_limit, required, met]
 
 
 def _requirement(bar: Bar) -> str:

@@ -27,7 +27,7 @@ from .timing import Contestant
 from .verify_replay import check_transitions, fill
 
 SUBJECT = "Time saving and loading a replay buffer beside the peers."
-SHAPES = {"obs(17)": ROBOT._replace(capacity=200_000), "images": ATARI._replace(capacity=4_000)}
+SHAPES = {"obs(17)": ROBOT._replace(capacity=200_000), "images": ATARI._replace(capacity=2_000)}
 NEW_SHARE = 100
 """One row of so many is new when a buffer is saved again."""
 OPERATIONS = {"save": "save: all", "again": "save: again after 1 % new rows", "load": "load: all"}
@@ -93,7 +93,7 @@ def enter_torch(case: Case, data: Experience) -> Contestant:
 
 def limit_of(case: Case, data: Experience) -> Contestant:
     """The bytes of every observation once, written and synced, or read: what a disk allows."""
-    frame = int(np.prod(data.frames.shape[1:])) * data.frames.dtype.itemsize
+    frame = int(np.prod(case.shape.obs)) * np.dtype(case.shape.dtype).itemsize
     nbytes = len(data) * (frame + 4 * (case.shape.action_dim + 1) + 2)
     if case.operation == "again":
         nbytes //= NEW_SHARE
@@ -111,13 +111,13 @@ def limit_of(case: Case, data: Experience) -> Contestant:
     return Contestant("write and fsync of the same bytes", "limit", write, reset=lambda: _remove(path))
 
 
-def cases(operations: Sequence[str], root: Path) -> Iterator[Case]:
+def cases(operations: Sequence[str], root: Path, smaller: int) -> Iterator[Case]:
     """Every operation on every buffer, each in a folder of its own that is gone afterwards."""
     for kind, shape in SHAPES.items():
         for operation in operations:
             folder = root / f"{kind} {operation}"
             folder.mkdir()
-            yield Case(operation, kind, shape, folder)
+            yield Case(operation, kind, shape._replace(capacity=shape.capacity // smaller), folder)
             shutil.rmtree(folder)
 
 
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     effort = replace(session.effort, rounds=min(session.effort.rounds, 30))
     judged = []
     with TemporaryDirectory() as root:
-        for case in cases(session.operations, Path(root)):
+        for case in cases(session.operations, Path(root), 4 if session.options.quick else 1):
             with session.console.status(case.name):
                 judged.append(session.time(enter_case(case, session.found.peers), effort))
     return session.finish(judged)

@@ -100,7 +100,7 @@ class Session:
     ) -> Session:
         """A run of a suite that has read its command line, and finds its peers, itself."""
         about = describe(suite, found, options.quick)
-        return cls(suite, options, list(operations), found, Console(), np.random.default_rng(0), about)
+        return cls(suite, options, list(operations), found, console(), np.random.default_rng(0), about)
 
     @property
     def effort(self) -> Effort:
@@ -131,6 +131,12 @@ class Session:
         show_changes(before, json.loads(path.read_text(encoding="utf-8")), self.console)
         self.console.print(f"written to {path}", soft_wrap=True)
         return 0
+
+
+def console() -> Console:
+    """As wide as the terminal; in a file, as wide as a table needs."""
+    found = Console()
+    return found if found.is_terminal else Console(width=150)
 
 
 def parser_of(suite: str, subject: str) -> argparse.ArgumentParser:
