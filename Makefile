@@ -8,7 +8,7 @@ SANITIZERS := address undefined thread
 PINNED_torchrl := torchrl==0.14.1
 PINNED_agilerl := agilerl==2.58.0
 
-.PHONY: demo test test-long sanitize $(SANITIZERS:%=sanitize-%) bench conformance conformance-keep check format docs clean
+.PHONY: demo test test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full conformance conformance-keep check format docs clean
 
 demo: .venv/installed
 	$(BIN)/recollect demo
@@ -27,11 +27,14 @@ sanitize: $(SANITIZERS:%=sanitize-%)
 $(SANITIZERS:%=sanitize-%): sanitize-%: .venv/sanitize
 	$(BIN)/python -m tests.sanitizers $*
 
+# About ten minutes: for a look, not for claims; the results stay out of git.
 bench: .venv/bench
-	$(BIN)/python -m benchmarks.on_policy
-	$(BIN)/python -m benchmarks.replay
-	$(BIN)/python -m benchmarks.sequences
-	$(BIN)/python -m benchmarks.ray_service
+	$(BIN)/python -m benchmarks --quick
+
+# Everything at full effort, on an idle machine: results that are kept, and the page and pictures made of them.
+bench-full: .venv/bench
+	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.page
 
 # Two libraries want another tensordict than the rest: each is asked in an environment of its own.
 conformance: .venv/bench .venv/torchrl .venv/agilerl

@@ -51,6 +51,18 @@ BARS: dict[str, Bar] = {
     "sequences 32x80": Bar(4.0),
 }
 
+KINDS_OF_BARS: dict[str, Bar] = {
+    "shared memory": Bar(3.0),
+    "Ray": Bar(2.0),
+}
+"""The same for cases that are many of a kind: their names begin with "<kind>: "."""
+
+
+def bar_of(case: str) -> Bar | None:
+    """What is asked of a case, if anything."""
+    return BARS.get(case) or KINDS_OF_BARS.get(case.partition(":")[0])
+
+
 BYTES_A_TRANSITION: dict[str, float] = {
     "memory image": 7120.0,
     "memory obs(17)": 106.0,

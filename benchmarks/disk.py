@@ -1,14 +1,14 @@
 # pyright: reportMissingImports=false
 """Fill and sample replay memory that does not fit into RAM, beside RAM and beside TorchRL's memory-mapped storage.
 
-Run it as `python -m benchmarks.disk [--gib 4] [--limit-gib 1] [--folder PATH] [--json PATH]`. Every contestant runs in
-a process of its own: with so little memory, page cache included, and again with as much as there is (cached). TorchRL
-is left out where it is not installed. A transition is two frames of 84 × 84 bytes, an action, a reward and the flags.
+Run it as `python -m benchmarks.disk [--quick] [--gib 4] [--limit-gib 1] [--folder PATH] [--json PATH]`. Every
+contestant runs in a process of its own: with so little memory, page cache included, and again with as much as there is
+(cached). TorchRL is left out where it is not installed. A transition is two frames of 84 × 84
+bytes, an action, a reward and the flags.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,19 +22,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import recollect as rc
-from benchmarks import machine
-from benchmarks.limit import limited
-from benchmarks.report import write_json
-from benchmarks.suite import RESULTS, describe, file_name
-from recollect.conformance.peers import Discovery
 
+from . import machine
+from .limit import limited
+from .report import Result
+from .suite import Session, parser_of
+from .timing import Role, measured
+
+SUBJECT = "Fill and sample replay memory on disk, beside RAM and beside TorchRL's memory-mapped storage."
 FRAME = 84 * 84
 BLOCK = 512
 BATCHES = (32, 256)
+
+
+PIECES = 8
+"""How often each figure is taken."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,9 @@ class Figures:
     limit_gib: float | None
     peak_gib: float | None
     """Of memory in use, page cache included."""
-    fill: float
-    """Transitions a second, into new memory."""
-    refill: float
-    """The same over rows that are there already, and long out of memory."""
-    sample: dict[int, float]
-    """Transitions a second, by batch size."""
+    seconds: dict[str, list[float]]
+    """A transition, by what was done: fill (into new memory), refill (over rows that are there already, and long out of
+    memory), sample."""
     wrong: int
     """Sampled transitions that are not what was added."""
 
@@ -78,28 +79,32 @@ def measure(
     extend: Callable[[dict[str, Any]], object], sample: Callable[[int], tuple[Any, Any, Any]], count: int
 ) -> dict[str, Any]:
     """Fill twice, then sample; `sample` gives frames, actions and next frames."""
-    rates = []
-    for lap in range(2):
-        seconds = 0.0
+    taken: dict[str, list[float]] = {}
+    for lap, name in enumerate(("fill", "refill")):
+        blocks_of = []
         for block in blocks(lap * count, count):
             start = perf_counter()
             extend(block)
-            seconds += perf_counter() - start
-        rates.append(count / seconds)
-    drawn, wrong = {}, 0
+            blocks_of.append((perf_counter() - start) / BLOCK)
+        taken[name] = [float(np.mean(piece)) for piece in np.array_split(blocks_of, PIECES) if len(piece)]
+    wrong = 0
     for size in BATCHES:
         for _ in range(3):
             sample(size)
-        done, start = 0, perf_counter()
-        while perf_counter() - start < 5:
-            sample(size)
-            done += size
-        drawn[size] = done / (perf_counter() - start)
+        taken[f"sample {size}"] = [_seconds_a_row(sample, size) for _ in range(PIECES)]
         obs, action, following = sample(size)
         for frame, number in ((obs, action), (following, action + 1)):
             found = np.ascontiguousarray(frame.reshape(size, -1)[:, :8].numpy()).view(np.int64)[:, 0]
             wrong += int((found != number.numpy()).sum())
-    return {"fill": rates[0], "refill": rates[1], "sample": drawn, "wrong": wrong}
+    return {"seconds": taken, "wrong": wrong}
+
+
+def _seconds_a_row(sample: Callable[[int], object], size: int) -> float:
+    rows, start = 0, perf_counter()
+    while perf_counter() - start < 0.5:
+        sample(size)
+        rows += size
+    return (perf_counter() - start) / rows
 
 
 def run_recollect(count: int, folder: str | None) -> tuple[float, dict[str, Any]]:
@@ -161,7 +166,7 @@ def run(name: str, count: int, folder: str, limit: float) -> Figures:
     """One contestant, in this process."""
     torch.set_num_threads(1)
     who = CONTESTANTS[name]
-    with limited(int(limit * 2**30)) if who.is_limited else nullcontext() as group:
+    with limited(int(limit * 2**30)) if who.is_limited and limit else nullcontext() as group:
         stored, figures = who.run(count, folder if who.in_folder else None)
         peak = None if group is None else group.peak_bytes / 2**30
     return Figures(name, count, stored, None if group is None else limit, peak, **figures)
@@ -169,41 +174,52 @@ def run(name: str, count: int, folder: str, limit: float) -> Figures:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all, print a table, write the file."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.disk", description=__doc__)
-    parser.add_argument("--gib", type=float, default=4.0, help="of frames that recollect stores")
-    parser.add_argument("--limit-gib", type=float, default=1.0, help="of memory for those that store in a folder")
+    parser = parser_of("disk", SUBJECT)
+    parser.add_argument("--gib", type=float, help="of frames that recollect stores (default: 4, quick 0.25)")
+    parser.add_argument("--limit-gib", type=float, help="of memory for those that store in a folder (default: 1)")
     parser.add_argument("--folder", type=Path, help="on which disk (default: the system's temporary folder)")
-    parser.add_argument("--json", type=Path, help="where to write the results")
     options = parser.parse_args(arguments)
-    console, count = Console(width=120), int(options.gib * 2**30) // FRAME // BLOCK * BLOCK
+    session = Session.of("disk", options)
+    session.about["peers"] = {name: machine.version_of(name) for name in ("recollect", "torchrl")}
+    limit = options.limit_gib or (0.0 if options.quick else 1.0)  # so little data has room in any memory
+    count = int((options.gib or (0.25 if options.quick else 4.0)) * 2**30) // FRAME // BLOCK * BLOCK
     done: list[Figures] = []
     with TemporaryDirectory(dir=options.folder) as root:
         for name in CONTESTANTS:
             folder = Path(root) / "memory"
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                 try:
-                    done.append(pool.submit(run, name, count, str(folder), options.limit_gib).result())
-                except ImportError as error:
-                    console.print(f"[yellow]missing[/yellow] {name}: {error}")
+                    done.append(pool.submit(run, name, count, str(folder), limit).result())
+                except (ImportError, OSError) as error:
+                    session.console.print(f"[yellow]missing[/yellow] {name}: {error}")
             shutil.rmtree(folder, ignore_errors=True)
-    _print(done, console)
-    about = describe("disk", Discovery([], []), quick=False)
-    about["peers"] = {name: machine._version(name) for name in ("recollect", "torchrl")}
-    path = options.json or RESULTS / file_name("disk", about)
-    write_json(path, [], {**about, "figures": [asdict(figures) for figures in done]})
-    console.print(f"written to {path}")
-    return 0
+    return session.finish([session.judged(result) for result in results(done)], figures=[asdict(one) for one in done])
 
 
-def _print(done: list[Figures], console: Console) -> None:
-    table = Table("contestant", "stored", "memory", "fill", "refill", *(f"sample {size}" for size in BATCHES), "wrong")
-    for one in done:
-        memory = "no limit" if one.limit_gib is None else f"{one.peak_gib:.2f} of {one.limit_gib:g} GiB"
-        rates = (one.fill, one.refill, *one.sample.values())
-        table.add_row(
-            one.contestant, f"{one.stored_gib:.1f} GiB", memory, *(f"{rate:,.0f}/s" for rate in rates), str(one.wrong)
-        )
-    console.print(table)
+def results(done: list[Figures]) -> list[Result]:
+    """A case for each thing that was done, with little memory and with enough; RAM is the limit."""
+    found = []
+    for kind, of_kind in (("with little memory", [f for f in done if f.limit_gib]), ("cached", _cached(done))):
+        for action in ("fill", "refill", *(f"sample {size}" for size in BATCHES)) if of_kind else ():
+            result = Result(f"disk {kind}: {action}", [])
+            for one in of_kind:
+                seconds, name = one.seconds[action], one.contestant.removesuffix(", cached")
+                if one.wrong:
+                    result.refused[name] = f"{one.wrong} sampled transitions were never added"
+                else:
+                    result.timings.append(measured(name, _role(name), seconds))
+            found.append(result)
+    return found
+
+
+def _cached(done: list[Figures]) -> list[Figures]:
+    return [one for one in done if one.contestant.endswith(("cached", "RAM"))]
+
+
+def _role(name: str) -> Role:
+    if name.endswith("RAM"):
+        return "limit"
+    return "ours" if name.startswith("recollect") else "peer"
 
 
 if __name__ == "__main__":

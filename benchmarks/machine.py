@@ -22,7 +22,7 @@ def describe() -> dict[str, Any]:
         "busy": is_busy(),
         "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("torch", "numpy", "tensordict", "gymnasium", "numba")},
+        "versions": {name: version_of(name) for name in ("torch", "numpy", "tensordict", "gymnasium", "numba")},
         "torch_threads": torch.get_num_threads(),
         "torch_interop_threads": torch.get_num_interop_threads(),
         "thread_variables": {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ},
@@ -38,7 +38,8 @@ def is_busy() -> bool:
     return hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.25 * (os.cpu_count() or 1)
 
 
-def _version(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """Of what is installed, else None."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -1,10 +1,13 @@
-"""Measure how many bytes a stored transition costs, in a process of its own for each library."""
+"""Measure how many bytes a stored transition costs, in a process of its own for each library.
+
+Run it as `python -m benchmarks.memory [--quick] [--only image] [--json PATH]`.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
@@ -14,13 +17,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import BYTES_A_TRANSITION
-from benchmarks.experience import make_experience
-from benchmarks.timing import Role
-from benchmarks.verify_replay import check_transitions, fill
-from recollect.conformance.peers import NotOffered, Replay, ReplayShape
+from recollect.conformance.peers import NotOffered, Peer, Replay, ReplayShape
+
+from .bars import BYTES_A_TRANSITION
+from .experience import make_experience
+from .replay import ATARI, ROBOT
+from .suite import Session, role_of
+from .timing import Role
+from .verify_replay import check_transitions, fill
 
 Make = Callable[[ReplayShape], Replay]
+SHAPES = {"image": ATARI._replace(capacity=4_000), "obs(17)": ROBOT}
 TRUNCATED_SHARE = 0.5
 """Of the ends of episodes: where libraries that save memory go wrong."""
 
@@ -120,6 +127,16 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.1f}"
 
 
+def entrants(peers: Sequence[Peer]) -> list[tuple[str, Role, Make]]:
+    """Every library, with and without the settings that save memory."""
+    found: list[tuple[str, Role, Make]] = []
+    for peer in peers:
+        forms = {peer.name: peer.replay} if peer.replay else {}
+        forms |= {f"{peer.name}, {settings}": make for settings, make in peer.replay_saving.items()}
+        found.extend((name, role_of(peer), make) for name, make in forms.items())
+    return found
+
+
 def memory_json(results: Iterable[MemoryResult]) -> dict[str, Any]:
     """The same for a results file."""
     return {
@@ -130,3 +147,20 @@ def memory_json(results: Iterable[MemoryResult]) -> dict[str, Any]:
         }
         for result in results
     }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fill a buffer of every library."""
+    session = Session.start("memory", "Measure how many bytes a stored transition costs.", SHAPES, arguments)
+    results = []
+    for name in session.operations:
+        shape = SHAPES[name]
+        shape = shape._replace(capacity=min(shape.capacity, 10**5 if session.options.quick else 10**6))
+        with session.console.status(name):
+            results.append(measure_memory(f"memory {name}", shape, entrants(session.found.peers)))
+    print_memory(results, session.console)
+    return session.finish([], memory=memory_json(results))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

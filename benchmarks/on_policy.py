@@ -6,17 +6,18 @@ Run it as `python -m benchmarks.on_policy [--quick] [--only add,gae] [--json PAT
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
-import numpy as np
 import torch
 
-from benchmarks.report import Result
-from benchmarks.rollouts import RolloutData, make_rollout, reference_gae
-from benchmarks.suite import Session, contestant, enter, refuse
-from benchmarks.timing import Contestant
-from benchmarks.verify import check_epoch, check_gae, check_rollout, fill
 from recollect.conformance.peers import Epoch, NotOffered, Peer, RolloutShape
+
+from .memcpy import memcpy_of
+from .report import Result
+from .rollouts import RolloutData, make_rollout, reference_gae
+from .suite import Session, contestant, enter, refuse
+from .timing import Contestant
+from .verify import check_epoch, check_gae, check_rollout, fill
 
 GAMMA, LAM = 0.99, 0.95
 EPOCHS_A_CYCLE = 4
@@ -124,14 +125,19 @@ def _two(data: RolloutData) -> tuple[RolloutData, RolloutData]:
     return make_rollout(data.shape, seed=1), data
 
 
-def memcpy_of_the_same_bytes(data: RolloutData) -> Contestant:
-    """A copy that moves as many bytes as GAE must: half of (what it reads + what it writes), read and written once."""
+def limit_of(case: Case, data: RolloutData) -> Contestant:
+    """A copy of the bytes that must move: steps that are stored, rows that are handed out, and for advantages half of
+    (what is read + what is written), since a copy reads and writes."""
     trajectory = data.trajectory
     read = sum(getattr(trajectory, name).nbytes for name in trajectory.__dataclass_fields__)
-    written = 2 * trajectory.reward.nbytes
-    source = np.ones((read + written) // 2, dtype=np.uint8)
-    target = np.zeros_like(source)
-    return Contestant("memcpy of the same bytes", "limit", lambda: np.copyto(target, source))
+    rows = case.shape.num_steps * case.shape.num_envs
+    moved = {
+        "add": sum(getattr(step, field.name).nbytes for step in data.steps for field in fields(step)),
+        "gae": (read + 2 * trajectory.reward.nbytes) // 2,
+        "epoch": 4 * rows * (case.shape.obs_dim + case.shape.action_dim + 4),
+    }
+    moved["cycle"] = moved["add"] + moved["gae"] + EPOCHS_A_CYCLE * moved["epoch"]
+    return memcpy_of(moved[case.operation], len(data.steps) if case.operation == "add" else 1)
 
 
 ENTER = {"add": enter_add, "gae": enter_gae, "epoch": enter_epoch, "cycle": enter_cycle}
@@ -149,9 +155,7 @@ def enter_case(case: Case, peers: Sequence[Peer]) -> tuple[Result, list[Contesta
     """Check every peer; those that passed are to be raced."""
     data = make_rollout(case.shape, seed=0)
     result, contestants = enter(case.name, _entrants(case, peers), lambda peer: ENTER[case.operation](peer, case, data))
-    if case.name == "gae 24x4096":
-        contestants.append(memcpy_of_the_same_bytes(data))
-    return result, contestants
+    return result, [*contestants, limit_of(case, data)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

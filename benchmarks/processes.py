@@ -1,32 +1,28 @@
 """Count what writers and samplers of one replay buffer get through at once, in threads, in processes and with peers.
 
 Every writer owns an environment and adds its steps one by one; every sampler draws a prioritized batch and updates its
-priorities. Run it as `python -m benchmarks.processes [--quick] [--json PATH]`.
+priorities. Run it as `python -m benchmarks.processes [--quick] [--only KINDS] [--json PATH]`.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime, timezone
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import recollect as rc
-from benchmarks import machine
-from benchmarks.report import write_rates
-from benchmarks.suite import RESULTS, file_name
 from recollect.samplers import Sampler
+
+from . import machine
+from .report import Result
+from .suite import Session, parser_of
+from .timing import measured
 
 KINDS = {
     "obs(17)": {"obs": (17,), "dtype": np.float32, "capacity": 100_000, "batch": 256},
@@ -37,7 +33,7 @@ CROWDS = [(1, 0), (2, 0), (4, 0), (0, 1), (0, 2), (0, 4), (1, 1), (2, 2), (4, 4)
 MOST = 4
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["recollect"])
-BAR = 3.0
+SUBJECT = "Count what writers and samplers of one replay buffer get through at once."
 
 
 class Entrant(Protocol):
@@ -210,8 +206,6 @@ ENTRANTS: dict[str, Entrant] = {
     "torchrl": TorchRL(),
 }
 
-DRAWS = {entrant.name: entrant.draws for entrant in ENTRANTS.values()}
-
 
 def work(who: str, shared: Any, kind: str, place: int, is_writer: bool, clock: Any, counts: Any) -> None:
     """One worker: calls until the clock says stop, and how many there were."""
@@ -257,89 +251,67 @@ def run(who: str, shared: Any, kind: str, crowd: tuple[int, int], seconds: float
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all crowds, everybody in turn, and print what each got through."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.processes", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one short round: for development, not for claims")
-    parser.add_argument("--only", help="some of the kinds of rows, with commas between")
-    parser.add_argument("--json", type=Path, help="where to write the results (default: benchmarks/results/<date>)")
+    parser = parser_of("processes", SUBJECT)
+    parser.add_argument("--only", default=",".join(KINDS), help=f"some of {','.join(KINDS)}")
     options = parser.parse_args(arguments)
-    rounds, seconds = (1, 0.5) if options.quick else (3, 2.0)
-    kinds = options.only.split(",") if options.only else list(KINDS)
-    console = Console()
-    rates: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    session = Session.of("processes", options)
+    rounds, seconds = (2, 0.3) if options.quick else (7, 1.0)
     missing: dict[str, str] = {}
-    for kind in kinds:
-        made: dict[str, Any] = {}
-        for who, entrant in ENTRANTS.items():
-            try:
-                made[who] = entrant.make(kind)
-            except Exception as error:  # a peer that is missing or broken must not end the run
-                missing[entrant.name] = f"{type(error).__name__}: {error}"
-        for crowd in CROWDS:
-            case = f"{kind}, {crowd[0]} writers, {crowd[1]} samplers"
-            for _ in range(rounds):
-                for who, shared in made.items():
-                    with console.status(f"{case}: {who}"), suppress(RuntimeError):
-                        found = run(who, shared, kind, crowd, seconds)
-                        rates.setdefault(case, {}).setdefault(ENTRANTS[who].name, []).append(found)
-    lines = judged(rates)
-    console.print(table(lines))
+    judged = []
+    for kind in options.only.split(","):
+        made = _made(kind, missing)
+        for crowd in CROWDS[:: 2 if options.quick else 1]:
+            taken = [contest(made, kind, crowd, seconds, session) for _ in range(rounds)]
+            judged += [session.judged(result) for result in results(kind, crowd, taken)]
     for name, reason in missing.items():
-        console.print(f"[yellow]missing[/yellow] {name}: {reason}")
-    about = {
-        "suite": "processes",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "quick": options.quick,
-        "machine": machine.describe(),
-        "peers": {name: _version(name) for name in ("cpprb", "torchrl")},
-        "missing": missing,
-    }
-    path = options.json or RESULTS / file_name("processes", about)
-    write_rates(path, about, lines)
-    console.print(f"written to {path}")
-    return 0
+        session.console.print(f"[yellow]missing[/yellow] {name}: {reason}")
+    session.about["peers"] = {name: machine.version_of(name) for name in ("recollect", "cpprb", "torchrl")}
+    session.about["missing"] = missing
+    return session.finish(judged)
 
 
-def _version(name: str) -> str | None:
-    with suppress(Exception):
-        return version(name)
-    return None
+def _made(kind: str, missing: dict[str, str]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for who, entrant in ENTRANTS.items():
+        try:
+            made[who] = entrant.make(kind)
+        except Exception as error:  # a peer that is missing or broken must not end the run
+            missing[entrant.name] = f"{type(error).__name__}: {error}"
+    return made
 
 
-def judged(rates: dict[str, dict[str, list[tuple[float, float]]]]) -> list[dict[str, Any]]:
-    """A line for each case, kind of call and library: calls a second, and times the best peer."""
-    lines = []
-    for case, entrants in rates.items():
-        for which, call in enumerate(("add", "sample")):
-            medians = {name: float(np.median([found[which] for found in runs])) for name, runs in entrants.items()}
-            for name, rate in medians.items():
-                alike = DRAWS if call == "add" else {peer for peer in DRAWS if DRAWS[peer] == DRAWS[name]}
-                peers = [medians[peer] for peer in medians if peer in alike and not peer.startswith("recollect")]
-                if rate:
-                    ratio = rate / max(peers) if peers and max(peers) else None
-                    lines.append({"case": case, "call": call, "library": name, "rate": rate, "times_best_peer": ratio})
-    return lines
+Rates = dict[str, tuple[float, float]]
 
 
-def table(lines: list[dict[str, Any]]) -> Table:
-    """The lines for people."""
-    found = Table(
-        "rows, crowd", "call", "library", title="calls a second, medians; shared memory is to be ≥ 3 × the best peer"
-    )
-    for heading in ("calls/s", "× best peer"):
-        found.add_column(heading, justify="right")
-    before = ""
-    for line in lines:
-        times = line["times_best_peer"]
-        style = (
-            ("green" if times >= BAR else "red")
-            if line["library"] in (Ours.name, OursUniform.name) and times is not None
-            else ""
-        )
-        ratio = "–" if times is None else f"{times:.2f}"
-        case = "" if line["case"] == before else line["case"]
-        found.add_row(case, line["call"], line["library"], f"{line['rate']:,.0f}", ratio, style=style)
-        before = line["case"]
+def contest(made: dict[str, Any], kind: str, crowd: tuple[int, int], seconds: float, session: Session) -> Rates:
+    """One round: calls a second of all writers and of all samplers, by library, in a random order."""
+    found: Rates = {}
+    for who in session.rng.permutation(list(made)).tolist():
+        with session.console.status(f"{kind}, {crowd}: {who}"), suppress(RuntimeError):
+            found[ENTRANTS[who].name] = run(who, made[who], kind, crowd, seconds)
     return found
+
+
+def results(kind: str, crowd: tuple[int, int], rounds: Sequence[Rates]) -> Iterator[Result]:
+    """Cases for the writers and for the samplers that draw alike: seconds a call of all of them together."""
+    crowded = f"{kind}, {crowd[0]} writers, {crowd[1]} samplers"
+    processes = [entrant for entrant in ENTRANTS.values() if not isinstance(entrant, Threads)]
+    uniform = [entrant for entrant in processes if entrant.draws == "uniform"]
+    prioritized = [entrant for entrant in processes if entrant.draws == "prioritized"]
+    for what, call, entrants in (
+        ("shared memory: add", 0, processes),
+        ("shared memory: sample", 1, uniform),
+        ("shared memory: sample and update", 1, prioritized),
+        ("threads: add", 0, [ENTRANTS["threads"]]),
+        ("threads: sample and update", 1, [ENTRANTS["threads"]]),
+    ):
+        result = Result(f"{what}, {crowded}", [])
+        for name in (entrant.name for entrant in entrants):
+            seconds = [1 / rates[name][call] for rates in rounds if name in rates and rates[name][call]]
+            if seconds:
+                result.timings.append(measured(name, "ours" if name.startswith("recollect") else "peer", seconds))
+        if result.timings:
+            yield result
 
 
 if __name__ == "__main__":

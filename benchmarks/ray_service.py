@@ -8,15 +8,9 @@ while, in rounds and in a random order of contestants. Only ratios within a run 
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -24,16 +18,17 @@ import numpy as np
 import ray
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import machine
-from benchmarks.suite import RESULTS, file_name
 from recollect.distributed import ReplayService
 from recollect.schema import Field
 
+from . import machine
+from .report import Result
+from .suite import Session, parser_of
+from .timing import Role, measured
+
 MOST_CLIENTS = 4
-BAR = 2.0
-"""How many times the rows of the best peer the service must move."""
+SUBJECT = "Rows a second into and out of a replay memory in a Ray cluster, beside other ways to have one."
 SIZES: dict[str, dict[str, Any]] = {
     "obs": {"shape": (17,), "dtype": np.float32, "capacity": 100_000, "block": 256, "batch": 256},
     "image": {"shape": (84, 84, 4), "dtype": np.uint8, "capacity": 2_000, "block": 64, "batch": 32},
@@ -249,15 +244,6 @@ def measure(workers: list[Any], verb: str, seconds: float) -> float:
     return sum(ray.get([worker.work.remote(verb, start, seconds) for worker in workers], timeout=300))
 
 
-def arguments(given: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ray_service", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two short rounds only: for development, not for claims")
-    parser.add_argument("--only", default="extend,sample")
-    parser.add_argument("--rows", default="obs,image")
-    parser.add_argument("--json", type=Path, help="where to write the results (default: benchmarks/results/<date>)")
-    return parser.parse_args(given)
-
-
 def contest(size: dict[str, Any], verbs: list[str], rounds: int, seconds: float, console: Console) -> dict[str, Any]:
     """Rows a second for each case `verb, clients` and contestant, by round."""
     memories, workers, missing = {}, {}, {}
@@ -291,51 +277,37 @@ def contest(size: dict[str, Any], verbs: list[str], rounds: int, seconds: float,
     return {"cases": found, "missing": missing}
 
 
-def show(found: dict[str, Any], title: str, console: Console) -> None:
-    table = Table(title=title)
-    for heading in ("case", "contestant", "rows/s (median)", "ratio to the best peer", f"bar {BAR:g}"):
-        table.add_column(heading)
-    for case, timings in found["cases"].items():
-        medians = {name: statistics.median(rates) for name, rates in timings.items()}
-        best = max((rate for name, rate in medians.items() if not name.startswith("recollect")), default=float("nan"))
-        for name, rate in medians.items():
-            ours = name.startswith("recollect")
-            ratio = f"{rate / best:.2f}" if ours else ""
-            table.add_row(
-                case, name, f"{rate:,.0f}", ratio, ("met" if rate >= BAR * best else "not met") if ours else ""
-            )
-    console.print(table)
+def results(rows: str, found: dict[str, Any]) -> Iterator[Result]:
+    """A case for each verb and number of clients: seconds a row of all clients together."""
+    for case, rates in found["cases"].items():
+        result = Result(f"Ray: {case}, rows of {rows}", [])
+        for name, taken in rates.items():
+            role: Role = "ours" if name.startswith("recollect") else "peer"
+            result.timings.append(measured(name, role, [1 / rate for rate in taken]))
+        yield result
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    options, console = arguments(given), Console()
-    rounds, seconds = (2, 0.7) if options.quick else (7, 1.5)
-    about = {
-        "suite": "ray_service",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "quick": options.quick,
-        "machine": machine.describe(),
-        "versions": {name: _version(name) for name in ("recollect", "ray", "stable-baselines3", "torchrl")},
-    }
-    results = {}
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Start a local cluster, run everybody in it."""
+    parser = parser_of("ray_service", SUBJECT)
+    parser.add_argument("--only", default="extend,sample", help="some of extend,sample")
+    parser.add_argument("--rows", default=",".join(SIZES), help=f"some of {','.join(SIZES)}")
+    options = parser.parse_args(arguments)
+    session = Session.of("ray_service", options)
+    rounds, seconds = (2, 0.5) if options.quick else (7, 1.5)
+    judged = []
+    session.about["missing"] = {}
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=1 << 30, log_to_driver=False)
     try:
         for rows in options.rows.split(","):
-            results[rows] = contest(SIZES[rows], options.only.split(","), rounds, seconds, console)
-            show(results[rows], f"rows of {SIZES[rows]['shape']} {np.dtype(SIZES[rows]['dtype'])}", console)
+            found = contest(SIZES[rows], options.only.split(","), rounds, seconds, session.console)
+            session.about["missing"] |= found["missing"]
+            judged += [session.judged(result) for result in results(rows, found)]
     finally:
         ray.shutdown()
-    path = options.json or RESULTS / file_name("ray_service", about)
-    path.write_text(json.dumps({**about, "bar": BAR, "results": results}, indent=1, default=str) + "\n")
-    console.print(f"written to {path}")
-    return 0
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+    names = ("recollect", "ray", "stable-baselines3", "torchrl")
+    session.about["peers"] = {name: machine.version_of(name) for name in names}
+    return session.finish(judged)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Time the off-policy operations beside the peers: add, uniform, prioritized, n-step and sequence samples; and memory.
+"""Time the off-policy operations beside the peers: add, uniform, prioritized, n-step and sequence samples.
 
 Run it as `python -m benchmarks.replay [--quick] [--only add,uniform] [--json PATH]`.
 """
@@ -12,12 +12,14 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from benchmarks.experience import Experience, make_experience
-from benchmarks.memory import Make, MemoryResult, measure_memory, memory_json, print_memory
-from benchmarks.report import Result
-from benchmarks.suite import Session, contestant, enter, refuse, role_of
-from benchmarks.timing import Contestant, Role
-from benchmarks.verify_replay import (
+from recollect.conformance.peers import NotOffered, Peer, PrioritizedReplay, Replay, ReplayShape
+
+from .experience import Experience, make_experience
+from .memcpy import memcpy_of
+from .report import Result
+from .suite import Session, contestant, enter, refuse
+from .timing import Contestant
+from .verify_replay import (
     check_add,
     check_n_step,
     check_priorities,
@@ -25,7 +27,6 @@ from benchmarks.verify_replay import (
     check_transitions,
     fill,
 )
-from recollect.conformance.peers import NotOffered, Peer, PrioritizedReplay, Replay, ReplayShape
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,8 +63,6 @@ CASES = (
     Case("n_step", "n-step 256", ROBOT, 256),
     Case("sequences", "sequences 32x80", ROBOT, 32),
 )
-
-MEMORY = {"memory image": ATARI._replace(capacity=4_000), "memory obs(17)": ROBOT}
 
 
 def enter_add(peer: Peer, case: Case, data: Experience) -> Contestant:
@@ -172,36 +171,29 @@ def _entrants(case: Case, peers: Sequence[Peer]) -> Iterator[Peer]:
 def enter_case(case: Case, peers: Sequence[Peer]) -> tuple[Result, list[Contestant]]:
     """Check every peer; those that passed are to be raced."""
     data = make_experience(case.shape, case.num_steps or case.shape.capacity, seed=0)
-    return enter(case.name, _entrants(case, peers), lambda peer: ENTER[case.operation](peer, case, data))
+    result, contestants = enter(case.name, _entrants(case, peers), lambda peer: ENTER[case.operation](peer, case, data))
+    return result, [*contestants, limit_of(case, data)]
 
 
-def memory(peers: Sequence[Peer], quick: bool) -> list[MemoryResult]:
-    """Bytes a transition, with and without the settings that save memory."""
-    shapes = {
-        case: shape._replace(capacity=min(shape.capacity, 10**5 if quick else 10**6)) for case, shape in MEMORY.items()
-    }
-    entrants: list[tuple[str, Role, Make]] = []
-    for peer in peers:
-        forms = {peer.name: peer.replay} if peer.replay else {}
-        forms |= {f"{peer.name}, {settings}": make for settings, make in peer.replay_saving.items()}
-        entrants.extend((name, role_of(peer), make) for name, make in forms.items())
-    return [measure_memory(case, shape, entrants) for case, shape in shapes.items()]
+def limit_of(case: Case, data: Experience) -> Contestant:
+    """A copy of a step that is stored (every observation once) or of a batch that is handed out."""
+    shape = case.shape
+    obs = int(np.prod(shape.obs)) * np.dtype(shape.dtype).itemsize
+    rest = 4 * (shape.action_dim + 1) + 2
+    if case.operation == "add":
+        return memcpy_of(len(data) * (obs + rest), len(data) // shape.num_envs)
+    return memcpy_of(case.batch_size * (2 * obs + rest) * (SEQUENCE if case.operation == "sequences" else 1))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
-    session = Session.start("replay", SUBJECT, [*ENTER, "memory"], arguments)
+    session = Session.start("replay", SUBJECT, ENTER, arguments)
     judged = []
     for case in CASES:
         if case.operation in session.operations:
             with session.console.status(case.name):
                 judged.append(session.time(enter_case(case, session.found.peers)))
-    measured: list[MemoryResult] = []
-    if "memory" in session.operations:
-        with session.console.status("memory"):
-            measured = memory(session.found.peers, session.options.quick)
-        print_memory(measured, session.console)
-    return session.finish(judged, memory=memory_json(measured))
+    return session.finish(judged)
 
 
 if __name__ == "__main__":

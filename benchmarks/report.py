@@ -11,8 +11,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import BARS, Bar
-from benchmarks.timing import Interval, Timing, fastest_peer, speedup, summary
+from .bars import Bar, bar_of
+from .timing import Interval, Timing, fastest_peer, speedup, summary
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,23 @@ class Line:
 
     timing: Timing
     ratio: Interval | None
+    """How many times as fast as the fastest peer."""
+    of_limit: Interval | None
+    """The same beside the physical limit, for ours."""
     verdict: bool | None
 
 
 def judge(result: Result, rng: np.random.Generator) -> list[Line]:
     """Compare each contestant with the fastest peer, and ours with the bar; fastest first."""
-    bar = BARS.get(result.case)
+    bar = bar_of(result.case)
     fastest = fastest_peer(result.timings, bar.aside if bar else None)
+    limit = next((timing for timing in result.timings if timing.contestant.role == "limit"), None)
     lines: list[Line] = []
     for timing in sorted(result.timings, key=lambda timing: timing.median):
         ratio = speedup(timing, fastest, rng) if fastest else None
-        verdict = None
-        if timing.contestant.role == "ours" and bar and ratio:
-            verdict = _meets(bar, timing, ratio, result.timings)
-        lines.append(Line(timing, ratio, verdict))
+        ours = timing.contestant.role == "ours"
+        verdict = _meets(bar, timing, ratio, result.timings) if ours and bar and ratio else None
+        lines.append(Line(timing, ratio, speedup(timing, limit, rng) if ours and limit else None, verdict))
     return lines
 
 
@@ -59,10 +62,10 @@ def _meets(bar: Bar, timing: Timing, ratio: Interval, timings: list[Timing]) -> 
 def print_table(judged: list[tuple[Result, list[Line]]], console: Console) -> None:
     """One table of all cases, and below it what is not in it."""
     table = Table("case", "library", title="µs, medians; ratios to the fastest peer of the same run")
-    for heading in ("median", "p10–p90", "× fastest peer (95 %)", "bar", "met"):
+    for heading in ("median", "p10–p90", "× fastest peer (95 %)", "× limit", "bar", "met"):
         table.add_column(heading, justify="right")
     for result, lines in judged:
-        bar = BARS.get(result.case)
+        bar = bar_of(result.case)
         for number, line in enumerate(lines):
             table.add_row("" if number else result.case, *_cells(line, bar), style=_style(line))
         table.add_section()
@@ -81,7 +84,8 @@ def _cells(line: Line, bar: Bar | None) -> list[str]:
     required = _requirement(bar) if timing.contestant.role == "ours" and bar else ""
     met = {True: "yes", False: "no", None: ""}[line.verdict]
     spread += " noisy" * timing.is_noisy
-    return [timing.contestant.name, _us(timing.median), spread, compared, required, met]
+    of_limit = f"{line.of_limit.ratio:.2f}" if line.of_limit else ""
+    return [timing.contestant.name, _us(timing.median), spread, compared, of_limit, required, met]
 
 
 def _requirement(bar: Bar) -> str:
@@ -108,20 +112,15 @@ def write_json(path: Path, judged: list[tuple[Result, list[Line]]], about: dict[
     path.write_text(json.dumps({**about, "cases": cases}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_rates(path: Path, about: dict[str, Any], lines: list[dict[str, Any]]) -> None:
-    """Calls a second instead of seconds a call, with the same `about` at the top."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**about, "rates": lines}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def _case_json(result: Result, lines: list[Line]) -> dict[str, Any]:
-    bar = BARS.get(result.case)
+    bar = bar_of(result.case)
     return {
         "bar": asdict(bar) if bar else None,
         "timings": {
             line.timing.contestant.name: {
                 **summary(line.timing),
                 "times_fastest_peer": asdict(line.ratio) if line.ratio else None,
+                "times_limit": asdict(line.of_limit) if line.of_limit else None,
                 "met": line.verdict,
             }
             for line in lines

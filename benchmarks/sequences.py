@@ -9,15 +9,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.rollouts import RolloutData, make_rollout
-from benchmarks.suite import Session, contestant, enter, refuse
-from benchmarks.timing import Contestant
-from benchmarks.verify import check_sequences
 from recollect.conformance.peers import NotOffered, Peer, RolloutShape
+
+from .memcpy import memcpy_of
+from .rollouts import RolloutData, make_rollout
+from .suite import Session, contestant, enter, refuse
+from .timing import Contestant
+from .verify import check_sequences
 
 SHAPE = RolloutShape(num_steps=128, num_envs=64, obs_dim=64, action_dim=4)
 LENGTH, HIDDEN = 16, 64
 CASES = {f"rollout sequences 128x64 length {LENGTH}, {size} steps a batch": size for size in (256, 1024, 8192)}
+NBYTES = 4 * SHAPE.num_steps * SHAPE.num_envs * (SHAPE.obs_dim + SHAPE.action_dim + 4)
+"""Of what an epoch hands out, but for the states at the starts."""
 SUBJECT = "Time an epoch of sequence minibatches of a rollout beside the peers."
 
 
@@ -45,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for case, size in CASES.items():
         with session.console.status(case):
             entered = enter(case, session.found.peers, lambda peer, size=size: enter_sequences(peer, size, data))
-            judged.append(session.time(entered))
+            judged.append(session.time((entered[0], [*entered[1], memcpy_of(NBYTES)])))
     return session.finish(judged)
 
 

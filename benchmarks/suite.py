@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -12,12 +13,19 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks import machine
-from benchmarks.report import Line, Result, judge, print_table, write_json
-from benchmarks.timing import FULL, QUICK, Contestant, Effort, Role, race
 from recollect.conformance.peers import Discovery, NotOffered, Peer, discover
 
-RESULTS = Path(__file__).parent / "results"
+from . import machine
+from .compare import show_changes
+from .report import Line, Result, judge, print_table, write_json
+from .timing import FULL, QUICK, Contestant, Effort, Role, race
+
+_HERE = Path(__file__).parent
+RESULTS = _HERE / "results" if (_HERE.parent / "pyproject.toml").exists() else Path("runs/bench")
+"""Where results go: among those that are kept, or, of an installed package, below the folder one is in."""
+
+
+_NOBODY = Discovery([], [])
 
 
 class Refused(Exception):
@@ -74,29 +82,39 @@ class Session:
     def start(cls, suite: str, subject: str, operations: Iterable[str], arguments: Sequence[str] | None) -> Session:
         """Read the command line and find the peers."""
         names = ",".join(operations)
-        parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{suite}", description=subject)
-        parser.add_argument("--quick", action="store_true", help="a few rounds only: for development, not for claims")
+        parser = parser_of(suite, subject)
         parser.add_argument("--only", default=names, help=f"some of {names}")
-        parser.add_argument("--json", type=Path, help="where to write the results (default: benchmarks/results/<date>)")
         options = parser.parse_args(arguments)
         chosen = options.only.split(",")
         if unknown := set(chosen) - set(names.split(",")):
             parser.error(f"--only: expected some of {names}, got {','.join(sorted(unknown))}")
-        console, found = Console(), discover()
+        found = discover()
+        session = cls.of(suite, options, found, chosen)
         for missing in found.missing:
-            console.print(f"[yellow]missing[/yellow] {missing.name}: {missing.reason}")
+            session.console.print(f"[yellow]missing[/yellow] {missing.name}: {missing.reason}")
+        return session
+
+    @classmethod
+    def of(
+        cls, suite: str, options: argparse.Namespace, found: Discovery = _NOBODY, operations: Sequence[str] = ()
+    ) -> Session:
+        """A run of a suite that has read its command line, and finds its peers, itself."""
         about = describe(suite, found, options.quick)
-        return cls(suite, options, chosen, found, console, np.random.default_rng(0), about)
+        return cls(suite, options, list(operations), found, console(), np.random.default_rng(0), about)
 
     @property
     def effort(self) -> Effort:
         """How long to measure."""
         return QUICK if self.options.quick else FULL
 
-    def time(self, entered: tuple[Result, list[Contestant]]) -> tuple[Result, list[Line]]:
+    def time(self, entered: tuple[Result, list[Contestant]], effort: Effort | None = None) -> tuple[Result, list[Line]]:
         """Race a case's contestants and judge them."""
         result, contestants = entered
-        result.timings.extend(race(contestants, self.effort, self.rng))
+        result.timings.extend(race(contestants, effort or self.effort, self.rng))
+        return self.judged(result)
+
+    def judged(self, result: Result) -> tuple[Result, list[Line]]:
+        """What was timed already, judged."""
         return result, judge(result, self.rng)
 
     def finish(self, judged: list[tuple[Result, list[Line]]], **more: Any) -> int:
@@ -108,9 +126,31 @@ class Session:
                 "[yellow]busy[/yellow]: others used this machine when the run began; its ratios prove nothing"
             )
         path = self.options.json or RESULTS / file_name(self.suite, self.about)
+        before = last_kept(self.suite)
         write_json(path, judged, {**self.about, **more})
-        self.console.print(f"written to {path}")
+        show_changes(before, json.loads(path.read_text(encoding="utf-8")), self.console)
+        self.console.print(f"written to {path}", soft_wrap=True)
         return 0
+
+
+def console() -> Console:
+    """As wide as the terminal; in a file, as wide as a table needs."""
+    found = Console()
+    return found if found.is_terminal else Console(width=150)
+
+
+def parser_of(suite: str, subject: str) -> argparse.ArgumentParser:
+    """The command line that every suite has."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{suite}", description=subject)
+    parser.add_argument("--quick", action="store_true", help="a few rounds only: for development, not for claims")
+    parser.add_argument("--json", type=Path, help=f"where to write the results (default: {RESULTS}/<suite>-<date>)")
+    return parser
+
+
+def last_kept(suite: str, folder: Path = RESULTS) -> dict[str, Any] | None:
+    """The last kept run of a suite."""
+    files = sorted(folder.glob(f"{suite}-*.json"))
+    return json.loads(files[-1].read_text(encoding="utf-8")) if files else None
 
 
 def describe(suite: str, found: Discovery, quick: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal
 
@@ -95,7 +95,7 @@ def race(contestants: Sequence[Contestant], effort: Effort, rng: np.random.Gener
             lane = lanes[position]
             if round_ % lane.stride == 0:
                 lane.samples[round_] = _sample(lane.contestant, lane.repeats)
-    return [Timing(lane.contestant, lane.samples) for lane in lanes]
+    return [Timing(_emptied(lane.contestant), lane.samples) for lane in lanes]
 
 
 def speedup(of: Timing, over: Timing, rng: np.random.Generator, draws: int = 2000) -> Interval:
@@ -108,10 +108,20 @@ def speedup(of: Timing, over: Timing, rng: np.random.Generator, draws: int = 200
     return Interval(float(np.median(theirs) / np.median(mine)), float(low), float(high))
 
 
+def measured(name: str, role: Role, seconds: Sequence[float]) -> Timing:
+    """What was timed elsewhere, in another process or in rounds of its own: seconds a unit, by round."""
+    return Timing(Contestant(name, role, lambda: None), dict(enumerate(seconds)))
+
+
 def fastest_peer(timings: Sequence[Timing], but: str | None = None) -> Timing | None:
     """The peer with the smallest median, `but` left out; None if no peer was timed."""
     peers = [timing for timing in timings if timing.contestant.role == "peer" and timing.contestant.name != but]
     return min(peers, key=lambda timing: timing.median, default=None)
+
+
+def _emptied(contestant: Contestant) -> Contestant:
+    """Without what it ran on, which may be gigabytes."""
+    return replace(contestant, run=lambda: None, reset=None)
 
 
 def _calibrate(contestant: Contestant, effort: Effort, num_contestants: int) -> _Lane:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.rollouts import RolloutData, reference_gae
 from recollect.conformance.peers import Batch, Epoch, Gae, Recurrent, Rollout
+
+from .rollouts import RolloutData, reference_gae
 
 Array = np.ndarray[Any, Any]
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.experience import Experience
 from recollect.conformance.peers import ALPHA, BETA, PrioritizedReplay, Replay, ReplayBatch, Transitions
+
+from .experience import Experience
 
 Array = np.ndarray[Any, Any]
 

@@ -203,7 +203,10 @@ REPLAY: dict[str, tuple[dict[str, Any], Break, str]] = {
     "a wrong count": ({}, ring("count", 1, 5), r"^count\[1\]: expected as many as there are transitions, got 5"),
     "an end of nothing": ({}, kind(3, 1, FINAL), "^first of row 4, environment 1: expected a start behind a final row"),
     "counts of another time": (
-        {}, attribute("_storage._counts", torch.zeros(14)), r"^running counts\[0\]: expected those of the transitions"
+        {}, attribute("_storage._shares", torch.zeros(14)), r"^running shares\[0\]: expected those of the transitions"
+    ),
+    "ids of another time": (
+        {}, attribute("_storage._row_ids", torch.full((14,), 5)), r"^ids of slots\[0\]: expected those of the rows, got"
     ),
     "rows that are said not to be": ({}, attribute("_storage.is_empty", True), "^is_empty: expected False as the"),
     "stacks that could not be refused": (

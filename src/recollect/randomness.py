@@ -27,6 +27,8 @@ class Randomness:
         self.capsule = self.bits.capsule
         """The same for the native core."""
         self._devices: dict[torch.device, torch.Generator] = {}
+        self._slice_starts: torch.Tensor | None = None
+        """Where the slices of the last batch began, for the next one."""
 
     def snapshot(self) -> tuple[Any, dict[torch.device, torch.Tensor]]:
         """Where the stream is."""
@@ -80,6 +82,14 @@ class Randomness:
         if device.type == "cpu":
             return torch.from_numpy(np.random.Generator(self.bits).random(count))
         return torch.rand(count, dtype=torch.float64, device=device, generator=self._generator(device))
+
+    def slices(self, count: int, device: torch.device) -> torch.Tensor:
+        """One float64 in each of `count` equal slices of the numbers from 0 to 1, in order; none is 0."""
+        width = 1 / max(count, 1)
+        if self._slice_starts is None or len(self._slice_starts) != count or self._slice_starts.device != device:
+            self._slice_starts = torch.linspace(2.0**-60, 1 - width, count, dtype=torch.float64, device=device)
+        # A little less than a slice, so that no rounding leads beyond 1.
+        return torch.add(self._slice_starts, self.uniform(count, device), alpha=(1 - 2**-50) * width)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._devices:

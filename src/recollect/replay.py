@@ -460,7 +460,8 @@ class ReplayBuffer:
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.
 
-        When an index comes twice, the last priority counts.
+        When an index comes twice, the last priority counts. A buffer on another device than the CPU returns that number
+        as a tensor there, which `int()` waits for.
         """
         with self._lock:
             update = getattr(self._draws, "update", None)
@@ -468,7 +469,7 @@ class ReplayBuffer:
                 remedy = "Make the buffer with sampler=rc.Prioritized()."
                 raise SchemaError(explain("update_priority", "a sampler with priorities", self.sampler, remedy))
             ids = row_ids(index, self.device)
-            return int(update(self._storage.locate(ids), _tensor("priority", priority, self.device)))
+            return update(self._storage.locate(ids), _tensor("priority", priority, self.device))
 
     @property
     def is_open(self) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from recollect import kernels
-from recollect.border import conform, dotted, refuse_reused_leaves
+from recollect.border import conform, dotted, light, refuse_reused_leaves
 from recollect.errors import SchemaError, explain
 from recollect.kernels.reader import Reader, bits_of, reader
 from recollect.memory import Room
@@ -66,7 +66,10 @@ class ReplayStorage:
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         """Where the native twin and the readers find `tensors`."""
         self._readers: dict[Any, Reader] = {}
-        self._counts: torch.Tensor | None = None
+        self._counted = light(self.ring.count)
+        self._shares: torch.Tensor | None = None
+        self._row_ids: torch.Tensor | None = None
+        self._next_slots: torch.Tensor | None = None
         self._rows_left = _MOST_IDS // self.ring.num_envs
         """How many rows an environment can be given yet, at least: what the host knows without asking the device."""
         if room.is_found:
@@ -132,7 +135,8 @@ class ReplayStorage:
 
     def found(self) -> None:
         """Know what the host knows of rows that something else than `write` has put here."""
-        self._counts, self.is_empty = None, not bool((self.ring.head > self.ring.floor).any())
+        self._forget_tables()
+        self.is_empty = not bool((self.ring.head > self.ring.floor).any())
         self.count_rows_left()
 
     def broken_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
@@ -160,8 +164,9 @@ class ReplayStorage:
         blocks, count = steps is not None, 1 if steps is None else steps
         if self._rows_left < MOST_ROWS * count:
             self._require_rows_left(count)
-        self._counts = None
+        self._shares = None
         if native is not None:
+            self._row_ids = None
             ids = None if envs is None else kernels.buffer_of(envs)
             status = native.write(leaves, nexts, ids, count, blocks)
             if status >= 0:
@@ -173,11 +178,13 @@ class ReplayStorage:
         else:
             leaves, nexts = self._conformed(leaves, nexts, envs, steps)
             self._write_torch(leaves, nexts, envs, blocks)
+            self._renew_row_ids()
         self.is_empty = False
         self._rows_left -= MOST_ROWS * count
 
     def count_rows_left(self) -> None:
         """Find out how many rows can be numbered yet; for whoever has set the heads."""
+        self._row_ids = None
         self._rows_left = _MOST_IDS // self.ring.num_envs - int(self.ring.head.max())
 
     def _require_rows_left(self, steps: int) -> None:
@@ -326,7 +333,7 @@ class ReplayStorage:
     def cut(self, env: torch.Tensor) -> None:
         """The current episodes of these environments were abandoned."""
         ring, kind = self.ring, self.ring.kind.view(-1)
-        self._counts = None
+        self._shares = None
         pending, is_open = ring.at(ring.head[env], env), ring.open[env]
         if ring.journal is not None:
             ring.journal[env] = 1 + 2 * ring.head[env] + is_open
@@ -340,13 +347,14 @@ class ReplayStorage:
     def clear(self) -> None:
         """Forget every row."""
         self.ring.clear()
-        self._counts, self.is_empty = None, True
+        self._forget_tables()
+        self.is_empty = True
 
     # Reading
 
     def __len__(self) -> int:
         """How many rows may be drawn."""
-        return self.native.stored() if self.native is not None else int(self.ring.count.sum())
+        return self.native.stored() if self.native is not None else int(self._counted.sum())
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         """Flat slots of rows, uniformly and with replacement [count]; the caller has checked that there are any."""
@@ -355,12 +363,42 @@ class ReplayStorage:
             drawn = self.native.draw(count, random.capsule, kernels.buffer_of(out))
             if drawn is not None:
                 return drawn if out is None else out
-        # One cumulative count answers for any layout of rows; it is kept until something is written.
-        counts = self._counts
-        if counts is None:
+        return torch.searchsorted(self._running_shares(), random.uniform(count, self.device), right=True)
+
+    # What torch ops look up in tables of all slots, where computing it for a batch would be several launches
+
+    def _forget_tables(self) -> None:
+        self._shares = self._row_ids = None
+
+    def _running_shares(self) -> torch.Tensor:
+        """Which part of all transitions lies up to each flat slot [S·N]; kept until something is written."""
+        shares = self._shares
+        if shares is None:
             counts = (self.ring.kind.view(-1) == TRANSITION).cumsum(0)
-            self._counts = None if self.room.outlives else counts  # others may write
-        return torch.searchsorted(counts, random.below(counts[-1], count), right=True)
+            shares = counts / counts[-1]
+            shares[-1] = 1.0  # it is, unless there are no transitions: then a draw is wrong, but inside
+            self._shares = None if self.room.outlives else shares  # others may write
+        return shares
+
+    def _known_ids(self) -> torch.Tensor:
+        """The ids of the transitions at all flat slots [S·N], -1 where there is none; kept up to date by writes."""
+        if self._row_ids is None:
+            self._row_ids = self.ring.ids()
+        return self._row_ids
+
+    def _renew_row_ids(self) -> None:
+        if self._row_ids is not None:
+            slots, _ = self.touched()
+            is_drawable = self.ring.kind_at(slots) == TRANSITION
+            self._row_ids[slots] = torch.where(is_drawable, self.ring.id_of(slots), -1)
+
+    def _following(self, slots: torch.Tensor) -> torch.Tensor:
+        """`following` of slots that are some."""
+        if self.native is not None:
+            return self.following(slots)
+        if self._next_slots is None:
+            self._next_slots = self.ring.following()
+        return self._next_slots.index_select(0, slots)
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
         """The identities of the rows at flat slots."""
@@ -400,13 +438,20 @@ class ReplayStorage:
             found = self.native.locate(kernels.buffer_of(ids), kernels.buffer_of(out))
             slots, wrong = found if out is None else out, found if isinstance(found, int) else -1
         else:
-            slots, never = self.ring.locate(ids)
+            at = ids % (self.ring.slots * self.ring.num_envs)
+            slots = at.masked_fill(self._known_ids().index_select(0, at) != ids, -1)
             # Elsewhere than on the host an id is taken on trust: looking would be a synchronisation.
-            wrong = int(never.nonzero()[0]) if self.device.type == "cpu" and never.any() else -1
+            suspect = self.device.type == "cpu" and ((slots.numpy() < 0) | (ids.numpy() < 0)).any()
+            wrong = self._never_issued(ids) if suspect else -1
         if wrong >= 0:
             remedy = "Pass ids from batch['index']."
             raise IndexError(explain(f"index[{wrong}]", "the id of a stored transition", int(ids[wrong]), remedy))
         return slots
+
+    def _never_issued(self, ids: torch.Tensor) -> int:
+        """The place of the first id that no row has ever had, or -1."""
+        _, never = self.ring.locate(ids)
+        return int(never.nonzero()[0]) if never.any() else -1
 
     def _mapped(self, kernel: str, slots: torch.Tensor) -> torch.Tensor:
         out = kernels.target(len(slots))
@@ -419,7 +464,8 @@ class ReplayStorage:
         if self.native is not None and kernels.exchange():
             leaves = self.native.transitions(slots)
         else:
-            leaves = [*self.take(slots), *self.take_next(slots), self.ids(slots)]
+            ids = self.ids(slots) if self.native is not None else self._known_ids().index_select(0, slots)
+            leaves = [*self.take(slots), *self.take_next(slots), ids]
         return dict(zip(self._transition_paths, leaves, strict=True))
 
     def n_steps(self, slots: torch.Tensor, n: int, gamma: float) -> dict[Path, torch.Tensor] | None:
@@ -448,7 +494,8 @@ class ReplayStorage:
     def take_next(self, slots: torch.Tensor, *, padded: bool = False) -> list[torch.Tensor]:
         """The leaves of the observations that the rows at flat slots led to."""
         if not self.keeps_next:
-            return self.take(self.following(slots), self.observed, padded=padded)
+            following = self.following(slots) if padded else self._following(slots)
+            return self.take(following, self.observed, padded=padded)
         return self._reader(self.next_columns, tuple(range(len(self.observed)))).take(slots, 0, len(slots), padded)
 
     def _fetch(self, slots: torch.Tensor) -> None:

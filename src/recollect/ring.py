@@ -71,6 +71,17 @@ class Ring:
         top = self.newest()
         return top - (top - torch.arange(self.slots, device=top.device).unsqueeze(1)) % self.slots
 
+    def ids(self) -> torch.Tensor:
+        """The identities of the transitions at all flat slots [S·N], -1 where there is none."""
+        ids = self.rows() * self.num_envs + torch.arange(self.num_envs, device=self.kind.device)
+        return torch.where(self.kind == TRANSITION, ids, -1).view(-1)
+
+    def following(self) -> torch.Tensor:
+        """`after` all flat slots [S·N], in as few bytes as an index may have."""
+        count = self.slots * self.num_envs
+        dtype = torch.int32 if count < 2**31 else torch.int64
+        return torch.arange(count, dtype=dtype, device=self.kind.device).roll(-self.num_envs)
+
     def id_of(self, slots: torch.Tensor) -> torch.Tensor:
         """The identities of the rows that flat slots hold."""
         return self.row_of(slots) * self.num_envs + slots % self.num_envs

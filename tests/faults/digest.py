@@ -15,7 +15,11 @@ CACHES = {
     "_environments",
     "_readers",
     "_reader",
-    "_counts",
+    "_shares",
+    "_running",
+    "_slice_starts",
+    "_row_ids",
+    "_next_slots",
     "_fitted",
     "_row_views",
     "_changes",
@@ -49,7 +53,10 @@ def _memory(thing: Any) -> bytes:
     """What a thing holds that is no object."""
     if isinstance(thing, torch.Tensor):
         plain = thing.device.type == "cpu" and thing.layout == torch.strided
-        bits = thing.detach().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if plain else b""
+        bits = b""
+        if plain:  # in new memory: a single number may have any stride, which a view of its bytes minds
+            whole = thing.detach().resolve_neg().clone(memory_format=torch.contiguous_format)
+            bits = whole.view(-1).view(torch.uint8).numpy().tobytes()
         return repr((thing.dtype, thing.shape, thing.layout)).encode() + bits
     if isinstance(thing, np.ndarray | np.generic):
         return repr((thing.dtype, thing.shape)).encode() + (b"" if thing.dtype == object else thing.tobytes())

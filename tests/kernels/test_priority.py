@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Iterator
 from fractions import Fraction
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -63,11 +62,11 @@ def constant(uniform: float) -> Any:
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     name = ctypes.c_char_p(b"BitGenerator")
-    return SimpleNamespace(
-        capsule=new(ctypes.addressof(words), name, None),
-        uniform=lambda count, _: torch.full((count,), uniform, dtype=torch.float64),
-        kept_alive=(function, words, name),
-    )
+    source: Any = Randomness(0)
+    source.capsule = new(ctypes.addressof(words), name, None)
+    source.uniform = lambda count, _: torch.full((count,), uniform, dtype=torch.float64)
+    source.kept_alive = (function, words, name)
+    return source
 
 
 def chi_squared(tree: PriorityTree, draws: int, count: int, seed: int) -> tuple[float, int]:
@@ -423,13 +422,15 @@ class TestDevices:
         zero = values == 0
         assert (parallel_cumsum(values, 0).diff()[zero[1:]] != 0).any()  # which is why care is needed
         monkeypatch.setattr(torch.Tensor, "cumsum", parallel_cumsum)
-        steps = priority._running(values).diff()
+        running = priority._Running(len(values), torch.tensor([[1.0], [1.0]], dtype=torch.float64))
+        running.add_up(values[:, None].expand(-1, 2))
+        steps = running.ends.diff()
         assert (steps >= 0).all()
         assert (steps[zero[1:]] == 0).all()
         rows = values.view(-1, 50)
         for points in rows.cumsum(1).unbind(1):  # on the borders, where a rounding decides
-            leaf = priority._first_beyond(rows, points)
-            assert (rows.gather(1, leaf[:, None]) > 0)[rows.sum(1) > 0].all()
+            leaf = priority._first_reaching(rows, points)
+            assert (rows.gather(1, leaf[:, None]) > 0)[points > 0].all()
 
     def test_sampling_and_updating_is_few_operations_and_waits_for_none(self) -> None:
         tree, source = on_a_device(100_000), Randomness(0)

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from recollect import __version__
-from recollect.cli import check, conformance, demo, inspect, version
+from recollect.cli import bench, check, conformance, demo, inspect, version
 
-COMMANDS = (demo, inspect, check, conformance, version)
+COMMANDS = (demo, inspect, check, conformance, bench, version)
 """A command is a module with `register(commands)`, which adds its parser and names its `run(arguments) -> int`."""
 
 INTERRUPTED = 130

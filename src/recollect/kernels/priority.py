@@ -182,11 +182,12 @@ class _TorchTree:
         self._waits = device.type == "cpu"  # elsewhere a look at a result would hold up the device
         self._blocks = torch.zeros(num_blocks, self._size, dtype=torch.float64, device=device)
         self._leaves = self._blocks.view(-1)
-        self._usual = torch.zeros(num_blocks, dtype=torch.float64, device=device)
-        self._faint = torch.zeros_like(self._usual)
-        # Tensors, since a number that an operation takes beside tensors may pass through float32.
-        self._scales = torch.tensor([_FAINT, _USUAL], dtype=torch.float64, device=device).unbind()
-        self._zero = torch.zeros((), dtype=torch.float64, device=device)
+        self._rows = self._blocks.unsqueeze(1)
+        self._sums = torch.zeros(num_blocks, 2, dtype=torch.float64, device=device)
+        self._usual, self._faint = self._sums.unbind(1)
+        # A tensor, since a number that an operation takes beside tensors may pass through float32.
+        self._scales = torch.tensor([[_USUAL], [_FAINT]], dtype=torch.float64, device=device)
+        self._running = _Running(num_blocks, self._scales)
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
         self._require_range(leaves)
@@ -204,25 +205,24 @@ class _TorchTree:
         return self._leaves.index_select(0, leaves)
 
     def total(self) -> torch.Tensor:
-        sums, scale = self._sums()
-        return sums.sum() / scale
+        usual, faint = self._sums.sum(0)
+        return torch.where(usual >= _FAINT_TOTAL, usual / self._scales[0, 0], faint / self._scales[1, 0])
 
     def smallest(self) -> torch.Tensor:
         # One pass over all leaves is two launches; block minima would cost more at every update.
         return torch.where(self._leaves > 0, self._leaves, math.inf).amin()
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor | None:
-        sums, scale = self._sums()
-        ends = _running(sums)
-        total = ends[-1]
-        if self._waits and not total > 0:
+        running = self._running
+        running.add_up(self._sums)
+        if self._waits and not running.total.numpy() > 0:
             return None
-        device = self._leaves.device
-        points = (torch.arange(count, device=device) + random.uniform(count, device)) * (total / count)
-        points = points.minimum(total.nextafter(self._zero))
-        block = torch.searchsorted(ends, points, right=True).clamp_(max=len(ends) - 1)
-        points = points - torch.cat([self._zero[None], ends]).index_select(0, block)
-        return block * self._size + _first_beyond(self._blocks.index_select(0, block) * scale, points)
+        # In (0, total]: the first block that ends there or later has something in it.
+        points = random.slices(count, self._leaves.device) * running.total
+        block = torch.searchsorted(running.ends, points)
+        points -= running.starts.index_select(0, block)
+        leaf = _first_reaching(self._blocks.index_select(0, block).mul_(running.scale), points)
+        return leaf.add_(block, alpha=self._size)
 
     def draw_with_priorities(self, count: int, random: Randomness) -> tuple[torch.Tensor, torch.Tensor] | None:
         leaves = self.draw(count, random)
@@ -250,39 +250,50 @@ class _TorchTree:
 
     def _renew(self, blocks: torch.Tensor) -> None:
         """The sums of these blocks again. One that comes twice is written twice, with the same number."""
-        rows = self._blocks.index_select(0, blocks)
-        self._usual.scatter_(0, blocks, (rows * _USUAL).sum(1))
-        self._faint.scatter_(0, blocks, (rows * _FAINT).sum(1))
-
-    def _sums(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The blocks' sums [blocks] in the scale that suits them, and that scale."""
-        faint = self._usual.sum() < _FAINT_TOTAL
-        return torch.where(faint, self._faint, self._usual), torch.where(faint, *self._scales)
+        rows = self._rows.index_select(0, blocks)
+        self._sums.index_copy_(0, blocks, (rows * self._scales).sum(2))
 
     def _require_range(self, leaves: torch.Tensor) -> None:
-        if self._waits and len(leaves) and not 0 <= leaves.min() <= leaves.max() < self.num_leaves:
-            raise IndexError("leaf: outside the tree")
+        if self._waits and len(leaves):
+            numbers = leaves.numpy()
+            if numbers.min() < 0 or numbers.max() >= self.num_leaves:
+                raise IndexError("leaf: outside the tree")
 
 
 def _last_of_each(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Each entry's value replaced by that of the last entry with the same leaf: scattering it then has one outcome."""
     leaves = leaves.contiguous()  # searchsorted warns of anything else
     ordered, order = leaves.sort(stable=True)
-    last = torch.searchsorted(ordered, leaves, right=True) - 1
+    last = torch.searchsorted(ordered[1:], leaves, right=True)  # all but one of those up to here
     return values.index_select(0, order.index_select(0, last))
 
 
-def _running(sums: torch.Tensor) -> torch.Tensor:
-    """Running sums [n] that never fall and that zeros do not raise.
+class _Running:
+    """Running sums of blocks that never fall and that zeros do not raise, in the scale that suits them.
 
     Made in parallel, a cumulative sum adds in another order at each place: a rounding may make it fall, or rise at a
-    zero.
+    zero. All memory and all views of it are made once: a draw is so many launches fewer.
     """
-    return torch.where(sums > 0, sums.cumsum(0), 0.0).cummax(0).values
+
+    def __init__(self, num_blocks: int, scales: torch.Tensor) -> None:
+        both = scales.new_zeros(num_blocks + 2, 2)  # a zero, the running sums, and the scale they are in
+        both[-1] = scales.view(2)
+        self._sums, self._usual_total = both[1:-1], both[-2, 0]
+        self._usual, self._faint = both.unbind(1)
+        self._where = torch.zeros_like(self._sums, dtype=torch.int64)
+        self._chosen = torch.zeros_like(self._usual)
+        self.starts, self.ends, self.total, self.scale = (
+            self._chosen[:-2], self._chosen[1:-1], self._chosen[-2], self._chosen[-1],
+        )  # fmt: skip
+
+    def add_up(self, sums: torch.Tensor) -> None:
+        """Of the blocks' sums [blocks, 2] in both scales."""
+        torch.cummax(sums.cumsum(0).masked_fill_(sums == 0, 0.0), 0, out=(self._sums, self._where))
+        torch.where(self._usual_total >= _FAINT_TOTAL, self._usual, self._faint, out=self._chosen)
 
 
-def _first_beyond(rows: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """In each row of [n, m] the first positive entry whose running sum lies beyond the point [n]; else the last one."""
-    ends = torch.where(rows > 0, rows.cumsum(1), 0.0)
-    inside = points.minimum(ends.amax(1).nextafter(torch.zeros_like(points)))
-    return (ends > inside[:, None]).to(torch.uint8).argmax(1)
+def _first_reaching(rows: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """In each row of [n, m] the first positive entry whose running sum reaches the point [n] > 0; else the last one."""
+    ends = rows.cumsum(1).masked_fill_(rows == 0, 0.0)
+    inside = points.minimum(ends.amax(1)).unsqueeze(1)
+    return ends.ge_(inside).argmax(1)  # of ones and zeros: the first one

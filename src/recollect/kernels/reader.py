@@ -92,7 +92,7 @@ class _TorchReader:
         ]
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
-        rows = index[start:stop]
+        rows = index if start == 0 and stop == len(index) else index[start:stop]
         if not padded:
             found = [column.index_select(0, rows) for column in self._columns]
         else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from recollect.errors import NotReadyError, PriorityError, SchemaError, explain
@@ -55,14 +56,20 @@ class Prioritized:
         base = priority + self.eps
         if isinstance(base, float):
             return max(base**self.alpha, 5e-324) if base else 0.0
-        return torch.where(base == 0, 0.0, base.pow(self.alpha).clamp(min=5e-324))
+        mass = base.pow(self.alpha)
+        if self.eps**self.alpha > 0 and self.eps:  # the smallest of all
+            return mass
+        return mass.clamp_(min=5e-324).masked_fill_(base == 0, 0.0)
 
     def accept(self, priority: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """New priorities of `count` rows as float64 [count], and their masses; refused if they cannot be some."""
         values = _checked_priority(priority, count)
         mass = self.mass(values)
         if values.device.type == "cpu":
-            refuse_priorities(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
+            # Arrays: what numpy looks at is no launch.
+            given, masses = values.numpy(), mass.numpy()
+            if not ((given >= 0) & np.isfinite(given) & np.isfinite(masses)).all():
+                refuse_priorities(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
         return values, mass
 
     def beta_after(self, draws: int) -> float:
@@ -138,12 +145,17 @@ class _Draws:
                 self._largest = max(self._largest, done[2])
                 return done[1]
         values, mass = self._settings.accept(priority, len(slots))
+        is_gone = slots < 0
         if len(values):
-            accepted = torch.where(slots >= 0, values, 0.0).max()
-            on_host = values.device.type == "cpu"
-            self._largest = max(self._largest, float(accepted)) if on_host else accepted.clamp(min=self._largest)
-        self._set(slots, mass, slots >= 0)
-        return (slots < 0).sum()
+            self._accept(values.masked_fill(is_gone, 0.0))
+        self._tree.set(slots.masked_fill(is_gone, self._slots), mass.masked_fill_(is_gone, 0.0))
+        return is_gone.sum() if values.device.type != "cpu" else int(is_gone.numpy().sum())
+
+    def _accept(self, values: torch.Tensor) -> None:
+        if values.device.type == "cpu":
+            self._largest = max(self._largest, float(values.numpy().max()))
+        else:
+            self._largest = values.max().clamp_(min=self._largest)
 
     def written(self) -> None:
         mass, native = self._settings.mass(self._largest), self._storage.native
@@ -154,7 +166,11 @@ class _Draws:
         stored = self._storage.ring.kind_at(slots) == TRANSITION
         if isinstance(mass, float):  # between two numbers torch would choose float32, where 1e308 and 1e-308 are none
             mass = torch.full((), mass, dtype=torch.float64, device=slots.device)
-        self._set(slots, torch.where(stored, mass, 0.0), changed)
+        mass = torch.where(stored, mass, 0.0)
+        if changed is None:
+            self._tree.set(slots, mass)
+        else:
+            self._tree.set(torch.where(changed, slots, self._slots), torch.where(changed, mass, 0.0))
 
     def cleared(self) -> None:
         self._tree.set(torch.arange(self._slots, device=self._storage.device), 0.0)
@@ -227,12 +243,6 @@ class _Draws:
         """The priority of new rows, which is from now on at least what was accepted `elsewhere`."""
         self._largest = max(self._largest, elsewhere)
         return float(self._largest)
-
-    def _set(self, slots: torch.Tensor, mass: torch.Tensor, where: torch.Tensor | None) -> None:
-        if where is None:
-            self._tree.set(slots, mass)
-        else:
-            self._tree.set(torch.where(where, slots, self._slots), torch.where(where, mass, 0.0))
 
 
 def _checked_priority(priority: torch.Tensor, count: int) -> torch.Tensor:

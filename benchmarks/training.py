@@ -1,14 +1,11 @@
 # pyright: reportMissingImports=false
 """Train Stable-Baselines3's PPO, DQN and SAC on its own buffers and on ours: same seeds, same settings.
 
-Run it as `python -m benchmarks.stable_baselines3 [--quick] [--out PICTURE] [--json PATH]`, or with `--redraw RESULTS`
-to draw and print an earlier run again.
+Run it as `python -m benchmarks.training [--quick] [--out PICTURE] [--json PATH]`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import wraps
@@ -19,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.suite import RESULTS, describe, file_name
-from recollect.conformance.peers import discover
+from . import machine
+from .report import Result
+from .suite import Session, parser_of
+from .timing import measured
 
 SUBJECT = "Train Stable-Baselines3's PPO, DQN and SAC on its own buffers and on ours."
-PICTURE = Path(__file__).parents[1] / "docs" / "images" / "stable_baselines3.png"
 SEEDS = (0, 1, 2)
 LAST_EPISODES = 20
 """What "return reached" is the mean of."""
@@ -178,22 +175,15 @@ def measure(quick: bool, console: Console) -> list[Run]:
     return runs
 
 
-def print_runs(runs: Sequence[Run], console: Console) -> None:
-    """One line for each task and library: the means over seeds."""
-    table = Table("task", "buffers of")
-    for heading in ("return reached", "s in the buffer", "s in all", "buffer, KiB"):
-        table.add_column(heading, justify="right")
+def results(runs: Sequence[Run]) -> Iterator[Result]:
+    """A case for each task: CPU seconds inside the buffer of a whole training, by seed."""
     for task in TASKS:
+        chosen = [run for run in runs if run.task == task.algorithm]
+        result = Result(f"training: time in the buffer, {task.algorithm} on {task.env}", [])
         for library in COLOURS:
-            chosen = [run for run in runs if (run.task, run.library) == (task.algorithm, library)]
-            reached, inside, seconds, held = (
-                float(np.mean([getattr(run, name) for run in chosen]))
-                for name in ("reached", "buffer_seconds", "seconds", "held_bytes")
-            )
-            name = f"{task.algorithm}, {task.env}"
-            table.add_row(name, library, f"{reached:,.0f}", f"{inside:.2f}", f"{seconds:.1f}", f"{held / 1024:,.0f}")
-        table.add_section()
-    console.print(table)
+            seconds = [run.buffer_seconds for run in chosen if run.library == library]
+            result.timings.append(measured(library, "ours" if library == "recollect" else "peer", seconds))
+        yield result
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
@@ -229,28 +219,16 @@ def _curve(run: Run, grid: np.ndarray) -> np.ndarray:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, write the figures, draw the picture."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.stable_baselines3", description=SUBJECT)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the steps: for development, not for claims")
-    parser.add_argument("--out", type=Path, default=PICTURE, help="where to draw (default: docs/images)")
-    parser.add_argument("--json", type=Path, help="where to write the figures (default: benchmarks/results/<date>)")
-    parser.add_argument("--redraw", type=Path, help="figures of an earlier run; nothing is trained")
+    """Train, write the figures, draw the curves."""
+    parser = parser_of("training", SUBJECT)
+    parser.add_argument("--out", type=Path, help="draw learning curves there, as docs/images/stable_baselines3.png")
     options = parser.parse_args(arguments)
-    console = Console()
-    if options.redraw:
-        runs = [Run(**run) for run in json.loads(options.redraw.read_text(encoding="utf-8"))["runs"]]
-    else:
-        about = describe("stable_baselines3", discover(), options.quick)
-        runs = measure(options.quick, console)
-        path = options.json or RESULTS / file_name("stable_baselines3", about)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = {**about, "runs": [asdict(run) for run in runs]}
-        path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
-        console.print(f"written to {path}")
-    print_runs(runs, console)
-    draw(runs, options.out)
-    console.print(f"drawn to {options.out}")
-    return 0
+    session = Session.of("training", options)
+    runs = measure(options.quick, session.console)
+    session.about["peers"] = {"Stable-Baselines3": machine.version_of("stable-baselines3")}
+    if options.out:
+        draw(runs, options.out)
+    return session.finish([session.judged(result) for result in results(runs)], runs=[asdict(run) for run in runs])
 
 
 if __name__ == "__main__":

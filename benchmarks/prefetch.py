@@ -1,0 +1,134 @@
+"""Count the updates a second of a learner that samples itself, and of one whose batches `rc.prefetch` makes meanwhile.
+
+Run it as `python -m benchmarks.prefetch [--quick] [--only obs(17)] [--json PATH]`. A learner is a DQN update: Q of a
+network, the target of another, Huber loss, Adam. Sampling beside it takes a core: where there is only one, or where
+torch uses all of them, prefetching gains nothing or costs something, and the figures say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import recollect as rc
+
+from .report import Result
+from .suite import Session
+from .timing import Contestant
+
+SUBJECT = "Count the updates a second of a learner with and without prefetching."
+ACTIONS, GAMMA = 4, 0.99
+UPDATES = 20
+"""In a row: so long that a thread gets going."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learnt from."""
+
+    obs: tuple[int, ...]
+    dtype: torch.dtype
+    capacity: int
+    batch_size: int
+
+
+TASKS = {
+    "obs(17)": Task((17,), torch.float32, 500_000, 256),
+    "images": Task((4, 84, 84), torch.uint8, 10_000, 32),
+}
+
+
+def network(task: Task) -> nn.Module:
+    """Two hidden layers of 256, or three convolutions before one of 512."""
+    if len(task.obs) == 1:
+        return nn.Sequential(
+            nn.Linear(task.obs[0], 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, ACTIONS)
+        )
+    layers = [nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, ACTIONS))
+
+
+class Learner:
+    """A DQN without an environment."""
+
+    def __init__(self, task: Task) -> None:
+        torch.manual_seed(0)
+        self._q, self._target = network(task), network(task)
+        self._adam = torch.optim.Adam(self._q.parameters(), lr=1e-4)
+
+    def update(self, batch: Any) -> None:
+        """One step of gradient descent."""
+        obs, next_obs = (batch[name].float() for name in ("obs", "next_obs"))
+        with torch.no_grad():
+            goes_on = (~batch["terminated"]).float()
+            target = batch["reward"] + GAMMA * goes_on * self._target(next_obs).amax(1)
+        chosen = self._q(obs).gather(1, batch["action"][:, None]).squeeze(1)
+        self._adam.zero_grad()
+        nn.functional.smooth_l1_loss(chosen, target).backward()
+        self._adam.step()
+
+
+def filled(task: Task) -> rc.ReplayBuffer:
+    """A full buffer of noise."""
+    replay = rc.ReplayBuffer(task.capacity, rc.Field(task.obs, task.dtype), rc.Field((), torch.int64), seed=0)
+    random, block = torch.Generator().manual_seed(0), 1000
+    frames = torch.randint(0, 255, (block + 1, *task.obs), generator=random).to(task.dtype)
+    flags = torch.zeros(block, dtype=torch.bool)
+    for _ in range(task.capacity // block):
+        replay.extend(
+            {
+                "obs": frames[:-1],
+                "action": torch.randint(0, ACTIONS, (block,), generator=random),
+                "reward": torch.ones(block),
+                "terminated": flags,
+                "truncated": flags.clone(),
+                "next_obs": frames[1:].clone(),
+            }
+        )
+    return replay
+
+
+def contestants(task: Task, replay: rc.ReplayBuffer, batches: Iterator[Any]) -> list[Contestant]:
+    """The learner that samples itself, the one with a thread that does, and one that needs no sampling at all."""
+    same = replay.sample(task.batch_size)
+    takes = {"sampling itself": lambda: replay.sample(task.batch_size), "prefetching": lambda: next(batches)}
+
+    def run(take: Callable[[], Any]) -> Callable[[], None]:
+        learner = Learner(task)
+
+        def updates() -> None:
+            for _ in range(UPDATES):
+                learner.update(take())
+
+        return updates
+
+    itself, ahead = (run(take) for take in takes.values())
+    return [
+        Contestant("recollect, prefetching", "ours", ahead, units=UPDATES),
+        Contestant("recollect, sampling itself", "peer", itself, units=UPDATES),
+        Contestant("the same batch again and again", "limit", run(lambda: same), units=UPDATES),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Both tasks with all threads, and with one: prefetching needs a core that the learner leaves alone."""
+    session = Session.start("prefetch", SUBJECT, TASKS, arguments)
+    judged, threads = [], torch.get_num_threads()
+    for name in session.operations:
+        replay = filled(TASKS[name])
+        for count in sorted({1, threads}):
+            torch.set_num_threads(count)
+            case = f"prefetch: an update of a DQN, {name}, {count} torch thread{'s' * (count > 1)}"
+            with session.console.status(case), closing(rc.prefetch(replay, TASKS[name].batch_size)) as batches:
+                judged.append(session.time((Result(case, []), contestants(TASKS[name], replay, batches))))
+    torch.set_num_threads(threads)
+    return session.finish(judged)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

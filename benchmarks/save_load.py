@@ -1,0 +1,144 @@
+"""Time saving a full replay buffer, saving it again after a few new steps, and loading it, beside the peers.
+
+Run it as `python -m benchmarks.save_load [--quick] [--only save,again,load] [--json PATH]`. Ours is on
+disk when `save` returns (fsync) and whole or not at all; the peers and torch.save leave it to the system when.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from recollect.conformance.peers import NotOffered, Peer, ReplayShape
+
+from .experience import Experience, make_experience
+from .replay import ATARI, ROBOT
+from .report import Result
+from .suite import Session, contestant, enter, refuse
+from .timing import Contestant
+from .verify_replay import check_transitions, fill
+
+SUBJECT = "Time saving and loading a replay buffer beside the peers."
+SHAPES = {"obs(17)": ROBOT._replace(capacity=200_000), "images": ATARI._replace(capacity=2_000)}
+NEW_SHARE = 100
+"""One row of so many is new when a buffer is saved again."""
+OPERATIONS = {"save": "save: all", "again": "save: again after 1 % new rows", "load": "load: all"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation on one buffer."""
+
+    operation: str
+    kind: str
+    shape: ReplayShape
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return f"{OPERATIONS[self.operation]}, {self.shape.capacity:,} of {self.kind}"
+
+
+def enter_peer(peer: Peer, case: Case, data: Experience) -> Contestant:
+    """A full buffer of a library; what it saved once is what it was given."""
+    if peer.replay is None:
+        raise NotOffered
+    replay: Any = peer.replay(case.shape)
+    if not hasattr(replay, "save"):
+        raise NotOffered
+    fill(replay, data)
+    path = case.folder / f"{peer.name} {case.operation}"
+    replay.save(str(path))
+    replay.load(str(path))
+    refuse(check_transitions(replay, data, 256))
+    return contestant(peer, **_run(case.operation, path, replay.save, replay.load, lambda: _add(replay, data)))
+
+
+def _run(
+    operation: str, path: Path, save: Callable[[str], object], load: Callable[[str], object], add: Callable[[], None]
+) -> dict[str, Any]:
+    """What is timed of a buffer that is saved at `path`, and what happens before each time."""
+    if operation == "save":
+        return {"run": lambda: save(str(path)), "reset": lambda: _remove(path)}
+    if operation == "again":
+        return {"run": lambda: save(str(path)), "reset": add}
+    return {"run": lambda: load(str(path))}
+
+
+def _add(replay: Any, data: Experience) -> None:
+    rows = data.rows(np.arange(len(data) // NEW_SHARE))
+    replay.fill(rows)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def enter_torch(case: Case, data: Experience) -> Contestant:
+    """`torch.save` of a dict of tensors: what a project writes that has no buffer that saves."""
+    path = case.folder / f"torch {case.operation}"
+    content = {name: torch.from_numpy(value.copy()) for name, value in vars(data.rows(np.arange(len(data)))).items()}
+    torch.save(content, path)
+    timed = _run(case.operation, path, lambda p: torch.save(content, p), torch.load, lambda: None)
+    return Contestant("torch.save of the tensors", "peer", **timed)
+
+
+def limit_of(case: Case, data: Experience) -> Contestant:
+    """The bytes of every observation once, written and synced, or read: what a disk allows."""
+    frame = int(np.prod(case.shape.obs)) * np.dtype(case.shape.dtype).itemsize
+    nbytes = len(data) * (frame + 4 * (case.shape.action_dim + 1) + 2)
+    if case.operation == "again":
+        nbytes //= NEW_SHARE
+    content = np.ones(nbytes, np.uint8)
+    path = case.folder / f"bytes {case.operation}"
+    content.tofile(path)
+    if case.operation == "load":
+        return Contestant("read of the same bytes", "limit", lambda: np.fromfile(path, np.uint8))
+
+    def write() -> None:
+        with path.open("wb") as file:
+            file.write(content.data)
+            os.fsync(file.fileno())
+
+    return Contestant("write and fsync of the same bytes", "limit", write, reset=lambda: _remove(path))
+
+
+def cases(operations: Sequence[str], root: Path, smaller: int) -> Iterator[Case]:
+    """Every operation on every buffer, each in a folder of its own that is gone afterwards."""
+    for kind, shape in SHAPES.items():
+        for operation in operations:
+            folder = root / f"{kind} {operation}"
+            folder.mkdir()
+            yield Case(operation, kind, shape._replace(capacity=shape.capacity // smaller), folder)
+            shutil.rmtree(folder)
+
+
+def enter_case(case: Case, peers: Sequence[Peer]) -> tuple[Result, list[Contestant]]:
+    """Check every peer; those that passed are to be raced."""
+    data = make_experience(case.shape, case.shape.capacity, seed=0)
+    result, contestants = enter(case.name, peers, lambda peer: enter_peer(peer, case, data))
+    return result, [*contestants, enter_torch(case, data), limit_of(case, data)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the suite."""
+    session = Session.start("save_load", SUBJECT, OPERATIONS, arguments)
+    effort = replace(session.effort, rounds=min(session.effort.rounds, 30))
+    judged = []
+    with TemporaryDirectory() as root:
+        for case in cases(session.operations, Path(root), 4 if session.options.quick else 1):
+            with session.console.status(case.name):
+                judged.append(session.time(enter_case(case, session.found.peers), effort))
+    return session.finish(judged)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
