@@ -255,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default=",".join(KINDS), help=f"some of {','.join(KINDS)}")
     options = parser.parse_args(arguments)
     session = Session.of("processes", options)
-    rounds, seconds = (2, 0.3) if options.quick else (7, 1.0)
+    rounds, seconds = (2, 0.3) if options.quick else (3, 1.0)
     missing: dict[str, str] = {}
     judged = []
     for kind in options.only.split(","):

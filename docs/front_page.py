@@ -46,7 +46,7 @@ def conformance() -> Iterator[str]:
 
 def trainings() -> Iterator[str]:
     """A line for each algorithm: means over seeds, before → after."""
-    newest = max((ROOT / "benchmarks" / "results").glob("stable_baselines3-*.json"))
+    newest = max((ROOT / "benchmarks" / "results").glob("training-*.json"))
     runs = json.loads(newest.read_text(encoding="utf-8"))["runs"]
 
     def change(task: str, name: str, form: str) -> str:
