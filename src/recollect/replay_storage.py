@@ -375,7 +375,7 @@ class ReplayStorage:
         shares = self._shares
         if shares is None:
             counts = (self.ring.kind.view(-1) == TRANSITION).cumsum(0)
-            shares = counts / counts[-1]
+            shares = counts.double() / counts[-1]  # of integers torch would make float32, too coarse for many rows
             shares[-1] = 1.0  # it is, unless there are no transitions: then a draw is wrong, but inside
             self._shares = None if self.room.outlives else shares  # others may write
         return shares
