@@ -49,13 +49,10 @@ class Reader:
         }
 
     def _ask_here(self, shard: int, reading: Reading, deadline: float, verb: str, arguments: tuple[Any, ...]) -> Any:
-        lock = reading.lock
-        if not lock.acquire(deadline - time.monotonic()):  # as while a large shard is being saved
-            raise self._calls.late(shard)
-        try:
+        with reading.lock.within(deadline - time.monotonic()) as is_ours:
+            if not is_ours:  # as while a large shard is being saved
+                raise self._calls.late(shard)
             return getattr(reading, verb)(*arguments)
-        finally:
-            lock.__exit__()
 
     def ask_all(self, verb: str) -> list[Any]:
         """The answers of all shards."""
