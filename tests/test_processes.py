@@ -112,20 +112,20 @@ class TestConnecting:
 class TestWaiting:
     @pytest.mark.parametrize("seconds", [-1.0, 0.0, 0.1])
     def test_whoever_waits_in_vain_leaves_what_it_has_not_got(self, seconds: float) -> None:
-        lock = shared()._lock
+        lock: Any = shared()._lock
         with held_elsewhere(lock), lock.within(seconds) as is_ours:
             assert not is_ours
         assert is_free(lock)
 
     @pytest.mark.parametrize("seconds", [1e10, 1e300, float("inf")])
     def test_one_can_wait_for_longer_than_nanoseconds_count(self, seconds: float) -> None:
-        lock = shared()._lock
+        lock: Any = shared()._lock
         with held_elsewhere(lock, 0.1), lock.within(seconds) as is_ours:
             assert is_ours
         assert is_free(lock)
 
     def test_ctrl_c_while_one_waits_leaves_the_lock_free(self) -> None:
-        lock = shared()._lock
+        lock: Any = shared()._lock
         interrupted = 0
         for _ in range(5):
             with held_elsewhere(lock, 0.03):
@@ -140,7 +140,7 @@ class TestWaiting:
 
     @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
     def test_a_forked_child_is_told_so_too(self) -> None:
-        replay = shared()
+        replay: Any = shared()
         child = os.fork()
         if child == 0:
             try:
