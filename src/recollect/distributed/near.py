@@ -85,11 +85,11 @@ class _Near:
 
     def __init__(self, process: int, reading: Reading) -> None:
         self.reading = reading
-        ended = os.pidfd_open(process)
-        weakref.finalize(self, os.close, ended)
-        self._poll = select.poll()
-        self._poll.register(ended, select.POLLIN)
+        self._ended = os.pidfd_open(process)
+        weakref.finalize(self, os.close, self._ended)
 
     @property
     def is_alive(self) -> bool:
-        return not self._poll.poll(0)
+        poll = select.poll()  # one is not for several threads
+        poll.register(self._ended, select.POLLIN)
+        return not poll.poll(0)
