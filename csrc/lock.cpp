@@ -38,6 +38,8 @@ static_assert(sizeof(Cell) <= kLockBytes && std::atomic<uint32_t>::is_always_loc
 
 using Clock = std::chrono::steady_clock;
 
+constexpr double kEver = 1e9;  // seconds; more may be too many nanoseconds to count
+
 class ProcessLock {
 public:
     // `memory` is uint8 [128], zeros where `is_new`. `mend` is called by the first holder after one that died.
@@ -57,10 +59,6 @@ public:
     }
 
     void enter() { enter_by(Clock::time_point::max()); }
-
-    bool acquire(double seconds) {
-        return enter_by(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
-    }
 
     // False if that is too late. A wait that has begun goes on for up to a slice.
     bool enter_by(Clock::time_point deadline) {
@@ -141,6 +139,28 @@ private:
     std::atomic<int64_t> depth_{0};  // changed by the holder only; others may see it late, and are then not courteous
 };
 
+// For a `with` statement, which nothing comes between entering and being sure to leave: no Ctrl-C either.
+class Within {
+public:
+    Within(ProcessLock& lock, double seconds) : lock_(lock), seconds_(seconds) {}
+
+    bool enter() {
+        const bool ends = seconds_ < kEver;
+        const std::chrono::duration<double> patience(ends ? seconds_ : 0.0);
+        const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
+        return is_mine_ = lock_.enter_by(ends ? deadline : Clock::time_point::max());
+    }
+
+    void exit() {
+        if (is_mine_) lock_.exit();
+    }
+
+private:
+    ProcessLock& lock_;
+    double seconds_;
+    bool is_mine_ = false;
+};
+
 }  // namespace
 
 void bind_lock(nb::module_& m) {
@@ -148,8 +168,12 @@ void bind_lock(nb::module_& m) {
     nb::class_<ProcessLock>(m, "ProcessLock")
         .def(nb::init<nb::object, bool, nb::callable>())
         .def("__enter__", &ProcessLock::enter)
-        .def("acquire", &ProcessLock::acquire)
-        .def("__exit__", [](ProcessLock& self, nb::args) { self.exit(); });
+        .def("__exit__", [](ProcessLock& self, nb::args) { self.exit(); })
+        .def(
+            "within", [](ProcessLock& self, double seconds) { return Within(self, seconds); }, nb::keep_alive<0, 1>());
+    nb::class_<Within>(m, "Within")
+        .def("__enter__", &Within::enter)
+        .def("__exit__", [](Within& self, nb::args) { self.exit(); });
 }
 #else
 void bind_lock(nb::module_&) {}

@@ -243,6 +243,19 @@ def test_commits_come_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert replay._keeper._number == before + 1
 
 
+def test_where_there_is_no_native_core_a_whole_disk_memory_is_not_called_broken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rc.ReplayBuffer(8, 1, (), device=rc.Memory.disk(tmp_path)).close()
+    with rc.kernels.force_torch():
+        with pytest.raises(rc.IncompatibleCheckpoint, match="Linux and recollect's native core, got no native core"):
+            rc.load(tmp_path)
+        assert main(["inspect", str(tmp_path)]) == 1
+        assert main(["check", str(tmp_path)]) == 1
+    assert "cannot be" not in capsys.readouterr().out
+    assert main(["check", str(tmp_path)]) == 0
+
+
 def test_only_replay_buffers_are_kept_on_a_disk(tmp_path: Path) -> None:
     with pytest.raises(rc.SchemaError, match="Only a ReplayBuffer"):
         rc.RolloutBuffer(4, 1, 1, 1, device=rc.Memory.disk(tmp_path / "memory"))

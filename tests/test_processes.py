@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -101,6 +107,81 @@ class TestConnecting:
         assert files() > before
         del replay, other
         assert files() == before
+
+
+class TestWaiting:
+    @pytest.mark.parametrize("seconds", [-1.0, 0.0, 0.1])
+    def test_whoever_waits_in_vain_leaves_what_it_has_not_got(self, seconds: float) -> None:
+        lock: Any = shared()._lock
+        with held_elsewhere(lock), lock.within(seconds) as is_ours:
+            assert not is_ours
+        assert is_free(lock)
+
+    @pytest.mark.parametrize("seconds", [1e10, 1e300, float("inf")])
+    def test_one_can_wait_for_longer_than_nanoseconds_count(self, seconds: float) -> None:
+        lock: Any = shared()._lock
+        with held_elsewhere(lock, 0.1), lock.within(seconds) as is_ours:
+            assert is_ours
+        assert is_free(lock)
+
+    def test_ctrl_c_while_one_waits_leaves_the_lock_free(self) -> None:
+        lock: Any = shared()._lock
+        interrupted = 0
+        for _ in range(5):
+            with held_elsewhere(lock, 0.03):
+                threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+                try:
+                    with lock.within(10.0):
+                        time.sleep(0.5)
+                except KeyboardInterrupt:
+                    interrupted += 1
+            assert is_free(lock)
+        assert interrupted == 5
+
+    @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+    def test_a_forked_child_is_told_so_too(self) -> None:
+        replay: Any = shared()
+        child = os.fork()
+        if child == 0:
+            try:
+                with replay._lock.within(1.0):
+                    os._exit(1)
+            except RuntimeError as error:
+                os._exit(7 if "forked child" in str(error) else 2)
+            except BaseException:
+                os._exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@contextmanager
+def held_elsewhere(lock: Any, seconds: float = 60.0) -> Iterator[None]:
+    """Another thread has the lock when this starts, for so long or until this ends."""
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            done.wait(seconds)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    taken.wait()
+    try:
+        yield
+    finally:
+        done.set()
+        holder.join()
+
+
+def is_free(lock: Any) -> bool:
+    """Whether another thread could have the lock."""
+
+    def try_it() -> bool:
+        with lock.within(0.0) as is_ours:
+            return is_ours
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(try_it).result()
 
 
 class TestRefusals:

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recollect as rc
+from recollect.ring import TRANSITION
 from tests.layouts import Both, arrays
 from tests.scripted import Scripted, act
 
@@ -488,6 +489,24 @@ class TestFailing:
             assert replay.sample(3, rc.NStep(2, 0.9))["discount"].dtype == torch.float32
         finally:
             torch.set_default_dtype(torch.float32)
+
+    def test_each_of_many_rows_has_the_same_share_of_draws_without_the_native_core(self) -> None:
+        count = 2**20 + 7
+        with rc.kernels.force_torch():
+            replay = rc.ReplayBuffer(count, (), (), next_obs="stored")
+            replay._storage.ring.kind.fill_(TRANSITION)
+            shares = replay._storage._running_shares().double()
+        width = shares.diff(prepend=torch.zeros(1, dtype=torch.float64))
+        torch.testing.assert_close(width * count, torch.ones_like(width), rtol=1e-9, atol=0)
+
+    def test_more_leaves_than_the_native_core_writes_are_read(self) -> None:
+        native = rc.kernels.native()
+        extra = {f"extra{i}": () for i in range(native.MOST_LEAVES if native is not None else 1)}
+        replay = rc.ReplayBuffer(8, obs=1, action=(), extra=extra, seed=0)
+        for t in range(20):
+            replay.add([t], 0.0, float(t), False, False, [t + 1], **dict.fromkeys(extra, 0.0))
+        batch = replay.sample(16)
+        assert torch.equal(batch["next_obs"][:, 0], batch["reward"] + 1)
 
     def test_switching_the_exchange_off_and_on_is_fine(self) -> None:
         replay = fill(9, sampler=rc.Prioritized())

@@ -22,6 +22,9 @@ class _Forked:
 
     def __exit__(self, *_: object) -> None: ...
 
+    def within(self, seconds: float) -> _Forked:
+        return self
+
 
 class Closed:
     """Stands in for the lock of a buffer that was closed."""

@@ -374,7 +374,8 @@ class ReplayStorage:
         """Which part of all transitions lies up to each flat slot [S·N]; kept until something is written."""
         shares = self._shares
         if shares is None:
-            counts = (self.ring.kind.view(-1) == TRANSITION).cumsum(0)
+            # Of integers torch would make shares in float32, too coarse for many rows.
+            counts = (self.ring.kind.view(-1) == TRANSITION).cumsum(0, dtype=torch.float64)
             shares = counts / counts[-1]
             shares[-1] = 1.0  # it is, unless there are no transitions: then a draw is wrong, but inside
             self._shares = None if self.room.outlives else shares  # others may write

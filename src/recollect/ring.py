@@ -77,10 +77,8 @@ class Ring:
         return torch.where(self.kind == TRANSITION, ids, -1).view(-1)
 
     def following(self) -> torch.Tensor:
-        """`after` all flat slots [S·N], in as few bytes as an index may have."""
-        count = self.slots * self.num_envs
-        dtype = torch.int32 if count < 2**31 else torch.int64
-        return torch.arange(count, dtype=dtype, device=self.kind.device).roll(-self.num_envs)
+        """`after` all flat slots [S·N]."""
+        return torch.arange(self.slots * self.num_envs, device=self.kind.device).roll(-self.num_envs)
 
     def id_of(self, slots: torch.Tensor) -> torch.Tensor:
         """The identities of the rows that flat slots hold."""

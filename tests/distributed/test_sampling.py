@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Literal
 
@@ -249,3 +250,14 @@ def test_rows_that_are_under_way_are_waited_for_before_an_empty_memory_is_refuse
         service.sample(1)
     service.extend(steps_of(range(4), 0, 3))
     assert service.sample(8)["obs"].shape == (8, 2)
+
+
+def test_several_threads_of_a_client_sample_and_update_at_once() -> None:
+    service, _, _ = filled(rc.Prioritized())
+
+    def learn() -> int:
+        batches = [service.sample(4) for _ in range(300)]
+        return sum(service.update_priority(batch["index"], torch.ones(4)) for batch in batches)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [running.result() for running in [pool.submit(learn) for _ in range(4)]] == [0] * 4

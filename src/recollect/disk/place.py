@@ -37,7 +37,7 @@ class Disk:
 
     def open(self, owner: Any) -> DiskRoom:
         """The folder, locked, with what was found there compared with the settings of the owner."""
-        _require_support()
+        require_support(SchemaError)
         return DiskRoom(Folder(self.root, config_of(owner), only_reads=self.only_reads), self.commit_every)
 
     def free_bytes(self) -> int | None:
@@ -45,8 +45,9 @@ class Disk:
         return None if (self.root / FORMAT).exists() else Files(self.root).free_bytes()
 
 
-def _require_support() -> None:
+def require_support(kind: type[Exception]) -> None:
+    """Raise that kind of error where there cannot be disk memory."""
     got = sys.platform if sys.platform != "linux" else "no native core" if kernels.native() is None else ""
     if got:
         remedy = 'Keep the buffer in memory: device="cpu".'
-        raise SchemaError(explain("Memory.disk", "Linux and recollect's native core", got, remedy))
+        raise kind(explain("Memory.disk", "Linux and recollect's native core", got, remedy))

@@ -11,7 +11,7 @@ import torch
 from recollect.checkpoint import replay as replays
 from recollect.checkpoint.files import Files
 from recollect.disk.folder import is_made
-from recollect.disk.place import Disk
+from recollect.disk.place import Disk, require_support
 from recollect.disk.records import newest
 from recollect.errors import (
     CheckpointError,
@@ -43,6 +43,7 @@ def reopened(root: Path, options: dict[str, Any], *, only_reads: bool = False) -
         remedy = "Save the buffer, and load the checkpoint so."
         got = f"{changes[0]}={options[changes[0]]!r}"
         raise IncompatibleCheckpoint(explain(f"load {root}", "disk memory as it is", got, remedy))
+    require_support(IncompatibleCheckpoint)
     record = newest(root)
     memory = Memory(torch.device("cpu"), place=Disk(root, only_reads=only_reads))
     try:

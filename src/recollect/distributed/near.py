@@ -49,13 +49,10 @@ class Reader:
         }
 
     def _ask_here(self, shard: int, reading: Reading, deadline: float, verb: str, arguments: tuple[Any, ...]) -> Any:
-        lock = reading.lock
-        if not lock.acquire(deadline - time.monotonic()):  # as while a large shard is being saved
-            raise self._calls.late(shard)
-        try:
+        with reading.lock.within(deadline - time.monotonic()) as is_ours:
+            if not is_ours:  # as while a large shard is being saved
+                raise self._calls.late(shard)
             return getattr(reading, verb)(*arguments)
-        finally:
-            lock.__exit__()
 
     def ask_all(self, verb: str) -> list[Any]:
         """The answers of all shards."""
@@ -88,11 +85,11 @@ class _Near:
 
     def __init__(self, process: int, reading: Reading) -> None:
         self.reading = reading
-        ended = os.pidfd_open(process)
-        weakref.finalize(self, os.close, ended)
-        self._poll = select.poll()
-        self._poll.register(ended, select.POLLIN)
+        self._ended = os.pidfd_open(process)
+        weakref.finalize(self, os.close, self._ended)
 
     @property
     def is_alive(self) -> bool:
-        return not self._poll.poll(0)
+        poll = select.poll()  # one is not for several threads
+        poll.register(self._ended, select.POLLIN)
+        return not poll.poll(0)

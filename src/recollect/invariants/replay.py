@@ -194,7 +194,7 @@ def _check_counts(storage: ReplayStorage) -> None:
     ids = storage.ids(slots)
     require_all(ring.locate(ids)[0] == slots, "ids", "those that lead back to their slots", ids)
     if storage._shares is not None:
-        expected = drawable.view(-1).cumsum(0) / total
+        expected = drawable.view(-1).cumsum(0).double() / total
         require_all(storage._shares == expected, "running shares", "those of the transitions", storage._shares)
     if storage._row_ids is not None:
         require_all(storage._row_ids == ring.ids(), "ids of slots", "those of the rows", storage._row_ids)
