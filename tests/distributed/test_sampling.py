@@ -261,3 +261,23 @@ def test_several_threads_of_a_client_sample_and_update_at_once() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert [running.result() for running in [pool.submit(learn) for _ in range(4)]] == [0] * 4
+
+
+class PatientCalls(LocalCalls):
+    """Answers are there when somebody asks for the second time."""
+
+    def is_answered(self, ref: Any) -> bool:
+        self.asked = getattr(self, "asked", 0) + 1
+        return self.asked > 1
+
+
+def test_blocks_that_wait_are_sent_while_their_client_only_samples() -> None:
+    plan = plan_of(400, 2)
+    service = client_of(PatientCalls(plan), plan, max_pending=16)
+    for block in range(6):
+        service.extend(steps_of(range(2), 10 * block, 10))
+    service.sample(1)
+    assert service.stats()["pending"] > 0
+    for _ in range(3):
+        service.sample(1)
+    assert len(service) == 120

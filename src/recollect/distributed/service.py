@@ -236,6 +236,9 @@ class ReplayService:
         """So many batches, one drawn after the other."""
         check_size("sample", batch_size)
         target = check_destination(device)
+        with self._lock:
+            for stream in self._streams:
+                stream.go_on(self._calls.deadline())
         try:
             batches = self._drawn_now(count, batch_size, view)
         except NotReadyError:

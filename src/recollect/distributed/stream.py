@@ -40,7 +40,7 @@ class Stream:
         self._waiting: list[Push] = []
         self._answer: Any = None
         """What the call under way will bring."""
-        self._sent = 0.0
+        self._asked = 0.0
         self._envs: set[int] = set()
         self.lost = 0
 
@@ -51,10 +51,22 @@ class Stream:
 
     def make_room(self, deadline: float) -> None:
         """Wait until another block may be pushed. Raises before anything is accepted, so that it can be retried."""
-        if self._flying and time.monotonic() - self._sent > self.patience and self._calls.is_answered(self._answer):
+        if self._is_answered():
             self._settle(deadline)
         while self.pending >= self._max_pending:
             self._settle(deadline)
+
+    def go_on(self, deadline: float) -> None:
+        """Send what waits, if the call before has been answered: whoever has stopped pushing does not come past."""
+        if self._waiting and self._is_answered():
+            self._settle(deadline)
+
+    def _is_answered(self) -> bool:
+        now = time.monotonic()
+        if not self._flying or now - self._asked <= self.patience:
+            return False
+        self._asked = now
+        return self._calls.is_answered(self._answer)
 
     def push(self, envs: np.ndarray, block: Block, cut: np.ndarray) -> None:
         """Take a block, for which room was made."""
@@ -78,7 +90,7 @@ class Stream:
     def _send(self) -> None:
         if self._waiting and not self._flying:
             self._answer = self._calls.start(self._shard, "push", self._client, self._waiting)
-            self._sent = time.monotonic()
+            self._asked = time.monotonic()
             self._flying, self._waiting = self._waiting, []
 
     def _settle(self, deadline: float) -> None:
