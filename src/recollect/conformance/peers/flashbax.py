@@ -46,8 +46,15 @@ def _runs(capacity: int, num_envs: int, batch_size: int, length: int) -> Any:
 
 
 def _compiled(buffer: Any) -> Any:
-    names = [name for name in ("add", "sample", "can_sample", "set_priorities") if hasattr(buffer, name)]
-    return buffer.replace(**{name: jax.jit(getattr(buffer, name)) for name in names})
+    # A state that is given away is changed in place; otherwise every step would copy the whole memory.
+    donated = {"add": 0, "set_priorities": 0, "sample": (), "can_sample": ()}
+    return buffer.replace(
+        **{
+            name: jax.jit(getattr(buffer, name), donate_argnums=given)
+            for name, given in donated.items()
+            if hasattr(buffer, name)
+        }
+    )
 
 
 class FlashbaxReplay:
@@ -76,8 +83,14 @@ class FlashbaxReplay:
         self._state = self._buffer().add(self._state, prepared)
         self._added += len(prepared["reward"])
 
+    at_once = 1000
+    """Rows that `fill` adds in one call; each size is compiled once."""
+
     def fill(self, block: Transitions) -> None:
-        for row in range(len(block)):
+        whole = len(block) - len(block) % self.at_once
+        for row in range(0, whole, self.at_once):
+            self.add(self.prepare(block[row : row + self.at_once]))
+        for row in range(whole, len(block)):
             self.add(self.prepare(block[row : row + 1]))
 
     def sample(self, batch_size: int) -> Any:
@@ -120,6 +133,7 @@ class FlashbaxPrioritized(FlashbaxReplay):
 class FlashbaxSequence(FlashbaxReplay):
     """`make_trajectory_buffer`: runs along the axis of time of one environment."""
 
+    at_once = 1
     crosses_episodes = "sequences are documented as runs along the time axis; ends of episodes are not its subject"
 
     def __init__(self, shape: ReplayShape, length: int) -> None:
