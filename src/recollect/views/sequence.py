@@ -43,7 +43,7 @@ class Sequence:
         columns = [i for i in range(len(storage.columns)) if i not in carried]
         steps = named(storage, storage.take(flat, columns, padded=True), columns)
         steps |= named_next(storage, storage.take_next(flat, padded=True))
-        batch = {path: leaf.unflatten(0, windows.shape) for path, leaf in steps.items()}
+        batch = {path: leaf.view(*windows.shape, *leaf.shape[1:]) for path, leaf in steps.items()}
         return batch | self._marks(windows, is_first) | _at_start(storage, windows, carried)
 
     def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,8 @@ class Sequence:
     def _marks(self, windows: torch.Tensor, is_first: torch.Tensor) -> Leaves:
         mask = windows >= 0
         train = mask.clone()
-        train[:, : self.burn_in] = False
+        if self.burn_in:
+            train[:, : self.burn_in] = False
         return {("mask",): mask, ("train",): train, ("is_first",): is_first}
 
 
