@@ -10,6 +10,7 @@
 #include "fresh.hpp"
 #include "random.hpp"
 #include "seal.hpp"
+#include "windows.hpp"
 
 #if defined(__linux__)
 #include <fcntl.h>
@@ -23,7 +24,8 @@ namespace nb = nanobind;
 namespace recollect {
 namespace {
 
-constexpr int kPatience = 64;  // batches after one that waited for the disk
+constexpr int kPatience = 64;                     // batches after one that waited for the disk
+constexpr int64_t kMostSteps = int64_t{1} << 31;  // of a window, and windows of a batch: their product fits
 
 // How often this process has waited for a page of a file.
 int64_t waits() {
@@ -170,15 +172,7 @@ public:
     void fetch(nb::handle slots) {
         const Array in = read_index(slots);
         check_slots(in);
-        const int64_t count = waits();
-        if (count > waits_) cold_ = kPatience;
-        waits_ = count;
-        if (cold_ == 0) return;
-        --cold_;
-        const auto* rows = reinterpret_cast<const int64_t*>(in.data);
-        MaybeReleased released(kReleaseBytes);
-        for (int64_t i = 0; i < in.shape[0]; ++i)
-            if (rows[i] >= 0) ask_for_row(rows[i]);
+        fetch_rows(reinterpret_cast<const int64_t*>(in.data), in.shape[0]);
     }
 
     // `count` slots of transitions, drawn uniformly with replacement, in a fresh tensor or in `out`. None: too few are left
@@ -262,8 +256,8 @@ public:
         auto* to = memory_of<int64_t>(out, kInt64, count * length, "out");
         auto* starts = memory_of<uint8_t>(first, kBool, count * length, "first");
         for (int64_t i = 0; i < count; ++i) {
-            window_forward(from[i], after, cross, to + i * length + before);
-            window_backward(from[i], before, cross, to + i * length);
+            window_forward(ring_, from[i], after, cross, to + i * length + before);
+            window_backward(ring_, from[i], before, cross, to + i * length);
             for (int64_t j = 0; j < length; ++j) {
                 const int64_t slot = to[i * length + j];
                 starts[i * length + j] = slot >= 0 && ring_.first[slot];
@@ -286,6 +280,61 @@ public:
         std::vector<int64_t> last(static_cast<size_t>(in.shape[0]));
         for (int64_t i = 0; i < in.shape[0]; ++i) last[static_cast<size_t>(i)] = last_of(rows[i], n);
         return read_rows(rows, last.data(), in.shape[0], n, gamma);
+    }
+
+    // Fresh tensors of windows (see `window`): every leaf that is not carried [B, L, …], the observations that these steps
+    // led to, which steps are real, which of them are no burn-in, which start an episode, the `carried` leaves at the first
+    // real step [B, …], the ids of the drawn rows.
+    nb::list sequences(nb::handle slots, int64_t before, int64_t after, bool cross, const std::vector<int>& carried) {
+        const Array in = checked_slots(slots);
+        const int64_t count = in.shape[0], length = before + after, steps = count * length;
+        if (before > kMostSteps || after > kMostSteps || count > kMostSteps) throw std::bad_alloc();
+        const auto* drawn = reinterpret_cast<const int64_t*>(in.data);
+        std::vector<int64_t> at(static_cast<size_t>(steps)), next(at.size()), start(static_cast<size_t>(count));
+        for (int64_t i = 0; i < count; ++i) {
+            int64_t* window = at.data() + i * length;
+            window_forward(ring_, drawn[i], after, cross, window + before);
+            window_backward(ring_, drawn[i], before, cross, window);
+            start[static_cast<size_t>(i)] = *std::find_if(window, window + length, [](int64_t slot) { return slot >= 0; });
+        }
+        for (size_t i = 0; i < at.size(); ++i) next[i] = at[i] < 0 ? -1 : ring_.after(at[i]);
+        if (seals_) fetch_rows(at.data(), steps);
+        std::vector<Reading> readings, starts;
+        for (size_t l = 0; l < leaves_.size(); ++l) {
+            const bool once = std::find(carried.begin(), carried.end(), static_cast<int>(l)) != carried.end();
+            (once ? starts : readings).push_back({&leaves_[l], leaves_[l].column, once ? start.data() : at.data(), nullptr});
+        }
+        for (const int o : observed_) {
+            const Leaf& leaf = leaves_[static_cast<size_t>(o)];
+            readings.push_back({&leaf, leaf.column, next.data(), nullptr});
+        }
+        const int64_t lead[] = {count, length};
+        Fresh fresh;
+        for (const Reading& reading : readings) plan(fresh, *reading.leaf, 2, lead);
+        for (int mark = 0; mark < 3; ++mark) fresh.add(kBool, 2, lead);
+        for (const Reading& reading : starts) plan(fresh, *reading.leaf, 1, lead);
+        fresh.add(kInt64, 1, lead);
+        nb::list out = fresh.make();
+        size_t made = 0;
+        for (Reading& reading : readings) reading.out = fresh.data(made++);
+        char *mask = fresh.data(made), *train = fresh.data(made + 1), *is_first = fresh.data(made + 2);
+        made += 3;
+        for (Reading& reading : starts) reading.out = fresh.data(made++);
+        auto* ids = reinterpret_cast<int64_t*>(fresh.data(made));
+        MaybeReleased released(fresh.bytes());
+        for (int64_t i = 0; i < count; ++i) ids[i] = ring_.id_of(drawn[i]);
+        const std::vector<Run> runs = runs_of(ring_, at.data(), steps), next_runs = runs_of(ring_, next.data(), steps);
+        for (const Reading& reading : readings) {
+            const bool is_next = reading.slots == next.data();
+            if (reading.leaf->stacked()) read(reading, steps);
+            else read_runs(reading.out, reading.column, is_next ? next_runs : runs, reading.leaf->bytes, ring_.envs);
+        }
+        for (const Reading& reading : starts) read(reading, count);
+        read_runs(is_first, reinterpret_cast<const char*>(ring_.first), runs, 1, ring_.envs);
+        for (int64_t i = 0; i < steps; ++i) mask[i] = at[static_cast<size_t>(i)] >= 0;
+        std::memcpy(train, mask, static_cast<size_t>(steps));
+        for (int64_t i = 0; i < count; ++i) std::memset(train + i * length, 0, static_cast<size_t>(before));
+        return out;
     }
 
     // Rebuild the frame stacks of column `leaf` at each slot; a slot of -1 gives zeros.
@@ -331,6 +380,17 @@ private:
         if (rest) seals_[2 * flat + 1] = seal_of_rest(flat, row);
     }
 
+    void fetch_rows(const int64_t* rows, int64_t number) {
+        const int64_t count = waits();
+        if (count > waits_) cold_ = kPatience;
+        waits_ = count;
+        if (cold_ == 0) return;
+        --cold_;
+        MaybeReleased released(kReleaseBytes);
+        for (int64_t i = 0; i < number; ++i)
+            if (rows[i] >= 0) ask_for_row(rows[i]);
+    }
+
     // A row and what it led to.
     void ask_for_row(int64_t flat) const {
         const int64_t next = ring_.keeps_next ? flat : ring_.after(flat);
@@ -356,6 +416,15 @@ private:
         const int64_t* slots;
         char* out;
     };
+
+    // Plan a fresh tensor [lead…, …] for a leaf.
+    static void plan(Fresh& fresh, const Leaf& leaf, int lead_ndim, const int64_t* lead) {
+        if (lead_ndim + leaf.ndim > kMaxDims) throw std::invalid_argument("leaf: an axis too many");
+        int64_t shape[kMaxDims];
+        std::copy(lead, lead + lead_ndim, shape);
+        std::copy(leaf.shape, leaf.shape + leaf.ndim, shape + lead_ndim);
+        fresh.add(leaf.dtype, lead_ndim + leaf.ndim, shape);
+    }
 
     void read(const Reading& reading, int64_t count) const noexcept {
         const Leaf& leaf = *reading.leaf;
@@ -429,19 +498,13 @@ private:
             readings.push_back({&leaf, ring_.keeps_next ? next_columns_[o] : leaf.column, index, nullptr});
         }
         Fresh fresh;
-        int64_t bytes = 0;
-        for (const Reading& reading : readings) {
-            int64_t shape[kMaxDims] = {count};
-            std::copy(reading.leaf->shape, reading.leaf->shape + reading.leaf->ndim, shape + 1);
-            fresh.add(reading.leaf->dtype, reading.leaf->ndim + 1, shape);
-            bytes += reading.leaf->given_bytes * count;
-        }
+        for (const Reading& reading : readings) plan(fresh, *reading.leaf, 1, &count);
         fresh.add(kInt64, 1, &count);
         if (n > 0) fresh.add(kFloat32, 1, &count);
         nb::list out = fresh.make();
         for (size_t i = 0; i < readings.size(); ++i) readings[i].out = fresh.data(i);
         auto* ids = reinterpret_cast<int64_t*>(fresh.data(readings.size()));
-        MaybeReleased released(bytes);
+        MaybeReleased released(fresh.bytes());
         for (int64_t i = 0; i < count; ++i) ids[i] = ring_.id_of(first[i]);
         for (size_t i = 0; i < readings.size(); ++i)
             if (n == 0 || static_cast<int>(i) != reward_) read(readings[i], count);
@@ -469,31 +532,6 @@ private:
                 for (int64_t w = 0; w < width; ++w) out[i * width + w] += static_cast<T>(factor * rewards[slot * width + w]);
             }
             discount[i] = static_cast<float>(factor * gamma);
-        }
-    }
-
-    void window_forward(int64_t slot, int64_t length, bool cross, int64_t* out) const {
-        for (int64_t j = 0; j < length; ++j) {
-            out[j] = slot;
-            if (slot < 0) continue;
-            int64_t next = ring_.after(slot);
-            // The row after a final one starts the next episode; two finals in a row are a cut just after a start.
-            for (int skipped = 0; cross && ring_.kind[next] == kFinal && skipped < ring_.slots; ++skipped)
-                next = ring_.after(next);
-            // Inside an episode the row after is younger; behind a final one it may be the oldest of all.
-            slot = ring_.kind[next] == kTransition && (!cross || ring_.row_of(next) > ring_.row_of(slot)) ? next : -1;
-        }
-    }
-
-    void window_backward(int64_t slot, int64_t length, bool cross, int64_t* out) const {
-        for (int64_t j = length - 1; j >= 0; --j) {
-            int64_t previous = slot < 0 || (ring_.first[slot] && !cross) ? -1 : ring_.before(slot);
-            for (int skipped = 0; cross && previous >= 0 && ring_.kind[previous] == kFinal && skipped < ring_.slots; ++skipped)
-                previous = ring_.before(previous);
-            const bool there = previous >= 0 && ring_.kind[previous] == kTransition &&
-                               (!cross || ring_.row_of(previous) < ring_.row_of(slot));
-            slot = there ? previous : -1;
-            out[j] = slot;
         }
     }
 
@@ -745,6 +783,7 @@ void bind_ring(nb::module_& m) {
         .def("behind", &RingMemory::behind, nb::arg(), nb::arg().none())
         .def("locate", &RingMemory::locate, nb::arg(), nb::arg().none())
         .def("n_steps", &RingMemory::n_steps)
+        .def("sequences", &RingMemory::sequences)
         .def("window", &RingMemory::window)
         .def("transitions", &RingMemory::transitions)
         .def("stack", &RingMemory::stack);

@@ -479,6 +479,18 @@ class ReplayStorage:
         leaves = self.native.n_steps(slots, n, gamma)
         return dict(zip((*self._transition_paths, ("discount",)), leaves, strict=True))
 
+    def sequences(
+        self, slots: torch.Tensor, before: int, after: int, cross: bool, carried: Sequence[int]
+    ) -> list[torch.Tensor] | None:
+        """Everything around each row from the native core, see `Sequence`; None where it cannot tell.
+
+        The leaves of steps in the order of their columns, next observations, "mask", "train", "is_first", the columns
+        `carried` at the first real step, ids.
+        """
+        if self.native is None or not kernels.exchange():
+            return None
+        return self.native.sequences(slots, before, after, cross, carried)
+
     def take(
         self, slots: torch.Tensor, columns: Sequence[int] | None = None, *, padded: bool = False
     ) -> list[torch.Tensor]:

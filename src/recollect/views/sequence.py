@@ -13,6 +13,8 @@ from recollect.replay_storage import ReplayStorage
 from recollect.schema import Carry, positive
 from recollect.views.protocol import Leaves, named, named_next, require_order
 
+_MARKS = ("mask",), ("train",), ("is_first",)
+
 
 @dataclass(frozen=True)
 class Sequence:
@@ -37,10 +39,16 @@ class Sequence:
         require_order(storage, self)
 
     def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
-        windows, is_first = storage.windows(slots, self.burn_in, self.length, cross=self.cross_episodes)
-        flat = windows.view(-1)
         carried = _carried(storage)
         columns = [i for i in range(len(storage.columns)) if i not in carried]
+        found = storage.sequences(slots, self.burn_in, self.length, self.cross_episodes, carried)
+        if found is not None:
+            paths = storage.schema.paths
+            steps, starts = ([paths[i] for i in which] for which in (columns, carried))
+            names = *steps, *storage.next_paths, *_MARKS, *starts, ("index",)
+            return dict(zip(names, found, strict=True))
+        windows, is_first = storage.windows(slots, self.burn_in, self.length, cross=self.cross_episodes)
+        flat = windows.view(-1)
         steps = named(storage, storage.take(flat, columns, padded=True), columns)
         steps |= named_next(storage, storage.take_next(flat, padded=True))
         batch = {path: leaf.view(*windows.shape, *leaf.shape[1:]) for path, leaf in steps.items()}
@@ -66,7 +74,7 @@ class Sequence:
         train = mask.clone()
         if self.burn_in:
             train[:, : self.burn_in] = False
-        return {("mask",): mask, ("train",): train, ("is_first",): is_first}
+        return dict(zip(_MARKS, (mask, train, is_first), strict=True))
 
 
 def _carried(storage: ReplayStorage) -> list[int]:

@@ -1,0 +1,76 @@
+// Windows of steps around rows of a ring, read in runs: steps that follow each other are copied at once.
+#pragma once
+#include <vector>
+
+#include "columns.hpp"
+#include "ring.hpp"
+
+namespace recollect {
+
+// The slots of a row and of the steps after it, -1 from the first that is not there.
+inline void window_forward(const Ring& ring, int64_t slot, int64_t length, bool cross, int64_t* out) {
+    for (int64_t j = 0; j < length; ++j) {
+        out[j] = slot;
+        if (slot < 0) continue;
+        int64_t next = ring.after(slot);
+        // The row after a final one starts the next episode; two finals in a row are a cut just after a start.
+        for (int skipped = 0; cross && ring.kind[next] == kFinal && skipped < ring.slots; ++skipped) next = ring.after(next);
+        // Inside an episode the row after is younger; behind a final one it may be the oldest of all.
+        slot = ring.kind[next] == kTransition && (!cross || ring.row_of(next) > ring.row_of(slot)) ? next : -1;
+    }
+}
+
+// The slots of the steps before a row, which is none of them.
+inline void window_backward(const Ring& ring, int64_t slot, int64_t length, bool cross, int64_t* out) {
+    for (int64_t j = length - 1; j >= 0; --j) {
+        int64_t previous = slot < 0 || (ring.first[slot] && !cross) ? -1 : ring.before(slot);
+        for (int skipped = 0; cross && previous >= 0 && ring.kind[previous] == kFinal && skipped < ring.slots; ++skipped)
+            previous = ring.before(previous);
+        const bool there = previous >= 0 && ring.kind[previous] == kTransition &&
+                           (!cross || ring.row_of(previous) < ring.row_of(slot));
+        slot = there ? previous : -1;
+        out[j] = slot;
+    }
+}
+
+// Steps that lie one after the other in their environment's column, from a slot on; none of them is there if it is -1.
+struct Run {
+    int64_t slot, count;
+};
+
+inline std::vector<Run> runs_of(const Ring& ring, const int64_t* slots, int64_t count) {
+    std::vector<Run> runs;
+    for (int64_t i = 0, stop = 0; i < count; i = stop) {
+        const int64_t stride = slots[i] < 0 ? 0 : ring.envs;
+        for (stop = i + 1; stop < count && slots[stop] == slots[stop - 1] + stride;) ++stop;
+        runs.push_back({slots[i], stop - i});
+    }
+    return runs;
+}
+
+// Rows that lie `stride` bytes apart; copies of a size known at compile time become one or two instructions.
+template <int64_t Bytes>
+inline void copy_apart(char* out, const char* in, int64_t count, int64_t bytes, int64_t stride) noexcept {
+    if (Bytes) bytes = Bytes;
+    for (int64_t i = 0; i < count; ++i) {
+        RECOLLECT_PREFETCH(in + (i + kAhead) * stride);
+        std::memcpy(out + i * bytes, in + i * stride, static_cast<size_t>(bytes));
+    }
+}
+
+// The items of a column [slots, envs] of the steps of all runs; zeros where there is none.
+inline void read_runs(char* out, const char* column, const std::vector<Run>& runs, int64_t bytes, int64_t envs) noexcept {
+    for (const Run& run : runs) {
+        const char* in = column + run.slot * bytes;
+        const int64_t whole = run.count * bytes, stride = envs * bytes;
+        if (run.slot < 0) std::memset(out, 0, static_cast<size_t>(whole));
+        else if (envs == 1) std::memcpy(out, in, static_cast<size_t>(whole));
+        else if (bytes == 1) copy_apart<1>(out, in, run.count, bytes, stride);
+        else if (bytes == 4) copy_apart<4>(out, in, run.count, bytes, stride);
+        else if (bytes == 8) copy_apart<8>(out, in, run.count, bytes, stride);
+        else copy_apart<0>(out, in, run.count, bytes, stride);
+        out += whole;
+    }
+}
+
+}  // namespace recollect
