@@ -51,6 +51,16 @@ struct Ring {
 
     int64_t id_of(int64_t flat) const { return row_of(flat) * envs + flat % envs; }
 
+    // The ids of many slots; of one environment without a division for each.
+    void ids_of(const int64_t* flat, int64_t count, int64_t* out) const {
+        if (envs != 1) {
+            for (int64_t i = 0; i < count; ++i) out[i] = id_of(flat[i]);
+            return;
+        }
+        const int64_t top = newest(0), at = top % slots;
+        for (int64_t i = 0; i < count; ++i) out[i] = top - at + flat[i] - (flat[i] > at ? slots : 0);
+    }
+
     int64_t after(int64_t flat) const {
         const int64_t next = flat + envs;
         return next < slots * envs ? next : next - slots * envs;

@@ -33,6 +33,12 @@ inline void window_backward(const Ring& ring, int64_t slot, int64_t length, bool
     }
 }
 
+// The slots of `before` steps before a row, of the row and of the steps after it, `before + after` in all.
+inline void window_around(const Ring& ring, int64_t slot, int64_t before, int64_t after, bool cross, int64_t* out) {
+    window_forward(ring, slot, after, cross, out + before);
+    window_backward(ring, slot, before, cross, out);
+}
+
 // Steps that lie one after the other in their environment's column, from a slot on; none of them is there if it is -1.
 struct Run {
     int64_t slot, count;
