@@ -461,13 +461,14 @@ class ReplayStorage:
 
     def transitions(self, slots: torch.Tensor) -> dict[Path, torch.Tensor]:
         """Every field of the rows at flat slots, the observations that they led to, and their ids."""
-        self._fetch(slots)
-        if self.native is not None and kernels.exchange():
-            leaves = self.native.transitions(slots)
-        else:
-            ids = self.ids(slots) if self.native is not None else self._known_ids().index_select(0, slots)
-            leaves = [*self.take(slots), *self.take_next(slots), ids]
-        return dict(zip(self._transition_paths, leaves, strict=True))
+        native = self.native
+        if native is None or not kernels.exchange():
+            ids = self.ids(slots) if native is not None else self._known_ids().index_select(0, slots)
+            return dict(zip(self._transition_paths, [*self.take(slots), *self.take_next(slots), ids], strict=True))
+        if self.seals is not None:
+            self._fetch(slots)
+        # Without strict=: a keyword costs as much as the pairs.
+        return dict(zip(self._transition_paths, native.transitions(slots)))  # noqa: B905
 
     def n_steps(self, slots: torch.Tensor, n: int, gamma: float) -> dict[Path, torch.Tensor] | None:
         """`transitions` of n steps as one, with "discount", from the native core; None where it cannot tell."""
