@@ -17,7 +17,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ("tests/kernels", "tests/test_storage.py", "tests/test_threads.py")
-EVERYTHING = (*KERNELS, "tests/estimators", "tests/faults", "tests/test_replay.py", "tests/test_sequences.py")
+EVERYTHING = (
+    *KERNELS,
+    "tests/estimators",
+    "tests/faults",
+    "tests/test_replay.py",
+    "tests/test_sequences.py",
+    "tests/views",
+)
 
 
 @dataclass(frozen=True)
