@@ -15,7 +15,7 @@ namespace recollect {
 namespace {
 
 constexpr int kPatience = 64;                     // batches after one that waited for the disk
-constexpr int64_t kMostSteps = int64_t{1} << 31;  // of a window, and windows of a batch: their product fits
+constexpr int64_t kMostSteps = int64_t{1} << 30;  // of a window, and windows of a batch: their product fits
 
 // Ask for the pages of some bytes of a mapped file, without waiting for them.
 void ask_for(const char* data, int64_t bytes) {
@@ -142,8 +142,9 @@ nb::list RingMemory::n_steps(nb::handle slots, int64_t n, double gamma) const {
 
 nb::list RingMemory::sequences(nb::handle slots, int64_t before, int64_t after, bool cross, const std::vector<int>& carried) {
     const Array in = checked_slots(slots);
-    const int64_t count = in.shape[0], length = before + after, steps = count * length;
+    const int64_t count = in.shape[0];
     if (before > kMostSteps || after > kMostSteps || count > kMostSteps) throw std::bad_alloc();
+    const int64_t length = before + after, steps = count * length;
     const auto* drawn = reinterpret_cast<const int64_t*>(in.data);
     std::vector<int64_t> at(static_cast<size_t>(steps)), next(at.size()), start(static_cast<size_t>(count));
     for (int64_t i = 0; i < count; ++i) {
