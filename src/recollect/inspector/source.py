@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from recollect.distillation import DistillationBuffer
+from recollect.episodes import ordered
 from recollect.errors import SchemaError, explain
 from recollect.replay import ReplayBuffer
 from recollect.ring import FINAL
@@ -105,7 +106,7 @@ def _numbers(*tensors: torch.Tensor) -> tuple[np.ndarray, ...]:
 def _of_replay(replay: ReplayBuffer) -> Source:
     storage = replay._storage
     ring = storage.ring
-    ids, slots, starts = replay._ordered()
+    ids, slots, starts = ordered(storage)
     columns = _columns_of(replay._schema)
     places = {path: i for i, path in enumerate(columns)}
 
