@@ -434,12 +434,14 @@ ROLLOUT: dict[str, tuple[dict[str, Any], Break, str]] = {
     "a field staged behind the end": (
         {"steps": 4}, attribute("_staged", {"obs"}), "^staged fields: expected none of a full rollout"
     ),
-    "a reset that never comes": ({}, attribute("_resetting", torch.ones_like), r"^resetting\[0\]: expected False but"),
+    "a reset that never comes": (
+        {}, attribute("_resets.resetting", torch.ones_like), r"^resetting\[0\]: expected False but"
+    ),
     "a start that is no flag": (
-        {}, lambda r: r._starting.view(torch.uint8).fill_(7), r"^starting\[0\]: expected a flag of 0 or 1, got 7"
+        {}, lambda r: r._resets.starting.view(torch.uint8).fill_(7), r"^starting\[0\]: expected a flag of 0 or 1, got 7"
     ),
     "resets of other environments": (
-        {}, attribute("_resetting", lambda x: x.repeat(2)), r"^resetting: expected torch.bool of shape \(2,\)"
+        {}, attribute("_resets.resetting", lambda x: x.repeat(2)), r"^resetting: expected torch.bool of shape \(2,\)"
     ),
     "a final observation of a step that goes on": (
         {}, column("truncated", (1, 1), False), r"^final_obs: expected .* of truncated steps, got \[\(1, 1\)\]"

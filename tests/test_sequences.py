@@ -145,9 +145,9 @@ class TestWhichSteps:
     def test_environments_that_were_restarted_begin_episodes(self):
         rollout = filled([[False, True]])
         rollout.clear()
-        assert rollout._starting.tolist() == [False, True]
+        assert rollout._resets.starting.tolist() == [False, True]
         rollout.clear(restarted=True)
-        assert rollout._starting.tolist() == [True, True]
+        assert rollout._resets.starting.tolist() == [True, True]
 
 
 class TestLayouts:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from gymnasium.vector import AutoresetMode
 
 from recollect.autoreset import final_rows, observation
 from recollect.batch import assemble
@@ -35,7 +36,15 @@ class Finals:
         leaves = observation(self._schema, obs, self._lead, self._device, rows=rows)
         return self._of(step, envs, leaves)
 
-    def in_info(self, step: int, info: Mapping[str, Any], envs: list[int]) -> Found | None:
+    def of_step(self, step: int, parts: tuple[Any, ...], envs: list[int], mode: AutoresetMode | None) -> Found | None:
+        """Those of the environments `envs`, found where this mode leaves them in what `env.step` returned."""
+        if not envs:
+            return None
+        if mode is AutoresetMode.SAME_STEP:
+            return self._in_info(step, parts[4], envs)
+        return self.among(step, parts[0], envs)
+
+    def _in_info(self, step: int, info: Mapping[str, Any], envs: list[int]) -> Found | None:
         """Those of the environments `envs` that the info of a step holds."""
         return self._of(step, *final_rows(info, envs, self._schema, self._lead, self._device))
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +15,7 @@ from tensordict import TensorDict
 from recollect.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from recollect.batch import assemble, check_destination, check_size, fill, moved
 from recollect.border import Environments, as_tensor, conform, dotted, light, refuse_reused_leaves, row_ids
+from recollect.episodes import ordered, stored_slots
 from recollect.errors import NotReadyError, SchemaError, explain
 from recollect.guard import Closed, lock_for, mend_later
 from recollect.invariants.replay import check_seals, check_staged, check_storage
@@ -25,47 +24,15 @@ from recollect.memory import Heap, Memory
 from recollect.norm import RunningNorm
 from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage
-from recollect.ring import TRANSITION
 from recollect.samplers import Sampler, Uniform
-from recollect.schema import (
-    DTYPES,
-    Declaration,
-    Field,
-    Path,
-    Schema,
-    Stacked,
-    declare,
-    declare_real,
-    given_shape,
-    positive,
-    refuse_reserved,
-    refuse_sparse,
-)
+from recollect.schema import DTYPES, Declaration, Field, Path, given_shape, positive
 from recollect.stats import EpisodeStats
+from recollect.steps import check_replay, replay_nbytes, replay_schema
 from recollect.views import NStep, Sequence, Transition, View
 from recollect.views.protocol import Leaves
 
 if TYPE_CHECKING:
     from recollect.concurrent.processes import Handle
-
-_FLAG = Field((), torch.bool)
-_RESERVED = (
-    "obs",
-    "action",
-    "reward",
-    "terminated",
-    "truncated",
-    "next_obs",
-    "mask",
-    "index",
-    "weight",
-    "discount",
-    "train",
-    "is_first",
-    "env_ids",
-    "step",
-    "self",
-)
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -114,9 +81,9 @@ class ReplayBuffer:
         self.num_envs = num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
         memory = Memory.of(device)
-        schema = _schema(obs, action, reward, extra or {})
-        _check_layout(capacity, self.num_envs, next_obs, schema)
-        memory.require(_nbytes(schema, capacity, self.num_envs or 1, next_obs))
+        schema = replay_schema(obs, action, reward, extra or {})
+        check_replay(capacity, self.num_envs, next_obs, schema)
+        memory.require(replay_nbytes(schema, capacity, self.num_envs or 1, next_obs))
         self.device = torch.empty(0, device=memory.device).device
         self._schema = schema
         self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
@@ -162,7 +129,7 @@ class ReplayBuffer:
         next_obs: Literal["shared", "stored"] = "shared",
     ) -> int:
         """What a buffer of this description will keep, before it is made."""
-        return _nbytes(_schema(obs, action, reward, extra or {}), capacity, num_envs or 1, next_obs)
+        return replay_nbytes(replay_schema(obs, action, reward, extra or {}), capacity, num_envs or 1, next_obs)
 
     @property
     def nbytes(self) -> int:
@@ -511,7 +478,7 @@ class ReplayBuffer:
     def ids(self) -> torch.Tensor:
         """The "index" of every stored transition [len], oldest first: what `replay[…]` takes."""
         with self._lock:
-            stored = (self._storage.ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
+            stored = stored_slots(self._storage)
             return self._storage.ids(stored).sort().values
 
     def episodes(self) -> Iterator[TensorDict]:
@@ -520,24 +487,8 @@ class ReplayBuffer:
         Each is read when it comes up: rows that were overwritten by then are left out.
         """
         with self._lock:
-            ids, _, starts = self._ordered()
-            pieces = [ids[part] for part in _runs(starts)]
+            pieces = ordered(self._storage).episodes()
         return filter(len, map(self._still_stored, pieces))
-
-    def _ordered(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The ids and flat slots of all transitions, by environment and then by time, and which of them start one.
-
-        What they start is an episode, or what is left of it.
-        """
-        ring = self._storage.ring
-        slots = (ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
-        ids = self._storage.ids(slots)
-        env, row = ids % ring.num_envs, ids // ring.num_envs
-        order = torch.argsort(env * (int(row.max()) + 1 if len(row) else 1) + row)
-        ids, slots = ids[order], slots[order]
-        follows = (ids[1:] == ids[:-1] + ring.num_envs).nonzero().squeeze(1) + 1
-        starts = torch.ones_like(slots, dtype=torch.bool).index_fill(0, follows, False)
-        return ids, slots, starts | ring.first.view(-1)[slots]
 
     def _still_stored(self, ids: torch.Tensor) -> TensorDict:
         with self._lock:
@@ -652,43 +603,3 @@ def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
 def _first_row(leaf: Any) -> Any:
     dense = isinstance(leaf, np.ndarray) or (isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided)
     return leaf[:1] if dense and leaf.ndim else None
-
-
-def _runs(starts: torch.Tensor) -> list[slice]:
-    edges = [*starts.nonzero().squeeze(1).tolist(), len(starts)]
-    return [slice(start, stop) for start, stop in pairwise(edges)]
-
-
-def _schema(obs: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Schema:
-    refuse_reserved(extra, _RESERVED)
-    return Schema(
-        {
-            "obs": declare("obs", obs),
-            "action": declare("action", action),
-            "reward": declare_real("reward", reward),
-            "terminated": _FLAG,
-            "truncated": _FLAG,
-            **{name: declare(f"extra.{name}", declaration) for name, declaration in extra.items()},
-        }
-    )
-
-
-def _check_layout(capacity: int, num_envs: int | None, next_obs: object, schema: Schema) -> None:
-    if capacity % (num_envs or 1):
-        remedy = f"Pass {capacity - capacity % (num_envs or 1) or num_envs}."
-        raise SchemaError(explain("capacity", f"a multiple of num_envs={num_envs}", capacity, remedy))
-    if next_obs not in ("shared", "stored"):
-        raise SchemaError(explain("next_obs", '"shared" or "stored"', repr(next_obs), "Pass one of them."))
-    for i, field in enumerate(schema.fields):
-        if isinstance(field, Stacked) and (next_obs == "stored" or i not in schema.columns["obs"]):
-            remedy = "Stack leaves of obs in a buffer with shared next_obs."
-            raise SchemaError(explain(dotted(schema.paths[i]), "a field stored as it is", "Stacked", remedy))
-    refuse_sparse(schema, "a replay buffer")
-
-
-def _nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -> int:
-    rows = capacity // num_envs
-    slots = (rows if next_obs == "stored" else rows + schema.deepest_stack) * num_envs
-    sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
-    nexts = sum(sizes[i] for i in schema.columns["obs"]) if next_obs == "stored" else 0
-    return slots * (sum(sizes) + nexts + 2) + num_envs * 26

@@ -237,7 +237,7 @@ def forgets_rounds(buffer: Any, starts: list[int]) -> None:
 def keeps_what_is_attached(rollout: Any, *arguments: Any) -> None:
     attached = dict(rollout._attached)
     _commit(rollout, *arguments)
-    rollout._attached = attached
+    rollout._attached.update(attached)
 
 
 _commit = rc.RolloutBuffer._commit

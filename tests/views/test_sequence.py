@@ -18,14 +18,14 @@ from tests.conftest import BACKENDS
 WIDE, K = 3, 3
 
 
-def lived(num_envs: int | None, seed: int, autoreset: Any, device: Memory | None = None) -> rc.ReplayBuffer:
+def lived(num_envs: int | None, seed: int, autoreset: Any, device: Memory | str = "cpu") -> rc.ReplayBuffer:
     """A small ring that has gone round: plain and stacked observations, a carried field, cuts and ends."""
     obs = {"plain": rc.Field(WIDE, torch.float64), "frames": rc.Stacked(rc.Field(2, torch.uint8), K, 0)}
     extra = {"hidden": rc.Carry((2,)), "word": rc.Field((), torch.int16)}
     capacity, lead = 12 * (num_envs or 1), () if num_envs is None else (num_envs,)
     replay = rc.ReplayBuffer(
         capacity, obs, (), num_envs=num_envs, extra=extra, autoreset=autoreset, seed=seed,
-        **({} if device is None else {"device": device}),
+        device=device,
     )  # fmt: skip
     rng = np.random.default_rng(seed)
 

@@ -53,8 +53,8 @@ def contents(rollout: RolloutBuffer) -> Contents:
     }
     found.take("rows", (values, arrays))
     flags = {
-        "resetting": rollout._resetting,
-        "starting": rollout._starting,
+        "resetting": rollout._resets.resetting,
+        "starting": rollout._resets.starting,
         "coming": torch.as_tensor(rollout._coming),
     }
     found.take("flags", ({}, flags))
@@ -114,13 +114,13 @@ def restore(rollout: RolloutBuffer, read: Read, *, same_device: bool) -> torch.T
     node, arrays = read.part("rows")
     stored = node.entry("num_stored").integer(0, rollout.num_steps)
     read.copy_into("rows", columns(rollout))
-    read.copy_into("flags", {"resetting": rollout._resetting, "starting": rollout._starting})
+    read.copy_into("flags", {"resetting": rollout._resets.resetting, "starting": rollout._resets.starting})
     rollout._empty()
-    coming = read.array("flags.coming", rollout._resetting.unsqueeze(0))
+    coming = read.array("flags.coming", rollout._resets.resetting.unsqueeze(0))
     rollout._coming = light(coming.to(rollout.device))
     rollout._num_stored = stored
     rollout._valued = node.entry("valued").integer(0, stored + 1)
-    rollout._staged = {_declared(rollout, name) for name in node.entry("staged").items(1 << 10)}
+    rollout._staged.update(_declared(rollout, name) for name in node.entry("staged").items(1 << 10))
     for i, path in enumerate(node.entry("attached").items(1 << 10)):
         rollout._attached[path_of(path)] = _attached(rollout, f"rows.attached{i}", arrays.get(f"attached{i}"))
     _restore_finals(rollout, read)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from recollect.distillation import DistillationBuffer
+from recollect.episodes import ordered
 from recollect.errors import SchemaError, explain
 from recollect.replay import ReplayBuffer
 from recollect.ring import FINAL
@@ -105,7 +106,7 @@ def _numbers(*tensors: torch.Tensor) -> tuple[np.ndarray, ...]:
 def _of_replay(replay: ReplayBuffer) -> Source:
     storage = replay._storage
     ring = storage.ring
-    ids, slots, starts = replay._ordered()
+    ids, slots, starts = ordered(storage)
     columns = _columns_of(replay._schema)
     places = {path: i for i, path in enumerate(columns)}
 
@@ -166,11 +167,11 @@ def _known_reuse(saved: dict[str, torch.Tensor], written: int) -> dict[str, Any]
 
 def _of_rollout(rollout: RolloutBuffer) -> Source:
     steps, envs = rollout.num_stored, rollout.num_envs or 1
-    valid = rollout._mask() if steps else None
+    valid = rollout._resets.mask(steps) if steps else None
     kept = torch.ones((steps, envs), dtype=torch.bool, device=rollout.device) if valid is None else valid
     # By environment, then time: t·N + n sorted by n.
     flat = torch.arange(steps * envs, device=rollout.device).view(steps, envs).T[kept.T]
-    leaves = dict(rollout._leaves())
+    leaves = rollout._columns.leaves()
     columns: Columns = {path: (tuple(leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
 
     def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
@@ -185,7 +186,7 @@ def _of_rollout(rollout: RolloutBuffer) -> Source:
 
 def _rolled_out(rollout: RolloutBuffer, flat: torch.Tensor) -> Episodes:
     steps, envs = rollout.num_stored, rollout.num_envs or 1
-    begins = rollout._starts(steps).flatten()[flat]
+    begins = rollout._resets.starts(steps).flatten()[flat]
     env = flat % envs
     starts = begins | torch.cat([env.new_ones(1, dtype=torch.bool), env[1:] != env[:-1]])
     begin = starts.nonzero().squeeze(1)

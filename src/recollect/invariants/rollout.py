@@ -28,12 +28,12 @@ def check_rollout(rollout: RolloutBuffer) -> None:
     _check_steps(rollout)
     _check_attached(rollout)
     steps = rollout._num_stored
-    cut = rollout._column("truncated")[:steps] & ~rollout._column("terminated")[:steps]
+    cut = rollout._resets.flag("truncated")[:steps] & ~rollout._resets.flag("terminated")[:steps]
     rollout._finals.check(cut)
-    valid = torch.ones((steps + 1, len(rollout._resetting)), dtype=torch.bool, device=rollout.device)
+    valid = torch.ones((steps + 1, len(rollout._resets.resetting)), dtype=torch.bool, device=rollout.device)
     if rollout.autoreset is AutoresetMode.NEXT_STEP and rollout.device.type != "meta":
-        valid = ~rollout._resets(steps + 1)
-    rollout._carries.check(rollout._ended(slice(0, steps)), valid)
+        valid = ~rollout._resets.rows(steps + 1)
+    rollout._carries.check(rollout._resets.ended(slice(0, steps)), valid)
     _check_listened(rollout, valid)
 
 
@@ -44,7 +44,7 @@ def _check_form(rollout: RolloutBuffer) -> None:
         require_form(dotted(path), column, (rows, envs, *field.shape), field.dtype, rollout.device)
     if not storage.is_exposed:  # then columns may move, and are followed
         require_addresses(schema.paths, storage.columns, storage._addresses)
-    for name, flags in (("resetting", rollout._resetting), ("starting", rollout._starting)):
+    for name, flags in (("resetting", rollout._resets.resetting), ("starting", rollout._resets.starting)):
         require_form(name, flags, (envs,), torch.bool, rollout.device)
 
 
@@ -57,11 +57,13 @@ def _check_steps(rollout: RolloutBuffer) -> None:
     require(not staged or steps < rollout.num_steps, "staged fields", "none of a full rollout", sorted(staged))
     if rollout.device.type == "meta":  # which has no values to look at
         return
-    ends = {name: rollout._column(name)[:steps] for name in ("terminated", "truncated")}
-    for name, flags in {**ends, "resetting": rollout._resetting, "starting": rollout._starting}.items():
+    ends = {name: rollout._resets.flag(name)[:steps] for name in ("terminated", "truncated")}
+    for name, flags in {**ends, "resetting": rollout._resets.resetting, "starting": rollout._resets.starting}.items():
         require_flags(name, flags)
     may_reset = rollout.autoreset is AutoresetMode.NEXT_STEP
-    require_all(~rollout._resetting | may_reset, "resetting", "False but under NEXT_STEP", rollout._resetting)
+    require_all(
+        ~rollout._resets.resetting | may_reset, "resetting", "False but under NEXT_STEP", rollout._resets.resetting
+    )
 
 
 def _check_attached(rollout: RolloutBuffer) -> None:

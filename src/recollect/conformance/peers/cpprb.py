@@ -84,16 +84,8 @@ class CpprbReplay:
         return self._buffer.get_stored_size()
 
 
-class CpprbSavingReplay(CpprbReplay):
-    """`next_of="obs"`, and for images `stack_compress="obs"`."""
-
-    def _make(self, shape: ReplayShape) -> Any:
-        if shape.num_envs > 1:
-            raise NotOffered
-        fields = _fields(shape)
-        del fields["next_obs"]
-        frames = {"stack_compress": "obs"} if shape.is_image else {}
-        return cpprb.ReplayBuffer(shape.capacity, fields, next_of="obs", **frames)
+class _ToldOfEnds(CpprbReplay):
+    """Steps of one environment, one at a time, and where its episodes end."""
 
     def prepare(self, step: Transitions) -> Any:
         return super().prepare(step), bool(step.ended[0])
@@ -103,6 +95,18 @@ class CpprbSavingReplay(CpprbReplay):
         self._buffer.add(**fields)
         if ended:
             self._buffer.on_episode_end()
+
+
+class CpprbSavingReplay(_ToldOfEnds):
+    """`next_of="obs"`, and for images `stack_compress="obs"`."""
+
+    def _make(self, shape: ReplayShape) -> Any:
+        if shape.num_envs > 1:
+            raise NotOffered
+        fields = _fields(shape)
+        del fields["next_obs"]
+        frames = {"stack_compress": "obs"} if shape.is_image else {}
+        return cpprb.ReplayBuffer(shape.capacity, fields, next_of="obs", **frames)
 
     def fill(self, block: Transitions) -> None:
         for row in range(len(block)):
@@ -175,7 +179,7 @@ class CpprbNStep(CpprbReplay):
         return read._replace(terminated=read.terminated > 0)
 
 
-class CpprbPlainNStep(CpprbReplay):
+class CpprbPlainNStep(_ToldOfEnds):
     """`Nstep` with its own `done`, told where episodes end."""
 
     def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:
@@ -183,15 +187,6 @@ class CpprbPlainNStep(CpprbReplay):
             raise NotOffered("n-step transitions of one environment only")
         rule = {"size": n, "gamma": gamma, "rew": "rew", "next": "next_obs"}
         self._buffer = cpprb.ReplayBuffer(shape.capacity, _fields(shape), Nstep=rule)
-
-    def prepare(self, step: Transitions) -> Any:
-        return super().prepare(step), bool(step.ended[0])
-
-    def add(self, prepared: Any) -> None:
-        fields, ended = prepared
-        self._buffer.add(**fields)
-        if ended:
-            self._buffer.on_episode_end()
 
 
 class CpprbHindsight:

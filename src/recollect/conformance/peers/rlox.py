@@ -206,7 +206,7 @@ class RloxHindsight:
     """`HERBuffer` over observations (achieved, desired)."""
 
     def __init__(self, capacity: int, strategy: str) -> None:
-        self._buffer = HERBuffer(capacity, 2, 1, 1, 0, 1, strategy=strategy)
+        self._buffer: Any = HERBuffer(capacity, 2, 1, 1, 0, 1, strategy=strategy)
         self._seed = 0
 
     def add(self, step: GoalStep) -> None:
@@ -224,7 +224,7 @@ class RloxCollected:
     """`RolloutCollector`, given an environment that plays a trajectory: an observation is the number of its value."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
-        played = _Played(trajectory)
+        played: Any = _Played(trajectory)  # its loop asks for a Module, and uses two methods of it
         num_envs = self._num_envs = trajectory.reward.shape[1]
         collector = RolloutCollector("", n_envs=num_envs, gamma=gamma, gae_lambda=lam, env=played)
         return lambda: collector.collect(played, len(trajectory.reward))

@@ -69,7 +69,7 @@ class RslRlGae:
         for name in ("reward", "value"):
             getattr(storage, f"{name}s").copy_(torch.from_numpy(getattr(trajectory, name)).unsqueeze(-1))
         storage.dones.copy_(torch.from_numpy(trajectory.ended).unsqueeze(-1))
-        learner = SimpleNamespace(
+        learner: Any = SimpleNamespace(
             storage=storage,
             critic=_Critic(torch.from_numpy(trajectory.last_value).unsqueeze(-1)),
             gamma=gamma,

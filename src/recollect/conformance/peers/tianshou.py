@@ -125,7 +125,7 @@ class TianshouReplay:
         self._buffer: Any = self._make(shape)
 
     def _make(self, shape: ReplayShape) -> Any:
-        seed = {} if shape.seed is None else {"random_seed": shape.seed}
+        seed: dict[str, Any] = {} if shape.seed is None else {"random_seed": shape.seed}
         if self._one:
             return ReplayBuffer(shape.capacity, **seed)
         return VectorReplayBuffer(shape.capacity, shape.num_envs, **seed)
@@ -308,14 +308,16 @@ class TianshouHindsight:
     def __init__(self, capacity: int, strategy: str) -> None:
         if strategy != "future":
             raise NotOffered
-        self._buffer = HERReplayBuffer(capacity, compute_reward_fn=lambda a, g: missed(a, g).reshape(-1), horizon=8)
+        self._buffer: Any = HERReplayBuffer(
+            capacity, compute_reward_fn=lambda a, g: missed(a, g).reshape(-1), horizon=8
+        )
 
     def add(self, step: GoalStep) -> None:
         obs, obs_next = (
             TianshouBatch(observation=np.array([at]), achieved_goal=np.array([at]), desired_goal=np.array([step.goal]))
             for at in (step.at, step.next_at)
         )
-        flags = {"terminated": step.terminated, "truncated": step.truncated}
+        flags: dict[str, Any] = {"terminated": step.terminated, "truncated": step.truncated}
         self._buffer.add(TianshouBatch(obs=obs, act=0.0, rew=step.reward, obs_next=obs_next, **flags))
 
     def sample(self, batch_size: int) -> GoalBatch:
