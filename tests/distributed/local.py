@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ class LocalCalls(Calls):
     """Whether clients read the shards' memory in place."""
 
     def __init__(self, plan: Plan, shard_type: type[Shard] = Shard) -> None:
+        super().__init__("local", [None] * plan.num_shards, timeout=60.0)
         self._make = lambda number: shard_type(plan, number)
         self.shards = [self._make(number) for number in range(plan.num_shards)]
         self.fate: Callable[[str], str] = lambda verb: HEALTHY
@@ -44,9 +44,6 @@ class LocalCalls(Calls):
         """End the process of a shard; another starts in its place."""
         self.shards[shard] = self._make(shard)
 
-    def deadline(self) -> float:
-        return time.monotonic() + 1.0
-
     def is_answered(self, ref: Any) -> bool:
         return True
 
@@ -54,9 +51,6 @@ class LocalCalls(Calls):
         if isinstance(ref, Interrupted):
             raise ref
         return ref
-
-    def ask_all(self, verb: str, *arguments: Any) -> list[Any]:
-        return [*self.ask(verb, dict.fromkeys(range(len(self.shards)), arguments)).values()]
 
     def end(self) -> None:
         self.shards = []
@@ -73,7 +67,7 @@ def local_service(
 def client_of(calls: LocalCalls, plan: Plan, *, max_pending: int = 4, seed: int | None = 0) -> ReplayService:
     """Another client of the same shards."""
     service = ReplayService.__new__(ReplayService)
-    service._connect("local", plan, [], 1.0, max_pending, seed)
+    service._connect("local", plan, [], 60.0, max_pending, seed)
     service._calls = service._reader._calls = calls
     for stream in service._streams:
         stream._calls, stream.patience = calls, -1.0

@@ -62,15 +62,14 @@ class Calls:
             # Whoever asks again and again at a shard that keeps on dying comes past here.
             raise (Interrupted() if time.monotonic() < deadline else self.late(shard)) from error
 
-    def ask(self, verb: str, arguments: Mapping[int, tuple[Any, ...]], deadline: float | None = None) -> dict[int, Any]:
+    def ask(self, verb: str, arguments: Mapping[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
         """Ask several shards at once (what may be asked twice), again if one starts anew meanwhile."""
-        deadline = self.deadline() if deadline is None else deadline
         refs = {shard: self.start(shard, verb, *each) for shard, each in arguments.items()}
         return {shard: self._insist(shard, ref, deadline, verb, *arguments[shard]) for shard, ref in refs.items()}
 
-    def ask_all(self, verb: str, *arguments: Any) -> list[Any]:
+    def ask_all(self, verb: str, deadline: float) -> list[Any]:
         """Ask every shard the same."""
-        return list(self.ask(verb, dict.fromkeys(range(len(self._actors)), arguments)).values())
+        return list(self.ask(verb, dict.fromkeys(range(len(self._actors)), ()), deadline).values())
 
     def _insist(self, shard: int, ref: Any, deadline: float, verb: str, *arguments: Any) -> Any:
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import time
@@ -18,6 +19,9 @@ from recollect.distributed.plan import Plan
 from recollect.distributed.reading import Reading
 from recollect.errors import SchemaError
 
+_LOOKS_AGAIN = 5.0
+"""Seconds after which the memory of a shard that could not be read here is looked for again."""
+
 
 class Whereabouts(NamedTuple):
     """Where the memory of a shard is, for other processes of its machine."""
@@ -31,18 +35,20 @@ class Reader:
     """How a client reads shards: in place if they are on this machine, by calls otherwise.
 
     What is read in place is a living shard's: one whose process has ended is called, and so waited for, before its new
-    memory is looked for.
+    memory is looked for. One that could not be read in place, as its process ended just then or is on another machine,
+    is called for a while, and then looked for again: it may have started anew, and here.
     """
 
     def __init__(self, calls: Calls, plan: Plan, seed: int | None) -> None:
         self._calls, self._plan, self._seed = calls, plan, seed
         self._near: dict[int, _Near | None] = {}
+        self._looked: dict[int, float] = {}
+        """When each shard's memory was last looked for."""
 
-    def ask(self, verb: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+    def ask(self, verb: str, arguments: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
         """The answers of these shards."""
-        near = {shard: self._look(shard) for shard in arguments}
-        far = self._calls.ask(verb, {shard: each for shard, each in arguments.items() if near[shard] is None})
-        deadline = self._calls.deadline()
+        near = {shard: self._look(shard, deadline) for shard in arguments}
+        far = self._calls.ask(verb, {shard: each for shard, each in arguments.items() if near[shard] is None}, deadline)
         return {
             shard: far[shard] if reading is None else self._ask_here(shard, reading, deadline, verb, arguments[shard])
             for shard, reading in near.items()
@@ -54,21 +60,26 @@ class Reader:
                 raise self._calls.late(shard)
             return getattr(reading, verb)(*arguments)
 
-    def ask_all(self, verb: str) -> list[Any]:
+    def ask_all(self, verb: str, deadline: float) -> list[Any]:
         """The answers of all shards."""
-        return list(self.ask(verb, dict.fromkeys(range(self._plan.num_shards), ())).values())
+        return list(self.ask(verb, dict.fromkeys(range(self._plan.num_shards), ()), deadline).values())
 
     @property
     def in_place(self) -> int:
         """How many shards were last read without a call."""
         return sum(near is not None for near in self._near.values())
 
-    def _look(self, shard: int) -> Reading | None:
+    def _look(self, shard: int, deadline: float) -> Reading | None:
         """The shard's memory, if it can be read here."""
         near = self._near.get(shard)
-        if shard not in self._near or (near is not None and not near.is_alive):
-            near = self._near[shard] = self._opened(self._calls.ask("whereabouts", {shard: ()})[shard], shard)
+        if self._is_due(shard) if near is None else not near.is_alive:
+            found = self._calls.ask("whereabouts", {shard: ()}, deadline)[shard]
+            near = self._near[shard] = self._opened(found, shard)
+            self._looked[shard] = time.monotonic()
         return None if near is None else near.reading
+
+    def _is_due(self, shard: int) -> bool:
+        return time.monotonic() - self._looked.get(shard, -math.inf) > _LOOKS_AGAIN
 
     def _opened(self, found: Whereabouts | None, shard: int) -> _Near | None:
         if found is None or not hasattr(os, "pidfd_open"):

@@ -80,7 +80,7 @@ class ReplayService:
         actors = _start(name, plan, ray_options or {})
         self._connect(name, plan, actors, timeout, max_pending, plan.seed_of(num_shards))
         try:
-            self._calls.ask_all("hello")
+            self._calls.ask_all("hello", self._calls.deadline())
         except BaseException:
             self._calls.end()
             raise
@@ -101,8 +101,9 @@ class ReplayService:
         is different, also if it runs another version of recollect.
         """
         first = Calls(name, [_actor(name, 0)], timeout)
-        _require_same(name, first.ask_all("hello")[0], expected)
-        plan: Plan = first.ask_all("plan")[0]
+        deadline = first.deadline()
+        _require_same(name, first.ask_all("hello", deadline)[0], expected)
+        plan: Plan = first.ask_all("plan", deadline)[0]
         service = cls.__new__(cls)
         actors = [_actor(name, shard) for shard in range(plan.num_shards)]
         service._connect(name, plan, actors, timeout, max_pending, seed)
@@ -183,15 +184,18 @@ class ReplayService:
 
     def flush(self) -> None:
         """Wait until the shards have everything that this client has sent."""
+        self._flush(self._calls.deadline())
+
+    def _flush(self, deadline: float) -> None:
         with self._lock:
-            deadline = self._calls.deadline()
             for stream in self._streams:
                 stream.flush(deadline)
 
     def clear(self) -> None:
         """Forget every row and priority; ids go on."""
-        self.flush()
-        self._calls.ask_all("clear")
+        deadline = self._calls.deadline()
+        self._flush(deadline)
+        self._calls.ask_all("clear", deadline)
 
     def _envs(self, env_ids: Any) -> torch.Tensor:
         return environments(np.arange(self.plan.num_envs) if env_ids is None else env_ids, self.plan.num_envs, _HOST)
@@ -236,26 +240,27 @@ class ReplayService:
         """So many batches, one drawn after the other."""
         check_size("sample", batch_size)
         target = check_destination(device)
+        deadline = self._calls.deadline()
         with self._lock:
             for stream in self._streams:
-                stream.go_on(self._calls.deadline())
+                stream.go_on(deadline)
         try:
-            batches = self._drawn_now(count, batch_size, view)
+            batches = self._drawn_now(count, batch_size, view, deadline)
         except NotReadyError:
             if not any(stream.pending for stream in self._streams):
                 raise
-            self.flush()  # there may be enough once our own rows are there
-            batches = self._drawn_now(count, batch_size, view)
+            self._flush(deadline)  # there may be enough once our own rows are there
+            batches = self._drawn_now(count, batch_size, view, deadline)
         return batches if target is None else [moved(batch, target) for batch in batches]
 
-    def _drawn_now(self, count: int, batch_size: int, view: View | None) -> list[TensorDict]:
+    def _drawn_now(self, count: int, batch_size: int, view: View | None, deadline: float) -> list[TensorDict]:
         standings: list[Standing] = []
         shares = np.full((1, count), batch_size)
         if self.plan.num_shards > 1:
-            standings = self._reader.ask_all("standing")
+            standings = self._reader.ask_all("standing", deadline)
             shares = self._random_shares(count, batch_size, standings)
         asked = {shard: (each.tolist(), view) for shard, each in enumerate(shares) if each.any()}
-        answers: dict[int, list[Draw | None]] = self._reader.ask("draw", asked)
+        answers: dict[int, list[Draw | None]] = self._reader.ask("draw", asked, deadline)
         batches: list[TensorDict] = []
         for parts in zip(*answers.values(), strict=True):
             draws = [draw for draw in parts if draw is not None]
@@ -294,29 +299,31 @@ class ReplayService:
         owner = self.plan.shard_of(ids % self.plan.num_envs)
         # All are asked: new rows get the largest priority that any has accepted.
         parts = {s: (ids[owner == s], numbers[owner == s]) for s in range(self.plan.num_shards)}
-        answers: dict[int, tuple[int, float]] = self._reader.ask("update", parts)
+        deadline = self._calls.deadline()
+        answers: dict[int, tuple[int, float]] = self._reader.ask("update", parts, deadline)
         most = max(largest for _, largest in answers.values())
         behind = {shard: (most,) for shard, (_, largest) in answers.items() if largest < most}
-        self._reader.ask("expect", behind)
+        self._reader.ask("expect", behind, deadline)
         return sum(stale for stale, _ in answers.values())
 
     def __len__(self) -> int:
         """The number of stored transitions."""
-        return sum(standing.rows for standing in self._reader.ask_all("standing"))
+        return sum(standing.rows for standing in self._reader.ask_all("standing", self._calls.deadline()))
 
     # The whole
 
     def save(self) -> list[int]:
         """Save every shard, with all that this client has sent; returns the numbers of their checkpoints."""
-        self.flush()
-        numbers = self._calls.ask_all("save")
-        self.flush()
+        deadline = self._calls.deadline()
+        self._flush(deadline)
+        numbers = self._calls.ask_all("save", deadline)
+        self._flush(deadline)
         return numbers
 
     def stats(self) -> dict[str, Any]:
         """How full it is, how each shard is, what of this client is under way or was lost, and how many shards it reads
         in place; `sampled` of a shard are rows that it was called for."""
-        shards = self._calls.ask_all("stats")
+        shards = self._calls.ask_all("stats", self._calls.deadline())
         with self._lock:
             client = {name: sum(getattr(stream, name) for stream in self._streams) for name in ("pending", "lost")}
         return {

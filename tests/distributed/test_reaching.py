@@ -1,0 +1,79 @@
+"""How a client reaches shards: in place or by calls, and never for longer than it was told to."""
+
+import pytest
+
+pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import recollect as rc
+from recollect.distributed import ReplayService, ShardUnavailable, near
+from recollect.memory.shared import shares_memory
+from tests.distributed.local import LocalCalls, client_of, local_service, plan_of, steps_of
+
+
+class Clocked(LocalCalls):
+    """Every answer takes a second, of a clock that nothing else moves."""
+
+    now = 0.0
+    timeout = 1e9
+
+    def deadline(self) -> float:
+        return self.now + self.timeout
+
+    def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
+        self.now += 1
+        if self.now > deadline:
+            raise self.late(shard)
+        return super().fetch(shard, ref, deadline)
+
+
+def update(service: ReplayService) -> int:
+    return service.update_priority(torch.tensor([0, 1]), torch.tensor([2.0, 3.0]))
+
+
+@pytest.mark.parametrize(
+    "call", [lambda service: service.sample(64), update, len, ReplayService.save, ReplayService.clear]
+)
+def test_the_timeout_is_that_of_a_whole_call(call: Callable[[ReplayService], Any], tmp_path: Path) -> None:
+    def seconds(timeout: float) -> float:
+        plan = plan_of(40, 2, 2, sampler=rc.Prioritized(), checkpoint=f"{tmp_path}/{timeout}")
+        calls = Clocked(plan)
+        service = client_of(calls, plan)
+        service.extend(steps_of(range(2), 0, 5))
+        service.sample(1)
+        calls.timeout, started = timeout, calls.now
+        call(service)
+        return calls.now - started
+
+    needed = seconds(1e9)
+    assert seconds(needed) == needed > 1
+    with pytest.raises(ShardUnavailable, match="an answer within"):
+        seconds(needed - 0.5)
+
+
+@pytest.mark.skipif(not shares_memory(), reason="needs Linux and the native core")
+def test_a_shard_that_could_not_be_read_in_place_once_is_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalCalls, "near", True)
+    service, calls = local_service(plan_of(40, 2))
+    service.extend(steps_of(range(2), 0, 5))
+
+    def refused(*_: object, **__: object) -> None:
+        raise ConnectionError("it ended just then")
+
+    with monkeypatch.context() as away:
+        away.setattr(near, "connect", refused)
+        service.sample(8)
+    for _ in range(20):
+        service.sample(8)
+    assert service.stats()["in_place"] == 0
+    assert (calls.calls.count("whereabouts"), calls.calls.count("draw")) == (1, 21)
+    monkeypatch.setattr(near, "_LOOKS_AGAIN", 0.0)  # as if some seconds had passed
+    for _ in range(20):
+        service.sample(8)
+    assert service.stats()["in_place"] == 1
+    assert (calls.calls.count("whereabouts"), calls.calls.count("draw")) == (2, 21)
