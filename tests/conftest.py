@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -37,3 +39,15 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip("this install has no native core (no compiler)")
     with BACKENDS[request.param]():
         yield request.param
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[str]:
+    """Where Ray is: started once for all tests that need it, and always shut down."""
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (else 15: on a busy machine they hardly ever come to run)
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its own, about settings of later versions
+        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()

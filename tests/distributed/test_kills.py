@@ -154,14 +154,14 @@ def judge(totals: dict[str, Any], kills: int) -> None:
     assert totals["longest"] < PATIENCE + 5  # nobody hangs; the machine may be busy
 
 
-def test_three_kills_under_load(tmp_path: Path, cluster: None) -> None:
+def test_three_kills_under_load(tmp_path: Path, cluster: str) -> None:
     totals = stress(tmp_path, kills=3, pause=1.0, seed=0)
     tell(f"F1: {totals}")
     judge(totals, 3)
 
 
 @pytest.mark.long
-def test_two_hundred_kills_under_load(tmp_path: Path, cluster: None) -> None:
+def test_two_hundred_kills_under_load(tmp_path: Path, cluster: str) -> None:
     totals = stress(tmp_path, kills=int(os.environ.get("RECOLLECT_KILLS", "200")), pause=3.0, seed=time.time_ns())
     tell(f"F1: {totals}")
     judge(totals, totals["kills"])
