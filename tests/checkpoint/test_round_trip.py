@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import recollect as rc
+from recollect.memory.shared import shares_memory
 from tests.checkpoint.traffic import KINDS, digest, equal, make_replay, step_replay
 
 
@@ -303,6 +304,29 @@ def test_the_manifest_is_strict_json_that_anybody_can_read(tmp_path: Path) -> No
     assert document["kind"] == "ReplayBuffer"
     assert document["config"]["capacity"] == 24
     assert document["config"]["sampler"]["name"] == "Prioritized"
+
+
+@pytest.mark.skipif(not shares_memory(), reason="needs Linux and the native core")
+def test_memory_of_another_kind_is_told_and_draws_go_on(tmp_path: Path) -> None:
+    replay = make_replay(rc.Uniform())
+    for n in range(20):
+        step_replay(replay, n)
+    replay.save(tmp_path / "own")
+    disk = rc.Memory.disk(tmp_path / "disk")
+    with pytest.warns(UserWarning, match="load: own memory became shared memory"):
+        shared = rc.load(tmp_path / "own", device=rc.Memory.shared())
+    with (
+        pytest.warns(UserWarning, match="load: own memory became disk memory"),
+        pytest.warns(UserWarning, match="load: capacity 24 became 12; draws go on otherwise"),
+    ):
+        rc.load(tmp_path / "own", device=disk, capacity=12).close()
+    shared.save(tmp_path / "shared")
+    again = rc.load(tmp_path / "shared", device=rc.Memory.shared())  # as it was: warnings are errors here
+    expected = replay.sample(50)["index"]
+    for other in (shared, again):
+        assert torch.equal(other.sample(50)["index"], expected)
+    with pytest.warns(UserWarning, match="load: shared memory became own memory"):
+        rc.load(tmp_path / "shared", device="cpu")
 
 
 def test_loading_warns_of_nothing_when_nothing_changes(tmp_path: Path) -> None:

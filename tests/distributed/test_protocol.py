@@ -224,7 +224,7 @@ def test_a_service_goes_on_from_its_checkpoint_and_not_from_anothers(tmp_path: P
         other, _ = local_service(changed)
         with pytest.raises(IncompatibleCheckpoint, match="(capacity 160|num_shards 1) against (80|2)"):
             other.sample(1)
-    rc.ReplayBuffer(80, 2, (), num_envs=4).save(tmp_path / "own" / "shard-0")
+    rc.ReplayBuffer(80, 2, (), num_envs=4, device=plan.memory).save(tmp_path / "own" / "shard-0")
     with pytest.raises(IncompatibleCheckpoint, match="a shard of a service"):
         len(local_service(plan_of(80, 4, checkpoint=str(tmp_path / "own")))[0])
 

@@ -45,8 +45,9 @@ def load(
 ) -> Any:
     """The buffer that was saved below `path`: the newest valid checkpoint, or the one called `number`.
 
-    It goes on exactly as the saved one would have: the same draws, the same epochs, the same statistics. `device` and
-    `capacity` (of a replay or distillation buffer, whose newest rows then stay) change it, and a warning says how.
+    It goes on exactly as the saved one would have: the same draws, the same epochs, the same statistics. `device` (also
+    a `Memory`) and `capacity` (of a replay or distillation buffer, whose newest rows then stay) change it, and a
+    warning says how.
     `sampler` is needed where the saved one was the caller's own, or had a function for `beta`.
 
     Where `path` is the folder of a buffer in disk memory, that buffer is reopened; nothing of it can be changed then.
@@ -90,6 +91,7 @@ def _loaded(vault: Vault, manifest: Manifest, options: dict[str, Any]) -> Any:
     config = Node(f"{where}: config", manifest.config)
     read = Read(config, Node(f"{where}: values", manifest.values), _arrays(vault, manifest.state))
     changes = _changes(manifest.kind, config, options)
+    memory = _memory(manifest, where) if manifest.kind == "ReplayBuffer" and options["device"] is not None else None
     try:
         _require_columns(manifest, kind.columns(kind.make(read, {"sampler": options["sampler"], "device": "meta"})))
         buffer = kind.make(read, options)
@@ -107,6 +109,8 @@ def _loaded(vault: Vault, manifest: Manifest, options: dict[str, Any]) -> Any:
     if not changes:
         note = read.part("note") if "note" in manifest.values else None
         buffer._checkpoint = Base(vault.root, manifest.lineage, manifest.number, segments, saved, note)
+    if memory is not None and memory != buffer._storage.room.name:
+        changes.append(f"{memory} memory became {buffer._storage.room.name} memory.")
     for change in changes:
         warnings.warn(f"load: {change}", stacklevel=4)
     return buffer
@@ -150,6 +154,12 @@ def _changes(kind: str, config: Node, options: dict[str, Any]) -> list[str]:
         if before != after:
             changes.append(f"device {before} became {after}; draws go on otherwise than they would have.")
     return changes
+
+
+def _memory(manifest: Manifest, where: str) -> str:
+    """What kind of memory a replay buffer was saved from."""
+    node = Node(f"{where}: values: memory", manifest.values.get("memory", {"name": "own"}))
+    return node.entry("name").one_of(("own", "pinned", "shared", "disk"))
 
 
 def _arrays(vault: Vault, file: File) -> Arrays:

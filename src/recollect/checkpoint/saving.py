@@ -66,6 +66,8 @@ def save(
         contents = kinds.of(buffer).contents(buffer)
         if note is not None:
             contents.take("note", note)
+        if contents.kind == "ReplayBuffer":
+            contents.take("memory", ({"name": buffer._storage.room.name}, {}))
         with vault.opened(_nbytes(contents)):
             base = _base(buffer, vault, root)
             manifest, segments = _written(vault, contents, base)

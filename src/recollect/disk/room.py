@@ -35,6 +35,7 @@ class DiskRoom:
     """A room whose arrays are files, and its own keeper."""
 
     device = torch.device("cpu")
+    name = "disk"
     outlives = True
 
     def __init__(self, folder: Folder, commit_every: int | None) -> None:

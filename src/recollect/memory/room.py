@@ -42,6 +42,8 @@ class Room(Protocol):
     """Arrays that are asked for by name, each once, and the lock that everybody who uses them takes."""
 
     device: torch.device
+    name: str
+    """What kind of memory this is: own, pinned, shared or disk."""
     is_found: bool
     """Somebody wrote here before: arrays come as they were left, not as zeros."""
     outlives: bool
@@ -70,6 +72,7 @@ class Heap:
 
     def __init__(self, device: torch.device, is_pinned: bool = False) -> None:
         self.device, self._is_pinned = device, is_pinned
+        self.name = "pinned" if is_pinned else "own"
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         with torch.inference_mode(False):

@@ -52,6 +52,7 @@ class SharedRoom:
     """An anonymous file an array. The last process that has them open takes them along, however it ends."""
 
     device = torch.device("cpu")
+    name = "shared"
     outlives = True
     keeper = None
 
