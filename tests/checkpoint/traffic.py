@@ -46,7 +46,8 @@ def step_replay(replay: rc.ReplayBuffer, n: int) -> None:
         obs, _numbers(n, len(envs), 1), _numbers(n + 1, len(envs)), terminated, truncated, obs + 1,
         env_ids=envs if n % 5 == 4 else None, tag=np.full(len(envs), n % 1000, np.int32),
     )  # fmt: skip
-    if n % 7 == 6 and isinstance(replay.sampler, rc.Prioritized):
+    # After a clear there may be nothing but a row that only resets.
+    if n % 7 == 6 and isinstance(replay.sampler, rc.Prioritized) and len(replay):
         batch = replay.sample(4)
         replay.update_priority(batch["index"], batch["reward"].abs())
     if n % 31 == 30:
