@@ -42,6 +42,7 @@ void bind_ring(nb::module_& m) {
         .def("ahead", &RingMemory::ahead, nb::arg(), nb::arg().none())
         .def("behind", &RingMemory::behind, nb::arg(), nb::arg().none())
         .def("locate", &RingMemory::locate, nb::arg(), nb::arg().none())
+        .def("holds", &RingMemory::holds)
         .def("n_steps", &RingMemory::n_steps)
         .def("sequences", &RingMemory::sequences)
         .def("window", &RingMemory::window)

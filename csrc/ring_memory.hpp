@@ -58,6 +58,9 @@ public:
     // transition.
     nb::object locate(nb::handle ids, nb::object out) const;
 
+    // Whether every slot still holds the row of this id, and it can be drawn.
+    bool holds(nb::handle slots, nb::handle ids) const;
+
     // The slots of windows [before | drawn row | after] around each slot, -1 where there is no step; see views/sequence.
     void window(nb::handle slots, int64_t before, int64_t after, bool cross, nb::handle out, nb::handle first) const;
 

@@ -111,6 +111,15 @@ nb::object RingMemory::locate(nb::handle ids, nb::object out) const {
     return out;
 }
 
+bool RingMemory::holds(nb::handle slots, nb::handle ids) const {
+    const Array in = checked_slots(slots);
+    const auto* from = reinterpret_cast<const int64_t*>(in.data);
+    const auto* expected = memory_of<int64_t>(ids, kInt64, in.shape[0], "ids");
+    for (int64_t i = 0; i < in.shape[0]; ++i)
+        if (ring_.kind[from[i]] != kTransition || ring_.id_of(from[i]) != expected[i]) return false;
+    return true;
+}
+
 void RingMemory::window(nb::handle slots, int64_t before, int64_t after, bool cross, nb::handle out, nb::handle first) const {
     const Array in = read_index(slots);
     const int64_t count = in.shape[0], length = before + after;

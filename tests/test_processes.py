@@ -109,6 +109,68 @@ class TestConnecting:
         assert files() == before
 
 
+class TestCopyingBesideWriters:
+    """Rows are copied without the lock: those that were overwritten meanwhile are not given out."""
+
+    @pytest.mark.parametrize("sampler", [rc.Uniform(), rc.Prioritized()], ids=["uniform", "prioritized"])
+    @pytest.mark.parametrize("obs", [1, rc.Stacked(1, 3, 0)], ids=["plain", "stacked"])
+    def test_a_batch_with_an_overwritten_row_is_drawn_again(
+        self, sampler: Any, obs: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        replay = shared(obs=obs, sampler=sampler)
+        other = rc.connect(replay.handle(), seed=1)
+
+        def write(first: int, count: int) -> None:
+            for t in range(first, first + count):
+                now, then = (np.array([max(s, 0) for s in (u - 2, u - 1, u)], np.float32) for u in (t, t + 1))
+                now, then = (np.stack([x[:, None]] * 2) if obs != 1 else np.stack([x[-1:]] * 2) for x in (now, then))
+                flags = np.zeros(2, bool)
+                other.add(now, np.full(2, float(t)), np.arange(2), flags, flags, then)
+
+        write(0, 6)
+        copied, read = [], replay._storage.transitions
+
+        def overwritten(slots: torch.Tensor) -> Any:
+            leaves = read(slots)
+            copied.append(leaves[("action",)].tolist())
+            if len(copied) == 1:  # while the first batch is copied, half of the ring is written over
+                write(6, 3)
+            return leaves
+
+        monkeypatch.setattr(replay._storage, "transitions", overwritten)
+        batch = replay.sample(32)
+        assert min(copied[0]) < 3, "a row that is gone now"
+        assert len(copied) == 2
+        assert batch["action"].tolist() == copied[1]
+        assert min(copied[1]) >= 3
+        newest = batch["obs"].flatten(1)[:, -1]
+        assert torch.equal(newest, batch["action"])
+        assert torch.equal(batch["index"], 2 * batch["action"].long() + batch["reward"].long())
+
+    def test_nobody_has_the_lock_while_rows_are_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        replay = shared()
+        steps(replay, 0, 4)
+        free, read = [], replay._storage.transitions
+
+        def watched(slots: torch.Tensor) -> Any:
+            free.append(is_free(replay._lock))
+            return read(slots)
+
+        monkeypatch.setattr(replay._storage, "transitions", watched)
+        replay.sample(8)
+        replay.sample(8, rc.NStep(1, 0.9))
+        replay.sample(8, out=replay.sample(8))
+        assert free == [True, True, False]
+
+    def test_a_batch_is_the_one_of_a_buffer_that_nobody_shares(self) -> None:
+        for sampler in (rc.Uniform(), rc.Prioritized()):
+            replay, alone = shared(sampler=sampler), rc.ReplayBuffer(12, 1, (), num_envs=2, seed=0, sampler=sampler)
+            steps(replay, 0, 9, end=4)
+            steps(alone, 0, 9, end=4)
+            for _ in range(3):
+                assert (replay.sample(16) == alone.sample(16)).all()
+
+
 class TestWaiting:
     @pytest.mark.parametrize("seconds", [-1.0, 0.0, 0.1])
     def test_whoever_waits_in_vain_leaves_what_it_has_not_got(self, seconds: float) -> None:

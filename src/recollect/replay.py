@@ -24,7 +24,7 @@ from recollect.memory import Heap, Memory
 from recollect.norm import RunningNorm
 from recollect.randomness import Randomness
 from recollect.replay_storage import ReplayStorage
-from recollect.samplers import Sampler, Uniform
+from recollect.samplers import Prioritized, Sampler, Uniform
 from recollect.schema import DTYPES, Declaration, Field, Path, given_shape, positive
 from recollect.stats import EpisodeStats
 from recollect.steps import check_replay, replay_nbytes, replay_schema
@@ -385,10 +385,13 @@ class ReplayBuffer:
         """
         check_size("sample", batch_size)
         target = check_destination(device, out)
+        if self._storage.has_neighbours and self._needs_no_lock(view, out):
+            leaves = self._copied_beside_writers(batch_size)
+            if leaves is not None:
+                return _assembled(leaves) if target is None else moved(_assembled(leaves), target)
         with self._lock:
             chosen = self._chosen(view)
-            if not len(self._storage) if self.device.type == "cpu" else self._storage.is_empty:
-                raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
+            self._require_rows()
             before = None
             if out is not None or not isinstance(chosen, _NEVER_FAIL):
                 before = self._snapshot()  # these may fail after rows were drawn
@@ -400,6 +403,29 @@ class ReplayBuffer:
                     self._restore(before)
                 raise
         return batch if target is None else moved(batch, target)
+
+    def _require_rows(self) -> None:
+        if not len(self._storage) if self.device.type == "cpu" else self._storage.is_empty:
+            raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
+
+    def _needs_no_lock(self, view: View | None, out: TensorDict | None) -> bool:
+        """Whether rows may be copied while others write: what is read of a row is its own and what is younger."""
+        return (view is None or type(view) is Transition) and out is None and isinstance(self.sampler, _INDEPENDENT)
+
+    def _copied_beside_writers(self, batch_size: int) -> Leaves | None:
+        """Rows that are chosen under the lock and copied without it; None if one was overwritten meanwhile."""
+        with self._lock:
+            self._require_rows()
+            drawn = self._draws.draw(batch_size)
+            ids = self._storage.ids(drawn.slots)
+        leaves = self._storage.transitions(drawn.slots)
+        with self._lock:
+            if not self._storage.holds(drawn.slots, ids):
+                return None
+        leaves[("index",)] = ids  # those that were read without the lock may be of another row
+        if drawn.weight is not None:
+            leaves[("weight",)] = drawn.weight
+        return leaves
 
     def _snapshot(self) -> tuple[Any, Any]:
         return self._random.snapshot(), self._draws.snapshot()
@@ -577,6 +603,8 @@ class ReplayBuffer:
 
 
 _TRANSITION = Transition()
+_INDEPENDENT = (Uniform, Prioritized)
+"""Samplers whose batches have nothing to do with each other: one may be drawn and not used."""
 _NEVER_FAIL = (Transition, NStep, Sequence)
 """Views that cannot fail once they have checked the storage."""
 

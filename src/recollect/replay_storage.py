@@ -470,6 +470,15 @@ class ReplayStorage:
         # Without strict=: a keyword costs as much as the pairs.
         return dict(zip(self._transition_paths, native.transitions(slots)))  # noqa: B905
 
+    @property
+    def has_neighbours(self) -> bool:
+        """Other processes may write here, and would wait while rows are copied; `holds` tells what has changed."""
+        return self.room.outlives and self.room.keeper is None and kernels.exchange()
+
+    def holds(self, slots: torch.Tensor, ids: torch.Tensor) -> bool:
+        """Whether the rows at flat slots are those of these ids still. Needs the native core."""
+        return self._native.holds(slots, ids)
+
     def n_steps(self, slots: torch.Tensor, n: int, gamma: float) -> dict[Path, torch.Tensor] | None:
         """`transitions` of n steps as one, with "discount", from the native core; None where it cannot tell."""
         agents = self.schema.columns["reward"]
