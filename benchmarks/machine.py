@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,26 @@ def describe() -> dict[str, Any]:
 
 
 def is_busy() -> bool:
-    """Whether others have kept a quarter of the cores working during the last minute.
+    """Whether others keep a quarter of the cores working, looked at for a second in which this process does nothing.
 
     A parallel torch operation waits for its slowest thread, and on a core that is shared it waits for the scheduler:
     peers were seen a hundred times slower than on an idle machine.
     """
-    return hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.25 * (os.cpu_count() or 1)
+    before = _idle_and_all()
+    if before is None:  # the last minute, then, with what this process did in it
+        return hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.25 * (os.cpu_count() or 1)
+    time.sleep(1)
+    idle, whole = (now - then for now, then in zip(_idle_and_all() or before, before, strict=True))
+    return whole > 0 and idle / whole < 0.75
+
+
+def _idle_and_all() -> tuple[int, int] | None:
+    """How long all cores have done nothing, and how long they have run, where the system tells."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    ticks = [int(word) for word in stat.read_text().splitlines()[0].split()[1:]]
+    return ticks[3] + ticks[4], sum(ticks[:8])  # idle and waiting for a disk; guests are counted in user time
 
 
 def version_of(distribution: str) -> str | None:
