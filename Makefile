@@ -27,7 +27,7 @@ sanitize: $(SANITIZERS:%=sanitize-%)
 $(SANITIZERS:%=sanitize-%): sanitize-%: .venv/sanitize
 	$(BIN)/python -m tests.sanitizers $*
 
-# About ten minutes: for a look, not for claims; the results stay out of git.
+# About twelve minutes: for a look, not for claims; the results stay out of git.
 bench: .venv/bench
 	$(BIN)/python -m benchmarks --quick
 

@@ -43,7 +43,9 @@ def options_of(arguments: Sequence[str] | None, prog: str) -> argparse.Namespace
         description="Time recollect beside the experience libraries that are installed here.",
         epilog="suites: " + "; ".join(f"{name}: {what}" for name, what in SUITES.items()),
     )
-    parser.add_argument("--quick", action="store_true", help="about ten minutes, and not for claims (default: hours)")
+    parser.add_argument(
+        "--quick", action="store_true", help="about twelve minutes, and not for claims (default: hours)"
+    )
     parser.add_argument("--only", metavar="A,B", type=_suites, default=list(SUITES), help=f"of {', '.join(SUITES)}")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results of all suites there, too")
     return parser.parse_args(arguments)

@@ -36,7 +36,7 @@ HEAD = """# Performance
 
 Measured beside other libraries by the scripts in `benchmarks/`, everybody interleaved in one run, medians with the
 durations that a tenth of the samples lie below and above (p10–p90). `make bench` or `recollect bench --quick` does it
-on your machine in about ten minutes. Machines are noisy, so only ratios within one run mean anything: ours to the
+on your machine in about twelve minutes. Machines are noisy, so only ratios within one run mean anything: ours to the
 fastest peer of that run, with the interval that a bootstrap gives in 95 of 100 cases. "Bar" is what we want to reach;
 one that is not met says so. The limit is a copy of the same bytes (or what else its name says), which nobody can beat:
 a dashed line in every picture.

@@ -294,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", default=",".join(SIZES), help=f"some of {','.join(SIZES)}")
     options = parser.parse_args(arguments)
     session = Session.of("ray_service", options)
-    rounds, seconds = (2, 0.5) if options.quick else (5, 1.0)
+    rounds, seconds = (2, 0.25) if options.quick else (5, 1.0)
     judged = []
     session.about["missing"] = {}
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=1 << 30, log_to_driver=False)

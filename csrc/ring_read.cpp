@@ -115,8 +115,12 @@ bool RingMemory::holds(nb::handle slots, nb::handle ids) const {
     const Array in = checked_slots(slots);
     const auto* from = reinterpret_cast<const int64_t*>(in.data);
     const auto* expected = memory_of<int64_t>(ids, kInt64, in.shape[0], "ids");
-    for (int64_t i = 0; i < in.shape[0]; ++i)
-        if (ring_.kind[from[i]] != kTransition || ring_.id_of(from[i]) != expected[i]) return false;
+    // A younger row on the same slot has an id that is larger by at least this.
+    const int64_t envs = ring_.envs, round = ring_.slots * envs;
+    for (int64_t i = 0; i < in.shape[0]; ++i) {
+        const int64_t env = envs == 1 ? 0 : from[i] % envs, newest = ring_.newest(env) * envs + env;
+        if (ring_.kind[from[i]] != kTransition || expected[i] > newest || newest - expected[i] >= round) return false;
+    }
     return true;
 }
 

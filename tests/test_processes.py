@@ -192,8 +192,8 @@ class TestWaiting:
         interrupted = 0
         for _ in range(5):
             with held_elsewhere(lock, 0.03):
-                threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
                 try:
+                    threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
                     with lock.within(10.0):
                         time.sleep(0.5)
                 except KeyboardInterrupt:

@@ -417,12 +417,12 @@ class ReplayBuffer:
         with self._lock:
             self._require_rows()
             drawn = self._draws.draw(batch_size)
-            ids = self._storage.ids(drawn.slots)
+            ids = self._storage.ids(drawn.slots)  # now: what a slot holds a moment later may be half of a row
         leaves = self._storage.transitions(drawn.slots)
         with self._lock:
             if not self._storage.holds(drawn.slots, ids):
                 return None
-        leaves[("index",)] = ids  # those that were read without the lock may be of another row
+        leaves[("index",)] = ids
         if drawn.weight is not None:
             leaves[("weight",)] = drawn.weight
         return leaves

@@ -28,7 +28,9 @@ def register(commands: Any) -> None:
         epilog='Libraries to compare with: pip install "recollect[bench]". Exit code: 0 if all suites ran, 1 if one '
         "failed, 2 if none could run.",
     )
-    parser.add_argument("--quick", action="store_true", help="about ten minutes, and not for claims (default: hours)")
+    parser.add_argument(
+        "--quick", action="store_true", help="about twelve minutes, and not for claims (default: hours)"
+    )
     parser.add_argument("--only", metavar="A,B", help="some of the suites; a wrong name lists them")
     parser.add_argument("--json", metavar="FILE", help="write the results of all suites there, too")
     parser.set_defaults(run=run)
