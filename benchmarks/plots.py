@@ -32,7 +32,11 @@ AXES = {"T": "steps T", "N": "environments N", "batch": "batch size", "capacity"
 
 
 def bars(cases: Mapping[str, Any], path: Path) -> None:
-    """A group of horizontal bars for each case, fastest on top; the limit is a dashed line through its group."""
+    """A group of horizontal bars for each case, fastest on top; the limit is a dashed line through its group.
+
+    Cases that only one contestant took part in are left to the table, unless there are no others.
+    """
+    cases = {case: found for case, found in cases.items() if len(found["timings"]) > 1} or cases
     heights = [max(1, len(_contestants(found))) + 1.6 for found in cases.values()]
     columns = 2 if sum(heights) > 40 else 1
     figure = _figure(13.0 if columns == 2 else 8.5, 0.9 + 0.21 * sum(heights) / columns * 1.05)
@@ -75,7 +79,6 @@ def _bars_of(axes: Any, case: str, found: Mapping[str, Any]) -> None:
     limits = [timing["median_us"] for timing in found["timings"].values() if timing["role"] == "limit"]
     for limit in limits:
         axes.axvline(limit, color=LIMIT, linestyle="--", linewidth=1.3)
-        axes.text(limit, -0.62, " limit", fontsize=6.5, color=LIMIT, va="bottom")
     every = [*medians, *limits]
     axes.set_xscale("log")
     axes.set_xlim(min(every) / 1.6, max(every) * 6)
@@ -85,6 +88,8 @@ def _bars_of(axes: Any, case: str, found: Mapping[str, Any]) -> None:
     axes.set_yticks(range(len(shown)), shown, fontsize=7.5)
     axes.invert_yaxis()
     axes.set_title(case, fontsize=8.5, loc="left", fontweight="bold", pad=3)
+    if limits:
+        axes.set_title("dashed: limit", fontsize=6.5, loc="right", color=LIMIT, pad=3)
     axes.tick_params(axis="x", labelsize=6.5, length=2, pad=1)
     axes.xaxis.set_major_formatter(lambda us, _: duration(us))
     axes.xaxis.set_minor_formatter(lambda *_: "")
