@@ -409,7 +409,7 @@ class ReplayBuffer:
             raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
 
     def _needs_no_lock(self, view: View | None, out: TensorDict | None) -> bool:
-        """Whether rows may be copied while others write: what is read of a row is its own and what is younger."""
+        """Whether rows may be copied while others write: all that is read then is there as long as the row itself."""
         return (view is None or type(view) is Transition) and out is None and isinstance(self.sampler, _INDEPENDENT)
 
     def _copied_beside_writers(self, batch_size: int) -> Leaves | None:
