@@ -46,6 +46,7 @@ void bind_ring(nb::module_& m) {
         .def("n_steps", &RingMemory::n_steps)
         .def("sequences", &RingMemory::sequences)
         .def("window", &RingMemory::window)
+        .def("sample", &RingMemory::sample)
         .def("transitions", &RingMemory::transitions)
         .def("stack", &RingMemory::stack);
 }

@@ -42,6 +42,9 @@ public:
     // to find by chance.
     nb::object draw(int64_t count, nb::handle capsule, nb::object out) const;
 
+    // Of `count` rows that are drawn so `transitions`, or `n_steps` if n > 0; None likewise.
+    nb::object sample(int64_t count, nb::handle capsule, int64_t n, double gamma) const;
+
     // The row id that each slot holds.
     nb::object ids(nb::handle slots, nb::object out) const;
 
@@ -123,6 +126,9 @@ private:
 
     // Reading
 
+    // Fill `slots` with `count` that are drawn uniformly; false if too few are left to find by chance.
+    bool drawn(int64_t count, nb::handle capsule, int64_t* slots) const;
+
     // How often this process has waited for a page of a file.
     static int64_t waits();
 
@@ -156,6 +162,8 @@ private:
 
     // The slot of the last of up to n steps: an episode's end or the newest row comes first.
     int64_t last_of(int64_t slot, int64_t n) const;
+
+    nb::list read_n_steps(const int64_t* rows, int64_t count, int64_t n, double gamma) const;
 
     // Read every leaf at `first`, the flags and the next observations at `last`; n > 0: rewards are summed in between.
     nb::list read_rows(const int64_t* first, const int64_t* last, int64_t count, int64_t n, double gamma) const;

@@ -15,6 +15,7 @@ namespace recollect {
 namespace {
 
 constexpr int kPatience = 64;                     // batches after one that waited for the disk
+constexpr int64_t kRare = 16;                     // one transition in so many slots is too rare to look for by chance
 constexpr int64_t kMostSteps = int64_t{1} << 30;  // of a window, and windows of a batch: their product fits
 
 // Ask for the pages of some bytes of a mapped file, without waiting for them.
@@ -46,26 +47,39 @@ void RingMemory::fetch(nb::handle slots) {
     fetch_rows(reinterpret_cast<const int64_t*>(in.data), in.shape[0]);
 }
 
-nb::object RingMemory::draw(int64_t count, nb::handle capsule, nb::object out) const {
+bool RingMemory::drawn(int64_t count, nb::handle capsule, int64_t* slots) const {
     auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
     if (!random) throw nb::python_error();
-    auto* slots = target<int64_t>(out, kInt64, count);
     int64_t window = 0;  // the longest column, in rows since the last clear
     for (int64_t e = 0; e < ring_.envs; ++e) window = std::max(window, ring_.newest(e) + 1 - ring_.floor[e]);
     const bool round = window >= ring_.slots;
     const int64_t range = (round ? ring_.slots : window) * ring_.envs;
-    if (range == 0) return nb::none();
-    int64_t misses = 0;
-    const int64_t patience = 64 + 16 * count;
-    for (int64_t i = 0; i < count;) {
-        const int64_t slot = round ? random->below_any(range) : recent(random->below_any(range));
-        const bool hit = slot >= 0 && ring_.kind[slot] == kTransition;
-        if (hit) slots[i] = slot;
-        i += hit;
-        misses += !hit;
-        if (misses > patience) return nb::none();
+    if (range == 0 || stored() < range / kRare) return false;
+    // All that are missing are drawn before any is looked at, so that their cache lines come together.
+    for (int64_t found = 0, patience = 1024 + 4 * kRare * count; found < count;) {
+        if ((patience -= count - found) < 0) return false;
+        for (int64_t i = found; i < count; ++i) {
+            slots[i] = round ? random->below_any(range) : recent(random->below_any(range));
+            if (slots[i] >= 0) RECOLLECT_PREFETCH(ring_.kind + slots[i]);
+        }
+        for (int64_t i = found; i < count; ++i) {
+            const int64_t slot = slots[i];
+            slots[found] = slot;
+            found += slot >= 0 && ring_.kind[slot] == kTransition;
+        }
     }
-    return out;
+    return true;
+}
+
+nb::object RingMemory::draw(int64_t count, nb::handle capsule, nb::object out) const {
+    auto* slots = target<int64_t>(out, kInt64, count);
+    return drawn(count, capsule, slots) ? out : nb::none();
+}
+
+nb::object RingMemory::sample(int64_t count, nb::handle capsule, int64_t n, double gamma) const {
+    std::vector<int64_t> slots(static_cast<size_t>(count));
+    if (!drawn(count, capsule, slots.data())) return nb::none();
+    return n == 0 ? read_rows(slots.data(), slots.data(), count, 0, 0.0) : read_n_steps(slots.data(), count, n, gamma);
 }
 
 nb::object RingMemory::ids(nb::handle slots, nb::object out) const {
@@ -147,10 +161,7 @@ nb::list RingMemory::transitions(nb::handle slots) const {
 
 nb::list RingMemory::n_steps(nb::handle slots, int64_t n, double gamma) const {
     const Array in = checked_slots(slots);
-    const auto* rows = reinterpret_cast<const int64_t*>(in.data);
-    std::vector<int64_t> last(static_cast<size_t>(in.shape[0]));
-    for (int64_t i = 0; i < in.shape[0]; ++i) last[static_cast<size_t>(i)] = last_of(rows[i], n);
-    return read_rows(rows, last.data(), in.shape[0], n, gamma);
+    return read_n_steps(reinterpret_cast<const int64_t*>(in.data), in.shape[0], n, gamma);
 }
 
 nb::list RingMemory::sequences(nb::handle slots, int64_t before, int64_t after, bool cross, const std::vector<int>& carried) {
@@ -304,6 +315,12 @@ int64_t RingMemory::last_of(int64_t slot, int64_t n) const {
         slot = next;
     }
     return slot;
+}
+
+nb::list RingMemory::read_n_steps(const int64_t* rows, int64_t count, int64_t n, double gamma) const {
+    std::vector<int64_t> last(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) last[static_cast<size_t>(i)] = last_of(rows[i], n);
+    return read_rows(rows, last.data(), count, n, gamma);
 }
 
 nb::list RingMemory::read_rows(const int64_t* first, const int64_t* last, int64_t count, int64_t n, double gamma) const {

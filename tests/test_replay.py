@@ -28,6 +28,14 @@ def fill(count: int, capacity: int = 16, **options: Any) -> rc.ReplayBuffer:
     return replay
 
 
+class OwnTransition(rc.Transition):
+    """A user's own, which the buffer knows nothing of."""
+
+
+class OwnNStep(rc.NStep):
+    """Likewise."""
+
+
 class TestMaking:
     @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "3", None])
     def test_a_capacity_is_a_positive_int(self, wrong: Any) -> None:
@@ -417,6 +425,34 @@ class TestReading:
         assert ("next_obs" in columns.keys()) == (next_obs == "stored")
         columns["reward"][row] = 77
         assert replay[5]["reward"] == 77
+
+    @pytest.mark.parametrize(
+        ("view", "long"),
+        [(None, OwnTransition()), (rc.Transition(), OwnTransition()), (rc.NStep(3, 0.9), OwnNStep(3, 0.9))],
+    )
+    @pytest.mark.parametrize("sampler", [rc.Uniform(), rc.Prioritized(), rc.WithoutReplacement()])
+    @pytest.mark.parametrize("active", [1, 2, 40])
+    @pytest.mark.parametrize("obs", [2, {"a": 1, "b": (2,)}])
+    def test_one_native_call_reads_what_the_long_way_reads(
+        self, view: Any, long: Any, sampler: Any, active: int, obs: Any
+    ) -> None:
+        """Also where nearly all slots are empty: one environment of forty is written."""
+        random = np.random.default_rng(0)
+        replay = rc.ReplayBuffer(400, obs=obs, action=(), num_envs=40, sampler=sampler, seed=3)
+        twin = rc.ReplayBuffer(400, obs=obs, action=(), num_envs=40, sampler=sampler, seed=3)
+        shapes = {"a": 1, "b": 2} if isinstance(obs, dict) else {"": obs}
+        for _ in range(13):
+            before, after = ({k: random.random((active, n)) for k, n in shapes.items()} for _ in range(2))
+            if not isinstance(obs, dict):
+                before, after = before[""], after[""]
+            numbers, ends = random.random((2, active)), random.random((2, active)) < 0.2
+            for buffer in (replay, twin):
+                buffer.add(before, numbers[0], numbers[1], ends[0], ends[1], after, env_ids=np.arange(active))
+        for _ in range(5):
+            batch, expected = replay.sample(4, view), twin.sample(4, long)
+            assert list(batch.keys(True, True)) == list(expected.keys(True, True))
+            assert batch.batch_size == expected.batch_size
+            assert all(torch.equal(batch.get(key), leaf) for key, leaf in expected.items(True, True))
 
 
 class TestFailing:

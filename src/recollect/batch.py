@@ -111,6 +111,8 @@ def check_destination(device: torch.device | str | None, out: TensorDict | None 
 
 def check_size(where: str, batch_size: object) -> int:
     """`batch_size`, if a batch may have it."""
+    if type(batch_size) is int and 0 < batch_size <= _LARGEST:
+        return batch_size
     size = positive(where, batch_size)
     if size > _LARGEST:
         raise SchemaError(explain(where, f"at most {_LARGEST} rows", size, "Take smaller batches."))

@@ -385,6 +385,10 @@ class ReplayBuffer:
         """
         check_size("sample", batch_size)
         target = check_destination(device, out)
+        if out is None and type(view) in _AT_ONCE:
+            batch = self._sampled_at_once(batch_size, view)
+            if batch is not None:
+                return batch if target is None else moved(batch, target)
         if self._storage.has_neighbours and self._needs_no_lock(view, out):
             leaves = self._copied_beside_writers(batch_size)
             if leaves is not None:
@@ -403,6 +407,19 @@ class ReplayBuffer:
                     self._restore(before)
                 raise
         return batch if target is None else moved(batch, target)
+
+    def _sampled_at_once(self, batch_size: int, view: View | None) -> TensorDict | None:
+        """Straight from the native core, where it can be: most of a small batch's time would be Python's."""
+        n, gamma = (view.n, view.gamma) if type(view) is NStep else (0, 0.0)
+        storage = self._storage
+        if not storage.reads_at_once(n):
+            return None
+        with self._lock:
+            if type(self.sampler) is Uniform:
+                return storage.sample(batch_size, self._random, n, gamma)
+            self._require_rows()
+            drawn = self._draws.draw(batch_size)
+            return storage.batch(drawn.slots, drawn.weight, n, gamma)
 
     def _require_rows(self) -> None:
         if not len(self._storage) if self.device.type == "cpu" else self._storage.is_empty:
@@ -603,6 +620,7 @@ class ReplayBuffer:
 
 
 _TRANSITION = Transition()
+_AT_ONCE = (type(None), Transition, NStep)
 _INDEPENDENT = (Uniform, Prioritized)
 """Samplers whose batches have nothing to do with each other: one may be drawn and not used."""
 _NEVER_FAIL = (Transition, NStep, Sequence)

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 
 from recollect import kernels
+from recollect.batch import assembler
 from recollect.border import conform, dotted, light, refuse_reused_leaves
 from recollect.errors import SchemaError, explain
 from recollect.kernels.reader import Reader, bits_of, reader
@@ -40,6 +42,12 @@ class ReplayStorage:
         self.observed = schema.columns["obs"]
         self.next_paths = tuple(("next_obs", *schema.paths[i][1:]) for i in self.observed)
         self._transition_paths = (*schema.paths, *self.next_paths, ("index",))
+        self._n_step_paths = (*self._transition_paths, ("discount",))
+        self._assemble = {
+            (steps, weighted): assembler((*paths, ("weight",)) if weighted else paths)
+            for steps, paths in ((False, self._transition_paths), (True, self._n_step_paths))
+            for weighted in (False, True)
+        }
         self.stacked = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Stacked))
         history = schema.deepest_stack - 1
         self.ring = Ring(rows if keeps_next else rows + 1, num_envs or 1, history, room)
@@ -63,6 +71,11 @@ class ReplayStorage:
             raise SchemaError(
                 explain("device", "fields for the native core, as memory that outlives a process", got, remedy)
             )
+        self._is_alone = self._native is not None and not room.outlives
+        """The native core works on memory that nobody else writes, and none of its pages are asked for."""
+        agents = schema.columns["reward"]
+        summable = len(agents) == 1 and self.columns[agents[0]].dtype in (torch.float32, torch.float64)
+        self._sums_steps = summable and not keeps_next
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         """Where the native twin and the readers find `tensors`."""
         self._readers: dict[Any, Reader] = {}
@@ -470,6 +483,22 @@ class ReplayStorage:
         # Without strict=: a keyword costs as much as the pairs.
         return dict(zip(self._transition_paths, native.transitions(slots)))  # noqa: B905
 
+    def reads_at_once(self, n: int) -> bool:
+        """Whether `sample` and `batch` work: for transitions, or for several steps as one if n > 0."""
+        return self._is_alone and kernels.exchange() and (n == 0 or self._sums_steps)
+
+    def sample(self, count: int, random: Randomness, n: int, gamma: float) -> TensorDict | None:
+        """A batch of rows that are drawn uniformly, in one native call; None where so few are stored that it cannot."""
+        leaves = self._native.sample(count, random.capsule, n, gamma)
+        return None if leaves is None else self._assemble[n > 0, False](leaves, torch.Size((count,)))
+
+    def batch(self, slots: torch.Tensor, weight: torch.Tensor | None, n: int, gamma: float) -> TensorDict:
+        """A batch of the rows at flat slots, with their weights if there are any."""
+        leaves = self._native.n_steps(slots, n, gamma) if n else self._native.transitions(slots)
+        if weight is not None:
+            leaves.append(weight)
+        return self._assemble[n > 0, weight is not None](leaves, slots.shape)
+
     @property
     def has_neighbours(self) -> bool:
         """Other processes may write here, and would wait while rows are copied; `holds` tells what has changed."""
@@ -481,13 +510,11 @@ class ReplayStorage:
 
     def n_steps(self, slots: torch.Tensor, n: int, gamma: float) -> dict[Path, torch.Tensor] | None:
         """`transitions` of n steps as one, with "discount", from the native core; None where it cannot tell."""
-        agents = self.schema.columns["reward"]
-        summable = len(agents) == 1 and self.columns[agents[0]].dtype in (torch.float32, torch.float64)
-        if self.native is None or not kernels.exchange() or not summable:
+        if self.native is None or not kernels.exchange() or not self._sums_steps:
             return None
         self._fetch(slots)
         leaves = self.native.n_steps(slots, n, gamma)
-        return dict(zip((*self._transition_paths, ("discount",)), leaves, strict=True))
+        return dict(zip(self._n_step_paths, leaves, strict=True))
 
     def sequences(
         self, slots: torch.Tensor, before: int, after: int, cross: bool, carried: Sequence[int]
