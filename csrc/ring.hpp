@@ -111,8 +111,8 @@ struct Frames {
     int64_t stack_bytes() const { return outer * k * inner; }
 
     void take(char* frame, const char* stack, int64_t j) const noexcept {
-        for (int64_t o = 0; o < outer; ++o)
-            std::memcpy(frame + o * inner, stack + (o * k + j) * inner, static_cast<size_t>(inner));
+        if (inner == 1 && k == 4) spread<1>(frame, 1, stack + j, 4);  // with shuffles
+        else spread(frame, inner, stack + j * inner, k * inner);
     }
 
     // The same where a pixel's four frames are the bytes of one word; no branch, so that it is vectorised.
@@ -135,8 +135,22 @@ struct Frames {
     }
 
     void put(char* stack, const char* frame, int64_t j) const noexcept {
-        for (int64_t o = 0; o < outer; ++o)
-            std::memcpy(stack + (o * k + j) * inner, frame + o * inner, static_cast<size_t>(inner));
+        spread(stack + j * inner, k * inner, frame, inner);
+    }
+
+    // Copy the parts of a frame, which lie `step` bytes apart. A size known at compile time is an instruction, not a call.
+    template <int64_t Inner>
+    void spread(char* __restrict out, int64_t out_step, const char* __restrict in, int64_t in_step) const noexcept {
+        const auto bytes = static_cast<size_t>(Inner ? Inner : inner);
+        for (int64_t o = 0; o < outer; ++o) std::memcpy(out + o * out_step, in + o * in_step, bytes);
+    }
+
+    void spread(char* out, int64_t out_step, const char* in, int64_t in_step) const noexcept {
+        switch (inner) {
+            case 1: return spread<1>(out, out_step, in, in_step);
+            case 4: return spread<4>(out, out_step, in, in_step);
+            default: return spread<0>(out, out_step, in, in_step);
+        }
     }
 
     // Four bytes a pixel, the commonest stack of all; written so that compilers use shuffles.
