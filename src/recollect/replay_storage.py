@@ -12,11 +12,12 @@ from recollect import kernels
 from recollect.batch import assembler
 from recollect.border import conform, dotted, light, refuse_reused_leaves
 from recollect.errors import SchemaError, explain
-from recollect.kernels.reader import Reader, bits_of, reader
+from recollect.kernels.reader import Reader, reader
 from recollect.memory import Room
 from recollect.randomness import Randomness
-from recollect.ring import FINAL, MOST_ROWS, PENDING, TRANSITION, Ring
+from recollect.ring import FINAL, MOST_ROWS, TRANSITION, Ring
 from recollect.schema import Field, Path, Schema, Stacked, given_shape
+from recollect.torch_writer import Changes, TorchWriter, rebuilt
 
 Touched = tuple[torch.Tensor, torch.Tensor | None]
 """Slots, and which of them really changed (None: all)."""
@@ -79,6 +80,7 @@ class ReplayStorage:
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         """Where the native twin and the readers find `tensors`."""
         self._readers: dict[Any, Reader] = {}
+        self._changes: Changes = []
         self._counted = light(self.ring.count)
         self._shares: torch.Tensor | None = None
         self._row_ids: torch.Tensor | None = None
@@ -187,10 +189,10 @@ class ReplayStorage:
                 as_buffers = [tuple(map(kernels.buffer_of, group)) for group in (leaves, nexts)]
                 status = native.write(*as_buffers, ids, count, blocks)
             if status < -1:
-                raise self._unstackable(-2 - status)
+                raise self.unstackable(-2 - status)
         else:
             leaves, nexts = self._conformed(leaves, nexts, envs, steps)
-            self._write_torch(leaves, nexts, envs, blocks)
+            self._changes = TorchWriter(self).write(leaves, nexts, envs, blocks)
             self._renew_row_ids()
         self.is_empty = False
         self._rows_left -= MOST_ROWS * count
@@ -223,7 +225,8 @@ class ReplayStorage:
         fitted = tuple(fit(i, value) for i, value in enumerate(leaves))
         return fitted, tuple(fit(i, value, "next_") for i, value in zip(self.observed, nexts, strict=True))
 
-    def _unstackable(self, leaf: int) -> SchemaError:
+    def unstackable(self, leaf: int) -> SchemaError:
+        """What to say of a stack (of a column, or after those of a next observation) that cannot be rebuilt."""
         count = len(self.columns)
         is_next = leaf >= count
         column = self.observed[leaf - count] if is_next else leaf
@@ -240,108 +243,6 @@ class ReplayStorage:
         if native is None:
             return torch.cat([slots for slots, _ in self._changes]), torch.cat([which for _, which in self._changes])
         return torch.tensor(native.touched.slots, dtype=torch.int64, device="cpu"), None
-
-    def _write_torch(
-        self, leaves: tuple[torch.Tensor, ...], nexts: tuple[torch.Tensor, ...], envs: torch.Tensor | None, blocks: bool
-    ) -> None:
-        env = torch.arange(self.ring.num_envs, device=self.device) if envs is None else envs
-        steps, next_steps = ([self._lifted(leaf, blocks) for leaf in group] for group in (leaves, nexts))
-        # Only the stacks of a later step of a block can be refused when something has been written already.
-        undo = (*self.ring.state, *self.columns) if self.stacked and blocks and self.device.type == "cpu" else ()
-        before = [tensor.clone() for tensor in undo]
-        self._changes: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for t in range(len(steps[0])):
-            try:
-                self._write_step([leaf[t] for leaf in steps], [leaf[t] for leaf in next_steps], env)
-            except SchemaError:
-                for tensor, old in zip(undo, before, strict=True):
-                    tensor.copy_(old)
-                raise
-
-    def _lifted(self, leaf: torch.Tensor, blocks: bool) -> torch.Tensor:
-        leaf = leaf if blocks else leaf.unsqueeze(0)
-        return leaf if self.lead else leaf.unsqueeze(1)
-
-    def _write_step(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], env: torch.Tensor) -> None:
-        ring, kind, first = self.ring, self.ring.kind.view(-1), self.ring.first.view(-1)
-        reset = ring.resetting[env] if self.next_step else torch.zeros_like(env, dtype=torch.bool)
-        row, was_open = ring.head[env], ring.open[env]
-        pending = ring.at(row, env)
-        same = was_open & self._continues(leaves, pending)
-        self._check_stacks(leaves, nexts, same, reset)
-        cut = was_open & ~reset & ~same
-        kind[pending] = torch.where(cut, FINAL, kind[pending]).to(torch.uint8)
-        row = row + cut.long()
-        fresh = ~was_open | cut
-        self._changes.append(ring.advance(row, env, fresh))
-        slots = ring.at(row, env)
-        for i, (column, leaf) in enumerate(zip(self.columns, leaves, strict=True)):
-            flat, kept = bits_of(column.flatten(0, 1)), bits_of(self._kept(i, leaf))
-            flat[slots] = torch.where(_wide(fresh, kept), kept, flat[slots]) if i in self.observed else kept
-        first[slots] |= fresh
-        kind[slots] = torch.where(reset, FINAL, TRANSITION).to(torch.uint8)
-        ring.count[env] += (~reset).long()
-        self._changes.append((slots, ~reset))
-        terminated, truncated = (leaves[self.schema.columns[name][0]] for name in ("terminated", "truncated"))
-        end = (terminated | truncated) & ~reset
-        if self.next_step:
-            ring.resetting[env] = end
-        if self.keeps_next:
-            for column, leaf in zip(self.next_columns, nexts, strict=True):
-                bits_of(column.flatten(0, 1))[slots] = bits_of(leaf)
-            ring.head[env] = row + 1
-        else:
-            self._write_next(nexts, row + 1, env, reset, torch.zeros_like(end) if self.next_step else end)
-
-    def _write_next(
-        self,
-        nexts: list[torch.Tensor],
-        row: torch.Tensor,
-        env: torch.Tensor,
-        starts: torch.Tensor,
-        closes: torch.Tensor,
-    ) -> None:
-        """The next observations as the newest rows: pending, or final where the episode is over."""
-        ring = self.ring
-        self._changes.append(ring.advance(row, env, torch.ones_like(closes)))
-        slots = ring.at(row, env)
-        for i, leaf in zip(self.observed, nexts, strict=True):
-            bits_of(self.columns[i].flatten(0, 1))[slots] = bits_of(self._kept(i, leaf))
-        ring.first.view(-1)[slots] = starts
-        ring.kind.view(-1)[slots] = torch.where(closes, FINAL, PENDING).to(torch.uint8)
-        ring.head[env] = row + closes.long()
-        ring.open[env] = ~closes
-
-    def _continues(self, leaves: list[torch.Tensor], slots: torch.Tensor) -> torch.Tensor:
-        """Whether the given observations are, bit by bit, the ones that the pending rows hold."""
-        same = torch.ones_like(slots, dtype=torch.bool)
-        for i in self.observed:
-            stored = self._stack_torch(slots, i) if i in self.stacked else bits_of(self.columns[i].flatten(0, 1))[slots]
-            same &= _equal_bits(stored, leaves[i])
-        return same
-
-    def _check_stacks(
-        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], same: torch.Tensor, reset: torch.Tensor
-    ) -> None:
-        for place, i in enumerate(self.observed):
-            field = self.schema.fields[i]
-            if not isinstance(field, Stacked):
-                continue
-            stack, follower = (group.movedim(1 + field.axis, 1) for group in (leaves[i], nexts[place]))
-            padding = stack[:, -1:] if field.pad == "repeat" else torch.zeros_like(stack[:, -1:])
-            bad = ~(same | reset | _equal_bits(stack[:, :-1], padding.expand_as(stack[:, :-1])))
-            bad_next = ~(reset | _equal_bits(follower[:, :-1], stack[:, 1:]))
-            if self.device.type != "cpu":
-                self.broken += (bad | bad_next).sum()
-            elif bad.any():
-                raise self._unstackable(i)
-            elif bad_next.any():
-                raise self._unstackable(len(self.columns) + place)
-
-    def _kept(self, column: int, leaf: torch.Tensor) -> torch.Tensor:
-        """What is stored of a leaf: all of it, or the newest frame of a stack."""
-        field = self.schema.fields[column]
-        return leaf.select(1 + field.axis, field.k - 1) if isinstance(field, Stacked) else leaf
 
     def cut(self, env: torch.Tensor) -> None:
         """The current episodes of these environments were abandoned."""
@@ -563,32 +464,8 @@ class ReplayStorage:
         """The frame stacks at flat slots, rebuilt from single frames."""
         field = self.schema.fields[column]
         if self.native is None:
-            return self._stack_torch(slots, column)
+            assert isinstance(field, Stacked)
+            return rebuilt(self.ring, field, self.columns[column], slots)
         out = self.columns[column].new_empty((len(slots), *given_shape(field)))
         self.native.stack(kernels.buffer_of(slots), column, kernels.buffer_of(out))
         return out
-
-    def _stack_torch(self, slots: torch.Tensor, column: int) -> torch.Tensor:
-        field = self.schema.fields[column]
-        assert isinstance(field, Stacked)
-        frames, first = bits_of(self.columns[column].flatten(0, 1)), self.ring.first.view(-1)
-        at, missing, found = slots.clamp(min=0), slots < 0, [frames[slots.clamp(min=0)]]
-        started = torch.zeros_like(missing)
-        for _ in range(field.k - 1):
-            started = started | first[at]
-            at = torch.where(started, at, self.ring.before(at))
-            frame = frames[at]
-            found.append(frame if field.pad == "repeat" else frame.masked_fill(_wide(started, frame), 0))
-        stack = torch.stack(found[::-1], 1 + field.axis)
-        return stack.masked_fill(_wide(missing, stack), 0).view(field.dtype)
-
-
-def _wide(flags: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return flags.view(-1, *(1,) * (like.ndim - 1))
-
-
-def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Whether rows are the same bytes: NaN equals itself, and 0.0 is not -0.0."""
-    # An axis of length one may have any stride, which a view of bytes minds: say that memory is in one piece.
-    a, b = (x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8).view(len(x), -1) for x in (a, b))
-    return (a == b).all(1)
