@@ -54,7 +54,7 @@ bool RingMemory::drawn(int64_t count, nb::handle capsule, int64_t* slots) const 
     for (int64_t e = 0; e < ring_.envs; ++e) window = std::max(window, ring_.newest(e) + 1 - ring_.floor[e]);
     const bool round = window >= ring_.slots;
     const int64_t range = (round ? ring_.slots : window) * ring_.envs;
-    if (range == 0 || stored() < range / kRare) return false;
+    if (stored() <= range / kRare) return false;
     // All that are missing are drawn before any is looked at, so that their cache lines come together.
     for (int64_t found = 0, patience = 1024 + 4 * kRare * count; found < count;) {
         if ((patience -= count - found) < 0) return false;

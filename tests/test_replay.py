@@ -480,6 +480,19 @@ class TestFailing:
         for _ in range(4):
             assert torch.equal(calm.sample(2)["index"], shaken.sample(2)["index"])
 
+    @pytest.mark.parametrize("next_obs", ["shared", "stored"])
+    def test_nothing_is_drawn_where_rows_are_no_transitions(self, backend: str, next_obs: Any) -> None:
+        """The only row since `clear()` resets an environment."""
+        replay = rc.ReplayBuffer(8, obs=1, action=(), autoreset="NEXT_STEP", next_obs=next_obs, seed=3)
+        replay.add([0.0], 0.0, 0.0, terminated=True, truncated=False, next_obs=[1.0])
+        replay.clear()
+        replay.add([1.0], 0.0, 0.0, terminated=False, truncated=False, next_obs=[2.0])
+        before = replay.state_dict()["random"]
+        for view in (None, OwnTransition()):
+            with pytest.raises(rc.NotReadyError, match="sample: expected stored transitions, got none"):
+                replay.sample(4, view)
+        assert replay.state_dict()["random"] == before
+
     def test_a_refused_view_draws_nothing(self) -> None:
         replay = fill(6, next_obs="stored", sampler=rc.WithoutReplacement())
         seen = replay.sample(2)["index"].tolist()
