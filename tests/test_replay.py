@@ -526,6 +526,12 @@ class TestFailing:
         assert replay.ids().tolist() == [0, 2]
         assert replay[[2]]["obs"].tolist() == [[3, 3]]
 
+    def test_a_window_longer_than_the_buffer_is_what_there_is(self, backend: str) -> None:
+        batch = fill(5).sample(8, rc.NStep(2**70, 0.5))
+        assert list(batch.keys())[-2:] == ["index", "discount"]
+        assert torch.equal(batch["discount"], 0.5 ** (5.0 - batch["obs"][:, 0]))
+        assert (batch["next_obs"] == 5.0).all()
+
     def test_defaults_of_torch_do_not_matter(self) -> None:
         replay = fill(9, sampler=rc.Prioritized())
         with torch.device("meta"):

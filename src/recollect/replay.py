@@ -410,8 +410,8 @@ class ReplayBuffer:
 
     def _sampled_at_once(self, batch_size: int, view: View | None) -> TensorDict | None:
         """Straight from the native core, where it can be: most of a small batch's time would be Python's."""
-        n, gamma = (view.n, view.gamma) if type(view) is NStep else (0, 0.0)
         storage = self._storage
+        n, gamma = (view.most_steps(storage), view.gamma) if type(view) is NStep else (0, 0.0)
         if not storage.reads_at_once(n):
             return None
         with self._lock:
@@ -427,7 +427,7 @@ class ReplayBuffer:
 
     def _needs_no_lock(self, view: View | None, out: TensorDict | None) -> bool:
         """Whether rows may be copied while others write: all that is read then is there as long as the row itself."""
-        return (view is None or type(view) is Transition) and out is None and isinstance(self.sampler, _INDEPENDENT)
+        return (view is None or type(view) is Transition) and out is None and type(self.sampler) in _INDEPENDENT
 
     def _copied_beside_writers(self, batch_size: int) -> Leaves | None:
         """Rows that are chosen under the lock and copied without it; None if one was overwritten meanwhile."""

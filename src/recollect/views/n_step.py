@@ -38,8 +38,12 @@ class NStep:
         """Refuse a buffer whose rows are in no order."""
         require_order(storage, self)
 
+    def most_steps(self, storage: ReplayStorage) -> int:
+        """How many steps there can be in a window."""
+        return min(self.n, storage.ring.slots)
+
     def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
-        batch = storage.n_steps(slots, self.n, self.gamma)
+        batch = storage.n_steps(slots, self.most_steps(storage), self.gamma)
         return self._read_torch(storage, slots) if batch is None else batch
 
     def _read_torch(self, storage: ReplayStorage, slots: torch.Tensor) -> Leaves:
@@ -49,7 +53,8 @@ class NStep:
         ends = [storage.schema.columns[name][0] for name in _ENDS]
         batch = named(storage, storage.take(slots)) | named(storage, sums, agents)
         batch |= named(storage, storage.take(last, ends), ends)
-        return batch | named_next(storage, storage.take_next(last)) | {("discount",): discount}
+        batch |= named_next(storage, storage.take_next(last))
+        return batch | {("index",): storage.ids(slots), ("discount",): discount}
 
     def _summed_torch(
         self, storage: ReplayStorage, rewards: list[torch.Tensor], slots: torch.Tensor
@@ -57,7 +62,7 @@ class NStep:
         ring, last = storage.ring, slots
         goes_on = torch.ones_like(slots, dtype=torch.bool)
         sums, discount = [reward[slots] for reward in rewards], torch.full_like(slots, self.gamma, dtype=torch.float64)
-        for _ in range(1, self.n):
+        for _ in range(1, self.most_steps(storage)):
             following = ring.after(last)
             goes_on = goes_on & (ring.kind_at(following) == TRANSITION)
             last = torch.where(goes_on, following, last)
