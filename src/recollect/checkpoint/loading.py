@@ -268,10 +268,12 @@ def _fill_column(source: _Source, column: torch.Tensor, places: torch.Tensor, ke
     step = max(_BLOCK // max(column[0, 0].numel() * column.element_size(), 1), 1)
     for start in range(0, len(places), step):
         at, kept = places[start : start + step], keep[start : start + step]
-        block = torch.empty((len(at), *column.shape[2:]), dtype=column.dtype)
+        in_order = flat.is_cpu and bool(kept.all()) and bool((at.diff() == 1).all())
+        block = flat[at[0] : at[-1] + 1] if in_order else flat.new_empty((len(at), *flat.shape[1:]), device="cpu")
         source.fill(_bytes(block))
         _require_flags(block, where)
-        flat[at[kept].to(flat.device)] = bits_of(block)[kept].to(flat.device)
+        if not in_order:
+            flat[at[kept].to(flat.device)] = block[kept].to(flat.device)
 
 
 def look(path: str | PathLike[str], *, number: int | None = None) -> Any:
