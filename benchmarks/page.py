@@ -28,7 +28,9 @@ NOTES = {
     "[scaling](scaling.md).",
     "ray_service": "A row of all clients together; how it works is on the page about [scaling](scaling.md).",
     "disk": "A transition of 84×84 bytes, with less memory than there is data and with enough. RAM is the limit.",
-    "save_load": "Ours is on disk when `save` returns, and whole or not at all; the others leave to the system when.",
+    "save_load": "Ours is on disk when `save` returns, and whole or not at all; the others leave to the system when, "
+    "and what they left is written while ours waits for the disk. Our `load` verifies the checksum of every byte and "
+    "every invariant of the buffer.",
     "prefetch": "An update of a DQN. A ratio below 1 says that prefetching costs more than it gains there: the thread "
     "that samples needs a core which the learner leaves alone.",
 }
