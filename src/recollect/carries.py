@@ -64,8 +64,8 @@ class SparseCarries:
             return
         own = self.saved()
         forms = [{name: (x.dtype, x.ndim, x.shape[1:]) for name, x in arrays.items()} for arrays in (saved, own)]
-        places = {name: len(x) for name, x in saved.items() if name.startswith("in_")}
-        if forms[0] != forms[1] or set(places.values()) != {len(self._in_episode)}:
+        envs = len(self._in_episode)
+        if forms[0] != forms[1] or any(len(saved[name]) != envs for name in ("in_episode", "in_rollout")):
             raise ValueError(f"carries: expected arrays like {forms[1]}, got {forms[0]}")
         for column, kept in self._kept.items():
             kept.refuse(saved[f"{column}.rows"], saved[f"{column}.values"])
