@@ -115,7 +115,7 @@ struct Frames {
         else spread(frame, inner, stack + j * inner, k * inner);
     }
 
-    // The same where a pixel's four frames are the bytes of one word; no branch, so that it is vectorised.
+    // `follows` where a pixel's four frames are the bytes of one word; no branch, so that it is vectorised.
     bool follows_by_four(const char* next, const char* stack) const noexcept {
         char differs = 0;
         for (int64_t o = 0; o < 4 * outer; o += 4)

@@ -527,10 +527,14 @@ class TestFailing:
         assert replay[[2]]["obs"].tolist() == [[3, 3]]
 
     def test_a_window_longer_than_the_buffer_is_what_there_is(self, backend: str) -> None:
-        batch = fill(5).sample(8, rc.NStep(2**70, 0.5))
+        view = rc.NStep(2**70, 0.5)
+        batch = fill(5).sample(8, view)
         assert list(batch.keys())[-2:] == ["index", "discount"]
-        assert torch.equal(batch["discount"], 0.5 ** (5.0 - batch["obs"][:, 0]))
-        assert (batch["next_obs"] == 5.0).all()
+        same = rc.Hindsight("obs", "obs", lambda at, goal, rows: (rows["reward"], rows["terminated"]), 0.0, view=view)
+        relabelled = fill(5).sample(8, same)
+        for found in (batch, relabelled):
+            assert torch.equal(found["discount"], 0.5 ** (5.0 - found["obs"][:, 0]))
+            assert (found["next_obs"] == 5.0).all()
 
     def test_defaults_of_torch_do_not_matter(self) -> None:
         replay = fill(9, sampler=rc.Prioritized())

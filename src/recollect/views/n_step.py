@@ -74,18 +74,18 @@ class NStep:
         return sums, last, discount.float()
 
     def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor:
-        """The steps that are read: [B, n] flat slots, -1 after an end."""
-        return storage.windows(slots, 0, self.n)[0]
+        """The steps that are read: [B, most steps] flat slots, -1 after an end."""
+        return storage.windows(slots, 0, self.most_steps(storage))[0]
 
     def reduce(self, storage: ReplayStorage, windows: torch.Tensor, steps: Leaves) -> Leaves:
-        """A batch from its steps [B, n, …]; a step may have been made an end since."""
+        """A batch from its steps [B, most steps, …]; a step may have been made an end since."""
         mask = windows >= 0
         terminated = steps[("terminated",)] & mask
         goes_on = mask & (terminated.long().cumsum(1) - terminated.long() == 0)
         last = goes_on.long().sum(1) - 1
         rows = torch.arange(len(last), device=last.device)
         powers = torch.tensor(self.gamma, dtype=torch.float64, device=last.device) ** torch.arange(
-            self.n, device=last.device
+            windows.shape[1], device=last.device
         )
         factors = goes_on * powers
         batch: Leaves = {}
