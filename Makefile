@@ -5,10 +5,11 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 SOURCES := $(shell find src csrc -name '*.py' -o -name '*.pyi' -o -name '*.cpp' -o -name '*.hpp') pyproject.toml CMakeLists.txt
 
 SANITIZERS := address undefined thread
+BASELINE := e26eac50af766fd3c26911e5a44a5ef22a2a94b1
 PINNED_torchrl := torchrl==0.14.1
 PINNED_agilerl := agilerl==2.58.0
 
-.PHONY: demo test test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full conformance conformance-keep check format docs clean
+.PHONY: demo test test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep check format docs clean
 
 demo: .venv/installed
 	$(BIN)/recollect demo
@@ -35,6 +36,14 @@ bench: .venv/bench
 bench-full: .venv/bench
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.page
+
+# The wheel that later versions are compared with, built from its commit: build/baseline/*.whl.
+baseline: .venv/python
+	rm -rf build/baseline && mkdir -p build/baseline/source
+	git archive $(BASELINE) | tar -x -C build/baseline/source
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --constraint constraints.txt --no-deps -w build/baseline build/baseline/source
+	rm -rf build/baseline/source
+	@ls build/baseline
 
 # Two libraries want another tensordict than the rest: each is asked in an environment of its own.
 conformance: .venv/bench .venv/torchrl .venv/agilerl
