@@ -12,13 +12,13 @@ PINNED_agilerl := agilerl==2.58.0
 .PHONY: demo test test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep check format docs clean
 
 demo: .venv/installed
-	$(BIN)/recollect demo
+	$(BIN)/relive demo
 
 test: .venv/installed
 	$(BIN)/python -m pytest
 
 # Hours in full, and at its end what was tried and how long each part took. A part: make test-long PART=tests/faults/test_k_machines.py
-# RECOLLECT_A1_LONG=500 and the like (docs/reliability.md) make a part shorter.
+# RELIVE_A1_LONG=500 and the like (docs/reliability.md) make a part shorter.
 test-long: .venv/installed
 	$(BIN)/python -m pytest -m long -v $(PART)
 
@@ -47,7 +47,7 @@ baseline: .venv/python
 
 # Two libraries want another tensordict than the rest: each is asked in an environment of its own.
 conformance: .venv/bench .venv/torchrl .venv/agilerl
-	$(BIN)/recollect conformance --python .venv/torchrl/bin/python --python .venv/agilerl/bin/python
+	$(BIN)/relive conformance --python .venv/torchrl/bin/python --python .venv/agilerl/bin/python
 
 # The tables of the docs and of the README are those of the last run.
 conformance-keep: .venv/installed

@@ -40,7 +40,7 @@ def options_of(arguments: Sequence[str] | None, prog: str) -> argparse.Namespace
     """What was asked for."""
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Time recollect beside the experience libraries that are installed here.",
+        description="Time relive beside the experience libraries that are installed here.",
         epilog="suites: " + "; ".join(f"{name}: {what}" for name, what in SUITES.items()),
     )
     parser.add_argument(
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     for suite in options.only:
         module, extra = NEEDS.get(suite, ("", ""))
         if module and find_spec(module) is None:
-            remedy = escape(f'pip install "recollect[{extra}]"')
+            remedy = escape(f'pip install "relive[{extra}]"')
             console.print(f"[yellow]skipped[/yellow] {suite}: it needs {module}: {remedy}")
             continue
         console.rule(f"{suite}: {SUITES[suite]}")

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import recollect as rc
+import relive as rl
 
 from . import machine
 from .limit import limited
@@ -107,11 +107,11 @@ def _seconds_a_row(sample: Callable[[int], object], size: int) -> float:
     return (perf_counter() - start) / rows
 
 
-def run_recollect(count: int, folder: str | None) -> tuple[float, dict[str, Any]]:
+def run_relive(count: int, folder: str | None) -> tuple[float, dict[str, Any]]:
     """Ours: every frame is stored once."""
-    device = "cpu" if folder is None else rc.Memory.disk(folder)
-    obs = rc.Field((84, 84), torch.uint8)
-    with rc.ReplayBuffer(count, obs, rc.Field((), torch.int64), device=device, seed=0) as replay:
+    device = "cpu" if folder is None else rl.Memory.disk(folder)
+    obs = rl.Field((84, 84), torch.uint8)
+    with rl.ReplayBuffer(count, obs, rl.Field((), torch.int64), device=device, seed=0) as replay:
 
         def sample(size: int) -> tuple[Any, Any, Any]:
             batch = replay.sample(size)
@@ -154,11 +154,11 @@ class Contestant:
 
 
 CONTESTANTS = {
-    "recollect, disk": Contestant(run_recollect),
+    "relive, disk": Contestant(run_relive),
     "TorchRL, memmap": Contestant(run_torchrl),
-    "recollect, disk, cached": Contestant(run_recollect, is_limited=False),
+    "relive, disk, cached": Contestant(run_relive, is_limited=False),
     "TorchRL, memmap, cached": Contestant(run_torchrl, is_limited=False),
-    "recollect, RAM": Contestant(run_recollect, in_folder=False, is_limited=False),
+    "relive, RAM": Contestant(run_relive, in_folder=False, is_limited=False),
 }
 
 
@@ -175,12 +175,12 @@ def run(name: str, count: int, folder: str, limit: float) -> Figures:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all, print a table, write the file."""
     parser = parser_of("disk", SUBJECT)
-    parser.add_argument("--gib", type=float, help="of frames that recollect stores (default: 4, quick 0.25)")
+    parser.add_argument("--gib", type=float, help="of frames that relive stores (default: 4, quick 0.25)")
     parser.add_argument("--limit-gib", type=float, help="of memory for those that store in a folder (default: 1)")
     parser.add_argument("--folder", type=Path, help="on which disk (default: the system's temporary folder)")
     options = parser.parse_args(arguments)
     session = Session.of("disk", options)
-    session.about["peers"] = {name: machine.version_of(name) for name in ("recollect", "torchrl")}
+    session.about["peers"] = {name: machine.version_of(name) for name in ("relive", "torchrl")}
     limit = options.limit_gib or (0.0 if options.quick else 1.0)  # so little data has room in any memory
     count = int((options.gib or (0.25 if options.quick else 4.0)) * 2**30) // FRAME // BLOCK * BLOCK
     done: list[Figures] = []
@@ -219,7 +219,7 @@ def _cached(done: list[Figures]) -> list[Figures]:
 def _role(name: str) -> Role:
     if name.endswith("RAM"):
         return "limit"
-    return "ours" if name.startswith("recollect") else "peer"
+    return "ours" if name.startswith("relive") else "peer"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recollect.conformance.peers import ReplayShape, Transitions
+from relive.conformance.peers import ReplayShape, Transitions
 
 Array = np.ndarray[Any, Any]
 

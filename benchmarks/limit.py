@@ -29,7 +29,7 @@ class Limit:
 def limited(nbytes: int) -> Iterator[Limit]:
     """Run what is inside with at most `nbytes` of memory; an OSError says that this machine does not let us."""
     home, names = _home()
-    limit = Limit(home / f"recollect-{os.getpid()}", *names)
+    limit = Limit(home / f"relive-{os.getpid()}", *names)
     limit.folder.mkdir()
     try:
         (limit.folder / limit.most).write_text(str(nbytes))

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from recollect.conformance.peers import NotOffered, Peer, Replay, ReplayShape
+from relive.conformance.peers import NotOffered, Peer, Replay, ReplayShape
 
 from .bars import BYTES_A_TRANSITION
 from .experience import make_experience

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from recollect.conformance.peers import Epoch, NotOffered, Peer, RolloutShape
+from relive.conformance.peers import Epoch, NotOffered, Peer, RolloutShape
 
 from .memcpy import memcpy_of
 from .report import Result

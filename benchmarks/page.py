@@ -37,7 +37,7 @@ NOTES = {
 HEAD = """# Performance
 
 Measured beside other libraries by the scripts in `benchmarks/`, everybody interleaved in one run, medians with the
-durations that a tenth of the samples lie below and above (p10–p90). `make bench` or `recollect bench --quick` does it
+durations that a tenth of the samples lie below and above (p10–p90). `make bench` or `relive bench --quick` does it
 on your machine in about twelve minutes. Machines are noisy, so only ratios within one run mean anything: ours to the
 fastest peer of that run, with the interval that a bootstrap gives in 95 of 100 cases. "Bar" is what we want to reach;
 one that is not met says so. The limit is a copy of the same bytes (or what else its name says), which nobody can beat:
@@ -65,11 +65,11 @@ them are launched, and waiting for one of them, so both are counted in the tests
   caching allocator are cheap on a GPU, and a batch that is kept stays whole; reuse is for graphs, and for large batches
   on the CPU.
 - **CUDA graphs.** Capture the learner's update and leave the buffer outside: sample into the graph's static inputs with
-  `out=`, then replay it. The estimators have fixed shapes and no synchronisation, so `rc.gae` can be captured (and
+  `out=`, then replay it. The estimators have fixed shapes and no synchronisation, so `rl.gae` can be captured (and
   compiled) with the update. `sample` cannot: the first batch after an `add` rebuilds a table, and a captured generator
   must be registered with the graph.
 - **Where the memory is.** `device="cuda"` keeps rows there; `Memory.pinned()` keeps them on the host and
-  `sample(…, device="cuda")` copies a batch asynchronously, which `rc.prefetch` does one batch ahead.
+  `sample(…, device="cuda")` copies a batch asynchronously, which `rl.prefetch` does one batch ahead.
 """
 
 
@@ -108,7 +108,7 @@ def _section(suite: str, run: dict[str, Any], images: Path | None) -> Iterator[s
 def about(run: Mapping[str, Any]) -> str:
     """When, where, with which versions and how many threads."""
     machine = run["machine"]
-    versions = {**machine.get("versions", {}), **{k: v for k, v in run.get("peers", {}).items() if k != "recollect"}}
+    versions = {**machine.get("versions", {}), **{k: v for k, v in run.get("peers", {}).items() if k != "relive"}}
     named = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     threads = f"{machine.get('torch_threads', '?')} torch threads"
     if machine.get("thread_variables"):

@@ -10,7 +10,7 @@ from .memcpy import NAME as MEMCPY
 
 OURS, PEER, LIMIT = "#c1272d", "#8fa3b5", "#222222"
 COLOURS = {
-    "recollect": OURS,
+    "relive": OURS,
     "rlox": "#4c72b0",
     "cpprb": "#55a868",
     "Tianshou": "#8172b3",
@@ -131,7 +131,7 @@ def _panel(axes: Any, points: Sequence[Mapping[str, Any]]) -> None:
     for library in dict.fromkeys(point["library"] for point in points):
         line = sorted((point for point in points if point["library"] == library), key=lambda point: point["size"])
         sizes, colour = [point["size"] for point in line], COLOURS.get(library)
-        style: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linewidth": 2.6 if library == "recollect" else 1.4}
+        style: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linewidth": 2.6 if library == "relive" else 1.4}
         if library == MEMCPY:
             style = {"linestyle": "--", "linewidth": 1.3}
         axes.plot(sizes, [point["median_us"] for point in line], color=colour, label=library, **style)

@@ -1,4 +1,4 @@
-"""Count the updates a second of a learner that samples itself, and of one whose batches `rc.prefetch` makes meanwhile.
+"""Count the updates a second of a learner that samples itself, and of one whose batches `rl.prefetch` makes meanwhile.
 
 Run it as `python -m benchmarks.prefetch [--quick] [--only obs(17)] [--json PATH]`. A learner is a DQN update: Q of a
 network, the target of another, Huber loss, Adam. Sampling beside it takes a core: where there is only one, or where
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-import recollect as rc
+import relive as rl
 
 from .report import Result
 from .suite import Session
@@ -73,9 +73,9 @@ class Learner:
         self._adam.step()
 
 
-def filled(task: Task) -> rc.ReplayBuffer:
+def filled(task: Task) -> rl.ReplayBuffer:
     """A full buffer of noise."""
-    replay = rc.ReplayBuffer(task.capacity, rc.Field(task.obs, task.dtype), rc.Field((), torch.int64), seed=0)
+    replay = rl.ReplayBuffer(task.capacity, rl.Field(task.obs, task.dtype), rl.Field((), torch.int64), seed=0)
     random, block = torch.Generator().manual_seed(0), 1000
     frames = torch.randint(0, 255, (block + 1, *task.obs), generator=random).to(task.dtype)
     flags = torch.zeros(block, dtype=torch.bool)
@@ -93,7 +93,7 @@ def filled(task: Task) -> rc.ReplayBuffer:
     return replay
 
 
-def contestants(task: Task, replay: rc.ReplayBuffer, batches: Iterator[Any]) -> list[Contestant]:
+def contestants(task: Task, replay: rl.ReplayBuffer, batches: Iterator[Any]) -> list[Contestant]:
     """The learner that samples itself, the one with a thread that does, and one that needs no sampling at all."""
     same = replay.sample(task.batch_size)
     takes = {"sampling itself": lambda: replay.sample(task.batch_size), "prefetching": lambda: next(batches)}
@@ -109,8 +109,8 @@ def contestants(task: Task, replay: rc.ReplayBuffer, batches: Iterator[Any]) -> 
 
     itself, ahead = (run(take) for take in takes.values())
     return [
-        Contestant("recollect, prefetching", "ours", ahead, units=UPDATES),
-        Contestant("recollect, sampling itself", "peer", itself, units=UPDATES),
+        Contestant("relive, prefetching", "ours", ahead, units=UPDATES),
+        Contestant("relive, sampling itself", "peer", itself, units=UPDATES),
         Contestant("the same batch again and again", "limit", run(lambda: same), units=UPDATES),
     ]
 
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for count in sorted({1, threads}):
             torch.set_num_threads(count)
             case = f"prefetch: an update of a DQN, {name}, {count} torch thread{'s' * (count > 1)}"
-            with session.console.status(case), closing(rc.prefetch(replay, TASKS[name].batch_size)) as batches:
+            with session.console.status(case), closing(rl.prefetch(replay, TASKS[name].batch_size)) as batches:
                 judged.append(session.time((Result(case, []), contestants(TASKS[name], replay, batches))))
     torch.set_num_threads(threads)
     return session.finish(judged)

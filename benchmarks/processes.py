@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-import recollect as rc
-from recollect.samplers import Sampler
+import relive as rl
+from relive.samplers import Sampler
 
 from . import machine
 from .report import Result
@@ -32,7 +32,7 @@ CROWDS = [(1, 0), (2, 0), (4, 0), (0, 1), (0, 2), (0, 4), (1, 1), (2, 2), (4, 4)
 """Writers and samplers."""
 MOST = 4
 CONTEXT: Any = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["recollect"])
+CONTEXT.set_forkserver_preload(["relive"])
 SUBJECT = "Count what writers and samplers of one replay buffer get through at once."
 
 
@@ -68,38 +68,38 @@ def step_of(kind: str) -> dict[str, np.ndarray]:
 class Ours:
     """`Memory.shared()` with a handle a process."""
 
-    name, draws = "recollect, shared memory", "prioritized"
-    sampling: Sampler = rc.Prioritized()
+    name, draws = "relive, shared memory", "prioritized"
+    sampling: Sampler = rl.Prioritized()
 
     def make(self, kind: str) -> Any:
-        self._replay = _ours(kind, rc.Memory.shared(), self.sampling)  # the memory goes with the last who has it
+        self._replay = _ours(kind, rl.Memory.shared(), self.sampling)  # the memory goes with the last who has it
         return self._replay.handle()
 
     def writer(self, shared: Any, kind: str, env: int) -> Callable[[], object]:
-        return _adder(rc.connect(shared), kind, env)
+        return _adder(rl.connect(shared), kind, env)
 
     def sampler(self, shared: Any, kind: str) -> Callable[[], object]:
-        return _learner(rc.connect(shared), kind)
+        return _learner(rl.connect(shared), kind)
 
 
 class OursUniform(Ours):
     """Without priorities."""
 
-    name, draws = "recollect, shared memory, uniform", "uniform"
-    sampling = rc.Uniform()
+    name, draws = "relive, shared memory, uniform", "uniform"
+    sampling = rl.Uniform()
 
     def sampler(self, shared: Any, kind: str) -> Callable[[], object]:
-        replay, batch_size = rc.connect(shared), KINDS[kind]["batch"]
+        replay, batch_size = rl.connect(shared), KINDS[kind]["batch"]
         return lambda: replay.sample(batch_size)
 
 
 class Threads:
     """The same in threads of one process."""
 
-    name, draws = "recollect, threads", "prioritized"
+    name, draws = "relive, threads", "prioritized"
 
     def make(self, kind: str) -> Any:
-        return _ours(kind, "cpu", rc.Prioritized())
+        return _ours(kind, "cpu", rl.Prioritized())
 
     def writer(self, shared: Any, kind: str, env: int) -> Callable[[], object]:
         return _adder(shared, kind, env)
@@ -108,22 +108,22 @@ class Threads:
         return _learner(shared, kind)
 
 
-def _ours(kind: str, device: Any, sampler: Sampler) -> rc.ReplayBuffer:
+def _ours(kind: str, device: Any, sampler: Sampler) -> rl.ReplayBuffer:
     settings = KINDS[kind]
-    obs = rc.Field(settings["obs"], torch.from_numpy(np.zeros(0, settings["dtype"])).dtype)
-    replay = rc.ReplayBuffer(settings["capacity"], obs, 6, num_envs=MOST, sampler=sampler, device=device)
+    obs = rl.Field(settings["obs"], torch.from_numpy(np.zeros(0, settings["dtype"])).dtype)
+    replay = rl.ReplayBuffer(settings["capacity"], obs, 6, num_envs=MOST, sampler=sampler, device=device)
     step = {name: np.concatenate([value] * MOST) for name, value in step_of(kind).items()}
     for _ in range(settings["capacity"] // MOST):
         replay.add(**step)
     return replay
 
 
-def _adder(replay: rc.ReplayBuffer, kind: str, env: int) -> Callable[[], object]:
+def _adder(replay: rl.ReplayBuffer, kind: str, env: int) -> Callable[[], object]:
     step = step_of(kind)
     return lambda: replay.add(**step, env_ids=[env])
 
 
-def _learner(replay: rc.ReplayBuffer, kind: str) -> Callable[[], object]:
+def _learner(replay: rl.ReplayBuffer, kind: str) -> Callable[[], object]:
     batch_size = KINDS[kind]["batch"]
     priority = torch.rand(batch_size)
     return lambda: replay.update_priority(replay.sample(batch_size)["index"], priority)
@@ -265,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             judged += [session.judged(result) for result in results(kind, crowd, taken)]
     for name, reason in missing.items():
         session.console.print(f"[yellow]missing[/yellow] {name}: {reason}")
-    session.about["peers"] = {name: machine.version_of(name) for name in ("recollect", "cpprb", "torchrl")}
+    session.about["peers"] = {name: machine.version_of(name) for name in ("relive", "cpprb", "torchrl")}
     session.about["missing"] = missing
     return session.finish(judged)
 
@@ -309,7 +309,7 @@ def results(kind: str, crowd: tuple[int, int], rounds: Sequence[Rates]) -> Itera
         for name in (entrant.name for entrant in entrants):
             seconds = [1 / rates[name][call] for rates in rounds if name in rates and rates[name][call]]
             if seconds:
-                result.timings.append(measured(name, "ours" if name.startswith("recollect") else "peer", seconds))
+                result.timings.append(measured(name, "ours" if name.startswith("relive") else "peer", seconds))
         if result.timings:
             yield result
 

@@ -19,8 +19,8 @@ import ray
 import torch
 from rich.console import Console
 
-from recollect.distributed import ReplayService
-from recollect.schema import Field
+from relive.distributed import ReplayService
+from relive.schema import Field
 
 from . import machine
 from .report import Result
@@ -206,10 +206,10 @@ class TorchRL:
 
 
 CONTESTANTS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "recollect, 1 shard": lambda size: Ours(size, 1, ahead=False),
-    "recollect, 2 shards": lambda size: Ours(size, 2, ahead=False),
-    "recollect, 1 shard, by calls": lambda size: Ours(size, 1, ahead=False, far=True),
-    "recollect, 1 shard, by calls ahead": lambda size: Ours(size, 1, far=True),
+    "relive, 1 shard": lambda size: Ours(size, 1, ahead=False),
+    "relive, 2 shards": lambda size: Ours(size, 2, ahead=False),
+    "relive, 1 shard, by calls": lambda size: Ours(size, 1, ahead=False, far=True),
+    "relive, 1 shard, by calls ahead": lambda size: Ours(size, 1, far=True),
     "Stable-Baselines3 in an actor": lambda size: InActor(size, StableBaselines3, 1),
     "the same, reads pipelined": lambda size: InActor(size, StableBaselines3, PENDING),
     "TorchRL RayReplayBuffer": TorchRL,
@@ -282,7 +282,7 @@ def results(rows: str, found: dict[str, Any]) -> Iterator[Result]:
     for case, rates in found["cases"].items():
         result = Result(f"Ray: {case}, rows of {rows}", [])
         for name, taken in rates.items():
-            role: Role = "ours" if name.startswith("recollect") else "peer"
+            role: Role = "ours" if name.startswith("relive") else "peer"
             result.timings.append(measured(name, role, [1 / rate for rate in taken]))
         yield result
 
@@ -305,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             judged += [session.judged(result) for result in results(rows, found)]
     finally:
         ray.shutdown()
-    names = ("recollect", "ray", "stable-baselines3", "torchrl")
+    names = ("relive", "ray", "stable-baselines3", "torchrl")
     session.about["peers"] = {name: machine.version_of(name) for name in names}
     return session.finish(judged)
 

@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from recollect.conformance.peers import NotOffered, Peer, PrioritizedReplay, Replay, ReplayShape
+from relive.conformance.peers import NotOffered, Peer, PrioritizedReplay, Replay, ReplayShape
 
 from .experience import Experience, make_experience
 from .memcpy import memcpy_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from recollect.conformance.peers import RolloutShape, Step, Trajectory
+from relive.conformance.peers import RolloutShape, Step, Trajectory
 
 Array = np.ndarray[Any, Any]
 

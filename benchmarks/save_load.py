@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recollect.conformance.peers import NotOffered, Peer, ReplayShape
+from relive.conformance.peers import NotOffered, Peer, ReplayShape
 
 from .experience import Experience, make_experience
 from .replay import ATARI, ROBOT

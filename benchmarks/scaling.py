@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from recollect.conformance.peers import NotOffered, Peer, RolloutShape
-from recollect.memory.space import available_bytes
+from relive.conformance.peers import NotOffered, Peer, RolloutShape
+from relive.memory.space import available_bytes
 
 from . import on_policy, replay
 from .experience import Experience, make_experience
@@ -40,11 +40,11 @@ BYTES_A_ROW = 250
 EFFORT = Effort(rounds=40, fewest_rounds=7, seconds=8.0, sample_seconds=2e-3)
 QUICKLY = replace(QUICK, seconds=1.5)
 LIBRARIES = {
-    "gae": ("recollect", "rlox", "Tianshou", "Stable-Baselines3"),
-    "epoch": ("recollect", "rlox", "skrl", "Stable-Baselines3"),
-    "uniform": ("recollect", "rlox", "cpprb"),
-    "prioritized": ("recollect", "rlox", "cpprb", "Tianshou"),
-    "add": ("recollect", "rlox", "Stable-Baselines3"),
+    "gae": ("relive", "rlox", "Tianshou", "Stable-Baselines3"),
+    "epoch": ("relive", "rlox", "skrl", "Stable-Baselines3"),
+    "uniform": ("relive", "rlox", "cpprb"),
+    "prioritized": ("relive", "rlox", "cpprb", "Tianshou"),
+    "add": ("relive", "rlox", "Stable-Baselines3"),
 }
 """Ours, and for each operation the peers that are fastest at it."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recollect.conformance.peers import NotOffered, Peer, RolloutShape
+from relive.conformance.peers import NotOffered, Peer, RolloutShape
 
 from .memcpy import memcpy_of
 from .rollouts import RolloutData, make_rollout

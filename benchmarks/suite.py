@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from recollect.conformance.peers import Discovery, NotOffered, Peer, discover
+from relive.conformance.peers import Discovery, NotOffered, Peer, discover
 
 from . import machine
 from .compare import show_changes

@@ -27,7 +27,7 @@ SEEDS = (0, 1, 2)
 LAST_EPISODES = 20
 """What "return reached" is the mean of."""
 TIMED = ("reset", "add", "compute_returns_and_advantage", "get", "sample")
-COLOURS = {"recollect": "#c1272d", "Stable-Baselines3": "#4c72b0"}
+COLOURS = {"relive": "#c1272d", "Stable-Baselines3": "#4c72b0"}
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ def train(task: Task, library: str, seed: int, quick: bool) -> Run:
     from stable_baselines3.common.buffers import ReplayBuffer, RolloutBuffer
     from stable_baselines3.common.env_util import make_vec_env
 
-    from recollect.compat import stable_baselines3 as ours
+    from relive.compat import stable_baselines3 as ours
 
-    owner = ours if library == "recollect" else None
+    owner = ours if library == "relive" else None
     kind = "rollout" if task.algorithm == "PPO" else "replay"
     theirs = RolloutBuffer if kind == "rollout" else ReplayBuffer
     classes = {f"{kind}_buffer_class": getattr(owner, theirs.__name__) if owner else theirs}
@@ -182,7 +182,7 @@ def results(runs: Sequence[Run]) -> Iterator[Result]:
         result = Result(f"training: time in the buffer, {task.algorithm} on {task.env}", [])
         for library in COLOURS:
             seconds = [run.buffer_seconds for run in chosen if run.library == library]
-            result.timings.append(measured(library, "ours" if library == "recollect" else "peer", seconds))
+            result.timings.append(measured(library, "ours" if library == "relive" else "peer", seconds))
         yield result
 
 

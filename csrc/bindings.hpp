@@ -8,7 +8,7 @@
 
 #include "border.hpp"
 
-namespace recollect {
+namespace relive {
 
 constexpr DataType kFloat32{dlpack::kFloat, 32, 1}, kFloat64{dlpack::kFloat, 64, 1}, kInt64{dlpack::kInt, 64, 1},
     kUInt8{dlpack::kUInt, 8, 1}, kBool{dlpack::kBool, 8, 1};
@@ -70,4 +70,4 @@ inline bool read_scalar(PyObject* object, DataType dtype, char* out) {
     return true;
 }
 
-}  // namespace recollect
+}  // namespace relive

@@ -10,7 +10,7 @@
 
 #include "dlpack.hpp"
 
-namespace recollect {
+namespace relive {
 
 constexpr int kMaxDims = 16;
 
@@ -155,4 +155,4 @@ private:
 
 Border& border();  // the one instance, in module.cpp
 
-}  // namespace recollect
+}  // namespace relive

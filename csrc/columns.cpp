@@ -14,7 +14,7 @@
 
 namespace nb = nanobind;
 
-namespace recollect {
+namespace relive {
 namespace {
 
 // One leaf of the schema: rows of `shape`, one after the other.
@@ -237,4 +237,4 @@ void bind_columns(nb::module_& m) {
     m.def("permutation", &permutation);
 }
 
-}  // namespace recollect
+}  // namespace relive

@@ -5,19 +5,19 @@
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
-#define RECOLLECT_STREAMS 1
+#define RELIVE_STREAMS 1
 #endif
 #if defined(__GNUC__) || defined(__clang__)
-#define RECOLLECT_PREFETCH(address) __builtin_prefetch(address)
+#define RELIVE_PREFETCH(address) __builtin_prefetch(address)
 #else
-#define RECOLLECT_PREFETCH(address) static_cast<void>(address)
+#define RELIVE_PREFETCH(address) static_cast<void>(address)
 #endif
 
-namespace recollect {
+namespace relive {
 
 // A copy past the caches: what is larger than they are would only push everything else out of them.
 inline void copy_block(char* out, const char* in, int64_t bytes) noexcept {
-#ifdef RECOLLECT_STREAMS
+#ifdef RELIVE_STREAMS
     if (bytes >= (1 << 18) && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
         int64_t i = 0;
         for (; i + 64 <= bytes; i += 64)
@@ -48,7 +48,7 @@ template <int64_t Bytes>
 inline void gather_fixed(char* out, const char* items, const int64_t* index, int64_t count, bool near) noexcept {
     int64_t i = 0;
     for (; !near && i + kAhead < count; ++i) {
-        RECOLLECT_PREFETCH(items + index[i + kAhead] * Bytes);
+        RELIVE_PREFETCH(items + index[i + kAhead] * Bytes);
         std::memcpy(out + i * Bytes, items + index[i] * Bytes, Bytes);
     }
     for (; i < count; ++i) std::memcpy(out + i * Bytes, items + index[i] * Bytes, Bytes);
@@ -59,8 +59,8 @@ inline void gather_any(char* out, const char* items, const int64_t* index, int64
     for (int64_t i = 0; i < count; ++i) {
         if (!near && i + kAhead < count) {
             const char* next = items + index[i + kAhead] * bytes;
-            for (int64_t offset = 0; offset < lines; offset += 64) RECOLLECT_PREFETCH(next + offset);
-            RECOLLECT_PREFETCH(next + bytes - 1);
+            for (int64_t offset = 0; offset < lines; offset += 64) RELIVE_PREFETCH(next + offset);
+            RELIVE_PREFETCH(next + bytes - 1);
         }
         const char* item = items + index[i] * bytes;
         if (bytes >= 16 && bytes <= kShortRow) copy_row(out + i * bytes, item, bytes);
@@ -90,7 +90,7 @@ inline void gather_padded_as(char* out, const char* items, const int64_t* index,
     if (Bytes) bytes = Bytes;
     for (int64_t i = 0, stop = 0; i < count; i = stop) {
         stop = i + 1;
-        if (!near && i + kAhead < count && index[i + kAhead] >= 0) RECOLLECT_PREFETCH(items + index[i + kAhead] * bytes);
+        if (!near && i + kAhead < count && index[i + kAhead] >= 0) RELIVE_PREFETCH(items + index[i + kAhead] * bytes);
         if (index[i] < 0) {
             std::memset(out + i * bytes, 0, static_cast<size_t>(bytes));
             continue;
@@ -127,4 +127,4 @@ inline void narrow(float* out, const double* in, int64_t count) noexcept {
     for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(in[i]);
 }
 
-}  // namespace recollect
+}  // namespace relive

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-namespace recollect::dlpack {
+namespace relive::dlpack {
 
 enum DeviceType : int32_t { kCPU = 1 };
 enum TypeCode : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBool = 6 };
@@ -53,4 +53,4 @@ struct ExchangeApi {
     int (*current_stream)(int32_t device_type, int32_t device_id, void** out);
 };
 
-}  // namespace recollect::dlpack
+}  // namespace relive::dlpack

@@ -13,7 +13,7 @@
 
 namespace nb = nanobind;
 
-namespace recollect {
+namespace relive {
 namespace {
 
 using sweep::Job;
@@ -24,7 +24,7 @@ using sweep::View;
 constexpr int64_t kSweepReleaseBytes = int64_t{1} << 20;
 
 bool has_avx2() {
-#ifdef RECOLLECT_AVX2
+#ifdef RELIVE_AVX2
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else
     return false;
@@ -32,7 +32,7 @@ bool has_avx2() {
 }
 
 sweep::Table pick_table(bool avx2) {
-#ifdef RECOLLECT_AVX2
+#ifdef RELIVE_AVX2
     if (avx2) return sweep::avx2_table();
 #endif
     static_cast<void>(avx2);
@@ -279,4 +279,4 @@ void bind_estimators(nb::module_& m) {
     });
 }
 
-}  // namespace recollect
+}  // namespace relive

@@ -14,7 +14,7 @@
 
 #include "bindings.hpp"
 
-namespace recollect {
+namespace relive {
 
 // The blocks that were freed last, for the next ones of their size: they are still in the cache, and their pages are there.
 // An allocator would hand out others first, or give them back.
@@ -200,4 +200,4 @@ T* target(nanobind::object& out, DataType dtype, int64_t count) {
     return reinterpret_cast<T*>(fresh.data(0));
 }
 
-}  // namespace recollect
+}  // namespace relive

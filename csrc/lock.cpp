@@ -16,7 +16,7 @@
 
 namespace nb = nanobind;
 
-namespace recollect {
+namespace relive {
 
 #if defined(__linux__)
 namespace {
@@ -179,4 +179,4 @@ void bind_lock(nb::module_& m) {
 void bind_lock(nb::module_&) {}
 #endif
 
-}  // namespace recollect
+}  // namespace relive

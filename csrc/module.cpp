@@ -5,7 +5,7 @@
 
 namespace nb = nanobind;
 
-namespace recollect {
+namespace relive {
 
 Border& border() {
     static Border instance;
@@ -18,26 +18,26 @@ void bind_lock(nb::module_& m);
 void bind_ring(nb::module_& m);
 void bind_sequences(nb::module_& m);
 void bind_tree(nb::module_& m);
-#ifdef RECOLLECT_SANITIZE
+#ifdef RELIVE_SANITIZE
 void bind_plant(nb::module_& m);
 #endif
 
-}  // namespace recollect
+}  // namespace relive
 
 NB_MODULE(_native, m) {
-    using recollect::border;
+    using relive::border;
     m.def("set_torch", [](nb::handle tensor_type, nb::handle parameter_type) {
         border().set_torch(tensor_type.inc_ref().ptr(), parameter_type.inc_ref().ptr());
     });
     m.def("exchange", [] { return border().exchange(); });
     m.def("set_exchange", [](bool on) { border().set_exchange(on); });
-    recollect::bind_columns(m);
-    recollect::bind_estimators(m);
-    recollect::bind_lock(m);
-    recollect::bind_ring(m);
-    recollect::bind_sequences(m);
-    recollect::bind_tree(m);
-#ifdef RECOLLECT_SANITIZE
-    recollect::bind_plant(m);
+    relive::bind_columns(m);
+    relive::bind_estimators(m);
+    relive::bind_lock(m);
+    relive::bind_ring(m);
+    relive::bind_sequences(m);
+    relive::bind_tree(m);
+#ifdef RELIVE_SANITIZE
+    relive::bind_plant(m);
 #endif
 }

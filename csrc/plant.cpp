@@ -10,7 +10,7 @@
 
 namespace nb = nanobind;
 
-namespace recollect {
+namespace relive {
 namespace {
 
 // Two threads count in one number, without a lock.
@@ -48,4 +48,4 @@ void bind_plant(nb::module_& m) {
     });
 }
 
-}  // namespace recollect
+}  // namespace relive

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace recollect {
+namespace relive {
 
 struct BitGenerator {
     void* state;
@@ -34,4 +34,4 @@ inline void shuffle(int64_t* values, int64_t count, const BitGenerator& random) 
     for (int64_t i = count - 1; i > 0; --i) std::swap(values[i], values[random.below(static_cast<uint32_t>(i + 1))]);
 }
 
-}  // namespace recollect
+}  // namespace relive

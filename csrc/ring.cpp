@@ -7,7 +7,7 @@
 #include <fcntl.h>
 #endif
 
-namespace recollect {
+namespace relive {
 namespace {
 
 // Begin to write a range of a file to the disk, without waiting for it.
@@ -51,4 +51,4 @@ void bind_ring(nb::module_& m) {
         .def("stack", &RingMemory::stack);
 }
 
-}  // namespace recollect
+}  // namespace relive

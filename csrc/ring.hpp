@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-namespace recollect {
+namespace relive {
 
 enum Kind : uint8_t {
     kEmpty = 0,       // nothing, or a row that has expired
@@ -205,4 +205,4 @@ inline void frames_at(const Ring& ring, const char* column, const Frames& frames
     }
 }
 
-}  // namespace recollect
+}  // namespace relive

@@ -7,7 +7,7 @@
 #include "fresh.hpp"
 #include "step.hpp"
 
-namespace recollect {
+namespace relive {
 
 class RingMemory {
 public:
@@ -189,4 +189,4 @@ private:
     nb::object owner_;
 };
 
-}  // namespace recollect
+}  // namespace relive

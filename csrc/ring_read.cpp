@@ -11,7 +11,7 @@
 #include <unistd.h>
 #endif
 
-namespace recollect {
+namespace relive {
 namespace {
 
 constexpr int kPatience = 64;                     // batches after one that waited for the disk
@@ -60,7 +60,7 @@ bool RingMemory::drawn(int64_t count, nb::handle capsule, int64_t* slots) const 
         if ((patience -= count - found) < 0) return false;
         for (int64_t i = found; i < count; ++i) {
             slots[i] = round ? random->below_any(range) : recent(random->below_any(range));
-            if (slots[i] >= 0) RECOLLECT_PREFETCH(ring_.kind + slots[i]);
+            if (slots[i] >= 0) RELIVE_PREFETCH(ring_.kind + slots[i]);
         }
         for (int64_t i = found; i < count; ++i) {
             const int64_t slot = slots[i];
@@ -374,4 +374,4 @@ void RingMemory::sum_rewards(const Reading& reading, const int64_t* last, int64_
     }
 }
 
-}  // namespace recollect
+}  // namespace relive

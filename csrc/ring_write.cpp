@@ -4,7 +4,7 @@
 #include "ring_memory.hpp"
 #include "seal.hpp"
 
-namespace recollect {
+namespace relive {
 namespace {
 
 // After a call what was cast for it is not kept, unless it is small.
@@ -332,4 +332,4 @@ void RingMemory::write_one(int64_t env, int64_t i) {
     ring_.complete(env);
 }
 
-}  // namespace recollect
+}  // namespace relive

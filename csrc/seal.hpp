@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace recollect {
+namespace relive {
 
 // Both arguments go in one-to-one, so that a change of a single word always changes the result; the rotation brings high
 // bits down, or two changes of them would cancel each other.
@@ -35,4 +35,4 @@ inline uint64_t stir_all(uint64_t state, const char* data, int64_t bytes) {
     return i < bytes ? stir(state, word_at(data + i, bytes - i)) : state;
 }
 
-}  // namespace recollect
+}  // namespace relive

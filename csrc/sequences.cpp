@@ -11,7 +11,7 @@
 
 namespace nb = nanobind;
 
-namespace recollect {
+namespace relive {
 namespace {
 
 // The sequences of a rollout, found once.
@@ -152,4 +152,4 @@ void bind_sequences(nb::module_& m) {
         .def("take", &SequenceGather::take);
 }
 
-}  // namespace recollect
+}  // namespace relive

@@ -10,7 +10,7 @@
 
 #include "columns.hpp"
 
-namespace recollect {
+namespace relive {
 
 struct Cuts {
     int64_t length;     // of a full sequence; 0: as long as what is cut
@@ -114,7 +114,7 @@ inline void gather_steps_as(char* out, const char* items, const Padded& batch, i
         for (; k < run.steps; ++k, target += batch.step * bytes) {
             if (!near && k + kStepsAhead < run.steps) {
                 const char* next = items + run.rows[k + kStepsAhead] * bytes;
-                for (int64_t line = 0; line < bytes && line < 1024; line += 64) RECOLLECT_PREFETCH(next + line);
+                for (int64_t line = 0; line < bytes && line < 1024; line += 64) RELIVE_PREFETCH(next + line);
             }
             std::memcpy(target, items + run.rows[k] * bytes, static_cast<size_t>(bytes));
         }
@@ -133,4 +133,4 @@ inline void gather_steps(char* out, const char* items, const Padded& batch, int6
     }
 }
 
-}  // namespace recollect
+}  // namespace relive

@@ -5,7 +5,7 @@
 #include "bindings.hpp"
 #include "fresh.hpp"
 
-namespace recollect {
+namespace relive {
 
 // An array [items…, shape…], seen as a flat list of items.
 struct Source {
@@ -46,4 +46,4 @@ inline std::vector<Source> read_sources(nanobind::list arrays, const std::vector
     return sources;
 }
 
-}  // namespace recollect
+}  // namespace relive

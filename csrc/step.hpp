@@ -8,7 +8,7 @@
 #include "columns.hpp"
 #include "ring.hpp"
 
-namespace recollect {
+namespace relive {
 
 namespace nb = nanobind;
 
@@ -106,4 +106,4 @@ inline bool read_given(PyObject* object, const Leaf& leaf, const Lead& given_lea
     return true;
 }
 
-}  // namespace recollect
+}  // namespace relive

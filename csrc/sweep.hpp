@@ -5,7 +5,7 @@
 // with open[t] = not ended at t, and row t+1 exists and is no masked row. One sweep walks it; a small rule per estimator
 // says what a, c and the outputs are. Time is sequential, so lanes of the vector registers are columns.
 //
-// Everything that generates code lives in the namespace RECOLLECT_SWEEP_ISA: the header is compiled once per
+// Everything that generates code lives in the namespace RELIVE_SWEEP_ISA: the header is compiled once per
 // instruction set, and inline code must not be shared between those translation units.
 #pragma once
 #include <cstdint>
@@ -14,7 +14,7 @@
 #include <immintrin.h>
 #endif
 
-namespace recollect::sweep {
+namespace relive::sweep {
 
 template <class T>
 struct View {  // element (t, column) is data[t * row + column * col]
@@ -59,34 +59,34 @@ constexpr int64_t history_bytes(int64_t n, int64_t row_bytes) {
 }
 
 Table baseline_table();
-#ifdef RECOLLECT_AVX2
+#ifdef RELIVE_AVX2
 Table avx2_table();
 #endif
 
-}  // namespace recollect::sweep
+}  // namespace relive::sweep
 
-#ifdef RECOLLECT_SWEEP_ISA
+#ifdef RELIVE_SWEEP_ISA
 
-// g++ and clang have vector types; elsewhere (or with RECOLLECT_SCALAR) registers hold one number.
-#if defined(__GNUC__) && !defined(RECOLLECT_SCALAR)
-#define RECOLLECT_VECTORS
+// g++ and clang have vector types; elsewhere (or with RELIVE_SCALAR) registers hold one number.
+#if defined(__GNUC__) && !defined(RELIVE_SCALAR)
+#define RELIVE_VECTORS
 #endif
 
 // The parts of a step must merge into one loop body: compilers judge them too big to inline and lose the registers.
 #if defined(__GNUC__)
-#define RECOLLECT_INLINE inline __attribute__((always_inline))
+#define RELIVE_INLINE inline __attribute__((always_inline))
 #else
-#define RECOLLECT_INLINE __forceinline
+#define RELIVE_INLINE __forceinline
 #endif
 
-namespace recollect::sweep::RECOLLECT_SWEEP_ISA {
+namespace relive::sweep::RELIVE_SWEEP_ISA {
 
 // A register of kBytes: values, conditions of the same width (so that `condition ? a : b` selects lane by lane), and the
 // flags of as many columns as one integer. A register of one value is a plain number.
 template <class T, int kBytes>
 struct Register;
 
-#define RECOLLECT_REGISTER(T, BYTES, VALUES, CONDITIONS, FLAGS)     \
+#define RELIVE_REGISTER(T, BYTES, VALUES, CONDITIONS, FLAGS)     \
     template <>                                                     \
     struct Register<T, BYTES> {                                     \
         using Number = T;                                           \
@@ -94,14 +94,14 @@ struct Register;
         using Conditions = CONDITIONS;                              \
         using Flags = FLAGS;                                        \
         static constexpr int kLanes = BYTES / int{sizeof(T)};       \
-        static RECOLLECT_INLINE Conditions conditions(Flags flags); \
+        static RELIVE_INLINE Conditions conditions(Flags flags); \
     };                                                              \
-    RECOLLECT_INLINE CONDITIONS Register<T, BYTES>::conditions(FLAGS flags)
+    RELIVE_INLINE CONDITIONS Register<T, BYTES>::conditions(FLAGS flags)
 
-RECOLLECT_REGISTER(float, 4, float, int32_t, uint8_t) { return flags != 0; }
-RECOLLECT_REGISTER(double, 8, double, int64_t, uint8_t) { return flags != 0; }
+RELIVE_REGISTER(float, 4, float, int32_t, uint8_t) { return flags != 0; }
+RELIVE_REGISTER(double, 8, double, int64_t, uint8_t) { return flags != 0; }
 
-#if defined(RECOLLECT_VECTORS)
+#if defined(RELIVE_VECTORS)
 typedef float Floats16 __attribute__((vector_size(16)));
 typedef double Doubles16 __attribute__((vector_size(16)));
 typedef int32_t Words16 __attribute__((vector_size(16)));
@@ -109,51 +109,51 @@ typedef int64_t LongWords16 __attribute__((vector_size(16)));
 
 // Flags to lanes. Written out for x86: g++ 12 widens a vector of bytes one element at a time.
 #if defined(__SSE2__)
-RECOLLECT_INLINE Words16 widen(uint32_t flags) {
+RELIVE_INLINE Words16 widen(uint32_t flags) {
     const __m128i zero = _mm_setzero_si128();
     const __m128i pairs = _mm_unpacklo_epi8(_mm_cvtsi32_si128(static_cast<int32_t>(flags)), zero);
     return (Words16)_mm_unpacklo_epi16(pairs, zero);
 }
-RECOLLECT_INLINE LongWords16 widen(uint16_t flags) {
+RELIVE_INLINE LongWords16 widen(uint16_t flags) {
     return (LongWords16)_mm_unpacklo_epi32((__m128i)widen(uint32_t{flags}), _mm_setzero_si128());
 }
 #else
-RECOLLECT_INLINE Words16 widen(uint32_t flags) {
+RELIVE_INLINE Words16 widen(uint32_t flags) {
     typedef uint8_t Bytes __attribute__((vector_size(4)));
     Bytes bytes;
     std::memcpy(&bytes, &flags, sizeof(bytes));
     return __builtin_convertvector(bytes, Words16);
 }
-RECOLLECT_INLINE LongWords16 widen(uint16_t flags) {
+RELIVE_INLINE LongWords16 widen(uint16_t flags) {
     typedef uint8_t Bytes __attribute__((vector_size(2)));
     Bytes bytes;
     std::memcpy(&bytes, &flags, sizeof(bytes));
     return __builtin_convertvector(bytes, LongWords16);
 }
 #endif
-RECOLLECT_REGISTER(float, 16, Floats16, Words16, uint32_t) { return widen(flags) != 0; }
-RECOLLECT_REGISTER(double, 16, Doubles16, LongWords16, uint16_t) { return widen(flags) != 0; }
+RELIVE_REGISTER(float, 16, Floats16, Words16, uint32_t) { return widen(flags) != 0; }
+RELIVE_REGISTER(double, 16, Doubles16, LongWords16, uint16_t) { return widen(flags) != 0; }
 #endif
 
-#if defined(__AVX2__) && defined(RECOLLECT_VECTORS)
+#if defined(__AVX2__) && defined(RELIVE_VECTORS)
 typedef float Floats32 __attribute__((vector_size(32)));
 typedef double Doubles32 __attribute__((vector_size(32)));
 typedef int32_t Words32 __attribute__((vector_size(32)));
 typedef int64_t LongWords32 __attribute__((vector_size(32)));
 
-RECOLLECT_REGISTER(float, 32, Floats32, Words32, uint64_t) {
+RELIVE_REGISTER(float, 32, Floats32, Words32, uint64_t) {
     return (Words32)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(flags))) != 0;
 }
-RECOLLECT_REGISTER(double, 32, Doubles32, LongWords32, uint32_t) {
+RELIVE_REGISTER(double, 32, Doubles32, LongWords32, uint32_t) {
     return (LongWords32)_mm256_cvtepi8_epi64(_mm_cvtsi32_si128(static_cast<int32_t>(flags))) != 0;
 }
 #endif
-#undef RECOLLECT_REGISTER
+#undef RELIVE_REGISTER
 
-#if defined(__AVX2__) && defined(RECOLLECT_VECTORS)
+#if defined(__AVX2__) && defined(RELIVE_VECTORS)
 template <class T>
 using Widest = Register<T, 32>;
-#elif defined(RECOLLECT_VECTORS)
+#elif defined(RELIVE_VECTORS)
 template <class T>
 using Widest = Register<T, 16>;
 #else
@@ -162,11 +162,11 @@ using Widest = Register<T, sizeof(T)>;
 #endif
 
 template <class R>
-RECOLLECT_INLINE typename R::Values fill(typename R::Number x) {
+RELIVE_INLINE typename R::Values fill(typename R::Number x) {
     return typename R::Values{} + x;
 }
 
-RECOLLECT_INLINE void prefetch_to_write(uintptr_t address) {
+RELIVE_INLINE void prefetch_to_write(uintptr_t address) {
 #if defined(__GNUC__)
     __builtin_prefetch(reinterpret_cast<const void*>(address), 1);
 #else
@@ -179,13 +179,13 @@ RECOLLECT_INLINE void prefetch_to_write(uintptr_t address) {
 template <int kAhead>
 struct Adjacent {
     template <class Lanes, class T>
-    static RECOLLECT_INLINE Lanes load(View<const T> view, int64_t t, int64_t column) {
+    static RELIVE_INLINE Lanes load(View<const T> view, int64_t t, int64_t column) {
         Lanes lanes;
         std::memcpy(&lanes, view.data + t * view.row + column, sizeof(lanes));
         return lanes;
     }
     template <class Lanes, class T>
-    static RECOLLECT_INLINE void store(View<T> view, int64_t t, int64_t column, Lanes lanes) {
+    static RELIVE_INLINE void store(View<T> view, int64_t t, int64_t column, Lanes lanes) {
         const int64_t ahead = ((t - kAhead) * view.row + column) * int64_t{sizeof(T)};
         prefetch_to_write(reinterpret_cast<uintptr_t>(view.data) + static_cast<uintptr_t>(ahead));
         std::memcpy(view.data + t * view.row + column, &lanes, sizeof(lanes));
@@ -195,7 +195,7 @@ struct Adjacent {
 // ... or columns at any stride, one by one.
 struct Strided {
     template <class Lanes, class T>
-    static RECOLLECT_INLINE Lanes load(View<const T> view, int64_t t, int64_t column) {
+    static RELIVE_INLINE Lanes load(View<const T> view, int64_t t, int64_t column) {
         constexpr int kLanes = sizeof(Lanes) / sizeof(T);
         T gathered[kLanes];
         const T* first = view.data + t * view.row + column * view.col;
@@ -205,7 +205,7 @@ struct Strided {
         return lanes;
     }
     template <class Lanes, class T>
-    static RECOLLECT_INLINE void store(View<T> view, int64_t t, int64_t column, Lanes lanes) {
+    static RELIVE_INLINE void store(View<T> view, int64_t t, int64_t column, Lanes lanes) {
         constexpr int kLanes = sizeof(Lanes) / sizeof(T);
         T gathered[kLanes];
         std::memcpy(gathered, &lanes, sizeof(lanes));
@@ -225,7 +225,7 @@ struct Row {
     int64_t t, column;
     Conditions terminated, open, valid;
 
-    RECOLLECT_INLINE Row(const Job<T>& job_, int64_t t_, int64_t column_, bool last)
+    RELIVE_INLINE Row(const Job<T>& job_, int64_t t_, int64_t column_, bool last)
         : job(job_), t(t_), column(column_), valid{} {
         const auto ends = flags(job.terminated, t);
         const Conditions ended = R::conditions(static_cast<typename R::Flags>(ends | flags(job.truncated, t)));
@@ -237,16 +237,16 @@ struct Row {
         }
     }
 
-    RECOLLECT_INLINE typename R::Flags flags(Flags view, int64_t at) const {
+    RELIVE_INLINE typename R::Flags flags(Flags view, int64_t at) const {
         return Access::template load<typename R::Flags>(view, at, column);
     }
-    RECOLLECT_INLINE Values read(View<const T> view) const { return Access::template load<Values>(view, t, column); }
+    RELIVE_INLINE Values read(View<const T> view) const { return Access::template load<Values>(view, t, column); }
 
     // Selected, not multiplied by zero: what lies behind an end may be NaN.
-    RECOLLECT_INLINE Values bootstrap() const { return terminated ? Values{} : read(job.next_value); }
-    RECOLLECT_INLINE Values if_open(Values x) const { return open ? x : Values{}; }
+    RELIVE_INLINE Values bootstrap() const { return terminated ? Values{} : read(job.next_value); }
+    RELIVE_INLINE Values if_open(Values x) const { return open ? x : Values{}; }
 
-    RECOLLECT_INLINE void write(View<T> view, Values x) const {
+    RELIVE_INLINE void write(View<T> view, Values x) const {
         if constexpr (kMasked) x = valid ? x : Values{};
         Access::store(view, t, column, x);
     }
@@ -259,11 +259,11 @@ struct Gae {
     Values gamma, decay;
 
     template <class Job>
-    RECOLLECT_INLINE explicit Gae(const Job& job) : gamma(fill<R>(job.gamma)), decay(fill<R>(job.gamma * job.lam)) {}
-    RECOLLECT_INLINE Carry start(int64_t) const { return Values{}; }
+    RELIVE_INLINE explicit Gae(const Job& job) : gamma(fill<R>(job.gamma)), decay(fill<R>(job.gamma * job.lam)) {}
+    RELIVE_INLINE Carry start(int64_t) const { return Values{}; }
 
     template <class Row>
-    RECOLLECT_INLINE void step(const Row& row, Carry& carry) const {
+    RELIVE_INLINE void step(const Row& row, Carry& carry) const {
         const Values value = row.read(row.job.value);
         const Values delta = row.read(row.job.reward) - value + gamma * row.bootstrap();
         carry = delta + decay * row.if_open(carry);
@@ -280,13 +280,13 @@ struct LambdaReturn {
     bool reads_open;  // with λ = 1 the next value of a step that goes on counts nothing, be it NaN
 
     template <class Job>
-    RECOLLECT_INLINE explicit LambdaReturn(const Job& job)
+    RELIVE_INLINE explicit LambdaReturn(const Job& job)
         : gamma(fill<R>(job.gamma)), decay(fill<R>(job.gamma * job.lam)), keep(fill<R>(1 - job.lam)),
           reads_open(job.lam != 1) {}
-    RECOLLECT_INLINE Carry start(int64_t) const { return Values{}; }
+    RELIVE_INLINE Carry start(int64_t) const { return Values{}; }
 
     template <class Row>
-    RECOLLECT_INLINE void step(const Row& row, Carry& carry) const {
+    RELIVE_INLINE void step(const Row& row, Carry& carry) const {
         const Values bootstrap = row.bootstrap();
         const Values held = reads_open ? keep * bootstrap : Values{};
         carry = row.read(row.job.reward) + gamma * (row.open ? held : bootstrap) + decay * row.if_open(carry);
@@ -304,12 +304,12 @@ struct NStepReturn {
     Values* history;
 
     template <class Job>
-    RECOLLECT_INLINE explicit NStepReturn(const Job& job)
+    RELIVE_INLINE explicit NStepReturn(const Job& job)
         : gamma(fill<R>(job.gamma)), n(job.n), history(static_cast<Values*>(job.history)) {}
-    RECOLLECT_INLINE Carry start(int64_t i) const { return history + i * n; }
+    RELIVE_INLINE Carry start(int64_t i) const { return history + i * n; }
 
     template <class Row>
-    RECOLLECT_INLINE void step(const Row& row, Carry& longer) const {
+    RELIVE_INLINE void step(const Row& row, Carry& longer) const {
         const Values reward = row.read(row.job.reward);
         const Values one_step = reward + gamma * row.bootstrap();
         for (int64_t k = n - 1; k > 0; --k) longer[k] = row.open ? reward + gamma * longer[k - 1] : one_step;
@@ -325,13 +325,13 @@ struct Vtrace {
     Values gamma, decay, rho_bar, c_bar;
 
     template <class Job>
-    RECOLLECT_INLINE explicit Vtrace(const Job& job)
+    RELIVE_INLINE explicit Vtrace(const Job& job)
         : gamma(fill<R>(job.gamma)), decay(fill<R>(job.gamma * job.lam)), rho_bar(fill<R>(job.rho_bar)),
           c_bar(fill<R>(job.c_bar)) {}
-    RECOLLECT_INLINE Carry start(int64_t) const { return Values{}; }
+    RELIVE_INLINE Carry start(int64_t) const { return Values{}; }
 
     template <class Row>
-    RECOLLECT_INLINE void step(const Row& row, Carry& carry) const {
+    RELIVE_INLINE void step(const Row& row, Carry& carry) const {
         const Values value = row.read(row.job.value), ratio = row.read(row.job.ratio);
         const Values rho = ratio > rho_bar ? rho_bar : ratio, c = ratio > c_bar ? c_bar : ratio;
         const Values delta = row.read(row.job.reward) - value + gamma * row.bootstrap();
@@ -343,7 +343,7 @@ struct Vtrace {
 };
 
 template <class R, class Access, bool kMasked, class Rule, class Job>
-RECOLLECT_INLINE void step_row(const Job& job, const Rule& rule, int64_t t, bool last, int64_t column,
+RELIVE_INLINE void step_row(const Job& job, const Rule& rule, int64_t t, bool last, int64_t column,
                                typename Rule::Carry* carry, int registers) {
     for (int i = 0; i < registers; ++i)
         rule.step(Row<R, Access, kMasked>(job, t, column + i * R::kLanes, last), carry[i]);
@@ -351,7 +351,7 @@ RECOLLECT_INLINE void step_row(const Job& job, const Rule& rule, int64_t t, bool
 
 // From the last row to the first, `registers` (at most kMost) neighbouring registers of columns.
 template <template <class> class Rule, class R, class Access, bool kMasked, int kMost = 1>
-RECOLLECT_INLINE void sweep(const Job<typename R::Number>& shared, int64_t column, int registers = 1) {
+RELIVE_INLINE void sweep(const Job<typename R::Number>& shared, int64_t column, int registers = 1) {
     const auto job = shared;  // a private copy: no store through an output can change it
     const Rule<R> rule(job);
     typename Rule<R>::Carry carry[kMost];
@@ -415,7 +415,7 @@ void sweep_all(const Job<T>& job) noexcept {
     else if (job.columns >= R::kLanes)
         sweep_each<Rule, R, Adjacent<4>, kMasked>(
             job, wide ? sweep_wide<Rule, R, kMasked>(job) : sweep_fours<Rule, R, kMasked>(job, 0));
-#if defined(RECOLLECT_VECTORS)
+#if defined(RELIVE_VECTORS)
     else if (job.columns >= Register<T, 16>::kLanes)
         sweep_each<Rule, Register<T, 16>, Adjacent<4>, kMasked>(job, 0);
 #endif
@@ -435,5 +435,5 @@ Kernels<T> kernels() {
 
 inline Table table() { return {kernels<float>(), kernels<double>()}; }
 
-}  // namespace recollect::sweep::RECOLLECT_SWEEP_ISA
+}  // namespace relive::sweep::RELIVE_SWEEP_ISA
 #endif

@@ -1,9 +1,9 @@
 // The sweep for every machine the module is built for: SSE2 on x86-64, NEON on ARM.
-#define RECOLLECT_SWEEP_ISA baseline
+#define RELIVE_SWEEP_ISA baseline
 #include "sweep.hpp"
 
-namespace recollect::sweep {
+namespace relive::sweep {
 
 Table baseline_table() { return baseline::table(); }
 
-}  // namespace recollect::sweep
+}  // namespace relive::sweep

@@ -18,7 +18,7 @@
 
 namespace nb = nanobind;
 
-namespace recollect {
+namespace relive {
 namespace {
 
 constexpr int64_t kBytesTouched = 64;  // a leaf's cache line, for the question of releasing the GIL
@@ -217,4 +217,4 @@ void bind_tree(nb::module_& m) {
         .def_static("sizes", &PriorityTree::sizes);
 }
 
-}  // namespace recollect
+}  // namespace relive

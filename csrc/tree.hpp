@@ -15,12 +15,12 @@
 #include "random.hpp"
 
 #if defined(__GNUC__) || defined(__clang__)
-#define RECOLLECT_PREFETCH(address) __builtin_prefetch(address)
+#define RELIVE_PREFETCH(address) __builtin_prefetch(address)
 #else
-#define RECOLLECT_PREFETCH(address) ((void)0)
+#define RELIVE_PREFETCH(address) ((void)0)
 #endif
 
-namespace recollect::tree {
+namespace relive::tree {
 
 constexpr int kFan = 8;          // float64 entries in a cache line
 constexpr int kMostLevels = 22;  // 8^21 leaves
@@ -151,7 +151,7 @@ public:
 
     void get(double* out, const int64_t* index, int64_t count) const noexcept {
         for (int64_t i = 0; i < count; ++i) {
-            if (i + kAhead < count) RECOLLECT_PREFETCH(leaves_ + index[i + kAhead]);
+            if (i + kAhead < count) RELIVE_PREFETCH(leaves_ + index[i + kAhead]);
             out[i] = leaves_[index[i]];
         }
     }
@@ -236,7 +236,7 @@ private:
         int64_t touched[kChunk];
         int size = 0;
         for (int i = 0; i < count; ++i) {
-            if (i + kAhead < count) RECOLLECT_PREFETCH(leaves_ + index[i + kAhead]);
+            if (i + kAhead < count) RELIVE_PREFETCH(leaves_ + index[i + kAhead]);
             const double value = values[i * stride];
             leaves_[index[i]] = value;
             if (value > 0 && value < Scale::kTiny) summary_.tiny = 1;
@@ -245,7 +245,7 @@ private:
             const int64_t group = index[i] / kFan;
             if (size > 0 && touched[size - 1] == group) continue;
             touched[size++] = group;
-            if (top_ > 0) RECOLLECT_PREFETCH(sums_[1] + group);
+            if (top_ > 0) RELIVE_PREFETCH(sums_[1] + group);
         }
         for (int level = 0; level < top_; ++level) size = renew_above(level, touched, size);
     }
@@ -271,7 +271,7 @@ private:
             const double *entries = sums_[level], *below = sums_of(level - 1);
             for (int i = 0; i < count; ++i) {
                 out[i] = out[i] * kFan + descend(entries + out[i] * kFan, 1, points[i]);
-                RECOLLECT_PREFETCH(below + out[i] * kFan);
+                RELIVE_PREFETCH(below + out[i] * kFan);
             }
         }
         for (int i = 0; i < count; ++i) {
@@ -304,4 +304,4 @@ private:
     Summary& summary_;
 };
 
-}  // namespace recollect::tree
+}  // namespace relive::tree

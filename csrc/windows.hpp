@@ -5,7 +5,7 @@
 #include "columns.hpp"
 #include "ring.hpp"
 
-namespace recollect {
+namespace relive {
 
 // The slots of a row and of the steps after it, -1 from the first that is not there.
 inline void window_forward(const Ring& ring, int64_t slot, int64_t length, bool cross, int64_t* out) {
@@ -59,7 +59,7 @@ template <int64_t Bytes>
 inline void copy_apart(char* out, const char* in, int64_t count, int64_t bytes, int64_t stride) noexcept {
     if (Bytes) bytes = Bytes;
     for (int64_t i = 0; i < count; ++i) {
-        RECOLLECT_PREFETCH(in + (i + kAhead) * stride);
+        RELIVE_PREFETCH(in + (i + kAhead) * stride);
         std::memcpy(out + i * bytes, in + i * stride, static_cast<size_t>(bytes));
     }
 }
@@ -79,4 +79,4 @@ inline void read_runs(char* out, const char* column, const std::vector<Run>& run
     }
 }
 
-}  // namespace recollect
+}  // namespace relive

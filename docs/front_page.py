@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
-from recollect.conformance.outcome import PASSES
-from recollect.conformance.report import SYMBOLS, Report
+from relive.conformance.outcome import PASSES
+from relive.conformance.report import SYMBOLS, Report
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -29,7 +29,7 @@ TRAININGS = {
     "SAC": "SAC, Pendulum, 6,000 steps",
 }
 _BESIDE = "\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}"
-BEFORE, AFTER = "Stable-Baselines3", "recollect"
+BEFORE, AFTER = "Stable-Baselines3", "relive"
 
 
 def conformance() -> Iterator[str]:

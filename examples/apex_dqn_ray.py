@@ -1,6 +1,6 @@
 """Ape-X in one file: actors in processes of their own and one learner share a prioritized memory, on CartPole-v1.
 
-    pip install "recollect[ray]"
+    pip install "relive[ray]"
     python examples/apex_dqn_ray.py
     python examples/apex_dqn_ray.py --seed 2 --actors 4 --shards 2 --checkpoint runs/apex
 
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import recollect as rc
-from recollect.distributed import ReplayService
+import relive as rl
+from relive.distributed import ReplayService
 
 ENVS_AN_ACTOR, ROUND, BLOCK = (
     2,
@@ -66,7 +66,7 @@ class Actor:
         self.net = q_network(4, 2)
         self.rng = np.random.default_rng([seed, number])
         self.epsilon = 0.4 ** (1 + 7 * number / max(num_actors - 1, 1))
-        self.stats = rc.EpisodeStats(ENVS_AN_ACTOR, window=1_000)
+        self.stats = rl.EpisodeStats(ENVS_AN_ACTOR, window=1_000)
         first = number * ENVS_AN_ACTOR
         self.writer = service.writer(range(first, first + ENVS_AN_ACTOR), block=BLOCK)
         self.obs, _ = self.env.reset(seed=seed * 1_000 + first)
@@ -109,12 +109,12 @@ def train(
         env.action_space,
         num_envs=num_actors * ENVS_AN_ACTOR,
         num_shards=num_shards,
-        sampler=rc.Prioritized(alpha=0.6, beta=lambda drawn: 0.4 + 0.6 * min(drawn / draws, 1.0)),
+        sampler=rl.Prioritized(alpha=0.6, beta=lambda drawn: 0.4 + 0.6 * min(drawn / draws, 1.0)),
         autoreset="NEXT_STEP",
         checkpoint=checkpoint,
         seed=seed,
     )
-    view = rc.NStep(N_STEP, GAMMA)
+    view = rl.NStep(N_STEP, GAMMA)
 
     with service:
         actors: list[Any] = [Actor.remote(service, number, num_actors, seed) for number in range(num_actors)]

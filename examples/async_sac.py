@@ -25,7 +25,7 @@ from torch import Tensor, multiprocessing, nn
 from torch.distributions import Normal
 from torch.nn import functional
 
-import recollect as rc
+import relive as rl
 
 CAPACITY, LEARNING_STARTS, BATCH_SIZE = 20_000, 500, 128
 GAMMA, LEARNING_RATE, TARGET_RATE = 0.98, 1e-3, 0.01
@@ -75,17 +75,17 @@ class Critics(nn.Module):
         return self.first(pair).squeeze(-1), self.second(pair).squeeze(-1)
 
 
-def limited(replay: rc.ReplayBuffer) -> rc.RateLimit:
+def limited(replay: rl.ReplayBuffer) -> rl.RateLimit:
     """One batch for every step, in either process."""
     ratio = {"samples_per_insert": BATCH_SIZE, "tolerance": 100 * BATCH_SIZE}  # a hundred steps apart at most
-    return rc.RateLimit(replay, **ratio, min_size=LEARNING_STARTS, timeout=60.0)
+    return rl.RateLimit(replay, **ratio, min_size=LEARNING_STARTS, timeout=60.0)
 
 
 def act(handle: Any, actor: Actor, seed: int, total_steps: int, episodes: Any, stop: Event) -> None:
     """The actor's process: steps into the buffer, finished episodes into the queue."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    limit = limited(rc.connect(handle))
+    limit = limited(rl.connect(handle))
     env = gym.make("Pendulum-v1")
     space = env.action_space
     assert isinstance(space, gym.spaces.Box)
@@ -120,7 +120,7 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
     actor_optimizer = torch.optim.Adam(actor.parameters(), LEARNING_RATE)
     critic_optimizer = torch.optim.Adam(critics.parameters(), LEARNING_RATE)
     alpha_optimizer = torch.optim.Adam([log_alpha], LEARNING_RATE)
-    replay = rc.ReplayBuffer.for_env(env, CAPACITY, device=rc.Memory.shared(), seed=seed)
+    replay = rl.ReplayBuffer.for_env(env, CAPACITY, device=rl.Memory.shared(), seed=seed)
     env.close()
 
     def update(batch: TensorDict) -> None:
@@ -156,7 +156,7 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
     acting.start()
     episodes: list[tuple[int, float]] = []
     try:
-        with rc.prefetch(limited(replay), BATCH_SIZE) as batches:
+        with rl.prefetch(limited(replay), BATCH_SIZE) as batches:
             for num_updates in range(1, total_steps - LEARNING_STARTS + 1):
                 update(next(batches))
                 while not queue.empty():

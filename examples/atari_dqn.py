@@ -22,7 +22,7 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from torch import Tensor, nn
 from torch.nn import functional
 
-import recollect as rc
+import relive as rl
 
 NUM_FRAMES, BATCH_SIZE, TRAIN_EVERY, SYNC_EVERY = 4, 32, 4, 8_000
 GAMMA, LEARNING_RATE, LAST_EPSILON = 0.99, 1e-4, 0.05
@@ -81,11 +81,11 @@ def train(env_id: str, seed: int, total_steps: int, capacity: int, learning_star
     target_net = copy.deepcopy(net).requires_grad_(False)
     optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE)
     # The wrapper puts the frames first and repeats an episode's first one.
-    frames = rc.Stacked(rc.Field((84, 84), torch.uint8), NUM_FRAMES, axis=0, pad="repeat")
-    replay = rc.ReplayBuffer.for_env(env, capacity, obs=frames, seed=seed)
+    frames = rl.Stacked(rl.Field((84, 84), torch.uint8), NUM_FRAMES, axis=0, pad="repeat")
+    replay = rl.ReplayBuffer.for_env(env, capacity, obs=frames, seed=seed)
     print(f"{capacity:,} transitions in {replay.nbytes / 2**20:,.0f} MiB, {replay.nbytes / capacity:,.0f} bytes each")
 
-    stats = rc.EpisodeStats(None)
+    stats = rl.EpisodeStats(None)
     sample_times: list[float] = []
     obs, _ = env.reset(seed=seed)
     for num_steps in range(1, total_steps + 1):

@@ -22,7 +22,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 from torch.distributions import Categorical, kl_divergence
 
-import recollect as rc
+import relive as rl
 
 NUM_ENVS, GAMMA, LAM, CLIP = 8, 0.98, 0.9, 0.2
 TEACHER_STEPS, NUM_STEPS, TEACHER_EPOCHS, BATCH_SIZE, LEARNING_RATE = 100_000, 64, 8, 256, 1e-3
@@ -93,10 +93,10 @@ class Student(nn.Module):
 
 def train_teacher(seed: int, total_steps: int) -> Teacher:
     """PPO, as in ppo.py."""
-    env, stats = make(NUM_ENVS), rc.EpisodeStats(NUM_ENVS)
+    env, stats = make(NUM_ENVS), rl.EpisodeStats(NUM_ENVS)
     teacher = Teacher()
     optimizer = torch.optim.Adam(teacher.parameters(), LEARNING_RATE, eps=1e-5)
-    rollout = rc.RolloutBuffer.for_env(env, NUM_STEPS, stats=stats, seed=seed)
+    rollout = rl.RolloutBuffer.for_env(env, NUM_STEPS, stats=stats, seed=seed)
     obs, _ = env.reset(seed=seed)
     while stats.num_steps < total_steps:
         rollout.clear()
@@ -115,7 +115,7 @@ def train_teacher(seed: int, total_steps: int) -> Teacher:
         for batch in rollout.minibatches(BATCH_SIZE, epochs=TEACHER_EPOCHS):
             policy = Categorical(logits=teacher(batch["obs"]))
             ratio = (policy.log_prob(batch["action"]) - batch["log_prob"]).exp()
-            advantage = rc.normalize(batch["advantage"])
+            advantage = rl.normalize(batch["advantage"])
             policy_loss = -torch.minimum(ratio * advantage, ratio.clamp(1.0 - CLIP, 1.0 + CLIP) * advantage).mean()
             value_loss = (teacher.value(batch["obs"]) - batch["return"]).square().mean()
             optimizer.zero_grad()
@@ -135,7 +135,7 @@ def distill(seed: int, teacher: Teacher, rounds: int) -> Student:
     """
     env, student = make(NUM_ENVS), Student()
     optimizer = torch.optim.Adam(student.parameters(), 3e-3)
-    buffer = rc.DistillationBuffer(
+    buffer = rl.DistillationBuffer(
         50_000, {"seen": (NUM_FRAMES, 2)}, env.single_action_space, extra={"logits": 2}, seed=seed
     )
     best, reached = student, []
@@ -165,7 +165,7 @@ def distill(seed: int, teacher: Teacher, rounds: int) -> Student:
 
 def score(policy: Callable[[Any], Tensor], seed: int) -> float:
     """The mean return of the best actions, over the first episode of each of many environments."""
-    env, stats = make(EPISODES), rc.EpisodeStats(EPISODES)
+    env, stats = make(EPISODES), rl.EpisodeStats(EPISODES)
     obs, _ = env.reset(seed=1000 * seed)
     running = np.ones(EPISODES, bool)
     while running.any():

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import recollect as rc
+import relive as rl
 
 NUM_ENVS, CAPACITY, LEARNING_STARTS, BATCH_SIZE = 2, 20_000, 1_000, 128
 GAMMA, N_STEP, LEARNING_RATE, TARGET_RATE, MAX_GRAD_NORM = 0.99, 3, 1e-3, 0.01, 10.0
@@ -56,10 +56,10 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
 
     # Importance weights correct fully (beta = 1) only at the end, when the values have settled.
     draws = total_steps // NUM_ENVS * BATCH_SIZE
-    sampler = rc.Prioritized(alpha=0.6, beta=lambda drawn: 0.4 + 0.6 * min(drawn / draws, 1.0))
-    stats = rc.EpisodeStats(NUM_ENVS, window=total_steps)  # wide enough for every episode
-    replay = rc.ReplayBuffer.for_env(env, CAPACITY, sampler=sampler, stats=stats, seed=seed)
-    view = rc.NStep(N_STEP, GAMMA)
+    sampler = rl.Prioritized(alpha=0.6, beta=lambda drawn: 0.4 + 0.6 * min(drawn / draws, 1.0))
+    stats = rl.EpisodeStats(NUM_ENVS, window=total_steps)  # wide enough for every episode
+    replay = rl.ReplayBuffer.for_env(env, CAPACITY, sampler=sampler, stats=stats, seed=seed)
+    view = rl.NStep(N_STEP, GAMMA)
 
     obs, _ = env.reset(seed=seed)
     for num_steps in range(0, total_steps, NUM_ENVS):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal
 
-from recollect import RolloutBuffer, group_advantage
+from relive import RolloutBuffer, group_advantage
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn import functional
 
-import recollect as rc
+import relive as rl
 
 NUM_BITS, NUM_ENVS, CAPACITY, LEARNING_STARTS, BATCH_SIZE = 15, 8, 100_000, 1_000, 128
 GAMMA, LEARNING_RATE, TARGET_RATE, EPSILON = 0.98, 1e-3, 0.01, 0.1
@@ -86,9 +86,9 @@ def train(seed: int, total_steps: int, *, hindsight: bool, num_bits: int = NUM_B
     net = nn.Sequential(nn.Linear(2 * num_bits, 256), nn.ReLU(), nn.Linear(256, num_bits))
     target_net = copy.deepcopy(net).requires_grad_(False)
     optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE)
-    stats = rc.EpisodeStats(NUM_ENVS, window=total_steps)  # wide enough for every episode
-    replay = rc.ReplayBuffer.for_env(env, CAPACITY, stats=stats, seed=seed)
-    view = rc.Hindsight("desired_goal", "achieved_goal", judge, ratio=0.8) if hindsight else rc.Transition()
+    stats = rl.EpisodeStats(NUM_ENVS, window=total_steps)  # wide enough for every episode
+    replay = rl.ReplayBuffer.for_env(env, CAPACITY, stats=stats, seed=seed)
+    view = rl.Hindsight("desired_goal", "achieved_goal", judge, ratio=0.8) if hindsight else rl.Transition()
 
     obs, _ = env.reset(seed=seed)
     for num_steps in range(0, total_steps, NUM_ENVS):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from recollect import EpisodeStats, Field, RolloutBuffer, normalize
+from relive import EpisodeStats, Field, RolloutBuffer, normalize
 
 LENGTH, TIME_LIMIT = 8, 30
 NUM_ENVS, NUM_STEPS, TOTAL_STEPS = 16, 64, 40_000

@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
-from recollect import EpisodeStats, RolloutBuffer
+from relive import EpisodeStats, RolloutBuffer
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from gymnasium.wrappers import TimeLimit
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from recollect import EpisodeStats, RolloutBuffer
+from relive import EpisodeStats, RolloutBuffer
 
 SIZE = 6
 NUM_ENVS, NUM_STEPS, TOTAL_STEPS, TIME_LIMIT = 16, 64, 200_000, 30

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-import recollect as rc
+import relive as rl
 
 NUM_ENVS, NUM_STEPS, TOTAL_STEPS = 8, 64, 80_000
 GAMMA, LAM, EPOCHS, BATCH_SIZE, LEARNING_RATE, CLIP = 0.98, 0.9, 8, 256, 1e-3, 0.2
@@ -53,10 +53,10 @@ def train(log_dir: Path, seed: int, total_steps: int) -> dict[str, float]:
     torch.manual_seed(seed)
     agent = Agent()
     optimizer = torch.optim.Adam(agent.parameters(), LEARNING_RATE)
-    stats = rc.EpisodeStats(NUM_ENVS, window=100, reasons=("tilted", "far"))
-    norm = rc.RunningNorm(4, clip=10.0)
-    flag = rc.Field((), torch.bool)
-    rollout = rc.RolloutBuffer.for_env(
+    stats = rl.EpisodeStats(NUM_ENVS, window=100, reasons=("tilted", "far"))
+    norm = rl.RunningNorm(4, clip=10.0)
+    flag = rl.Field((), torch.bool)
+    rollout = rl.RolloutBuffer.for_env(
         env, NUM_STEPS, extra={"tilted": flag, "far": flag}, stats=stats, norm={"obs": norm}, seed=seed
     )
 
@@ -81,7 +81,7 @@ def train(log_dir: Path, seed: int, total_steps: int) -> dict[str, float]:
         value_loss = torch.zeros(())
         for batch in rollout.minibatches(BATCH_SIZE, epochs=EPOCHS):
             policy, value = agent(norm(batch["obs"]))
-            advantage = rc.normalize(batch["advantage"])
+            advantage = rl.normalize(batch["advantage"])
             ratio = (policy.log_prob(batch["action"]) - batch["log_prob"]).exp()
             policy_loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage).mean()
             value_loss = (value - batch["return"]).square().mean()

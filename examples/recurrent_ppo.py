@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-import recollect as rc
+import relive as rl
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ def train(seed: int, total_steps: int, *, memory: bool) -> list[tuple[int, float
     torch.manual_seed(seed)
     agent = Agent(2, 2, settings.hidden, memory=memory)
     optimizer = torch.optim.Adam(agent.parameters(), settings.learning_rate, eps=1e-5)
-    stats = rc.EpisodeStats(settings.num_envs, window=50)
-    carry = rc.Carry(settings.hidden, every=settings.sequence)
+    stats = rl.EpisodeStats(settings.num_envs, window=50)
+    carry = rl.Carry(settings.hidden, every=settings.sequence)
     extra = {"state": {"actor": carry, "critic": carry}}
-    rollout = rc.RolloutBuffer.for_env(env, settings.num_steps, extra=extra, stats=stats, seed=seed)
+    rollout = rl.RolloutBuffer.for_env(env, settings.num_steps, extra=extra, stats=stats, seed=seed)
 
     curve: list[tuple[int, float]] = []
     obs, _ = env.reset(seed=seed)
@@ -123,7 +123,7 @@ def train(seed: int, total_steps: int, *, memory: bool) -> list[tuple[int, float
 
         # Judge.
         rollout.compute_advantage(act(agent, obs, state)[1], gamma=settings.gamma, lam=settings.lam)
-        rollout.attach(scaled=rc.normalize(rollout["advantage"], rollout["mask"]))
+        rollout.attach(scaled=rl.normalize(rollout["advantage"], rollout["mask"]))
 
         # Learn.
         optimizer.param_groups[0]["lr"] = settings.learning_rate * max(1.0 - num_steps / total_steps, 0.05)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.nn import functional
 
-import recollect as rc
+import relive as rl
 
 CAPACITY, LEARNING_STARTS, BATCH_SIZE = 20_000, 500, 128
 GAMMA, LEARNING_RATE, TARGET_RATE = 0.98, 1e-3, 0.01
@@ -84,8 +84,8 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
     actor_optimizer = torch.optim.Adam(actor.parameters(), LEARNING_RATE)
     critic_optimizer = torch.optim.Adam(critics.parameters(), LEARNING_RATE)
     alpha_optimizer = torch.optim.Adam([log_alpha], LEARNING_RATE)
-    stats = rc.EpisodeStats(None, window=total_steps)  # wide enough for every episode
-    replay = rc.ReplayBuffer.for_env(env, CAPACITY, stats=stats, seed=seed)
+    stats = rl.EpisodeStats(None, window=total_steps)  # wide enough for every episode
+    replay = rl.ReplayBuffer.for_env(env, CAPACITY, stats=stats, seed=seed)
 
     obs, _ = env.reset(seed=seed)
     for num_steps in range(1, total_steps + 1):

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from recollect import kernels
+from relive import kernels
 from tests.totals import taken
 
 BACKENDS = {"native": nullcontext, "torch": kernels.force_torch, "no_exchange": kernels.without_exchange}
@@ -45,7 +45,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 def cluster() -> Iterator[str]:
     """Where Ray is: started once for all tests that need it, and always shut down."""
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (else 15: on a busy machine they hardly ever come to run)
-    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own, about settings of later versions
         ray.init(num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)

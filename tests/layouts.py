@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-import recollect as rc
-from recollect.views import View
+import relive as rl
+from relive.views import View
 from tests.reference.replay import Column
 
 
@@ -69,7 +69,7 @@ class Both:
     ) -> None:
         mode = "NEXT_STEP" if next_step else None
         options = {"obs": 1, "action": (), "seed": 0, "autoreset": mode, **options}
-        self.replay = rc.ReplayBuffer(rows * num_envs, num_envs=num_envs, **options)
+        self.replay = rl.ReplayBuffer(rows * num_envs, num_envs=num_envs, **options)
         self.columns = [Column(rows, next_step) for _ in range(num_envs)]
         self.world = World(random, num_envs, next_step=next_step)
         self.random = random
@@ -123,7 +123,7 @@ class Both:
         return {row * n + env: step for env, column in enumerate(self.columns) for row, step in column.alive.items()}
 
 
-def read(replay: rc.ReplayBuffer, ids: list[int], view: View) -> dict[Any, torch.Tensor]:
+def read(replay: rl.ReplayBuffer, ids: list[int], view: View) -> dict[Any, torch.Tensor]:
     """What a view reads of given rows."""
     slots = replay._storage.locate(torch.tensor(ids, dtype=torch.int64))
     assert (slots >= 0).all()

@@ -1,6 +1,6 @@
 """The scripted environment of the conformance cases, under the name that tests import it by."""
 
-from recollect.conformance.scripted import (
+from relive.conformance.scripted import (
     Script,
     Scripted,
     ScriptedDict,

@@ -10,9 +10,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-import recollect as rc
-from recollect import replay as replay_module
-from recollect import rollout as rollout_module
+import relive as rl
+from relive import replay as replay_module
+from relive import rollout as rollout_module
 
 N = 3
 SHAPES: dict[str, tuple[int, ...]] = {"fox": (), "pack": (2,)}
@@ -37,10 +37,10 @@ def of_agent(fields: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value[name] if isinstance(value, dict) else value for key, value in fields.items()}
 
 
-def make(**options: Any) -> rc.RolloutBuffer:
+def make(**options: Any) -> rl.RolloutBuffer:
     # Another order of the agents is the same declaration.
     backwards = dict(reversed(SHAPES.items()))
-    return rc.RolloutBuffer(6, N, **{"obs": 2, "action": SHAPES, "reward": SHAPES, "value": backwards, **options})
+    return rl.RolloutBuffer(6, N, **{"obs": 2, "action": SHAPES, "reward": SHAPES, "value": backwards, **options})
 
 
 def one_step(**changed: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class TestRollout:
         random = np.random.default_rng(0)
         together = make(autoreset=mode)
         alone = {
-            name: rc.RolloutBuffer(6, N, obs=2, action=shape, reward=shape, value=shape, autoreset=mode)
+            name: rl.RolloutBuffer(6, N, obs=2, action=shape, reward=shape, value=shape, autoreset=mode)
             for name, shape in SHAPES.items()
         }
         for _ in range(6):
@@ -84,7 +84,7 @@ class TestRollout:
 
     def test_one_environment_needs_no_axis(self, backend: str) -> None:
         each = {"fox": (), "hare": ()}
-        rollout = rc.RolloutBuffer(2, None, obs=1, action=each, reward=each, value=each)
+        rollout = rl.RolloutBuffer(2, None, obs=1, action=each, reward=each, value=each)
         for t in range(2):
             rollout.add([t], {"fox": 0, "hare": 0}, {"fox": 1.0, "hare": 10.0}, t == 1, False,
                         value={"fox": 0.0, "hare": 0.5})  # fmt: skip
@@ -114,16 +114,16 @@ class TestRollout:
             ({"value": {**value, "pack": None}}, "^value.pack: expected a value, got none"),
             ({"value": {**value, "pack": value["fox"]}}, r"^value.pack: expected shape \(3, 2\)"),
         ):  # fmt: skip
-            with pytest.raises(rc.SchemaError, match=message):
+            with pytest.raises(rl.SchemaError, match=message):
                 rollout.add(**one_step(**changed))
         for wrong, message in (
             ({"fox": np.zeros(N)}, r"^last_value: expected the keys \['fox', 'pack'\]"),
             ({**last, "pack": np.zeros(N)}, r"^last_value.pack: expected shape \(3, 2\)"),
             (None, "^last_value.*: expected a value, got none"),
         ):
-            with pytest.raises(rc.SchemaError, match=message):
+            with pytest.raises(rl.SchemaError, match=message):
                 rollout.compute_advantage(wrong)
-        with pytest.raises(rc.SchemaError, match=r"^final_value.fox: expected shape \(0,\)"):
+        with pytest.raises(rl.SchemaError, match=r"^final_value.fox: expected shape \(0,\)"):
             rollout.compute_advantage(last, final_value={"fox": np.zeros(1), "pack": np.zeros((0, 2))})
         assert (rollout.env_major() == before).all()
 
@@ -132,7 +132,7 @@ class TestRollout:
         rollout = make(value=value)
         empty = {name: np.zeros((N, *shape)) for name, shape in value.items()} if value else np.zeros(N)
         rollout.add(**one_step(value=empty))
-        with pytest.raises(rc.SchemaError, match="^value: expected one for each reward .*Pass value= to the buffer"):
+        with pytest.raises(rl.SchemaError, match="^value: expected one for each reward .*Pass value= to the buffer"):
             rollout.compute_advantage(empty)
 
     def test_an_agent_that_ends_early_has_the_targets_of_its_own_end(self, backend: str) -> None:
@@ -149,7 +149,7 @@ class TestRollout:
         alive[5:, 1] = 1  # the environment starts again, with everybody
         value[5:, 1, 0] = reward[5:, 1, 0] = 7.0
         final_value = np.array([[0.0, 3.0]], np.float32)
-        rollout = rc.RolloutBuffer(
+        rollout = rl.RolloutBuffer(
             steps, N, obs={"place": 1, "alive": agents}, action=agents, reward=agents, value=agents
         )
         for t in range(steps):
@@ -163,7 +163,7 @@ class TestRollout:
         own_end[2, 0, 1] = own_end[1, 1, 0] = True
         next_value = torch.as_tensor(value[1:]).clone()
         next_value[4, 1] = torch.as_tensor(final_value[0])
-        advantage, return_ = rc.gae(
+        advantage, return_ = rl.gae(
             torch.as_tensor(reward), torch.as_tensor(value[:-1]), next_value, own_end, torch.as_tensor(truncated),
             gamma=0.9, lam=0.8, mask=torch.as_tensor(alive[:-1] > 0),
         )  # fmt: skip
@@ -215,7 +215,7 @@ class TestAttach:
             ({"reward": {"fox": numbers}}, "^reward: expected a name of its own"),
         )
         for wrong, message in wrongs:
-            with pytest.raises(rc.SchemaError, match=message):
+            with pytest.raises(rl.SchemaError, match=message):
                 rollout.attach(wrong)
         assert "tag" not in rollout.data.keys()
 
@@ -227,27 +227,27 @@ class TestStatistics:
     team = [0.0 + 10 + 11, 1.0 + 12 + 13, 2.0 + 14 + 15]  # noqa: RUF012
 
     def test_of_a_rollout_of_a_dict_of_agents(self, backend: str) -> None:
-        stats = rc.EpisodeStats(N)
+        stats = rl.EpisodeStats(N)
         rollout = make(stats=stats)
         rollout.add(**one_step(reward=self.rewards))
         rollout.add(**one_step(reward=self.rewards, terminated=~NOBODY))
         assert stats.episodes()["return"].tolist() == [2 * reward for reward in self.team]
 
     def test_of_one_environment_without_an_axis(self) -> None:
-        each, stats = {"fox": (), "hare": ()}, rc.EpisodeStats(None)
-        rollout = rc.RolloutBuffer(2, None, obs=1, action=(), reward=each, stats=stats)
+        each, stats = {"fox": (), "hare": ()}, rl.EpisodeStats(None)
+        rollout = rl.RolloutBuffer(2, None, obs=1, action=(), reward=each, stats=stats)
         rollout.add([0.0], 0.0, {"fox": 1.0, "hare": -3.0}, True, False)
         assert stats.episodes()["return"].tolist() == [-2.0]
 
     def test_of_an_axis_of_agents(self) -> None:
-        stats = rc.EpisodeStats(N)
+        stats = rl.EpisodeStats(N)
         rollout = make(reward=(2,), value=(2,), stats=stats)
         rollout.add(**one_step(reward=self.rewards["pack"], value=None, log_prob=None, terminated=~NOBODY))
         assert stats.episodes()["return"].tolist() == [10.0 + 11, 12.0 + 13, 14.0 + 15]
 
     def test_of_a_replay_buffer_in_steps_blocks_and_some_environments(self, backend: str) -> None:
-        stats = rc.EpisodeStats(N)
-        replay = rc.ReplayBuffer(12, obs=1, action=(), num_envs=N, reward=SHAPES, stats=stats)
+        stats = rl.EpisodeStats(N)
+        replay = rl.ReplayBuffer(12, obs=1, action=(), num_envs=N, reward=SHAPES, stats=stats)
         step = {"obs": np.zeros((N, 1)), "action": np.zeros(N), "reward": self.rewards, "terminated": NOBODY,
                 "truncated": NOBODY, "next_obs": np.ones((N, 1))}  # fmt: skip
         replay.add(**step)
@@ -261,12 +261,12 @@ class TestStatistics:
 
 
 class TestReplay:
-    def both(self, seed: int, count: int = 40) -> tuple[rc.ReplayBuffer, dict[str, rc.ReplayBuffer]]:
+    def both(self, seed: int, count: int = 40) -> tuple[rl.ReplayBuffer, dict[str, rl.ReplayBuffer]]:
         """A buffer of all agents, and one of each agent alone, that saw the same."""
         random = np.random.default_rng(seed)
         options: dict[str, Any] = {"obs": 2, "num_envs": N, "seed": 0}
-        together = rc.ReplayBuffer(20 * N, action=SHAPES, reward=SHAPES, **options)
-        alone = {name: rc.ReplayBuffer(20 * N, action=shape, reward=shape, **options) for name, shape in SHAPES.items()}
+        together = rl.ReplayBuffer(20 * N, action=SHAPES, reward=SHAPES, **options)
+        alone = {name: rl.ReplayBuffer(20 * N, action=shape, reward=shape, **options) for name, shape in SHAPES.items()}
         obs = random.normal(size=(N, 2))
         for _ in range(count):
             step = play(random)
@@ -279,7 +279,7 @@ class TestReplay:
             obs = np.where(ended, random.normal(size=(N, 2)), step["next_obs"])
         return together, alone
 
-    @pytest.mark.parametrize("view", [rc.Transition(), rc.NStep(3, 0.9), rc.Sequence(4, burn_in=1)], ids=repr)
+    @pytest.mark.parametrize("view", [rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(4, burn_in=1)], ids=repr)
     def test_every_agent_has_the_batches_of_a_buffer_of_its_own(self, backend: str, view: Any) -> None:
         together, alone = self.both(0)
         batch = together.sample(60, view)
@@ -289,10 +289,10 @@ class TestReplay:
                 mine = batch[field, name] if field in ("action", "reward") else batch[field]
                 torch.testing.assert_close(mine, theirs[field])
 
-    @pytest.mark.parametrize("inner", [rc.Transition(), rc.NStep(3, 0.9)], ids=repr)
+    @pytest.mark.parametrize("inner", [rl.Transition(), rl.NStep(3, 0.9)], ids=repr)
     def test_hindsight_gives_every_agent_a_new_reward(self, backend: str, inner: Any) -> None:
         each = {"near": (), "far": ()}
-        replay = rc.ReplayBuffer(50, obs={"goal": 1, "at": 1}, action=(), reward=each, seed=0)
+        replay = rl.ReplayBuffer(50, obs={"goal": 1, "at": 1}, action=(), reward=each, seed=0)
 
         def judge(achieved: torch.Tensor, goal: torch.Tensor, rows: TensorDict) -> tuple[Any, torch.Tensor]:
             distance = (achieved - goal).squeeze(1).abs()
@@ -301,9 +301,9 @@ class TestReplay:
         for t in range(8):
             obs = [{"goal": [100.0], "at": [float(place)]} for place in (t, t + 1)]
             replay.add(obs[0], 0.0, {"near": t - 99.0, "far": 99.0 - t}, False, False, obs[1])
-        view = rc.Hindsight("goal", "at", judge, ratio=1.0, view=inner)
+        view = rl.Hindsight("goal", "at", judge, ratio=1.0, view=inner)
         batch = replay.sample(100, view)
-        steps = 3 if isinstance(inner, rc.NStep) else 1
+        steps = 3 if isinstance(inner, rl.NStep) else 1
         expected = torch.zeros(100)
         for i in range(steps):
             there = batch["obs", "at"].squeeze(1) + 1 + i
@@ -311,11 +311,11 @@ class TestReplay:
             expected += torch.where(there <= 8, 0.9**i * distance, 0.0)
         torch.testing.assert_close(batch["reward", "far"], expected)
         torch.testing.assert_close(batch["reward", "near"], -expected)
-        with pytest.raises(rc.SchemaError, match=r"^Hindsight.fn: reward: expected the keys \['far', 'near'\]"):
-            replay.sample(2, rc.Hindsight("goal", "at", lambda a, g, rows: (a, g > 0), ratio=1.0))
+        with pytest.raises(rl.SchemaError, match=r"^Hindsight.fn: reward: expected the keys \['far', 'near'\]"):
+            replay.sample(2, rl.Hindsight("goal", "at", lambda a, g, rows: (a, g > 0), ratio=1.0))
 
     def test_blocks_and_episodes_keep_the_agents_apart(self, backend: str) -> None:
-        replay = rc.ReplayBuffer(20, obs=1, action=(), reward={"a": (), "b": ()})
+        replay = rl.ReplayBuffer(20, obs=1, action=(), reward={"a": (), "b": ()})
         t = torch.arange(5.0)
         flags = torch.zeros(5, dtype=torch.bool)
         block = {"obs": t[:, None], "next_obs": t[:, None] + 1, "action": t, "terminated": flags, "truncated": flags}

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect import Field, Prioritized, ReplayBuffer, SchemaError
-from recollect.border import conform
-from recollect.schema import DTYPES
+from relive import Field, Prioritized, ReplayBuffer, SchemaError
+from relive.border import conform
+from relive.schema import DTYPES
 
 CPU = torch.device("cpu")
 EXPECTED = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])

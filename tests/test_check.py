@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import recollect as rc
-from recollect import kernels
-from recollect.errors import InvariantError
-from recollect.ring import FINAL, HISTORY, PENDING, TRANSITION
+import relive as rl
+from relive import kernels
+from relive.errors import InvariantError
+from relive.ring import FINAL, HISTORY, PENDING, TRANSITION
 from tests.conftest import BACKENDS
 from tests.layouts import Both, World, arrays
 
@@ -24,8 +24,8 @@ Break = Callable[[Any], Any]
 
 def everything(buffer: Any) -> list[bytes]:
     """All that a buffer keeps, and its generator."""
-    storage = buffer._columns if isinstance(buffer, rc.DistillationBuffer) else buffer._storage.columns
-    state = buffer._storage.ring.state if isinstance(buffer, rc.ReplayBuffer) else ()
+    storage = buffer._columns if isinstance(buffer, rl.DistillationBuffer) else buffer._storage.columns
+    state = buffer._storage.ring.state if isinstance(buffer, rl.ReplayBuffer) else ()
     tensors = [tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in (*storage, *state)]
     return [*tensors, repr(buffer._random.bits.state).encode(), repr(buffer).encode()]
 
@@ -39,13 +39,13 @@ def assert_found(buffer: Any, break_it: Break, message: str) -> None:
         buffer.check()
 
 
-def lived(steps: int = 4, end: int | None = 2, frames: int = 1, **options: Any) -> rc.ReplayBuffer:
+def lived(steps: int = 4, end: int | None = 2, frames: int = 1, **options: Any) -> rl.ReplayBuffer:
     """Two environments of six rows each, obs = t; environment 0 ends at t = `end`.
 
     Rows of environment 0: transitions 0 to 2, the final row 3, the transition 4, and the pending row 5.
     """
-    obs: Any = 1 if frames == 1 else rc.Stacked(rc.Field(1), frames)
-    replay = rc.ReplayBuffer(12, **{"obs": obs, "action": (), "num_envs": 2, "seed": 0, **options})
+    obs: Any = 1 if frames == 1 else rl.Stacked(rl.Field(1), frames)
+    replay = rl.ReplayBuffer(12, **{"obs": obs, "action": (), "num_envs": 2, "seed": 0, **options})
     start = [0, 0]
     for t in range(steps):
         ended = np.array([t == end, False])
@@ -62,7 +62,7 @@ def _stacks(now: list[int], start: list[int], frames: int) -> np.ndarray:
 
 
 def ring(name: str, place: Any, value: Any) -> Break:
-    def plant(replay: rc.ReplayBuffer) -> None:
+    def plant(replay: rl.ReplayBuffer) -> None:
         getattr(replay._storage.ring, name)[place] = value
 
     return plant
@@ -107,7 +107,7 @@ def attribute(path: str, value: Any) -> Break:
 
 
 def cut_and(break_it: Break) -> Break:
-    def plant(replay: rc.ReplayBuffer) -> None:
+    def plant(replay: rl.ReplayBuffer) -> None:
         replay.cut()
         break_it(replay)
 
@@ -115,7 +115,7 @@ def cut_and(break_it: Break) -> Break:
 
 
 def cleared_and(break_it: Break) -> Break:
-    def plant(replay: rc.ReplayBuffer) -> None:
+    def plant(replay: rl.ReplayBuffer) -> None:
         replay.clear()
         break_it(replay)
 
@@ -233,7 +233,7 @@ def test_what_is_planted_in_a_replay_buffer_is_found(backend: str, name: str) ->
 @pytest.mark.parametrize("name", COLUMNS | GENERATOR)
 def test_what_is_planted_in_the_columns_and_generators_is_found(backend: str, name: str) -> None:
     break_it, message = (COLUMNS | GENERATOR)[name]
-    rollout = rc.RolloutBuffer(4, 2, obs=1, action=())
+    rollout = rl.RolloutBuffer(4, 2, obs=1, action=())
     for t in range(3):
         rollout.add(np.full((2, 1), t), np.zeros(2), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool))
     assert_found(lived(), break_it, message)
@@ -286,31 +286,31 @@ def forgotten(replay: Any) -> None:
 
 SAMPLERS: dict[str, tuple[Any, Break, str]] = {
     "a priority that is no number": (
-        rc.Prioritized(), leaf(3, float("nan")), r"^priority\[1, 1\]: expected a finite number of at least 0, got nan"
+        rl.Prioritized(), leaf(3, float("nan")), r"^priority\[1, 1\]: expected a finite number of at least 0, got nan"
     ),
-    "a negative priority": (rc.Prioritized(), leaf(0, -1.0), r"^priority\[0, 0\]: expected a finite number of at"),
-    "a priority of no transition": (rc.Prioritized(), leaf(6, 1.0), r"^priority\[3, 0\]: expected 0 where there is no"),
-    "a transition without priority": (rc.Prioritized(), leaf(2, 0.0), r"^priority\[1, 0\]: expected more than 0 for a"),
-    "a priority of nowhere": (rc.Prioritized(), leaf(14, 1.0), "^priority of no row: expected 0, got 1.0"),
+    "a negative priority": (rl.Prioritized(), leaf(0, -1.0), r"^priority\[0, 0\]: expected a finite number of at"),
+    "a priority of no transition": (rl.Prioritized(), leaf(6, 1.0), r"^priority\[3, 0\]: expected 0 where there is no"),
+    "a transition without priority": (rl.Prioritized(), leaf(2, 0.0), r"^priority\[1, 0\]: expected more than 0 for a"),
+    "a priority of nowhere": (rl.Prioritized(), leaf(14, 1.0), "^priority of no row: expected 0, got 1.0"),
     "sums of other priorities": (
-        rc.Prioritized(), leaf(0, 1.0 + 1e-5, rebuild=False), "^sums of priorities: expected those of the rows, to 1e-9"
+        rl.Prioritized(), leaf(0, 1.0 + 1e-5, rebuild=False), "^sums of priorities: expected those of the rows, to 1e-9"
     ),
     "no largest priority": (
-        rc.Prioritized(), attribute("_draws._largest", float("inf")), "^largest priority: expected a finite number of"
+        rl.Prioritized(), attribute("_draws._largest", float("inf")), "^largest priority: expected a finite number of"
     ),
-    "fewer draws than none": (rc.Prioritized(), attribute("_draws._draws", -1), "^draws: expected a number from 0 on"),
+    "fewer draws than none": (rl.Prioritized(), attribute("_draws._draws", -1), "^draws: expected a number from 0 on"),
     "a tree of another size": (
-        rc.Prioritized(), attribute("_draws._slots", 13), "^priorities: expected 14, got 15"
+        rl.Prioritized(), attribute("_draws._slots", 13), "^priorities: expected 14, got 15"
     ),
     "an epoch with a row that was never there": (
-        rc.WithoutReplacement(), left(1, 999), r"^epoch\[1\]: expected ids of transitions, got 999"
+        rl.WithoutReplacement(), left(1, 999), r"^epoch\[1\]: expected ids of transitions, got 999"
     ),
-    "an epoch with a final row": (rc.WithoutReplacement(), left(0, 6), r"^epoch\[0\]: expected ids of transitions"),
+    "an epoch with a final row": (rl.WithoutReplacement(), left(0, 6), r"^epoch\[0\]: expected ids of transitions"),
     "an epoch of rows that were cleared": (
-        rc.WithoutReplacement(), forgotten, r"^epoch\[0\]: expected rows since the last clear, got"
+        rl.WithoutReplacement(), forgotten, r"^epoch\[0\]: expected rows since the last clear, got"
     ),
-    "an epoch with a row twice": (rc.WithoutReplacement(), left(2, -1), "^epoch: expected every row once, got 1 rows"),
-    "an epoch that is nowhere": (rc.WithoutReplacement(), attribute("_draws._at", -1), "^epoch: expected a place"),
+    "an epoch with a row twice": (rl.WithoutReplacement(), left(2, -1), "^epoch: expected every row once, got 1 rows"),
+    "an epoch that is nowhere": (rl.WithoutReplacement(), attribute("_draws._at", -1), "^epoch: expected a place"),
 }  # fmt: skip
 
 
@@ -322,7 +322,7 @@ def test_what_is_planted_in_a_sampler_is_found(backend: str, name: str) -> None:
 
 @pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
 def test_a_smallest_priority_that_is_not_is_found() -> None:
-    replay = lived(sampler=rc.Prioritized(normalize="global", alpha=1.0, eps=0.0))
+    replay = lived(sampler=rl.Prioritized(normalize="global", alpha=1.0, eps=0.0))
     replay.sample(2)  # from now on the smallest is kept
 
     def keep_the_sum(replay: Any) -> None:
@@ -332,14 +332,14 @@ def test_a_smallest_priority_that_is_not_is_found() -> None:
 
 
 def test_priorities_of_zero_are_some_where_there_is_no_eps(backend: str) -> None:
-    replay = lived(sampler=rc.Prioritized(eps=0.0))
+    replay = lived(sampler=rl.Prioritized(eps=0.0))
     replay.update_priority(replay.ids(), torch.zeros(8))
     replay.check()
 
 
-def told() -> rc.ReplayBuffer:
+def told() -> rl.ReplayBuffer:
     """Statistics of four steps in two environments, of which one ended after three."""
-    return lived(stats=rc.EpisodeStats(2, window=4), norm={"obs": rc.RunningNorm(1), "action": rc.RunningNorm()})
+    return lived(stats=rl.EpisodeStats(2, window=4), norm={"obs": rl.RunningNorm(1), "action": rl.RunningNorm()})
 
 
 def stats(name: str, place: Any, value: float) -> Break:
@@ -400,10 +400,10 @@ def test_rewards_and_observations_may_be_no_numbers() -> None:
     replay.check()
 
 
-def rolled(steps: int = 3, *, advantage: bool = True, **options: Any) -> rc.RolloutBuffer:
+def rolled(steps: int = 3, *, advantage: bool = True, **options: Any) -> rl.RolloutBuffer:
     """Three of four steps, of which environment 1 is truncated at t = 1."""
-    options = {"extra": {"hidden": rc.Carry(1, every=2)}, "stats": rc.EpisodeStats(2), **options}
-    rollout = rc.RolloutBuffer(4, 2, obs=1, action=(), **options)
+    options = {"extra": {"hidden": rl.Carry(1, every=2)}, "stats": rl.EpisodeStats(2), **options}
+    rollout = rl.RolloutBuffer(4, 2, obs=1, action=(), **options)
     for t in range(steps):
         now, none = np.full((2, 1), float(t)), np.zeros(2, bool)
         finals = {} if rollout.autoreset else {"final_obs": now + 0.5}
@@ -494,9 +494,9 @@ def test_what_is_planted_in_a_rollout_is_found(backend: str, name: str) -> None:
     assert_found(rolled(**options), break_it, message)
 
 
-def taught() -> rc.DistillationBuffer:
+def taught() -> rl.DistillationBuffer:
     """Seven rows of four, in two rounds."""
-    buffer = rc.DistillationBuffer(4, obs=1, action=(), seed=0)
+    buffer = rl.DistillationBuffer(4, obs=1, action=(), seed=0)
     buffer.add(np.arange(5.0)[:, None], np.zeros(5))
     buffer.next_round()
     buffer.add(np.arange(2.0)[:, None], np.zeros(2))
@@ -531,28 +531,28 @@ def test_the_message_says_what_to_do() -> None:
     replay = lived()
     kind(1, 0, 0)(replay)
     with pytest.raises(
-        rc.InvariantError, match=r"got empty\. Something else than the buffer's methods changed it: cle"
+        rl.InvariantError, match=r"got empty\. Something else than the buffer's methods changed it: cle"
     ):
         replay.check()
 
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_of_a_device_without_values_the_form_is_checked(wrong: bool) -> None:
-    replay = rc.ReplayBuffer(12, 1, (), num_envs=2, device="meta", sampler=rc.Prioritized(), stats=rc.EpisodeStats(2))
-    rollout = rc.RolloutBuffer(3, 2, 1, (), device="meta", norm={"obs": rc.RunningNorm(1)}, **NEXT)
+    replay = rl.ReplayBuffer(12, 1, (), num_envs=2, device="meta", sampler=rl.Prioritized(), stats=rl.EpisodeStats(2))
+    rollout = rl.RolloutBuffer(3, 2, 1, (), device="meta", norm={"obs": rl.RunningNorm(1)}, **NEXT)
     for buffer in (replay, rollout):
         if wrong:
             replaced(torch.Tensor.double)(buffer)
         with pytest.raises(InvariantError, match="^obs: expected torch.float32") if wrong else nullcontext():
             buffer.check()
-    rc.DistillationBuffer(3, 1, (), device="meta").check()
+    rl.DistillationBuffer(3, 1, (), device="meta").check()
 
 
 # Every history of calls
 
 seeds = st.integers(0, 2**32 - 1)
 samplers = st.sampled_from(
-    [None, rc.Prioritized(), rc.Prioritized(eps=0.0, normalize="global"), rc.WithoutReplacement()]
+    [None, rl.Prioritized(), rl.Prioritized(eps=0.0, normalize="global"), rl.WithoutReplacement()]
 )
 
 
@@ -566,7 +566,7 @@ def test_no_history_of_a_replay_buffer_breaks_an_invariant(
     seed: int, rows: int, num_envs: int, length: int, sampler: Any, mode: Any, how: Any, kernels: str
 ) -> None:
     random, next_step = np.random.default_rng(seed), mode == "NEXT_STEP"
-    listeners = {"stats": rc.EpisodeStats(num_envs, window=3), "norm": {"obs": rc.RunningNorm(1)}}
+    listeners = {"stats": rl.EpisodeStats(num_envs, window=3), "norm": {"obs": rl.RunningNorm(1)}}
     options = {"sampler": sampler, "autoreset": mode, "next_obs": how, **listeners}
     with BACKENDS[kernels]():
         both = Both(rows, num_envs, random, next_step=next_step, **options)
@@ -575,7 +575,7 @@ def test_no_history_of_a_replay_buffer_breaks_an_invariant(
             replay = both.replay
             if len(replay):
                 index = replay.sample(int(random.integers(1, len(replay) + 1)))["index"]
-                if isinstance(sampler, rc.Prioritized):
+                if isinstance(sampler, rl.Prioritized):
                     replay.update_priority(index, random.exponential(size=len(index)))
                 replay.check()
             if random.random() < 0.1:
@@ -617,8 +617,8 @@ def test_no_history_of_stacks_breaks_an_invariant(
     world, stacker = World(random, num_envs, next_step=next_step), Stacker(num_envs, k)
     mode = "NEXT_STEP" if next_step else None
     with BACKENDS[kernels]():
-        obs, sampler = rc.Stacked(rc.Field(()), k), rc.Prioritized()
-        replay = rc.ReplayBuffer(rows * num_envs, obs, (), num_envs=num_envs, autoreset=mode, sampler=sampler)
+        obs, sampler = rl.Stacked(rl.Field(()), k), rl.Prioritized()
+        replay = rl.ReplayBuffer(rows * num_envs, obs, (), num_envs=num_envs, autoreset=mode, sampler=sampler)
         for _ in range(length):
             some = sorted(random.permutation(num_envs)[: random.integers(1, num_envs + 1)].tolist())
             choice = random.random()
@@ -653,15 +653,15 @@ def test_no_history_of_a_rollout_breaks_an_invariant(
 ) -> None:
     random = np.random.default_rng(seed)
     with BACKENDS[kernels]():
-        options: dict[str, Any] = {"extra": {"hidden": rc.Carry(1, every=every)}, "autoreset": mode}
-        listeners = {"stats": rc.EpisodeStats(num_envs, window=3), "norm": {"obs": rc.RunningNorm(1)}}
-        rollout = rc.RolloutBuffer(num_steps, num_envs, obs=1, action=(), **options, **listeners)
+        options: dict[str, Any] = {"extra": {"hidden": rl.Carry(1, every=every)}, "autoreset": mode}
+        listeners = {"stats": rl.EpisodeStats(num_envs, window=3), "norm": {"obs": rl.RunningNorm(1)}}
+        rollout = rl.RolloutBuffer(num_steps, num_envs, obs=1, action=(), **options, **listeners)
         for _ in range(length):
             _act(rollout, random, every)
             rollout.check()
 
 
-def _act(rollout: rc.RolloutBuffer, random: np.random.Generator, every: int) -> None:
+def _act(rollout: rl.RolloutBuffer, random: np.random.Generator, every: int) -> None:
     n = rollout.num_envs or 1
     choice, numbers = random.random(), random.normal(size=(n, 1))
     flags = [random.random(n) < 0.3 for _ in range(2)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-import recollect as rc
+import relive as rl
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "extending.md"
@@ -24,8 +24,8 @@ def names() -> dict[str, Any]:
     return found
 
 
-def filled(sampler: Any) -> rc.ReplayBuffer:
-    replay = rc.ReplayBuffer(100, obs=1, action=(), sampler=sampler, seed=0)
+def filled(sampler: Any) -> rl.ReplayBuffer:
+    replay = rl.ReplayBuffer(100, obs=1, action=(), sampler=sampler, seed=0)
     for t in range(60):
         replay.add([float(t * t)], 0.0, float(t), False, False, [float((t + 1) ** 2)])
     return replay
@@ -40,8 +40,8 @@ def test_the_sampler_draws_the_newest_rows_and_the_view_adds_the_change(names: d
 def test_the_sampler_goes_on_after_a_load_and_with_views_of_ours(names: dict[str, Any], tmp_path: Path) -> None:
     replay = filled(names["Recent"](10))
     replay.save(tmp_path)
-    again = rc.load(tmp_path, sampler=names["Recent"](10))
-    for view in (names["Delta"](), rc.NStep(3, 0.9), rc.Sequence(4)):
+    again = rl.load(tmp_path, sampler=names["Recent"](10))
+    for view in (names["Delta"](), rl.NStep(3, 0.9), rl.Sequence(4)):
         assert torch.equal(again.sample(50, view)["index"], replay.sample(50, view)["index"])
 
 
@@ -56,7 +56,7 @@ def test_the_estimator_follows_its_formula_on_every_backend(names: dict[str, Any
 
 
 def test_the_adapter_can_be_inspected(names: dict[str, Any]) -> None:
-    assert rc.inspect(names["memory"]).as_dict()["episodes"]["ends"]["terminated"] == 5
+    assert rl.inspect(names["memory"]).as_dict()["episodes"]["ends"]["terminated"] == 5
 
 
 def test_contributing_is_one_screen_and_links_to_each_walk_through() -> None:

@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-import recollect as rc
-from recollect.cli import main
-from recollect.disk.reopening import peek
+import relive as rl
+from relive.cli import main
+from relive.disk.reopening import peek
 from tests.checkpoint.traffic import KINDS, N, digest, draw, equal, make_replay, step_replay
 
 REPLAYS = ["uniform", "prioritized", "epochs", "next step", "stored"]
 OPTIONS: dict[str, dict[str, Any]] = {
-    "uniform": {"sampler": rc.Uniform()},
-    "prioritized": {"sampler": rc.Prioritized(normalize="global")},
-    "epochs": {"sampler": rc.WithoutReplacement()},
-    "next step": {"sampler": rc.Prioritized(), "autoreset": "NEXT_STEP"},
-    "stored": {"sampler": rc.Prioritized(), "next_obs": "stored"},
+    "uniform": {"sampler": rl.Uniform()},
+    "prioritized": {"sampler": rl.Prioritized(normalize="global")},
+    "epochs": {"sampler": rl.WithoutReplacement()},
+    "next step": {"sampler": rl.Prioritized(), "autoreset": "NEXT_STEP"},
+    "stored": {"sampler": rl.Prioritized(), "next_obs": "stored"},
 }
 
 
-def on_disk(kind: str, root: Path) -> rc.ReplayBuffer:
-    return make_replay(**OPTIONS[kind], device=rc.Memory.disk(root))
+def on_disk(kind: str, root: Path) -> rl.ReplayBuffer:
+    return make_replay(**OPTIONS[kind], device=rl.Memory.disk(root))
 
 
 @pytest.mark.parametrize("kind", REPLAYS)
@@ -54,7 +54,7 @@ def test_a_closed_buffer_goes_on_where_it_was(kind: str, steps: int, tmp_path: P
     twin.stage(action=np.ones((N, 1), np.float32))
     before = digest(kept)
     kept.close()
-    again = rc.load(tmp_path / "memory")
+    again = rl.load(tmp_path / "memory")
     assert equal(digest(again), before)
     again.check()
     for buffer in (twin, again):
@@ -69,8 +69,8 @@ def test_a_closed_buffer_goes_on_where_it_was(kind: str, steps: int, tmp_path: P
 
 
 def test_a_seed_begins_anew_and_none_goes_on(tmp_path: Path) -> None:
-    def opened(seed: int | None) -> rc.ReplayBuffer:
-        return rc.ReplayBuffer(64, 1, 1, device=rc.Memory.disk(tmp_path / "memory"), seed=seed)
+    def opened(seed: int | None) -> rl.ReplayBuffer:
+        return rl.ReplayBuffer(64, 1, 1, device=rl.Memory.disk(tmp_path / "memory"), seed=seed)
 
     with opened(3) as replay:
         for step in range(50):
@@ -87,8 +87,8 @@ def test_a_seed_begins_anew_and_none_goes_on(tmp_path: Path) -> None:
 
 
 def test_what_was_closed_cannot_be_used(tmp_path: Path) -> None:
-    for device in ("cpu", rc.Memory.disk(tmp_path / "memory")):
-        replay = rc.ReplayBuffer(8, 1, 1, device=device)
+    for device in ("cpu", rl.Memory.disk(tmp_path / "memory")):
+        replay = rl.ReplayBuffer(8, 1, 1, device=device)
         replay.add([0], [0], 0, False, False, [1])
         replay.close()
         replay.close()  # once more is no use of it
@@ -107,7 +107,7 @@ def test_what_was_closed_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_who_waits_for_a_buffer_that_is_closed_does_not_write_to_it(tmp_path: Path) -> None:
-    replay = rc.ReplayBuffer(8, 1, 1, device=rc.Memory.disk(tmp_path / "memory"))
+    replay = rl.ReplayBuffer(8, 1, 1, device=rl.Memory.disk(tmp_path / "memory"))
     errors: list[BaseException] = []
 
     def add() -> None:
@@ -125,7 +125,7 @@ def test_who_waits_for_a_buffer_that_is_closed_does_not_write_to_it(tmp_path: Pa
     for thread in threads:
         thread.join(10)
     assert len(errors) == 4
-    assert len(rc.load(tmp_path / "memory")) == 0
+    assert len(rl.load(tmp_path / "memory")) == 0
 
 
 def test_a_disk_buffer_is_saved_and_loaded_like_any_other(tmp_path: Path) -> None:
@@ -133,15 +133,15 @@ def test_a_disk_buffer_is_saved_and_loaded_like_any_other(tmp_path: Path) -> Non
     for n in range(90):
         step_replay(replay, n)
     replay.save(tmp_path / "saved")
-    in_memory = rc.load(tmp_path / "saved")
+    in_memory = rl.load(tmp_path / "saved")
     assert equal(digest(in_memory), digest(replay))
-    copied = rc.load(tmp_path / "saved", device=rc.Memory.disk(tmp_path / "copy"))
+    copied = rl.load(tmp_path / "saved", device=rl.Memory.disk(tmp_path / "copy"))
     copied.check()
     assert equal(digest(copied), digest(replay))
     copied.close()
-    assert equal(digest(rc.load(tmp_path / "copy")), digest(replay))
-    with pytest.raises(rc.IncompatibleCheckpoint, match="expected disk memory without rows of its own, got some with"):
-        rc.load(tmp_path / "saved", device=rc.Memory.disk(tmp_path / "copy"))
+    assert equal(digest(rl.load(tmp_path / "copy")), digest(replay))
+    with pytest.raises(rl.IncompatibleCheckpoint, match="expected disk memory without rows of its own, got some with"):
+        rl.load(tmp_path / "saved", device=rl.Memory.disk(tmp_path / "copy"))
 
 
 def test_a_load_into_disk_memory_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_a_load_into_disk_memory_that_fails_leaves_nothing(tmp_path: Path) -> No
     data = bytearray(segment.read_bytes())
     data[-1] ^= 1
     segment.write_bytes(data)
-    with pytest.raises(rc.CorruptCheckpoint):
-        rc.load(tmp_path / "saved", device=rc.Memory.disk(tmp_path / "memory"))
+    with pytest.raises(rl.CorruptCheckpoint):
+        rl.load(tmp_path / "saved", device=rl.Memory.disk(tmp_path / "memory"))
     assert {path.name for path in (tmp_path / "memory").iterdir()} <= {"LOCK"}
 
 
@@ -166,7 +166,7 @@ def test_load_state_dict_into_disk_memory(tmp_path: Path) -> None:
     kept.load_state_dict(source.state_dict())
     kept.check()
     kept.close()
-    assert equal(digest(rc.load(tmp_path / "memory")), digest(source))
+    assert equal(digest(rl.load(tmp_path / "memory")), digest(source))
 
 
 def test_a_state_that_does_not_fit_leaves_disk_memory_as_it_was(tmp_path: Path) -> None:
@@ -174,20 +174,20 @@ def test_a_state_that_does_not_fit_leaves_disk_memory_as_it_was(tmp_path: Path) 
     for n in range(60):
         step_replay(kept, n)
     before = digest(kept)
-    state = rc.ReplayBuffer(8, 1, 1, sampler=rc.Prioritized()).state_dict()
-    with pytest.raises(rc.SchemaError):
+    state = rl.ReplayBuffer(8, 1, 1, sampler=rl.Prioritized()).state_dict()
+    with pytest.raises(rl.SchemaError):
         kept.load_state_dict(state)
     assert equal(digest(kept), before)
     kept.close()
-    assert equal(digest(rc.load(tmp_path / "memory")), before)
+    assert equal(digest(rl.load(tmp_path / "memory")), before)
 
 
 def test_nothing_of_disk_memory_is_changed_by_loading(tmp_path: Path) -> None:
     on_disk("uniform", tmp_path / "memory").close()
     changes: list[dict[str, Any]] = [{"capacity": 48}, {"device": "cpu"}, {"number": 1}]
     for options in changes:
-        with pytest.raises(rc.IncompatibleCheckpoint, match="expected disk memory as it is, got "):
-            rc.load(tmp_path / "memory", **options)
+        with pytest.raises(rl.IncompatibleCheckpoint, match="expected disk memory as it is, got "):
+            rl.load(tmp_path / "memory", **options)
 
 
 def test_looking_at_disk_memory_leaves_the_files_as_they_are(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_looking_at_disk_memory_leaves_the_files_as_they_are(tmp_path: Path) -> 
 
 
 def test_check_names_a_row_that_the_disk_has_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    replay = rc.ReplayBuffer(20, 3, 1, device=rc.Memory.disk(tmp_path))
+    replay = rl.ReplayBuffer(20, 3, 1, device=rl.Memory.disk(tmp_path))
     for step in range(10):
         replay.add(np.full(3, step), [0], 0, False, False, np.full(3, step + 1))
     replay.close()
@@ -222,23 +222,23 @@ def test_check_names_a_row_that_the_disk_has_changed(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize("every", [0, -1, 1.5, True])
 def test_commit_every_is_a_number_of_steps(every: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="commit_every"):
-        rc.Memory.disk(tmp_path, commit_every=every)
+        rl.Memory.disk(tmp_path, commit_every=every)
 
 
 @pytest.mark.parametrize("path", ["", None, 3])
 def test_a_path_is_asked_for(path: Any) -> None:
-    with pytest.raises(rc.SchemaError, match="Memory.disk: expected the path of a folder"):
-        rc.Memory.disk(path)
+    with pytest.raises(rl.SchemaError, match="Memory.disk: expected the path of a folder"):
+        rl.Memory.disk(path)
 
 
 def test_commits_come_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replay: Any = rc.ReplayBuffer(1000, 1, 1, device=rc.Memory.disk(tmp_path, commit_every=50))
+    replay: Any = rl.ReplayBuffer(1000, 1, 1, device=rl.Memory.disk(tmp_path, commit_every=50))
     first = replay._keeper._number
     for step in range(500):
         replay.add([step], [0], 0, False, False, [step + 1])
     assert 9 <= replay._keeper._number - first <= 12
     before = replay._keeper._number
-    monkeypatch.setattr("recollect.disk.room.time.monotonic", lambda: replay._keeper._due + 1)
+    monkeypatch.setattr("relive.disk.room.time.monotonic", lambda: replay._keeper._due + 1)
     replay.add([500], [0], 0, False, False, [501])
     assert replay._keeper._number == before + 1
 
@@ -246,10 +246,10 @@ def test_commits_come_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_where_there_is_no_native_core_a_whole_disk_memory_is_not_called_broken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rc.ReplayBuffer(8, 1, (), device=rc.Memory.disk(tmp_path)).close()
-    with rc.kernels.force_torch():
-        with pytest.raises(rc.IncompatibleCheckpoint, match="Linux and recollect's native core, got no native core"):
-            rc.load(tmp_path)
+    rl.ReplayBuffer(8, 1, (), device=rl.Memory.disk(tmp_path)).close()
+    with rl.kernels.force_torch():
+        with pytest.raises(rl.IncompatibleCheckpoint, match="Linux and relive's native core, got no native core"):
+            rl.load(tmp_path)
         assert main(["inspect", str(tmp_path)]) == 1
         assert main(["check", str(tmp_path)]) == 1
     assert "cannot be" not in capsys.readouterr().out
@@ -257,6 +257,6 @@ def test_where_there_is_no_native_core_a_whole_disk_memory_is_not_called_broken(
 
 
 def test_only_replay_buffers_are_kept_on_a_disk(tmp_path: Path) -> None:
-    with pytest.raises(rc.SchemaError, match="Only a ReplayBuffer"):
-        rc.RolloutBuffer(4, 1, 1, 1, device=rc.Memory.disk(tmp_path / "memory"))
+    with pytest.raises(rl.SchemaError, match="Only a ReplayBuffer"):
+        rl.RolloutBuffer(4, 1, 1, 1, device=rl.Memory.disk(tmp_path / "memory"))
     assert not (tmp_path / "memory").exists()

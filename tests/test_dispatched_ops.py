@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import recollect as rc
-from recollect import kernels
-from recollect.randomness import Randomness
+import relive as rl
+from relive import kernels
+from relive.randomness import Randomness
 
 NUM_ENVS, BATCH = 4, 32
 WAITING = ("_local_scalar_dense", "nonzero", "item", "is_nonzero", "masked_select", "equal.default")
@@ -49,9 +49,9 @@ def step(device: str) -> dict[str, torch.Tensor]:
     return {name: torch.zeros(shape, device=device) for name, shape in numbers.items()} | flags
 
 
-def replay(device: str, sampler: Any) -> rc.ReplayBuffer:
+def replay(device: str, sampler: Any) -> rl.ReplayBuffer:
     """A buffer that has been sampled from before; its tree has more blocks than a batch has rows."""
-    buffer = rc.ReplayBuffer(100_000, obs=3, action=2, num_envs=NUM_ENVS, sampler=sampler, device=device, seed=0)
+    buffer = rl.ReplayBuffer(100_000, obs=3, action=2, num_envs=NUM_ENVS, sampler=sampler, device=device, seed=0)
     for _ in range(10):
         buffer.add(**step(device), next_obs=torch.zeros(NUM_ENVS, 3, device=device))
     buffer.sample(BATCH)
@@ -59,7 +59,7 @@ def replay(device: str, sampler: Any) -> rc.ReplayBuffer:
 
 
 def test_a_step_of_a_rollout_is_one_copy(device: str) -> None:
-    rollout = rc.RolloutBuffer(8, NUM_ENVS, obs=3, action=2, device=device)
+    rollout = rl.RolloutBuffer(8, NUM_ENVS, obs=3, action=2, device=device)
     given = {**step(device), **{name: torch.zeros(NUM_ENVS, device=device) for name in ("value", "log_prob")}}
     rollout.add(**given)
     with Launches() as launches:
@@ -72,13 +72,13 @@ def test_advantages_of_24_steps_are_at_most_40_launches(device: str, masked: boo
     numbers = [torch.zeros(24, NUM_ENVS, device=device) for _ in range(3)]
     flags = [torch.ones(24, NUM_ENVS, dtype=torch.bool, device=device) for _ in range(3)]
     with Launches() as launches:
-        rc.gae(*numbers, *flags[:2], gamma=0.99, lam=0.95, mask=flags[2] if masked else None)
+        rl.gae(*numbers, *flags[:2], gamma=0.99, lam=0.95, mask=flags[2] if masked else None)
     assert len(launches.names) <= 40
     assert not waiting(launches)
 
 
 def test_a_uniform_batch_is_a_gather_for_each_field_and_three_launches(device: str) -> None:
-    buffer = replay(device, rc.Uniform())
+    buffer = replay(device, rl.Uniform())
     with Launches() as launches:
         batch = buffer.sample(BATCH)
     assert len(launches.names) <= len(batch.keys()) + 3
@@ -86,7 +86,7 @@ def test_a_uniform_batch_is_a_gather_for_each_field_and_three_launches(device: s
 
 
 def test_a_step_between_costs_a_uniform_batch_few_more(device: str) -> None:
-    buffer = replay(device, rc.Uniform())
+    buffer = replay(device, rl.Uniform())
     buffer.add(**step(device), next_obs=torch.zeros(NUM_ENVS, 3, device=device))
     with Launches() as launches:
         batch = buffer.sample(BATCH)
@@ -94,7 +94,7 @@ def test_a_step_between_costs_a_uniform_batch_few_more(device: str) -> None:
 
 
 def test_a_prioritized_batch_and_its_new_priorities_are_at_most_60_launches(device: str) -> None:
-    buffer, priority = replay(device, rc.Prioritized()), torch.ones(BATCH, device=device)
+    buffer, priority = replay(device, rl.Prioritized()), torch.ones(BATCH, device=device)
     with Launches() as launches:
         batch = buffer.sample(BATCH)
         buffer.update_priority(batch["index"], priority)
@@ -108,7 +108,7 @@ def waiting(launches: Launches) -> list[str]:
 
 
 def test_how_many_rows_were_gone_is_told_where_the_rows_are(device: str) -> None:
-    buffer = replay(device, rc.Prioritized())
+    buffer = replay(device, rl.Prioritized())
     index = torch.zeros(3, dtype=torch.int64, device=device)
     gone = buffer.update_priority(index, torch.ones(3, device=device))
     assert isinstance(gone, int) if device == "cpu" else torch.as_tensor(gone).device.type == device

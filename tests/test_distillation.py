@@ -20,15 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-import recollect as rc
-import recollect.distillation
+import relive as rl
+import relive.distillation
 from tests.conftest import BACKENDS
 from tests.scripted import act, step_and_reset, vector
 
 
-def filled(count: int, capacity: int = 16, **options: Any) -> rc.DistillationBuffer:
+def filled(count: int, capacity: int = 16, **options: Any) -> rl.DistillationBuffer:
     """Rows to recognise: obs = (t, -t), action = 10·t, with t the row."""
-    buffer = rc.DistillationBuffer(capacity, **{"obs": 2, "action": (), "seed": 0, **options})
+    buffer = rl.DistillationBuffer(capacity, **{"obs": 2, "action": (), "seed": 0, **options})
     for t in range(count):
         buffer.add([t, -t], 10.0 * t)
     return buffer
@@ -40,7 +40,7 @@ def rows(first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack([t, -t], 1), 10 * t
 
 
-def state(buffer: rc.DistillationBuffer) -> str:
+def state(buffer: rl.DistillationBuffer) -> str:
     """Everything that a call could change."""
     ring = buffer._ring
     stored = buffer[torch.arange(ring.oldest, ring.head)].to_dict() if len(buffer) else {}
@@ -48,7 +48,7 @@ def state(buffer: rc.DistillationBuffer) -> str:
     return repr((stored, numbers, buffer._schema.trees, buffer._random.snapshot()))
 
 
-def stored(buffer: rc.DistillationBuffer) -> list[tuple[int, int, float, float]]:
+def stored(buffer: rl.DistillationBuffer) -> list[tuple[int, int, float, float]]:
     """(index, round, first of obs, action) of every row, oldest first."""
     batches = buffer.epochs(5, shuffle=False)
     return [
@@ -59,7 +59,7 @@ def stored(buffer: rc.DistillationBuffer) -> list[tuple[int, int, float, float]]
 
 
 def test_labels_given_in_inference_mode_do_not_bind_later_ones() -> None:
-    buffer = rc.DistillationBuffer(10, obs=2)
+    buffer = rl.DistillationBuffer(10, obs=2)
     with torch.inference_mode():
         buffer.add(torch.zeros(3, 2), torch.zeros(3))
     buffer.add(torch.ones(3, 2), torch.ones(3))
@@ -75,7 +75,7 @@ class TestAdding:
     )
     def test_it_is_a_deque_of_rows_however_they_come(self, capacity: int, sizes: list[Any], kernels: str) -> None:
         with BACKENDS[kernels]():
-            buffer = rc.DistillationBuffer(capacity, obs=2, action=())
+            buffer = rl.DistillationBuffer(capacity, obs=2, action=())
             expected: deque[tuple[int, int, float, float]] = deque(maxlen=capacity)
             row, round_ = 0, 0
             for size in sizes:
@@ -99,8 +99,8 @@ class TestAdding:
             assert (stored(buffer) if expected else []) == list(expected)
 
     def test_nested_observations_actions_and_what_else_the_teacher_says(self, backend: str) -> None:
-        obs = {"camera": rc.Field((2, 2), torch.uint8), "body": {"joints": 3, "mode": rc.Field((), torch.int64)}}
-        buffer = rc.DistillationBuffer(
+        obs = {"camera": rl.Field((2, 2), torch.uint8), "body": {"joints": 3, "mode": rl.Field((), torch.int64)}}
+        buffer = rl.DistillationBuffer(
             5, obs, {"arm": 2, "grip": gym.spaces.Discrete(3)}, extra={"mean": {"arm": 2}, "logits": 3}
         )
 
@@ -129,21 +129,21 @@ class TestAdding:
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint16, torch.uint32, torch.bool, torch.int8])
     def test_fields_of_any_dtype(self, dtype: torch.dtype, backend: str) -> None:
-        buffer = rc.DistillationBuffer(4, obs=rc.Field(2, dtype), action=rc.Field((), dtype))
+        buffer = rl.DistillationBuffer(4, obs=rl.Field(2, dtype), action=rl.Field((), dtype))
         ones = torch.ones(3, 2).to(dtype)
         buffer.add(ones, ones[:, 0])
         assert torch.equal(buffer[[0, 2]]["obs"], ones[:2])
         buffer.mix(ones[:, 0], ones[:, 1], 0.5)
 
     def test_stacks_are_stored_as_they_are(self) -> None:
-        buffer = rc.DistillationBuffer(4, obs=rc.Stacked(2, 3), action=())
+        buffer = rl.DistillationBuffer(4, obs=rl.Stacked(2, 3), action=())
         stack = torch.arange(6.0).view(2, 3)
         buffer.add(stack, 1.0)
         assert torch.equal(buffer[0]["obs"], stack)
 
     def test_what_was_passed_may_be_changed_afterwards_and_so_may_batches(self, backend: str) -> None:
         obs, action = (x.numpy() for x in rows(0, 4))
-        buffer = rc.DistillationBuffer(8, obs=2)
+        buffer = rl.DistillationBuffer(8, obs=2)
         buffer.add(obs, action)
         obs[:], action[:] = 99, 99
         for batch in chain([buffer.sample(200)], buffer.epochs(4, epochs=2, shuffle=False), [buffer[torch.arange(4)]]):
@@ -156,15 +156,15 @@ class TestAdding:
         assert stored(buffer) == [(t, 0, float(t), 10.0 * t) for t in range(4)]
 
     def test_gradients_do_not_get_in(self) -> None:
-        buffer = rc.DistillationBuffer(8, obs=2)
+        buffer = rl.DistillationBuffer(8, obs=2)
         obs, action = rows(0, 3)
         buffer.add(obs, action.requires_grad_())
         assert not buffer.sample(2)["action"].requires_grad
 
     def test_a_declared_buffer_has_its_memory_at_once_and_says_how_much(self) -> None:
-        assert rc.DistillationBuffer(10, obs=3, action=(), extra={"logits": 2}).nbytes == 10 * (3 + 1 + 2) * 4
+        assert rl.DistillationBuffer(10, obs=3, action=(), extra={"logits": 2}).nbytes == 10 * (3 + 1 + 2) * 4
         with pytest.raises(MemoryError, match="capacity: expected at most"):
-            rc.DistillationBuffer(10**10, obs=1000, action=())
+            rl.DistillationBuffer(10**10, obs=1000, action=())
 
 
 class TestInferring:
@@ -180,7 +180,7 @@ class TestInferring:
         ],
     )
     def test_the_first_add_tells_shape_and_dtype(self, action: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        buffer = rc.DistillationBuffer(8, obs=2)
+        buffer = rl.DistillationBuffer(8, obs=2)
         assert buffer.nbytes == 0
         buffer.add(rows(0, 3)[0], action)
         assert buffer.sample(5)["action"].shape == (5, *shape)
@@ -188,7 +188,7 @@ class TestInferring:
         assert buffer.nbytes == 8 * (8 + int(np.prod(shape)) * dtype.itemsize)
 
     def test_one_row_tells_as_much_as_a_batch(self) -> None:
-        buffer = rc.DistillationBuffer(8, obs=2)
+        buffer = rl.DistillationBuffer(8, obs=2)
         buffer.add([0, 0], [1.0, 2.0, 3.0], logits=[0.5], done=True)
         buffer.add(rows(1, 3)[0], torch.ones(2, 3), logits=torch.ones(2, 1), done=[True, False])
         batch = buffer.sample(4)
@@ -198,7 +198,7 @@ class TestInferring:
 
     def test_nested_actions_are_inferred_too(self) -> None:
         obs = rows(0, 3)[0]
-        buffer = rc.DistillationBuffer(8, obs=2, extra={"weight": ()})
+        buffer = rl.DistillationBuffer(8, obs=2, extra={"weight": ()})
         action = {"arm": torch.ones(3, 2), "legs": (torch.zeros(3), torch.arange(3))}
         legs = dict(zip("01", action["legs"], strict=True))
         buffer.add(obs, TensorDict({"arm": action["arm"], "legs": legs}, [3]), weight=torch.arange(3.0))
@@ -207,12 +207,12 @@ class TestInferring:
         assert buffer[4]["weight"] == 1.0
 
     def test_a_tuple_of_numbers_is_a_vector(self) -> None:
-        buffer = rc.DistillationBuffer(8, obs=2)
+        buffer = rl.DistillationBuffer(8, obs=2)
         buffer.add([0, 0], (0.5, 1.5))
         assert buffer[0]["action"].tolist() == [0.5, 1.5]
 
     def test_afterwards_they_are_fixed(self) -> None:
-        buffer = rc.DistillationBuffer(8, obs=2)
+        buffer = rl.DistillationBuffer(8, obs=2)
         buffer.add([0, 0], 3, mean=[0.0])
         obs = rows(0, 3)[0]
         before = state(buffer)
@@ -222,15 +222,15 @@ class TestInferring:
             (np.arange(3), {}, "mean: expected a value, got none"),
             (np.arange(3), {"mean": np.zeros((3, 1)), "std": np.zeros(3)}, "std: expected a declared field"),
         ]:  # fmt: skip
-            with pytest.raises(rc.SchemaError, match=message):
+            with pytest.raises(rl.SchemaError, match=message):
                 buffer.add(obs, action, **extra)
             assert state(buffer) == before
         buffer.clear()
-        with pytest.raises(rc.SchemaError, match="action: expected int64"):
+        with pytest.raises(rl.SchemaError, match="action: expected int64"):
             buffer.add(obs, np.zeros(3), mean=np.zeros((3, 1)))
 
     def test_a_first_add_that_fails_tells_nothing(self) -> None:
-        buffer = rc.DistillationBuffer(8, obs=2, extra={"logits": 4})
+        buffer = rl.DistillationBuffer(8, obs=2, extra={"logits": 4})
         before, obs = state(buffer), rows(0, 3)[0]
         for action, extra, message in [
             (np.zeros((2, 5)), {"logits": np.zeros((3, 4))}, r"action: expected shape \(3, 5\) for 3 rows"),
@@ -240,27 +240,27 @@ class TestInferring:
             (np.zeros(3), {"logits": np.zeros((3, 4)), "index": 1}, "extra.index: expected a name of its own"),
             ("left", {"logits": np.zeros((3, 4))}, "action: expected numbers or bools"),
         ]:  # fmt: skip
-            with pytest.raises(rc.SchemaError, match=message):
+            with pytest.raises(rl.SchemaError, match=message):
                 buffer.add(obs, action, **extra)
             assert state(buffer) == before
         buffer.add(obs, np.zeros((3, 2)), logits=np.zeros((3, 4)))
         assert len(buffer) == 3
 
     def test_a_declared_action_means_that_everything_is_declared(self) -> None:
-        with pytest.raises(rc.SchemaError, match="mean: expected a declared field"):
+        with pytest.raises(rl.SchemaError, match="mean: expected a declared field"):
             filled(0).add([0, 0], 1.0, mean=0.0)
 
 
 class TestRefusing:
     @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "3", None])
     def test_a_capacity_is_a_positive_int(self, wrong: Any) -> None:
-        with pytest.raises(rc.SchemaError, match="capacity: expected a positive int"):
-            rc.DistillationBuffer(wrong, obs=1)
+        with pytest.raises(rl.SchemaError, match="capacity: expected a positive int"):
+            rl.DistillationBuffer(wrong, obs=1)
 
     @pytest.mark.parametrize("name", ["obs", "action", "index", "round", "self"])
     def test_extra_cannot_take_a_reserved_name(self, name: str) -> None:
-        with pytest.raises(rc.SchemaError, match=f"extra.{name}: expected a name of its own"):
-            rc.DistillationBuffer(4, obs=1, extra={name: 1})
+        with pytest.raises(rl.SchemaError, match=f"extra.{name}: expected a name of its own"):
+            rl.DistillationBuffer(4, obs=1, extra={name: 1})
 
     @pytest.mark.parametrize(
         ("obs", "action", "message"),
@@ -281,20 +281,20 @@ class TestRefusing:
     def test_what_does_not_fit_is_refused_and_nothing_changes(self, obs: Any, action: Any, message: str) -> None:
         buffer = filled(5)
         before = state(buffer)
-        with pytest.raises(rc.SchemaError, match=message):
+        with pytest.raises(rl.SchemaError, match=message):
             buffer.add(obs, action)
         assert state(buffer) == before
 
     def test_no_rows_are_no_rows(self) -> None:
-        buffer = rc.DistillationBuffer(4, obs=2, action=rc.Field((), torch.int32))
+        buffer = rl.DistillationBuffer(4, obs=2, action=rl.Field((), torch.int32))
         buffer.add(np.zeros((0, 2)), np.zeros(0, np.int64))
         assert len(buffer) == 0
 
     def test_nested_observations_need_their_keys(self) -> None:
-        buffer = rc.DistillationBuffer(4, obs={"a": 1, "b": 2}, action=())
-        with pytest.raises(rc.SchemaError, match="obs: expected the keys"):
+        buffer = rl.DistillationBuffer(4, obs={"a": 1, "b": 2}, action=())
+        with pytest.raises(rl.SchemaError, match="obs: expected the keys"):
             buffer.add({"a": [0.0]}, 1.0)
-        with pytest.raises(rc.SchemaError, match=r"obs.b: expected shape \(2, 2\) for 2 rows, got \(2,\)"):
+        with pytest.raises(rl.SchemaError, match=r"obs.b: expected shape \(2, 2\) for 2 rows, got \(2,\)"):
             buffer.add({"a": np.zeros((2, 1)), "b": np.zeros(2)}, np.zeros(2))
 
 
@@ -312,10 +312,10 @@ class TestSampling:
         assert chi_squared < 40  # 15 degrees of freedom: p < 0.0005
 
     def test_nothing_can_be_drawn_of_nothing(self) -> None:
-        for buffer in (filled(0), rc.DistillationBuffer(4, obs=2), filled(3)):
+        for buffer in (filled(0), rl.DistillationBuffer(4, obs=2), filled(3)):
             buffer.clear()
             for read in (lambda b: b.sample(3), lambda b: b.epochs(3), lambda b: b.sample(1, out=TensorDict())):
-                with pytest.raises(rc.NotReadyError, match="expected stored rows, got none. Add rows first."):
+                with pytest.raises(rl.NotReadyError, match="expected stored rows, got none. Add rows first."):
                     read(buffer)
 
     def test_the_same_seed_draws_the_same_and_nobody_elses_generator_is_touched(self, backend: str) -> None:
@@ -331,15 +331,15 @@ class TestSampling:
 
     @pytest.mark.parametrize("wrong", [0, -3, 2.0, True, None])
     def test_a_batch_size_is_a_positive_int(self, wrong: Any) -> None:
-        with pytest.raises(rc.SchemaError, match="expected a positive int"):
+        with pytest.raises(rl.SchemaError, match="expected a positive int"):
             filled(3).sample(wrong)
-        with pytest.raises(rc.SchemaError, match="batch_size: expected a positive int"):
+        with pytest.raises(rl.SchemaError, match="batch_size: expected a positive int"):
             filled(3).epochs(wrong)
-        with pytest.raises(rc.SchemaError, match="epochs: expected a positive int"):
+        with pytest.raises(rl.SchemaError, match="epochs: expected a positive int"):
             filled(3).epochs(2, epochs=wrong)
 
     def test_out_is_filled_and_returned(self, backend: str) -> None:
-        buffer, same = (rc.DistillationBuffer(16, obs=2, action=(), seed=3) for _ in range(2))
+        buffer, same = (rl.DistillationBuffer(16, obs=2, action=(), seed=3) for _ in range(2))
         for one in (buffer, same):
             one.add(*rows(0, 12))
             one.next_round()
@@ -356,13 +356,13 @@ class TestSampling:
         buffer = filled(10)
         out = buffer.sample(4)
         before = state(buffer)
-        with pytest.raises(rc.SchemaError, match=r"out.obs: expected contiguous torch.float32 of shape \(5, 2\)"):
+        with pytest.raises(rl.SchemaError, match=r"out.obs: expected contiguous torch.float32 of shape \(5, 2\)"):
             buffer.sample(5, out=out)
-        with pytest.raises(rc.SchemaError, match="out: expected the fields"):
+        with pytest.raises(rl.SchemaError, match="out: expected the fields"):
             buffer.sample(4, out=TensorDict({"obs": out["obs"]}, [4]))
-        with pytest.raises(rc.SchemaError, match="out: expected batches of 4 only, got 10 rows. Pass drop_last=True"):
+        with pytest.raises(rl.SchemaError, match="out: expected batches of 4 only, got 10 rows. Pass drop_last=True"):
             buffer.epochs(4, out=out)
-        with pytest.raises(rc.SchemaError, match="out: expected no device= beside it"):
+        with pytest.raises(rl.SchemaError, match="out: expected no device= beside it"):
             buffer.sample(4, out=out, device="cpu")
         assert state(buffer) == before
 
@@ -387,7 +387,7 @@ class TestEpochs:
         assert [len(batch) for batch in buffer.epochs(5, epochs=2, drop_last=True)] == [5, 5] * 2
         seen = {int(i) for batch in buffer.epochs(5, epochs=40, drop_last=True) for i in batch["index"]}
         assert seen == set(range(13))
-        with pytest.raises(rc.NotReadyError, match="epochs: expected 14 rows, got 13"):
+        with pytest.raises(rl.NotReadyError, match="epochs: expected 14 rows, got 13"):
             buffer.epochs(14, drop_last=True)
 
     def test_rows_that_are_overwritten_meanwhile_are_an_error(self) -> None:
@@ -397,11 +397,11 @@ class TestEpochs:
         buffer.add(*rows(14, 16))
         assert len(next(batches)) == 4  # all fourteen are still there
         buffer.add([16, -16], 160.0)
-        with pytest.raises(rc.NotReadyError, match="epochs: expected the rows it began with, got newer ones"):
+        with pytest.raises(rl.NotReadyError, match="epochs: expected the rows it began with, got newer ones"):
             next(batches)
         batches = buffer.epochs(4)
         buffer.clear()
-        with pytest.raises(rc.NotReadyError, match="Finish the epochs"):
+        with pytest.raises(rl.NotReadyError, match="Finish the epochs"):
             next(batches)
 
 
@@ -421,13 +421,13 @@ class TestRowsById:
 
     def test_an_index_is_int64_in_one_axis(self) -> None:
         for wrong in (1.5, [1.5], [[1]], True):
-            with pytest.raises(rc.SchemaError, match="index: expected int64 in one axis"):
+            with pytest.raises(rl.SchemaError, match="index: expected int64 in one axis"):
                 filled(3)[wrong]
 
 
-def three_rounds(**options: Any) -> rc.DistillationBuffer:
+def three_rounds(**options: Any) -> rl.DistillationBuffer:
     """Rows 0 to 3 in round 0, 4 and 5 in round 1, 6 to 11 in round 2."""
-    buffer = rc.DistillationBuffer(16, obs=2, action=(), seed=0, **options)
+    buffer = rl.DistillationBuffer(16, obs=2, action=(), seed=0, **options)
     buffer.add(*rows(0, 4))
     buffer.next_round()
     buffer.add(*rows(4, 6))
@@ -499,7 +499,7 @@ class TestRounds:
     def test_rounds_are_counted_and_shares_are_shares(self, recent: Any, message: str) -> None:
         buffer = three_rounds()
         before = state(buffer)
-        with pytest.raises(rc.SchemaError, match=message):
+        with pytest.raises(rl.SchemaError, match=message):
             buffer.sample(3, recent=recent)
         assert state(buffer) == before
 
@@ -508,7 +508,7 @@ class TestRounds:
         buffer.next_round()
         for read in (lambda: buffer.sample(3, recent=1), lambda: buffer.sample(3, recent={1: 0.5}),
                      lambda: buffer.epochs(3, recent=1)):  # fmt: skip
-            with pytest.raises(rc.NotReadyError, match="expected rows of the newest 1 rounds, got none"):
+            with pytest.raises(rl.NotReadyError, match="expected rows of the newest 1 rounds, got none"):
                 read()
         assert len(buffer.sample(3, recent=2)) == 3
 
@@ -516,7 +516,7 @@ class TestRounds:
 class TestMixing:
     @pytest.mark.parametrize("beta", [0.0, 0.25, 1.0])
     def test_the_teacher_acts_in_its_share_of_the_environments(self, beta: float, backend: str) -> None:
-        buffer = rc.DistillationBuffer(4, obs=2, action=3, seed=1)
+        buffer = rl.DistillationBuffer(4, obs=2, action=3, seed=1)
         teacher, student = torch.arange(60_000.0).view(-1, 3), -torch.arange(60_000.0).view(-1, 3) - 1
         action = buffer.mix(teacher, student, beta)
         first = (action == teacher).all(1)
@@ -524,14 +524,14 @@ class TestMixing:
         assert abs(float(first.float().mean()) - beta) < (0.01 if 0 < beta < 1 else 1e-9)
 
     def test_golden(self, backend: str) -> None:
-        buffer = rc.DistillationBuffer(4, obs=2, action=(), seed=0)
+        buffer = rl.DistillationBuffer(4, obs=2, action=(), seed=0)
         first = np.random.Generator(np.random.PCG64DXSM(0)).random(10) < 0.5
         action = buffer.mix(torch.ones(10), torch.zeros(10), 0.5)
         assert action.bool().tolist() == first.tolist()
         assert 0 < first.sum() < 10
 
     def test_beta_may_be_a_function_of_the_round(self) -> None:
-        buffer = rc.DistillationBuffer(4, obs=2, action=(), seed=0)
+        buffer = rl.DistillationBuffer(4, obs=2, action=(), seed=0)
         teacher, student = np.ones(20_000), np.zeros(20_000)
         for round_ in range(4):
             share = float(buffer.mix(teacher, student, lambda i: 0.5**i).mean())
@@ -539,7 +539,7 @@ class TestMixing:
             buffer.next_round()
 
     def test_a_nested_action_is_the_teachers_or_the_students_as_a_whole(self, backend: str) -> None:
-        buffer = rc.DistillationBuffer(4, obs=2, action={"arm": (2, 2), "grip": gym.spaces.Discrete(9)}, seed=0)
+        buffer = rl.DistillationBuffer(4, obs=2, action={"arm": (2, 2), "grip": gym.spaces.Discrete(9)}, seed=0)
         teacher = {"arm": np.ones((500, 2, 2)), "grip": np.full(500, 1)}
         student = {"arm": np.zeros((500, 2, 2)), "grip": np.full(500, 0)}
         action = buffer.mix(teacher, student, 0.5)
@@ -548,22 +548,22 @@ class TestMixing:
         assert 0 < action["grip"].sum() < 500
 
     def test_one_environment_has_one_coin(self) -> None:
-        buffer = rc.DistillationBuffer(4, obs=2, action=3, seed=0)
+        buffer = rl.DistillationBuffer(4, obs=2, action=3, seed=0)
         actions = [buffer.mix([1.0] * 3, [0.0] * 3, 0.5) for _ in range(200)]
         assert all(action.shape == (3,) for action in actions)
         assert {tuple(action.tolist()) for action in actions} == {(1.0,) * 3, (0.0,) * 3}
-        discrete = rc.DistillationBuffer(4, obs=2, action=gym.spaces.Discrete(4))
+        discrete = rl.DistillationBuffer(4, obs=2, action=gym.spaces.Discrete(4))
         assert discrete.mix(3, 2, 1).shape == ()
         assert int(discrete.mix(3, 2, 1)) == 3
 
     def test_what_is_returned_is_the_callers(self) -> None:
-        buffer, teacher = rc.DistillationBuffer(4, obs=2, action=3), torch.ones(2, 3)
+        buffer, teacher = rl.DistillationBuffer(4, obs=2, action=3), torch.ones(2, 3)
         buffer.mix(teacher, torch.zeros(2, 3), 1.0).fill_(9)
         assert (teacher == 1).all()
 
     def test_an_inferred_action_must_be_known(self) -> None:
-        buffer = rc.DistillationBuffer(4, obs=2)
-        with pytest.raises(rc.NotReadyError, match="mix: expected a known action, got none yet. Declare action="):
+        buffer = rl.DistillationBuffer(4, obs=2)
+        with pytest.raises(rl.NotReadyError, match="mix: expected a known action, got none yet. Declare action="):
             buffer.mix(1.0, 2.0, 0.5)
         buffer.add([0, 0], 1.0)
         assert float(buffer.mix(1.0, 2.0, 0)) == 2.0
@@ -584,17 +584,17 @@ class TestMixing:
     def test_what_does_not_fit_is_refused_before_the_coin_is_thrown(
         self, teacher: Any, student: Any, beta: Any, message: str
     ) -> None:
-        buffer = rc.DistillationBuffer(4, obs=2, action=3, seed=0)
+        buffer = rl.DistillationBuffer(4, obs=2, action=3, seed=0)
         before = state(buffer)
-        with pytest.raises(rc.SchemaError, match=message):
+        with pytest.raises(rl.SchemaError, match=message):
             buffer.mix(teacher, student, beta)
         assert state(buffer) == before
 
 
-def replayed(steps: int = 40, num_envs: int = 3, **options: Any) -> tuple[rc.ReplayBuffer, list[list[float]]]:
+def replayed(steps: int = 40, num_envs: int = 3, **options: Any) -> tuple[rl.ReplayBuffer, list[list[float]]]:
     """A replay buffer of scripted environments, and its valid observations in row order."""
     env = vector([((3, "terminated"), (5, "truncated"))] * num_envs, AutoresetMode.NEXT_STEP)
-    replay = rc.ReplayBuffer.for_env(env, 20 * num_envs, **options)
+    replay = rl.ReplayBuffer.for_env(env, 20 * num_envs, **options)
     obs, _ = env.reset()
     for _ in range(steps):
         action = act(obs)
@@ -611,7 +611,7 @@ class TestFilling:
     def test_every_valid_transition_of_a_replay_buffer_in_row_order(self, batch_size: int, backend: str) -> None:
         replay, seen = replayed()
         assert len(seen) == len(replay) < 60
-        buffer = rc.DistillationBuffer(100, obs=3)
+        buffer = rl.DistillationBuffer(100, obs=3)
         buffer.fill(replay, batch_size=batch_size)
         batch = buffer[torch.arange(len(seen))]
         assert len(buffer) == len(seen)
@@ -627,27 +627,27 @@ class TestFilling:
             assert not torch.is_grad_enabled()
             return obs.sum(1), {"mean": obs[:, :2]}
 
-        buffer = rc.DistillationBuffer(100, obs=3)
+        buffer = rl.DistillationBuffer(100, obs=3)
         buffer.fill(replay, teacher, batch_size=20)
         assert asked == [20, 20, len(seen) - 40]
         batch = buffer.sample(50)
         assert torch.equal(batch["action"], batch["obs"].sum(1))
         assert torch.equal(batch["mean"], batch["obs"][:, :2])
-        plain = rc.DistillationBuffer(100, obs=3)
+        plain = rl.DistillationBuffer(100, obs=3)
         plain.fill(replay, lambda obs: obs[:, 0])
         batch = plain.sample(50)
         assert torch.equal(batch["action"], batch["obs"][:, 0])
 
     def test_from_a_rollout(self, backend: str) -> None:
         env = vector([((3, "terminated"), (5, "truncated"))] * 2, AutoresetMode.NEXT_STEP)
-        rollout = rc.RolloutBuffer.for_env(env, 10)
+        rollout = rl.RolloutBuffer.for_env(env, 10)
         obs, _ = env.reset()
         for _ in range(10):
             action = act(obs)
             step = env.step(action)
             rollout.add_step(obs.copy(), action, step, log_prob=action / 2)
             obs = step[0]
-        buffer = rc.DistillationBuffer(100, obs=3, extra={"log_prob": ()})
+        buffer = rl.DistillationBuffer(100, obs=3, extra={"log_prob": ()})
         buffer.fill(rollout, batch_size=6)
         expected = next(rollout.minibatches(100, shuffle=False))
         batch = buffer[torch.arange(len(rollout))]
@@ -655,32 +655,32 @@ class TestFilling:
         assert all(torch.equal(batch[name], expected[name]) for name in ("obs", "action", "log_prob"))
 
     def test_nested_and_stacked_observations(self) -> None:
-        replay = rc.ReplayBuffer(8, obs={"a": rc.Stacked(1, 2), "b": 1}, action=())
+        replay = rl.ReplayBuffer(8, obs={"a": rl.Stacked(1, 2), "b": 1}, action=())
         stack = [[[t - 1.0, t]] for t in range(5)]
         stack[0] = [[0.0, 0.0]]
         for t in range(4):
             replay.add({"a": stack[t], "b": [t]}, t, 0.0, False, False, {"a": stack[t + 1], "b": [t + 1]})
-        buffer = rc.DistillationBuffer(8, obs={"a": (1, 2), "b": 1})
+        buffer = rl.DistillationBuffer(8, obs={"a": (1, 2), "b": 1})
         buffer.fill(replay, lambda obs: obs["b"] + obs["a"][:, 0])
         assert buffer[torch.arange(4)]["obs", "a"].tolist() == stack[:4]
         assert buffer[3]["action"].tolist() == [5.0, 6.0]
 
     def test_of_more_than_fits_the_newest_stay(self) -> None:
         replay, seen = replayed()
-        buffer = rc.DistillationBuffer(10, obs=3)
+        buffer = rl.DistillationBuffer(10, obs=3)
         buffer.fill(replay, batch_size=7)
         assert [row["obs"].tolist() for batch in buffer.epochs(4, shuffle=False) for row in batch] == seen[-10:]
 
     @pytest.mark.parametrize("count", [0, 3, 25])
     def test_a_teacher_that_fails_leaves_the_buffer_as_it_was(self, count: int) -> None:
         replay, _ = replayed()
-        buffer = rc.DistillationBuffer(30, obs=3, seed=0)
+        buffer = rl.DistillationBuffer(30, obs=3, seed=0)
         if count:
             buffer.add(np.arange(3.0 * count).reshape(count, 3), np.arange(count))
         before = state(buffer)
         for failure, message in [(lambda obs: 1 / 0, "division"), (lambda obs: obs, "action: expected")]:
             answers = iter([lambda obs: obs[:, 0].long(), lambda obs: obs[:, 0].long(), failure])
-            with pytest.raises((ZeroDivisionError, rc.SchemaError), match=message):
+            with pytest.raises((ZeroDivisionError, rl.SchemaError), match=message):
                 buffer.fill(replay, lambda obs, answers=answers: next(answers)(obs), batch_size=7)
             assert state(buffer) == before
         buffer.fill(replay, lambda obs: obs[:, 0].long())
@@ -688,18 +688,18 @@ class TestFilling:
 
     def test_what_cannot_be_copied_is_refused(self) -> None:
         replay, _ = replayed()
-        with pytest.raises(rc.SchemaError, match="fill: mean: expected a field of the source"):
-            rc.DistillationBuffer(30, obs=3, extra={"mean": 1}).fill(replay)
-        with pytest.raises(rc.SchemaError, match=r"obs: expected shape \(\d+, 4\) for \d+ rows"):
-            rc.DistillationBuffer(30, obs=4).fill(replay)
-        with pytest.raises(rc.SchemaError, match="fill: expected a ReplayBuffer or a RolloutBuffer, got list"):
-            rc.DistillationBuffer(30, obs=3).fill([1])  # type: ignore[arg-type]
-        with pytest.raises(rc.NotReadyError, match="fill: expected stored transitions, got none"):
-            rc.DistillationBuffer(30, obs=3).fill(rc.ReplayBuffer(4, obs=3, action=()))
+        with pytest.raises(rl.SchemaError, match="fill: mean: expected a field of the source"):
+            rl.DistillationBuffer(30, obs=3, extra={"mean": 1}).fill(replay)
+        with pytest.raises(rl.SchemaError, match=r"obs: expected shape \(\d+, 4\) for \d+ rows"):
+            rl.DistillationBuffer(30, obs=4).fill(replay)
+        with pytest.raises(rl.SchemaError, match="fill: expected a ReplayBuffer or a RolloutBuffer, got list"):
+            rl.DistillationBuffer(30, obs=3).fill([1])  # type: ignore[arg-type]
+        with pytest.raises(rl.NotReadyError, match="fill: expected stored transitions, got none"):
+            rl.DistillationBuffer(30, obs=3).fill(rl.ReplayBuffer(4, obs=3, action=()))
 
     def test_the_ids_of_a_replay_buffer_are_those_that_can_be_drawn(self, backend: str) -> None:
         for steps in (0, 5, 90):
-            replay, _ = replayed(steps) if steps else (rc.ReplayBuffer(6, obs=1, action=()), [])
+            replay, _ = replayed(steps) if steps else (rl.ReplayBuffer(6, obs=1, action=()), [])
             drawn = set(replay.sample(5000)["index"].tolist()) if steps else set()
             assert replay.ids().tolist() == sorted(drawn)
 
@@ -709,8 +709,8 @@ class TestAround:
         assert repr(filled(3)) == "DistillationBuffer(3 of 16 rows, round=0, fields=(obs, action), device='cpu')"
 
     def test_the_docstring_runs(self) -> None:
-        assert doctest.testmod(recollect.distillation).failed == 0
-        assert doctest.testmod(recollect.distillation).attempted == 4
+        assert doctest.testmod(relive.distillation).failed == 0
+        assert doctest.testmod(relive.distillation).attempted == 4
 
     def test_threads_add_and_draw_whole_rows(self) -> None:
         buffer, errors = filled(1, capacity=50), []

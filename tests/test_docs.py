@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import recollect as rc
+import relive as rl
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -32,8 +32,8 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    listed = set(re.findall(r"^::: recollect\.(\w+)$", (DOCS / "reference.md").read_text(), re.MULTILINE))
-    assert listed == set(rc.__all__) - {"kernels"}
+    listed = set(re.findall(r"^::: relive\.(\w+)$", (DOCS / "reference.md").read_text(), re.MULTILINE))
+    assert listed == set(rl.__all__) - {"kernels"}
 
 
 def test_every_page_is_in_the_navigation() -> None:

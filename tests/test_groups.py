@@ -6,23 +6,23 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-import recollect as rc
+import relive as rl
 from tests.scripted import Script, act, step_and_reset, transitions, vector
 
 SCRIPTS: list[Script] = [((3, "terminated"),), ((5, "truncated"),), ((2, "both"),), ((4, "terminated"),)]
 STEPS, SIZE, GAMMA = 7, 2, 0.9
 
 
-def collect(mode: AutoresetMode) -> rc.RolloutBuffer:
+def collect(mode: AutoresetMode) -> rl.RolloutBuffer:
     envs = vector(SCRIPTS, mode)
-    rollout = rc.RolloutBuffer.for_env(envs, STEPS, seed=0)
+    rollout = rl.RolloutBuffer.for_env(envs, STEPS, seed=0)
     obs, _ = envs.reset()
     for _ in range(STEPS):
         step, next_obs = step_and_reset(envs, act(obs))
         rollout.add_step(obs, act(obs), step)
         obs = next_obs
     done = rollout["terminated"] | rollout["truncated"]
-    seq_return, seq_mask, advantage = rc.group_advantage(
+    seq_return, seq_mask, advantage = rl.group_advantage(
         rollout["reward"], done, group_size=SIZE, gamma=GAMMA, mask=rollout["mask"]
     )
     rollout.attach(seq_return=seq_return, seq_mask=seq_mask, advantage=advantage)
@@ -52,12 +52,12 @@ def test_rows_that_only_reset_are_in_no_group() -> None:
     done, resets = rollout["terminated"] | rollout["truncated"], ~rollout["mask"]
     assert resets.any()
     everything = {"group_size": 4, "gamma": GAMMA, "first_episode_only": False}
-    seq_return, seq_mask, advantage = rc.group_advantage(rollout["reward"], done, **everything, mask=~resets)
+    seq_return, seq_mask, advantage = rl.group_advantage(rollout["reward"], done, **everything, mask=~resets)
     assert torch.equal(seq_mask, ~resets)
     assert not seq_return[resets].any()
     assert not advantage[resets].any()
     nonsense = torch.where(resets, 1e6, rollout["reward"])
-    again = rc.group_advantage(nonsense, done, **everything, mask=~resets)
+    again = rl.group_advantage(nonsense, done, **everything, mask=~resets)
     assert all(map(torch.equal, again, (seq_return, seq_mask, advantage)))
 
 

@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import recollect as rc
-from recollect.views.protocol import Leaves
+import relive as rl
+from relive.views.protocol import Leaves
 
 
-def fill(value: float, rows: int = 20, **options: Any) -> rc.ReplayBuffer:
+def fill(value: float, rows: int = 20, **options: Any) -> rl.ReplayBuffer:
     """Recognisable rows: the observation of row t is (value, t)."""
-    replay = rc.ReplayBuffer(100, obs=2, action=(), seed=0, **options)
+    replay = rl.ReplayBuffer(100, obs=2, action=(), seed=0, **options)
     for t in range(rows):
         replay.add([value, t], value, value, terminated=False, truncated=False, next_obs=[value, t + 1])
     return replay
@@ -28,7 +28,7 @@ def fill(value: float, rows: int = 20, **options: Any) -> rc.ReplayBuffer:
     sizes=st.lists(st.integers(1, 17), min_size=1, max_size=12),
 )
 def test_every_batch_has_its_share_and_what_is_left_over_is_made_up_for(ratios: list[float], sizes: list[int]) -> None:
-    mixture = rc.Mixture({str(i): fill(i, 3) for i in range(len(ratios))}, ratios)
+    mixture = rl.Mixture({str(i): fill(i, 3) for i in range(len(ratios))}, ratios)
     drawn = torch.zeros(len(ratios), dtype=torch.int64)
     shares, total = torch.tensor(ratios, dtype=torch.float64) / sum(ratios), 0
     for size in sizes:
@@ -43,16 +43,16 @@ def test_every_batch_has_its_share_and_what_is_left_over_is_made_up_for(ratios: 
 
 
 def test_three_quarters_of_a_row_are_three_rows_in_four_batches() -> None:
-    mixture = rc.Mixture({"online": fill(0), "demos": fill(1)}, {"demos": 1, "online": 3})
+    mixture = rl.Mixture({"online": fill(0), "demos": fill(1)}, {"demos": 1, "online": 3})
     # After so many batches 0.75, 1.5, 2.25 and 3 rows are due: rounded, 1, 1 (the first buffer wins ties), 2 and 3.
     assert [int(mixture.sample(3)["source"].sum()) for _ in range(8)] == [1, 0, 1, 1, 1, 0, 1, 1]
     assert mixture.names == ("online", "demos")
 
 
 def test_rows_come_from_the_buffer_that_their_source_names() -> None:
-    buffers = {"online": fill(0, sampler=rc.Prioritized()), "demos": fill(1), "old": fill(2)}
-    mixture = rc.Mixture(buffers, (2, 1, 1))
-    for view in (rc.Transition(), rc.NStep(3, 0.9), rc.Sequence(3)):
+    buffers = {"online": fill(0, sampler=rl.Prioritized()), "demos": fill(1), "old": fill(2)}
+    mixture = rl.Mixture(buffers, (2, 1, 1))
+    for view in (rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(3)):
         batch = mixture.sample(16, view)
         assert batch["source"].tolist() == [0] * 8 + [1] * 4 + [2] * 4
         value = batch["obs"][..., 0].reshape(16, -1)[:, 0]
@@ -65,15 +65,15 @@ def test_rows_come_from_the_buffer_that_their_source_names() -> None:
 
 
 def test_without_priorities_there_are_no_weights() -> None:
-    batch = rc.Mixture({"a": fill(0), "b": fill(1)}, (1, 1)).sample(4)
+    batch = rl.Mixture({"a": fill(0), "b": fill(1)}, (1, 1)).sample(4)
     assert "weight" not in batch.keys()
     assert set(batch.keys()) == {*fill(0).sample(1).keys(), "source"}
 
 
 def test_priorities_find_their_way_back() -> None:
-    sampler = rc.Prioritized(alpha=1.0, eps=0.0)
+    sampler = rl.Prioritized(alpha=1.0, eps=0.0)
     online, demos = fill(0, sampler=sampler), fill(1, sampler=sampler)
-    mixture = rc.Mixture({"online": online, "demos": demos, "rest": fill(2)}, (1, 1, 1))
+    mixture = rl.Mixture({"online": online, "demos": demos, "rest": fill(2)}, (1, 1, 1))
     everything = torch.cat([online.ids() * 3, demos.ids() * 3 + 1])
     priority = torch.zeros(40)
     priority[[4, 20 + 7]] = 1.0  # row 4 of one, row 7 of the other
@@ -90,14 +90,14 @@ def test_priorities_find_their_way_back() -> None:
 @pytest.mark.parametrize(
     ("index", "priority", "error", "says"),
     [
-        ([0, 1], [1.0, -1.0], rc.PriorityError, r"priority\[1\]: expected a finite number"),
+        ([0, 1], [1.0, -1.0], rl.PriorityError, r"priority\[1\]: expected a finite number"),
         ([0, 10_001], [2.0, 1.0], IndexError, "expected the id of a stored transition"),
-        ([0, 1], [1.0], rc.SchemaError, r"priority: expected shape \(2,\), got \(1,\)"),
+        ([0, 1], [1.0], rl.SchemaError, r"priority: expected shape \(2,\), got \(1,\)"),
     ],
 )
 def test_a_wrong_update_changes_no_buffer(index: Any, priority: Any, error: type[Exception], says: str) -> None:
-    buffers = {name: fill(0, sampler=rc.Prioritized()) for name in ("a", "b")}
-    mixture = rc.Mixture(buffers, (1, 1))
+    buffers = {name: fill(0, sampler=rl.Prioritized()) for name in ("a", "b")}
+    mixture = rl.Mixture(buffers, (1, 1))
     before = [buffer._draws.saved()["mass"].clone() for buffer in buffers.values()]
     with pytest.raises(error, match=says):
         mixture.update_priority(index, priority)
@@ -119,8 +119,8 @@ class Failing:
 
 
 def test_a_batch_that_failed_has_not_happened() -> None:
-    def make() -> rc.Mixture:
-        return rc.Mixture({"a": fill(0, sampler=rc.Prioritized()), "b": fill(1)}, (2, 1))
+    def make() -> rl.Mixture:
+        return rl.Mixture({"a": fill(0, sampler=rl.Prioritized()), "b": fill(1)}, (2, 1))
 
     mixture, twin = make(), make()
     with pytest.raises(OSError, match="broken"):
@@ -130,7 +130,7 @@ def test_a_batch_that_failed_has_not_happened() -> None:
 
 
 def test_a_batch_is_filled_or_moved_as_a_buffer_does_it() -> None:
-    mixture = rc.Mixture({"a": fill(0), "b": fill(1)}, (1, 1))
+    mixture = rl.Mixture({"a": fill(0), "b": fill(1)}, (1, 1))
     batch = mixture.sample(4)
     assert mixture.sample(4, out=batch) is batch
     assert mixture.sample(4, device="cpu")["obs"].device.type == "cpu"
@@ -139,26 +139,26 @@ def test_a_batch_is_filled_or_moved_as_a_buffer_does_it() -> None:
 
 
 def test_a_buffer_of_ratio_zero_may_be_empty_and_another_may_not() -> None:
-    mixture = rc.Mixture({"a": fill(0), "b": fill(1, 0)}, (1, 0))
+    mixture = rl.Mixture({"a": fill(0), "b": fill(1, 0)}, (1, 0))
     assert mixture.sample(5)["source"].tolist() == [0] * 5
-    with pytest.raises(rc.NotReadyError, match="sample: b: expected stored transitions, got none"):
-        rc.Mixture({"a": fill(0), "b": fill(1, 0)}, (1, 1)).sample(4)
+    with pytest.raises(rl.NotReadyError, match="sample: b: expected stored transitions, got none"):
+        rl.Mixture({"a": fill(0), "b": fill(1, 0)}, (1, 1)).sample(4)
 
 
 @pytest.mark.parametrize(
     "ratios", [(1,), (1, 2, 3), (0, 0), (1, -1), (1, float("nan")), {"a": 1}, {"a": 1, "c": 1}, (True, 1), ("1", 1)]
 )
 def test_ratios_are_one_number_for_each_buffer(ratios: Any) -> None:
-    with pytest.raises(rc.SchemaError, match="ratios: expected numbers of at least 0 for a, b"):
-        rc.Mixture({"a": fill(0), "b": fill(1)}, ratios)
+    with pytest.raises(rl.SchemaError, match="ratios: expected numbers of at least 0 for a, b"):
+        rl.Mixture({"a": fill(0), "b": fill(1)}, ratios)
 
 
 def test_only_buffers_of_the_same_fields_can_be_mixed() -> None:
-    other = rc.ReplayBuffer(10, obs=2, action=(), extra={"note": 1})
-    with pytest.raises(rc.SchemaError, match=r"Mixture: b: expected the fields .* of a, got others \(note\)"):
-        rc.Mixture({"a": fill(0), "b": other}, (1, 1))
-    with pytest.raises(rc.SchemaError, match="Mixture: b: expected a ReplayBuffer, got DistillationBuffer"):
-        rc.Mixture({"a": fill(0), "b": rc.DistillationBuffer(9, 2)}, (1, 1))  # pyright: ignore[reportArgumentType]
+    other = rl.ReplayBuffer(10, obs=2, action=(), extra={"note": 1})
+    with pytest.raises(rl.SchemaError, match=r"Mixture: b: expected the fields .* of a, got others \(note\)"):
+        rl.Mixture({"a": fill(0), "b": other}, (1, 1))
+    with pytest.raises(rl.SchemaError, match="Mixture: b: expected a ReplayBuffer, got DistillationBuffer"):
+        rl.Mixture({"a": fill(0), "b": rl.DistillationBuffer(9, 2)}, (1, 1))  # pyright: ignore[reportArgumentType]
     same = fill(0)
-    with pytest.raises(rc.SchemaError, match="Mixture: expected different buffers, got one twice"):
-        rc.Mixture({"a": same, "b": same}, (1, 1))
+    with pytest.raises(rl.SchemaError, match="Mixture: expected different buffers, got one twice"):
+        rl.Mixture({"a": same, "b": same}, (1, 1))

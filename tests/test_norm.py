@@ -14,14 +14,14 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import recollect as rc
-from recollect import norm as module
+import relive as rl
+from relive import norm as module
 from tests.scripted import Script, act, step_and_reset, transitions, vector
 
 SCRIPTS: list[Script] = [((3, "terminated"), (2, "truncated")), ((1, "truncated"), (4, "both"))]
 
 
-def agrees(norm: rc.RunningNorm, rows: np.ndarray) -> None:
+def agrees(norm: rl.RunningNorm, rows: np.ndarray) -> None:
     """The norm has seen just these rows [B, …]."""
     assert norm.count == len(rows)
     np.testing.assert_allclose(norm.mean.numpy(), rows.mean(0), rtol=1e-9, atol=1e-9)
@@ -52,7 +52,7 @@ def pooled(shape: tuple[int, ...], blocks: list[tuple[np.ndarray, np.ndarray | N
 @given(pieces())
 def test_blocks_give_what_numpy_finds_in_all_rows_together(given_: Any) -> None:
     shape, blocks = given_
-    norm, rows = rc.RunningNorm(shape), pooled(shape, blocks)
+    norm, rows = rl.RunningNorm(shape), pooled(shape, blocks)
     for x, mask in blocks:
         given_rows = x.copy()
         if mask is not None:
@@ -75,10 +75,10 @@ def test_norms_of_parts_merge_into_the_norm_of_the_whole(given_: Any, random: An
     shape, blocks = given_
     parts = []
     for x, mask in blocks:
-        parts.append(rc.RunningNorm(shape))
+        parts.append(rl.RunningNorm(shape))
         parts[-1].update(x, mask)
     random.shuffle(parts)
-    whole = rc.RunningNorm(shape)
+    whole = rl.RunningNorm(shape)
     for part in parts:
         before = part.snapshot()
         whole.merge(part)
@@ -91,7 +91,7 @@ def test_norms_of_parts_merge_into_the_norm_of_the_whole(given_: Any, random: An
 
 
 def test_small_changes_of_a_large_number_are_seen() -> None:
-    norm = rc.RunningNorm()
+    norm = rl.RunningNorm()
     for t in range(1000):
         norm.update(np.array([1e9 + t % 2]))
     assert norm.mean.item() == pytest.approx(1e9 + 0.5, rel=1e-15)
@@ -100,7 +100,7 @@ def test_small_changes_of_a_large_number_are_seen() -> None:
 
 class TestNormalizing:
     def test_is_the_identity_before_the_first_row(self) -> None:
-        for norm in (rc.RunningNorm(2), rc.RunningNorm(2, eps=5.0)):
+        for norm in (rl.RunningNorm(2), rl.RunningNorm(2, eps=5.0)):
             norm.update(np.zeros((0, 2)))
             norm.update(np.ones((3, 2)), mask=[False] * 3)
             x = torch.tensor([[3.0, -7.0]], dtype=torch.float64)
@@ -109,7 +109,7 @@ class TestNormalizing:
             assert (norm.count, norm.mean.tolist(), norm.std.tolist()) == (0, [0.0, 0.0], [1.0, 1.0])
 
     def test_follows_every_update(self) -> None:
-        norm = rc.RunningNorm()
+        norm = rl.RunningNorm()
         norm.update([0.0, 2.0])
         assert norm(torch.tensor([2.0])).tolist() == [1.0]
         norm.update([10.0, 12.0])
@@ -118,20 +118,20 @@ class TestNormalizing:
         assert norm(torch.tensor([6.0])).tolist() == [6.0]
 
     def test_clips_what_is_far_away(self) -> None:
-        norm = rc.RunningNorm(clip=2.0)
+        norm = rl.RunningNorm(clip=2.0)
         norm.update([-1.0, 1.0])
         assert norm(torch.tensor([-9.0, 0.5, 9.0])).tolist() == [-2.0, 0.5, 2.0]
         assert norm.scale(torch.tensor([9.0])).tolist() == [2.0]
         assert norm.denormalize(torch.tensor([9.0])).tolist() == [9.0]
 
     def test_scale_keeps_the_sign_of_what_is_below_the_mean(self) -> None:
-        norm = rc.RunningNorm()
+        norm = rl.RunningNorm()
         norm.update([1.0, 3.0])
         assert norm.scale(torch.tensor([0.5, -2.0])).tolist() == [0.5, -2.0]
         assert norm(torch.tensor([0.5])).tolist() == [-1.5]
 
     def test_lets_a_gradient_through_but_keeps_none(self) -> None:
-        norm = rc.RunningNorm(2)
+        norm = rl.RunningNorm(2)
         x = torch.tensor([[1.0, 10.0], [3.0, 30.0]], requires_grad=True)
         norm.update(x)
         assert not norm.mean.requires_grad
@@ -150,7 +150,7 @@ class TestNormalizing:
         ],
     )
     def test_returns_the_dtype_it_was_given(self, given: torch.dtype, returned: torch.dtype) -> None:
-        norm = rc.RunningNorm(1)
+        norm = rl.RunningNorm(1)
         norm.update(torch.tensor([[0], [4]], dtype=given))
         result = norm(torch.tensor([[0], [4]], dtype=given))
         assert result.dtype == returned
@@ -159,35 +159,35 @@ class TestNormalizing:
 
     @pytest.mark.parametrize("x", [np.zeros(3), np.zeros((4, 1)), 1.0, np.zeros((2, 2), complex), "x", None])
     def test_refuses_another_shape(self, x: Any) -> None:
-        norm = rc.RunningNorm(2)
+        norm = rl.RunningNorm(2)
         for call in (norm, norm.update, norm.scale, norm.denormalize):
-            with pytest.raises(rc.SchemaError, match="x: expected"):
+            with pytest.raises(rl.SchemaError, match="x: expected"):
                 call(x)
         assert norm.count == 0
 
     def test_refuses_a_mask_of_another_shape_and_arguments_that_cannot_be(self) -> None:
-        norm = rc.RunningNorm(2)
-        with pytest.raises(rc.SchemaError, match=r"mask: expected shape \(3,\)"):
+        norm = rl.RunningNorm(2)
+        with pytest.raises(rl.SchemaError, match=r"mask: expected shape \(3,\)"):
             norm.update(np.ones((3, 2)), mask=np.ones((3, 2), bool))
-        with pytest.raises(rc.SchemaError, match="merge: expected a norm of shape"):
-            norm.merge(rc.RunningNorm(3))
+        with pytest.raises(rl.SchemaError, match="merge: expected a norm of shape"):
+            norm.merge(rl.RunningNorm(3))
         assert norm.count == 0
         for wrong in ({"eps": 0.0}, {"eps": -1.0}, {"clip": 0.0}, {"clip": "x"}, {"shape": (0,)}):
-            with pytest.raises(rc.SchemaError):
-                rc.RunningNorm(**{"shape": 2, **wrong})
+            with pytest.raises(rl.SchemaError):
+                rl.RunningNorm(**{"shape": 2, **wrong})
 
 
 class TestKeeping:
     def test_what_is_passed_in_is_left_alone(self) -> None:
         x = torch.arange(6.0, dtype=torch.float64).view(3, 2)
-        before, norm = x.clone(), rc.RunningNorm(2)
+        before, norm = x.clone(), rl.RunningNorm(2)
         norm.update(x)
         norm.update(x, mask=[True, False, True])
         norm(x)
         assert torch.equal(x, before)
 
     def test_a_snapshot_brings_back_what_came_after(self) -> None:
-        norm, other = rc.RunningNorm(2), rc.RunningNorm(2)
+        norm, other = rl.RunningNorm(2), rl.RunningNorm(2)
         norm.update(np.array([[1.0, 2.0], [3.0, 5.0]]))
         snapshot = norm.snapshot()
         for _ in range(2):
@@ -195,13 +195,13 @@ class TestKeeping:
             other.update(np.array([[9.0, 9.0]]))
         norm.update(np.array([[9.0, 9.0]]))
         assert all(torch.equal(tensor, norm.snapshot()[name]) for name, tensor in other.snapshot().items())
-        with pytest.raises(rc.SchemaError, match="RunningNorm: expected a snapshot of"):
-            norm.restore(rc.RunningNorm(3).snapshot())
+        with pytest.raises(rl.SchemaError, match="RunningNorm: expected a snapshot of"):
+            norm.restore(rl.RunningNorm(3).snapshot())
         assert norm.count == 3
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda norm: pickle.loads(pickle.dumps(norm))])
     def test_a_copy_goes_on_alone(self, copied: Any) -> None:
-        norm = rc.RunningNorm(1)
+        norm = rl.RunningNorm(1)
         norm.update([[1.0], [3.0]])
         other = copied(norm)
         other.update([[8.0]])
@@ -210,15 +210,15 @@ class TestKeeping:
 
     def test_nothing_asks_the_device_for_a_number(self) -> None:
         """A meta tensor has no values: whoever asks for one fails."""
-        norm = rc.RunningNorm(2, clip=5.0).to("meta")
+        norm = rl.RunningNorm(2, clip=5.0).to("meta")
         x = torch.zeros((3, 2), device="meta")
         norm.update(x)
         norm.update(x, mask=torch.ones(3, dtype=torch.bool, device="meta"))
-        norm.merge(rc.RunningNorm(2))
+        norm.merge(rl.RunningNorm(2))
         assert norm.scale(norm.denormalize(norm(x))).shape == (3, 2)
         with pytest.raises(RuntimeError, match="meta"):
             _ = norm.count
-        with pytest.raises(rc.SchemaError, match="x: expected a tensor on meta"):
+        with pytest.raises(rl.SchemaError, match="x: expected a tensor on meta"):
             norm.update(torch.zeros(3, 2))
 
 
@@ -226,7 +226,7 @@ class TestKeeping:
 def test_values_far_from_zero_keep_all_their_digits(dtype: torch.dtype) -> None:
     """float32 has a number every 8 at 1e8; the mean of these lies between two of them."""
     x = 100_000_000 + 8 * torch.tensor([0, 0, 1, 2, 2, 2, 2])
-    norm = rc.RunningNorm()
+    norm = rl.RunningNorm()
     norm.update(x)
     exact = (x - x.double().mean()) / x.double().std(correction=0)
     torch.testing.assert_close(norm(x.to(dtype)).double(), exact, rtol=0, atol=1e-6)
@@ -234,7 +234,7 @@ def test_values_far_from_zero_keep_all_their_digits(dtype: torch.dtype) -> None:
 
 
 def test_gradients_flow_after_values_were_normalised_in_inference_mode() -> None:
-    norm = rc.RunningNorm(2)
+    norm = rl.RunningNorm(2)
     with torch.inference_mode():
         norm.update([[1.0, 10.0], [3.0, 30.0]])
         norm(torch.zeros(3, 2))
@@ -252,8 +252,8 @@ class TestBuffers:
         self, backend: str, which: str, mode: AutoresetMode
     ) -> None:
         envs = vector(SCRIPTS, mode)
-        norms = {"obs": rc.RunningNorm(3), "reward": rc.RunningNorm()}
-        make = rc.RolloutBuffer if which == "rollout" else rc.ReplayBuffer
+        norms = {"obs": rl.RunningNorm(3), "reward": rl.RunningNorm()}
+        make = rl.RolloutBuffer if which == "rollout" else rl.ReplayBuffer
         buffer = make.for_env(envs, 40, norm=norms)
         assert buffer.norm == norms
         obs, _ = envs.reset(seed=0)
@@ -268,9 +268,9 @@ class TestBuffers:
         agrees(norms["reward"], np.array([found.reward for found in happened]))
 
     def test_a_leaf_of_a_nested_observation_has_a_norm_of_its_own(self, backend: str) -> None:
-        declared = {"state": 2, "camera": rc.Field((2, 2), torch.uint8)}
-        path, norm = ("obs", "camera"), rc.RunningNorm((2, 2))
-        replay = rc.ReplayBuffer(8, obs=declared, action=(), num_envs=2, norm={path: norm})
+        declared = {"state": 2, "camera": rl.Field((2, 2), torch.uint8)}
+        path, norm = ("obs", "camera"), rl.RunningNorm((2, 2))
+        replay = rl.ReplayBuffer(8, obs=declared, action=(), num_envs=2, norm={path: norm})
         frames = np.arange(24, dtype=np.uint8).reshape(3, 2, 2, 2)
         for t in range(2):
             obs, next_obs = ({"state": np.full((2, 2), t), "camera": frames[t]} for t in (t, t + 1))
@@ -281,40 +281,40 @@ class TestBuffers:
 
     def test_blocks_and_single_environments_are_taken_in(self, backend: str) -> None:
         rng = np.random.default_rng(0)
-        norm = rc.RunningNorm(2)
-        replay = rc.ReplayBuffer(40, obs=2, action=(), num_envs=2, norm={"obs": norm})
+        norm = rl.RunningNorm(2)
+        replay = rl.ReplayBuffer(40, obs=2, action=(), num_envs=2, norm={"obs": norm})
         obs = rng.integers(0, 9, (6, 2, 2)).astype(np.float64)
         flags = np.zeros((5, 2), bool)
         replay.extend({"obs": obs[:5], "action": flags * 0.0, "reward": flags * 0.0, "terminated": flags,
                        "truncated": flags, "next_obs": obs[1:]})  # fmt: skip
         replay.add(obs[5, [1]], [0.0], [0.0], [False], [False], obs[5, [1]] + 1, env_ids=[1])
         agrees(norm, np.concatenate([obs[:5].reshape(10, 2), obs[5, [1]]]))
-        alone = rc.RunningNorm(2)
-        rollout = rc.RolloutBuffer(4, None, obs=2, action=(), norm={"obs": alone})
+        alone = rl.RunningNorm(2)
+        rollout = rl.RolloutBuffer(4, None, obs=2, action=(), norm={"obs": alone})
         for row in obs[:4, 0]:
             rollout.add(row, 0.0, 0.0, False, False)
         agrees(alone, obs[:4, 0])
 
-    @pytest.mark.parametrize("make", [rc.RolloutBuffer, rc.ReplayBuffer])
+    @pytest.mark.parametrize("make", [rl.RolloutBuffer, rl.ReplayBuffer])
     def test_norms_that_do_not_fit_are_refused_when_the_buffer_is_made(self, make: Any) -> None:
         for norm, message in (
-            ({"obs": rc.RunningNorm(3)}, "norm: obs: expected a leaf"),
-            ({("obs", "state"): rc.RunningNorm(3)}, r"norm: obs.state: expected shape \(2,\), got \(3,\)"),
-            ({"speed": rc.RunningNorm(3)}, r"norm: speed: expected a leaf \(obs\.state, action"),
+            ({"obs": rl.RunningNorm(3)}, "norm: obs: expected a leaf"),
+            ({("obs", "state"): rl.RunningNorm(3)}, r"norm: obs.state: expected shape \(2,\), got \(3,\)"),
+            ({"speed": rl.RunningNorm(3)}, r"norm: speed: expected a leaf \(obs\.state, action"),
             ({"reward": 3}, "norm: reward: expected a RunningNorm, got 3"),
-            ({"reward": rc.RunningNorm(), ("reward",): rc.RunningNorm()}, "norm: reward: expected one norm, got two"),
+            ({"reward": rl.RunningNorm(), ("reward",): rl.RunningNorm()}, "norm: reward: expected one norm, got two"),
         ):
-            with pytest.raises(rc.SchemaError, match=message):
+            with pytest.raises(rl.SchemaError, match=message):
                 make(4, num_envs=2, obs={"state": 2}, action=(), norm=norm)
 
     def test_a_refused_step_is_not_taken_in(self) -> None:
-        norm = rc.RunningNorm(2)
+        norm = rl.RunningNorm(2)
         for buffer in (
-            rc.RolloutBuffer(4, 2, obs=2, action=(), norm={"obs": norm}),
-            rc.ReplayBuffer(4, num_envs=2, obs=2, action=(), norm={"obs": norm}),
+            rl.RolloutBuffer(4, 2, obs=2, action=(), norm={"obs": norm}),
+            rl.ReplayBuffer(4, num_envs=2, obs=2, action=(), norm={"obs": norm}),
         ):
-            last = () if isinstance(buffer, rc.RolloutBuffer) else (np.ones((2, 2)),)
-            with pytest.raises(rc.SchemaError, match="action"):
+            last = () if isinstance(buffer, rl.RolloutBuffer) else (np.ones((2, 2)),)
+            with pytest.raises(rl.SchemaError, match="action"):
                 buffer.add(np.zeros((2, 2)), [0, 0, 0], [0, 0], [False] * 2, [False] * 2, *last)
         assert norm.count == 0
 

@@ -10,26 +10,26 @@ from typing import Any
 import pytest
 import torch
 
-import recollect as rc
+import relive as rl
 
 
-def filled(rows: int = 100, **options: Any) -> rc.ReplayBuffer:
-    replay = rc.ReplayBuffer(100, obs=1, action=(), seed=3, **options)
+def filled(rows: int = 100, **options: Any) -> rl.ReplayBuffer:
+    replay = rl.ReplayBuffer(100, obs=1, action=(), seed=3, **options)
     for t in range(rows):
         replay.add([float(t)], float(t), 0.0, False, False, [t + 1.0])
     return replay
 
 
 def workers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "recollect.prefetch"]
+    return [thread for thread in threading.enumerate() if thread.name == "relive.prefetch"]
 
 
-@pytest.mark.parametrize("sampler", [rc.Uniform(), rc.Prioritized(), rc.WithoutReplacement()])
+@pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement()])
 @pytest.mark.parametrize("depth", [1, 2, 5])
-@pytest.mark.parametrize("view", [None, rc.NStep(3, 0.9)])
+@pytest.mark.parametrize("view", [None, rl.NStep(3, 0.9)])
 def test_batches_come_in_the_order_in_which_sample_would_give_them(sampler: Any, depth: int, view: Any) -> None:
     plain, ahead = filled(sampler=sampler), filled(sampler=sampler)
-    with rc.prefetch(ahead, 8, view, depth=depth) as batches:
+    with rl.prefetch(ahead, 8, view, depth=depth) as batches:
         for _ in range(40):
             assert (next(batches) == plain.sample(8, view)).all()
 
@@ -42,7 +42,7 @@ def test_no_more_than_depth_batches_are_made_ahead() -> None:
             calls.append(batch_size)
             return len(calls)
 
-    with rc.prefetch(Slow(), 8, depth=3) as batches:  # pyright: ignore[reportArgumentType]
+    with rl.prefetch(Slow(), 8, depth=3) as batches:  # pyright: ignore[reportArgumentType]
         assert [next(batches), next(batches)] == [1, 2]
         deadline = time.monotonic() + 10
         while len(calls) < 5 and time.monotonic() < deadline:
@@ -53,23 +53,23 @@ def test_no_more_than_depth_batches_are_made_ahead() -> None:
 
 def test_an_error_comes_in_its_turn_and_then_it_goes_on() -> None:
     replay = filled(0)
-    with rc.prefetch(replay, 4) as batches:
+    with rl.prefetch(replay, 4) as batches:
         for _ in range(2):
-            with pytest.raises(rc.NotReadyError, match="sample: expected stored transitions, got none"):
+            with pytest.raises(rl.NotReadyError, match="sample: expected stored transitions, got none"):
                 next(batches)
         replay.add([0.0], 0.0, 0.0, False, False, [1.0])
         assert next(batches)["next_obs"].tolist() == [[1.0]] * 4
 
 
 def test_a_batch_is_where_it_was_asked_for() -> None:
-    with rc.prefetch(filled(), 4, device="meta") as batches:
+    with rl.prefetch(filled(), 4, device="meta") as batches:
         assert next(batches)["obs"].device == torch.device("meta")
 
 
 @pytest.mark.parametrize("ending", ["close", "forget", "twice"])
 def test_the_thread_ends_with_the_iterator(ending: str) -> None:
     assert not workers()
-    batches = rc.prefetch(filled(), 4)
+    batches = rl.prefetch(filled(), 4)
     assert not workers(), "a thread before anybody asked"
     next(batches)
     assert len(workers()) == 1
@@ -91,7 +91,7 @@ def test_closing_wakes_somebody_who_waits_for_a_batch() -> None:
             entered.set()
             ended.wait(30)
 
-    batches = rc.prefetch(Stuck(), 4)  # pyright: ignore[reportArgumentType]
+    batches = rl.prefetch(Stuck(), 4)  # pyright: ignore[reportArgumentType]
     taker = threading.Thread(target=lambda: list(batches))
     taker.start()
     assert entered.wait(10)
@@ -103,5 +103,5 @@ def test_closing_wakes_somebody_who_waits_for_a_batch() -> None:
 
 @pytest.mark.parametrize(("arguments", "message"), [((0,), "prefetch"), ((4, None, 0), "depth: expected a positive")])
 def test_what_cannot_be_is_refused_at_once(arguments: Any, message: str) -> None:
-    with pytest.raises((rc.SchemaError, ValueError), match=message):
-        rc.prefetch(filled(), *arguments)
+    with pytest.raises((rl.SchemaError, ValueError), match=message):
+        rl.prefetch(filled(), *arguments)

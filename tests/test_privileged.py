@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-import recollect as rc
+import relive as rl
 from tests.conformance.test_on_policy import expected_advantage
 from tests.scripted import Script, Scripted, critic, transitions
 
@@ -60,7 +60,7 @@ class TestRollout:
     @every_mode
     def test_the_critic_judges_true_final_states_by_what_only_it_sees(self, backend: str, mode: AutoresetMode) -> None:
         envs = make(mode)
-        rollout = rc.RolloutBuffer.for_env(envs, STEPS)
+        rollout = rl.RolloutBuffer.for_env(envs, STEPS)
         last = play(envs, rollout, value=lambda obs: critic(obs["critic"]))
         finals = rollout.final_obs
         assert finals["policy"].tolist() == finals["critic"][:, 2:].tolist()
@@ -79,7 +79,7 @@ class TestRollout:
 
     def test_a_batch_may_have_one_part_of_the_observation_alone(self, backend: str) -> None:
         envs = make(AutoresetMode.SAME_STEP)
-        rollout = rc.RolloutBuffer.for_env(envs, STEPS)
+        rollout = rl.RolloutBuffer.for_env(envs, STEPS)
         play(envs, rollout)
         for fields, keys in (
             ([("obs", "critic"), "reward"], {("obs", "critic"), "reward"}),
@@ -92,13 +92,13 @@ class TestRollout:
         for batch in rollout.minibatches(11, fields=[("obs", "critic"), "index"], out=out):
             expected = rollout["obs", "critic"].flatten(0, 1)[batch["index"]]
             assert torch.equal(batch["obs", "critic"], expected)
-        with pytest.raises(rc.SchemaError, match="fields: expected names of .*, got obs.nobody"):
+        with pytest.raises(rl.SchemaError, match="fields: expected names of .*, got obs.nobody"):
             rollout.minibatches(8, fields=[("obs", "nobody")])
 
     @every_mode
     def test_sequences_have_both_parts_of_every_state(self, backend: str, mode: AutoresetMode) -> None:
         envs = make(mode)
-        rollout = rc.RolloutBuffer.for_env(envs, STEPS)
+        rollout = rl.RolloutBuffer.for_env(envs, STEPS)
         play(envs, rollout)
         batch = next(rollout.sequences(shuffle=False))
         mask, time = batch["mask"], torch.arange(batch["mask"].shape[1])
@@ -112,7 +112,7 @@ class TestRollout:
         assert ("obs", "policy") not in only.keys(True, True)
 
     def test_what_only_stored_steps_need_is_an_extra_field(self, backend: str) -> None:
-        rollout = rc.RolloutBuffer(3, 2, obs=1, action=(), extra={"privileged": {"mass": (), "map": (2, 2)}})
+        rollout = rl.RolloutBuffer(3, 2, obs=1, action=(), extra={"privileged": {"mass": (), "map": (2, 2)}})
         flags = np.zeros(2, bool)
         for t in range(3):
             privileged = {"mass": np.array([t, -t]), "map": np.full((2, 2, 2), t)}
@@ -127,7 +127,7 @@ class TestReplay:
     @every_mode
     def test_both_parts_have_their_true_next_ones_in_every_view(self, backend: str, mode: AutoresetMode) -> None:
         envs = make(mode)
-        replay = rc.ReplayBuffer.for_env(envs, 40 * len(SCRIPTS), seed=0)
+        replay = rl.ReplayBuffer.for_env(envs, 40 * len(SCRIPTS), seed=0)
         play(envs, replay)
         true: dict[tuple[float, ...], Any] = {}
         for env, script in enumerate(SCRIPTS):
@@ -146,7 +146,7 @@ class TestReplay:
         self.assert_one_state(batch["next_obs"])
         assert set(batch["next_obs", "policy"][batch["truncated"]].squeeze(1).tolist()) == {3.0, 4.0}
 
-        batch = replay.sample(100, rc.NStep(3, 0.5))
+        batch = replay.sample(100, rl.NStep(3, 0.5))
         steps = torch.log2(1 / batch["discount"]).long().tolist()
         parts = (batch["obs", "critic"].tolist(), batch["next_obs", "critic"].tolist(), steps)
         assert set(steps) == {1, 2, 3}
@@ -154,7 +154,7 @@ class TestReplay:
             check(state, following, k)
         self.assert_one_state(batch["next_obs"])
 
-        batch = replay.sample(100, rc.Sequence(3, burn_in=1))
+        batch = replay.sample(100, rl.Sequence(3, burn_in=1))
         real = batch["mask"]
         assert not batch["obs", "critic"][~real].any()
         for state, following in zip(
@@ -169,15 +169,15 @@ class TestReplay:
 
     def test_every_part_is_stored_once(self) -> None:
         rows, sizes = 1000, {"policy": 40, "critic": 90}
-        both = rc.ReplayBuffer.estimate_bytes(rows, obs=sizes, action=())
-        alone = rc.ReplayBuffer.estimate_bytes(rows, obs=sizes["policy"], action=())
+        both = rl.ReplayBuffer.estimate_bytes(rows, obs=sizes, action=())
+        alone = rl.ReplayBuffer.estimate_bytes(rows, obs=sizes["policy"], action=())
         assert both - alone == (rows + 1) * 4 * sizes["critic"]
-        replay = rc.ReplayBuffer(rows, obs=sizes, action=())
+        replay = rl.ReplayBuffer(rows, obs=sizes, action=())
         assert replay.nbytes == both
 
     def test_a_stacked_picture_beside_the_state_of_the_simulator(self, backend: str) -> None:
-        picture = rc.Stacked(rc.Field((2, 2), torch.uint8), 3)
-        replay = rc.ReplayBuffer(30, obs={"policy": picture, "critic": 1}, action=(), seed=0)
+        picture = rl.Stacked(rl.Field((2, 2), torch.uint8), 3)
+        replay = rl.ReplayBuffer(30, obs={"policy": picture, "critic": 1}, action=(), seed=0)
 
         def see(t: int) -> dict[str, Any]:
             frames = [max(t - age, 0) for age in (2, 1, 0)]
@@ -185,7 +185,7 @@ class TestReplay:
 
         for t in range(6):
             replay.add(see(t), 0.0, 0.0, False, t == 5, see(t + 1))
-        batch = replay.sample(50, rc.NStep(2, 1.0))
+        batch = replay.sample(50, rl.NStep(2, 1.0))
         for part, ahead in (("obs", 0), ("next_obs", 2)):
             time = (batch["obs", "critic"].squeeze(1) + ahead).clamp(max=6)
             assert torch.equal(batch[part, "critic"].squeeze(1), time)

@@ -16,19 +16,19 @@ import numpy as np
 import pytest
 import torch
 
-import recollect as rc
-from recollect.concurrent import Handle
-from recollect.memory.shared import Address
+import relive as rl
+from relive.concurrent import Handle
+from relive.memory.shared import Address
 
-pytestmark = pytest.mark.skipif(not hasattr(rc.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+pytestmark = pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
 
 
-def shared(capacity: int = 12, **options: Any) -> rc.ReplayBuffer:
+def shared(capacity: int = 12, **options: Any) -> rl.ReplayBuffer:
     options = {"num_envs": 2, "obs": 1, "action": (), "seed": 0, **options}
-    return rc.ReplayBuffer(capacity, device=rc.Memory.shared(), **options)
+    return rl.ReplayBuffer(capacity, device=rl.Memory.shared(), **options)
 
 
-def steps(replay: rc.ReplayBuffer, first: int, count: int, *, end: int = 10**9, env_ids: Any = None) -> None:
+def steps(replay: rl.ReplayBuffer, first: int, count: int, *, end: int = 10**9, env_ids: Any = None) -> None:
     """Step t of environment e has obs 10·t + e, action t and leads to 10·(t + 1) + e."""
     envs = np.arange(2) if env_ids is None else np.array(env_ids)
     for t in range(first, first + count):
@@ -38,7 +38,7 @@ def steps(replay: rc.ReplayBuffer, first: int, count: int, *, end: int = 10**9, 
         replay.add(obs, np.full(len(envs), float(t)), envs, ends, flags, obs + 10, env_ids=env_ids)
 
 
-def assert_exact(replay: rc.ReplayBuffer) -> None:
+def assert_exact(replay: rl.ReplayBuffer) -> None:
     """Every stored row is a step as `steps` gave it."""
     replay.check()
     rows = replay[replay.ids()]
@@ -49,7 +49,7 @@ def assert_exact(replay: rc.ReplayBuffer) -> None:
 class TestConnecting:
     def test_what_one_has_written_the_other_samples_and_the_other_way_round(self) -> None:
         replay = shared()
-        other = rc.connect(pickle.loads(pickle.dumps(replay.handle())), seed=1)
+        other = rl.connect(pickle.loads(pickle.dumps(replay.handle())), seed=1)
         steps(replay, 0, 3, env_ids=[0])
         steps(other, 0, 4, env_ids=[1])
         assert len(replay) == len(other) == 7
@@ -62,8 +62,8 @@ class TestConnecting:
         assert small <= large < 4096
 
     def test_priorities_and_the_number_of_draws_are_shared(self) -> None:
-        replay = shared(sampler=rc.Prioritized(alpha=1.0, beta=0.0, eps=0.0))
-        other = rc.connect(replay.handle(), seed=1)
+        replay = shared(sampler=rl.Prioritized(alpha=1.0, beta=0.0, eps=0.0))
+        other = rl.connect(replay.handle(), seed=1)
         steps(replay, 0, 4)
         ids = replay.ids()
         other.update_priority(ids, torch.where(ids == ids[3], 5.0, 0.0))
@@ -74,26 +74,26 @@ class TestConnecting:
 
     def test_a_buffer_that_was_cleared_by_another_is_empty(self) -> None:
         replay = shared()
-        other = rc.connect(replay.handle())
+        other = rl.connect(replay.handle())
         steps(other, 0, 3)
         replay.clear()
-        with pytest.raises(rc.NotReadyError, match="sample: expected stored transitions, got none"):
+        with pytest.raises(rl.NotReadyError, match="sample: expected stored transitions, got none"):
             other.sample(1)
 
     def test_the_memory_stays_when_its_maker_has_gone(self) -> None:
         replay = shared()
         steps(replay, 0, 3)
-        other = rc.connect(replay.handle())
+        other = rl.connect(replay.handle())
         del replay
         assert_exact(other)
-        assert_exact(rc.connect(other.handle()))
+        assert_exact(rl.connect(other.handle()))
 
     def test_checkpoints_of_shared_memory_load_anywhere(self, tmp_path: Any) -> None:
-        replay = shared(sampler=rc.Prioritized())
+        replay = shared(sampler=rl.Prioritized())
         steps(replay, 0, 9, end=4)
         replay.save(tmp_path)
-        loaded = rc.load(tmp_path, device=rc.Memory.shared())
-        other = rc.connect(loaded.handle())
+        loaded = rl.load(tmp_path, device=rl.Memory.shared())
+        other = rl.connect(loaded.handle())
         assert other.ids().tolist() == replay.ids().tolist()
         assert_exact(other)
 
@@ -102,8 +102,8 @@ class TestConnecting:
             return len(os.listdir("/proc/self/fd"))
 
         before = files()
-        replay = shared(sampler=rc.Prioritized())
-        other = rc.connect(replay.handle())
+        replay = shared(sampler=rl.Prioritized())
+        other = rl.connect(replay.handle())
         assert files() > before
         del replay, other
         assert files() == before
@@ -112,13 +112,13 @@ class TestConnecting:
 class TestCopyingBesideWriters:
     """Rows are copied without the lock: those that were overwritten meanwhile are not given out."""
 
-    @pytest.mark.parametrize("sampler", [rc.Uniform(), rc.Prioritized()], ids=["uniform", "prioritized"])
-    @pytest.mark.parametrize("obs", [1, rc.Stacked(1, 3, 0)], ids=["plain", "stacked"])
+    @pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized()], ids=["uniform", "prioritized"])
+    @pytest.mark.parametrize("obs", [1, rl.Stacked(1, 3, 0)], ids=["plain", "stacked"])
     def test_a_batch_with_an_overwritten_row_is_drawn_again(
         self, sampler: Any, obs: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         replay = shared(obs=obs, sampler=sampler)
-        other = rc.connect(replay.handle(), seed=1)
+        other = rl.connect(replay.handle(), seed=1)
 
         def write(first: int, count: int) -> None:
             for t in range(first, first + count):
@@ -158,13 +158,13 @@ class TestCopyingBesideWriters:
 
         monkeypatch.setattr(replay._storage, "transitions", watched)
         replay.sample(8)
-        replay.sample(8, rc.NStep(1, 0.9))
+        replay.sample(8, rl.NStep(1, 0.9))
         replay.sample(8, out=replay.sample(8))
         assert free == [True, True, False]
 
     def test_a_batch_is_the_one_of_a_buffer_that_nobody_shares(self) -> None:
-        for sampler in (rc.Uniform(), rc.Prioritized()):
-            replay, alone = shared(sampler=sampler), rc.ReplayBuffer(12, 1, (), num_envs=2, seed=0, sampler=sampler)
+        for sampler in (rl.Uniform(), rl.Prioritized()):
+            replay, alone = shared(sampler=sampler), rl.ReplayBuffer(12, 1, (), num_envs=2, seed=0, sampler=sampler)
             steps(replay, 0, 9, end=4)
             steps(alone, 0, 9, end=4)
             for _ in range(3):
@@ -249,8 +249,8 @@ def is_free(lock: Any) -> bool:
 
 class TestRefusals:
     def test_memory_of_one_process_has_no_handle(self) -> None:
-        replay = rc.ReplayBuffer(4, 1, ())
-        with pytest.raises(rc.SchemaError, match=r"handle: expected a buffer in shared memory, got one on cpu\. Make"):
+        replay = rl.ReplayBuffer(4, 1, ())
+        with pytest.raises(rl.SchemaError, match=r"handle: expected a buffer in shared memory, got one on cpu\. Make"):
             replay.handle()
 
     def test_a_process_that_has_gone_is_named(self) -> None:
@@ -259,31 +259,31 @@ class TestRefusals:
         with pytest.raises(
             ConnectionError, match=r"connect: expected a process that has the buffer, got nothing of pr"
         ):
-            rc.connect(gone)
+            rl.connect(gone)
 
     def test_a_number_that_another_file_has_by_now_is_not_believed(self) -> None:
         first, second = shared(), shared()
         mixed = Address(first.handle().address.token, os.getpid(), second.handle().address.files)
-        with pytest.raises(ConnectionError, match="connect: expected the shared memory recollect-.*, got another file"):
-            rc.connect(Handle(mixed, first.handle().settings))
+        with pytest.raises(ConnectionError, match="connect: expected the shared memory relive-.*, got another file"):
+            rl.connect(Handle(mixed, first.handle().settings))
 
     def test_anything_but_a_handle_is_refused(self) -> None:
-        with pytest.raises(rc.SchemaError, match=r"connect: expected what replay.handle\(\) gives, got 'replay'"):
-            rc.connect("replay")  # pyright: ignore[reportArgumentType]
+        with pytest.raises(rl.SchemaError, match=r"connect: expected what replay.handle\(\) gives, got 'replay'"):
+            rl.connect("replay")  # pyright: ignore[reportArgumentType]
 
     @pytest.mark.parametrize(
-        "make", [lambda m: rc.RolloutBuffer(4, 2, 1, (), device=m), lambda m: rc.DistillationBuffer(4, 1, device=m)]
+        "make", [lambda m: rl.RolloutBuffer(4, 2, 1, (), device=m), lambda m: rl.DistillationBuffer(4, 1, device=m)]
     )
     def test_only_replay_buffers_are_shared(self, make: Any) -> None:
-        with pytest.raises(rc.SchemaError, match="device: expected a torch device for a .*Buffer, got Shared"):
-            make(rc.Memory.shared())
+        with pytest.raises(rl.SchemaError, match="device: expected a torch device for a .*Buffer, got Shared"):
+            make(rl.Memory.shared())
 
     def test_without_the_native_core_there_is_no_shared_memory(self) -> None:
-        with rc.kernels.force_torch(), pytest.raises(rc.SchemaError, match="Memory.shared: expected Linux and recoll"):
+        with rl.kernels.force_torch(), pytest.raises(rl.SchemaError, match="Memory.shared: expected Linux and recoll"):
             shared()
 
 
-def arrays(replay: rc.ReplayBuffer) -> list[torch.Tensor]:
+def arrays(replay: rl.ReplayBuffer) -> list[torch.Tensor]:
     ring = replay._storage.ring
     assert ring.journal is not None
     return [*replay._storage.tensors, ring.journal]
@@ -293,7 +293,7 @@ LAYOUTS = {
     "shared": {},
     "stored": {"next_obs": "stored"},
     "reset rows": {"autoreset": "NEXT_STEP"},
-    "prioritized": {"sampler": rc.Prioritized()},
+    "prioritized": {"sampler": rl.Prioritized()},
 }
 
 
@@ -331,13 +331,13 @@ def test_whatever_of_a_step_was_written_when_its_process_died_the_rest_is_exact(
 
 def test_frames_of_rows_that_were_lost_are_not_stacked() -> None:
     random = np.random.default_rng(0)
-    field = rc.Stacked(rc.Field(1), 3)
+    field = rl.Stacked(rl.Field(1), 3)
     for trial in range(40):
         replay = shared(24, obs=field, num_envs=1)
         count = int(random.integers(1, 30))
         frames = [0.0] * 3
 
-        def add(t: int, replay: rc.ReplayBuffer = replay, frames: list[float] = frames) -> None:
+        def add(t: int, replay: rl.ReplayBuffer = replay, frames: list[float] = frames) -> None:
             now, then = np.array([frames[-3:]])[:, None], np.array([[*frames[-2:], t + 1.0]])[:, None]
             frames.append(t + 1.0)
             replay.add(now, [float(t)], [0.0], [False], [False], then)

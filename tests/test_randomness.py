@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from recollect.randomness import Randomness
+from relive.randomness import Randomness
 
 
 def test_a_permutation_is_the_shuffled_list_of_all_numbers(backend: str) -> None:

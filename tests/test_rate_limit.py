@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-import recollect as rc
-from recollect.concurrent import Handle
+import relive as rl
+from relive.concurrent import Handle
 
 
-def buffer(**options: Any) -> rc.ReplayBuffer:
-    return rc.ReplayBuffer(1000, obs=1, action=(), seed=0, **options)
+def buffer(**options: Any) -> rl.ReplayBuffer:
+    return rl.ReplayBuffer(1000, obs=1, action=(), seed=0, **options)
 
 
-def add(limit: rc.RateLimit, count: int = 1) -> None:
+def add(limit: rl.RateLimit, count: int = 1) -> None:
     for _ in range(count):
         limit.add([0.0], 0.0, 0.0, False, False, [1.0])
 
 
 class TestWaiting:
     def test_sampling_begins_with_min_size_transitions(self) -> None:
-        limit = rc.RateLimit(buffer(), samples_per_insert=1, min_size=5, tolerance=50, timeout=0.01)
+        limit = rl.RateLimit(buffer(), samples_per_insert=1, min_size=5, tolerance=50, timeout=0.01)
         add(limit, 4)
         with pytest.raises(TimeoutError, match=r"sample: waited .* s\. Sampling begins with 5 stored tr.* there are 4"):
             limit.sample(1)
@@ -34,7 +34,7 @@ class TestWaiting:
         assert (limit.inserted, limit.sampled, len(limit)) == (5, 1, 5)
 
     def test_samples_stay_within_the_tolerance_of_the_ratio(self) -> None:
-        limit = rc.RateLimit(buffer(), samples_per_insert=4, min_size=10, tolerance=20, timeout=0)
+        limit = rl.RateLimit(buffer(), samples_per_insert=4, min_size=10, tolerance=20, timeout=0)
         random = np.random.default_rng(0)
         for _ in range(3000):
             with contextlib.suppress(TimeoutError):
@@ -44,7 +44,7 @@ class TestWaiting:
         assert limit.inserted > 500
 
     def test_who_is_ahead_is_told_so(self) -> None:
-        limit = rc.RateLimit(buffer(), samples_per_insert=2, min_size=1, tolerance=4, timeout=0)
+        limit = rl.RateLimit(buffer(), samples_per_insert=2, min_size=1, tolerance=4, timeout=0)
         add(limit, 3)
         counts = r"\(3 inserts and 0 samples, at 2 samples an insert\)"
         with pytest.raises(TimeoutError, match=rf"insert: waited .* Inserts are ahead {counts}: sample more\."):
@@ -55,14 +55,14 @@ class TestWaiting:
         assert (limit.inserted, limit.sampled, len(limit.replay)) == (3, 6, 3)
 
     def test_a_call_that_fails_is_not_counted(self) -> None:
-        limit = rc.RateLimit(buffer(), samples_per_insert=2, tolerance=8)
-        with pytest.raises(rc.SchemaError, match="reward"):
+        limit = rl.RateLimit(buffer(), samples_per_insert=2, tolerance=8)
+        with pytest.raises(rl.SchemaError, match="reward"):
             limit.add([0.0], 0.0, [1.0, 2.0], False, False, [1.0])
         assert limit.inserted == 0
 
     def test_steps_of_several_environments_and_blocks_count_their_rows(self) -> None:
         replay = buffer(num_envs=4)
-        limit = rc.RateLimit(replay, samples_per_insert=1, tolerance=100)
+        limit = rl.RateLimit(replay, samples_per_insert=1, tolerance=100)
         obs, number, flag = np.zeros((4, 1)), np.zeros(4), np.zeros(4, bool)
         limit.add(obs, number, number, flag, flag, obs + 1)
         limit.add(obs[:2], number[:2], number[:2], flag[:2], flag[:2], obs[:2] + 1, env_ids=[1, 3])
@@ -72,7 +72,7 @@ class TestWaiting:
         assert limit.inserted == 4 + 2 + 20 == len(replay)
 
     def test_threads_that_run_freely_are_held_together(self) -> None:
-        limit = rc.RateLimit(buffer(), samples_per_insert=8, min_size=50, tolerance=400, timeout=30)
+        limit = rl.RateLimit(buffer(), samples_per_insert=8, min_size=50, tolerance=400, timeout=30)
         adder = threading.Thread(target=add, args=(limit, 560))
         adder.start()
         for _ in range(60):
@@ -83,15 +83,15 @@ class TestWaiting:
 
 
 def _adding(handle: Handle) -> None:
-    limit = rc.RateLimit(rc.connect(handle), samples_per_insert=4, min_size=10, tolerance=100, timeout=60)
+    limit = rl.RateLimit(rl.connect(handle), samples_per_insert=4, min_size=10, tolerance=100, timeout=60)
     for t in range(110):
         limit.add(np.array([[t]]), [0.0], [0.0], [False], [False], np.array([[t + 1]]))
 
 
-@pytest.mark.skipif(not hasattr(rc.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+@pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
 def test_processes_are_held_together() -> None:
-    replay = rc.ReplayBuffer(1000, 1, (), num_envs=1, device=rc.Memory.shared(), seed=0)
-    limit = rc.RateLimit(replay, samples_per_insert=4, min_size=10, tolerance=100, timeout=60)
+    replay = rl.ReplayBuffer(1000, 1, (), num_envs=1, device=rl.Memory.shared(), seed=0)
+    limit = rl.RateLimit(replay, samples_per_insert=4, min_size=10, tolerance=100, timeout=60)
     process = multiprocessing.get_context("spawn").Process(target=_adding, args=(replay.handle(),))
     process.start()
     for _ in range(20):
@@ -120,12 +120,12 @@ class TestRefusals:
         ],
     )
     def test_settings_that_cannot_work_are_refused(self, settings: Any, message: str) -> None:
-        with pytest.raises(rc.SchemaError, match=message):
-            rc.RateLimit(buffer(), **settings)
+        with pytest.raises(rl.SchemaError, match=message):
+            rl.RateLimit(buffer(), **settings)
 
     def test_a_batch_that_could_make_both_sides_wait_is_refused(self) -> None:
-        limit = rc.RateLimit(buffer(), samples_per_insert=2, tolerance=10, timeout=0)
+        limit = rl.RateLimit(buffer(), samples_per_insert=2, tolerance=10, timeout=0)
         add(limit, 2)
-        with pytest.raises(rc.SchemaError, match="tolerance: expected at least 129 for 1 inserts and 256 samples at"):
+        with pytest.raises(rl.SchemaError, match="tolerance: expected at least 129 for 1 inserts and 256 samples at"):
             limit.sample(256)
         assert limit.sampled == 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import recollect as rc
+import relive as rl
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -32,13 +32,13 @@ def test_the_examples_of_the_readme_run_as_printed() -> None:
     assert names["steps"][0].shape[1:] == (16, 3)
     assert names["state"].shape[1:] == (32,)
     assert names["rollout"].stats.summary()["episodes"] == 24
-    if hasattr(rc.kernels.native(), "ProcessLock"):
+    if hasattr(rl.kernels.native(), "ProcessLock"):
         exec(compile(actors, str(README), "exec"), names)
         assert names["batch"]["next_obs"].tolist() == [[1.0] * 3] * 32
 
 
 @pytest.mark.filterwarnings("default")  # of what Stable-Baselines3 stands on
-@pytest.mark.parametrize(("side", "owner"), [("-", "stable_baselines3"), ("+", "recollect.compat.stable_baselines3")])
+@pytest.mark.parametrize(("side", "owner"), [("-", "stable_baselines3"), ("+", "relive.compat.stable_baselines3")])
 def test_both_sides_of_the_one_line_change_train(side: str, owner: str) -> None:
     pytest.importorskip("stable_baselines3")
     (block,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
@@ -70,7 +70,7 @@ def test_the_bytes_beside_stable_baselines3_are_those_of_the_newest_run() -> Non
     runs = json.loads(newest.read_text(encoding="utf-8"))["runs"]
     held = {(run["task"], run["library"]): f"{run['held_bytes']:,}" for run in runs}
     for task in ("PPO", "DQN", "SAC"):
-        assert f"| {held[task, 'Stable-Baselines3']} → {held[task, 'recollect']} |" in PAGE, task
+        assert f"| {held[task, 'Stable-Baselines3']} → {held[task, 'relive']} |" in PAGE, task
 
 
 def test_every_file_that_the_readme_names_is_there() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-import recollect as rc
+import relive as rl
 
 N = 3
 
@@ -35,9 +35,9 @@ def step(t: int, *, n: int = N, **changed: Any) -> dict[str, Any]:
     return {**fields, **changed}
 
 
-def make(num_steps: int = 4, *, filled: int | None = None, **options: Any) -> rc.RolloutBuffer:
+def make(num_steps: int = 4, *, filled: int | None = None, **options: Any) -> rl.RolloutBuffer:
     options = {"obs": 2, "action": gym.spaces.Discrete(9), "num_envs": N, "seed": 0, **options}
-    rollout = rc.RolloutBuffer(num_steps, **options)
+    rollout = rl.RolloutBuffer(num_steps, **options)
     for t in range(num_steps if filled is None else filled):
         rollout.add(**step(t))
     return rollout
@@ -66,9 +66,9 @@ class TestStoring:
 
     def test_a_full_buffer_refuses_another_step(self) -> None:
         rollout = make()
-        with pytest.raises(rc.BufferFullError, match=r"add: expected at most 4 steps, got one more\. Learn from"):
+        with pytest.raises(rl.BufferFullError, match=r"add: expected at most 4 steps, got one more\. Learn from"):
             rollout.add(**step(5))
-        with pytest.raises(rc.BufferFullError):
+        with pytest.raises(rl.BufferFullError):
             rollout.stage(obs=np.zeros((N, 2)))
         assert len(rollout) == 4 * N
 
@@ -81,20 +81,20 @@ class TestStoring:
 
     @pytest.mark.parametrize("name", ["obs", "action", "reward", "terminated", "truncated"])
     def test_a_missing_field_is_named(self, backend: str, name: str) -> None:
-        with pytest.raises(rc.SchemaError, match=f"^{name}: expected a value, got none"):
+        with pytest.raises(rl.SchemaError, match=f"^{name}: expected a value, got none"):
             make(filled=0).add(**{**step(0), name: None})
 
     def test_an_unknown_field_is_named_with_the_known_ones(self) -> None:
         rollout = make(filled=0, extra={"hint": 1})
-        with pytest.raises(rc.SchemaError, match=r"^hont: expected a declared field \(obs, action, .*hint\)"):
+        with pytest.raises(rl.SchemaError, match=r"^hont: expected a declared field \(obs, action, .*hint\)"):
             rollout.add(**step(0), hont=np.zeros((N, 1)))
-        with pytest.raises(rc.SchemaError, match="^hint: expected a value, got none"):
+        with pytest.raises(rl.SchemaError, match="^hint: expected a value, got none"):
             rollout.add(**step(0))
 
     def test_extra_fields_of_any_kind_join_the_batches(self, backend: str) -> None:
         extra = {
-            "action_mask": rc.Field(9, torch.bool),
-            "privileged": {"mass": (), "map": rc.Field((2, 2), torch.uint8)},
+            "action_mask": rl.Field(9, torch.bool),
+            "privileged": {"mass": (), "map": rl.Field((2, 2), torch.uint8)},
         }
         rollout = make(filled=0, extra=extra)
         for t in range(4):
@@ -108,7 +108,7 @@ class TestStoring:
         assert torch.equal(batch["privileged", "map"][:, 1, 1], time.to(torch.uint8))
 
     def test_several_agents_have_an_axis_of_their_own(self, backend: str) -> None:
-        rollout = rc.RolloutBuffer(2, N, obs=(2, 3), action=rc.Field(2, torch.int64), reward=(2,), value=(2,))
+        rollout = rl.RolloutBuffer(2, N, obs=(2, 3), action=rl.Field(2, torch.int64), reward=(2,), value=(2,))
         for t in range(2):
             rollout.add(
                 np.zeros((N, 2, 3)),
@@ -123,13 +123,13 @@ class TestStoring:
         assert rollout["advantage"].tolist() == [[[2.0, 20.0]] * N, [[1.0, 10.0]] * N]
 
     def test_log_prob_can_be_declared_otherwise(self) -> None:
-        rollout = rc.RolloutBuffer(1, N, obs=2, action=2, reward=(2,), extra={"log_prob": ()})
+        rollout = rl.RolloutBuffer(1, N, obs=2, action=2, reward=(2,), extra={"log_prob": ()})
         flags = np.zeros(N, bool)
         rollout.add(np.zeros((N, 2)), np.zeros((N, 2)), np.zeros((N, 2)), flags, flags, log_prob=np.ones(N))
         assert rollout["log_prob"].tolist() == [[1.0] * N]
 
     def test_one_environment_has_no_environment_axis(self, backend: str) -> None:
-        rollout = rc.RolloutBuffer(3, None, obs=2, action=gym.spaces.Discrete(4))
+        rollout = rl.RolloutBuffer(3, None, obs=2, action=gym.spaces.Discrete(4))
         for t in range(3):
             rollout.add(np.full(2, t), t, float(t), t == 2, False, value=torch.tensor(0.5), log_prob=-1)
         assert rollout.data.batch_size == torch.Size([3])
@@ -145,26 +145,26 @@ class TestStoring:
 
     @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "3", None])
     def test_sizes_must_be_positive_ints(self, wrong: Any) -> None:
-        with pytest.raises(rc.SchemaError, match="num_steps: expected a positive int"):
-            rc.RolloutBuffer(wrong, 2, obs=1, action=1)
+        with pytest.raises(rl.SchemaError, match="num_steps: expected a positive int"):
+            rl.RolloutBuffer(wrong, 2, obs=1, action=1)
         if wrong is not None:
-            with pytest.raises(rc.SchemaError, match="num_envs: expected a positive int"):
-                rc.RolloutBuffer(2, wrong, obs=1, action=1)
+            with pytest.raises(rl.SchemaError, match="num_envs: expected a positive int"):
+                rl.RolloutBuffer(2, wrong, obs=1, action=1)
 
     @pytest.mark.parametrize("wrong", [-1, 1.5, True, "3"])
     def test_a_seed_is_a_non_negative_int(self, wrong: Any) -> None:
-        with pytest.raises(rc.SchemaError, match="seed: expected a non-negative int or None"):
-            rc.RolloutBuffer(2, 2, obs=1, action=1, seed=wrong)
+        with pytest.raises(rl.SchemaError, match="seed: expected a non-negative int or None"):
+            rl.RolloutBuffer(2, 2, obs=1, action=1, seed=wrong)
 
     @pytest.mark.parametrize("name", ["obs", "reward", "mask", "index", "advantage", "return"])
     def test_extra_cannot_take_a_reserved_name(self, name: str) -> None:
-        with pytest.raises(rc.SchemaError, match=f"extra.{name}: expected a name of its own"):
-            rc.RolloutBuffer(2, 2, obs=1, action=1, extra={name: 1})
+        with pytest.raises(rl.SchemaError, match=f"extra.{name}: expected a name of its own"):
+            rl.RolloutBuffer(2, 2, obs=1, action=1, extra={name: 1})
 
     def test_a_reward_that_is_no_number_is_refused(self) -> None:
-        for wrong, where in ((rc.Field((), torch.int64), "reward"), ({"a": rc.Field((), torch.bool)}, "reward.a")):
-            with pytest.raises(rc.SchemaError, match=f"^{where}: expected a floating-point field"):
-                rc.RolloutBuffer(2, 2, obs=1, action=1, reward=wrong)
+        for wrong, where in ((rl.Field((), torch.int64), "reward"), ({"a": rl.Field((), torch.bool)}, "reward.a")):
+            with pytest.raises(rl.SchemaError, match=f"^{where}: expected a floating-point field"):
+                rl.RolloutBuffer(2, 2, obs=1, action=1, reward=wrong)
 
 
 class TestStaging:
@@ -184,24 +184,24 @@ class TestStaging:
     def test_a_field_given_twice_is_refused_and_nothing_changes(self) -> None:
         rollout = make(filled=1)
         rollout.stage(obs=np.full((N, 2), 1.0))
-        with pytest.raises(rc.SchemaError, match="obs: expected a field once a step, got it twice"):
+        with pytest.raises(rl.SchemaError, match="obs: expected a field once a step, got it twice"):
             rollout.add(**step(7))
-        with pytest.raises(rc.SchemaError, match="obs: expected a field once a step, got it twice"):
+        with pytest.raises(rl.SchemaError, match="obs: expected a field once a step, got it twice"):
             rollout.stage(obs=np.full((N, 2), 8.0))
         rollout.add(**step(1, obs=None))
         assert rollout["obs"][1].tolist() == [[1.0, 1.0]] * N
 
     def test_a_stage_that_is_refused_stages_nothing(self) -> None:
         rollout = make(filled=0)
-        with pytest.raises(rc.SchemaError, match="^action: expected shape"):
+        with pytest.raises(rl.SchemaError, match="^action: expected shape"):
             rollout.stage(obs=np.zeros((N, 2)), action=np.zeros((N, 1), int))
-        with pytest.raises(rc.SchemaError, match="^nonsense: expected a declared field"):
+        with pytest.raises(rl.SchemaError, match="^nonsense: expected a declared field"):
             rollout.stage(nonsense=1)
         rollout.add(**step(0))
 
     def test_add_step_completes_a_staged_step(self) -> None:
         envs = gym.make_vec("CartPole-v1", 2)
-        rollout = rc.RolloutBuffer.for_env(envs, 3)
+        rollout = rl.RolloutBuffer.for_env(envs, 3)
         obs, _ = envs.reset(seed=0)
         for _ in range(3):
             rollout.stage(obs=obs, action=np.ones(2, int))
@@ -216,7 +216,7 @@ class TestAdvantage:
     def test_needs_a_value_at_every_step(self) -> None:
         rollout = make(filled=2)
         rollout.add(**step(2, value=None))
-        with pytest.raises(rc.NotReadyError, match="a value at 3 steps, got 2. Pass value= to every add"):
+        with pytest.raises(rl.NotReadyError, match="a value at 3 steps, got 2. Pass value= to every add"):
             rollout.compute_advantage(np.zeros(N))
 
     def test_an_empty_rollout_is_not_ready(self) -> None:
@@ -228,14 +228,14 @@ class TestAdvantage:
             rollout.env_major,
             lambda: rollout.attach(x=torch.zeros(0, N)),
         ):
-            with pytest.raises(rc.NotReadyError, match="expected stored steps, got none"):
+            with pytest.raises(rl.NotReadyError, match="expected stored steps, got none"):
                 call()
         assert len(rollout) == 0
 
     def test_a_truncated_step_without_its_final_observation_says_what_to_pass(self) -> None:
         rollout = make(filled=1)
         rollout.add(**step(1, truncated=np.array([False, True, False])))
-        with pytest.raises(rc.NotReadyError, match="final_obs of step 1, environment 1: .*Pass final_obs= to add"):
+        with pytest.raises(rl.NotReadyError, match="final_obs of step 1, environment 1: .*Pass final_obs= to add"):
             rollout.compute_advantage(np.zeros(N))
         rollout.compute_advantage(np.zeros(N), bootstrap_truncated=False, gamma=1.0, lam=1.0)
         assert rollout["return"].tolist() == [[0 + 10, 1 + 11, 2 + 12], [10, 11, 12]]
@@ -246,9 +246,9 @@ class TestAdvantage:
         rollout.add(**step(0, truncated=np.array([True, False, True])), final_obs=finals)
         rollout.add(**step(1))
         assert rollout.final_obs.tolist() == [[0, 1], [4, 5]]
-        with pytest.raises(rc.NotReadyError, match=r"2 truncated steps.*Pass final_value=critic\(rollout.final_obs\)"):
+        with pytest.raises(rl.NotReadyError, match=r"2 truncated steps.*Pass final_value=critic\(rollout.final_obs\)"):
             rollout.compute_advantage(np.zeros(N))
-        with pytest.raises(rc.SchemaError, match=r"final_value: expected shape \(2,\)"):
+        with pytest.raises(rl.SchemaError, match=r"final_value: expected shape \(2,\)"):
             rollout.compute_advantage(np.zeros(N), final_value=np.zeros(3))
         rollout.compute_advantage(np.zeros(N), final_value=[100.0, 200.0], gamma=1.0, lam=1.0)
         assert rollout["return"].tolist() == [[0 + 100, 1 + 11, 2 + 200], [10, 11, 12]]
@@ -264,9 +264,9 @@ class TestAdvantage:
     def test_superfluous_final_values_are_refused(self) -> None:
         rollout = make()
         for wrong in ([1.0], 0.0, torch.tensor(0.0), torch.zeros(0, 7)):
-            with pytest.raises(rc.SchemaError, match=r"final_value: expected shape \(0,\)"):
+            with pytest.raises(rl.SchemaError, match=r"final_value: expected shape \(0,\)"):
                 rollout.compute_advantage(np.zeros(N), final_value=wrong)
-        with pytest.raises(rc.SchemaError, match="final_value: expected none with bootstrap_truncated=False"):
+        with pytest.raises(rl.SchemaError, match="final_value: expected none with bootstrap_truncated=False"):
             rollout.compute_advantage(np.zeros(N), final_value=[1.0], bootstrap_truncated=False)
         rollout.compute_advantage(np.zeros(N), final_value=torch.zeros(0))
 
@@ -281,7 +281,7 @@ class TestAdvantage:
 
     @pytest.mark.parametrize("wrong", [np.zeros((N, 1)), np.zeros(1), 0.0, np.zeros(N, complex)])
     def test_a_last_value_of_another_shape_is_refused(self, wrong: Any) -> None:
-        with pytest.raises(rc.SchemaError, match="^last_value: expected"):
+        with pytest.raises(rl.SchemaError, match="^last_value: expected"):
             make().compute_advantage(wrong)
 
     def test_a_partial_rollout_bootstraps_after_its_last_stored_step(self, backend: str) -> None:
@@ -296,7 +296,7 @@ class TestAdvantage:
     def test_a_staged_step_must_be_completed_first(self) -> None:
         rollout = make(filled=2)
         rollout.stage(value=np.zeros(N))
-        with pytest.raises(rc.NotReadyError, match="expected whole steps, got a staged one"):
+        with pytest.raises(rl.NotReadyError, match="expected whole steps, got a staged one"):
             rollout.compute_advantage(np.zeros(N))
 
     def test_what_was_attached_does_not_outlive_another_step(self) -> None:
@@ -329,7 +329,7 @@ class TestEnvMajor:
         assert not rollout.env_major()["obs"][:, -1].any()
         assert not rollout.env_major()["value"][:, -1].any()
         rollout.stage(obs=np.ones((N, 2)))
-        with pytest.raises(rc.NotReadyError, match="env_major: expected whole steps"):
+        with pytest.raises(rl.NotReadyError, match="env_major: expected whole steps"):
             rollout.env_major()
 
     @pytest.mark.parametrize("mode", [None, "SAME_STEP", "DISABLED"])
@@ -340,7 +340,7 @@ class TestEnvMajor:
         fields = step(7, truncated=np.array([False, True, False]))
         wrong = np.zeros((N, 3))
         taken = (wrong, *(fields[name] for name in ("reward", "terminated", "truncated")), {"final_obs": wrong})
-        refused = pytest.raises(rc.SchemaError, match=r"^final_obs: expected shape \(3, 2\)")
+        refused = pytest.raises(rl.SchemaError, match=r"^final_obs: expected shape \(3, 2\)")
         with refused:
             rollout.add_step(fields["obs"], fields["action"], taken) if mode else rollout.add(**fields, final_obs=wrong)
         assert (rollout.env_major() == before).all()
@@ -390,7 +390,7 @@ class TestLending:
         rollout.take_back(2)
         assert rollout.env_major()["obs"][:, -1].tolist() == [[9.0, 9.0]] * N
         assert rollout.env_major()["value"][:, -1].tolist() == [5.0] * N
-        with pytest.raises(rc.SchemaError, match="action"):
+        with pytest.raises(rl.SchemaError, match="action"):
             rollout.add(**step(2, action=np.zeros(N + 1)))
         assert rollout.env_major()["obs"][:, -1].tolist() == [[9.0, 9.0]] * N
         rollout.add(**step(2))
@@ -398,7 +398,7 @@ class TestLending:
         assert not rollout.env_major()["obs"][:, -1].any()
 
     def test_one_environment_keeps_its_last_slot_too(self) -> None:
-        rollout = rc.RolloutBuffer(2, None, obs=2, action=())
+        rollout = rl.RolloutBuffer(2, None, obs=2, action=())
         rollout.lend()["value"][0, 2] = 5
         rollout.take_back()
         rollout.compute_advantage(5.0, gamma=1.0, lam=1.0)
@@ -418,7 +418,7 @@ class TestLending:
         batches = rollout.minibatches(4)
         rollout.take_back()
         assert "advantage" not in rollout.data.keys()
-        with pytest.raises(rc.NotReadyError, match="a cleared one"):
+        with pytest.raises(rl.NotReadyError, match="a cleared one"):
             next(batches)
 
     def test_rows_that_only_reset_are_none(self) -> None:
@@ -431,7 +431,7 @@ class TestLending:
         assert len(rollout) == 4 * N - 1
 
     def test_statistics_are_told_of_new_steps_once(self) -> None:
-        rollout = make(filled=0, autoreset="NEXT_STEP", stats=rc.EpisodeStats(N))
+        rollout = make(filled=0, autoreset="NEXT_STEP", stats=rl.EpisodeStats(N))
         memory = rollout.lend()
         self.write(memory, 4)
         memory["terminated"][1, 1] = True
@@ -444,9 +444,9 @@ class TestLending:
         assert rollout.stats.episodes()["return"].tolist() == [12.0, 2.0 + 12 + 22]
 
     def test_fields_kept_every_few_steps_cannot_be_lent(self) -> None:
-        rollout = make(filled=0, extra={"hidden": rc.Carry(3, every=2)})
+        rollout = make(filled=0, extra={"hidden": rl.Carry(3, every=2)})
         for call in (rollout.lend, rollout.take_back):
-            with pytest.raises(rc.SchemaError, match="hidden: expected every=1 in a rollout that is lent, got every=2"):
+            with pytest.raises(rl.SchemaError, match="hidden: expected every=1 in a rollout that is lent, got every=2"):
                 call()
 
     def test_no_rows_are_an_empty_rollout(self) -> None:
@@ -457,7 +457,7 @@ class TestLending:
         assert rollout["obs"][:, 0, 0].tolist() == [3.0]
 
     def test_sizes_may_be_numpy_integers(self) -> None:
-        rollout = rc.RolloutBuffer(np.int8(127), np.int8(3), obs=1, action=())  # pyright: ignore[reportArgumentType]
+        rollout = rl.RolloutBuffer(np.int8(127), np.int8(3), obs=1, action=())  # pyright: ignore[reportArgumentType]
         rollout.take_back(np.int64(2))  # pyright: ignore[reportArgumentType]
         assert rollout.num_stored == 2
         rollout.take_back()
@@ -466,7 +466,7 @@ class TestLending:
     @pytest.mark.parametrize("wrong", [-1, 5, True, 1.0])
     def test_another_number_of_steps_is_refused(self, wrong: Any) -> None:
         rollout = make(filled=2)
-        with pytest.raises(rc.SchemaError, match="^take_back: expected"):
+        with pytest.raises(rl.SchemaError, match="^take_back: expected"):
             rollout.take_back(wrong)
         assert rollout.num_stored == 2
 
@@ -486,7 +486,7 @@ class TestMemoryInOtherHands:
             assert torch.equal(batch["obs"][:, 0], batch["index"] // N)
 
     def test_statistics_of_lent_rows_that_were_moved_to_shared_memory_are_of_what_was_written_there(self) -> None:
-        rollout = make(filled=0, stats=rc.EpisodeStats(N))
+        rollout = make(filled=0, stats=rl.EpisodeStats(N))
         memory = rollout.lend().share_memory_()
         TestLending.write(memory, 4)
         memory["terminated"][:, 3] = True
@@ -531,7 +531,7 @@ class TestMemoryInOtherHands:
         fields = step(0)
         for obs in (np.zeros((N, 2), np.float32), torch.zeros(N, 2)):
             taken = (obs, fields["reward"], fields["terminated"], fields["truncated"], {})
-            with pytest.raises(rc.SchemaError, match="next_obs: expected memory of its own, got that of obs.*stage"):
+            with pytest.raises(rl.SchemaError, match="next_obs: expected memory of its own, got that of obs.*stage"):
                 rollout.add_step(obs, fields["action"], taken)
         obs = np.zeros((N, 2), np.float32)
         rollout.stage(obs=obs)
@@ -545,11 +545,11 @@ class TestMemoryInOtherHands:
         rollout = make()
         out = next(rollout.minibatches(3))
         out["obs"] = rollout.data["obs"][0]
-        with pytest.raises(rc.SchemaError, match="out: expected memory of the caller's"):
+        with pytest.raises(rl.SchemaError, match="out: expected memory of the caller's"):
             rollout.minibatches(3, out=out)
-        with pytest.raises(rc.SchemaError, match="out: expected no device= beside it"):
+        with pytest.raises(rl.SchemaError, match="out: expected no device= beside it"):
             rollout.minibatches(3, out=out.clone(), device="cpu")
-        with pytest.raises(rc.SchemaError, match=r"out\..*: expected contiguous .* on cpu"):
+        with pytest.raises(rl.SchemaError, match=r"out\..*: expected contiguous .* on cpu"):
             rollout.minibatches(3, out=out.to("meta"))
 
 
@@ -567,12 +567,12 @@ class TestAttach:
     def test_can_be_replaced_by_what_is_computed_from_them(self) -> None:
         rollout = make()
         rollout.compute_advantage(np.zeros(N))
-        rollout.attach(advantage=rc.normalize(rollout["advantage"]))
+        rollout.attach(advantage=rl.normalize(rollout["advantage"]))
         assert abs(float(rollout["advantage"].mean())) < 1e-6
 
     @pytest.mark.parametrize("name", ["obs", "mask", "index", "log_prob"])
     def test_stored_names_are_refused(self, name: str) -> None:
-        with pytest.raises(rc.SchemaError, match=f"^{name}: expected a name of its own"):
+        with pytest.raises(rl.SchemaError, match=f"^{name}: expected a name of its own"):
             make().attach({name: torch.zeros(4, N)})
 
     def test_takes_what_add_takes(self) -> None:
@@ -583,15 +583,15 @@ class TestAttach:
         assert rollout["b"].dtype == torch.float32
         wrongs: list[Any] = [None, "abc", [[1.0], [1.0, 2.0]]]
         for wrong in wrongs:
-            with pytest.raises(rc.SchemaError, match="^x: expected"):
+            with pytest.raises(rl.SchemaError, match="^x: expected"):
                 rollout.attach(x=wrong)
-        with pytest.raises(rc.SchemaError, match="^x: expected a name of its own"):
+        with pytest.raises(rl.SchemaError, match="^x: expected a name of its own"):
             rollout.attach({"x": fixed}, x=fixed)
 
     @pytest.mark.parametrize("shape", [(N, 4), (4,), (3, N), (4, 1), ()])
     def test_other_leading_shapes_are_refused(self, shape: tuple[int, ...]) -> None:
         rollout = make()
-        with pytest.raises(rc.SchemaError, match="^x: expected shape"):
+        with pytest.raises(rl.SchemaError, match="^x: expected shape"):
             rollout.attach(good=torch.zeros(4, N), x=torch.zeros(shape))
         assert "good" not in rollout.data.keys()
 
@@ -615,7 +615,7 @@ class TestMinibatches:
         total = steps * envs
         options = {"epochs": epochs, "drop_last": drop_last, "shuffle": shuffle}
         if drop_last and total < size:
-            with pytest.raises(rc.NotReadyError, match=f"expected {size} transitions, got {total}"):
+            with pytest.raises(rl.NotReadyError, match=f"expected {size} transitions, got {total}"):
                 rollout.minibatches(size, **options)
             return
         batches = list(rollout.minibatches(size, **options))
@@ -650,7 +650,7 @@ class TestMinibatches:
         batch = next(rollout.minibatches(2, fields=["action", ("e", "b")]))
         assert set(batch.keys(True, True)) == {"action", ("e", "b")}
         assert set(next(rollout.minibatches(2, fields=("e",)))["e"].keys()) == {"a", "b"}
-        with pytest.raises(rc.SchemaError, match=r"fields: expected names of .*, got e\.c"):
+        with pytest.raises(rl.SchemaError, match=r"fields: expected names of .*, got e\.c"):
             rollout.minibatches(2, fields=[("e", "c")])
 
     def test_out_is_filled_and_returned(self, backend: str) -> None:
@@ -668,13 +668,13 @@ class TestMinibatches:
     def test_an_out_that_does_not_fit_is_refused(self) -> None:
         rollout = make()
         out = next(rollout.minibatches(4))
-        with pytest.raises(rc.SchemaError, match="out: expected batches of 5 only, got 12 transitions"):
+        with pytest.raises(rl.SchemaError, match="out: expected batches of 5 only, got 12 transitions"):
             rollout.minibatches(5, out=next(rollout.minibatches(5)))
-        with pytest.raises(rc.SchemaError, match=r"out\.obs: expected contiguous torch.float32 of shape \(6, 2\)"):
+        with pytest.raises(rl.SchemaError, match=r"out\.obs: expected contiguous torch.float32 of shape \(6, 2\)"):
             rollout.minibatches(6, out=out)
-        with pytest.raises(rc.SchemaError, match="out: expected the fields"):
+        with pytest.raises(rl.SchemaError, match="out: expected the fields"):
             rollout.minibatches(4, out=out.exclude("obs"))
-        with pytest.raises(rc.SchemaError, match=r"out\.obs: expected contiguous"):
+        with pytest.raises(rl.SchemaError, match=r"out\.obs: expected contiguous"):
             rollout.minibatches(4, out=out.clone().set("obs", torch.zeros(2, 4).T))
 
     def test_a_rollout_cleared_under_an_iterator_is_noticed(self) -> None:
@@ -682,7 +682,7 @@ class TestMinibatches:
         batches = rollout.minibatches(4)
         next(batches)
         rollout.clear()
-        with pytest.raises(rc.NotReadyError, match="expected the same rollout, got a cleared one"):
+        with pytest.raises(rl.NotReadyError, match="expected the same rollout, got a cleared one"):
             next(batches)
 
     def test_a_rollout_cleared_before_the_first_batch_is_noticed_too(self) -> None:
@@ -691,14 +691,14 @@ class TestMinibatches:
         rollout.clear()
         for t in range(4):
             rollout.add(**step(t + 10))
-        with pytest.raises(rc.NotReadyError, match="expected the same rollout, got a cleared one"):
+        with pytest.raises(rl.NotReadyError, match="expected the same rollout, got a cleared one"):
             next(batches)
 
     @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, None])
     def test_sizes_are_checked_at_the_call(self, wrong: Any) -> None:
-        with pytest.raises(rc.SchemaError, match="batch_size: expected a positive int"):
+        with pytest.raises(rl.SchemaError, match="batch_size: expected a positive int"):
             make().minibatches(wrong)
-        with pytest.raises(rc.SchemaError, match="epochs: expected a positive int"):
+        with pytest.raises(rl.SchemaError, match="epochs: expected a positive int"):
             make().minibatches(2, epochs=wrong)
 
     def test_device_moves_the_batch(self) -> None:
@@ -718,7 +718,7 @@ class TestReading:
 
     @pytest.mark.parametrize("num_envs", [N, None])
     def test_the_whole_memory_is_there_from_the_start(self, num_envs: int | None) -> None:
-        rollout = rc.RolloutBuffer(4, num_envs, obs={"a": 2}, action=())
+        rollout = rl.RolloutBuffer(4, num_envs, obs={"a": 2}, action=())
         lead = (4,) if num_envs is None else (4, num_envs)
         assert rollout.columns["obs", "a"].shape == (*lead, 2)
         assert rollout.columns.batch_size == lead
@@ -739,47 +739,47 @@ class TestReading:
 class TestForEnv:
     def test_takes_everything_from_a_vector_environment(self) -> None:
         envs = gym.make_vec("CartPole-v1", 3, vectorization_mode="sync")
-        rollout = rc.RolloutBuffer.for_env(envs, 5, value=(2,))
+        rollout = rl.RolloutBuffer.for_env(envs, 5, value=(2,))
         assert rollout.num_envs == 3
         assert rollout.autoreset is AutoresetMode.NEXT_STEP
 
     def test_a_single_environment_is_reset_by_its_user(self) -> None:
-        rollout = rc.RolloutBuffer.for_env(gym.make("CartPole-v1"), 5)
+        rollout = rl.RolloutBuffer.for_env(gym.make("CartPole-v1"), 5)
         assert rollout.num_envs is None
         assert rollout.autoreset is AutoresetMode.DISABLED
 
     def test_an_autoreset_wrapper_is_seen(self) -> None:
         env = gym.wrappers.Autoreset(gym.make("CartPole-v1"))
-        assert rc.RolloutBuffer.for_env(env, 5).autoreset is AutoresetMode.NEXT_STEP
+        assert rl.RolloutBuffer.for_env(env, 5).autoreset is AutoresetMode.NEXT_STEP
 
     def test_a_vector_environment_without_the_metadata_must_be_told(self) -> None:
         envs = gym.make_vec("CartPole-v1", 3)
         envs.metadata = {}
-        with pytest.raises(rc.SchemaError, match="Pass autoreset="):
-            rc.RolloutBuffer.for_env(envs, 5)
-        assert rc.RolloutBuffer.for_env(envs, 5, autoreset="SAME_STEP").autoreset is AutoresetMode.SAME_STEP
+        with pytest.raises(rl.SchemaError, match="Pass autoreset="):
+            rl.RolloutBuffer.for_env(envs, 5)
+        assert rl.RolloutBuffer.for_env(envs, 5, autoreset="SAME_STEP").autoreset is AutoresetMode.SAME_STEP
 
     def test_add_step_without_a_mode_names_the_argument(self) -> None:
-        with pytest.raises(rc.SchemaError, match="autoreset: .*Pass autoreset= to the buffer"):
+        with pytest.raises(rl.SchemaError, match="autoreset: .*Pass autoreset= to the buffer"):
             make(filled=0).add_step(None, None, (None, None, None, None, {}))
 
     @pytest.mark.parametrize("wrong", [(1, 2, 3, 4), [1, 2, 3, 4, {}], None, 5])
     def test_add_step_wants_the_five_tuple(self, wrong: Any) -> None:
-        with pytest.raises(rc.SchemaError, match="step: expected the 5-tuple of env.step"):
+        with pytest.raises(rl.SchemaError, match="step: expected the 5-tuple of env.step"):
             make(filled=0, autoreset="DISABLED").add_step(None, None, wrong)
 
     def test_an_unknown_mode_is_refused(self) -> None:
-        with pytest.raises(rc.SchemaError, match="autoreset: expected one of AutoresetMode.NEXT_STEP"):
+        with pytest.raises(rl.SchemaError, match="autoreset: expected one of AutoresetMode.NEXT_STEP"):
             make(autoreset="sometimes")
 
     def test_final_obs_has_no_meaning_under_next_step(self) -> None:
-        with pytest.raises(rc.SchemaError, match="final_obs: expected none under autoreset=NEXT_STEP"):
+        with pytest.raises(rl.SchemaError, match="final_obs: expected none under autoreset=NEXT_STEP"):
             make(filled=0, autoreset="NEXT_STEP").add(**step(0), final_obs=np.zeros((N, 2)))
 
     @pytest.mark.parametrize("mode", ["sync", "async", "vector_entry_point"])
     def test_cartpole_under_every_vectorisation(self, mode: str) -> None:
         envs = gym.make_vec("CartPole-v1", 4, vectorization_mode=mode)
-        rollout = rc.RolloutBuffer.for_env(envs, 60)
+        rollout = rl.RolloutBuffer.for_env(envs, 60)
         obs, _ = envs.reset(seed=0)
         random = np.random.default_rng(0)
         for _ in range(60):
@@ -837,7 +837,7 @@ class TestFinalObservationsInTheWild:
         assert rollout.final_obs.tolist() == [[2.0, 3.0]]
 
     def test_batched_dicts_too(self) -> None:
-        rollout = rc.RolloutBuffer(1, 2, obs={"a": 1, "b": ()}, action=(), autoreset="SAME_STEP")
+        rollout = rl.RolloutBuffer(1, 2, obs={"a": 1, "b": ()}, action=(), autoreset="SAME_STEP")
         obs = {"a": np.zeros((2, 1)), "b": np.zeros(2)}
         info = {
             "final_obs": {"a": np.array([[1.0], [2.0]]), "b": np.array([3.0, 4.0])},
@@ -857,7 +857,7 @@ class TestFinalObservationsInTheWild:
             {"a": np.array([[1.0], [2.0]]), "b": np.array([3.0, 4.0]), "_a": some, "_b": some},
             {"a": objects[0], "b": objects[1], "_a": some, "_b": some},
         ):
-            rollout = rc.RolloutBuffer(1, 2, obs={"a": 1, "b": ()}, action=(), autoreset="SAME_STEP")
+            rollout = rl.RolloutBuffer(1, 2, obs={"a": 1, "b": ()}, action=(), autoreset="SAME_STEP")
             taken = (obs, np.zeros(2), np.zeros(2, bool), some, {"final_obs": final})
             rollout.add_step({"a": np.ones((2, 1)), "b": np.ones(2)}, np.zeros(2), taken)
             assert rollout.final_obs["a"].tolist() == [[2.0]]
@@ -868,7 +868,7 @@ class TestFinalObservationsInTheWild:
         fields = step(0, truncated=np.array([False, True, False]))
         taken = (np.zeros((N, 2)), fields["reward"], fields["terminated"], fields["truncated"], {})
         rollout.add_step(fields["obs"], fields["action"], taken, value=fields["value"])
-        with pytest.raises(rc.NotReadyError, match="final_obs of step 0, environment 1"):
+        with pytest.raises(rl.NotReadyError, match="final_obs of step 0, environment 1"):
             rollout.compute_advantage(np.zeros(N))
 
     def test_one_of_a_wrong_shape_is_refused_and_nothing_changes(self) -> None:
@@ -877,7 +877,7 @@ class TestFinalObservationsInTheWild:
         fields = step(1, truncated=np.array([False, True, False]))
         info = {"final_obs": np.zeros((N, 3))}
         taken = (np.zeros((N, 2)), fields["reward"], fields["terminated"], fields["truncated"], info)
-        with pytest.raises(rc.SchemaError, match=r"^final_obs: expected shape \(3, 2\)"):
+        with pytest.raises(rl.SchemaError, match=r"^final_obs: expected shape \(3, 2\)"):
             rollout.add_step(fields["obs"], fields["action"], taken)
         assert (rollout.data == before).all()
         assert rollout.num_stored == 1
@@ -885,7 +885,7 @@ class TestFinalObservationsInTheWild:
 
 class TestOtherDevices:
     def test_the_meta_device_runs_the_whole_cycle_without_reading_data(self) -> None:
-        rollout = rc.RolloutBuffer(3, N, obs=2, action=(), device="meta")
+        rollout = rl.RolloutBuffer(3, N, obs=2, action=(), device="meta")
         row = {"obs": torch.empty(N, 2), "action": torch.empty(N), "reward": torch.empty(N), "value": torch.empty(N)}
         row = {name: tensor.to("meta") for name, tensor in row.items()}
         flags = torch.empty(N, dtype=torch.bool, device="meta")
@@ -896,15 +896,15 @@ class TestOtherDevices:
         assert rollout["advantage"].device.type == "meta"
 
     def test_a_tensor_of_another_device_is_refused(self) -> None:
-        rollout = rc.RolloutBuffer(3, N, obs=2, action=(), device="meta")
-        with pytest.raises(rc.SchemaError, match="obs: expected a tensor on meta, got cpu"):
+        rollout = rl.RolloutBuffer(3, N, obs=2, action=(), device="meta")
+        with pytest.raises(rl.SchemaError, match="obs: expected a tensor on meta, got cpu"):
             rollout.add(**{name: torch.as_tensor(value) for name, value in step(0).items()})
 
 
 class TestInferenceMode:
     def test_a_buffer_made_and_filled_in_it_goes_on_outside(self, backend: str) -> None:
         with torch.inference_mode():
-            rollout = make(filled=4, autoreset="NEXT_STEP", stats=rc.EpisodeStats(N))
+            rollout = make(filled=4, autoreset="NEXT_STEP", stats=rl.EpisodeStats(N))
         rollout.clear()
         rollout.add(**step(1))
         assert rollout["obs"][:, 0, 0].tolist() == [1.0]
@@ -955,7 +955,7 @@ class TestResetRows:
         assert rollout["mask"].tolist() == [[True] * N]
 
     def test_only_the_truncated_rows_of_final_obs_are_read(self) -> None:
-        rollout = make(filled=0, obs=rc.Field(2, torch.uint8))
+        rollout = make(filled=0, obs=rl.Field(2, torch.uint8))
         final = np.full((N, 2), -1)
         final[1] = 7
         fields = step(0, obs=np.zeros((N, 2), np.uint8), truncated=np.array([False, True, False]))
@@ -965,7 +965,7 @@ class TestResetRows:
 
 class TestStatistics:
     def test_that_fail_leave_the_last_slot_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        stats = rc.EpisodeStats(N)
+        stats = rl.EpisodeStats(N)
         rollout = make(filled=0, stats=stats)
         rollout.add(**step(0))
         rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
@@ -976,7 +976,7 @@ class TestStatistics:
         assert (rollout.env_major() == before).all()
 
     def test_that_fail_leave_what_was_staged(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        stats = rc.EpisodeStats(N)
+        stats = rl.EpisodeStats(N)
         rollout = make(filled=0, stats=stats)
         rollout.add(**step(0))
         rollout.compute_advantage(np.full(N, 5.0))
@@ -991,8 +991,8 @@ class TestStatistics:
 
     @pytest.mark.parametrize("every", [1, 3])
     def test_and_norms_are_told_of_hidden_states_at_every_step(self, backend: str, every: int) -> None:
-        stats, norm = rc.EpisodeStats(N, metrics=("energy",)), rc.RunningNorm(2)
-        extra = {"hidden": rc.Carry(2, every=every), "energy": rc.Carry(every=every)}
+        stats, norm = rl.EpisodeStats(N, metrics=("energy",)), rl.RunningNorm(2)
+        extra = {"hidden": rl.Carry(2, every=every), "energy": rl.Carry(every=every)}
         rollout = make(filled=0, stats=stats, norm={"hidden": norm}, extra=extra)
         for t in range(4):
             ended = np.full(N, t == 3)
@@ -1002,7 +1002,7 @@ class TestStatistics:
 
     def test_are_told_of_every_step_and_which_rows_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         told: list[tuple[list[float], list[bool]]] = []
-        stats = rc.EpisodeStats(N)
+        stats = rl.EpisodeStats(N)
         monkeypatch.setattr(
             stats, "update", lambda reward, *_, mask, **__: told.append((reward.tolist(), mask.tolist()))
         )
@@ -1013,7 +1013,7 @@ class TestStatistics:
 
 
 def test_a_rollout_tells_what_it_keeps() -> None:
-    rollout = rc.RolloutBuffer(num_steps=4, num_envs=3, obs=2, action=())
+    rollout = rl.RolloutBuffer(num_steps=4, num_envs=3, obs=2, action=())
     kept = 5 * 3 * (8 + 4 + 4 + 1 + 1 + 4 + 4)  # a row more than steps: obs, action, reward, flags, value, log_prob
     assert rollout.nbytes == kept
     rollout.add(np.zeros((3, 2)), np.zeros(3), np.zeros(3), np.zeros(3, bool), np.zeros(3, bool), value=np.zeros(3))
@@ -1023,7 +1023,7 @@ def test_a_rollout_tells_what_it_keeps() -> None:
 
 def test_a_kept_leaf_of_a_large_batch_stays_as_it_was_when_the_rest_is_freed() -> None:
     """The memory of freed batches is given to later ones; that of a leaf that somebody has is not."""
-    rollout = rc.RolloutBuffer(num_steps=64, num_envs=64, obs=64, action=(), seed=0)
+    rollout = rl.RolloutBuffer(num_steps=64, num_envs=64, obs=64, action=(), seed=0)
     for t in range(64):
         row = torch.arange(64.0) + 64 * t
         rollout.add(row.unsqueeze(1).expand(64, 64), row, row, row < 0, row < 0)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from recollect import Carry, Field, SchemaError
-from recollect.schema import Schema, declare
+from relive import Carry, Field, SchemaError
+from relive.schema import Schema, declare
 
 spaces = gym.spaces
 DECLARED: dict[str, tuple[Any, Any]] = {

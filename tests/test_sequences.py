@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-import recollect as rc
-from recollect import kernels
+import relive as rl
+from relive import kernels
 from tests import scripted
 from tests.conftest import BACKENDS
 from tests.reference import sequences as reference
@@ -21,11 +21,11 @@ from tests.reference import sequences as reference
 MODES = ("chunked", "overlap", "every")
 
 
-def filled(ended: list[list[bool]], **options: Any) -> rc.RolloutBuffer:
+def filled(ended: list[list[bool]], **options: Any) -> rl.RolloutBuffer:
     """A rollout of the ends [T][N]: obs is the row t·N + n, the hidden state its negative."""
     steps, envs = len(ended), len(ended[0])
-    hidden = rc.Carry(2, every=options.pop("every", 1))
-    rollout = rc.RolloutBuffer(steps, envs, obs=1, action=(), extra={"hidden": {"a": hidden}}, seed=0, **options)
+    hidden = rl.Carry(2, every=options.pop("every", 1))
+    rollout = rl.RolloutBuffer(steps, envs, obs=1, action=(), extra={"hidden": {"a": hidden}}, seed=0, **options)
     for t in range(steps):
         row = torch.arange(t * envs, (t + 1) * envs, dtype=torch.float32)
         rollout.add(
@@ -36,7 +36,7 @@ def filled(ended: list[list[bool]], **options: Any) -> rc.RolloutBuffer:
     return rollout
 
 
-def golden(**options: Any) -> rc.RolloutBuffer:
+def golden(**options: Any) -> rl.RolloutBuffer:
     """Two environments, five steps; the first one's episode ends at t = 1."""
     return filled([[t == 1, False] for t in range(5)], **options)
 
@@ -46,7 +46,7 @@ def rows_of(batch: Any) -> list[list[int]]:
     return [obs[mask].flatten().int().tolist() for obs, mask in zip(batch["obs"], batch["mask"], strict=True)]
 
 
-def ends_of(rollout: rc.RolloutBuffer) -> torch.Tensor:
+def ends_of(rollout: rl.RolloutBuffer) -> torch.Tensor:
     return rollout["terminated"] | rollout["truncated"]
 
 
@@ -126,7 +126,7 @@ class TestWhichSteps:
         """Over three rollouts: what begins with a rollout may have begun in the one before."""
         scripts = [((3, "terminated"), (2, "truncated")), ((4, "truncated"),)]
         envs = scripted.vector(scripts, mode)
-        rollout = rc.RolloutBuffer.for_env(envs, 5)
+        rollout = rl.RolloutBuffer.for_env(envs, 5)
         obs, _ = envs.reset()
         seen: dict[tuple[float, ...], bool] = {}
         for _ in range(3):
@@ -210,7 +210,7 @@ class TestBatches:
 
     def test_a_constant_batch_size_drops_the_remainder(self):
         assert [len(batch) for batch in golden().sequences(2, batch_size=4, drop_last=True)] == [4]
-        with pytest.raises(rc.NotReadyError, match="sequences: expected at least 7, got 6"):
+        with pytest.raises(rl.NotReadyError, match="sequences: expected at least 7, got 6"):
             golden().sequences(2, batch_size=7, drop_last=True)
 
     def test_order_is_the_seeds(self):
@@ -236,7 +236,7 @@ class TestBatches:
 
     def test_more_fields_than_the_core_takes_at_once_are_read_all_the_same(self):
         names = [f"x{i}" for i in range(140)]
-        rollout = rc.RolloutBuffer(2, 1, obs=1, action=(), extra=dict.fromkeys(names, ()))
+        rollout = rl.RolloutBuffer(2, 1, obs=1, action=(), extra=dict.fromkeys(names, ()))
         for t in range(2):
             flags: Any = [[False], [False]]
             rollout.add([[t]], [0.0], [0.0], *flags, **{name: [i + t] for i, name in enumerate(names)})
@@ -244,7 +244,7 @@ class TestBatches:
         assert [batch[name].tolist() for name in names] == [[[i, i + 1]] for i in range(140)]
 
     def test_one_environment_without_an_axis(self, backend: str):
-        rollout = rc.RolloutBuffer(4, None, obs=1, action=(), extra={"hidden": rc.Carry(1, every=2)})
+        rollout = rl.RolloutBuffer(4, None, obs=1, action=(), extra={"hidden": rl.Carry(1, every=2)})
         for t in range(4):
             rollout.add([t], 0.0, 0.0, t == 2, False, hidden=[10 + t])
         (batch,) = rollout.sequences(2, shuffle=False)
@@ -256,7 +256,7 @@ class TestBatches:
         batches = rollout.sequences(2, batch_size=1)
         next(batches)
         rollout.clear()
-        with pytest.raises(rc.NotReadyError, match="expected the same rollout, got a cleared one"):
+        with pytest.raises(rl.NotReadyError, match="expected the same rollout, got a cleared one"):
             next(batches)
 
     @pytest.mark.parametrize(
@@ -271,25 +271,25 @@ class TestBatches:
         ],
     )
     def test_wrong_arguments_are_refused_at_the_call(self, arguments: dict[str, Any], message: str):
-        with pytest.raises(rc.SchemaError, match=message):
+        with pytest.raises(rl.SchemaError, match=message):
             golden().sequences(**arguments)
 
     @pytest.mark.parametrize("name", ["is_first", "batch_sizes", "mask", "index"])
     def test_names_that_reading_gives_are_refused_for_other_fields(self, name: str):
-        with pytest.raises(rc.SchemaError, match=f"extra.{name}: expected a name of its own, got a reserved one"):
-            rc.RolloutBuffer(2, 2, obs=1, action=(), extra={name: ()})
-        with pytest.raises(rc.SchemaError, match=f"{name}: expected a name of its own, got a taken one"):
+        with pytest.raises(rl.SchemaError, match=f"extra.{name}: expected a name of its own, got a reserved one"):
+            rl.RolloutBuffer(2, 2, obs=1, action=(), extra={name: ()})
+        with pytest.raises(rl.SchemaError, match=f"{name}: expected a name of its own, got a taken one"):
             golden().attach({name: torch.zeros(5, 2)})
 
     def test_an_empty_rollout_is_refused(self):
-        with pytest.raises(rc.NotReadyError, match="sequences: expected stored steps, got none"):
-            rc.RolloutBuffer(2, 2, obs=1, action=()).sequences(2)
+        with pytest.raises(rl.NotReadyError, match="sequences: expected stored steps, got none"):
+            rl.RolloutBuffer(2, 2, obs=1, action=()).sequences(2)
 
     def test_a_rollout_of_reset_rows_alone_is_refused(self):
         rollout = filled([[True]], autoreset=AutoresetMode.NEXT_STEP)
         rollout.clear()
         rollout.add([[0.0]], [0.0], [0.0], [False], [False], hidden={"a": [[0.0, 0.0]]})
-        with pytest.raises(rc.NotReadyError, match="sequences: expected at least 1, got 0"):
+        with pytest.raises(rl.NotReadyError, match="sequences: expected at least 1, got 0"):
             rollout.sequences(2)
 
 
@@ -325,7 +325,7 @@ class TestSparseCarry:
                 assert read[0][key].tolist() == read[1][key].tolist(), key
 
     def test_memory_does_not_grow_with_the_steps(self):
-        rollout = rc.RolloutBuffer(128, 4, obs=1, action=(), extra={"hidden": rc.Carry((2, 64), every=16)})
+        rollout = rl.RolloutBuffer(128, 4, obs=1, action=(), extra={"hidden": rl.Carry((2, 64), every=16)})
         for _ in range(128):
             rollout.add(*(torch.zeros(shape) for shape in ((4, 1), (4,), (4,))), *[np.zeros(4, bool)] * 2,
                         hidden=torch.zeros(4, 2, 64))  # fmt: skip
@@ -334,11 +334,11 @@ class TestSparseCarry:
 
     @pytest.mark.parametrize(("length", "mode"), [(3, "chunked"), (4, "every"), (2, "overlap")])
     def test_starts_where_nothing_was_kept_are_refused(self, length: int, mode: Any):
-        with pytest.raises(rc.SchemaError, match=r"hidden.a kept every 2 steps: expected starts a multiple of 2 steps"):
+        with pytest.raises(rl.SchemaError, match=r"hidden.a kept every 2 steps: expected starts a multiple of 2 steps"):
             golden(every=2).sequences(length, mode=mode)
 
     def test_states_kept_in_inference_mode_do_not_bind_later_ones(self, backend: str):
-        rollout = rc.RolloutBuffer(8, None, obs=1, action=(), extra={"hidden": rc.Carry(every=2)})
+        rollout = rl.RolloutBuffer(8, None, obs=1, action=(), extra={"hidden": rl.Carry(every=2)})
         for t in range(8):
             with torch.inference_mode(t < 5):
                 rollout.add([0.0], 0.0, 0.0, False, False, hidden=float(t))
@@ -351,19 +351,19 @@ class TestSparseCarry:
         assert "hidden" not in rollout.env_major().keys()
 
     def test_staged_states_are_kept_too(self, backend: str):
-        rollout = rc.RolloutBuffer(4, 1, obs=1, action=(), extra={"hidden": rc.Carry(1, every=2)})
+        rollout = rl.RolloutBuffer(4, 1, obs=1, action=(), extra={"hidden": rl.Carry(1, every=2)})
         for t in range(4):
             rollout.stage(hidden=torch.tensor([[10.0 + t]]))
             rollout.add([[t]], [0.0], [0.0], [False], [False])
         assert next(rollout.sequences(2, shuffle=False))["hidden"].flatten().tolist() == [10, 12]
 
     def test_an_observation_is_kept_at_every_step(self):
-        with pytest.raises(rc.SchemaError, match="obs.seen: expected every=1 in what is not extra, got every=2"):
-            rc.RolloutBuffer(8, 2, obs={"seen": rc.Carry(1, every=2)}, action=())
+        with pytest.raises(rl.SchemaError, match="obs.seen: expected every=1 in what is not extra, got every=2"):
+            rl.RolloutBuffer(8, 2, obs={"seen": rl.Carry(1, every=2)}, action=())
 
     def test_a_replay_buffer_refuses_it(self):
-        with pytest.raises(rc.SchemaError, match="hidden: expected every=1 in a replay buffer, got every=2"):
-            rc.ReplayBuffer(8, obs=1, action=(), extra={"hidden": rc.Carry(1, every=2)})
+        with pytest.raises(rl.SchemaError, match="hidden: expected every=1 in a replay buffer, got every=2"):
+            rl.ReplayBuffer(8, obs=1, action=(), extra={"hidden": rl.Carry(1, every=2)})
 
 
 @pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")

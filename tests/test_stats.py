@@ -13,9 +13,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import recollect as rc
-from recollect import listeners, replay, rollout, storage
-from recollect import stats as module
+import relive as rl
+from relive import listeners, replay, rollout, storage
+from relive import stats as module
 from tests.reference.stats import EpisodeStats as Reference
 from tests.scripted import Script, Scripted, step_and_reset
 
@@ -38,20 +38,20 @@ def end(*envs: int, n: int = 2) -> np.ndarray:
     return flags
 
 
-def play(stats: rc.EpisodeStats, *returns: float) -> rc.EpisodeStats:
+def play(stats: rl.EpisodeStats, *returns: float) -> rl.EpisodeStats:
     """One episode of one step for each return, in the only environment."""
     for return_ in returns:
         stats.update([return_], [True], [False])
     return stats
 
 
-def as_lists(stats: rc.EpisodeStats) -> list[dict[str, Any]]:
+def as_lists(stats: rl.EpisodeStats) -> list[dict[str, Any]]:
     columns = {name: column.tolist() for name, column in stats.episodes().items()}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def test_a_device_may_be_named_with_or_without_its_number() -> None:
-    for stats in (rc.EpisodeStats(1, device="cpu:0"), rc.EpisodeStats(1, device="meta").to("meta")):
+    for stats in (rl.EpisodeStats(1, device="cpu:0"), rl.EpisodeStats(1, device="meta").to("meta")):
         reward = torch.ones(1, dtype=torch.float16, device=stats.device.type)
         stats.update(reward, reward > 0, reward > 0)
         assert stats.device == reward.device
@@ -59,7 +59,7 @@ def test_a_device_may_be_named_with_or_without_its_number() -> None:
 
 class TestCounting:
     def test_returns_and_lengths_by_hand(self, arithmetic: str) -> None:
-        stats = rc.EpisodeStats(2)
+        stats = rl.EpisodeStats(2)
         assert stats.summary() == {"episodes": 0.0}
         stats.update([1.0, 10.0], end(), end())
         stats.update([2.0, 20.0], end(0), end())
@@ -75,14 +75,14 @@ class TestCounting:
         assert (summary["episodes"], stats.num_episodes, stats.num_steps) == (3.0, 3, 6)
 
     def test_the_oldest_leave_the_window_and_the_count_goes_on(self, arithmetic: str) -> None:
-        stats = play(rc.EpisodeStats(1, window=3), 1, 2, 3, 4, 5)
+        stats = play(rl.EpisodeStats(1, window=3), 1, 2, 3, 4, 5)
         assert stats.episodes()["return"].tolist() == [3, 4, 5]
         assert stats.summary()["episodes"] == 5
         play(stats, 6)
         assert stats.episodes()["return"].tolist() == [4, 5, 6]
 
     def test_more_ends_in_one_step_than_the_window_holds(self, arithmetic: str) -> None:
-        stats = rc.EpisodeStats(5, window=2)
+        stats = rl.EpisodeStats(5, window=2)
         stats.update(np.arange(5.0), end(0, n=5), end(n=5))
         stats.update(np.arange(5.0), end(1, 2, 4, n=5), end(n=5))
         assert stats.episodes()["return"].tolist() == [4.0, 8.0]
@@ -90,7 +90,7 @@ class TestCounting:
 
     def test_no_slot_but_the_spare_one_is_written_twice_in_a_step(self, arithmetic: str) -> None:
         """Elsewhere than on the host nobody knows which of two writes comes last."""
-        stats: Any = rc.EpisodeStats(5, window=2)
+        stats: Any = rl.EpisodeStats(5, window=2)
         written: list[int] = []
 
         class Ring:
@@ -104,13 +104,13 @@ class TestCounting:
         assert len(written) > 2
 
     def test_both_ends_at_once_are_a_termination(self, arithmetic: str) -> None:
-        stats = rc.EpisodeStats(2)
+        stats = rl.EpisodeStats(2)
         stats.update([0.0, 0.0], end(0, 1), end(1))
         assert stats.summary()["terminated_rate"] == 1.0
         assert stats.summary()["truncated_rate"] == 0.0
 
     def test_rows_that_only_reset_are_ignored_entirely(self, arithmetic: str) -> None:
-        stats = rc.EpisodeStats(2, metrics=("score",), reasons=("fall",))
+        stats = rl.EpisodeStats(2, metrics=("score",), reasons=("fall",))
         stats.update([1.0, 1.0], end(0), end(), metrics={"score": [5, 5]}, reasons=["fall", None])
         garbage = {"metrics": {"score": [np.nan, 5]}, "reasons": ["fall", None]}
         stats.update([np.nan, 1.0], end(0), end(0), mask=[False, True], **garbage)
@@ -121,7 +121,7 @@ class TestCounting:
         assert stats.num_steps == 5
 
     def test_one_environment_without_an_axis(self, arithmetic: str) -> None:
-        stats = rc.EpisodeStats(None, metrics=("score",), reasons=("fall", "success"))
+        stats = rl.EpisodeStats(None, metrics=("score",), reasons=("fall", "success"))
         stats.update(1.5, False, False, metrics={"score": 2}, reasons=None)
         stats.update(np.float32(2.0), True, False, metrics={"score": True}, reasons="success")
         stats.update(1.0, False, True, reasons={"fall": True})
@@ -132,7 +132,7 @@ class TestCounting:
         assert (second["return"], second["truncated"], second["success"], second["fall"]) == (1.0, True, False, True)
 
     def test_many_small_rewards_keep_their_digits(self) -> None:
-        stats = rc.EpisodeStats(1)
+        stats = rl.EpisodeStats(1)
         tenth = torch.full((1,), 0.1)
         for _ in range(3000):
             stats.update(tenth, [False], [False])
@@ -141,7 +141,7 @@ class TestCounting:
 
     @pytest.mark.parametrize("kind", [list, np.array, torch.tensor], ids=["list", "array", "tensor"])
     def test_lists_arrays_and_tensors_say_the_same(self, arithmetic: str, kind: Any) -> None:
-        stats = rc.EpisodeStats(3, metrics=("score",), reasons=("fall",))
+        stats = rl.EpisodeStats(3, metrics=("score",), reasons=("fall",))
         for reward in ([1, 2, 3], [0.5, 0.25, 0.125]):
             ends = kind([False, reward[0] == 0.5, True])
             score = {"score": kind([4, 5, 6])}
@@ -151,20 +151,20 @@ class TestCounting:
         assert stats.summary()["fall_rate"] == 1.0
 
     def test_what_was_passed_is_not_kept(self, arithmetic: str) -> None:
-        stats, reward, ended = rc.EpisodeStats(2), np.ones(2), end(0)
+        stats, reward, ended = rl.EpisodeStats(2), np.ones(2), end(0)
         stats.update(reward, ended, end())
         reward[:], ended[:] = 99.0, True
         stats.update([0.0, 1.0], end(1), end())
         assert stats.episodes()["return"].tolist() == [1.0, 2.0]
 
     def test_the_returned_episodes_are_the_callers_own(self) -> None:
-        stats = play(rc.EpisodeStats(1, window=2), 1, 2, 3)
+        stats = play(rl.EpisodeStats(1, window=2), 1, 2, 3)
         stats.episodes()["return"].zero_()
         assert stats.episodes()["return"].tolist() == [2, 3]
 
     def test_every_update_runs_without_asking_the_device_anything(self) -> None:
         """A meta tensor has no values: whoever asks for one fails."""
-        stats = rc.EpisodeStats(4, window=2, metrics=("score",), reasons=("fall",), device="meta")
+        stats = rl.EpisodeStats(4, window=2, metrics=("score",), reasons=("fall",), device="meta")
         flags, numbers = torch.zeros(4, dtype=torch.bool, device="meta"), torch.zeros(4, device="meta")
         for mask in (None, flags):
             stats.update(numbers, flags, flags, mask=mask, metrics={"score": numbers}, reasons={"fall": flags})
@@ -192,7 +192,7 @@ def histories(draw: st.DrawFn) -> tuple[int, int, list[list[dict[str, Any] | Non
     return num_envs, window, draw(steps)
 
 
-def tell(stats: rc.EpisodeStats, rows: list[dict[str, Any] | None]) -> None:
+def tell(stats: rl.EpisodeStats, rows: list[dict[str, Any] | None]) -> None:
     def column(name: str) -> np.ndarray:
         return np.array([True if row is None else row[name] for row in rows])  # what a reset row says does not count
 
@@ -211,7 +211,7 @@ def test_every_history_gives_what_a_plain_loop_finds(library: Any, history: Any)
     num_envs, window, steps = history
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_array_library", lambda _: library)
-        stats = rc.EpisodeStats(num_envs, window, ("score",), ("fall", "success"))
+        stats = rl.EpisodeStats(num_envs, window, ("score",), ("fall", "success"))
     reference = Reference(num_envs, window, ("score",), ("fall", "success"))
     for rows in steps:
         tell(stats, rows)
@@ -246,10 +246,10 @@ class TestRefusing:
         ],
     )
     def test_a_refused_step_changes_nothing(self, arithmetic: str, changed: dict[str, Any], message: str) -> None:
-        stats = rc.EpisodeStats(3, metrics=("score",), reasons=("fall",))
+        stats = rl.EpisodeStats(3, metrics=("score",), reasons=("fall",))
         stats.update(**{**self.GOOD, "terminated": end(1, n=3)})
         before = stats.snapshot()
-        with pytest.raises(rc.SchemaError, match=message):
+        with pytest.raises(rl.SchemaError, match=message):
             stats.update(**{**self.GOOD, "terminated": end(0, n=3), **changed})
         for name, tensor in stats.snapshot().items():
             assert torch.equal(tensor, before[name])
@@ -269,20 +269,20 @@ class TestRefusing:
         ],
     )
     def test_names_and_sizes_that_cannot_be(self, arguments: dict[str, Any], message: str) -> None:
-        with pytest.raises(rc.SchemaError, match=message):
-            rc.EpisodeStats(**{"num_envs": 2, **arguments})
+        with pytest.raises(rl.SchemaError, match=message):
+            rl.EpisodeStats(**{"num_envs": 2, **arguments})
 
     def test_environments_that_are_not_there(self) -> None:
         with pytest.raises(IndexError, match="environments 0 to 1"):
-            rc.EpisodeStats(2).cut([2])
+            rl.EpisodeStats(2).cut([2])
 
 
 class TestKeeping:
     def test_a_snapshot_brings_back_what_came_after(self, arithmetic: str) -> None:
-        stats = rc.EpisodeStats(2, window=2, metrics=("score",))
+        stats = rl.EpisodeStats(2, window=2, metrics=("score",))
         stats.update([1.0, 2.0], end(0), end(), metrics={"score": [1, 2]})
         snapshot = stats.snapshot()
-        other = rc.EpisodeStats(2, window=2, metrics=("score",))
+        other = rl.EpisodeStats(2, window=2, metrics=("score",))
         other.restore(snapshot)
         for each in (stats, other):
             each.update([10.0, 20.0], end(0, 1), end(), metrics={"score": [1, 2]})
@@ -293,22 +293,22 @@ class TestKeeping:
         assert as_lists(other) == as_lists(stats)
 
     def test_a_snapshot_of_other_arguments_is_refused(self) -> None:
-        stats = play(rc.EpisodeStats(1), 5)
-        for other in (rc.EpisodeStats(1, window=99), rc.EpisodeStats(2), rc.EpisodeStats(1, reasons=("fall",))):
-            with pytest.raises(rc.SchemaError, match="EpisodeStats: expected a snapshot of"):
+        stats = play(rl.EpisodeStats(1), 5)
+        for other in (rl.EpisodeStats(1, window=99), rl.EpisodeStats(2), rl.EpisodeStats(1, reasons=("fall",))):
+            with pytest.raises(rl.SchemaError, match="EpisodeStats: expected a snapshot of"):
                 stats.restore(other.snapshot())
         assert stats.episodes()["return"].tolist() == [5]
 
     def test_it_moves_and_returns_itself(self) -> None:
-        stats = play(rc.EpisodeStats(1), 5)
+        stats = play(rl.EpisodeStats(1), 5)
         assert stats.to("cpu") is stats
         assert play(stats, 6).episodes()["return"].tolist() == [5, 6]
         assert stats.to("meta").device.type == "meta"
-        with pytest.raises(rc.SchemaError, match="reward: expected a tensor on meta"):
+        with pytest.raises(rl.SchemaError, match="reward: expected a tensor on meta"):
             stats.update(torch.ones(1), [True], [False])
 
     def test_clear_forgets_all_and_cut_only_what_is_running(self, arithmetic: str) -> None:
-        stats = rc.EpisodeStats(3)
+        stats = rl.EpisodeStats(3)
         stats.update([1.0, 2.0, 3.0], end(0, n=3), end(n=3))
         stats.update([1.0, 2.0, 3.0], end(n=3), end(n=3))
         stats.cut([0, 2])
@@ -349,16 +349,16 @@ def talkative(scripts: list[Script], mode: AutoresetMode, vector: Any = SyncVect
 SCRIPTS: list[Script] = [((3, "terminated"), (2, "truncated")), ((1, "truncated"), (4, "both")), ((5, "terminated"),)]
 
 
-def buffers(envs: Any, stats: rc.EpisodeStats, **options: Any) -> list[Any]:
+def buffers(envs: Any, stats: rl.EpisodeStats, **options: Any) -> list[Any]:
     return [
-        rc.RolloutBuffer.for_env(envs, 60, stats=stats, **options),
-        rc.ReplayBuffer.for_env(envs, 30, stats=stats, **options),
+        rl.RolloutBuffer.for_env(envs, 60, stats=stats, **options),
+        rl.ReplayBuffer.for_env(envs, 30, stats=stats, **options),
     ]
 
 
 def watched(envs: Any, which: int, episodes: int) -> list[dict[str, Any]]:
     """What the statistics of a buffer say of the first episodes of each environment."""
-    stats = rc.EpisodeStats(envs.num_envs, window=1000, metrics=("score",), reasons=("goal",))
+    stats = rl.EpisodeStats(envs.num_envs, window=1000, metrics=("score",), reasons=("goal",))
     buffer = buffers(envs, stats)[which]
     obs, _ = envs.reset(seed=0)
     for _ in range(60):
@@ -395,7 +395,7 @@ class TestBuffers:
     @pytest.mark.parametrize("which", [0, 1], ids=["rollout", "replay"])
     def test_one_environment_without_an_axis(self, which: int) -> None:
         world = Talkative(Scripted(2, ((3, "terminated"), (2, "truncated"))))
-        stats = rc.EpisodeStats(None, metrics=("score",), reasons=("goal",))
+        stats = rl.EpisodeStats(None, metrics=("score",), reasons=("goal",))
         buffer = buffers(world, stats)[which]
         obs, _ = world.reset()
         for _ in range(5):
@@ -408,8 +408,8 @@ class TestBuffers:
 
     @pytest.mark.parametrize("layout", ["dict", "objects", "nothing"])
     def test_the_last_step_of_an_episode_is_in_final_info_whatever_its_layout(self, layout: str) -> None:
-        stats = rc.EpisodeStats(3, metrics=("score",), reasons=("goal",))
-        rollout = rc.RolloutBuffer(9, 3, obs=1, action=(), autoreset="SAME_STEP", stats=stats)
+        stats = rl.EpisodeStats(3, metrics=("score",), reasons=("goal",))
+        rollout = rl.RolloutBuffer(9, 3, obs=1, action=(), autoreset="SAME_STEP", stats=stats)
         final: Any = {
             "dict": {"score": np.array([0, 5, 0]), "_score": end(1, n=3), "goal": np.array([0.0, 1.0, 0.0])},
             "objects": np.array([None, {"score": 5, "goal": True}, None], dtype=object),
@@ -425,10 +425,10 @@ class TestBuffers:
         assert stats.episodes()["goal"].tolist() == [known, False, False]
 
     def test_metrics_and_reasons_may_be_fields_of_the_buffer(self, backend: str) -> None:
-        stats = rc.EpisodeStats(2, metrics=("force",), reasons=("fall",))
-        extra = {"force": (), "fall": rc.Field((), torch.bool)}
-        rollout = rc.RolloutBuffer(4, 2, obs=1, action=(), extra=extra, stats=stats)
-        replay = rc.ReplayBuffer(8, obs=1, action=(), num_envs=2, extra=extra, stats=stats)
+        stats = rl.EpisodeStats(2, metrics=("force",), reasons=("fall",))
+        extra = {"force": (), "fall": rl.Field((), torch.bool)}
+        rollout = rl.RolloutBuffer(4, 2, obs=1, action=(), extra=extra, stats=stats)
+        replay = rl.ReplayBuffer(8, obs=1, action=(), num_envs=2, extra=extra, stats=stats)
         obs, fields = np.zeros((2, 1)), {"force": [0.5, 0.25], "fall": end(1)}
         rollout.add(obs, [0, 0], [1, 1], end(), end(), **fields)
         rollout.add(obs, [0, 0], [1, 1], end(0, 1), end(), **fields)
@@ -437,8 +437,8 @@ class TestBuffers:
         assert stats.episodes()["fall"].tolist() == [False, True, True]
 
     def test_environments_that_step_at_their_own_time(self, backend: str) -> None:
-        stats = rc.EpisodeStats(3, metrics=("score",))
-        replay = rc.ReplayBuffer(12, obs=1, action=(), num_envs=3, stats=stats, autoreset="DISABLED")
+        stats = rl.EpisodeStats(3, metrics=("score",))
+        replay = rl.ReplayBuffer(12, obs=1, action=(), num_envs=3, stats=stats, autoreset="DISABLED")
         for ids, reward, ends in (
             ([2, 0], [1.0, 10.0], end()),
             ([0], [20.0], end(0, n=1)),
@@ -460,9 +460,9 @@ class TestBuffers:
             "terminated": rng.random((steps, 3)) < 0.3, "truncated": rng.random((steps, 3)) < 0.2,
             "next_obs": rng.random((steps, 3, 1)), "force": rng.random((steps, 3)),
         }  # fmt: skip
-        stats = [rc.EpisodeStats(3, metrics=("force",)) for _ in range(2)]
+        stats = [rl.EpisodeStats(3, metrics=("force",)) for _ in range(2)]
         whole, single = (
-            rc.ReplayBuffer(300, obs=1, action=(), num_envs=3, extra={"force": ()}, autoreset="NEXT_STEP", stats=each)
+            rl.ReplayBuffer(300, obs=1, action=(), num_envs=3, extra={"force": ()}, autoreset="NEXT_STEP", stats=each)
             for each in stats
         )
         whole.extend(block)
@@ -472,23 +472,23 @@ class TestBuffers:
         assert stats[0].num_steps == len(whole) < 60
 
     def test_rewards_of_several_agents_are_added_up(self, backend: str) -> None:
-        stats = rc.EpisodeStats(2)
-        rollout = rc.RolloutBuffer(4, 2, obs=1, action=(), reward=(3,), value=(3,), stats=stats)
-        replay = rc.ReplayBuffer(8, obs=1, action=(), num_envs=2, reward=(3,), stats=stats)
+        stats = rl.EpisodeStats(2)
+        rollout = rl.RolloutBuffer(4, 2, obs=1, action=(), reward=(3,), value=(3,), stats=stats)
+        replay = rl.ReplayBuffer(8, obs=1, action=(), num_envs=2, reward=(3,), stats=stats)
         obs, reward = np.zeros((2, 1)), np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
         rollout.add(obs, [0, 0], reward, end(), end())
         replay.add(obs, [0, 0], reward, end(0, 1), end(), obs + 1)
         assert stats.episodes()["return"].tolist() == [12.0, 30.0]
-        alone = rc.EpisodeStats(None)
-        rollout = rc.RolloutBuffer(4, None, obs=1, action=(), reward=(3,), value=(3,), stats=alone)
+        alone = rl.EpisodeStats(None)
+        rollout = rl.RolloutBuffer(4, None, obs=1, action=(), reward=(3,), value=(3,), stats=alone)
         rollout.add([0.0], 0.0, [1.0, 2.0, 3.0], True, False)
         assert alone.episodes()["return"].tolist() == [6.0]
 
     def test_agents_may_differ_in_dtype(self, backend: str) -> None:
-        agents = {"fox": rc.Field((), torch.bfloat16), "hare": (), "hounds": rc.Field(2, torch.float16)}
-        stats, norm = rc.EpisodeStats(2), rc.RunningNorm(1)
-        rollout = rc.RolloutBuffer(4, 2, obs=1, action=(), reward=agents, stats=stats, norm={"obs": norm})
-        replay = rc.ReplayBuffer(8, obs=1, action=(), num_envs=2, reward=agents, stats=stats)
+        agents = {"fox": rl.Field((), torch.bfloat16), "hare": (), "hounds": rl.Field(2, torch.float16)}
+        stats, norm = rl.EpisodeStats(2), rl.RunningNorm(1)
+        rollout = rl.RolloutBuffer(4, 2, obs=1, action=(), reward=agents, stats=stats, norm={"obs": norm})
+        replay = rl.ReplayBuffer(8, obs=1, action=(), num_envs=2, reward=agents, stats=stats)
         obs, reward = np.zeros((2, 1)), {"fox": [1, 2], "hare": [0.5, 0.25], "hounds": [[6e4, 6e4], [0, 1]]}
         rollout.add(obs, [0, 0], reward, end(), end())
         replay.add(obs, [0, 0], reward, end(0, 1), end(), obs + 1)
@@ -497,16 +497,16 @@ class TestBuffers:
 
     def test_an_episode_goes_on_in_the_next_rollout_unless_the_environments_restarted(self) -> None:
         for restarted, expected in ((False, [11.0, 22.0]), (True, [10.0, 20.0])):
-            stats = rc.EpisodeStats(2)
-            rollout = rc.RolloutBuffer(1, 2, obs=1, action=(), stats=stats)
+            stats = rl.EpisodeStats(2)
+            rollout = rl.RolloutBuffer(1, 2, obs=1, action=(), stats=stats)
             rollout.add(np.zeros((2, 1)), [0, 0], [1.0, 2.0], end(), end())
             rollout.clear(restarted=restarted)
             rollout.add(np.zeros((2, 1)), [0, 0], [10.0, 20.0], end(0, 1), end())
             assert stats.episodes()["return"].tolist() == expected
 
     def test_a_reset_that_was_pending_at_clear_is_still_ignored(self) -> None:
-        stats = rc.EpisodeStats(2)
-        rollout = rc.RolloutBuffer(2, 2, obs=1, action=(), autoreset="NEXT_STEP", stats=stats)
+        stats = rl.EpisodeStats(2)
+        rollout = rl.RolloutBuffer(2, 2, obs=1, action=(), autoreset="NEXT_STEP", stats=stats)
         for t in range(6):
             if rollout.is_full:
                 rollout.clear()
@@ -516,62 +516,62 @@ class TestBuffers:
 
     def test_clearing_a_replay_keeps_its_episodes_running_and_cutting_drops_them(self) -> None:
         for stop, expected in (("clear", [11.0, 22.0]), ("cut", [10.0, 20.0]), ("cut one", [11.0, 20.0])):
-            stats = rc.EpisodeStats(2)
-            replay = rc.ReplayBuffer(4, obs=1, action=(), num_envs=2, stats=stats)
+            stats = rl.EpisodeStats(2)
+            replay = rl.ReplayBuffer(4, obs=1, action=(), num_envs=2, stats=stats)
             obs = np.zeros((2, 1))
             replay.add(obs, [0, 0], [1.0, 2.0], end(), end(), obs + 1)
             {"clear": replay.clear, "cut": replay.cut, "cut one": lambda r=replay: r.cut([1])}[stop]()
             replay.add(obs, [0, 0], [10.0, 20.0], end(0, 1), end(), obs + 1)
             assert stats.episodes()["return"].tolist() == expected, stop
 
-    @pytest.mark.parametrize("make", [rc.RolloutBuffer, rc.ReplayBuffer])
+    @pytest.mark.parametrize("make", [rl.RolloutBuffer, rl.ReplayBuffer])
     def test_statistics_that_do_not_fit_are_refused_when_the_buffer_is_made(self, make: Any) -> None:
         options = {"obs": 1, "action": (), "extra": {"force": (3,)}}
         for stats, message in (
-            (rc.EpisodeStats(3), "stats: expected num_envs=2 as the buffer's, got 3"),
-            (rc.EpisodeStats(None), "stats: expected num_envs=2 as the buffer's, got None"),
-            (rc.EpisodeStats(2, metrics=("force",)), "stats: force: expected a field of one real number"),
-            (rc.EpisodeStats, "stats: expected an EpisodeStats, got <class"),
+            (rl.EpisodeStats(3), "stats: expected num_envs=2 as the buffer's, got 3"),
+            (rl.EpisodeStats(None), "stats: expected num_envs=2 as the buffer's, got None"),
+            (rl.EpisodeStats(2, metrics=("force",)), "stats: force: expected a field of one real number"),
+            (rl.EpisodeStats, "stats: expected an EpisodeStats, got <class"),
         ):
-            with pytest.raises(rc.SchemaError, match=message):
+            with pytest.raises(rl.SchemaError, match=message):
                 make(4, num_envs=2, stats=stats, **options)
 
     def test_an_info_that_does_not_fit_leaves_buffer_and_statistics_as_they_were(self) -> None:
         envs = talkative(SCRIPTS, AutoresetMode.SAME_STEP)
-        stats = rc.EpisodeStats(3, metrics=("score",))
+        stats = rl.EpisodeStats(3, metrics=("score",))
         obs = np.zeros((3, 3), np.float32)
         for buffer in buffers(envs, stats):
             step = (obs + 1, np.ones(3), end(n=3), end(n=3), {"score": np.ones((3, 2))})
-            with pytest.raises(rc.SchemaError, match=r"info\['score'\]: expected shape \(3,\)"):
+            with pytest.raises(rl.SchemaError, match=r"info\['score'\]: expected shape \(3,\)"):
                 buffer.add_step(obs, np.zeros(3, np.int64), step)
             assert len(buffer) == 0
         assert stats.num_steps == 0
         envs.close()
 
     def test_a_rollout_whose_memory_was_moved_is_still_counted(self) -> None:
-        stats = rc.EpisodeStats(2)
-        rollout = rc.RolloutBuffer(4, 2, obs=1, action=(), stats=stats)
+        stats = rl.EpisodeStats(2)
+        rollout = rl.RolloutBuffer(4, 2, obs=1, action=(), stats=stats)
         rollout.add(np.zeros((2, 1)), [0, 0], [1.0, 2.0], end(), end())
         for tensor in rollout.data.values():
             tensor.share_memory_()
         rollout.add(np.zeros((2, 1)), [0, 0], [10.0, 20.0], end(0, 1), end())
         assert stats.episodes()["return"].tolist() == [11.0, 22.0]
 
-    @pytest.mark.parametrize("make", [rc.RolloutBuffer, rc.ReplayBuffer])
+    @pytest.mark.parametrize("make", [rl.RolloutBuffer, rl.ReplayBuffer])
     def test_telling_asks_the_device_nothing(self, make: Any) -> None:
         """A meta tensor has no values: whoever asks for one fails."""
-        stats, norm = rc.EpisodeStats(2, metrics=("force",)), rc.RunningNorm(3)
+        stats, norm = rl.EpisodeStats(2, metrics=("force",)), rl.RunningNorm(3)
         options = {"obs": 3, "action": (), "extra": {"force": ()}, "autoreset": "NEXT_STEP", "device": "meta"}
         buffer = make(4, num_envs=2, stats=stats, norm={"obs": norm}, **options)
         numbers, flags = torch.zeros(2, device="meta"), torch.zeros(2, dtype=torch.bool, device="meta")
         obs, next_obs = (torch.zeros(2, 3, device="meta") for _ in range(2))
         for _ in range(3):
-            rest = (next_obs,) if make is rc.ReplayBuffer else ()
+            rest = (next_obs,) if make is rl.ReplayBuffer else ()
             buffer.add(obs, numbers, numbers, flags, flags, *rest, force=numbers)
 
     def test_the_buffer_moves_its_statistics_to_its_device(self) -> None:
-        stats = rc.EpisodeStats(2)
-        rollout = rc.RolloutBuffer(4, 2, obs=1, action=(), device="meta", stats=stats)
+        stats = rl.EpisodeStats(2)
+        rollout = rl.RolloutBuffer(4, 2, obs=1, action=(), device="meta", stats=stats)
         assert rollout.stats is stats
         assert stats.device.type == "meta"
 

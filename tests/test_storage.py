@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recollect import Field, SchemaError, kernels
-from recollect.kernels.reader import reader
-from recollect.memory import Memory
-from recollect.schema import DTYPES, Schema
-from recollect.storage import Storage
+from relive import Field, SchemaError, kernels
+from relive.kernels.reader import reader
+from relive.memory import Memory
+from relive.schema import DTYPES, Schema
+from relive.storage import Storage
 
 ROWS, ENVS = 3, 2
 

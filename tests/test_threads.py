@@ -1,6 +1,6 @@
 """Threads: what is written, drawn and read at once is whole, and every pair of calls returns.
 
-RECOLLECT_THREAD_SECONDS says how long the long test goes on, half an hour without it.
+RELIVE_THREAD_SECONDS says how long the long test goes on, half an hour without it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 import torch
 
-import recollect as rc
+import relive as rl
 from tests.faults.traffic import Traffic
 from tests.totals import tell
 
-LONG = float(os.environ.get("RECOLLECT_THREAD_SECONDS", "1800"))
+LONG = float(os.environ.get("RELIVE_THREAD_SECONDS", "1800"))
 WATCHDOG = 60.0
 """No few short calls take this long, however busy the machine is."""
-REFUSALS = (rc.SchemaError, rc.NotReadyError, rc.BufferFullError, IndexError)
+REFUSALS = (rl.SchemaError, rl.NotReadyError, rl.BufferFullError, IndexError)
 """What a call may say about what another thread has done meanwhile."""
 
 
@@ -76,25 +76,25 @@ class TestTraffic:
         assert (traffic.torn, traffic.unknown) == (0, 0)
 
     def test_no_row_is_torn_or_unknown(self, tmp_path: Path) -> None:
-        traffic = Traffic(64, rc.Prioritized(), tmp_path)
+        traffic = Traffic(64, rl.Prioritized(), tmp_path)
         self.assert_whole(traffic, rows=200_000, seconds=10)
         assert traffic.saves >= 5
 
     # Rows of this size are copied without the GIL: only the buffer's lock keeps a reader from half a row.
-    @pytest.mark.parametrize("sampler", [rc.Uniform(), rc.Prioritized()], ids=repr)
+    @pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized()], ids=repr)
     def test_no_large_row_is_torn_or_unknown(self, sampler: Any) -> None:
         self.assert_whole(Traffic(1 << 16, sampler), rows=200_000, seconds=3)
 
     @pytest.mark.long
     def test_no_row_is_torn_or_unknown_for_half_an_hour(self, tmp_path: Path) -> None:
-        self.assert_whole(Traffic(1 << 12, rc.Prioritized(), tmp_path), rows=10**15, seconds=LONG)
+        self.assert_whole(Traffic(1 << 12, rl.Prioritized(), tmp_path), rows=10**15, seconds=LONG)
 
 
 class TestCounts:
     """What many threads tell of is counted exactly once."""
 
     def test_of_norms(self) -> None:
-        norm = rc.RunningNorm(3)
+        norm = rl.RunningNorm(3)
         rows = torch.arange(12.0).view(4, 3)
         assert at_once(*[lambda: norm.update(rows)] * 4, times=500) == []
         assert norm.count == 4 * 500 * 4
@@ -102,7 +102,7 @@ class TestCounts:
         torch.testing.assert_close(norm.var, rows.double().var(0, correction=0))
 
     def test_of_statistics(self) -> None:
-        stats = rc.EpisodeStats(2)
+        stats = rl.EpisodeStats(2)
         step = [1.0, 2.0], [True, False], [False, False]
         assert at_once(*[lambda: stats.update(*step)] * 4, times=500) == []
         assert (stats.num_steps, stats.num_episodes) == (4000, 2000)
@@ -135,10 +135,10 @@ REPLAY: Calls = {
     "cut": lambda b: b.cut([1]),
     "clear": lambda b: b.clear(),
     "commit": lambda b: b.commit(),
-    "sample": lambda b: b.sample(4, rc.NStep(2, 0.9)),
+    "sample": lambda b: b.sample(4, rl.NStep(2, 0.9)),
     "update_priority": lambda b: b.update_priority(INDEX, [1.0, 2.0]),
     "ids": lambda b: b.ids(),
-    "read": lambda b: b.read(INDEX, rc.NStep(2, 0.9)),
+    "read": lambda b: b.read(INDEX, rl.NStep(2, 0.9)),
     "is_open": lambda b: b.is_open,
     "columns": lambda b: b.columns,
     "state_dict": lambda b: b.state_dict(),
@@ -233,12 +233,12 @@ NORM: Calls = {
 
 def listened(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """A buffer of two environments with statistics and a norm."""
-    listeners = {"stats": rc.EpisodeStats(2), "norm": {"obs": rc.RunningNorm(3)}}
+    listeners = {"stats": rl.EpisodeStats(2), "norm": {"obs": rl.RunningNorm(3)}}
     return make(*arguments, obs=3, action=(), num_envs=2, autoreset="Disabled", seed=0, **listeners, **options)
 
 
-def source() -> rc.ReplayBuffer:
-    replay = rc.ReplayBuffer(10, obs=2, action=())
+def source() -> rl.ReplayBuffer:
+    replay = rl.ReplayBuffer(10, obs=2, action=())
     for t in range(10):
         replay.add([float(t), 0.0], 0.0, 0.0, False, False, [t + 1.0, 0.0])
     return replay
@@ -246,11 +246,11 @@ def source() -> rc.ReplayBuffer:
 
 SOURCE = source()
 KINDS: dict[str, tuple[type, Callable[[], Any], Calls]] = {
-    "replay": (rc.ReplayBuffer, lambda: listened(rc.ReplayBuffer, 8, sampler=rc.Prioritized()), REPLAY),
-    "rollout": (rc.RolloutBuffer, lambda: listened(rc.RolloutBuffer, 3), ROLLOUT),
-    "distillation": (rc.DistillationBuffer, lambda: rc.DistillationBuffer(8, obs=2, action=()), DISTILLATION),
-    "stats": (rc.EpisodeStats, lambda: rc.EpisodeStats(2, window=3), STATS),
-    "norm": (rc.RunningNorm, lambda: rc.RunningNorm(3), NORM),
+    "replay": (rl.ReplayBuffer, lambda: listened(rl.ReplayBuffer, 8, sampler=rl.Prioritized()), REPLAY),
+    "rollout": (rl.RolloutBuffer, lambda: listened(rl.RolloutBuffer, 3), ROLLOUT),
+    "distillation": (rl.DistillationBuffer, lambda: rl.DistillationBuffer(8, obs=2, action=()), DISTILLATION),
+    "stats": (rl.EpisodeStats, lambda: rl.EpisodeStats(2, window=3), STATS),
+    "norm": (rl.RunningNorm, lambda: rl.RunningNorm(3), NORM),
 }
 MADE_WITHOUT_ONE = {"for_env", "estimate_bytes"}
 

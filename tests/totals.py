@@ -6,7 +6,7 @@ import os
 
 _told: list[str] = []
 
-SEED = int(os.environ.get("RECOLLECT_SEED", "0"))
+SEED = int(os.environ.get("RELIVE_SEED", "0"))
 """Of every trial that draws; a failure names it."""
 
 
@@ -23,5 +23,5 @@ def taken() -> list[str]:
 
 
 def trials(name: str, usual: int) -> int:
-    """How many: `RECOLLECT_<name>` in the environment sets it."""
-    return int(os.environ.get(f"RECOLLECT_{name}", usual))
+    """How many: `RELIVE_<name>` in the environment sets it."""
+    return int(os.environ.get(f"RELIVE_{name}", usual))

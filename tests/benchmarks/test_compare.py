@@ -13,13 +13,13 @@ from tests.benchmarks.runs import run, timing
 
 
 def of(ratio: tuple[float, float, float], **more: Any) -> dict[str, Any]:
-    return run({"uniform": {"recollect": timing("ours", 10.0, ratio), "rlox": timing("peer", 50.0, (1, 1, 1))}}, **more)
+    return run({"uniform": {"relive": timing("ours", 10.0, ratio), "rlox": timing("peer", 50.0, (1, 1, 1))}}, **more)
 
 
 def test_a_ratio_that_fell_beyond_both_intervals_is_slower() -> None:
     (change,) = changes(of((5.0, 4.8, 5.2)), of((3.0, 2.9, 3.1)))
     assert change.is_slower
-    assert str(change) == "slower: uniform, recollect: 5.00 → 3.00 times as fast as the fastest peer"
+    assert str(change) == "slower: uniform, relive: 5.00 → 3.00 times as fast as the fastest peer"
 
 
 def test_a_ratio_that_rose_is_faster() -> None:
@@ -41,7 +41,7 @@ def test_a_slower_machine_changes_nothing() -> None:
 def test_without_peers_the_limit_is_compared_with() -> None:
     def alone(ratio: float) -> dict[str, Any]:
         interval = {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
-        return run({"gae": {"recollect": timing("ours", 10.0, times_limit=interval)}})
+        return run({"gae": {"relive": timing("ours", 10.0, times_limit=interval)}})
 
     (change,) = changes(alone(0.8), alone(0.4))
     assert "0.80 → 0.40 times as fast as the limit" in str(change)
@@ -57,7 +57,7 @@ def test_peers_and_cases_of_one_run_only_are_passed_over() -> None:
 def test_the_worst_comes_first() -> None:
     def two(first: float, second: float) -> dict[str, Any]:
         ratios = {"a": first, "b": second}
-        return run({case: {"recollect": timing("ours", 1.0, (r, r, r))} for case, r in ratios.items()})
+        return run({case: {"relive": timing("ours", 1.0, (r, r, r))} for case, r in ratios.items()})
 
     assert [change.case for change in changes(two(4.0, 4.0), two(3.0, 1.0))] == ["b", "a"]
 
@@ -78,6 +78,6 @@ def test_the_command_exits_with_one_if_something_got_slower(tmp_path: Path, caps
     before.write_text(json.dumps(of((5.0, 4.8, 5.2))))
     after.write_text(json.dumps(of((3.0, 2.9, 3.1))))
     assert main([str(before), str(after)]) == 1
-    assert "slower: uniform, recollect" in capsys.readouterr().out
+    assert "slower: uniform, relive" in capsys.readouterr().out
     assert main([str(before), str(before)]) == 0
     assert "nothing changed by more than chance" in capsys.readouterr().out

@@ -14,7 +14,7 @@ from benchmarks.suite import last_kept
 from tests.benchmarks.runs import run, timing
 
 UNIFORM = {
-    "recollect": timing("ours", 12.5, (4.0, 3.9, 4.1), met=True, times_limit={"ratio": 0.4, "low": 0.3, "high": 0.5}),
+    "relive": timing("ours", 12.5, (4.0, 3.9, 4.1), met=True, times_limit={"ratio": 0.4, "low": 0.3, "high": 0.5}),
     "rlox": timing("peer", 50.0, (1.0, 1.0, 1.0)),
     "memcpy of the same bytes": timing("limit", 5.0),
 }
@@ -29,7 +29,7 @@ def test_a_kept_run_becomes_a_table_with_bars_spread_and_limit(tmp_path: Path) -
     keep(tmp_path, "replay-2026-01-02T0304.json", run({"uniform": UNIFORM}, peers={"rlox": "1.2"}))
     text = page(tmp_path)
     assert "| uniform | *memcpy of the same bytes* | 5 µs | 4.5 µs–5.5 µs |" in text
-    assert "|  | **recollect** | 12.5 µs | 11.2 µs–13.8 µs | 4.00 (3.90–4.10) | 0.40 | ≥ 4 | yes |" in text
+    assert "|  | **relive** | 12.5 µs | 11.2 µs–13.8 µs | 4.00 (3.90–4.10) | 0.40 | ≥ 4 | yes |" in text
     assert "2026-01-02; Abacus 9, 2 cores, 2 torch threads; Python 3.11.0, rlox 1.2." in text
     assert "## On-policy" not in text, "of which there is no run"
 
@@ -46,9 +46,9 @@ def test_a_busy_machine_and_a_library_that_was_refused_are_said(tmp_path: Path) 
 
 def test_memory_has_its_bar(tmp_path: Path) -> None:
     line = {"role": "ours", "held": 7069.5, "resident": None, "met": True, "wrong": None}
-    memory = {"memory image": {"bar": 7120.0, "libraries": {"recollect, Stacked": line}}}
+    memory = {"memory image": {"bar": 7120.0, "libraries": {"relive, Stacked": line}}}
     keep(tmp_path, "memory-2026-01-02T0304.json", run({}, memory=memory))
-    assert "| memory image | **recollect, Stacked** | 7,069.5 | – | ≤ 7,120 | yes |  |" in page(tmp_path)
+    assert "| memory image | **relive, Stacked** | 7,069.5 | – | ≤ 7,120 | yes |  |" in page(tmp_path)
 
 
 def test_the_newest_kept_run_counts_and_local_ones_do_not(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_pictures_are_drawn_of_cases_and_of_curves(tmp_path: Path) -> None:
     points = [
         {"operation": "gae", "library": library, "axis": axis, "size": size, "median_us": us * size}
         | {"p25_us": us, "p75_us": 2 * us * size}
-        for axis in ("T", "N") for size in (16, 64, 256) for library, us in (("recollect", 1.0), ("rlox", 9.0))
+        for axis in ("T", "N") for size in (16, 64, 256) for library, us in (("relive", 1.0), ("rlox", 9.0))
     ]  # fmt: skip
     keep(tmp_path, "scaling-2026-01-02T0304.json", run({}, points=points))
     images = tmp_path / "images"

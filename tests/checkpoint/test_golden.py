@@ -19,14 +19,14 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 
-import recollect as rc
-from recollect import kernels
-from recollect.disk import room
+import relive as rl
+from relive import kernels
+from relive.disk import room
 from tests.checkpoint.traffic import KINDS, Kind
 
 GOLDEN = Path(__file__).parent / "golden"
 CHECKPOINTS, DISK = GOLDEN / "format-1", GOLDEN / "disk-1"
-REPLAYS = [kind for kind, subject in KINDS.items() if isinstance(subject.make(), rc.ReplayBuffer)]
+REPLAYS = [kind for kind, subject in KINDS.items() if isinstance(subject.make(), rl.ReplayBuffer)]
 FOLDERS = [
     *(("format-1", kind) for kind in KINDS),
     *(("disk-1", kind) for kind in REPLAYS),
@@ -59,7 +59,7 @@ def _replies(folder: Path, subject: Kind, scratch: Path) -> Any:
     """What the public API says of the buffer in a folder, of which a copy is opened."""
     root = scratch / folder.name
     shutil.copytree(folder, root)
-    buffer = rc.load(root)
+    buffer = rl.load(root)
     buffer.check()
     found = _stored(buffer) | {"batches": [subject.read(buffer) for _ in range(2)]}
     for n in range(35, 45):
@@ -75,12 +75,12 @@ def _stored(buffer: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"len": len(buffer)}
     if getattr(buffer, "stats", None) is not None:
         found |= {"statistics": buffer.stats.summary(), "finished": buffer.stats.episodes()}
-    if isinstance(buffer, rc.ReplayBuffer):
+    if isinstance(buffer, rl.ReplayBuffer):
         norms = {name: [norm.count, norm.mean, norm.std] for name, norm in buffer.norm.items()}
         episodes = [episode.to_dict() for episode in buffer.episodes()]
         rows = {"ids": buffer.ids(), "rows": buffer[buffer.ids()].to_dict(), "open": buffer.is_open}
         found |= {"norms": norms, "episodes": episodes} | rows
-    if isinstance(buffer, rc.RolloutBuffer):
+    if isinstance(buffer, rl.RolloutBuffer):
         found |= {"steps": buffer.num_stored, "data": buffer.data.to_dict(), "final_obs": buffer.final_obs.to_dict()}
     return found
 
@@ -139,7 +139,7 @@ def _disk_memory(kind: str) -> None:
     subject, root = _subject(kind), DISK / _folder(kind)
     source = subject.make()
     source.save(root.with_name("tmp"))
-    replay: Any = rc.load(root.with_name("tmp"), device=rc.Memory.disk(root))
+    replay: Any = rl.load(root.with_name("tmp"), device=rl.Memory.disk(root))
     shutil.rmtree(root.with_name("tmp"))
     for n in range(35):
         subject.act(replay, n)

@@ -14,8 +14,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import recollect as rc
-from recollect.memory.shared import shares_memory
+import relive as rl
+from relive.memory.shared import shares_memory
 from tests.checkpoint.traffic import KINDS, digest, equal, make_replay, step_replay
 
 
@@ -29,14 +29,14 @@ def test_a_loaded_buffer_goes_on_as_the_saved_one(kind: str, tmp_path: Path, bac
         if n % 9 != 8:
             continue
         buffer.save(tmp_path)
-        twin = rc.load(tmp_path)
+        twin = rl.load(tmp_path)
         if hasattr(buffer, "_tests_clock"):
             twin._tests_clock = buffer._tests_clock.copy()
         assert equal(digest(buffer), digest(twin))
         for m in range(n + 1, n + 12):
             subject.act(twin, m)
         later = [subject.read(twin) for _ in range(3)]
-        other = rc.load(tmp_path)
+        other = rl.load(tmp_path)
         if hasattr(buffer, "_tests_clock"):
             other._tests_clock = buffer._tests_clock.copy()
         for m in range(n + 1, n + 12):
@@ -58,7 +58,7 @@ def test_the_stream_of_samples_is_that_of_the_uninterrupted_run(
         for _ in range(reads):
             subject.read(buffer)
     buffer.save(path)
-    twin = rc.load(path)
+    twin = rl.load(path)
     if hasattr(buffer, "_tests_clock"):
         twin._tests_clock = buffer._tests_clock.copy()
     for n in range(before, before + after):
@@ -69,7 +69,7 @@ def test_the_stream_of_samples_is_that_of_the_uninterrupted_run(
 
 
 def test_only_new_rows_are_written(tmp_path: Path) -> None:
-    replay = rc.ReplayBuffer(40_000, obs=16, action=4, num_envs=4, seed=0)
+    replay = rl.ReplayBuffer(40_000, obs=16, action=4, num_envs=4, seed=0)
     zeros = np.zeros((1000, 4))
     block = {
         "obs": np.zeros((1000, 4, 16), np.float32), "action": np.zeros((1000, 4, 4), np.float32), "reward": zeros,
@@ -88,38 +88,38 @@ def test_only_new_rows_are_written(tmp_path: Path) -> None:
 
 
 def test_another_buffers_save_is_written_in_full(tmp_path: Path) -> None:
-    first, second = make_replay(rc.Uniform()), make_replay(rc.Uniform())
+    first, second = make_replay(rl.Uniform()), make_replay(rl.Uniform())
     for n in range(20):
         step_replay(first, n)
     first.save(tmp_path)
     for n in range(30):
         step_replay(second, n + 100)
     second.save(tmp_path)
-    assert equal(digest(rc.load(tmp_path)), digest(second))
+    assert equal(digest(rl.load(tmp_path)), digest(second))
     first.save(tmp_path)
-    assert equal(digest(rc.load(tmp_path)), digest(first))
-    assert equal(digest(rc.load(tmp_path, number=2)), digest(second))
+    assert equal(digest(rl.load(tmp_path)), digest(first))
+    assert equal(digest(rl.load(tmp_path, number=2)), digest(second))
 
 
 def test_a_save_before_the_fields_are_known_is_gone_on_from(tmp_path: Path) -> None:
-    buffer = rc.DistillationBuffer(4, obs=2, seed=0)
+    buffer = rl.DistillationBuffer(4, obs=2, seed=0)
     buffer.save(tmp_path)
     buffer.add([[1.0, 2.0]], [[3.0]])
     buffer.save(tmp_path)
-    assert equal(digest(rc.load(tmp_path)), digest(buffer))
+    assert equal(digest(rl.load(tmp_path)), digest(buffer))
 
 
 def test_a_staged_axis_of_any_stride_is_saved(tmp_path: Path) -> None:
-    replay = rc.ReplayBuffer(4, obs=2, action=(), num_envs=1, seed=0)
+    replay = rl.ReplayBuffer(4, obs=2, action=(), num_envs=1, seed=0)
     replay.stage(action=torch.tensor(3.0).expand(1))
     replay.save(tmp_path)
-    assert equal(digest(rc.load(tmp_path)), digest(replay))
+    assert equal(digest(rl.load(tmp_path)), digest(replay))
 
 
 @pytest.mark.parametrize("capacity", [3, 4, 7, 12])
 def test_stacks_are_loaded_with_another_capacity(capacity: int, tmp_path: Path) -> None:
     """More capacity than before: the frames of rows that were too old to be drawn are still needed."""
-    replay = rc.ReplayBuffer(6, obs=rc.Stacked(rc.Field(1), 3), action=(), num_envs=1, seed=0)
+    replay = rl.ReplayBuffer(6, obs=rl.Stacked(rl.Field(1), 3), action=(), num_envs=1, seed=0)
     start = 0
 
     def stack(t: int) -> Any:
@@ -131,7 +131,7 @@ def test_stacks_are_loaded_with_another_capacity(capacity: int, tmp_path: Path) 
         start = t + 1 if ends else start
     replay.save(tmp_path)
     with pytest.warns(UserWarning, match="capacity 6 became"):
-        other = rc.load(tmp_path, capacity=capacity)
+        other = rl.load(tmp_path, capacity=capacity)
     ids = replay.ids()[-capacity:]
     assert other.ids().tolist() == ids.tolist()
     assert equal(other[ids].to_dict(), replay[ids].to_dict())
@@ -145,9 +145,9 @@ def test_a_long_list_of_segments_is_made_shorter_by_one_segment_of_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often a buffer is saved: new rows, and at most the rows of one long segment again."""
-    monkeypatch.setattr("recollect.checkpoint.vault.MOST_BYTES", 12_000)
-    monkeypatch.setattr("recollect.checkpoint.saving.SEGMENT_BYTES", 2_000)
-    replay = rc.ReplayBuffer(2_000, obs=2, action=(), seed=0)
+    monkeypatch.setattr("relive.checkpoint.vault.MOST_BYTES", 12_000)
+    monkeypatch.setattr("relive.checkpoint.saving.SEGMENT_BYTES", 2_000)
+    replay = rl.ReplayBuffer(2_000, obs=2, action=(), seed=0)
     row, longest = 2 * 4 + 4 + 4 + 2, 0
     for n in range(300):
         for t in range(2):
@@ -157,12 +157,12 @@ def test_a_long_list_of_segments_is_made_shorter_by_one_segment_of_writing(
         assert written <= 1.1 * 2 * row + 2_000 + 64
         longest = max(longest, len(list((tmp_path / "segments").iterdir())))
         if n % 50 == 49:
-            assert equal(digest(rc.load(tmp_path)), digest(replay))
+            assert equal(digest(rl.load(tmp_path)), digest(replay))
     assert 10 < longest < 150
 
 
 def test_saving_takes_little_memory(tmp_path: Path) -> None:
-    replay = rc.ReplayBuffer(400_000, obs=64, action=4, seed=0)
+    replay = rl.ReplayBuffer(400_000, obs=64, action=4, seed=0)
     steps = 4000
     block = {
         "obs": np.zeros((steps, 64), np.float32), "action": np.zeros((steps, 4), np.float32), "reward": np.zeros(steps),
@@ -179,7 +179,7 @@ def test_saving_takes_little_memory(tmp_path: Path) -> None:
 
 
 def test_old_checkpoints_are_kept_as_asked(tmp_path: Path) -> None:
-    replay, digests = make_replay(rc.Prioritized()), {}
+    replay, digests = make_replay(rl.Prioritized()), {}
     for n in range(60):
         step_replay(replay, n)
         if n % 6 == 5:
@@ -187,13 +187,13 @@ def test_old_checkpoints_are_kept_as_asked(tmp_path: Path) -> None:
     numbers = sorted(digests)[-3:]
     assert [int(path.stem) for path in sorted((tmp_path / "manifests").iterdir())] == numbers
     for number in numbers:
-        assert equal(digest(rc.load(tmp_path, number=number)), digests[number])
-    with pytest.raises(rc.NoCheckpoint, match=r"00000001.json: expected one of the checkpoints 8, 9, 10, got another"):
-        rc.load(tmp_path, number=1)
+        assert equal(digest(rl.load(tmp_path, number=number)), digests[number])
+    with pytest.raises(rl.NoCheckpoint, match=r"00000001.json: expected one of the checkpoints 8, 9, 10, got another"):
+        rl.load(tmp_path, number=1)
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_word(tmp_path: Path) -> None:
-    replay = make_replay(rc.Uniform())
+    replay = make_replay(rl.Uniform())
     for n in range(10):
         step_replay(replay, n)
     replay.save(tmp_path)
@@ -203,19 +203,19 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_word(tmp_path: Path) -> None
     state = tmp_path / "state" / "00000002.bin"
     state.write_bytes(state.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="passed over a damaged checkpoint for 1. state/00000002.bin: expected"):
-        loaded = rc.load(tmp_path)
+        loaded = rl.load(tmp_path)
     assert equal(digest(loaded), older)
-    with pytest.raises(rc.CorruptCheckpoint, match=r"state/00000002.bin: expected \d+ bytes, got"):
-        rc.load(tmp_path, number=2)
+    with pytest.raises(rl.CorruptCheckpoint, match=r"state/00000002.bin: expected \d+ bytes, got"):
+        rl.load(tmp_path, number=2)
     # And the buffer goes on: what it believed to be there is written again in full.
     replay.save(tmp_path)
-    assert equal(digest(rc.load(tmp_path)), digest(replay))
+    assert equal(digest(rl.load(tmp_path)), digest(replay))
 
 
 def test_where_nothing_was_saved_there_is_no_checkpoint(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(rc.NoCheckpoint):
-            rc.load(path)
+        with pytest.raises(rl.NoCheckpoint):
+            rl.load(path)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_another_capacity_keeps_the_newest_rows_and_says_so(kind: str, capacity:
         step_replay(replay, n)
     replay.save(tmp_path)
     with pytest.warns(UserWarning, match=f"load: capacity 24 became {capacity}"):
-        other = rc.load(tmp_path, capacity=capacity)
+        other = rl.load(tmp_path, capacity=capacity)
     newest = replay._storage.ring.newest()
     ids = replay.ids()
     kept = ids[ids // 3 > newest[ids % 3] - other._storage.ring.alive]
@@ -239,46 +239,46 @@ def test_another_capacity_keeps_the_newest_rows_and_says_so(kind: str, capacity:
     for n in range(200, 260):
         step_replay(other, n)
     other.save(tmp_path)
-    assert equal(digest(rc.load(tmp_path)), digest(other))
+    assert equal(digest(rl.load(tmp_path)), digest(other))
 
 
 def test_a_function_for_beta_is_given_again(tmp_path: Path) -> None:
-    sampler = rc.Prioritized(beta=lambda draws: min(1.0, draws / 100))
+    sampler = rl.Prioritized(beta=lambda draws: min(1.0, draws / 100))
     replay = make_replay(sampler)
     for n in range(20):
         step_replay(replay, n)
     replay.save(tmp_path)
     with pytest.raises(
-        rc.IncompatibleCheckpoint, match="sampler: expected one that can be saved, got one of the caller's"
+        rl.IncompatibleCheckpoint, match="sampler: expected one that can be saved, got one of the caller's"
     ):
-        rc.load(tmp_path)
-    twin = rc.load(tmp_path, sampler=sampler)
+        rl.load(tmp_path)
+    twin = rl.load(tmp_path, sampler=sampler)
     assert equal(replay.sample(8).to_dict(), twin.sample(8).to_dict())
 
 
 def test_another_sampler_is_refused(tmp_path: Path) -> None:
-    make_replay(rc.Uniform()).save(tmp_path)
-    with pytest.raises(rc.IncompatibleCheckpoint, match="sampler: expected the state of Prioritized"):
-        rc.load(tmp_path, sampler=rc.Prioritized())
+    make_replay(rl.Uniform()).save(tmp_path)
+    with pytest.raises(rl.IncompatibleCheckpoint, match="sampler: expected the state of Prioritized"):
+        rl.load(tmp_path, sampler=rl.Prioritized())
 
 
 def test_a_rollout_has_no_other_capacity(tmp_path: Path) -> None:
     KINDS["rollout"].make().save(tmp_path)
-    with pytest.raises(rc.IncompatibleCheckpoint, match="capacity: expected none for a rollout"):
-        rc.load(tmp_path, capacity=5)
+    with pytest.raises(rl.IncompatibleCheckpoint, match="capacity: expected none for a rollout"):
+        rl.load(tmp_path, capacity=5)
 
 
 def test_names_that_are_no_names_are_refused_when_saving(tmp_path: Path) -> None:
-    replay = rc.ReplayBuffer(4, obs={"a b": 1}, action=())
-    with pytest.raises(rc.CheckpointError, match="save: 'a b': expected a name like"):
+    replay = rl.ReplayBuffer(4, obs={"a b": 1}, action=())
+    with pytest.raises(rl.CheckpointError, match="save: 'a b': expected a name like"):
         replay.save(tmp_path)
-    with pytest.raises(rc.NoCheckpoint):
-        rc.load(tmp_path)
+    with pytest.raises(rl.NoCheckpoint):
+        rl.load(tmp_path)
 
 
 def test_stacks_and_their_history_are_saved(tmp_path: Path) -> None:
-    frame = rc.Stacked(rc.Field((2, 2), torch.uint8), 3)
-    replay = rc.ReplayBuffer(6, obs=frame, action=(), num_envs=1, seed=0)
+    frame = rl.Stacked(rl.Field((2, 2), torch.uint8), 3)
+    replay = rl.ReplayBuffer(6, obs=frame, action=(), num_envs=1, seed=0)
     frames = [np.full((2, 2), i, np.uint8) for i in range(30)]
 
     def stack(t: int, start: int) -> Any:
@@ -290,13 +290,13 @@ def test_stacks_and_their_history_are_saved(tmp_path: Path) -> None:
         replay.add(stack(t, start), [0.0], [0.0], [ends], [False], stack(t + 1, start))
         start = t + 1 if ends else start
         replay.save(tmp_path)
-        twin = rc.load(tmp_path)
+        twin = rl.load(tmp_path)
         ids = replay.ids()
         assert equal(replay[ids].to_dict(), twin[ids].to_dict())
 
 
 def test_the_manifest_is_strict_json_that_anybody_can_read(tmp_path: Path) -> None:
-    replay = make_replay(rc.Prioritized())
+    replay = make_replay(rl.Prioritized())
     replay.save(tmp_path)
     first, body = (tmp_path / "manifests" / "00000001.json").read_bytes().split(b"\n", 1)
     assert first.startswith(b"recollect 1 ")
@@ -308,30 +308,30 @@ def test_the_manifest_is_strict_json_that_anybody_can_read(tmp_path: Path) -> No
 
 @pytest.mark.skipif(not shares_memory(), reason="needs Linux and the native core")
 def test_memory_of_another_kind_is_told_and_draws_go_on(tmp_path: Path) -> None:
-    replay = make_replay(rc.Uniform())
+    replay = make_replay(rl.Uniform())
     for n in range(20):
         step_replay(replay, n)
     replay.save(tmp_path / "own")
-    disk = rc.Memory.disk(tmp_path / "disk")
+    disk = rl.Memory.disk(tmp_path / "disk")
     with pytest.warns(UserWarning, match="load: own memory became shared memory"):
-        shared = rc.load(tmp_path / "own", device=rc.Memory.shared())
+        shared = rl.load(tmp_path / "own", device=rl.Memory.shared())
     with (
         pytest.warns(UserWarning, match="load: own memory became disk memory"),
         pytest.warns(UserWarning, match="load: capacity 24 became 12; draws go on otherwise"),
     ):
-        rc.load(tmp_path / "own", device=disk, capacity=12).close()
+        rl.load(tmp_path / "own", device=disk, capacity=12).close()
     shared.save(tmp_path / "shared")
-    again = rc.load(tmp_path / "shared", device=rc.Memory.shared())  # as it was: warnings are errors here
+    again = rl.load(tmp_path / "shared", device=rl.Memory.shared())  # as it was: warnings are errors here
     expected = replay.sample(50)["index"]
     for other in (shared, again):
         assert torch.equal(other.sample(50)["index"], expected)
     with pytest.warns(UserWarning, match="load: shared memory became own memory"):
-        rc.load(tmp_path / "shared", device="cpu")
+        rl.load(tmp_path / "shared", device="cpu")
 
 
 def test_loading_warns_of_nothing_when_nothing_changes(tmp_path: Path) -> None:
-    replay = make_replay(rc.Uniform())
+    replay = make_replay(rl.Uniform())
     replay.save(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        rc.load(tmp_path, capacity=24, device="cpu")
+        rl.load(tmp_path, capacity=24, device="cpu")

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-import recollect as rc
-from recollect.checkpoint import kinds
-from recollect.checkpoint.contents import bytes_of
-from recollect.kernels.reader import bits_of
-from recollect.ring import HISTORY, TRANSITION
+import relive as rl
+from relive.checkpoint import kinds
+from relive.checkpoint.contents import bytes_of
+from relive.kernels.reader import bits_of
+from relive.ring import HISTORY, TRANSITION
 
 N = 3
 
@@ -33,7 +33,7 @@ def _numbers(n: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(n).standard_normal(shape).astype(np.float32)
 
 
-def step_replay(replay: rc.ReplayBuffer, n: int) -> None:
+def step_replay(replay: rl.ReplayBuffer, n: int) -> None:
     """One step of all environments, or (every fifth) of one; episodes end now and then, and sometimes jump."""
     rng = np.random.default_rng(n)
     envs = [int(rng.integers(N))] if n % 5 == 4 else list(range(N))
@@ -47,7 +47,7 @@ def step_replay(replay: rc.ReplayBuffer, n: int) -> None:
         env_ids=envs if n % 5 == 4 else None, tag=np.full(len(envs), n % 1000, np.int32),
     )  # fmt: skip
     # After a clear there may be nothing but a row that only resets.
-    if n % 7 == 6 and isinstance(replay.sampler, rc.Prioritized) and len(replay):
+    if n % 7 == 6 and isinstance(replay.sampler, rl.Prioritized) and len(replay):
         batch = replay.sample(4)
         replay.update_priority(batch["index"], batch["reward"].abs())
     if n % 31 == 30:
@@ -56,18 +56,18 @@ def step_replay(replay: rc.ReplayBuffer, n: int) -> None:
         replay.clear()
 
 
-def draw(replay: rc.ReplayBuffer) -> list[Any]:
+def draw(replay: rl.ReplayBuffer) -> list[Any]:
     """Batches of every view, or nothing yet."""
     if len(replay) < 8:
         return []
-    views: list[Any] = [rc.Transition(), rc.NStep(3, 0.9), rc.Sequence(3)]
+    views: list[Any] = [rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(3)]
     return [replay.sample(4, view).to_dict() for view in views]
 
 
-def make_replay(sampler: Any, **options: Any) -> rc.ReplayBuffer:
-    extra = {"tag": rc.Field((), torch.int32)}
-    stats = rc.EpisodeStats(N, window=5)
-    return rc.ReplayBuffer(
+def make_replay(sampler: Any, **options: Any) -> rl.ReplayBuffer:
+    extra = {"tag": rl.Field((), torch.int32)}
+    stats = rl.EpisodeStats(N, window=5)
+    return rl.ReplayBuffer(
         24,
         2,
         1,
@@ -75,21 +75,21 @@ def make_replay(sampler: Any, **options: Any) -> rc.ReplayBuffer:
         extra=extra,
         sampler=sampler,
         stats=stats,
-        norm={"obs": rc.RunningNorm(2)},
+        norm={"obs": rl.RunningNorm(2)},
         seed=7,
         **options,
     )
 
 
-def make_rollout() -> rc.RolloutBuffer:
-    extra = {"hidden": {"a": rc.Carry(2, every=2)}, "tag": rc.Field((), torch.uint16)}
-    return rc.RolloutBuffer(
-        8, N, {"x": 2, "y": rc.Field(1, torch.bfloat16)}, 1, extra=extra, stats=rc.EpisodeStats(N), seed=3,
+def make_rollout() -> rl.RolloutBuffer:
+    extra = {"hidden": {"a": rl.Carry(2, every=2)}, "tag": rl.Field((), torch.uint16)}
+    return rl.RolloutBuffer(
+        8, N, {"x": 2, "y": rl.Field(1, torch.bfloat16)}, 1, extra=extra, stats=rl.EpisodeStats(N), seed=3,
         autoreset=AutoresetMode.SAME_STEP,
     )  # fmt: skip
 
 
-def step_rollout(rollout: rc.RolloutBuffer, n: int) -> None:
+def step_rollout(rollout: rl.RolloutBuffer, n: int) -> None:
     """Add a step, part of it staged; a full rollout is learnt from and cleared."""
     if rollout.is_full:
         finals = rollout.final_obs["x"][:, 0]
@@ -110,14 +110,14 @@ def step_rollout(rollout: rc.RolloutBuffer, n: int) -> None:
     )  # fmt: skip
 
 
-def read_rollout(rollout: rc.RolloutBuffer) -> list[Any]:
+def read_rollout(rollout: rl.RolloutBuffer) -> list[Any]:
     if not rollout.num_stored:
         return []
     batches = [*rollout.minibatches(4), *rollout.sequences(2, batch_size=3)]
     return [batch.to_dict() for batch in batches] + [rollout.final_obs.to_dict()]
 
 
-def step_distillation(buffer: rc.DistillationBuffer, n: int) -> None:
+def step_distillation(buffer: rl.DistillationBuffer, n: int) -> None:
     count = n % 4
     buffer.add(_numbers(n, count, 2), _numbers(n, count, 1), logits=_numbers(n, count, 3))
     if n % 6 == 5:
@@ -126,23 +126,23 @@ def step_distillation(buffer: rc.DistillationBuffer, n: int) -> None:
         buffer.clear()
 
 
-def read_distillation(buffer: rc.DistillationBuffer) -> list[Any]:
+def read_distillation(buffer: rl.DistillationBuffer) -> list[Any]:
     return [buffer.sample(5).to_dict(), *(batch.to_dict() for batch in buffer.epochs(4))] if len(buffer) else []
 
 
 KINDS = {
-    "uniform": Kind(lambda: make_replay(rc.Uniform()), step_replay, draw),
-    "prioritized": Kind(lambda: make_replay(rc.Prioritized(normalize="global")), step_replay, draw),
-    "epochs": Kind(lambda: make_replay(rc.WithoutReplacement()), step_replay, draw),
-    "counted": Kind(lambda: make_replay(rc.Counted(rc.Prioritized())), step_replay, draw),
-    "next step": Kind(lambda: make_replay(rc.Prioritized(), autoreset="NEXT_STEP"), step_replay, draw),
+    "uniform": Kind(lambda: make_replay(rl.Uniform()), step_replay, draw),
+    "prioritized": Kind(lambda: make_replay(rl.Prioritized(normalize="global")), step_replay, draw),
+    "epochs": Kind(lambda: make_replay(rl.WithoutReplacement()), step_replay, draw),
+    "counted": Kind(lambda: make_replay(rl.Counted(rl.Prioritized())), step_replay, draw),
+    "next step": Kind(lambda: make_replay(rl.Prioritized(), autoreset="NEXT_STEP"), step_replay, draw),
     "stored": Kind(
-        lambda: make_replay(rc.Prioritized(), next_obs="stored"),
+        lambda: make_replay(rl.Prioritized(), next_obs="stored"),
         step_replay,
         lambda replay: [replay.sample(4).to_dict() for _ in range(3)] if len(replay) >= 8 else [],
     ),
     "rollout": Kind(make_rollout, step_rollout, read_rollout),
-    "distillation": Kind(lambda: rc.DistillationBuffer(13, 2, seed=5), step_distillation, read_distillation),
+    "distillation": Kind(lambda: rl.DistillationBuffer(13, 2, seed=5), step_distillation, read_distillation),
 }
 
 
@@ -165,7 +165,7 @@ def digest(buffer: Any) -> Any:
     if rows is not None and len(rows):
         places = rows.places(rows.slots)
         kept = {name: bits_of(column.flatten(0, 1))[places] for name, column in rows.columns.items()}
-        if isinstance(buffer, rc.ReplayBuffer):
+        if isinstance(buffer, rl.ReplayBuffer):
             # Of a row that only holds an observation, the other fields are whatever was there before.
             kind = buffer._storage.ring.kind.view(-1)[places]
             for name in kept.keys() - {f"column{i}" for i in buffer._storage.observed}:

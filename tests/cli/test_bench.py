@@ -1,4 +1,4 @@
-"""`recollect bench`: which suites run, what is said of those that cannot, and exit codes."""
+"""`relive bench`: which suites run, what is said of those that cannot, and exit codes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recollect.cli import bench, main
+from relive.cli import bench, main
 from tests.benchmarks.runs import run
 
 suites: Any = bench._suites()
@@ -52,7 +52,7 @@ def test_a_suite_whose_library_is_missing_says_how_to_get_it(
 ) -> None:
     monkeypatch.setattr(suites, "find_spec", lambda name: None)
     assert main(["bench", "--only", "ray_service"]) == 2
-    assert 'skipped ray_service: it needs ray: pip install "recollect[ray]"' in capsys.readouterr().out
+    assert 'skipped ray_service: it needs ray: pip install "relive[ray]"' in capsys.readouterr().out
     assert not started
 
 
@@ -66,7 +66,7 @@ def test_a_wrong_name_lists_the_suites(capsys: pytest.CaptureFixture[str]) -> No
 def test_where_there_are_no_benchmarks_a_sentence_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "_PLACES", ("recollect.nowhere",))
+    monkeypatch.setattr(bench, "_PLACES", ("relive.nowhere",))
     assert main(["bench", "--quick"]) == 2
     assert "expected the benchmarks beside the package, got none" in capsys.readouterr().err
 

@@ -1,12 +1,12 @@
-"""`recollect check PATH`: a line for each checkpoint, and an exit code."""
+"""`relive check PATH`: a line for each checkpoint, and an exit code."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-import recollect as rc
-from recollect.cli import main
+import relive as rl
+from relive.cli import main
 from tests.faults.checkpoint.disk import old_checkpoint
 
 
@@ -33,7 +33,7 @@ def test_a_damaged_checkpoint_is_told_with_its_place(tmp_path: Path, capsys: pyt
 
 def test_where_nothing_was_saved_the_answer_is_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path / "nowhere")]) == 1
-    assert "recollect check: " in (told := capsys.readouterr()).err
+    assert "relive check: " in (told := capsys.readouterr()).err
     assert "expected a folder of checkpoints, got none" in told.err
 
 
@@ -42,9 +42,9 @@ def test_a_sampler_that_only_its_maker_can_make_again_does_not_make_rows_less_wh
     on_disk: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if on_disk:
-        pytest.importorskip("recollect.kernels._native")
-    device = rc.Memory.disk(tmp_path) if on_disk else "cpu"
-    replay = rc.ReplayBuffer(9, 1, 1, sampler=rc.Prioritized(beta=lambda _: 0.5), device=device)
+        pytest.importorskip("relive.kernels._native")
+    device = rl.Memory.disk(tmp_path) if on_disk else "cpu"
+    replay = rl.ReplayBuffer(9, 1, 1, sampler=rl.Prioritized(beta=lambda _: 0.5), device=device)
     replay.add([1.0], [0.0], 1.0, False, False, [2.0])
     replay.close() if on_disk else replay.save(tmp_path)
     assert main(["check", str(tmp_path)]) == 0

@@ -15,10 +15,10 @@ import pytest
 import torch
 from rich.console import Console
 
-import recollect
-from recollect.cli import COMMANDS, main
-from recollect.cli.demo import cartpole, progress
-from recollect.cli.demo.cartpole import Report, Settings, train
+import relive
+from relive.cli import COMMANDS, main
+from relive.cli.demo import cartpole, progress
+from relive.cli.demo.cartpole import Report, Settings, train
 from tests.inspector.test_page import data_of
 
 TINY = Settings(max_transitions=2000)
@@ -47,7 +47,7 @@ def test_demo_says_how_to_get_the_picture_without_matplotlib(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(small_demo) == 1
-    assert 'pip install "recollect[plots]"' in capsys.readouterr().out
+    assert 'pip install "relive[plots]"' in capsys.readouterr().out
     assert [file.name for file in (tmp_path / "tiny").iterdir()] == ["report.html"]
 
 
@@ -71,7 +71,7 @@ class Easy(Settings):
 def test_a_solved_demo_exits_with_zero(
     small_demo: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recollect.cli.demo.Settings", Easy)
+    monkeypatch.setattr("relive.cli.demo.Settings", Easy)
     assert main([*small_demo, "--steps", "20000"]) == 0
     text = capsys.readouterr().out
     assert "result         solved" in text
@@ -104,7 +104,7 @@ def test_ctrl_c_ends_with_a_sentence(
         assert torch.get_num_threads() == threads + 1
     finally:
         torch.set_num_threads(threads)
-    assert capsys.readouterr().err == "\nrecollect demo: stopped by Ctrl-C.\n"
+    assert capsys.readouterr().err == "\nrelive demo: stopped by Ctrl-C.\n"
 
 
 def test_training_leaves_the_seed_and_the_threads_as_they_were() -> None:
@@ -171,30 +171,30 @@ def test_watching_closes_the_training_even_when_it_fails(monkeypatch: pytest.Mon
 def test_version_names_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     text = capsys.readouterr().out
-    assert f"recollect  {recollect.__version__}" in text
+    assert f"relive     {relive.__version__}" in text
     assert torch.__version__ in text
     assert main(["version", "--json"]) == 0
     parts = json.loads(capsys.readouterr().out)
-    assert parts["recollect"] == recollect.__version__
-    assert parts["kernels"] == recollect.kernels.backend()
+    assert parts["relive"] == relive.__version__
+    assert parts["kernels"] == relive.kernels.backend()
 
 
 def test_the_version_is_that_of_the_package() -> None:
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'\nversion = "{recollect.__version__}"\n' in project
+    assert f'\nversion = "{relive.__version__}"\n' in project
 
 
 def test_the_version_alone_is_asked_for_as_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["--version"])
     assert stop.value.code == 0
-    assert capsys.readouterr().out == f"recollect {recollect.__version__}\n"
+    assert capsys.readouterr().out == f"relive {relive.__version__}\n"
 
 
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "recollect.cli", "version"]
+    command = [sys.executable, "-m", "relive.cli", "version"]
     ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (141, "")
@@ -221,7 +221,7 @@ def test_a_report_that_cannot_be_written_is_said_before_anything_is_asked(
 ) -> None:
     (tmp_path / "file").write_text("")
     assert main(["conformance", "--cases", "T1", "--libraries", "ours", "--out", str(tmp_path / "file" / "out")]) == 2
-    assert "recollect conformance: " in (told := capsys.readouterr()).err
+    assert "relive conformance: " in (told := capsys.readouterr()).err
     assert told.out == ""
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from recollect.cli.demo.curve import trailing_mean
+from relive.cli.demo.curve import trailing_mean
 
 
 def test_trailing_mean_takes_as_many_as_there_are() -> None:

@@ -1,4 +1,4 @@
-"""`recollect inspect PATH`: the report, as text, JSON or a page, and exit codes."""
+"""`relive inspect PATH`: the report, as text, JSON or a page, and exit codes."""
 
 import json
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-import recollect as rc
-from recollect.cli import main
+import relive as rl
+from relive.cli import main
 from tests.inspector.test_page import data_of, walk
 
 
@@ -18,7 +18,7 @@ class Own:
     """A sampler that no checkpoint can name."""
 
     def start(self, storage: Any, random: Any) -> Any:
-        return rc.Uniform().start(storage, random)
+        return rl.Uniform().start(storage, random)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_checkpoint_is_told_in_words(saved: str, capsys: pytest.CaptureFixture
 def test_json_is_the_report_and_nothing_else(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", saved, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found == rc.inspect(saved).as_dict()
+    assert found == rl.inspect(saved).as_dict()
     assert found["episodes"]["returns"]["mean"] == (3 + 10) / 2
 
 
@@ -57,7 +57,7 @@ def test_what_cannot_be_read_is_said_with_exit_code_one(
     saved: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["inspect", str(tmp_path / "nowhere")]) == 1
-    assert "recollect inspect: " in capsys.readouterr().err
+    assert "relive inspect: " in capsys.readouterr().err
     for state in (tmp_path / "run" / "state").iterdir():
         state.write_bytes(bytes(state.stat().st_size))
     assert main(["inspect", saved, "--json"]) == 1
@@ -70,26 +70,26 @@ def test_what_cannot_be_read_is_said_with_exit_code_one(
     assert str(tmp_path / "file") in capsys.readouterr().err
 
 
-def disk_memory(root: Path, sampler: Any) -> rc.ReplayBuffer:
+def disk_memory(root: Path, sampler: Any) -> rl.ReplayBuffer:
     """Ten steps, two episodes, row 3 drawn by far the most often."""
-    replay = rc.ReplayBuffer(20, obs=1, action=(), sampler=sampler, device=rc.Memory.disk(root), seed=0)
+    replay = rl.ReplayBuffer(20, obs=1, action=(), sampler=sampler, device=rl.Memory.disk(root), seed=0)
     for t in range(10):
         replay.add([t], 0, t, t == 4, t == 9, [t + 1])
     return replay
 
 
-@pytest.mark.skipif(not hasattr(rc.kernels.native(), "ProcessLock"), reason="disk memory needs the native core")
+@pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="disk memory needs the native core")
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed"])
 @pytest.mark.parametrize(
     "sampler",
-    [rc.Uniform(), rc.Prioritized(), rc.Prioritized(beta=float), rc.Counted(rc.Prioritized(beta=float)), Own()],
+    [rl.Uniform(), rl.Prioritized(), rl.Prioritized(beta=float), rl.Counted(rl.Prioritized(beta=float)), Own()],
     ids=["uniform", "prioritized", "a function", "counted", "own"],
 )
 def test_disk_memory_is_read_and_left_as_it_is(
     sampler: Any, is_closed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     replay = disk_memory(tmp_path, sampler)
-    if isinstance(sampler, rc.Prioritized):
+    if isinstance(sampler, rl.Prioritized):
         replay.update_priority(torch.arange(5), torch.tensor([1.0, 1, 1, 1e9, 1]))
     if is_closed:
         replay.close()
@@ -99,17 +99,17 @@ def test_disk_memory_is_read_and_left_as_it_is(
     found = json.loads(capsys.readouterr().out)
     assert found["episodes"]["returns"]["mean"] == (10 + 35) / 2
     assert found["episodes"]["ends"] == {"terminated": 1, "truncated": 1, "cut": 0, "running": 0}
-    assert ("counted" in found["reuse"]) == isinstance(sampler, rc.Counted)
-    if isinstance(sampler, rc.Prioritized):
+    assert ("counted" in found["reuse"]) == isinstance(sampler, rl.Counted)
+    if isinstance(sampler, rl.Prioritized):
         assert found["priorities"]["rows_with"]["60%"] == 1
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.skipif(not hasattr(rc.kernels.native(), "ProcessLock"), reason="disk memory needs the native core")
+@pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="disk memory needs the native core")
 def test_disk_memory_that_is_in_use_is_said_with_exit_code_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with disk_memory(tmp_path, rc.Uniform()) as replay:
+    with disk_memory(tmp_path, rl.Uniform()) as replay:
         assert main(["inspect", str(tmp_path)]) == 1
         assert "expected one process at a time, got it in use by another" in capsys.readouterr().err
         assert len(replay) == 10
@@ -119,7 +119,7 @@ def test_eighty_columns_are_enough_for_the_fields(
     saved: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    replay = rc.ReplayBuffer(999, obs=12, action=4, seed=0)
+    replay = rl.ReplayBuffer(999, obs=12, action=4, seed=0)
     rows = torch.randn(200, 12, generator=torch.Generator().manual_seed(0))
     for t in range(199):
         replay.add(rows[t], rows[t, :4], -1234.5 - t, False, False, rows[t + 1])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from rich.console import Console
 
-from recollect.cli.demo import replay
+from relive.cli.demo import replay
 
 SMALL = replay.SHAPE._replace(capacity=400, obs=(12, 10, 4))
 
 
 def test_every_line_is_measured_and_stacked_frames_cost_one_frame() -> None:
     lines = {line.name: line for line in replay.measure(SMALL)}
-    whole, stacked = lines["recollect"], lines["recollect (Stacked)"]
+    whole, stacked = lines["relive"], lines["relive (Stacked)"]
     assert whole.bytes_each is not None
     assert stacked.bytes_each is not None
     frame = int(np.prod(SMALL.obs[:2]))
@@ -25,5 +25,5 @@ def test_the_table_is_printed_where_there_is_no_terminal() -> None:
     console = Console(record=True, width=100, force_terminal=False)
     replay.show(console, SMALL)
     text = console.export_text()
-    assert "recollect (Stacked)" in text
+    assert "relive (Stacked)" in text
     assert "12 · 10 = 120 bytes" in text

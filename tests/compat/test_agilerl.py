@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-import recollect as rc
-from recollect.compat import agilerl
-from recollect.compat.agilerl import BPTTSequenceType, RolloutBuffer
+import relive as rl
+from relive.compat import agilerl
+from relive.compat.agilerl import BPTTSequenceType, RolloutBuffer
 from tests.reference import agilerl as reference
 from tests.reference import estimators
 
@@ -103,7 +103,7 @@ def test_sequence_types_have_the_documented_names_and_the_librarys() -> None:
 # The document's code blocks, unchanged but for the import lines
 
 FLAT_BLOCK = """
-from recollect.compat.agilerl import RolloutBuffer
+from relive.compat.agilerl import RolloutBuffer
 
 buffer = RolloutBuffer(
     capacity=2048,  # Number of steps to collect per environment
@@ -116,7 +116,7 @@ buffer = RolloutBuffer(
 )
 """
 RECURRENT_BLOCK = """
-from recollect.compat.agilerl import BPTTSequenceType
+from relive.compat.agilerl import BPTTSequenceType
 
 buffer = RolloutBuffer(
     capacity=2048,  # Number of steps to collect per environment
@@ -408,7 +408,7 @@ def test_returns_match_the_written_out_recurrences_also_after_a_wrap(data: st.Da
 
 
 def test_computing_returns_of_nothing_says_what_to_do() -> None:
-    with pytest.raises(rc.NotReadyError, match="compute_returns_and_advantages: expected stored steps, got none"):
+    with pytest.raises(rl.NotReadyError, match="compute_returns_and_advantages: expected stored steps, got none"):
         buffer(2).compute_returns_and_advantages(np.zeros(1), np.zeros(1))
     target = buffer(2)
     target.add(np.zeros(2), 0, 0.0, False, 0.0, 0.0)

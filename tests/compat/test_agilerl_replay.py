@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-import recollect as rc
-from recollect.compat.agilerl import MultiStepReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
+import relive as rl
+from relive.compat.agilerl import MultiStepReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
 from tests.reference import agilerl as reference
 
 SIGNATURES = {
@@ -171,16 +171,16 @@ def test_sampling_nothing_and_adding_what_is_no_batch_are_refused() -> None:
     memory = ReplayBuffer(4)
     with pytest.raises(AssertionError, match="Cannot sample from an empty buffer."):
         memory.sample(1)
-    with pytest.raises(rc.SchemaError, match="add: expected a TensorDict of batch size"):
+    with pytest.raises(rl.SchemaError, match="add: expected a TensorDict of batch size"):
         memory.add(TensorDict({"obs": torch.zeros(2)}, []))
-    with pytest.raises(rc.SchemaError, match="extend: expected at least one step"):
+    with pytest.raises(rl.SchemaError, match="extend: expected at least one step"):
         memory.add(steps(0, 0))
     with pytest.raises(AssertionError, match="Cannot sample from an empty buffer."):
         memory.sample(1)
     memory.add(steps(0, 2))
-    with pytest.raises(rc.SchemaError, match="expected the keys"):
+    with pytest.raises(rl.SchemaError, match="expected the keys"):
         memory.add(steps(2, 2).exclude("done"))
-    with pytest.raises(rc.SchemaError, match="batch_size: expected a positive int"):
+    with pytest.raises(rl.SchemaError, match="batch_size: expected a positive int"):
         memory.sample(0)
     assert sorted(numbers(memory.sample(4))) == [0, 1]
     memory.clear()
@@ -372,7 +372,7 @@ def test_a_step_without_what_n_steps_need_is_refused(missing: str, message: str)
         memory.add(steps(0, 2).exclude(missing))
     assert not memory.n_step_buffer
     memory.add(steps(0, 2))
-    with pytest.raises(rc.SchemaError, match="add: expected batch size and fields"):
+    with pytest.raises(rl.SchemaError, match="add: expected batch size and fields"):
         memory.add(steps(0, 3))
     with pytest.raises(AssertionError, match="Cannot sample from an empty buffer."):
         memory.sample_from_indices(torch.tensor([0]))
@@ -387,7 +387,7 @@ def test_a_step_unlike_the_one_before_changes_nothing(n_step: int) -> None:
     other = steps(2, 2)
     other["done"] = torch.zeros(2, 3)
     for wrong in (steps(2, 2).exclude("action"), steps(2, 2).exclude("done"), other, steps(2, 2).set("more", other)):
-        with pytest.raises(rc.SchemaError, match="as before"):
+        with pytest.raises(rl.SchemaError, match="as before"):
             memory.add(wrong)
         assert ([step["obs"].tolist() for step in memory.n_step_buffer], len(memory)) == (before, size)
 
@@ -437,7 +437,7 @@ def test_a_zero_priority_is_raised_and_no_indices_are_no_update() -> None:
     batch = memory.sample(50, beta=1.0)
     assert torch.equal(batch["weights"], torch.ones(50, 1))
     assert set(numbers(batch)) == {0, 1}
-    with pytest.raises(rc.PriorityError, match="nan"):
+    with pytest.raises(rl.PriorityError, match="nan"):
         memory.update_priorities(torch.tensor([0]), torch.tensor([float("nan")]))
 
 

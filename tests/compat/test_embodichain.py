@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-import recollect as rc
-from recollect.compat import embodichain
-from recollect.compat.embodichain import (
+import relive as rl
+from relive.compat import embodichain
+from relive.compat.embodichain import (
     RolloutBuffer,
     StepRolloutBuffer,
     compute_gae,
@@ -435,7 +435,7 @@ class TestSteps:
         assert sorted(torch.cat([batch["advantages"] for batch in batches]).tolist()) == list(range(2 * N))
 
     def test_an_empty_one_is_not_ready(self) -> None:
-        with pytest.raises(rc.NotReadyError):
+        with pytest.raises(rl.NotReadyError):
             filled(steps=0).iterate_minibatches(4)
 
     def test_step_counts_and_starts_again(self) -> None:

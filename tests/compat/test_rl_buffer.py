@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-import recollect as rc
-from recollect.compat import rl_buffer
-from recollect.compat.rl_buffer import (
+import relive as rl
+from relive.compat import rl_buffer
+from relive.compat.rl_buffer import (
     PrioritizedReplayBatch,
     PrioritizedReplayBuffer,
     ReplayBatch,
@@ -89,7 +89,7 @@ class TestReadme:
     ) -> None:
         source = blocks("rl_buffer")[number]
         for module in ("replay_buffer", "rollout_buffer", "stats_tracker"):
-            source = source.replace(f"from rl_buffer.{module} import", "from recollect.compat.rl_buffer import")
+            source = source.replace(f"from rl_buffer.{module} import", "from relive.compat.rl_buffer import")
         names: dict[str, Any] = {}
         exec(source, names)
         printed = capsys.readouterr().out
@@ -476,7 +476,7 @@ class TestPrioritized:
     @pytest.mark.parametrize("wrong", [math.nan, math.inf])
     def test_an_error_that_is_no_number_is_refused(self, wrong: float) -> None:
         buffer = self.buffer()
-        with pytest.raises(rc.PriorityError, match=r"priority\[1\]"):
+        with pytest.raises(rl.PriorityError, match=r"priority\[1\]"):
             buffer.update_priorities(torch.tensor([0, 1]), torch.tensor([5.0, wrong]))
         assert buffer.sum_tree.total_priority == T * N
 
@@ -597,7 +597,7 @@ class TestRollout:
         buffer = rollout()
         buffer.add(**step(0))
         for use in (lambda: buffer.get(4), buffer.normalize_returns, lambda: buffer.advantages_mean):
-            with pytest.raises(rc.NotReadyError, match=r"none\. Call compute_returns_and_advantages first"):
+            with pytest.raises(rl.NotReadyError, match=r"none\. Call compute_returns_and_advantages first"):
                 use()
 
     def test_a_full_one_refuses_or_starts_again(self) -> None:
@@ -679,7 +679,7 @@ class TestSumTree:
             tree.add(priority)
         assert tree.tree[0] == tree.total_priority == sum(priorities)
         if not sum(priorities):
-            with pytest.raises(rc.NotReadyError):
+            with pytest.raises(rl.NotReadyError):
                 tree.get(0.0)
             return
         (expected,) = slow.draw([eighth / 8])
@@ -694,7 +694,7 @@ class TestSumTree:
     def test_what_is_no_priority_is_refused(self) -> None:
         tree = SumTree(2)
         for wrong in (-1.0, math.nan, math.inf):
-            with pytest.raises(rc.PriorityError, match="priority: expected a finite number of at least 0"):
+            with pytest.raises(rl.PriorityError, match="priority: expected a finite number of at least 0"):
                 tree.add(wrong)
         for wrong in (-1, 2):
             with pytest.raises(IndexError, match="idx: expected 0 to 1"):
@@ -702,7 +702,7 @@ class TestSumTree:
         assert (tree.total_priority, tree.data_pointer) == (0.0, 0)
 
 
-@pytest.mark.skipif(not hasattr(rc.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+@pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
 class TestSharing:
     def make(self, **options: Any) -> rl_buffer.SharedReplayBuffer:
         options = {"is_main_process": True, "seed": 0, **options}

@@ -17,9 +17,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import recollect as rc
+import relive as rl
 
-pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3: pip install 'recollect[sb3]'")
+pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3: pip install 'relive[sb3]'")
 
 import stable_baselines3 as sb3
 import stable_baselines3.common.buffers as theirs
@@ -33,7 +33,7 @@ from stable_baselines3.common.type_aliases import (
 )
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from recollect.compat import stable_baselines3 as ours
+from relive.compat import stable_baselines3 as ours
 
 SEED = 7
 VECTOR = spaces.Box(-9, 9, (3,), np.float32)
@@ -161,7 +161,7 @@ class TestPlace:
     def test_without_stable_baselines3_the_import_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "stable_baselines3", None)
         source = Path(ours.__file__).read_text()
-        with pytest.raises(ImportError, match=re.escape("Run pip install 'recollect[sb3]'.")):
+        with pytest.raises(ImportError, match=re.escape("Run pip install 'relive[sb3]'.")):
             exec(compile(source, ours.__file__, "exec"), {})
 
 
@@ -248,7 +248,7 @@ class TestReplay:
         assert batch.rewards.squeeze(1).tolist() == [3, 3, 2, 1, 2, 1]
         assert batch.dones.sum() == 0
         assert batch.next_observations[:, 0].tolist() == [3, 4, 4, 4, 6, 6]
-        with pytest.raises(rc.SchemaError, match="dones: expected a mark at the newest position 5"):
+        with pytest.raises(rl.SchemaError, match="dones: expected a mark at the newest position 5"):
             mine.dones[2] = True
 
     def test_images_are_stored_once(self) -> None:
@@ -280,7 +280,7 @@ class TestReplay:
         _, mine = pair("ReplayBuffer", 20, "vector", "box", 1, 15)
         mine.reset()
         assert (mine.pos, mine.full, mine.size()) == (0, False, 0)
-        with pytest.raises(rc.NotReadyError, match="sample: expected stored transitions, got none"):
+        with pytest.raises(rl.NotReadyError, match="sample: expected stored transitions, got none"):
             mine.sample(1)
 
     @pytest.mark.parametrize("name", ["DictReplayBuffer", "NStepReplayBuffer", "PrioritizedReplayBuffer"])
@@ -366,7 +366,7 @@ class TestRollout:
 
     def test_a_rollout_that_is_not_full_says_how_much_is_missing(self) -> None:
         mine = ours.RolloutBuffer(5, VECTOR, ACTIONS["box"])
-        with pytest.raises(rc.NotReadyError, match=re.escape("get: expected 5 steps, got 0. Add 5 more.")):
+        with pytest.raises(rl.NotReadyError, match=re.escape("get: expected 5 steps, got 0. Add 5 more.")):
             next(mine.get(2))
 
     def test_less_memory_is_held(self) -> None:
@@ -476,7 +476,7 @@ class TestHindsight:
         assert mine.sample(20).dones.sum() == 0
 
     def test_an_unknown_strategy_is_refused(self) -> None:
-        with pytest.raises(rc.SchemaError, match="goal_selection_strategy: expected one of .*, got 'past'"):
+        with pytest.raises(rl.SchemaError, match="goal_selection_strategy: expected one of .*, got 'past'"):
             hindsight(flips(1), 0, goal_selection_strategy="past")
 
 
@@ -623,7 +623,7 @@ class TestTraining:
             model.load_replay_buffer(tmp_path / "replay")
         np.testing.assert_array_equal(model.replay_buffer.rewards, kept)
         model.learn(100)
-        with pytest.raises(rc.SchemaError, match="set_env: expected a buffer without an environment"):
+        with pytest.raises(rl.SchemaError, match="set_env: expected a buffer without an environment"):
             model.replay_buffer.set_env(env)
 
     def test_a_saved_replay_buffer_is_loaded_into_another_model(self, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from recollect.conformance.peers import (
+from relive.conformance.peers import (
     ALPHA,
     BETA,
     GoalBatch,

@@ -1,4 +1,4 @@
-"""Every case passes a right buffer, fails a wrong one, and recollect passes all."""
+"""Every case passes a right buffer, fails a wrong one, and relive passes all."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from recollect.conformance import CASES, Case, case
-from recollect.conformance.outcome import DIFFERS, PASSES
-from recollect.conformance.peers import ours
-from recollect.conformance.peers.protocol import Peer
+from relive.conformance import CASES, Case, case
+from relive.conformance.outcome import DIFFERS, PASSES
+from relive.conformance.peers import ours
+from relive.conformance.peers.protocol import Peer
 from tests.conformance.mutants import MUTANTS
 from tests.conformance.reference_buffer import reference
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_recollect_passes(case: Case) -> None:
+def test_relive_passes(case: Case) -> None:
     outcome = case.run(ours.peer())
     assert outcome.status == PASSES, (outcome.expected, outcome.got, outcome.reason)
 

@@ -1,4 +1,4 @@
-"""The kept table: recollect passes all, and every difference of a library is shown again by its reproduction."""
+"""The kept table: relive passes all, and every difference of a library is shown again by its reproduction."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from recollect.conformance import CASES
-from recollect.conformance.outcome import DIFFERS, NOT_OFFERED, PASSES, Outcome
-from recollect.conformance.page import page
-from recollect.conformance.report import Report, Result, markdown
-from recollect.conformance.reproductions import REPRODUCTIONS
+from relive.conformance import CASES
+from relive.conformance.outcome import DIFFERS, NOT_OFFERED, PASSES, Outcome
+from relive.conformance.page import page
+from relive.conformance.report import Report, Result, markdown
+from relive.conformance.reproductions import REPRODUCTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEPT = Report.from_json((DOCS / "conformance.json").read_text("utf-8"))
 SHOWN = [(name, number) for name, cases in REPRODUCTIONS.items() for number in cases]
 
 
-def test_recollect_passes_every_case_of_the_kept_table() -> None:
+def test_relive_passes_every_case_of_the_kept_table() -> None:
     ours = KEPT.results[0]
-    assert ours.name == "recollect"
+    assert ours.name == "relive"
     assert ours.count(PASSES) == len(CASES)
 
 

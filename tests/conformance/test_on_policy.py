@@ -1,4 +1,4 @@
-"""The cases of on-policy storage that buffers get wrong, by the numbers that `recollect conformance` uses."""
+"""The cases of on-policy storage that buffers get wrong, by the numbers that `relive conformance` uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import recollect as rc
+import relive as rl
 from tests.reference.estimators import gae as reference_gae
 from tests.scripted import Script, Scripted, ScriptedDict, Transition, act, critic, step_and_reset, transitions, vector
 
@@ -22,9 +22,9 @@ ends = st.sampled_from(["terminated", "truncated", "both"])
 scripts = st.lists(st.tuples(st.integers(1, 5), ends), min_size=1, max_size=3).map(tuple)
 
 
-def collect(envs: Any, num_steps: int, **options: Any) -> rc.RolloutBuffer:
+def collect(envs: Any, num_steps: int, **options: Any) -> rl.RolloutBuffer:
     """One rollout of a vector environment, with the advantage computed as a learner would."""
-    rollout = rc.RolloutBuffer.for_env(envs, num_steps, **options)
+    rollout = rl.RolloutBuffer.for_env(envs, num_steps, **options)
     obs, _ = envs.reset(seed=0)
     for _ in range(num_steps):
         action = act(obs)
@@ -37,7 +37,7 @@ def collect(envs: Any, num_steps: int, **options: Any) -> rc.RolloutBuffer:
     return rollout
 
 
-def stored(rollout: rc.RolloutBuffer, env: int) -> list[dict[str, Any]]:
+def stored(rollout: rl.RolloutBuffer, env: int) -> list[dict[str, Any]]:
     """The valid rows of one environment, in time order."""
     data = rollout.data[:, env]
     return [{str(key): data[key][t] for key in data.keys()} for t in range(len(data)) if data["mask"][t]]
@@ -76,7 +76,7 @@ def valid_rows(script: Script, num_steps: int, mode: AutoresetMode) -> int:
 
 
 def test_t1_an_end_inside_belongs_to_its_own_step(backend: str) -> None:
-    rollout = rc.RolloutBuffer(3, None, obs=1, action=())
+    rollout = rl.RolloutBuffer(3, None, obs=1, action=())
     for value, terminated in zip([0.0, 0.0, 10.0], [False, True, False], strict=True):
         rollout.add([0.0], 0.0, 1.0, terminated, False, value=value)
     rollout.compute_advantage(0.0, gamma=1.0, lam=1.0)
@@ -84,7 +84,7 @@ def test_t1_an_end_inside_belongs_to_its_own_step(backend: str) -> None:
 
 
 def test_t2_a_truncated_step_bootstraps_from_its_true_final_value_and_cuts_the_chain(backend: str) -> None:
-    rollout = rc.RolloutBuffer(3, None, obs=1, action=())
+    rollout = rl.RolloutBuffer(3, None, obs=1, action=())
     for t, truncated in enumerate([False, True, False]):
         final_obs = [50.0] if truncated else None
         rollout.add([float(t)], 0.0, 1.0, False, truncated, value=[0.0, 0.0, 10.0][t], final_obs=final_obs)
@@ -125,7 +125,7 @@ def test_t3_the_last_step_of_a_rollout_may_be_the_truncated_one(mode: AutoresetM
 
 def test_t3_a_rollout_that_starts_with_a_pending_reset_masks_its_first_row() -> None:
     envs = vector([((3, "truncated"),)], AutoresetMode.NEXT_STEP)
-    rollout = rc.RolloutBuffer.for_env(envs, 3)
+    rollout = rl.RolloutBuffer.for_env(envs, 3)
     obs, _ = envs.reset()
     for expected in ([True] * 3, [False, True, True], [True, False, True]):
         rollout.clear()
@@ -139,7 +139,7 @@ def test_t3_a_rollout_that_starts_with_a_pending_reset_masks_its_first_row() -> 
 
 def test_t3_an_environment_reset_by_hand_between_rollouts_has_no_pending_reset() -> None:
     envs = vector([((2, "terminated"),)], AutoresetMode.NEXT_STEP)
-    rollout = rc.RolloutBuffer.for_env(envs, 2)
+    rollout = rl.RolloutBuffer.for_env(envs, 2)
     for _ in range(2):
         obs, _ = envs.reset()
         rollout.clear(restarted=True)
@@ -155,7 +155,7 @@ def test_t3_an_environment_reset_by_hand_between_rollouts_has_no_pending_reset()
 def test_t3_dict_observations_keep_their_final_observation(mode: AutoresetMode, kind: Callable[..., Any]) -> None:
     script: Script = ((2, "truncated"), (3, "terminated"))
     envs = kind([lambda n=n: ScriptedDict(Scripted(n, script)) for n in range(2)], autoreset_mode=mode)
-    rollout = rc.RolloutBuffer.for_env(envs, 6)
+    rollout = rl.RolloutBuffer.for_env(envs, 6)
     obs, _ = envs.reset()
     for _ in range(6):
         action = act(obs["state"])
@@ -181,7 +181,7 @@ def test_t3_dict_observations_keep_their_final_observation(mode: AutoresetMode, 
 
 def test_t20_the_seed_decides_the_order_and_no_global_generator_is_touched(backend: str) -> None:
     def order(seed: int | None) -> list[int]:
-        rollout = rc.RolloutBuffer(50, 2, obs=1, action=(), seed=seed)
+        rollout = rl.RolloutBuffer(50, 2, obs=1, action=(), seed=seed)
         for _ in range(50):
             rollout.add(np.zeros((2, 1)), np.zeros(2), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool))
         return [i for batch in rollout.minibatches(7, epochs=2) for i in batch["index"].tolist()]
@@ -198,7 +198,7 @@ def test_t20_the_seed_decides_the_order_and_no_global_generator_is_touched(backe
 
 
 def test_t21_inputs_and_batches_are_copies(backend: str) -> None:
-    rollout = rc.RolloutBuffer(2, 2, obs=1, action=(), seed=0)
+    rollout = rl.RolloutBuffer(2, 2, obs=1, action=(), seed=0)
     obs = np.ones((2, 1), np.float32)
     final = np.ones((2, 1), np.float32)
     for _ in range(2):
@@ -220,13 +220,13 @@ def test_t21_inputs_and_batches_are_copies(backend: str) -> None:
 
 def test_t22_uint8_stays_uint8_float64_rewards_are_accepted_float_into_integers_is_refused(backend: str) -> None:
     space = gym.spaces.Box(0, 255, (2, 2), np.uint8)
-    rollout = rc.RolloutBuffer(1, 1, obs=space, action=gym.spaces.Discrete(3))
+    rollout = rl.RolloutBuffer(1, 1, obs=space, action=gym.spaces.Discrete(3))
     flags = np.zeros(1, bool)
-    with pytest.raises(rc.SchemaError, match="obs: expected uint8, got float32"):
+    with pytest.raises(rl.SchemaError, match="obs: expected uint8, got float32"):
         rollout.add(np.zeros((1, 2, 2), np.float32), np.zeros(1, int), np.zeros(1), flags, flags)
-    with pytest.raises(rc.SchemaError, match="action: expected int64, got float32"):
+    with pytest.raises(rl.SchemaError, match="action: expected int64, got float32"):
         rollout.add(np.zeros((1, 2, 2), np.uint8), np.zeros(1, np.float32), np.zeros(1), flags, flags)
-    with pytest.raises(rc.SchemaError, match="terminated: expected bool, got float64"):
+    with pytest.raises(rl.SchemaError, match="terminated: expected bool, got float64"):
         rollout.add(np.zeros((1, 2, 2), np.uint8), np.zeros(1, int), np.zeros(1), np.zeros(1), flags)
     rollout.add(np.full((1, 2, 2), 200, np.uint8), np.zeros(1, int), np.full(1, 0.1, np.float64), flags, flags)
     batch = next(rollout.minibatches(1))
@@ -264,7 +264,7 @@ SHAPES = {
 def test_t27_t28_a_broadcastable_wrong_shape_is_refused_and_nothing_changes(
     backend: str, wrong: dict[str, Any]
 ) -> None:
-    rollout = rc.RolloutBuffer(2, 8, obs=3, action=gym.spaces.Discrete(2))
+    rollout = rl.RolloutBuffer(2, 8, obs=3, action=gym.spaces.Discrete(2))
     good: dict[str, Any] = {
         "obs": np.ones((8, 3)),
         "action": np.ones(8, int),
@@ -277,7 +277,7 @@ def test_t27_t28_a_broadcastable_wrong_shape_is_refused_and_nothing_changes(
     rollout.add(**good)
     before = rollout.data.clone()
     (name,) = wrong
-    with pytest.raises(rc.SchemaError, match=f"^{name}: expected shape .*, got .*\\. [A-Z].*\\.$"):
+    with pytest.raises(rl.SchemaError, match=f"^{name}: expected shape .*, got .*\\. [A-Z].*\\.$"):
         rollout.add(**{**good, **wrong})
     assert len(rollout) == 8
     assert rollout.num_stored == 1

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recollect.cli import main
-from recollect.conformance import CASES, Differs, Peer, case
-from recollect.conformance.outcome import DIFFERS, PASSES
-from recollect.conformance.report import ask
-from recollect.conformance.target import as_peer, find
+from relive.cli import main
+from relive.conformance import CASES, Differs, Peer, case
+from relive.conformance.outcome import DIFFERS, PASSES
+from relive.conformance.report import ask
+from relive.conformance.target import as_peer, find
 from tests.conformance.wrong_buffer import MISTAKES, WrongBuffer
 
 ROOT = Path(__file__).parents[2]
@@ -64,11 +64,11 @@ def test_json_goes_to_the_output_alone(capsys: pytest.CaptureFixture[str], tmp_p
 def test_another_interpreter_is_asked_what_is_missing_here(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recollect.conformance.peers import discovery  # noqa: PLC0415
+    from relive.conformance.peers import discovery  # noqa: PLC0415
 
     found = discovery.discover(["ours"])
     monkeypatch.setattr(
-        "recollect.cli.conformance.discover",
+        "relive.cli.conformance.discover",
         lambda libraries: discovery.Discovery([], [discovery.Missing("ours", "hidden")]),
     )
     arguments = ["conformance", "--json", "--cases", "T1", "--libraries", "ours", "--python", sys.executable]
@@ -104,7 +104,7 @@ def test_a_target_may_be_a_class_a_peer_or_a_function() -> None:
 
 def run_pytest(*arguments: str) -> str:
     path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
-    command = [sys.executable, "-m", "pytest", "-p", "recollect_pytest", "-p", "no:cacheprovider", "-q", *arguments]
+    command = [sys.executable, "-m", "pytest", "-p", "relive_pytest", "-p", "no:cacheprovider", "-q", *arguments]
     # Installed, pytest would find the plugin by itself, and refuse it a second time.
     settings = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     answer = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
@@ -112,7 +112,7 @@ def run_pytest(*arguments: str) -> str:
 
 
 def test_the_plugin_adds_a_test_for_each_case(tmp_path: Path) -> None:
-    said = run_pytest("--rootdir", str(tmp_path), str(tmp_path), "--recollect-conformance", TARGET, "-rfs")
+    said = run_pytest("--rootdir", str(tmp_path), str(tmp_path), "--relive-conformance", TARGET, "-rfs")
     failed = re.findall(r"^FAILED .*\[(T\d+)\]", said, re.MULTILINE)
     assert failed == MISTAKES, said
     assert "expected  next_obs of step" in said
@@ -122,7 +122,7 @@ def test_the_plugin_adds_a_test_for_each_case(tmp_path: Path) -> None:
 
 
 def test_the_plugin_is_light_and_does_nothing_unasked() -> None:
-    code = "import sys, recollect_pytest; print('torch' in sys.modules)"
+    code = "import sys, relive_pytest; print('torch' in sys.modules)"
     path = str(ROOT / "src")
     answer = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True

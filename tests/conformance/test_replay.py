@@ -1,4 +1,4 @@
-"""The cases of replay that buffers get wrong, by the numbers that `recollect conformance` uses."""
+"""The cases of replay that buffers get wrong, by the numbers that `relive conformance` uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import recollect as rc
+import relive as rl
 from tests.conformance.test_on_policy import valid_rows
 from tests.layouts import Both, World, arrays, read
 from tests.scripted import Script, act, step_and_reset, transitions, vector
@@ -21,7 +21,7 @@ MODES = list(AutoresetMode)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def rows_of(replay: rc.ReplayBuffer, ids: list[int]) -> list[tuple[float, ...]]:
+def rows_of(replay: rl.ReplayBuffer, ids: list[int]) -> list[tuple[float, ...]]:
     batch = replay[torch.tensor(ids, dtype=torch.int64)]
     names = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
     return list(zip(*(batch[name].flatten().tolist() for name in names), strict=True))
@@ -50,7 +50,7 @@ def test_t3_every_autoreset_mode_stores_the_transitions_of_the_bare_environment(
     scripts: list[Script] = data.draw(st.lists(script, min_size=1, max_size=3))
     steps = data.draw(st.integers(1, 12))
     envs = vector(scripts, mode)
-    replay = rc.ReplayBuffer.for_env(envs, 200 * len(scripts))
+    replay = rl.ReplayBuffer.for_env(envs, 200 * len(scripts))
     obs, _ = envs.reset()
     for _ in range(steps):
         action = act(obs)
@@ -73,7 +73,7 @@ def test_t3_every_autoreset_mode_stores_the_transitions_of_the_bare_environment(
 @pytest.mark.parametrize("pushed", [9, 10, 11, 21])
 @pytest.mark.parametrize("at_once", [False, True])
 def test_t4_rows_stay_together_around_the_ring(backend: str, pushed: int, at_once: bool) -> None:
-    replay = rc.ReplayBuffer(10, obs=2, action=1)
+    replay = rl.ReplayBuffer(10, obs=2, action=1)
     t = np.arange(pushed, dtype=np.float32)
     block = {
         "obs": np.stack([t, -t], 1),
@@ -112,7 +112,7 @@ def test_t4_t25_any_history_is_what_a_list_of_dicts_would_hold(
 @settings(max_examples=15, deadline=None)
 @given(seed=seeds, rows=st.integers(1, 6), num_envs=st.integers(1, 3), next_step=st.booleans())
 def test_t4_the_torch_path_holds_the_same(seed: int, rows: int, num_envs: int, next_step: bool) -> None:
-    with rc.kernels.force_torch():
+    with rl.kernels.force_torch():
         both = Both(rows, num_envs, np.random.default_rng(seed), next_step=next_step)
         both.play(12)
         assert_equal(both)
@@ -129,8 +129,8 @@ def test_t5_t6_n_steps_stop_at_ends_and_at_the_newest_row_and_discount_what_they
     ids = sorted(both.expected)
     if not ids:
         return
-    with rc.kernels.force_torch() if not native else pytest.MonkeyPatch.context():
-        batch = read(both.replay, ids, rc.NStep(n, 0.9))
+    with rl.kernels.force_torch() if not native else pytest.MonkeyPatch.context():
+        batch = read(both.replay, ids, rl.NStep(n, 0.9))
     for i, row in enumerate(ids):
         run = both.columns[row % num_envs].run(row // num_envs, n)
         reward = sum(0.9**k * step["reward"] for k, step in enumerate(run))
@@ -148,8 +148,8 @@ def test_t7_shared_next_observations_are_the_stored_ones_over_ten_thousand_layou
     for _ in range(10_000):
         rows, num_envs = int(random.integers(1, 7)), int(random.integers(1, 3))
         world = World(random, num_envs, next_step=False)
-        shared = rc.ReplayBuffer(rows * num_envs, obs=1, action=(), num_envs=num_envs)
-        stored = rc.ReplayBuffer(2 * rows * num_envs, obs=1, action=(), num_envs=num_envs, next_obs="stored")
+        shared = rl.ReplayBuffer(rows * num_envs, obs=1, action=(), num_envs=num_envs)
+        stored = rl.ReplayBuffer(2 * rows * num_envs, obs=1, action=(), num_envs=num_envs, next_obs="stored")
         for _ in range(int(random.integers(1, 2 * rows + 2))):
             step = arrays([world.step(env) for env in range(num_envs)])
             shared.add(**step)
@@ -168,8 +168,8 @@ def test_t7_shared_next_observations_are_the_stored_ones_over_ten_thousand_layou
             assert known[r] == (o, n)
 
 
-def prioritized(priorities: list[float], **options: Any) -> rc.ReplayBuffer:
-    replay = rc.ReplayBuffer(len(priorities), obs=1, action=(), sampler=rc.Prioritized(**options), seed=0)
+def prioritized(priorities: list[float], **options: Any) -> rl.ReplayBuffer:
+    replay = rl.ReplayBuffer(len(priorities), obs=1, action=(), sampler=rl.Prioritized(**options), seed=0)
     for i in range(len(priorities)):
         replay.add([float(i)], 0.0, float(i), False, False, [i + 1.0])
     assert replay.update_priority(torch.arange(len(priorities)), torch.tensor(priorities, dtype=torch.float64)) == 0
@@ -177,7 +177,7 @@ def prioritized(priorities: list[float], **options: Any) -> rc.ReplayBuffer:
 
 
 class TestT8Weights:
-    def weights(self, replay: rc.ReplayBuffer) -> dict[int, float]:
+    def weights(self, replay: rl.ReplayBuffer) -> dict[int, float]:
         batch = replay.sample(2000)
         return dict(zip(batch["index"].tolist(), batch["weight"].tolist(), strict=True))
 
@@ -216,13 +216,13 @@ class TestT9Priorities:
     def test_that_are_no_priorities_are_refused_and_nothing_changes(self, backend: str, wrong: float) -> None:
         replay = prioritized([1.0, 2.0, 3.0])
         before = replay._draws._tree.leaves_view().clone()  # type: ignore[attr-defined]
-        with pytest.raises(rc.PriorityError, match=r"priority\[1\]: expected a finite number of at least 0"):
+        with pytest.raises(rl.PriorityError, match=r"priority\[1\]: expected a finite number of at least 0"):
             replay.update_priority(torch.tensor([0, 1]), torch.tensor([9.0, wrong], dtype=torch.float64))
         assert torch.equal(before, replay._draws._tree.leaves_view())  # type: ignore[attr-defined]
 
     def test_whose_power_overflows_are_refused_and_nothing_changes(self, backend: str) -> None:
         replay = prioritized([1.0, 2.0], alpha=2.0)
-        with pytest.raises(rc.PriorityError, match=r"priority\[0\]: .* finite to the power of alpha"):
+        with pytest.raises(rl.PriorityError, match=r"priority\[0\]: .* finite to the power of alpha"):
             replay.update_priority([1], np.array([1e300]))
         assert float(replay._draws._tree.total()) == pytest.approx(5.0, rel=1e-5)  # type: ignore[attr-defined]
 
@@ -238,7 +238,7 @@ class TestT9Priorities:
 
     def test_that_are_all_zero_are_an_error_that_says_so(self, backend: str) -> None:
         replay = prioritized([0.0, 0.0], eps=0.0)
-        with pytest.raises(rc.NotReadyError, match="sample: expected a row of positive priority, got none"):
+        with pytest.raises(rl.NotReadyError, match="sample: expected a row of positive priority, got none"):
             replay.sample(1)
 
 
@@ -286,7 +286,7 @@ def chi_squared(drawn: torch.Tensor, probability: np.ndarray) -> float:
 @pytest.mark.parametrize("wrapped", [False, True])
 class TestT13Draws:
     def test_are_uniform(self, backend: str, wrapped: bool) -> None:
-        replay = rc.ReplayBuffer(100, obs=1, action=(), num_envs=4, seed=3)
+        replay = rl.ReplayBuffer(100, obs=1, action=(), num_envs=4, seed=3)
         world = World(np.random.default_rng(0), 4)
         for _ in range(60 if wrapped else 20):
             replay.add(**arrays([world.step(env) for env in range(4)]))
@@ -310,9 +310,9 @@ class TestT13Draws:
         assert chi_squared(ids, mass / mass.sum()) < 50 + 4 * 10
 
 
-def goal_buffer(lengths: list[int], capacity: int, seed: int = 0) -> rc.ReplayBuffer:
+def goal_buffer(lengths: list[int], capacity: int, seed: int = 0) -> rl.ReplayBuffer:
     """Episodes of a walker on a line: achieved goal = 100·episode + step."""
-    replay = rc.ReplayBuffer(capacity, obs={"at": 1, "goal": 1}, action=(), seed=seed)
+    replay = rl.ReplayBuffer(capacity, obs={"at": 1, "goal": 1}, action=(), seed=seed)
     for episode, length in enumerate(lengths):
         for t in range(length):
             at, goal = 100.0 * episode + t, -1.0
@@ -331,7 +331,7 @@ def reached(achieved: torch.Tensor, goal: torch.Tensor, rows: Any) -> tuple[torc
 @pytest.mark.parametrize("capacity", [100, 20])
 def test_t14_hindsight_goals_are_of_the_same_episode_and_recomputed(backend: str, strategy: Any, capacity: int) -> None:
     replay = goal_buffer([7, 3, 9, 5], capacity)
-    view = rc.Hindsight("goal", "at", reached, ratio=1.0, strategy=strategy)
+    view = rl.Hindsight("goal", "at", reached, ratio=1.0, strategy=strategy)
     batch = replay.sample(500, view)
     at, goal = batch["obs", "at"].squeeze(1), batch["obs", "goal"].squeeze(1)
     episode, step = at // 100, at % 100
@@ -355,7 +355,7 @@ def test_t14_hindsight_goals_are_of_the_same_episode_and_recomputed(backend: str
 
 def test_t14_the_rest_keeps_its_goal(backend: str) -> None:
     replay = goal_buffer([30], 100)
-    batch = replay.sample(4000, rc.Hindsight("goal", "at", reached, ratio=0.25))
+    batch = replay.sample(4000, rl.Hindsight("goal", "at", reached, ratio=0.25))
     kept = batch["obs", "goal"].squeeze(1) == -1
     assert 0.70 < float(kept.float().mean()) < 0.80
     assert not batch["reward"][kept].any()
@@ -364,7 +364,7 @@ def test_t14_the_rest_keeps_its_goal(backend: str) -> None:
 
 def test_t14_n_steps_stop_where_the_new_goal_is_reached(backend: str) -> None:
     replay = goal_buffer([6], 100)
-    batch = replay.sample(300, rc.Hindsight("goal", "at", reached, ratio=1.0, view=rc.NStep(3, 0.5)))
+    batch = replay.sample(300, rl.Hindsight("goal", "at", reached, ratio=1.0, view=rl.NStep(3, 0.5)))
     at, goal = batch["obs", "at"].squeeze(1), batch["obs", "goal"].squeeze(1)
     steps = torch.minimum(torch.tensor(3.0), goal - at)
     assert torch.equal(batch["next_obs", "at"].squeeze(1), at + steps)
@@ -387,8 +387,8 @@ def test_t15_t16_sequences_stay_in_their_episode_and_burn_in_lies_before(
     ids = sorted(both.expected)
     if not ids:
         return
-    with rc.kernels.force_torch() if not native else pytest.MonkeyPatch.context():
-        batch = read(both.replay, ids, rc.Sequence(length, burn_in))
+    with rl.kernels.force_torch() if not native else pytest.MonkeyPatch.context():
+        batch = read(both.replay, ids, rl.Sequence(length, burn_in))
     for i, row in enumerate(ids):
         column = both.columns[row % num_envs]
         before, after = column.run_before(row // num_envs, burn_in), column.run(row // num_envs, length)
@@ -405,7 +405,7 @@ def test_t15_t16_sequences_stay_in_their_episode_and_burn_in_lies_before(
 
 def test_t15_sequences_may_go_on_into_the_next_episode_on_request(backend: str) -> None:
     replay = goal_buffer([3, 2, 4], 100)
-    view = rc.Sequence(5, burn_in=1, cross_episodes=True)
+    view = rl.Sequence(5, burn_in=1, cross_episodes=True)
     batch = read(replay, replay.sample(1)["index"].tolist(), view)
     ids = sorted(torch.cat([episode["index"] for episode in replay.episodes()]).tolist())
     batch = read(replay, ids, view)
@@ -420,14 +420,14 @@ def test_t15_sequences_may_go_on_into_the_next_episode_on_request(backend: str) 
 
 def test_t20_the_seed_decides_the_draws_and_no_global_generator_is_touched(backend: str) -> None:
     def drawn(seed: int | None, sampler: Any) -> list[int]:
-        replay = rc.ReplayBuffer(64, obs=1, action=(), sampler=sampler, seed=seed)
+        replay = rl.ReplayBuffer(64, obs=1, action=(), sampler=sampler, seed=seed)
         for i in range(64):
             replay.add([float(i)], 0.0, 0.0, False, False, [i + 1.0])
-        view = rc.Hindsight(("obs",), ("obs",), lambda a, g, rows: (rows["reward"], rows["terminated"]))
+        view = rl.Hindsight(("obs",), ("obs",), lambda a, g, rows: (rows["reward"], rows["terminated"]))
         return replay.sample(20)["index"].tolist() + replay.sample(20, view)["obs"].flatten().tolist()
 
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"]  # noqa: NPY002
-    for sampler in (rc.Uniform(), rc.Prioritized(), rc.WithoutReplacement()):
+    for sampler in (rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement()):
         assert drawn(3, sampler) == drawn(3, sampler)
         assert drawn(3, sampler) != drawn(4, sampler)
         assert drawn(None, sampler) != drawn(None, sampler)
@@ -436,7 +436,7 @@ def test_t20_the_seed_decides_the_draws_and_no_global_generator_is_touched(backe
 
 
 def test_t21_inputs_and_batches_are_copies(backend: str) -> None:
-    replay = rc.ReplayBuffer(8, obs=1, action=1, next_obs="shared")
+    replay = rl.ReplayBuffer(8, obs=1, action=1, next_obs="shared")
     obs, action, following = np.ones(1, np.float32), np.ones(1, np.float32), np.full(1, 2.0, np.float32)
     replay.add(obs, action, 1.0, False, False, following)
     obs[:], action[:], following[:] = 7, 7, 7
@@ -448,12 +448,12 @@ def test_t21_inputs_and_batches_are_copies(backend: str) -> None:
 
 
 def test_t21_an_environment_that_reuses_its_array_is_noticed(backend: str) -> None:
-    replay = rc.ReplayBuffer(8, obs=2, action=())
+    replay = rl.ReplayBuffer(8, obs=2, action=())
     for obs in (np.zeros(2, np.float32), np.zeros(2), torch.zeros(2)):
-        with pytest.raises(rc.SchemaError, match="next_obs: expected memory of its own, got that of obs.*stage"):
+        with pytest.raises(rl.SchemaError, match="next_obs: expected memory of its own, got that of obs.*stage"):
             replay.add(obs, 0.0, 0.0, False, False, obs)
     both = np.zeros(3, np.float32)
-    with pytest.raises(rc.SchemaError, match="memory of its own"):
+    with pytest.raises(rl.SchemaError, match="memory of its own"):
         replay.add(both[:2], 0.0, 0.0, False, False, both[1:])
     assert len(replay) == 0
     obs = np.zeros(2, np.float32)
@@ -467,10 +467,10 @@ def test_t21_an_environment_that_reuses_its_array_is_noticed(backend: str) -> No
 
 
 def test_t22_uint8_stays_uint8_float64_rewards_are_accepted_float_into_integers_is_refused(backend: str) -> None:
-    replay = rc.ReplayBuffer(4, obs=gym.spaces.Box(0, 255, (2,), np.uint8), action=gym.spaces.Discrete(3))
-    with pytest.raises(rc.SchemaError, match="^next_obs: expected uint8, got float32"):
+    replay = rl.ReplayBuffer(4, obs=gym.spaces.Box(0, 255, (2,), np.uint8), action=gym.spaces.Discrete(3))
+    with pytest.raises(rl.SchemaError, match="^next_obs: expected uint8, got float32"):
         replay.add(np.zeros(2, np.uint8), 1, 0.0, False, False, np.zeros(2, np.float32))
-    with pytest.raises(rc.SchemaError, match="^action: expected int64, got float64"):
+    with pytest.raises(rl.SchemaError, match="^action: expected int64, got float64"):
         replay.add(np.zeros(2, np.uint8), 1.0, 0.0, False, False, np.zeros(2, np.uint8))
     replay.add(np.full(2, 200, np.uint8), 1, np.float64(0.1), False, False, np.full(2, 201, np.uint8))
     batch = replay.sample(2)
@@ -480,11 +480,11 @@ def test_t22_uint8_stays_uint8_float64_rewards_are_accepted_float_into_integers_
 
 
 def test_t23_too_little_data_is_an_error(backend: str) -> None:
-    replay = rc.ReplayBuffer(4, obs=1, action=(), sampler=rc.WithoutReplacement())
-    with pytest.raises(rc.NotReadyError, match="sample: expected stored transitions, got none"):
+    replay = rl.ReplayBuffer(4, obs=1, action=(), sampler=rl.WithoutReplacement())
+    with pytest.raises(rl.NotReadyError, match="sample: expected stored transitions, got none"):
         replay.sample(1)
     replay.add([0.0], 0.0, 0.0, False, False, [1.0])
-    with pytest.raises(rc.NotReadyError, match="sample: expected at least 8 stored transitions, got 1"):
+    with pytest.raises(rl.NotReadyError, match="sample: expected at least 8 stored transitions, got 1"):
         replay.sample(8)
     assert len(replay.sample(1)) == 1
 
@@ -493,14 +493,14 @@ def test_t24_clear_forgets_rows_priorities_and_open_episodes_but_not_the_numbers
     replay = prioritized([9.0, 1.0, 5.0])
     replay.clear()
     assert len(replay) == 0
-    with pytest.raises(rc.NotReadyError):
+    with pytest.raises(rl.NotReadyError):
         replay.sample(1)
     replay.add([3.0], 0.0, 3.0, False, False, [4.0])
     batch = replay.sample(50)
     assert set(batch["index"].tolist()) == {3}
     assert set(batch["weight"].tolist()) == {1.0}
     assert replay.update_priority([0, 1, 2], [1.0, 1.0, 1.0]) == 3
-    window = read(replay, [3], rc.Sequence(1, burn_in=2))
+    window = read(replay, [3], rl.Sequence(1, burn_in=2))
     assert window[("mask",)].tolist() == [[False, False, True]]
     assert window[("is_first",)].tolist() == [[False, False, True]]
 
@@ -523,8 +523,8 @@ class TestT26Stacks:
     ) -> None:
         random = np.random.default_rng(axis + 5)
         mode = "NEXT_STEP" if next_step else None
-        field = rc.Stacked(rc.Field((3, 2), torch.uint8), 4, axis=axis, pad=pad)
-        replay = rc.ReplayBuffer(24, obs=field, action=(), num_envs=2, autoreset=mode, seed=0)
+        field = rl.Stacked(rl.Field((3, 2), torch.uint8), 4, axis=axis, pad=pad)
+        replay = rl.ReplayBuffer(24, obs=field, action=(), num_envs=2, autoreset=mode, seed=0)
         frames: list[list[np.ndarray]] = [[], []]
         resetting = [False, False]
 
@@ -563,16 +563,16 @@ class TestT26Stacks:
         assert len(replay) >= 12
 
     def test_that_cannot_be_rebuilt_are_refused_and_nothing_changes(self, backend: str) -> None:
-        replay = rc.ReplayBuffer(8, obs=rc.Stacked(rc.Field((2,), torch.uint8), 3, axis=0), action=())
+        replay = rl.ReplayBuffer(8, obs=rl.Stacked(rl.Field((2,), torch.uint8), 3, axis=0), action=())
         frame = np.arange(20, dtype=np.uint8).reshape(10, 2)
         first, second = np.stack([frame[0]] * 3), np.stack([frame[0], frame[0], frame[1]])
-        with pytest.raises(rc.SchemaError, match="^obs: expected a stack of the stored frames"):
+        with pytest.raises(rl.SchemaError, match="^obs: expected a stack of the stored frames"):
             replay.add(second, 0.0, 0.0, False, False, np.stack([frame[0], frame[1], frame[2]]))
-        with pytest.raises(rc.SchemaError, match="^next_obs: expected a stack of obs one frame later"):
+        with pytest.raises(rl.SchemaError, match="^next_obs: expected a stack of obs one frame later"):
             replay.add(first, 0.0, 0.0, False, False, np.stack([frame[5], frame[0], frame[1]]))
         assert len(replay) == 0
         replay.add(first, 0.0, 0.0, False, False, second)
-        with pytest.raises(rc.SchemaError, match="^obs: expected a stack of the stored frames"):
+        with pytest.raises(rl.SchemaError, match="^obs: expected a stack of the stored frames"):
             replay.add(np.stack([frame[7], frame[0], frame[1]]), 0.0, 0.0, False, False, second.copy())
         replay.add(second.copy(), 0.0, 1.0, False, False, np.stack([frame[0], frame[1], frame[2]]))
         assert len(replay) == 2
@@ -587,9 +587,9 @@ class TestT26Stacks:
             "obs": stacks[:-1], "next_obs": stacks[1:], "action": np.zeros(5), "reward": np.arange(5.0),
             "terminated": np.zeros(5, bool), "truncated": np.zeros(5, bool),
         }  # fmt: skip
-        replay = rc.ReplayBuffer(8, obs=rc.Stacked(rc.Field((2,), torch.uint8), 3, axis=0), action=())
+        replay = rl.ReplayBuffer(8, obs=rl.Stacked(rl.Field((2,), torch.uint8), 3, axis=0), action=())
         wrong = {**block, "obs": np.concatenate([stacks[:3], stacks[2:4]])}
-        with pytest.raises(rc.SchemaError, match="a stack of"):
+        with pytest.raises(rl.SchemaError, match="a stack of"):
             replay.extend(wrong)
         assert len(replay) == 0
         replay.extend(block)
@@ -599,7 +599,7 @@ class TestT26Stacks:
 
 
 def test_t27_t28_what_does_not_fit_is_refused_and_nothing_changes(backend: str) -> None:
-    replay = rc.ReplayBuffer(32, obs=3, action=gym.spaces.Discrete(2), num_envs=8)
+    replay = rl.ReplayBuffer(32, obs=3, action=gym.spaces.Discrete(2), num_envs=8)
     good: dict[str, Any] = {
         "obs": np.ones((8, 3)),
         "action": np.ones(8, int),
@@ -619,16 +619,16 @@ def test_t27_t28_what_does_not_fit_is_refused_and_nothing_changes(backend: str) 
     }
     for name, values in wrong.items():
         for value in values:
-            with pytest.raises(rc.SchemaError, match=f"^{name}: expected .*, got .*"):
+            with pytest.raises(rl.SchemaError, match=f"^{name}: expected .*, got .*"):
                 replay.add(**{**good, name: value})
-    with pytest.raises(rc.SchemaError, match="^nonsense: expected a declared field"):
+    with pytest.raises(rl.SchemaError, match="^nonsense: expected a declared field"):
         replay.add(**good, nonsense=1)
     for env_ids, error in (
-        [[0, 0], rc.SchemaError],
+        [[0, 0], rl.SchemaError],
         [[8], IndexError],
         [[-1], IndexError],
-        [[0.5], rc.SchemaError],
-        [3, rc.SchemaError],
+        [[0.5], rl.SchemaError],
+        [3, rl.SchemaError],
     ):
         with pytest.raises(error, match="env_ids"):
             replay.add(**good, env_ids=env_ids)

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-import recollect as rc
-from recollect.checkpoint import progress
-from recollect.cli import main
-from recollect.datasets import from_minari, to_minari
+import relive as rl
+from relive.checkpoint import progress
+from relive.cli import main
+from relive.datasets import from_minari, to_minari
 
-minari = pytest.importorskip("minari", reason='needs Minari: pip install "recollect[minari]"')
-pytest.importorskip("h5py", reason='needs the files of Minari: pip install "recollect[minari]"')
+minari = pytest.importorskip("minari", reason='needs Minari: pip install "relive[minari]"')
+pytest.importorskip("h5py", reason='needs the files of Minari: pip install "relive[minari]"')
 
 
 @pytest.fixture(autouse=True)
@@ -28,19 +28,19 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 DECLARED: dict[str, Any] = {
     "obs": {
-        "camera": rc.Field((40, 36), torch.uint8),
-        "pose": rc.Field(3, torch.float64),
-        "pair": (rc.Field(2), rc.Field((), torch.int64)),
+        "camera": rl.Field((40, 36), torch.uint8),
+        "pose": rl.Field(3, torch.float64),
+        "pair": (rl.Field(2), rl.Field((), torch.int64)),
     },
-    "action": rc.Field((), torch.int64),
-    "reward": rc.Field((), torch.float64),
-    "extra": {"info": {"success": rc.Field((), torch.bool), "force": rc.Field((2, 2))}, "note": 3},
+    "action": rl.Field((), torch.int64),
+    "reward": rl.Field((), torch.float64),
+    "extra": {"info": {"success": rl.Field((), torch.bool), "force": rl.Field((2, 2))}, "note": 3},
 }
 ENDS = {3: "terminated", 1: "truncated", 5: "", 4: "truncated"}
 """Episodes by their length."""
 
 
-def rich(seed: int = 0) -> rc.ReplayBuffer:
+def rich(seed: int = 0) -> rl.ReplayBuffer:
     """Episodes of random numbers in every kind of field; one of them is cut, none the same."""
     rng = np.random.default_rng(seed)
 
@@ -49,7 +49,7 @@ def rich(seed: int = 0) -> rc.ReplayBuffer:
         pair = rng.normal(size=2).astype(np.float32), int(rng.integers(9))
         return {"camera": camera, "pose": rng.normal(size=3), "pair": pair}
 
-    replay = rc.ReplayBuffer(100, **DECLARED, seed=0)
+    replay = rl.ReplayBuffer(100, **DECLARED, seed=0)
     for length, end in ENDS.items():
         obs = look()
         for t in range(length):
@@ -67,7 +67,7 @@ def leaves(steps: Any) -> dict[Any, torch.Tensor]:
     return {key: steps.get(key) for key in steps.keys(True, True) if key != "index"}
 
 
-def assert_same(replay: rc.ReplayBuffer, other: rc.ReplayBuffer) -> None:
+def assert_same(replay: rl.ReplayBuffer, other: rl.ReplayBuffer) -> None:
     """The same episodes of the same steps, but for the notes, which are an info afterwards."""
     for mine, theirs in zip(replay.episodes(), other.episodes(), strict=True):
         expected, found = leaves(mine), leaves(theirs)
@@ -104,7 +104,7 @@ def test_minari_itself_reads_what_was_written() -> None:
 
 def test_a_space_says_what_a_tuple_is() -> None:
     spaces = gym.spaces.Tuple((gym.spaces.Box(-9, 9, (2,)), gym.spaces.Discrete(5)))
-    replay = rc.ReplayBuffer(10, obs=spaces, action=gym.spaces.Discrete(3))
+    replay = rl.ReplayBuffer(10, obs=spaces, action=gym.spaces.Discrete(3))
     replay.add((np.ones(2, np.float32), 1), 2, 1.0, True, False, next_obs=(np.zeros(2, np.float32), 0))
     given = {"observation_space": spaces, "action_space": gym.spaces.Discrete(3)}
     dataset = to_minari(replay, "test/tuple-v0", **given)
@@ -155,7 +155,7 @@ def test_infos_are_chosen_by_name() -> None:
     assert set(next(replay.episodes())["info"].keys()) == {"level"}
     assert "info" not in next(from_minari(collected_again(), infos=()).episodes()).keys()
     with pytest.raises(
-        rc.SchemaError, match="episode 0: infos: expected 'speed' in every episode, got one with deep, level"
+        rl.SchemaError, match="episode 0: infos: expected 'speed' in every episode, got one with deep, level"
     ):
         from_minari("test/collected-v0", infos=("speed",))
 
@@ -166,21 +166,21 @@ def collected_again() -> Any:
 
 def test_a_buffer_of_the_callers_takes_what_it_declares() -> None:
     collected()
-    replay = rc.ReplayBuffer(50, obs={"x": 2}, action=1, extra={"level": ()}, num_envs=2, sampler=rc.Prioritized())
+    replay = rl.ReplayBuffer(50, obs={"x": 2}, action=1, extra={"level": ()}, num_envs=2, sampler=rl.Prioritized())
     assert from_minari("test/collected-v0", replay) is replay
     by_env = {int(episode["index"][0]) % 2: episode for episode in replay.episodes()}
     assert by_env[0]["obs", "x"][:, 0].tolist() == [0, 1]
     assert by_env[1]["level"].tolist() == [11.5, 12.5, 13.5]
     assert by_env[1]["obs", "x"].dtype == torch.float32
-    wrong = rc.ReplayBuffer(50, obs={"x": 2}, action=1, extra={"speed": ()})
-    with pytest.raises(rc.SchemaError, match=r"episode 0: speed: expected one of its infos \(deep, level\)"):
+    wrong = rl.ReplayBuffer(50, obs={"x": 2}, action=1, extra={"speed": ()})
+    with pytest.raises(rl.SchemaError, match=r"episode 0: speed: expected one of its infos \(deep, level\)"):
         from_minari("test/collected-v0", wrong)
     assert len(wrong) == 0
 
 
 def test_episodes_stay_apart_in_a_buffer_that_expects_rows_that_reset() -> None:
     collected()
-    replay = rc.ReplayBuffer(50, obs={"x": 2}, action=1, autoreset="NEXT_STEP", stats=rc.EpisodeStats(None))
+    replay = rl.ReplayBuffer(50, obs={"x": 2}, action=1, autoreset="NEXT_STEP", stats=rl.EpisodeStats(None))
     from_minari("test/collected-v0", replay)
     assert [len(episode["index"]) for episode in replay.episodes()] == [2, 3]
     assert replay.stats is not None
@@ -189,22 +189,22 @@ def test_episodes_stay_apart_in_a_buffer_that_expects_rows_that_reset() -> None:
 
 def test_a_rollout_takes_all_steps_with_the_final_observations() -> None:
     collected()
-    rollout = rc.RolloutBuffer(5, None, obs={"x": 2}, action=1, extra={"level": ()})
+    rollout = rl.RolloutBuffer(5, None, obs={"x": 2}, action=1, extra={"level": ()})
     from_minari("test/collected-v0", rollout)
     assert rollout["reward"].tolist() == [0, 1, 10, 11, 12]
     assert rollout["level"].tolist() == [1.5, 2.5, 11.5, 12.5, 13.5]
     assert rollout.final_obs["x"][:, 0].tolist() == [13], "of the truncated step"
-    with pytest.raises(rc.SchemaError, match="from_minari: expected a rollout of one environment, got 2"):
-        from_minari("test/collected-v0", rc.RolloutBuffer(5, 2, obs={"x": 2}, action=1))
+    with pytest.raises(rl.SchemaError, match="from_minari: expected a rollout of one environment, got 2"):
+        from_minari("test/collected-v0", rl.RolloutBuffer(5, 2, obs={"x": 2}, action=1))
     to_minari(rich(), "test/rich-v0")
     declared = {name: DECLARED[name] for name in ("obs", "action")}
-    with pytest.raises(rc.SchemaError, match="episode 2: expected an end that is flagged, got none"):
-        from_minari("test/rich-v0", rc.RolloutBuffer(50, None, **declared))
+    with pytest.raises(rl.SchemaError, match="episode 2: expected an end that is flagged, got none"):
+        from_minari("test/rich-v0", rl.RolloutBuffer(50, None, **declared))
 
 
 def test_a_distillation_buffer_takes_observations_and_actions() -> None:
     collected()
-    buffer = rc.DistillationBuffer(50, obs={"x": 2}, action=1, extra={"info": {"level": ()}})
+    buffer = rl.DistillationBuffer(50, obs={"x": 2}, action=1, extra={"info": {"level": ()}})
     from_minari("test/collected-v0", buffer, infos=("level",))
     rows = buffer[torch.arange(5)]
     assert rows["obs", "x"][:, 1].tolist() == [0, -1, -10, -11, -12]
@@ -213,7 +213,7 @@ def test_a_distillation_buffer_takes_observations_and_actions() -> None:
 
 
 def test_words_in_infos_are_refused_and_can_be_left_out() -> None:
-    replay = rc.ReplayBuffer(9, obs=1, action=())
+    replay = rl.ReplayBuffer(9, obs=1, action=())
     replay.add([0], 0.0, 0.0, True, False, next_obs=[1])
     dataset = to_minari(replay, "test/words-v0")
     words = minari.data_collector.EpisodeBuffer(
@@ -221,20 +221,20 @@ def test_words_in_infos_are_refused_and_can_be_left_out() -> None:
         terminations=[True], truncations=[False], infos={"word": ["a", "b"]},
     )  # fmt: skip
     dataset.update_dataset_from_buffer([words])
-    with pytest.raises(rc.SchemaError, match="episode 1: infos: word: expected numbers, an entry for each of 1 steps"):
+    with pytest.raises(rl.SchemaError, match="episode 1: infos: word: expected numbers, an entry for each of 1 steps"):
         from_minari(dataset)
     assert len(from_minari(dataset, infos=())) == 2
 
 
 def test_what_has_no_order_cannot_be_written() -> None:
-    stored = rc.ReplayBuffer(9, obs=1, action=(), next_obs="stored")
-    for wrong in (stored, rc.RolloutBuffer(2, None, obs=1, action=()), rc.DistillationBuffer(9, 1)):
-        with pytest.raises(rc.SchemaError, match="to_minari: expected a replay buffer in time order"):
+    stored = rl.ReplayBuffer(9, obs=1, action=(), next_obs="stored")
+    for wrong in (stored, rl.RolloutBuffer(2, None, obs=1, action=()), rl.DistillationBuffer(9, 1)):
+        with pytest.raises(rl.SchemaError, match="to_minari: expected a replay buffer in time order"):
             to_minari(wrong, "test/none-v0")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(rc.SchemaError, match="dataset: expected a Minari dataset, got int"):
+    with pytest.raises(rl.SchemaError, match="dataset: expected a Minari dataset, got int"):
         from_minari(3)
     collected()
-    with pytest.raises(rc.SchemaError, match="from_minari: expected a buffer, got dict"):
+    with pytest.raises(rl.SchemaError, match="from_minari: expected a buffer, got dict"):
         from_minari("test/collected-v0", {})
 
 
@@ -256,7 +256,7 @@ def test_what_takes_long_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_a_dataset_is_inspected_where_it_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     collected()
     folder = tmp_path / "minari" / "test" / "collected-v0"
-    found = rc.inspect(folder, html=tmp_path / "page.html").as_dict()
+    found = rl.inspect(folder, html=tmp_path / "page.html").as_dict()
     assert (found["source"]["kind"], found["source"]["rows"], found["source"]["episodes"]) == ("MinariDataset", 5, 2)
     assert found["episodes"]["returns"]["mean"] == (1 + 33) / 2
     assert found["episodes"]["ends"] == {"terminated": 1, "truncated": 1, "cut": 0, "running": 0}
@@ -264,7 +264,7 @@ def test_a_dataset_is_inspected_where_it_lies(tmp_path: Path, capsys: pytest.Cap
     assert [fields["obs.x"]["dimensions"][1][name] for name in ("min", "max")] == [-12, 0]
     assert fields["info.deep.er"]["max"] == 13
     assert fields["info.level"]["mean"] == (1.5 + 2.5 + 11.5 + 12.5 + 13.5) / 5
-    assert rc.inspect(collected_again()).as_dict()["fields"] == found["fields"]
+    assert rl.inspect(collected_again()).as_dict()["fields"] == found["fields"]
     assert main(["inspect", str(folder)]) == 0
     assert "MinariDataset" in capsys.readouterr().out
 
@@ -276,12 +276,12 @@ def test_a_damaged_dataset_is_said_with_exit_code_one(
     data = Path(collected().storage.data_path)
     (data / damage).write_text('{"data_format": "hdf5"}')
     assert main(["inspect", str(data)]) == 1
-    assert capsys.readouterr().err.startswith("recollect inspect: ")
+    assert capsys.readouterr().err.startswith("relive inspect: ")
 
 
 def test_a_dataset_and_the_buffer_that_it_came_from_look_alike() -> None:
     replay = rich()
-    mine, theirs = rc.inspect(replay).as_dict(), rc.inspect(to_minari(replay, "test/rich-v0")).as_dict()
+    mine, theirs = rl.inspect(replay).as_dict(), rl.inspect(to_minari(replay, "test/rich-v0")).as_dict()
     assert mine["episodes"] == theirs["episodes"]
     assert mine["reward"] == theirs["reward"]
     named = {field["name"].replace("note", "info.note"): field for field in mine["fields"]}

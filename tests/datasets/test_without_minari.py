@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import recollect as rc
-from recollect.cli import main
-from recollect.datasets import from_minari, to_minari
+import relive as rl
+from relive.cli import main
+from relive.datasets import from_minari, to_minari
 
 
 @pytest.fixture(autouse=True)
@@ -16,14 +16,14 @@ def _without(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_error_says_what_to_install() -> None:
-    with pytest.raises(ImportError, match=r'pip install "recollect\[minari\]" brings it'):
+    with pytest.raises(ImportError, match=r'pip install "relive\[minari\]" brings it'):
         from_minari("some/dataset-v0")
     with pytest.raises(ImportError, match="Minari is not installed"):
-        to_minari(rc.ReplayBuffer(9, obs=1, action=()), "some/dataset-v0")
+        to_minari(rl.ReplayBuffer(9, obs=1, action=()), "some/dataset-v0")
 
 
 def test_so_does_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "metadata.json").write_text('{"data_format": "hdf5"}')
     assert main(["inspect", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith("recollect inspect: Minari is not installed.")
+    assert capsys.readouterr().err.startswith("relive inspect: Minari is not installed.")

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from recollect.distributed import Checkpoint, ReplayService
-from recollect.distributed.calls import Calls, Interrupted
-from recollect.distributed.plan import Plan
-from recollect.distributed.shard import Shard
-from recollect.samplers import Uniform
+from relive.distributed import Checkpoint, ReplayService
+from relive.distributed.calls import Calls, Interrupted
+from relive.distributed.plan import Plan
+from relive.distributed.shard import Shard
+from relive.samplers import Uniform
 
 HEALTHY, DIES_BEFORE, DIES_AFTER = "healthy", "dies before", "dies after"
 

@@ -2,16 +2,16 @@
 
 import pytest
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
 
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recollect.distributed.block import pack, unpack, unwired, wire
-from recollect.distributed.plan import Plan
-from recollect.schema import Field
+from relive.distributed.block import pack, unpack, unwired, wire
+from relive.distributed.plan import Plan
+from relive.schema import Field
 from tests.distributed.local import plan_of, steps_of
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.distributed.identity import ROWS, Identity
+from relive.distributed.identity import ROWS, Identity
 
 
 def test_ids_are_those_of_one_buffer_until_a_shard_starts_again() -> None:

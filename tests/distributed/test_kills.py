@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
 
 import os
 import random
@@ -15,8 +15,8 @@ from typing import Any
 import ray
 import torch
 
-import recollect as rc
-from recollect.distributed import Checkpoint, ReplayService, ShardUnavailable
+import relive as rl
+from relive.distributed import Checkpoint, ReplayService, ShardUnavailable
 from tests.distributed.local import steps_of
 from tests.totals import tell
 
@@ -84,7 +84,7 @@ class Samples(Client):
         while not flag.exists():
             try:
                 batch = self.attempt("sample", 64)
-            except rc.NotReadyError:
+            except rl.NotReadyError:
                 continue
             if batch is None:
                 continue
@@ -100,7 +100,7 @@ class Samples(Client):
 
 def stored(path: Path, shard: int) -> list[int]:
     """The steps that a shard's checkpoint holds of its environment, oldest first."""
-    buffer = rc.load(path / f"shard-{shard}")
+    buffer = rl.load(path / f"shard-{shard}")
     buffer.check()
     rows = buffer[buffer.ids()]
     assert set(rows["obs"][:, 0].int().tolist()) == {shard}
@@ -117,7 +117,7 @@ def stress(path: Path, kills: int, pause: float, seed: int) -> dict[str, Any]:
         (),
         num_envs=2,
         num_shards=NUM_SHARDS,
-        sampler=rc.Prioritized(),
+        sampler=rl.Prioritized(),
         checkpoint=Checkpoint(path, seconds=0.5),
     ) as service:
         writers: list[Any] = [Writes.remote("stress") for _ in range(2)]
@@ -164,6 +164,6 @@ def test_three_kills_under_load(tmp_path: Path, cluster: str) -> None:
 
 @pytest.mark.long
 def test_two_hundred_kills_under_load(tmp_path: Path, cluster: str) -> None:
-    totals = stress(tmp_path, kills=int(os.environ.get("RECOLLECT_KILLS", "200")), pause=3.0, seed=time.time_ns())
+    totals = stress(tmp_path, kills=int(os.environ.get("RELIVE_KILLS", "200")), pause=3.0, seed=time.time_ns())
     tell(f"F1: {totals}")
     judge(totals, totals["kills"])

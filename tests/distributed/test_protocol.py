@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
 
 from itertools import pairwise
 from pathlib import Path
@@ -13,11 +13,11 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-import recollect as rc
-from recollect.checkpoint.files import Files
-from recollect.distributed import Checkpoint, ReplayService, stream
-from recollect.distributed.shard import Ack, Push, Shard
-from recollect.errors import IncompatibleCheckpoint, NotReadyError, SchemaError
+import relive as rl
+from relive.checkpoint.files import Files
+from relive.distributed import Checkpoint, ReplayService, stream
+from relive.distributed.shard import Ack, Push, Shard
+from relive.errors import IncompatibleCheckpoint, NotReadyError, SchemaError
 from tests.distributed.local import (
     DIES_AFTER,
     DIES_BEFORE,
@@ -69,7 +69,7 @@ def no_power_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only processes die here: nothing has to reach the disk."""
     monkeypatch.setattr(Files, "sync", lambda *_: None)
     monkeypatch.setattr(Files, "sync_folder", lambda *_: None)
-    monkeypatch.setattr("recollect.distributed.calls._PAUSE", 0.0)
+    monkeypatch.setattr("relive.distributed.calls._PAUSE", 0.0)
 
 
 FATES = st.sampled_from([HEALTHY] * 6 + [DIES_BEFORE, DIES_AFTER])
@@ -149,7 +149,7 @@ def test_what_is_kept_no_more_is_reported_as_lost(tmp_path: Path, monkeypatch: p
     stats = service.stats()
     assert (stats["lost"], stats["shards"][0]["lost"]) == (20, 20)
     # An n-step window does not reach over the gap.
-    batch = calls.shards[0]._buffer.read(np.array([4]), rc.NStep(3, 0.5))
+    batch = calls.shards[0]._buffer.read(np.array([4]), rl.NStep(3, 0.5))
     assert batch["reward"].tolist() == [4.0]
 
 
@@ -173,7 +173,7 @@ def test_a_client_waits_for_answers_and_keeps_little(tmp_path: Path) -> None:
 
 
 def test_a_block_that_is_refused_is_named_and_does_not_come_again(tmp_path: Path) -> None:
-    stacked = rc.Stacked(rc.Field(()), 2)
+    stacked = rl.Stacked(rl.Field(()), 2)
     service, _ = local_service(plan_of(100, 1, obs=stacked, checkpoint=str(tmp_path)), max_pending=1)
 
     def block(*frames: float) -> dict[str, Any]:
@@ -204,12 +204,12 @@ def test_episodes_are_cut_with_the_steps_that_follow(tmp_path: Path) -> None:
     service.cut([1])
     service.extend(steps_of([0, 1], 3, 3))
     service.flush()
-    batch = calls.shards[0]._buffer.read(np.array([2 * 2, 2 * 2 + 1]), rc.NStep(2, 1.0))
+    batch = calls.shards[0]._buffer.read(np.array([2 * 2, 2 * 2 + 1]), rl.NStep(2, 1.0))
     assert batch["reward"].tolist() == [2.0 + 3.0, 2.0]
 
 
 def test_a_service_goes_on_from_its_checkpoint_and_not_from_anothers(tmp_path: Path) -> None:
-    plan = plan_of(80, 4, 2, checkpoint=str(tmp_path), sampler=rc.Prioritized())
+    plan = plan_of(80, 4, 2, checkpoint=str(tmp_path), sampler=rl.Prioritized())
     service, _ = local_service(plan)
     service.extend(steps_of(range(4), 0, 5))
     index = service.sample(6)["index"]
@@ -219,12 +219,12 @@ def test_a_service_goes_on_from_its_checkpoint_and_not_from_anothers(tmp_path: P
     again, found = local_service(plan)
     assert len(again) == 20
     assert stored(found) == {env: list(range(5)) for env in range(4)}
-    for changed in (plan_of(160, 4, 2, checkpoint=str(tmp_path), sampler=rc.Prioritized()),
-                    plan_of(80, 4, 1, checkpoint=str(tmp_path), sampler=rc.Prioritized())):  # fmt: skip
+    for changed in (plan_of(160, 4, 2, checkpoint=str(tmp_path), sampler=rl.Prioritized()),
+                    plan_of(80, 4, 1, checkpoint=str(tmp_path), sampler=rl.Prioritized())):  # fmt: skip
         other, _ = local_service(changed)
         with pytest.raises(IncompatibleCheckpoint, match="(capacity 160|num_shards 1) against (80|2)"):
             other.sample(1)
-    rc.ReplayBuffer(80, 2, (), num_envs=4, device=plan.memory).save(tmp_path / "own" / "shard-0")
+    rl.ReplayBuffer(80, 2, (), num_envs=4, device=plan.memory).save(tmp_path / "own" / "shard-0")
     with pytest.raises(IncompatibleCheckpoint, match="a shard of a service"):
         len(local_service(plan_of(80, 4, checkpoint=str(tmp_path / "own")))[0])
 
@@ -244,7 +244,7 @@ def test_a_failing_save_costs_no_push_and_is_told(tmp_path: Path) -> None:
 
 
 def test_only_so_many_clients_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.distributed.shard.MOST_CLIENTS", 3)
+    monkeypatch.setattr("relive.distributed.shard.MOST_CLIENTS", 3)
     plan = plan_of(100, 1, checkpoint=str(tmp_path))
     _, calls = local_service(plan)
     for first in range(5):
@@ -253,7 +253,7 @@ def test_only_so_many_clients_are_remembered(tmp_path: Path, monkeypatch: pytest
 
 
 def test_an_id_of_before_a_restart_is_stale_after_it(tmp_path: Path) -> None:
-    plan = plan_of(100, 1, checkpoint=str(tmp_path), sampler=rc.Prioritized())
+    plan = plan_of(100, 1, checkpoint=str(tmp_path), sampler=rl.Prioritized())
     service, calls = local_service(plan)
     service.extend(steps_of([0], 0, 5))
     service.save()

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-import recollect as rc
-from recollect.distributed import ReplayService, ShardUnavailable, near
-from recollect.memory.shared import shares_memory
+import relive as rl
+from relive.distributed import ReplayService, ShardUnavailable, near
+from relive.memory.shared import shares_memory
 from tests.distributed.local import LocalCalls, client_of, local_service, plan_of, steps_of
 
 
@@ -41,7 +41,7 @@ def update(service: ReplayService) -> int:
 )
 def test_the_timeout_is_that_of_a_whole_call(call: Callable[[ReplayService], Any], tmp_path: Path) -> None:
     def seconds(timeout: float) -> float:
-        plan = plan_of(40, 2, 2, sampler=rc.Prioritized(), checkpoint=f"{tmp_path}/{timeout}")
+        plan = plan_of(40, 2, 2, sampler=rl.Prioritized(), checkpoint=f"{tmp_path}/{timeout}")
         calls = Clocked(plan)
         service = client_of(calls, plan)
         service.extend(steps_of(range(2), 0, 5))

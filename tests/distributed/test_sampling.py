@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-import recollect as rc
-from recollect.distributed import ReplayService
-from recollect.errors import NotReadyError, PriorityError, SchemaError
-from recollect.memory.shared import shares_memory
+import relive as rl
+from relive.distributed import ReplayService
+from relive.errors import NotReadyError, PriorityError, SchemaError
+from relive.memory.shared import shares_memory
 from tests.distributed.local import LocalCalls, client_of, local_service, plan_of, steps_of
 
 ENVS, SHARDS, STEPS = 7, 3, 12
@@ -29,10 +29,10 @@ def near(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> boo
     return LocalCalls.near
 
 
-def filled(sampler: rc.Prioritized | rc.Uniform) -> tuple[ReplayService, LocalCalls, rc.ReplayBuffer]:
+def filled(sampler: rl.Prioritized | rl.Uniform) -> tuple[ReplayService, LocalCalls, rl.ReplayBuffer]:
     """A service and one buffer with the same rows; environment 6 has only a third of them."""
     service, calls = local_service(plan_of(700, ENVS, SHARDS, sampler=sampler))
-    single = rc.ReplayBuffer(700, 2, (), num_envs=ENVS, sampler=sampler, seed=0)
+    single = rl.ReplayBuffer(700, 2, (), num_envs=ENVS, sampler=sampler, seed=0)
     for envs, steps in ((list(range(ENVS)), STEPS // 3), (list(range(ENVS - 1)), 2 * STEPS)):
         block = steps_of(envs, 0, steps, length=5)
         for memory in (service, single):
@@ -43,9 +43,9 @@ def filled(sampler: rc.Prioritized | rc.Uniform) -> tuple[ReplayService, LocalCa
 
 def prioritized(
     normalize: Literal["batch", "global"], alpha: float = 0.7, scale: float = 1.0
-) -> tuple[ReplayService, rc.ReplayBuffer, dict[int, float]]:
+) -> tuple[ReplayService, rl.ReplayBuffer, dict[int, float]]:
     """The same with priorities that differ by orders of magnitude, also between shards."""
-    sampler = rc.Prioritized(alpha, beta=lambda drawn: 0.4 + drawn / 1e5, normalize=normalize)
+    sampler = rl.Prioritized(alpha, beta=lambda drawn: 0.4 + drawn / 1e5, normalize=normalize)
     service, _, single = filled(sampler)
     ids = single.ids()
     priority = scale * 10.0 ** np.random.default_rng(0).uniform(-1, 1, len(ids)) * (1 + (ids.numpy() % ENVS))
@@ -54,14 +54,14 @@ def prioritized(
     return service, single, dict(zip(ids.tolist(), ((priority + 1e-6) ** alpha).tolist(), strict=True))
 
 
-@pytest.mark.parametrize("sampler", [rc.Uniform(), rc.Prioritized()])
-def test_a_row_has_the_id_and_the_content_it_has_in_one_buffer(sampler: rc.Uniform | rc.Prioritized) -> None:
+@pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized()])
+def test_a_row_has_the_id_and_the_content_it_has_in_one_buffer(sampler: rl.Uniform | rl.Prioritized) -> None:
     service, _, single = filled(sampler)
     assert len(service) == len(single)
-    for view in (rc.Transition(), rc.NStep(3, 0.9), rc.Sequence(4, burn_in=2)):
+    for view in (rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(4, burn_in=2)):
         batch = service.sample(500, view)
         expected = single.read(batch["index"], view)
-        assert set(batch.keys()) == set(expected.keys()) | ({"weight"} if sampler != rc.Uniform() else set())
+        assert set(batch.keys()) == set(expected.keys()) | ({"weight"} if sampler != rl.Uniform() else set())
         for name in expected.keys():
             assert torch.equal(batch[name], expected[name]), name
     assert set(service.sample(5000)["index"].tolist()) == set(single.ids().tolist())
@@ -79,7 +79,7 @@ def drawn(service: ReplayService, ids: np.ndarray, batches: int) -> np.ndarray:
 
 
 def test_uniform_rows_are_equally_likely_in_shards_of_unequal_size() -> None:
-    service, calls, single = filled(rc.Uniform())
+    service, calls, single = filled(rl.Uniform())
     assert len({shard.standing().rows for shard in calls.shards}) > 1
     ids = single.ids().numpy()
     counts = drawn(service, ids, 200)
@@ -115,7 +115,7 @@ def test_weights_are_those_of_one_buffer(normalize: Literal["batch", "global"]) 
 
 
 def test_new_rows_get_the_largest_priority_that_any_shard_has_accepted() -> None:
-    service, calls, _ = filled(rc.Prioritized(alpha=1.0, eps=0.0))
+    service, calls, _ = filled(rl.Prioritized(alpha=1.0, eps=0.0))
     service.update_priority(torch.tensor([0]), torch.tensor([50.0]))  # environment 0, of the first shard
     service.extend(steps_of([6], 100, 1), env_ids=[6])
     service.flush()
@@ -139,7 +139,7 @@ def test_priorities_at_the_ends_of_the_numbers_are_drawn_in_proportion(scale: fl
 
 
 def test_a_row_without_priority_is_never_drawn_and_all_without_are_refused() -> None:
-    service, _, single = filled(rc.Prioritized(alpha=1.0, eps=0.0))
+    service, _, single = filled(rl.Prioritized(alpha=1.0, eps=0.0))
     ids = single.ids()
     service.update_priority(ids, torch.where(ids % ENVS == 5, 1.0, 0.0))
     batch = service.sample(300)
@@ -150,7 +150,7 @@ def test_a_row_without_priority_is_never_drawn_and_all_without_are_refused() -> 
 
 
 def test_a_priority_that_cannot_be_changes_nothing_in_any_shard() -> None:
-    service, calls, single = filled(rc.Prioritized())
+    service, calls, single = filled(rl.Prioritized())
     before = [shard.standing() for shard in calls.shards]
     ids = single.ids()
     for bad in (float("nan"), -1.0, float("inf")):
@@ -160,16 +160,16 @@ def test_a_priority_that_cannot_be_changes_nothing_in_any_shard() -> None:
             service.update_priority(ids, priority)
     assert before == [shard.standing() for shard in calls.shards]
     with pytest.raises(SchemaError, match="a sampler with priorities"):
-        filled(rc.Uniform())[0].update_priority(ids, torch.ones(len(ids)))
+        filled(rl.Uniform())[0].update_priority(ids, torch.ones(len(ids)))
 
 
 def test_batches_are_asked_for_together_and_drawn_one_by_one(near: bool) -> None:
-    service, calls, single = filled(rc.Uniform())
+    service, calls, single = filled(rl.Uniform())
     calls.calls.clear()
-    batches = service.batches(32, rc.NStep(2, 0.9), ahead=5)
+    batches = service.batches(32, rl.NStep(2, 0.9), ahead=5)
     for _ in range(10):
         batch = next(batches)
-        expected = single.read(batch["index"], rc.NStep(2, 0.9))
+        expected = single.read(batch["index"], rl.NStep(2, 0.9))
         assert torch.equal(batch["reward"], expected["reward"])
         assert len({int(i) // ENVS for i in batch["index"]}) > 5  # from all over the memory, each of them
     batches.close()
@@ -179,7 +179,7 @@ def test_batches_are_asked_for_together_and_drawn_one_by_one(near: bool) -> None
 
 
 def test_a_seed_gives_the_same_batches() -> None:
-    batches = [[filled(rc.Prioritized())[0].sample(8)["index"].tolist() for _ in range(2)] for _ in range(2)]
+    batches = [[filled(rl.Prioritized())[0].sample(8)["index"].tolist() for _ in range(2)] for _ in range(2)]
     assert batches[0] == batches[1]
 
 
@@ -187,7 +187,7 @@ def test_a_seed_gives_the_same_batches() -> None:
 def test_a_writer_sends_steps_as_one_buffer_takes_them(mode: str) -> None:
     plan = plan_of(200, 4, 2, autoreset=mode, extra={"note": ()})
     service, _ = local_service(plan)
-    single = rc.ReplayBuffer(200, 2, (), num_envs=4, autoreset=mode, extra={"note": ()})
+    single = rl.ReplayBuffer(200, 2, (), num_envs=4, autoreset=mode, extra={"note": ()})
     envs = [1, 2]
     with service.writer(envs, block=4) as writer:
         for step in range(11):
@@ -222,7 +222,7 @@ def test_what_does_not_fit_is_refused_before_it_is_sent() -> None:
     with pytest.raises(IndexError, match="env_ids"):
         service.extend(block, env_ids=[1, 2, 3, 4])
     assert "push" not in calls.calls
-    for wrong in ({"num_shards": 5}, {"sampler": rc.WithoutReplacement()}, {"capacity": 41}):
+    for wrong in ({"num_shards": 5}, {"sampler": rl.WithoutReplacement()}, {"capacity": 41}):
         with pytest.raises(SchemaError, match=next(iter(wrong))):
             plan_of(**{"capacity": 40, "num_envs": 4, **wrong})
 
@@ -253,7 +253,7 @@ def test_rows_that_are_under_way_are_waited_for_before_an_empty_memory_is_refuse
 
 
 def test_several_threads_of_a_client_sample_and_update_at_once() -> None:
-    service, _, _ = filled(rc.Prioritized())
+    service, _, _ = filled(rl.Prioritized())
 
     def learn() -> int:
         batches = [service.sample(4) for _ in range(300)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'recollect[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
 
 import os
 import pickle
@@ -18,10 +18,10 @@ import numpy as np
 import ray
 import torch
 
-import recollect as rc
-from recollect.distributed import IncompatibleService, ReplayService, ShardUnavailable
-from recollect.errors import IncompatibleCheckpoint, SchemaError
-from recollect.memory.shared import shares_memory
+import relive as rl
+from relive.distributed import IncompatibleService, ReplayService, ShardUnavailable
+from relive.errors import IncompatibleCheckpoint, SchemaError
+from relive.memory.shared import shares_memory
 from tests.distributed.local import steps_of
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -47,14 +47,14 @@ class Actor:
 
 
 def test_actors_write_and_a_learner_samples_what_they_wrote() -> None:
-    with ReplayService("written", 400, 2, (), num_envs=4, num_shards=2, sampler=rc.Prioritized(), seed=3) as service:
+    with ReplayService("written", 400, 2, (), num_envs=4, num_shards=2, sampler=rl.Prioritized(), seed=3) as service:
         actors: list[Any] = [Actor.remote(service) for _ in range(2)]
         told = ray.get([actors[env % 2].act.remote(env, 30) for env in range(4)], timeout=60)
         pids = {os.getpid(), *(shard["pid"] for shard in told[0]["shards"]), *(each["client pid"] for each in told)}
         assert len(pids) == 5  # this one, two shards, two actors
         assert len(service) == 120
         learner = ReplayService.connect("written")
-        batch = learner.sample(64, rc.NStep(3, 1.0))
+        batch = learner.sample(64, rl.NStep(3, 1.0))
         env, step = batch["obs"].int().T
         steps = 3 - (step % 10 - 7).clamp(min=0)
         assert torch.equal(batch["index"], (step + step // 10) * 4 + env)  # an end takes a row more
@@ -139,20 +139,20 @@ def test_a_closed_service_is_saved_gone_and_goes_on_under_the_same_name(tmp_path
 
 def test_a_client_that_expects_another_service_is_told_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     with ReplayService("known", 40, {"a": 2}, (), num_envs=2, extra={"x": 3}):
-        service = ReplayService.connect("known", obs={"a": 2}, num_envs=2, extra={"x": 3}, sampler=rc.Uniform())
+        service = ReplayService.connect("known", obs={"a": 2}, num_envs=2, extra={"x": 3}, sampler=rl.Uniform())
         assert service.plan.capacity == 40
         with pytest.raises(IncompatibleService, match="obs .*'b'.* against .*'a'.*; num_envs 3 against 2"):
             ReplayService.connect("known", obs={"b": 2}, num_envs=3)
         with pytest.raises(SchemaError, match="arguments of a service"):
             ReplayService.connect("known", seeds=3)
-        monkeypatch.setattr("recollect.__version__", "0.0.9")
-        with pytest.raises(IncompatibleService, match="recollect '0.0.9' against"):
+        monkeypatch.setattr("relive.__version__", "0.0.9")
+        with pytest.raises(IncompatibleService, match="relive '0.0.9' against"):
             ReplayService.connect("known")
 
 
-def test_recollect_does_not_need_ray() -> None:
-    code = "import sys, recollect; assert not [m for m in sys.modules if m.split('.')[0] == 'ray']"
+def test_relive_does_not_need_ray() -> None:
+    code = "import sys, relive; assert not [m for m in sys.modules if m.split('.')[0] == 'ray']"
     subprocess.run([sys.executable, "-c", code], check=True)
-    code = "import sys; sys.modules['ray'] = None; import recollect.distributed"
+    code = "import sys; sys.modules['ray'] = None; import relive.distributed"
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert "Install recollect[ray]" in ended.stderr
+    assert "Install relive[ray]" in ended.stderr

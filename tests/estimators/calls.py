@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recollect import estimators, kernels
+from relive import estimators, kernels
 from tests.conftest import BACKENDS
 from tests.reference import estimators as reference
 from tests.strategies import Rollout

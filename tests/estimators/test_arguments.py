@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from recollect import estimators as rc
-from recollect.errors import SchemaError
+from relive import estimators as rl
+from relive.errors import SchemaError
 from tests.estimators.calls import ARGUMENTS, SETTINGS, assert_equal, call, every_estimator, sample
 
 ONE_EACH = "Nothing is broadcast: pass one entry for each."
@@ -29,10 +29,10 @@ def refusal(function: Callable[..., Any], *arguments: Any, **settings: Any) -> s
 
 
 def gae(**changed: Any) -> Any:
-    """rc.gae on [5, 8] tensors, with some arguments changed."""
+    """rl.gae on [5, 8] tensors, with some arguments changed."""
     arguments = {**sample(5, 8), "gamma": 0.9, "lam": 0.8, **changed}
     arguments.pop("log_ratio")
-    return rc.gae(**arguments)
+    return rl.gae(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_n_is_a_positive_int(n: Any) -> None:
 def test_last_value_is_one_row_of_the_reward() -> None:
     reward, none = torch.ones(5, 8), torch.zeros(5, 8, dtype=torch.bool)
     for wrong in (torch.zeros(8, 1), torch.zeros(1, 8), torch.zeros(())):
-        told = refusal(rc.discounted_return, reward, none, none, gamma=0.9, last_value=wrong)
+        told = refusal(rl.discounted_return, reward, none, none, gamma=0.9, last_value=wrong)
         got = tuple(wrong.shape)
         assert told.startswith(f"last_value: expected shape (8,) to go with one row of reward, got {got}.")
-    told = refusal(rc.discounted_return, reward, none, none, gamma=0.9, last_value=0.0)
+    told = refusal(rl.discounted_return, reward, none, none, gamma=0.9, last_value=0.0)
     assert told == "last_value: expected a tensor of shape (8,), got float. Pass one value per environment."
-    told = refusal(rc.discounted_return, reward, none, none, gamma=0.9, last_value=torch.zeros(8, device="meta"))
+    told = refusal(rl.discounted_return, reward, none, none, gamma=0.9, last_value=torch.zeros(8, device="meta"))
     assert told == "last_value: expected a tensor on cpu, got meta. Call .to('cpu')."
 
 
@@ -159,13 +159,13 @@ def test_last_value_is_one_row_of_the_reward() -> None:
 )
 def test_group_advantage_refuses_by_name(changed: dict[str, Any], message: str) -> None:
     arguments = {"reward": torch.zeros(5, 8), "done": torch.zeros(5, 8).bool(), "group_size": 2, **changed}
-    assert refusal(rc.group_advantage, **arguments) == message
+    assert refusal(rl.group_advantage, **arguments) == message
 
 
 def test_statistics_refuse_what_would_be_broadcast() -> None:
-    assert refusal(rc.explained_variance, torch.zeros(8), torch.zeros(8, 1)).startswith("return_: expected shape (8,)")
-    assert refusal(rc.normalize, torch.zeros(8), torch.ones(8, 1).bool()).startswith("mask: expected shape (8,)")
-    assert refusal(rc.normalize, torch.zeros(8), torch.ones(8)).startswith("mask: expected dtype torch.bool")
+    assert refusal(rl.explained_variance, torch.zeros(8), torch.zeros(8, 1)).startswith("return_: expected shape (8,)")
+    assert refusal(rl.normalize, torch.zeros(8), torch.ones(8, 1).bool()).startswith("mask: expected shape (8,)")
+    assert refusal(rl.normalize, torch.zeros(8), torch.ones(8)).startswith("mask: expected dtype torch.bool")
 
 
 @every_estimator

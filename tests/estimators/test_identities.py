@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recollect import estimators as rc
+from relive import estimators as rl
 from tests.estimators.calls import assert_equal, backend, every_backend
 from tests.strategies import Rollout, discounts, rollouts
 
@@ -31,7 +31,7 @@ def parts(rollout: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 def test_gae_with_lambda_zero_is_the_td_error(backend_name: str, rollout: Rollout, gamma: float) -> None:
     reward, value, next_value, terminated, truncated = parts(rollout)
     with backend(backend_name):
-        got, _ = rc.gae(reward, value, next_value, terminated, truncated, gamma=gamma, lam=0.0, mask=rollout.mask)
+        got, _ = rl.gae(reward, value, next_value, terminated, truncated, gamma=gamma, lam=0.0, mask=rollout.mask)
     error = reward + gamma * torch.where(wide(terminated, reward), 0.0, next_value) - value
     assert_equal(got, torch.where(wide(rollout.mask, reward), error, 0.0))
 
@@ -45,8 +45,8 @@ def test_gae_with_lambda_one_and_continuous_values_is_monte_carlo(
     reward, value, _, terminated, truncated = parts(rollout)
     next_value = torch.cat([value[1:], torch.full_like(value[:1], 2.0)])
     with backend(backend_name):
-        _, got = rc.gae(reward, value, next_value, terminated, truncated, gamma=gamma, lam=1.0, mask=rollout.mask)
-        want = rc.discounted_return(
+        _, got = rl.gae(reward, value, next_value, terminated, truncated, gamma=gamma, lam=1.0, mask=rollout.mask)
+        want = rl.discounted_return(
             reward, terminated, truncated, gamma=gamma, next_value=next_value, mask=rollout.mask
         )
     assert_equal(got, want)
@@ -61,8 +61,8 @@ def test_the_return_of_gae_is_the_lambda_return_when_values_continue(
     reward, value, _, terminated, truncated = parts(rollout)
     next_value = torch.cat([value[1:], torch.full_like(value[:1], 2.0)])
     with backend(backend_name):
-        _, got = rc.gae(reward, value, next_value, terminated, truncated, gamma=gamma, lam=lam, mask=rollout.mask)
-        want = rc.lambda_return(reward, next_value, terminated, truncated, gamma=gamma, lam=lam, mask=rollout.mask)
+        _, got = rl.gae(reward, value, next_value, terminated, truncated, gamma=gamma, lam=lam, mask=rollout.mask)
+        want = rl.lambda_return(reward, next_value, terminated, truncated, gamma=gamma, lam=lam, mask=rollout.mask)
     assert_equal(got, want)
 
 
@@ -72,8 +72,8 @@ def test_the_return_of_gae_is_the_lambda_return_when_values_continue(
 def test_vtrace_at_ratio_one_is_gae(backend_name: str, rollout: Rollout, gamma: float, lam: float) -> None:
     on_policy = torch.zeros_like(rollout.reward)
     with backend(backend_name):
-        got = rc.vtrace(on_policy, *parts(rollout), gamma=gamma, lam=lam, mask=rollout.mask)
-        want = rc.gae(*parts(rollout), gamma=gamma, lam=lam, mask=rollout.mask)
+        got = rl.vtrace(on_policy, *parts(rollout), gamma=gamma, lam=lam, mask=rollout.mask)
+        want = rl.gae(*parts(rollout), gamma=gamma, lam=lam, mask=rollout.mask)
     for mine, theirs in zip(got, want, strict=True):
         assert_equal(mine, theirs)
 
@@ -86,10 +86,10 @@ def test_n_steps_to_the_end_of_the_rollout_are_monte_carlo(
 ) -> None:
     reward, _, next_value, terminated, truncated = parts(rollout)
     with backend(backend_name):
-        got = rc.n_step_return(
+        got = rl.n_step_return(
             reward, next_value, terminated, truncated, gamma=gamma, n=len(reward) + more, mask=rollout.mask
         )
-        want = rc.discounted_return(
+        want = rl.discounted_return(
             reward, terminated, truncated, gamma=gamma, next_value=next_value, mask=rollout.mask
         )
     assert_equal(got, want)
@@ -101,6 +101,6 @@ def test_n_steps_to_the_end_of_the_rollout_are_monte_carlo(
 def test_one_step_is_the_lambda_return_with_lambda_zero(backend_name: str, rollout: Rollout, gamma: float) -> None:
     reward, _, next_value, terminated, truncated = parts(rollout)
     with backend(backend_name):
-        got = rc.n_step_return(reward, next_value, terminated, truncated, gamma=gamma, n=1, mask=rollout.mask)
-        want = rc.lambda_return(reward, next_value, terminated, truncated, gamma=gamma, lam=0.0, mask=rollout.mask)
+        got = rl.n_step_return(reward, next_value, terminated, truncated, gamma=gamma, n=1, mask=rollout.mask)
+        want = rl.lambda_return(reward, next_value, terminated, truncated, gamma=gamma, lam=0.0, mask=rollout.mask)
     assert_equal(got, want)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recollect import estimators as rc
+from relive import estimators as rl
 from tests.estimators.calls import SETTINGS, assert_equal, backend, call, every_backend, every_estimator, sample
 from tests.strategies import Rollout, rollouts
 
@@ -95,9 +95,9 @@ def test_monte_carlo_reads_next_values_only_where_the_chain_stops(backend_name: 
     next_value[1, 0] = 2.0
     next_value[3] = 4.0
     with backend(backend_name):
-        got = rc.discounted_return(reward, none, truncated, gamma=0.5, next_value=next_value)
+        got = rl.discounted_return(reward, none, truncated, gamma=0.5, next_value=next_value)
         assert got.tolist() == [[2, 2.125], [2, 2.25], [2.5, 2.5], [3, 3]]
-        assert torch.equal(got, rc.n_step_return(reward, next_value, none, truncated, gamma=0.5, n=4))
+        assert torch.equal(got, rl.n_step_return(reward, next_value, none, truncated, gamma=0.5, n=4))
 
 
 @every_backend
@@ -126,10 +126,10 @@ def test_no_gradient_flows(backend_name: str, name: str) -> None:
 
 def test_no_gradient_flows_through_statistics() -> None:
     x, done = torch.randn(4, 2, requires_grad=True), torch.zeros(4, 2, dtype=torch.bool)
-    assert not rc.normalize(x).requires_grad
-    assert not rc.explained_variance(x, x).requires_grad
-    assert not rc.discounted_return(x, done, done, gamma=0.9, last_value=x[0]).requires_grad
-    assert not any(output.requires_grad for output in rc.group_advantage(x, done, group_size=2))
+    assert not rl.normalize(x).requires_grad
+    assert not rl.explained_variance(x, x).requires_grad
+    assert not rl.discounted_return(x, done, done, gamma=0.9, last_value=x[0]).requires_grad
+    assert not any(output.requires_grad for output in rl.group_advantage(x, done, group_size=2))
 
 
 @every_backend

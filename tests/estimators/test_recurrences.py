@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recollect import estimators, kernels
+from relive import estimators, kernels
 from tests.estimators.calls import (
     ARGUMENTS,
     NAMES,

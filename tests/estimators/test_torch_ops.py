@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recollect import estimators as rc
-from recollect import kernels
+from relive import estimators as rl
+from relive import kernels
 from tests.estimators.calls import ARGUMENTS, SETTINGS, assert_equal, call, every_estimator, sample
 
 
@@ -67,11 +67,11 @@ def test_tensors_without_data_give_shapes(name: str) -> None:
 
 def test_the_other_functions_give_shapes_of_tensors_without_data_too() -> None:
     reward, flag = torch.zeros(5, 8, device="meta"), torch.zeros(5, 8, dtype=torch.bool, device="meta")
-    assert rc.discounted_return(reward, flag, flag, gamma=0.9, last_value=reward[0]).shape == (5, 8)
+    assert rl.discounted_return(reward, flag, flag, gamma=0.9, last_value=reward[0]).shape == (5, 8)
     for mask in (None, flag):
-        assert [x.shape for x in rc.group_advantage(reward, flag, group_size=2, mask=mask)] == [(5, 8)] * 3
-    assert rc.normalize(reward, flag).shape == (5, 8)
-    assert rc.explained_variance(reward, reward).shape == ()
+        assert [x.shape for x in rl.group_advantage(reward, flag, group_size=2, mask=mask)] == [(5, 8)] * 3
+    assert rl.normalize(reward, flag).shape == (5, 8)
+    assert rl.explained_variance(reward, reward).shape == ()
 
 
 @every_estimator
@@ -80,7 +80,7 @@ def test_compiling_gives_one_graph_and_the_same_numbers(name: str, masked: bool)
     torch.compiler.reset()
     tensors = sample(9, 6)
     tensors["mask"] = torch.rand(9, 6) < 0.8 if masked else None
-    estimator, settings = getattr(rc, name), SETTINGS[name]
+    estimator, settings = getattr(rl, name), SETTINGS[name]
 
     @torch.compile(backend="aot_eager", fullgraph=True)
     def compiled(*arguments: Tensor, mask: Tensor | None) -> Any:
@@ -98,10 +98,10 @@ def test_compiling_the_other_functions_gives_one_graph_and_the_same_numbers() ->
 
     def everything(reward: Tensor, value: Tensor, terminated: Tensor, truncated: Tensor) -> tuple[Tensor, ...]:
         return (
-            rc.discounted_return(reward, terminated, truncated, gamma=0.9, last_value=value[0]),
-            *rc.group_advantage(reward, terminated, group_size=3, gamma=0.9, mask=truncated),
-            rc.normalize(reward, terminated),
-            rc.explained_variance(value, reward, mask=truncated),
+            rl.discounted_return(reward, terminated, truncated, gamma=0.9, last_value=value[0]),
+            *rl.group_advantage(reward, terminated, group_size=3, gamma=0.9, mask=truncated),
+            rl.normalize(reward, terminated),
+            rl.explained_variance(value, reward, mask=truncated),
         )
 
     arguments = [tensors[k] for k in ("reward", "value", "terminated", "truncated")]
@@ -114,7 +114,7 @@ def test_compiling_the_other_functions_gives_one_graph_and_the_same_numbers() ->
 def test_vmap_over_several_rollouts_is_the_same_as_one_by_one() -> None:
     tensors = [sample(7, 5, seed=seed) for seed in range(3)]
     stacked = [torch.stack([t[k] for t in tensors]) for k in ARGUMENTS["gae"]]  # pyright: ignore[reportArgumentType, reportCallIssue]
-    mapped = torch.func.vmap(partial(rc.gae, **SETTINGS["gae"]))(*stacked)
+    mapped = torch.func.vmap(partial(rl.gae, **SETTINGS["gae"]))(*stacked)
     for i, one in enumerate(tensors):
         for mine, want in zip(mapped, call("gae", one, **SETTINGS["gae"]), strict=True):
             assert_equal(mine[i], want)

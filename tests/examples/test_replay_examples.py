@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-import recollect as rc
+import relive as rl
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -82,7 +82,7 @@ def test_hindsight_reaches_goals_that_plain_learning_does_not() -> None:
 def test_the_rule_that_relabels_is_the_environments_own() -> None:
     her = load("her")
     env = her.FlipBits(3)
-    replay = rc.ReplayBuffer.for_env(env, 300, seed=0)
+    replay = rl.ReplayBuffer.for_env(env, 300, seed=0)
     rng = np.random.default_rng(0)
     for seed in range(20):
         obs, _ = env.reset(seed=seed)
@@ -96,7 +96,7 @@ def test_the_rule_that_relabels_is_the_environments_own() -> None:
         replay.cut()
     true = replay.sample(500)
     assert true["terminated"].any()
-    view = rc.Hindsight("desired_goal", "achieved_goal", her.judge, ratio=1.0)
+    view = rl.Hindsight("desired_goal", "achieved_goal", her.judge, ratio=1.0)
     for batch in (true, replay.sample(500, view)):
         reward, terminated = her.judge(batch["next_obs", "achieved_goal"], batch["obs", "desired_goal"], batch)
         assert torch.equal(batch["reward"], reward)
@@ -157,7 +157,7 @@ def test_her_flips_fifteen_bits() -> None:
     assert np.mean([success for _, success in her.train(1, 60_000, hindsight=False)[-200:]]) < 0.05
 
 
-@pytest.mark.skipif(not hasattr(rc.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+@pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
 def test_acting_and_learning_in_two_processes_runs_as_a_command(tmp_path: Path) -> None:
     picture = tmp_path / "async_sac.png"
     command = [sys.executable, str(EXAMPLES / "async_sac.py"), "--total-steps", "700", "--plot", str(picture)]

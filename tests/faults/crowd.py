@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-import recollect as rc
-from recollect.concurrent import Handle
-from recollect.ring import Ring
+import relive as rl
+from relive.concurrent import Handle
+from relive.ring import Ring
 
 processes = get_context("forkserver")
 processes.set_forkserver_preload(["tests.faults.crowd"])
@@ -75,7 +75,7 @@ class _Worker:
             mend(ring)
 
         setattr(Ring, "mend", counted)  # noqa: B010 (only in this process)
-        self.replay = rc.connect(handle, seed=who)
+        self.replay = rl.connect(handle, seed=who)
         self._last = time.monotonic()
 
     def seen(self) -> None:
@@ -103,11 +103,11 @@ def write(handle: Handle, place: tuple[int, int], env: int, width: int, total: i
 def sample(handle: Handle, place: tuple[int, int], who: int, batch_size: int) -> None:
     """Batches, looked at byte by byte, until somebody ends this process."""
     worker = _Worker(handle, place, who)
-    views = [rc.Transition(), rc.NStep(2, 0.9)]
+    views = [rl.Transition(), rl.NStep(2, 0.9)]
     for turn in range(1 << 60):
         try:
             batch = worker.replay.sample(batch_size, views[turn % 2])
-        except rc.NotReadyError:
+        except rl.NotReadyError:
             continue
         worker.seen()
         look(batch, worker.board, who)

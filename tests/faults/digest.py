@@ -77,6 +77,6 @@ def _parts(thing: Any) -> list[Any]:
         return list(thing)
     if isinstance(thing, set | frozenset):
         return sorted(map(repr, thing))
-    if type(thing).__module__.startswith("recollect.") and hasattr(thing, "__dict__"):
+    if type(thing).__module__.startswith("relive.") and hasattr(thing, "__dict__"):
         return [part for item in vars(thing).items() if item[0] not in CACHES for part in item]
     return []

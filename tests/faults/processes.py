@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import recollect as rc
+import relive as rl
 from tests.checkpoint.traffic import fingerprint
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -67,6 +67,6 @@ def loaded_apart(root: Path) -> str | None:
 
 def _fingerprint(root: Path) -> str | None:
     try:
-        return fingerprint(rc.load(root))
-    except rc.NoCheckpoint:
+        return fingerprint(rl.load(root))
+    except rl.NoCheckpoint:
         return None

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-import recollect as rc
-from recollect import kernels
+import relive as rl
+from relive import kernels
 from tests.conftest import BACKENDS
 from tests.faults.digest import digest
 from tests.totals import tell
@@ -31,7 +31,7 @@ class Case:
     name: str
     make: Callable[[], Any]
     call: Callable[[Any], object]
-    error: type[Exception] = rc.SchemaError
+    error: type[Exception] = rl.SchemaError
 
 
 def nothing() -> None:
@@ -56,8 +56,8 @@ def right(steps: int | None = None) -> dict[str, Any]:
 
 
 DECLARED: dict[str, Any] = {
-    "obs": {"image": rc.Field((2, 2), torch.uint8), "vector": 3},
-    "action": rc.Field((), torch.int64),
+    "obs": {"image": rl.Field((2, 2), torch.uint8), "vector": 3},
+    "action": rl.Field((), torch.int64),
     "extra": {"note": 2},
 }
 
@@ -123,10 +123,10 @@ def fractions() -> dict[str, Any]:
 # Replay buffers
 
 
-def replay(**options: Any) -> rc.ReplayBuffer:
+def replay(**options: Any) -> rl.ReplayBuffer:
     """Eleven steps of a ring of eight: it has gone round, and more than nothing is in every part of it."""
-    listeners = {"stats": rc.EpisodeStats(N), "norm": {("obs", "vector"): rc.RunningNorm(3)}}
-    made = rc.ReplayBuffer(
+    listeners = {"stats": rl.EpisodeStats(N), "norm": {("obs", "vector"): rl.RunningNorm(3)}}
+    made = rl.ReplayBuffer(
         16, **{**DECLARED, "num_envs": N, "seed": 0, "autoreset": "Disabled", **listeners, **options}
     )
     for t in range(11):
@@ -135,22 +135,22 @@ def replay(**options: Any) -> rc.ReplayBuffer:
             step["obs"][leaf][:] = t
             step["next_obs"][leaf][:] = t + 1
         made.add(**step)
-    if made.sampler != rc.Uniform():
+    if made.sampler != rl.Uniform():
         made.sample(4)
     return made
 
 
-def prioritized() -> rc.ReplayBuffer:
-    made = replay(sampler=rc.Prioritized())
+def prioritized() -> rl.ReplayBuffer:
+    made = replay(sampler=rl.Prioritized())
     made.update_priority(made.ids()[:4], [1.0, 2.0, 3.0, 4.0])
     return made
 
 
-def empty_replay(**options: Any) -> rc.ReplayBuffer:
-    return rc.ReplayBuffer(16, **DECLARED, num_envs=N, **options)
+def empty_replay(**options: Any) -> rl.ReplayBuffer:
+    return rl.ReplayBuffer(16, **DECLARED, num_envs=N, **options)
 
 
-REPLAYS: dict[str, Callable[[], rc.ReplayBuffer]] = {
+REPLAYS: dict[str, Callable[[], rl.ReplayBuffer]] = {
     "replay": replay,
     "prioritized": prioritized,
     "stored": lambda: replay(next_obs="stored"),
@@ -187,19 +187,19 @@ def staged(buffer: Any) -> Any:
 
 def environment_cases() -> Iterator[Case]:
     wrong = {
-        "twice": ([0, 0], rc.SchemaError),
-        "none of them": ([], rc.SchemaError),
-        "floats": ([0.5, 1.0], rc.SchemaError),
-        "two axes": ([[0, 1]], rc.SchemaError),
-        "text": ("01", rc.SchemaError),
-        "bools": ([True, False], rc.SchemaError),
-        "one number": (0, rc.SchemaError),
-        "ragged": ([[0], [0, 1]], rc.SchemaError),
+        "twice": ([0, 0], rl.SchemaError),
+        "none of them": ([], rl.SchemaError),
+        "floats": ([0.5, 1.0], rl.SchemaError),
+        "two axes": ([[0, 1]], rl.SchemaError),
+        "text": ("01", rl.SchemaError),
+        "bools": ([True, False], rl.SchemaError),
+        "one number": (0, rl.SchemaError),
+        "ragged": ([[0], [0, 1]], rl.SchemaError),
         "-1": ([0, -1], IndexError),
         "size": ([0, N], IndexError),
         "2^40": ([0, 2**40], IndexError),
-        "2^64": ([0, 2**64], rc.SchemaError),
-        "fewer than rows": ([1], rc.SchemaError),
+        "2^64": ([0, 2**64], rl.SchemaError),
+        "fewer than rows": ([1], rl.SchemaError),
     }
     for label, (ids, error) in wrong.items():
         yield Case(f"replay.add(env_ids: {label})", replay, lambda b, ids=ids: b.add(**right(), env_ids=ids), error)
@@ -250,17 +250,17 @@ def reading_cases() -> Iterator[Case]:
     for label, size in sizes.items():
         for kind in ("replay", "prioritized"):
             yield Case(f"{kind}.sample({label})", REPLAYS[kind], lambda b, size=size: b.sample(size))
-    for sampler in (rc.Uniform(), rc.Prioritized(), rc.WithoutReplacement()):
-        for view in (rc.Transition(), rc.NStep(3, 0.9), rc.Sequence(3)):
+    for sampler in (rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement()):
+        for view in (rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(3)):
             yield Case(
                 f"sample before data ({sampler}, {view})",
                 lambda sampler=sampler: empty_replay(sampler=sampler),
                 lambda b, view=view: b.sample(4, view),
-                rc.NotReadyError,
+                rl.NotReadyError,
             )
-    for view in (rc.NStep(3, 0.9), rc.Sequence(3), relabelled()):
+    for view in (rl.NStep(3, 0.9), rl.Sequence(3), relabelled()):
         yield Case(f"stored.sample({type(view).__name__})", REPLAYS["stored"], lambda b, view=view: b.sample(4, view))
-    for label, view in {"a class": rc.NStep, "text": "n-step", "a number": 3}.items():
+    for label, view in {"a class": rl.NStep, "text": "n-step", "a number": 3}.items():
         yield Case(f"replay.sample(view: {label})", replay, lambda b, view=view: b.sample(4, view))
     for label, options in {
         "device and out": lambda b: {"device": "cpu", "out": replay().sample(4)},
@@ -276,9 +276,9 @@ def reading_cases() -> Iterator[Case]:
         yield Case(f"replay.sample({label})", replay, lambda b, options=options: b.sample(4, **options(b)))
     yield Case(
         "without replacement, more than there are",
-        lambda: replay(sampler=rc.WithoutReplacement()),
+        lambda: replay(sampler=rl.WithoutReplacement()),
         lambda b: b.sample(17),
-        rc.NotReadyError,
+        rl.NotReadyError,
     )
     for label, beta in {"NaN": NAN, "-1": -1.0, "infinity": INF, "text": "x", "none": None, "True": True}.items():
         yield Case(
@@ -290,16 +290,16 @@ def reading_cases() -> Iterator[Case]:
     yield from index_cases()
 
 
-def late_beta(value: Any) -> rc.ReplayBuffer:
+def late_beta(value: Any) -> rl.ReplayBuffer:
     """A buffer whose beta is right at first."""
-    return replay(sampler=rc.Prioritized(beta=lambda draws: value if draws else 0.5))
+    return replay(sampler=rl.Prioritized(beta=lambda draws: value if draws else 0.5))
 
 
-def relabelled(**options: Any) -> rc.Hindsight:
+def relabelled(**options: Any) -> rl.Hindsight:
     def same(achieved: torch.Tensor, goal: torch.Tensor, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return rows["reward"], rows["terminated"]
 
-    return rc.Hindsight(**{"goal": "vector", "achieved": "vector", "fn": same, **options})
+    return rl.Hindsight(**{"goal": "vector", "achieved": "vector", "fn": same, **options})
 
 
 def hindsight_cases() -> Iterator[Case]:
@@ -313,7 +313,7 @@ def hindsight_cases() -> Iterator[Case]:
         "fn of a column": {"fn": lambda achieved, goal, rows: (rows["reward"][:, None], rows["terminated"])},
         "fn of numbers for flags": {"fn": lambda achieved, goal, rows: (rows["reward"], rows["reward"])},
         "fn on another device": {"fn": lambda achieved, goal, rows: (rows["reward"].to("meta"), rows["terminated"])},
-        "across episodes": {"view": rc.Sequence(3, cross_episodes=True)},
+        "across episodes": {"view": rl.Sequence(3, cross_episodes=True)},
     }.items():
         view = relabelled(**options)
         yield Case(f"replay.sample(hindsight with {label})", replay, lambda b, view=view: b.sample(4, view))
@@ -326,17 +326,17 @@ WRONG_INDEX: dict[str, tuple[Any, type[Exception]]] = {
     "2^63 - 1": ([2**63 - 1], IndexError),
     "-2^63": ([-(2**63)], IndexError),
     "one right, one never issued": ([20, 2**40], IndexError),
-    "2^63": ([2**63], rc.SchemaError),
-    "2^64": ([2**64], rc.SchemaError),
-    "floats": ([1.0], rc.SchemaError),
-    "bools": ([True], rc.SchemaError),
-    "int32": (torch.tensor([20], dtype=torch.int32), rc.SchemaError),
-    "two axes": ([[20]], rc.SchemaError),
-    "none": (None, rc.SchemaError),
-    "text": ("x", rc.SchemaError),
-    "a slice": (slice(2), rc.SchemaError),
-    "meta": (torch.tensor([20]).to("meta"), rc.SchemaError),
-    "sparse": (torch.tensor([20]).to_sparse(), rc.SchemaError),
+    "2^63": ([2**63], rl.SchemaError),
+    "2^64": ([2**64], rl.SchemaError),
+    "floats": ([1.0], rl.SchemaError),
+    "bools": ([True], rl.SchemaError),
+    "int32": (torch.tensor([20], dtype=torch.int32), rl.SchemaError),
+    "two axes": ([[20]], rl.SchemaError),
+    "none": (None, rl.SchemaError),
+    "text": ("x", rl.SchemaError),
+    "a slice": (slice(2), rl.SchemaError),
+    "meta": (torch.tensor([20]).to("meta"), rl.SchemaError),
+    "sparse": (torch.tensor([20]).to_sparse(), rl.SchemaError),
 }
 
 
@@ -355,27 +355,27 @@ def index_cases() -> Iterator[Case]:
     yield Case("distillation[an overwritten row]", distillation, lambda b: b[0], IndexError)
     yield Case("update_priority of uniform draws", replay, lambda b: b.update_priority([20], [1.0]))
     for label, (priority, error) in {
-        "NaN": ([1.0, NAN], rc.PriorityError),
-        "infinity": ([1.0, INF], rc.PriorityError),
-        "-infinity": ([1.0, -INF], rc.PriorityError),
-        "-1": ([1.0, -1.0], rc.PriorityError),
-        "-1e-300": ([1.0, -1e-300], rc.PriorityError),
-        "-1 as an int": ([1, -1], rc.PriorityError),
-        "NaN in float32": (torch.tensor([1.0, NAN]), rc.PriorityError),
-        "NaN in float16": (torch.tensor([1.0, NAN]).half(), rc.PriorityError),
-        "one for two": ([1.0], rc.SchemaError),
-        "three for two": ([1.0] * 3, rc.SchemaError),
-        "a number": (1.0, rc.SchemaError),
-        "a column": ([[1.0], [1.0]], rc.SchemaError),
-        "a row": ([[1.0, 1.0]], rc.SchemaError),
-        "nothing": ([], rc.SchemaError),
-        "none": (None, rc.SchemaError),
-        "text": (["x", "y"], rc.SchemaError),
-        "bools": ([True, True], rc.SchemaError),
-        "complex": ([1j, 1j], rc.SchemaError),
-        "meta": (torch.ones(2).to("meta"), rc.SchemaError),
-        "sparse": (torch.ones(2).to_sparse(), rc.SchemaError),
-        "eight-bit floats": (torch.ones(2).to(torch.float8_e4m3fn), rc.SchemaError),
+        "NaN": ([1.0, NAN], rl.PriorityError),
+        "infinity": ([1.0, INF], rl.PriorityError),
+        "-infinity": ([1.0, -INF], rl.PriorityError),
+        "-1": ([1.0, -1.0], rl.PriorityError),
+        "-1e-300": ([1.0, -1e-300], rl.PriorityError),
+        "-1 as an int": ([1, -1], rl.PriorityError),
+        "NaN in float32": (torch.tensor([1.0, NAN]), rl.PriorityError),
+        "NaN in float16": (torch.tensor([1.0, NAN]).half(), rl.PriorityError),
+        "one for two": ([1.0], rl.SchemaError),
+        "three for two": ([1.0] * 3, rl.SchemaError),
+        "a number": (1.0, rl.SchemaError),
+        "a column": ([[1.0], [1.0]], rl.SchemaError),
+        "a row": ([[1.0, 1.0]], rl.SchemaError),
+        "nothing": ([], rl.SchemaError),
+        "none": (None, rl.SchemaError),
+        "text": (["x", "y"], rl.SchemaError),
+        "bools": ([True, True], rl.SchemaError),
+        "complex": ([1j, 1j], rl.SchemaError),
+        "meta": (torch.ones(2).to("meta"), rl.SchemaError),
+        "sparse": (torch.ones(2).to_sparse(), rl.SchemaError),
+        "eight-bit floats": (torch.ones(2).to(torch.float8_e4m3fn), rl.SchemaError),
     }.items():
         yield Case(
             f"update_priority({label})", prioritized, lambda b, p=priority: b.update_priority([18, 20], p), error
@@ -400,18 +400,18 @@ WRONG_FIELDS: dict[str, Any] = {
     "a key that is no name": {1: 3},
     "an empty name": {"": 3},
     "a list": [3],
-    "a class": rc.Field,
+    "a class": rl.Field,
 }
 
 
 def making_cases() -> Iterator[Case]:
-    def makes(name: str, make: Callable[[], object], error: type[Exception] = rc.SchemaError) -> Case:
+    def makes(name: str, make: Callable[[], object], error: type[Exception] = rl.SchemaError) -> Case:
         return Case(name, nothing, lambda _: make(), error)
 
     made = {
-        "ReplayBuffer": lambda **o: rc.ReplayBuffer(**{"capacity": 8, **DECLARED, "num_envs": N, **o}),
-        "RolloutBuffer": lambda **o: rc.RolloutBuffer(**{"num_steps": 8, **DECLARED, "num_envs": N, **o}),
-        "DistillationBuffer": lambda **o: rc.DistillationBuffer(**{"capacity": 8, **DECLARED, **o}),
+        "ReplayBuffer": lambda **o: rl.ReplayBuffer(**{"capacity": 8, **DECLARED, "num_envs": N, **o}),
+        "RolloutBuffer": lambda **o: rl.RolloutBuffer(**{"num_steps": 8, **DECLARED, "num_envs": N, **o}),
+        "DistillationBuffer": lambda **o: rl.DistillationBuffer(**{"capacity": 8, **DECLARED, **o}),
     }
     for kind, make in made.items():
         size = "num_steps" if kind == "RolloutBuffer" else "capacity"
@@ -433,14 +433,14 @@ def making_cases() -> Iterator[Case]:
             yield makes(f"{kind}(device: {label})", lambda make=make, device=device: make(device=device))
     for kind, make in list(made.items())[:2]:
         for label, options in {
-            "an int reward": {"reward": rc.Field((), torch.int64)},
+            "an int reward": {"reward": rl.Field((), torch.int64)},
             "an unknown autoreset": {"autoreset": "sometimes"},
             "autoreset: 1": {"autoreset": 1},
-            "stats of another number": {"stats": rc.EpisodeStats(N + 1)},
+            "stats of another number": {"stats": rl.EpisodeStats(N + 1)},
             "stats that are none": {"stats": 3},
-            "a norm of another shape": {"norm": {("obs", "vector"): rc.RunningNorm(4)}},
-            "a norm of an unknown field": {"norm": {"colour": rc.RunningNorm(3)}},
-            "a norm of two leaves": {"norm": {"obs": rc.RunningNorm(3)}},
+            "a norm of another shape": {"norm": {("obs", "vector"): rl.RunningNorm(4)}},
+            "a norm of an unknown field": {"norm": {"colour": rl.RunningNorm(3)}},
+            "a norm of two leaves": {"norm": {"obs": rl.RunningNorm(3)}},
             "a norm that is none": {"norm": {("obs", "vector"): 3}},
         }.items():
             yield makes(f"{kind}({label})", lambda make=make, options=options: make(**options))
@@ -448,11 +448,11 @@ def making_cases() -> Iterator[Case]:
     for label, options in {
         "a capacity that does not divide": {"capacity": 7},
         "next_obs: maybe": {"next_obs": "maybe"},
-        "a class for a sampler": {"sampler": rc.Uniform},
+        "a class for a sampler": {"sampler": rl.Uniform},
         "a number for a sampler": {"sampler": 3},
-        "stacks with stored next_obs": {"obs": rc.Stacked(rc.Field(3), 2), "next_obs": "stored"},
-        "a stacked action": {"action": rc.Stacked(rc.Field(3), 2)},
-        "a sparse carry": {"extra": {"h": rc.Carry(3, every=4)}},
+        "stacks with stored next_obs": {"obs": rl.Stacked(rl.Field(3), 2), "next_obs": "stored"},
+        "a stacked action": {"action": rl.Stacked(rl.Field(3), 2)},
+        "a sparse carry": {"extra": {"h": rl.Carry(3, every=4)}},
     }.items():
         yield makes(f"ReplayBuffer({label})", lambda options=options: replay_of(**options))
     yield makes("ReplayBuffer(more than memory)", lambda: replay_of(capacity=2**40), MemoryError)
@@ -464,45 +464,45 @@ def making_cases() -> Iterator[Case]:
 def description_cases(makes: Callable[..., Case]) -> Iterator[Case]:
     """Fields, samplers, views, statistics and norms."""
     for label, wrong in numbers(whole=True).items():
-        yield makes(f"NStep(n: {label})", lambda wrong=wrong: rc.NStep(wrong, 0.9))
-        yield makes(f"Sequence(length: {label})", lambda wrong=wrong: rc.Sequence(wrong))
-        yield makes(f"Stacked(k: {label})", lambda wrong=wrong: rc.Stacked(3, wrong))
-        yield makes(f"Carry(every: {label})", lambda wrong=wrong: rc.Carry(3, every=wrong))
-        yield makes(f"EpisodeStats(window: {label})", lambda wrong=wrong: rc.EpisodeStats(2, window=wrong))
+        yield makes(f"NStep(n: {label})", lambda wrong=wrong: rl.NStep(wrong, 0.9))
+        yield makes(f"Sequence(length: {label})", lambda wrong=wrong: rl.Sequence(wrong))
+        yield makes(f"Stacked(k: {label})", lambda wrong=wrong: rl.Stacked(3, wrong))
+        yield makes(f"Carry(every: {label})", lambda wrong=wrong: rl.Carry(3, every=wrong))
+        yield makes(f"EpisodeStats(window: {label})", lambda wrong=wrong: rl.EpisodeStats(2, window=wrong))
         if label != "none":
-            yield makes(f"EpisodeStats(num_envs: {label})", lambda wrong=wrong: rc.EpisodeStats(wrong))
+            yield makes(f"EpisodeStats(num_envs: {label})", lambda wrong=wrong: rl.EpisodeStats(wrong))
         if label != "0":
-            yield makes(f"Sequence(burn_in: {label})", lambda wrong=wrong: rc.Sequence(2, burn_in=wrong))
+            yield makes(f"Sequence(burn_in: {label})", lambda wrong=wrong: rl.Sequence(2, burn_in=wrong))
     for label, wrong in numbers(whole=False).items():
-        yield makes(f"RunningNorm(eps: {label})", lambda wrong=wrong: rc.RunningNorm(3, eps=wrong))
+        yield makes(f"RunningNorm(eps: {label})", lambda wrong=wrong: rl.RunningNorm(3, eps=wrong))
         if label != "none":
-            yield makes(f"RunningNorm(clip: {label})", lambda wrong=wrong: rc.RunningNorm(3, clip=wrong))
+            yield makes(f"RunningNorm(clip: {label})", lambda wrong=wrong: rl.RunningNorm(3, clip=wrong))
         if label != "0":
             for name in ("alpha", "beta", "eps"):
-                yield makes(f"Prioritized({name}: {label})", lambda n=name, w=wrong: rc.Prioritized(**{n: w}))
+                yield makes(f"Prioritized({name}: {label})", lambda n=name, w=wrong: rl.Prioritized(**{n: w}))
     for label, wrong in fractions().items():
-        yield makes(f"NStep(gamma: {label})", lambda wrong=wrong: rc.NStep(3, wrong))
+        yield makes(f"NStep(gamma: {label})", lambda wrong=wrong: rl.NStep(3, wrong))
         yield makes(f"Hindsight(ratio: {label})", lambda wrong=wrong: relabelled(ratio=wrong))
     for label, make in {
-        "Stacked(k: 1)": lambda: rc.Stacked(3, 1),
-        "Stacked(axis outside)": lambda: rc.Stacked(3, 4, axis=2),
-        "Stacked(pad: mirror)": lambda: rc.Stacked(3, 4, pad="mirror"),
-        "Stacked(a dict)": lambda: rc.Stacked({"a": 3}, 4),
-        "Field(an unknown dtype)": lambda: rc.Field(3, "nothing"),  # type: ignore[arg-type]
-        "Field(text)": lambda: rc.Field(3, str),
-        "Field(eight-bit floats)": lambda: rc.Field(3, torch.float8_e4m3fn),
+        "Stacked(k: 1)": lambda: rl.Stacked(3, 1),
+        "Stacked(axis outside)": lambda: rl.Stacked(3, 4, axis=2),
+        "Stacked(pad: mirror)": lambda: rl.Stacked(3, 4, pad="mirror"),
+        "Stacked(a dict)": lambda: rl.Stacked({"a": 3}, 4),
+        "Field(an unknown dtype)": lambda: rl.Field(3, "nothing"),  # type: ignore[arg-type]
+        "Field(text)": lambda: rl.Field(3, str),
+        "Field(eight-bit floats)": lambda: rl.Field(3, torch.float8_e4m3fn),
         "Hindsight(strategy)": lambda: relabelled(strategy="past"),
-        "Prioritized(normalize)": lambda: rc.Prioritized(normalize="never"),  # type: ignore[arg-type]
-        "Prioritized(a power beyond float64)": lambda: rc.Prioritized(alpha=4.0, eps=1e100),
-        "EpisodeStats(metrics: text)": lambda: rc.EpisodeStats(2, metrics="speed"),
-        "EpisodeStats(metrics: numbers)": lambda: rc.EpisodeStats(2, metrics=[1]),  # type: ignore[list-item]
-        "EpisodeStats(a taken name)": lambda: rc.EpisodeStats(2, metrics=["return"]),
-        "EpisodeStats(a name twice)": lambda: rc.EpisodeStats(2, metrics=["speed"], reasons=["speed"]),
-        "EpisodeStats(an unknown device)": lambda: rc.EpisodeStats(2, device="nowhere"),
-        "RunningNorm(an unknown device)": lambda: rc.RunningNorm(2, device="nowhere"),
-        "RunningNorm(shape: -1)": lambda: rc.RunningNorm(-1),
-        "RunningNorm(shape: 1.5)": lambda: rc.RunningNorm(1.5),  # type: ignore[arg-type]
-        "Memory.of(an unknown device)": lambda: rc.Memory.of("nowhere"),
+        "Prioritized(normalize)": lambda: rl.Prioritized(normalize="never"),  # type: ignore[arg-type]
+        "Prioritized(a power beyond float64)": lambda: rl.Prioritized(alpha=4.0, eps=1e100),
+        "EpisodeStats(metrics: text)": lambda: rl.EpisodeStats(2, metrics="speed"),
+        "EpisodeStats(metrics: numbers)": lambda: rl.EpisodeStats(2, metrics=[1]),  # type: ignore[list-item]
+        "EpisodeStats(a taken name)": lambda: rl.EpisodeStats(2, metrics=["return"]),
+        "EpisodeStats(a name twice)": lambda: rl.EpisodeStats(2, metrics=["speed"], reasons=["speed"]),
+        "EpisodeStats(an unknown device)": lambda: rl.EpisodeStats(2, device="nowhere"),
+        "RunningNorm(an unknown device)": lambda: rl.RunningNorm(2, device="nowhere"),
+        "RunningNorm(shape: -1)": lambda: rl.RunningNorm(-1),
+        "RunningNorm(shape: 1.5)": lambda: rl.RunningNorm(1.5),  # type: ignore[arg-type]
+        "Memory.of(an unknown device)": lambda: rl.Memory.of("nowhere"),
     }.items():
         yield makes(label, make)
 
@@ -516,10 +516,10 @@ def values() -> dict[str, Any]:
     return fields
 
 
-def rollout(steps: int = 3, truncated: bool = False, **options: Any) -> rc.RolloutBuffer:
-    listeners = {"stats": rc.EpisodeStats(N), "norm": {("obs", "vector"): rc.RunningNorm(3)}}
+def rollout(steps: int = 3, truncated: bool = False, **options: Any) -> rl.RolloutBuffer:
+    listeners = {"stats": rl.EpisodeStats(N), "norm": {("obs", "vector"): rl.RunningNorm(3)}}
     settings = {**DECLARED, "num_envs": N, "seed": 0, "autoreset": "Disabled", **listeners, **options}
-    made = rc.RolloutBuffer(4, **settings)
+    made = rl.RolloutBuffer(4, **settings)
     for t in range(steps):
         step = values()
         step["obs"]["vector"][:] = t
@@ -530,16 +530,16 @@ def rollout(steps: int = 3, truncated: bool = False, **options: Any) -> rc.Rollo
     return made
 
 
-def empty_rollout() -> rc.RolloutBuffer:
+def empty_rollout() -> rl.RolloutBuffer:
     return rollout(0)
 
 
 def rollout_cases() -> Iterator[Case]:
     for label, step in wrong_steps(values(), optional=("value", "log_prob")):
         yield Case(f"rollout.add({label})", rollout, lambda b, step=step: b.add(**step))
-    yield Case("rollout.add after full", lambda: rollout(4), lambda b: b.add(**values()), rc.BufferFullError)
-    yield Case("rollout.stage after full", lambda: rollout(4), lambda b: b.stage(action=[1, 1]), rc.BufferFullError)
-    yield Case("rollout.add_step after full", lambda: rollout(4), add_gym_step, rc.BufferFullError)
+    yield Case("rollout.add after full", lambda: rollout(4), lambda b: b.add(**values()), rl.BufferFullError)
+    yield Case("rollout.stage after full", lambda: rollout(4), lambda b: b.stage(action=[1, 1]), rl.BufferFullError)
+    yield Case("rollout.add_step after full", lambda: rollout(4), add_gym_step, rl.BufferFullError)
     yield Case("rollout.add_step(autoreset unknown)", lambda: rollout(autoreset=None), add_gym_step)
     yield Case(
         "rollout.add(final_obs under NEXT_STEP)",
@@ -593,7 +593,7 @@ def advantage_cases() -> Iterator[Case]:
         "without final values": lambda: rollout(truncated=True),
         "without values": without_values,
     }.items():
-        yield Case(f"compute_advantage {label}", make, lambda b: b.compute_advantage(right_last), rc.NotReadyError)
+        yield Case(f"compute_advantage {label}", make, lambda b: b.compute_advantage(right_last), rl.NotReadyError)
     yield Case(
         "compute_advantage(final_value of ends)",
         lambda: rollout(truncated=True),
@@ -601,7 +601,7 @@ def advantage_cases() -> Iterator[Case]:
     )
 
 
-def without_values() -> rc.RolloutBuffer:
+def without_values() -> rl.RolloutBuffer:
     made = rollout()
     step = values()
     step.pop("value")
@@ -650,9 +650,9 @@ def minibatch_cases() -> Iterator[Case]:
         "attach": lambda b: b.attach(x=torch.zeros(1, N)),
         "[]": lambda b: b["reward"],
     }.items():
-        yield Case(f"rollout: {label} before data", empty_rollout, read, rc.NotReadyError)
-    yield Case("minibatches larger than all", rollout, lambda b: b.minibatches(9, drop_last=True), rc.NotReadyError)
-    yield Case("env_major of a staged step", lambda: staged(rollout()), lambda b: b.env_major(), rc.NotReadyError)
+        yield Case(f"rollout: {label} before data", empty_rollout, read, rl.NotReadyError)
+    yield Case("minibatches larger than all", rollout, lambda b: b.minibatches(9, drop_last=True), rl.NotReadyError)
+    yield Case("env_major of a staged step", lambda: staged(rollout()), lambda b: b.env_major(), rl.NotReadyError)
     yield Case("rollout[unknown]", rollout, lambda b: b["colour"], KeyError)
     yield Case("rollout[unknown path]", rollout, lambda b: b["obs", "sound"], KeyError)
     for label, named in {
@@ -675,17 +675,17 @@ def minibatch_cases() -> Iterator[Case]:
 # Distillation buffers
 
 
-def distillation(**options: Any) -> rc.DistillationBuffer:
+def distillation(**options: Any) -> rl.DistillationBuffer:
     """Five rows of the 22nd on, in two rounds: ids 0 to 21 are overwritten."""
-    made = rc.DistillationBuffer(5, **{"obs": 3, "action": rc.Field((), torch.int64), "seed": 0, **options})
+    made = rl.DistillationBuffer(5, **{"obs": 3, "action": rl.Field((), torch.int64), "seed": 0, **options})
     made.add(np.ones((20, 3)), np.ones(20, np.int64))
     made.next_round()
     made.add(np.full((2, 3), 2.0), [2, 2])
     return made
 
 
-def empty_distillation() -> rc.DistillationBuffer:
-    return rc.DistillationBuffer(5, obs=3)
+def empty_distillation() -> rl.DistillationBuffer:
+    return rl.DistillationBuffer(5, obs=3)
 
 
 def distillation_cases() -> Iterator[Case]:
@@ -731,8 +731,8 @@ def distillation_cases() -> Iterator[Case]:
         "mix": lambda b: b.mix([1], [1], 0.5),
         "fill": lambda b: b.fill(empty_replay()),
     }.items():
-        yield Case(f"distillation.{label} before data", empty_distillation, read, rc.NotReadyError)
-    yield Case("epochs larger than all", distillation, lambda b: b.epochs(9, drop_last=True), rc.NotReadyError)
+        yield Case(f"distillation.{label} before data", empty_distillation, read, rl.NotReadyError)
+    yield Case("epochs larger than all", distillation, lambda b: b.epochs(9, drop_last=True), rl.NotReadyError)
     for label, options in {
         "device and out": lambda b: {"device": "cpu", "out": distillation().sample(2)},
         "an unknown device": lambda b: {"device": "nowhere"},
@@ -768,8 +768,8 @@ class Failing:
         return torch.ones(len(obs), dtype=torch.int64)
 
 
-def vectors() -> rc.ReplayBuffer:
-    made = rc.ReplayBuffer(8, obs=3, action=rc.Field((), torch.int64))
+def vectors() -> rl.ReplayBuffer:
+    made = rl.ReplayBuffer(8, obs=3, action=rl.Field((), torch.int64))
     for t in range(6):
         made.add([t, t, t], t, 0.0, False, False, [t + 1] * 3)
     return made
@@ -778,14 +778,14 @@ def vectors() -> rc.ReplayBuffer:
 # Statistics, norms
 
 
-def stats() -> rc.EpisodeStats:
-    made = rc.EpisodeStats(N, window=3, metrics=("speed",), reasons=("fall",))
+def stats() -> rl.EpisodeStats:
+    made = rl.EpisodeStats(N, window=3, metrics=("speed",), reasons=("fall",))
     made.update([1.0, 2.0], [True, False], [False, False], metrics={"speed": [1.0, 1.0]}, reasons=["fall", None])
     return made
 
 
-def norm() -> rc.RunningNorm:
-    made = rc.RunningNorm(3)
+def norm() -> rl.RunningNorm:
+    made = rl.RunningNorm(3)
     made.update([[1.0, 2.0, 3.0], [4.0, 5.0, 7.0]])
     return made
 
@@ -810,7 +810,7 @@ def listener_cases() -> Iterator[Case]:
         "reasons as a number": {"reasons": 3},
     }.items():
         yield Case(f"stats.update({label})", stats, lambda s, options=options: s.update(**step, **options))
-    for label, wrong in {"nothing": {}, "other arguments": rc.EpisodeStats(3).snapshot(), "none": None}.items():
+    for label, wrong in {"nothing": {}, "other arguments": rl.EpisodeStats(3).snapshot(), "none": None}.items():
         yield Case(f"stats.restore({label})", stats, lambda s, wrong=wrong: s.restore(wrong))
     yield Case("stats.to(an unknown device)", stats, lambda s: s.to("nowhere"))
     for label, x in {
@@ -829,9 +829,9 @@ def listener_cases() -> Iterator[Case]:
     for label, mask in wrong_values(np.ones(2, bool)).items():
         if mask is not None:
             yield Case(f"norm.update(mask: {label})", norm, lambda n, mask=mask: n.update(np.ones((2, 3)), mask))
-    for label, wrong in {"nothing": {}, "another shape": rc.RunningNorm(4).snapshot(), "none": None}.items():
+    for label, wrong in {"nothing": {}, "another shape": rl.RunningNorm(4).snapshot(), "none": None}.items():
         yield Case(f"norm.restore({label})", norm, lambda n, wrong=wrong: n.restore(wrong))
-    for label, wrong in {"another shape": rc.RunningNorm(4), "none": None, "a number": 3}.items():
+    for label, wrong in {"another shape": rl.RunningNorm(4), "none": None, "a number": 3}.items():
         yield Case(f"norm.merge({label})", norm, lambda n, wrong=wrong: n.merge(wrong))
     yield Case("norm.to(an unknown device)", norm, lambda n: n.to("nowhere"))
 
@@ -847,16 +847,16 @@ def arguments() -> dict[str, Any]:
 
 
 ESTIMATORS: dict[str, tuple[Callable[..., Any], tuple[str, ...], dict[str, float]]] = {
-    "gae": (rc.gae, ("reward", "value", "next_value", "terminated", "truncated"), {"gamma": 0.9, "lam": 0.8}),
+    "gae": (rl.gae, ("reward", "value", "next_value", "terminated", "truncated"), {"gamma": 0.9, "lam": 0.8}),
     "lambda_return": (
-        rc.lambda_return,
+        rl.lambda_return,
         ("reward", "next_value", "terminated", "truncated"),
         {"gamma": 0.9, "lam": 0.8},
     ),
-    "n_step_return": (rc.n_step_return, ("reward", "next_value", "terminated", "truncated"), {"gamma": 0.9}),
-    "discounted_return": (rc.discounted_return, ("reward", "terminated", "truncated"), {"gamma": 0.9}),
+    "n_step_return": (rl.n_step_return, ("reward", "next_value", "terminated", "truncated"), {"gamma": 0.9}),
+    "discounted_return": (rl.discounted_return, ("reward", "terminated", "truncated"), {"gamma": 0.9}),
     "vtrace": (
-        rc.vtrace,
+        rl.vtrace,
         ("log_ratio", "reward", "value", "next_value", "terminated", "truncated"),
         {"gamma": 0.9, "lam": 0.8},
     ),
@@ -921,7 +921,7 @@ def estimator_cases() -> Iterator[Case]:
         yield Case(
             f"discounted_return(last_value: {label})",
             arguments,
-            lambda given, last=last: rc.discounted_return(
+            lambda given, last=last: rl.discounted_return(
                 given["reward"], given["terminated"], given["truncated"], gamma=0.9, last_value=last
             ),
         )
@@ -936,17 +936,17 @@ def estimator_cases() -> Iterator[Case]:
         yield Case(
             f"group_advantage({label})",
             arguments,
-            lambda given, options=options: rc.group_advantage(given["reward"], given["terminated"], **options),
+            lambda given, options=options: rl.group_advantage(given["reward"], given["terminated"], **options),
         )
-    yield Case("normalize(an array)", arguments, lambda given: rc.normalize(given["reward"].numpy()))
-    yield Case("normalize(a short mask)", arguments, lambda g: rc.normalize(g["reward"], g["terminated"][:4]))
-    yield Case("normalize(eps)", arguments, lambda given: rc.normalize(given["reward"], eps="x"))  # type: ignore[arg-type]
-    yield Case("explained_variance(a row)", arguments, lambda g: rc.explained_variance(g["value"], g["reward"][:1]))
-    yield Case("explained_variance(none)", arguments, lambda g: rc.explained_variance(g["value"], None))  # type: ignore[arg-type]
+    yield Case("normalize(an array)", arguments, lambda given: rl.normalize(given["reward"].numpy()))
+    yield Case("normalize(a short mask)", arguments, lambda g: rl.normalize(g["reward"], g["terminated"][:4]))
+    yield Case("normalize(eps)", arguments, lambda given: rl.normalize(given["reward"], eps="x"))  # type: ignore[arg-type]
+    yield Case("explained_variance(a row)", arguments, lambda g: rl.explained_variance(g["value"], g["reward"][:1]))
+    yield Case("explained_variance(none)", arguments, lambda g: rl.explained_variance(g["value"], None))  # type: ignore[arg-type]
 
 
 def n_steps(given: dict[str, Any], n: Any) -> None:
-    rc.n_step_return(given["reward"], given["next_value"], given["terminated"], given["truncated"], gamma=0.9, n=n)
+    rl.n_step_return(given["reward"], given["next_value"], given["terminated"], given["truncated"], gamma=0.9, n=n)
 
 
 CASES = [

@@ -15,14 +15,14 @@ import pytest
 import torch
 from hypothesis import Phase
 
-import recollect as rc
-from recollect.checkpoint import replay as replay_files
-from recollect.checkpoint.contents import Rows
-from recollect.kernels import priority
-from recollect.kernels.priority import PriorityTree, priority_tree
-from recollect.replay_storage import ReplayStorage
-from recollect.samplers import Drawn, without_replacement
-from recollect.samplers.prioritized import _Draws as prioritized_draws
+import relive as rl
+from relive.checkpoint import replay as replay_files
+from relive.checkpoint.contents import Rows
+from relive.kernels import priority
+from relive.kernels.priority import PriorityTree, priority_tree
+from relive.replay_storage import ReplayStorage
+from relive.samplers import Drawn, without_replacement
+from relive.samplers.prioritized import _Draws as prioritized_draws
 from tests.faults import test_j_streams as streams
 from tests.faults import test_k_machines as machines
 from tests.faults import test_numbers as numbers
@@ -59,7 +59,7 @@ def test_a_tree_of_float32_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
     def narrow(tree: Any, blocks: torch.Tensor) -> None:
         tree._usual[blocks] = (tree._blocks[blocks].float() * priority._USUAL).sum(1).double()
 
-    with rc.kernels.force_torch():
+    with rl.kernels.force_torch():
         tree: PriorityTree = priority_tree(1 << 17, CPU)
     monkeypatch.setattr(type(tree), "_renew", narrow)
     monkeypatch.setattr(type(tree), "rebuild", lambda tree: narrow(tree, torch.arange(len(tree._blocks))))
@@ -76,17 +76,17 @@ def test_weights_that_are_not_kept_above_zero_are_noticed() -> None:
 
 @pytest.mark.parametrize("broken", ["ids of 32 bits", "heads in float64"])
 def test_counters_that_are_not_of_64_bits_are_noticed(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    of = rc.ring.Ring.id_of  # type: ignore[attr-defined]
+    of = rl.ring.Ring.id_of  # type: ignore[attr-defined]
     narrow = {"ids of 32 bits": lambda x: x.int().long(), "heads in float64": lambda x: (x.double() + 0.0).long()}
-    monkeypatch.setattr("recollect.ring.Ring.id_of", lambda ring, slots: narrow[broken](of(ring, slots)))
+    monkeypatch.setattr("relive.ring.Ring.id_of", lambda ring, slots: narrow[broken](of(ring, slots)))
     border = 2**31 if "32" in broken else 2**53
-    with rc.kernels.force_torch(), pytest.raises((AssertionError, IndexError)):
+    with rl.kernels.force_torch(), pytest.raises((AssertionError, IndexError)):
         numbers.test_a_replay_buffer_passes_a_border_as_if_it_were_none("torch", border, 1)
 
 
 def test_samplers_that_take_no_lock_read_torn_rows() -> None:
     for _ in range(5):  # a race may be won; five of them are not
-        traffic = Traffic(1 << 16, rc.Uniform())
+        traffic = Traffic(1 << 16, rl.Uniform())
         unlocked: Any = copy.copy(traffic.replay)  # writers go on with theirs, or memory would not be all that is torn
         unlocked._lock = nullcontext()
         traffic.replay.sample = unlocked.sample  # type: ignore[method-assign]
@@ -98,7 +98,7 @@ def test_samplers_that_take_no_lock_read_torn_rows() -> None:
 
 def test_saves_that_take_no_lock_hold_torn_rows(tmp_path: Path) -> None:
     for attempt in range(5):
-        traffic = Traffic(1 << 14, rc.Uniform(), tmp_path / f"{attempt}")
+        traffic = Traffic(1 << 14, rl.Uniform(), tmp_path / f"{attempt}")
         unlocked: Any = copy.copy(traffic.replay)
         unlocked._lock = nullcontext()
         traffic.replay.save = unlocked.save  # type: ignore[method-assign]
@@ -110,7 +110,7 @@ def test_saves_that_take_no_lock_hold_torn_rows(tmp_path: Path) -> None:
 
 def test_norms_without_a_lock_lose_updates() -> None:
     for _ in range(20):
-        norm: Any = rc.RunningNorm(3)
+        norm: Any = rl.RunningNorm(3)
         norm._lock = nullcontext()
         at_once(*[partial(norm.update, torch.ones(4, 3))] * 4, times=500)
         if norm.count != 4 * 500 * 4:
@@ -119,16 +119,16 @@ def test_norms_without_a_lock_lose_updates() -> None:
 
 
 def test_a_lock_that_its_owner_cannot_take_twice_is_noticed() -> None:
-    buffer: Any = rc.DistillationBuffer(8, obs=3, action=rc.Field((), torch.int64))
+    buffer: Any = rl.DistillationBuffer(8, obs=3, action=rl.Field((), torch.int64))
     buffer._lock = threading.Lock()
-    source = rc.ReplayBuffer(8, obs=3, action=rc.Field((), torch.int64))
+    source = rl.ReplayBuffer(8, obs=3, action=rl.Field((), torch.int64))
     source.add([0.0] * 3, 1, 0.0, False, False, [1.0] * 3)
     with pytest.raises(AssertionError, match="never returned"):
         at_once(lambda: buffer.fill(source), times=1, watchdog=0.5)
     buffer._lock.release()  # and that thread goes on
 
 
-NAN = Case("NaN", prioritized, lambda b: b.update_priority([18, 20], [1.0, float("nan")]), rc.PriorityError)
+NAN = Case("NaN", prioritized, lambda b: b.update_priority([18, 20], [1.0, float("nan")]), rl.PriorityError)
 SHORT = Case("a short reward", replay, lambda b: b.add(**(right() | {"reward": np.ones(1, np.float32)})))
 
 
@@ -144,30 +144,30 @@ def broken(case: Case, method: str, instead: Any) -> Case:
     return Case(case.name, make, case.call, case.error)
 
 
-def clamps(buffer: rc.ReplayBuffer, index: Any, priority: Any) -> int:
-    return rc.ReplayBuffer.update_priority(buffer, index, np.nan_to_num(np.maximum(priority, 0)))
+def clamps(buffer: rl.ReplayBuffer, index: Any, priority: Any) -> int:
+    return rl.ReplayBuffer.update_priority(buffer, index, np.nan_to_num(np.maximum(priority, 0)))
 
 
-def broadcasts(buffer: rc.ReplayBuffer, **fields: Any) -> None:
-    rc.ReplayBuffer.add(buffer, **(fields | {"reward": np.broadcast_to(fields["reward"], (2,))}))
+def broadcasts(buffer: rl.ReplayBuffer, **fields: Any) -> None:
+    rl.ReplayBuffer.add(buffer, **(fields | {"reward": np.broadcast_to(fields["reward"], (2,))}))
 
 
-def draws_first(buffer: rc.ReplayBuffer, **fields: Any) -> None:
+def draws_first(buffer: rl.ReplayBuffer, **fields: Any) -> None:
     buffer._random.uniform(1, CPU)
-    rc.ReplayBuffer.add(buffer, **fields)
+    rl.ReplayBuffer.add(buffer, **fields)
 
 
-def writes_first(buffer: rc.ReplayBuffer, **fields: Any) -> None:
+def writes_first(buffer: rl.ReplayBuffer, **fields: Any) -> None:
     buffer._storage.columns[0][0, 0] += 1
-    rc.ReplayBuffer.add(buffer, **fields)
+    rl.ReplayBuffer.add(buffer, **fields)
 
 
-def asserts(buffer: rc.ReplayBuffer, **fields: Any) -> None:
+def asserts(buffer: rl.ReplayBuffer, **fields: Any) -> None:
     assert fields["reward"].shape == (2,), "reward"
 
 
-def mumbles(buffer: rc.ReplayBuffer, **fields: Any) -> None:
-    raise rc.SchemaError("wrong shape")
+def mumbles(buffer: rl.ReplayBuffer, **fields: Any) -> None:
+    raise rl.SchemaError("wrong shape")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def begins_epochs_anew(draws: Any, count: int) -> Any:
     return Drawn(draws._next(count))
 
 
-def restores_no_flags(replay: rc.ReplayBuffer, read: Any, *, same_device: bool) -> Any:
+def restores_no_flags(replay: rl.ReplayBuffer, read: Any, *, same_device: bool) -> Any:
     found = _restore(replay, read, same_device=same_device)
     replay._storage.ring.resetting.zero_()
     return found
@@ -216,7 +216,7 @@ def restores_no_flags(replay: rc.ReplayBuffer, read: Any, *, same_device: bool) 
 def writes_and_then_fails(storage: ReplayStorage, *arguments: Any) -> None:
     try:
         _write(storage, *arguments)
-    except rc.SchemaError:
+    except rl.SchemaError:
         storage.ring.count[0] += 1
         raise
 
@@ -240,7 +240,7 @@ def keeps_what_is_attached(rollout: Any, *arguments: Any) -> None:
     rollout._attached.update(attached)
 
 
-_commit = rc.RolloutBuffer._commit
+_commit = rl.RolloutBuffer._commit
 
 HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "cuts that are forgotten": ("shared uniform", ReplayStorage, "cut", forgets_cuts),
@@ -250,8 +250,8 @@ HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "a refused call that counts": ("stored uniform", ReplayStorage, "write", writes_and_then_fails),
     "priorities that are not taken": ("stored prioritized", prioritized_draws, "update", calls_priorities_of_all_equal),
     "saves without the newest rows": ("distillation", Rows, "since", saves_without_the_newest),
-    "rounds that are forgotten": ("distillation", rc.DistillationBuffer, "_set_rounds", forgets_rounds),
-    "targets of older steps": ("rollout", rc.RolloutBuffer, "_commit", keeps_what_is_attached),
+    "rounds that are forgotten": ("distillation", rl.DistillationBuffer, "_set_rounds", forgets_rounds),
+    "targets of older steps": ("rollout", rl.RolloutBuffer, "_commit", keeps_what_is_attached),
 }
 
 
@@ -266,8 +266,8 @@ def test_histories_of_a_broken_buffer_are_not_those_of_the_model(name: str, monk
 def test_a_load_that_forgets_the_generator_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("uniform", "rollout", "distillation"):
         buffer = streams.lived(kind, 3, tmp_path / kind)
-        twin = rc.load(tmp_path / kind)
+        twin = rl.load(tmp_path / kind)
         if hasattr(buffer, "_tests_clock"):
             twin._tests_clock = buffer._tests_clock.copy()
-        twin._random.restore(rc.randomness.Randomness(1).snapshot())  # type: ignore[attr-defined]
+        twin._random.restore(rl.randomness.Randomness(1).snapshot())  # type: ignore[attr-defined]
         assert streams.stream(kind, twin, 3, 20) != streams.stream(kind, buffer, 3, 20)

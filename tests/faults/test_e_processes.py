@@ -1,6 +1,6 @@
 """Processes: what several of them write and sample at once is whole, and the others go on when one is killed.
 
-RECOLLECT_PROCESS_SECONDS says how long the long tests go on, half an hour without it.
+RELIVE_PROCESS_SECONDS says how long the long tests go on, half an hour without it.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Any
 import pytest
 import torch
 
-import recollect as rc
+import relive as rl
 from tests.faults.crowd import SAMPLERS, WRITERS, Board, look, processes, sample, write
 from tests.totals import tell
 
-LONG = float(os.environ.get("RECOLLECT_PROCESS_SECONDS", "1800"))
+LONG = float(os.environ.get("RELIVE_PROCESS_SECONDS", "1800"))
 ROWS = 256 - 256 % WRITERS
 STALL = 5_000_000
 """Microseconds that nobody may wait for a process that was killed."""
-pytestmark = pytest.mark.skipif(not hasattr(rc.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+pytestmark = pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
 
 
-def shared(width: int, sampler: Any) -> rc.ReplayBuffer:
-    obs, action = rc.Field(width, torch.uint8), rc.Field((), torch.int64)
-    return rc.ReplayBuffer(ROWS, obs, action, num_envs=WRITERS, sampler=sampler, device=rc.Memory.shared(), seed=0)
+def shared(width: int, sampler: Any) -> rl.ReplayBuffer:
+    obs, action = rl.Field(width, torch.uint8), rl.Field((), torch.int64)
+    return rl.ReplayBuffer(ROWS, obs, action, num_envs=WRITERS, sampler=sampler, device=rl.Memory.shared(), seed=0)
 
 
 @contextmanager
-def samplers(replay: rc.ReplayBuffer, board: Board, batch_size: int) -> Iterator[None]:
+def samplers(replay: rl.ReplayBuffer, board: Board, batch_size: int) -> Iterator[None]:
     running = [
         processes.Process(target=sample, args=(replay.handle(), board.place, WRITERS + i, batch_size), daemon=True)
         for i in range(SAMPLERS)
@@ -130,20 +130,20 @@ def assert_whole(board: Board) -> None:
     assert board.numbers[:, -1].max() < STALL
 
 
-@pytest.mark.parametrize("sampler", [rc.Uniform(), rc.Prioritized()], ids=["uniform", "prioritized"])
+@pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized()], ids=["uniform", "prioritized"])
 def test_rows_that_several_processes_write_and_read_at_once_are_whole_and_all_there(sampler: Any) -> None:
     board = crowd(1 << 16, 50_000, 20, sampler)
     assert_whole(board)
 
 
-@pytest.mark.parametrize(("width", "sampler"), [(1 << 16, rc.Prioritized()), (1 << 20, rc.Uniform())])
+@pytest.mark.parametrize(("width", "sampler"), [(1 << 16, rl.Prioritized()), (1 << 20, rl.Uniform())])
 def test_the_others_go_on_with_whole_rows_when_a_writer_is_killed(width: int, sampler: Any) -> None:
     assert_whole(killing(width // 2, 20, sampler, random.randrange(1 << 30)))
 
 
 @pytest.mark.long
 def test_rows_are_whole_for_half_an_hour() -> None:
-    assert_whole(crowd(1 << 16, 1 << 40, LONG, rc.Prioritized()))
+    assert_whole(crowd(1 << 16, 1 << 40, LONG, rl.Prioritized()))
 
 
 @pytest.mark.long
@@ -151,7 +151,7 @@ def test_five_thousand_writers_are_killed() -> None:
     killed = 0
     start = time.monotonic()
     while killed < 5000 and time.monotonic() - start < LONG:
-        assert_whole(killing(1 << 19, 250, rc.Prioritized() if killed % 500 else rc.Uniform(), killed))
+        assert_whole(killing(1 << 19, 250, rl.Prioritized() if killed % 500 else rl.Uniform(), killed))
         killed += 250
     tell(f"E3: {killed} kills in {time.monotonic() - start:.0f} s")
 
@@ -159,10 +159,10 @@ def test_five_thousand_writers_are_killed() -> None:
 def test_nothing_is_left_behind_by_processes_that_were_all_killed() -> None:
     before = set(Path("/dev/shm").iterdir())
     code = (
-        "import numpy as np, recollect as rc, os, signal\n"
-        "replay = rc.ReplayBuffer(64, 4, (), device=rc.Memory.shared())\n"
+        "import numpy as np, relive as rl, os, signal\n"
+        "replay = rl.ReplayBuffer(64, 4, (), device=rl.Memory.shared())\n"
         "replay.add(np.zeros(4, np.float32), 0.0, 0.0, False, False, np.ones(4, np.float32))\n"
-        "print(rc.connect(replay.handle()), flush=True)\n"
+        "print(rl.connect(replay.handle()), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-import recollect as rc
+import relive as rl
 from tests.checkpoint.traffic import KINDS
 from tests.faults.processes import apart
 from tests.totals import tell, trials
@@ -79,7 +79,7 @@ def use(kind: str) -> Work:
 
 def cycle() -> Work:
     """Add, sample, update."""
-    replay = rc.ReplayBuffer(10_000, obs=8, action=2, num_envs=4, sampler=rc.Prioritized(), seed=0)
+    replay = rl.ReplayBuffer(10_000, obs=8, action=2, num_envs=4, sampler=rl.Prioritized(), seed=0)
     obs, flags = torch.zeros(4, 8), torch.zeros(4, dtype=torch.bool)
     priority = torch.rand(32, dtype=torch.float64)
 
@@ -98,7 +98,7 @@ def save_and_load(kind: str, root: Path) -> Work:
         KINDS[kind].act(buffers[0], n)
         clock = getattr(buffers[0], "_tests_clock", None)
         buffers[0].save(root)
-        buffers[0] = rc.load(root)
+        buffers[0] = rl.load(root)
         if clock is not None:
             buffers[0]._tests_clock = clock
 
@@ -154,7 +154,7 @@ def leak(what: str, cycles: int) -> dict[str, int]:
         kept[-1].start()
 
     def a_shared_segment(n: int) -> None:
-        kept.append(Path(f"/dev/shm/recollect-canary-{os.getpid()}-{n % 2}-{len(kept)}"))
+        kept.append(Path(f"/dev/shm/relive-canary-{os.getpid()}-{n % 2}-{len(kept)}"))
         kept[-1].touch()
 
     works: dict[str, Work] = {

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import recollect as rc
-from recollect.checkpoint.contents import bytes_of
+import relive as rl
+from relive.checkpoint.contents import bytes_of
 from tests.checkpoint.traffic import KINDS
 from tests.faults.processes import started
 from tests.totals import SEED, tell, trials
@@ -54,7 +54,7 @@ def streams_of_loaded(kind: str, runs: list[tuple[int, Path, Any]]) -> list[str]
     """In a new process: load each, and go on."""
     found = []
     for seed, root, clock in runs:
-        buffer = rc.load(root)
+        buffer = rl.load(root)
         if clock is not None:
             buffer._tests_clock = clock
         found.append(stream(kind, buffer, seed))

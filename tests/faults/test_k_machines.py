@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-import recollect as rc
+import relive as rl
 from tests.faults.machines.distillation import DistillationMachine
 from tests.faults.machines.machine import Machine
 from tests.faults.machines.replay import ReplayMachine
 from tests.faults.machines.rollout import RolloutMachine
 from tests.totals import tell, trials
 
-SAMPLERS = {"uniform": rc.Uniform(), "prioritized": rc.Prioritized(), "epochs": rc.WithoutReplacement()}
+SAMPLERS = {"uniform": rl.Uniform(), "prioritized": rl.Prioritized(), "epochs": rl.WithoutReplacement()}
 KINDS: Mapping[str, type[Machine]] = {
     f"{layout} {name}": type("Replay", (ReplayMachine,), {"layout": layout, "sampler": sampler})
     for layout in ("shared", "stored", "stacked")

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-import recollect as rc
-from recollect.kernels.priority import PriorityTree, priority_tree
+import relive as rl
+from relive.kernels.priority import PriorityTree, priority_tree
 from tests.faults.digest import digest
 from tests.totals import tell
 
@@ -58,8 +58,8 @@ EXTREMES = {
 }
 
 
-def prioritized(priorities: list[float], **options: Any) -> rc.ReplayBuffer:
-    replay = rc.ReplayBuffer(len(priorities), obs=1, action=(), sampler=rc.Prioritized(**options), seed=0)
+def prioritized(priorities: list[float], **options: Any) -> rl.ReplayBuffer:
+    replay = rl.ReplayBuffer(len(priorities), obs=1, action=(), sampler=rl.Prioritized(**options), seed=0)
     for t in range(len(priorities)):
         replay.add([float(t)], 0.0, float(t), False, False, [t + 1.0])
     replay.update_priority(torch.arange(len(priorities)), torch.tensor(priorities, dtype=torch.float64))
@@ -98,7 +98,7 @@ def test_a_new_row_takes_the_largest_priority_of_all(backend: str) -> None:
 
 def test_rows_of_priority_zero_come_back_with_any_other(backend: str) -> None:
     replay = prioritized([0.0] * 9, eps=0.0)
-    with pytest.raises(rc.NotReadyError):
+    with pytest.raises(rl.NotReadyError):
         replay.sample(1)
     replay.update_priority([4], [5e-324])
     assert set(replay.sample(100)["index"].tolist()) == {4}
@@ -110,7 +110,7 @@ ENVS, ROWS = 3, 8
 BORDERS = [2**31, 2**32, 2**53]
 
 
-def play(replay: rc.ReplayBuffer) -> Iterator[None]:
+def play(replay: rl.ReplayBuffer) -> Iterator[None]:
     """A life of episodes that end, are cut and are added in blocks and by single environments."""
     random = np.random.default_rng(5)
     now = 0.0
@@ -137,7 +137,7 @@ def play(replay: rc.ReplayBuffer) -> Iterator[None]:
         yield
 
 
-def begin_at(replay: rc.ReplayBuffer, row: int) -> None:
+def begin_at(replay: rl.ReplayBuffer, row: int) -> None:
     """Let the rows of an empty buffer be numbered from `row` on."""
     ring = replay._storage.ring
     ring.head.fill_(row)
@@ -145,16 +145,16 @@ def begin_at(replay: rc.ReplayBuffer, row: int) -> None:
     replay._storage.count_rows_left()
 
 
-def make(**options: Any) -> rc.ReplayBuffer:
-    return rc.ReplayBuffer(ENVS * ROWS, obs=1, action=(), num_envs=ENVS, sampler=rc.Prioritized(), seed=3, **options)
+def make(**options: Any) -> rl.ReplayBuffer:
+    return rl.ReplayBuffer(ENVS * ROWS, obs=1, action=(), num_envs=ENVS, sampler=rl.Prioritized(), seed=3, **options)
 
 
-def assert_twins(replay: rc.ReplayBuffer, twin: rc.ReplayBuffer, shift: int) -> None:
+def assert_twins(replay: rl.ReplayBuffer, twin: rl.ReplayBuffer, shift: int) -> None:
     """Two buffers hold and draw the same, one of them under ids that are larger by `shift`."""
     ids = twin.ids()
     assert (replay.ids() - shift).tolist() == ids.tolist()
     mine, theirs = replay[ids + shift], twin[ids]
-    for view in (None, rc.NStep(3, 0.9), rc.Sequence(3, burn_in=2)):
+    for view in (None, rl.NStep(3, 0.9), rl.Sequence(3, burn_in=2)):
         drawn, expected = replay.sample(16, view), twin.sample(16, view)
         assert_equal_batches(drawn, expected, shift)
         priority = torch.linspace(0, 1, 16)
@@ -168,7 +168,7 @@ def assert_twins(replay: rc.ReplayBuffer, twin: rc.ReplayBuffer, shift: int) -> 
             replay[[never]]
 
 
-def live_together(replay: rc.ReplayBuffer, twin: rc.ReplayBuffer, shift: int) -> Iterator[None]:
+def live_together(replay: rl.ReplayBuffer, twin: rl.ReplayBuffer, shift: int) -> Iterator[None]:
     """Two buffers have one life, and are twins after each step of it."""
     for _ in zip(play(replay), play(twin), strict=True):
         if len(twin):
@@ -217,8 +217,8 @@ def test_a_replay_buffer_ends_before_its_ids_do(backend: str) -> None:
     assert (replay.sample(50)["index"] >= start * ENVS).all()
 
 
-def distillation(row: int) -> rc.DistillationBuffer:
-    buffer = rc.DistillationBuffer(8, obs=1, action=(), seed=2)
+def distillation(row: int) -> rl.DistillationBuffer:
+    buffer = rl.DistillationBuffer(8, obs=1, action=(), seed=2)
     buffer._ring.head = buffer._ring.floor = row
     buffer._set_rounds([row])
     return buffer
@@ -266,7 +266,7 @@ def test_a_distillation_buffer_ends_before_its_ids_do(backend: str) -> None:
 
 @pytest.mark.parametrize("border", [2**31, 2**32, 2**53 - 100])
 def test_statistics_count_exactly_beyond_a_border(border: int) -> None:
-    stats = rc.EpisodeStats(2, window=5)
+    stats = rl.EpisodeStats(2, window=5)
     saved = stats.snapshot()
     saved["counts"] = torch.tensor([border - 10, border - 5])
     stats.restore(saved)
@@ -278,7 +278,7 @@ def test_statistics_count_exactly_beyond_a_border(border: int) -> None:
 
 
 def test_statistics_end_where_their_numbers_would_not_be_exact() -> None:
-    stats = rc.EpisodeStats(2)
+    stats = rl.EpisodeStats(2)
     saved = stats.snapshot()
     saved["counts"] = torch.tensor([0, 2**53 - 3])
     stats.restore(saved)
@@ -308,7 +308,7 @@ def test_a_norm_ends_where_its_count_would_not_be_exact() -> None:
     assert digest(norm) == before
 
 
-def counted(rows: int) -> rc.RunningNorm:
-    norm = rc.RunningNorm(())
+def counted(rows: int) -> rl.RunningNorm:
+    norm = rl.RunningNorm(())
     norm.restore(norm.snapshot() | {"count": torch.tensor(float(rows), dtype=torch.float64)})
     return norm

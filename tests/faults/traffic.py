@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-import recollect as rc
+import relive as rl
 from tests.totals import tell
 
 WRITERS, SAMPLERS, ROWS = 4, 4, 64
@@ -44,10 +44,10 @@ class Traffic:
         self.width = width
         self.folder = folder
         """Where saves go all the while, each of which is loaded and counted; None for no saves."""
-        self.replay = rc.ReplayBuffer(
+        self.replay = rl.ReplayBuffer(
             ROWS,
-            obs=rc.Field(width, torch.uint8),
-            action=rc.Field((), torch.int64),
+            obs=rl.Field(width, torch.uint8),
+            action=rl.Field((), torch.int64),
             num_envs=WRITERS,
             sampler=sampler,
             seed=0,
@@ -112,7 +112,7 @@ class Traffic:
     def _sample(self) -> None:
         if not len(self.replay):
             return
-        for view in (rc.Transition(), rc.NStep(3, 0.9), rc.Sequence(3)):
+        for view in (rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(3)):
             batch = self.replay.sample(8, view)
             self.count(batch)
             if "weight" in batch.keys():
@@ -121,7 +121,7 @@ class Traffic:
 
     def _save(self) -> None:
         number = self.replay.save(self.folder)  # pyright: ignore[reportArgumentType]
-        loaded = rc.load(self.folder, number=number)  # pyright: ignore[reportArgumentType]
+        loaded = rl.load(self.folder, number=number)  # pyright: ignore[reportArgumentType]
         loaded.check()
         self.count(loaded[loaded.ids()])
         self.saves += 1

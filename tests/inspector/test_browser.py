@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import recollect as rc
+import relive as rl
 from tests.inspector import chromium
 from tests.inspector.test_page import HOSTILE, walk
 
@@ -27,7 +27,7 @@ def browser() -> Iterator[chromium.Chromium]:
 
 
 def opened(browser: chromium.Chromium, buffer: Any, folder: Path) -> None:
-    rc.inspect(buffer, html=folder / "page.html")
+    rl.inspect(buffer, html=folder / "page.html")
     browser.open(folder / "page.html")
     browser.run("document.querySelector('main').focus()")
 
@@ -47,16 +47,16 @@ def click(browser: chromium.Chromium, selector: str, along: float = 0.5) -> None
     browser.click(box["x"] + along * box["width"], box["y"] + box["height"] / 2)
 
 
-def prioritized() -> rc.ReplayBuffer:
-    replay = walk([4, 30, 9], sampler=rc.Counted(rc.Prioritized()), stats=rc.EpisodeStats(None, reasons=("fall",)))
+def prioritized() -> rl.ReplayBuffer:
+    replay = walk([4, 30, 9], sampler=rl.Counted(rl.Prioritized()), stats=rl.EpisodeStats(None, reasons=("fall",)))
     for _ in range(5):
         batch = replay.sample(8)
         replay.update_priority(batch["index"], batch["reward"])
     return replay
 
 
-def rollout() -> rc.RolloutBuffer:
-    made = rc.RolloutBuffer(20, 3, obs={"a": 2, "b": (rc.Field(1), rc.Field((2, 2)))}, action=2, autoreset="NEXT_STEP")
+def rollout() -> rl.RolloutBuffer:
+    made = rl.RolloutBuffer(20, 3, obs={"a": 2, "b": (rl.Field(1), rl.Field((2, 2)))}, action=2, autoreset="NEXT_STEP")
     rng = np.random.default_rng(0)
     for _ in range(20):
         obs = {"a": rng.normal(size=(3, 2)), "b": (rng.normal(size=(3, 1)), rng.normal(size=(3, 2, 2)))}
@@ -66,15 +66,15 @@ def rollout() -> rc.RolloutBuffer:
     return made
 
 
-def distillation() -> rc.DistillationBuffer:
-    made = rc.DistillationBuffer(500, obs=3, seed=0)
+def distillation() -> rl.DistillationBuffer:
+    made = rl.DistillationBuffer(500, obs=3, seed=0)
     made.add(torch.rand(300, 3), torch.rand(300, 2))
     return made
 
 
-def pictures() -> rc.ReplayBuffer:
+def pictures() -> rl.ReplayBuffer:
     """A frame of step t is as bright as t."""
-    replay = rc.ReplayBuffer(400, obs={"camera": rc.Stacked(rc.Field((16, 12), torch.uint8), 3)}, action=2, seed=0)
+    replay = rl.ReplayBuffer(400, obs={"camera": rl.Stacked(rl.Field((16, 12), torch.uint8), 3)}, action=2, seed=0)
     for length in (40, 60):
         stacks = [np.stack([np.full((16, 12), max(t - k, 0), np.uint8) for k in (2, 1, 0)], -1) for t in range(61)]
         for t in range(length):
@@ -83,22 +83,22 @@ def pictures() -> rc.ReplayBuffer:
     return replay
 
 
-def unordered() -> rc.ReplayBuffer:
-    replay = rc.ReplayBuffer(200, obs=1, action=(), next_obs="stored", seed=0)
+def unordered() -> rl.ReplayBuffer:
+    replay = rl.ReplayBuffer(200, obs=1, action=(), next_obs="stored", seed=0)
     for t in range(150):
         replay.add([t], 0.0, 1.0, False, False, [t + 1])
     return replay
 
 
-def odd_numbers() -> rc.ReplayBuffer:
-    replay = rc.ReplayBuffer(20, obs=2, action=(), seed=0)
+def odd_numbers() -> rl.ReplayBuffer:
+    replay = rl.ReplayBuffer(20, obs=2, action=(), seed=0)
     for x in (float("nan"), float("inf"), -1e30, 1e-30, 3.0):
         replay.add([x, 0], 0.0, x, False, False, next_obs=[7, 7])
     return replay
 
 
-def empty() -> rc.ReplayBuffer:
-    return rc.ReplayBuffer(9, obs=1, action=(), sampler=rc.Prioritized())
+def empty() -> rl.ReplayBuffer:
+    return rl.ReplayBuffer(9, obs=1, action=(), sampler=rl.Prioritized())
 
 
 ALL = [prioritized, rollout, distillation, pictures, unordered, odd_numbers, empty]
@@ -255,7 +255,7 @@ def test_light_and_dark_follow_the_system_until_the_reader_chooses(browser: chro
 
 
 def test_names_from_a_file_are_shown_and_do_nothing(browser: chromium.Chromium, tmp_path: Path) -> None:
-    replay = rc.ReplayBuffer(9, obs={HOSTILE: 2}, action=(), stats=rc.EpisodeStats(None, reasons=(HOSTILE,)), seed=0)
+    replay = rl.ReplayBuffer(9, obs={HOSTILE: 2}, action=(), stats=rl.EpisodeStats(None, reasons=(HOSTILE,)), seed=0)
     for t in range(4):
         replay.add({HOSTILE: [t, 1]}, 0.0, 0.0, t == 3, False, next_obs={HOSTILE: [t + 1, 1]})
     opened(browser, replay, tmp_path)

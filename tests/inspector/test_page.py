@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-import recollect as rc
-from recollect.inspector.pictures import frame, is_picture, png
+import relive as rl
+from relive.inspector.pictures import frame, is_picture, png
 
 HOSTILE = "</script><script>hacked=1</script><img src=x onerror=hacked=1>{{script}}&\u2028"
 
@@ -33,9 +33,9 @@ def series_of(data: dict[str, Any], episode: int) -> dict[str, list[float]]:
     return dict(zip(browser["series"], decoded, strict=True))
 
 
-def walk(lengths: list[int], **options: Any) -> rc.ReplayBuffer:
+def walk(lengths: list[int], **options: Any) -> rl.ReplayBuffer:
     """Episodes in which the observation is (episode, step) and the reward the step."""
-    replay = rc.ReplayBuffer(2 * sum(lengths) + len(lengths), obs=2, action=(), seed=0, **options)
+    replay = rl.ReplayBuffer(2 * sum(lengths) + len(lengths), obs=2, action=(), seed=0, **options)
     for episode, length in enumerate(lengths):
         for t in range(length):
             last = t == length - 1
@@ -44,7 +44,7 @@ def walk(lengths: list[int], **options: Any) -> rc.ReplayBuffer:
 
 
 def test_the_page_has_the_report_and_every_step_of_its_episodes(tmp_path: Path) -> None:
-    report = rc.inspect(walk([3, 5]), html=tmp_path / "deep" / "page.html")
+    report = rl.inspect(walk([3, 5]), html=tmp_path / "deep" / "page.html")
     data = data_of(tmp_path / "deep" / "page.html")
     assert {name: data[name] for name in report.as_dict()} == report.as_dict()
     newest, oldest = data["browser"]["episodes"]
@@ -60,11 +60,11 @@ def test_the_page_has_the_report_and_every_step_of_its_episodes(tmp_path: Path) 
 
 
 def test_values_and_advantages_have_timelines_of_their_own(tmp_path: Path) -> None:
-    rollout = rc.RolloutBuffer(3, None, obs=20, action=())
+    rollout = rl.RolloutBuffer(3, None, obs=20, action=())
     for t in range(3):
         rollout.add(np.full(20, t), 0.0, 1.0, t == 2, False, value=float(t))
     rollout.compute_advantage(0.0, gamma=1.0, lam=1.0)
-    rc.inspect(rollout, html=tmp_path / "page.html")
+    rl.inspect(rollout, html=tmp_path / "page.html")
     data = data_of(tmp_path / "page.html")
     assert data["browser"]["series"][:4] == ["reward", "value", "advantage", "return"]
     assert series_of(data, 0)["advantage"] == [3, 1, -1]
@@ -76,7 +76,7 @@ def test_a_large_buffer_makes_a_small_page_that_says_what_is_missing(tmp_path: P
     rng = np.random.default_rng(0)
     lengths = [int(length) for length in rng.integers(1, 400, 300)]
     lengths[7] = 5000
-    rc.inspect(walk(lengths), html=tmp_path / "page.html")
+    rl.inspect(walk(lengths), html=tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size < 1_000_000
     browser = data_of(tmp_path / "page.html")["browser"]
     assert browser["of"] == 300
@@ -88,10 +88,10 @@ def test_a_large_buffer_makes_a_small_page_that_says_what_is_missing(tmp_path: P
 
 
 def test_names_and_reasons_are_data_and_never_markup(tmp_path: Path) -> None:
-    stats = rc.EpisodeStats(None, reasons=(HOSTILE,))
-    replay = rc.ReplayBuffer(9, obs={HOSTILE: 1}, action=(), stats=stats)
+    stats = rl.EpisodeStats(None, reasons=(HOSTILE,))
+    replay = rl.ReplayBuffer(9, obs={HOSTILE: 1}, action=(), stats=stats)
     replay.add({HOSTILE: [1.0]}, 0.0, 0.0, True, False, next_obs={HOSTILE: [2.0]})
-    rc.inspect(replay, html=tmp_path / "page.html")
+    rl.inspect(replay, html=tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text("utf-8")
     assert text.count("<script") == text.count("</script>") == 2
     assert "<img" not in text
@@ -101,7 +101,7 @@ def test_names_and_reasons_are_data_and_never_markup(tmp_path: Path) -> None:
 
 
 def test_the_page_loads_nothing_and_only_its_own_script_may_run(tmp_path: Path) -> None:
-    rc.inspect(walk([3]), html=tmp_path / "page.html")
+    rl.inspect(walk([3]), html=tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text("utf-8")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
     assert policy is not None
@@ -169,11 +169,11 @@ def test_a_png_holds_the_picture(shape: tuple[int, ...]) -> None:
 
 
 def test_frames_are_spread_over_the_episode(tmp_path: Path) -> None:
-    replay = rc.ReplayBuffer(200, obs=rc.Field((12, 10), torch.uint8), action=())
+    replay = rl.ReplayBuffer(200, obs=rl.Field((12, 10), torch.uint8), action=())
     for t in range(100):
         step = (np.full((12, 10), i, np.uint8) for i in (t, t + 1))
         replay.add(next(step), 0.0, 0.0, t == 99, False, next(step))
-    rc.inspect(replay, html=tmp_path / "page.html")
+    rl.inspect(replay, html=tmp_path / "page.html")
     (strip,) = data_of(tmp_path / "page.html")["browser"]["episodes"][0]["frames"]
     assert (strip["name"], strip["width"], strip["height"], len(strip["at"])) == ("obs", 10, 12, 16)
     assert (strip["at"][0], strip["at"][-1]) == (0, 99)

@@ -15,11 +15,11 @@ import pytest
 import torch
 from rich.console import Console
 
-import recollect as rc
-from recollect.compat import apexrl
-from recollect.inspector import measures, report
-from recollect.inspector.measures import histogram
-from recollect.inspector.remarks import number, percent
+import relive as rl
+from relive.compat import apexrl
+from relive.inspector import measures, report
+from relive.inspector.measures import histogram
+from relive.inspector.remarks import number, percent
 
 NAN = float("nan")
 
@@ -32,9 +32,9 @@ def play(replay: Any, rewards: list[float], end: str = "", start: float = 0.0) -
         replay.add([start + t, 0.5], t % 2, reward, *flags, next_obs=[start + t + 1, 0.5])
 
 
-def four_episodes(**options: Any) -> rc.ReplayBuffer:
+def four_episodes(**options: Any) -> rl.ReplayBuffer:
     """Returns 6 (terminated), 5 (truncated), 7 (cut), 1 (running)."""
-    replay = rc.ReplayBuffer(100, obs=2, action=rc.Field((), torch.int64), seed=0, **options)
+    replay = rl.ReplayBuffer(100, obs=2, action=rl.Field((), torch.int64), seed=0, **options)
     play(replay, [1, 2, 3], "terminated")
     play(replay, [0, 0, 0, 5], "truncated", start=10)
     play(replay, [7], start=20)
@@ -44,7 +44,7 @@ def four_episodes(**options: Any) -> rc.ReplayBuffer:
 
 
 def test_episodes_returns_lengths_and_ends() -> None:
-    found = rc.inspect(four_episodes()).as_dict()
+    found = rl.inspect(four_episodes()).as_dict()
     episodes = found["episodes"]
     assert (episodes["count"], episodes["whole"]) == (4, 2)
     assert episodes["ends"] == {"terminated": 1, "truncated": 1, "cut": 1, "running": 1}
@@ -58,39 +58,39 @@ def test_episodes_returns_lengths_and_ends() -> None:
 
 
 def test_episodes_of_several_environments_are_in_the_order_of_time() -> None:
-    replay = rc.ReplayBuffer(40, obs=1, action=(), num_envs=2)
+    replay = rl.ReplayBuffer(40, obs=1, action=(), num_envs=2)
     for t in range(6):
         obs = np.array([[t], [100 + t]], np.float32)
         replay.add(obs, np.zeros(2), [1, 10], [t == 5, t in (1, 4)], [False, False], obs + 1)
-    episodes = rc.inspect(replay).as_dict()["episodes"]
+    episodes = rl.inspect(replay).as_dict()["episodes"]
     assert episodes["curve"]["mean"] == [20, 30, 6], "two of the second environment end before the first's"
     assert episodes["ends"] == {"terminated": 3, "truncated": 0, "cut": 0, "running": 1}
 
 
 def test_many_ends_of_one_environment_do_not_age_its_episodes() -> None:
-    replay = rc.ReplayBuffer(100, obs=1, action=(), num_envs=2)
+    replay = rl.ReplayBuffer(100, obs=1, action=(), num_envs=2)
     for t in range(20):
         obs = np.array([[t], [100 + t]], np.float32)
         replay.add(obs, np.zeros(2), [1, 10], [t >= 6, t == 5], [False, False], obs + 1)
-    curve = rc.inspect(replay).as_dict()["episodes"]["curve"]["mean"]
+    curve = rl.inspect(replay).as_dict()["episodes"]["curve"]["mean"]
     assert curve == [60, 7, *[1] * 13], "the second ended a step before the first, which then ended at every step"
 
 
 def test_an_episode_that_lost_its_beginning_has_no_return() -> None:
-    replay = rc.ReplayBuffer(4, obs=2, action=rc.Field((), torch.int64))
+    replay = rl.ReplayBuffer(4, obs=2, action=rl.Field((), torch.int64))
     play(replay, [1, 1, 1, 1, 1, 1], "terminated")
-    found = rc.inspect(replay).as_dict()
+    found = rl.inspect(replay).as_dict()
     assert (found["episodes"]["count"], found["episodes"]["whole"]) == (1, 0)
     assert found["episodes"]["returns"] is None
     assert found["source"]["written"] == 7, "six steps and the observation that they ended with"
 
 
 def test_every_field_has_its_numbers() -> None:
-    replay = rc.ReplayBuffer(100, obs=3, action=1, extra={"on": rc.Field((), torch.bool)}, seed=0)
+    replay = rl.ReplayBuffer(100, obs=3, action=1, extra={"on": rl.Field((), torch.bool)}, seed=0)
     rows = [[1, 5, NAN], [2, 5, 7], [6, 5, math.inf], [3, 5, 8]]
     for t, row in enumerate(rows):
         replay.add(row, [t * 0.5], 1.0, False, False, next_obs=[9, 9, 9], on=t == 0)
-    fields = {field["name"]: field for field in rc.inspect(replay).as_dict()["fields"]}
+    fields = {field["name"]: field for field in rl.inspect(replay).as_dict()["fields"]}
     assert list(fields) == ["obs", "action", "reward", "terminated", "truncated", "on"]
     first, second, third = fields["obs"]["dimensions"]
     assert [first[name] for name in ("min", "mean", "max")] == [1, 3, 6]
@@ -107,10 +107,10 @@ def test_every_field_has_its_numbers() -> None:
 
 
 def test_spread_keeps_its_digits_far_from_zero() -> None:
-    replay = rc.ReplayBuffer(100, obs=rc.Field((), torch.float64), action=())
+    replay = rl.ReplayBuffer(100, obs=rl.Field((), torch.float64), action=())
     for t in range(50):
         replay.add(1e9 + t % 2, 0.0, 0.0, False, False, next_obs=0.0)
-    assert rc.inspect(replay).as_dict()["fields"][0]["std"] == pytest.approx(0.5, rel=1e-12)
+    assert rl.inspect(replay).as_dict()["fields"][0]["std"] == pytest.approx(0.5, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -139,13 +139,13 @@ def test_histograms_of_many_values_count_each_once() -> None:
 
 
 def test_priorities_and_the_effective_sample() -> None:
-    replay = rc.ReplayBuffer(100, obs=1, action=(), sampler=rc.Prioritized(alpha=1.0, eps=0.0), seed=0)
+    replay = rl.ReplayBuffer(100, obs=1, action=(), sampler=rl.Prioritized(alpha=1.0, eps=0.0), seed=0)
     for t in range(5):
         replay.add([t], 0.0, 0.0, False, False, next_obs=[t + 1])
     replay.update_priority(replay.ids(), torch.tensor([6.0, 1, 1, 2, 0]))
     for _ in range(4):
         replay.sample(5)
-    found = rc.inspect(replay).as_dict()
+    found = rl.inspect(replay).as_dict()
     priorities = found["priorities"]
     assert priorities["effective"] == pytest.approx(100 / (36 + 1 + 1 + 4))
     assert priorities["rows_with"] == {"10%": 1, "30%": 1, "60%": 1, "90%": 3}
@@ -156,25 +156,25 @@ def test_priorities_and_the_effective_sample() -> None:
 
 
 def test_reuse_is_counted_where_it_was_asked_for() -> None:
-    replay = four_episodes(sampler=rc.Counted(rc.WithoutReplacement()))
+    replay = four_episodes(sampler=rl.Counted(rl.WithoutReplacement()))
     replay.sample(10)
     replay.sample(4)
-    found = rc.inspect(replay)
+    found = rl.inspect(replay)
     counted = found.as_dict()["reuse"]["counted"]
     assert (counted["mean"], counted["max"], counted["never"]) == (1.4, 2, 0)
     assert counted["histogram"] == {"values": [1, 2], "counts": [6, 4]}
     assert found.as_dict()["reuse"]["left_in_epoch"] == 6
     assert "1.4 times on average, 2 at most, 0 % never" in str(found)
-    assert "not counted; sampler=rc.Counted(…) counts" in str(rc.inspect(four_episodes()))
+    assert "not counted; sampler=rl.Counted(…) counts" in str(rl.inspect(four_episodes()))
 
 
 def test_a_rollout_has_its_advantages_and_no_reset_rows() -> None:
-    rollout = rc.RolloutBuffer(4, 2, obs=1, action=(), autoreset="NEXT_STEP")
+    rollout = rl.RolloutBuffer(4, 2, obs=1, action=(), autoreset="NEXT_STEP")
     for t in range(4):
         ended = np.array([t == 1, False])  # row 2 of the first environment only resets
         rollout.add(np.full((2, 1), t), np.zeros(2), np.ones(2), ended, np.zeros(2, bool), value=np.zeros(2))
     rollout.compute_advantage(np.zeros(2), gamma=1.0, lam=1.0)
-    found = rc.inspect(rollout).as_dict()
+    found = rl.inspect(rollout).as_dict()
     assert (found["source"]["rows"], found["source"]["reset_rows"]) == (7, 1)
     assert found["episodes"]["ends"] == {"terminated": 1, "truncated": 0, "cut": 0, "running": 2}
     assert found["episodes"]["returns"]["mean"] == 2
@@ -188,7 +188,7 @@ def test_a_rollout_has_its_advantages_and_no_reset_rows() -> None:
 
 
 def test_a_rollout_that_goes_on_with_an_episode_has_not_its_beginning() -> None:
-    rollout = rc.RolloutBuffer(2, None, obs=1, action=())
+    rollout = rl.RolloutBuffer(2, None, obs=1, action=())
     for _ in range(2):
         rollout.clear()
         for t in range(2):
@@ -196,16 +196,16 @@ def test_a_rollout_that_goes_on_with_an_episode_has_not_its_beginning() -> None:
     rollout.clear()
     rollout.add([0], 0.0, 1.0, True, False)
     rollout.add([0], 0.0, 1.0, True, False)
-    episodes = rc.inspect(rollout).as_dict()["episodes"]
+    episodes = rl.inspect(rollout).as_dict()["episodes"]
     assert (episodes["count"], episodes["whole"]) == (2, 1)
 
 
 def test_a_distillation_buffer_has_fields_and_rounds() -> None:
-    buffer = rc.DistillationBuffer(3, obs=1)
+    buffer = rl.DistillationBuffer(3, obs=1)
     buffer.add([[1.0], [2.0]], [[0.0], [1.0]])
     buffer.next_round()
     buffer.add([[3.0], [4.0]], [[0.0], [1.0]])
-    found = rc.inspect(buffer).as_dict()
+    found = rl.inspect(buffer).as_dict()
     fields = {field["name"]: field for field in found["fields"]}
     assert (fields["obs"]["min"], fields["obs"]["max"]) == (2, 4)
     assert fields["round"]["histogram"] == {"values": [0, 1], "counts": [1, 2]}
@@ -215,57 +215,57 @@ def test_a_distillation_buffer_has_fields_and_rounds() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: rc.ReplayBuffer(9, obs=1, action=()),
-        lambda: rc.ReplayBuffer(9, obs=1, action=(), sampler=rc.Counted(rc.Prioritized())),
-        lambda: rc.RolloutBuffer(3, 2, obs=1, action=()),
-        lambda: rc.DistillationBuffer(9, obs=1),
+        lambda: rl.ReplayBuffer(9, obs=1, action=()),
+        lambda: rl.ReplayBuffer(9, obs=1, action=(), sampler=rl.Counted(rl.Prioritized())),
+        lambda: rl.RolloutBuffer(3, 2, obs=1, action=()),
+        lambda: rl.DistillationBuffer(9, obs=1),
     ],
 )
 def test_an_empty_buffer_has_a_report_too(make: Any, tmp_path: Path) -> None:
-    found = rc.inspect(make(), html=tmp_path / "page.html")
+    found = rl.inspect(make(), html=tmp_path / "page.html")
     assert found.as_dict()["source"]["rows"] == 0
     assert found.warnings == []
     assert "rows" in str(found)
 
 
 def test_unordered_rows_have_no_episodes() -> None:
-    replay = rc.ReplayBuffer(9, obs=1, action=(), next_obs="stored")
+    replay = rl.ReplayBuffer(9, obs=1, action=(), next_obs="stored")
     for t in range(5):
         replay.add([t], 0.0, 1.0, t == 4, False, next_obs=[t + 1])
-    found = rc.inspect(replay).as_dict()
+    found = rl.inspect(replay).as_dict()
     assert found["episodes"] is None
     assert found["reward"]["zero"] == 0
 
 
 def test_several_agents_are_one_team() -> None:
-    replay = rc.ReplayBuffer(9, obs=1, action=(), reward={"fox": (), "hare": 2})
+    replay = rl.ReplayBuffer(9, obs=1, action=(), reward={"fox": (), "hare": 2})
     replay.add([0], 0.0, {"fox": 1.0, "hare": [10.0, 100.0]}, True, False, next_obs=[1])
-    assert rc.inspect(replay).as_dict()["episodes"]["returns"]["mean"] == 111
+    assert rl.inspect(replay).as_dict()["episodes"]["returns"]["mean"] == 111
 
 
 def test_statistics_tell_of_episodes_that_are_gone_and_of_reasons() -> None:
-    stats = rc.EpisodeStats(None, reasons=("fall",), metrics=("work",))
-    replay = rc.ReplayBuffer(
-        4, obs=1, action=(), extra={"fall": rc.Field((), torch.bool), "work": ()}, stats=stats, seed=0
+    stats = rl.EpisodeStats(None, reasons=("fall",), metrics=("work",))
+    replay = rl.ReplayBuffer(
+        4, obs=1, action=(), extra={"fall": rl.Field((), torch.bool), "work": ()}, stats=stats, seed=0
     )
     for t in range(10):
         replay.add([t], 0.0, t, t % 2 == 1, False, next_obs=[t + 1], fall=t in (1, 3), work=2.0)
-    found = rc.inspect(replay)
+    found = rl.inspect(replay)
     told = found.as_dict()["episodes"]["stats"]
     assert (told["episodes"], told["steps"], told["reasons"]) == (5, 10, {"fall": 2})
     assert told["returns"]["mean"] == 9
     assert told["metrics"]["work"]["mean"] == 4
     assert re.search(r"reason: fall +2 \(40 %\)", str(found))
-    other = rc.EpisodeStats(None)
+    other = rl.EpisodeStats(None)
     other.update(3.0, True, False)
-    assert rc.inspect(replay, stats=other).as_dict()["episodes"]["stats"]["returns"]["mean"] == 3
+    assert rl.inspect(replay, stats=other).as_dict()["episodes"]["stats"]["returns"]["mean"] == 3
 
 
 def test_more_than_the_budget_is_read_in_stretches_and_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "READ_VALUES", 600)
-    replay = rc.ReplayBuffer(1000, obs=2, action=rc.Field((), torch.int64), seed=0)
+    replay = rl.ReplayBuffer(1000, obs=2, action=rl.Field((), torch.int64), seed=0)
     play(replay, [1.0] * 999, "terminated")
-    found = rc.inspect(replay)
+    found = rl.inspect(replay)
     told = found.as_dict()
     assert told["read"]["of"] == 999
     assert 80 <= told["read"]["rows"] <= 125
@@ -279,25 +279,25 @@ def test_more_than_the_budget_is_read_in_stretches_and_the_report_says_so(monkey
 # What looks odd
 
 
-def replay_of(rows: list[dict[str, Any]], **options: Any) -> rc.ReplayBuffer:
+def replay_of(rows: list[dict[str, Any]], **options: Any) -> rl.ReplayBuffer:
     """Rows that follow each other, but for what each says."""
-    replay = rc.ReplayBuffer(2 * len(rows), obs=1, action=1, seed=0, **options)
+    replay = rl.ReplayBuffer(2 * len(rows), obs=1, action=1, seed=0, **options)
     for t, row in enumerate(rows):
         usual = {"obs": [t], "action": [math.sin(t)], "reward": t % 3, "terminated": False, "truncated": False}
         replay.add(**{**usual, "next_obs": [t + 1], **row})
     return replay
 
 
-def favourites() -> rc.ReplayBuffer:
-    replay = replay_of([{}] * 100, sampler=rc.Prioritized(alpha=1.0, eps=0.0))
+def favourites() -> rl.ReplayBuffer:
+    replay = replay_of([{}] * 100, sampler=rl.Prioritized(alpha=1.0, eps=0.0))
     priority = torch.ones(100)
     priority[[3, 5]] = 100.0
     replay.update_priority(replay.ids(), priority)
     return replay
 
 
-def never_drawn() -> rc.ReplayBuffer:
-    replay = replay_of([{}] * 100, sampler=rc.Counted(rc.WithoutReplacement()))
+def never_drawn() -> rl.ReplayBuffer:
+    replay = replay_of([{}] * 100, sampler=rl.Counted(rl.WithoutReplacement()))
     replay.sample(30)
     return replay
 
@@ -347,22 +347,22 @@ SAYS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", SAYS)
 def test_what_looks_odd_is_said_in_words(case: str) -> None:
     make, sentence = SAYS[case]
-    warnings = rc.inspect(make()).warnings
+    warnings = rl.inspect(make()).warnings
     assert any(warning.startswith(sentence) for warning in warnings), warnings
 
 
 def test_nothing_is_said_of_healthy_data() -> None:
     rng = np.random.default_rng(0)
     rows = [{"terminated": t % 9 == 8, "action": rng.normal(size=1), "reward": rng.normal()} for t in range(90)]
-    assert rc.inspect(replay_of(rows, sampler=rc.Prioritized())).warnings == []
+    assert rl.inspect(replay_of(rows, sampler=rl.Prioritized())).warnings == []
 
 
 def test_useless_values_are_told() -> None:
-    rollout = rc.RolloutBuffer(8, None, obs=1, action=1)
+    rollout = rl.RolloutBuffer(8, None, obs=1, action=1)
     for t in range(8):
         rollout.add([t], [t], t % 3, False, False, value=float(t))
     rollout.compute_advantage(0.0)
-    assert any("The values explain nothing of the returns" in line for line in rc.inspect(rollout).warnings)
+    assert any("The values explain nothing of the returns" in line for line in rl.inspect(rollout).warnings)
 
 
 @pytest.mark.parametrize(
@@ -382,13 +382,13 @@ def test_numbers_are_short() -> None:
 
 def test_the_report_is_json_without_numbers_that_are_none(tmp_path: Path) -> None:
     replay = replay_of([{"obs": [NAN], "reward": math.inf, "next_obs": [1]}, {"reward": NAN}, {}])
-    found = rc.inspect(replay)
+    found = rl.inspect(replay)
     assert json.loads(found.to_json(), parse_constant=pytest.fail) == found.as_dict()
-    assert found.as_dict()["recollect"] == rc.__version__
+    assert found.as_dict()["relive"] == rl.__version__
 
 
 def test_a_terminal_sees_colours_and_a_text_has_none() -> None:
-    found = rc.inspect(four_episodes())
+    found = rl.inspect(four_episodes())
     console = Console(file=StringIO(), force_terminal=True, width=100)
     console.print(found)
     assert isinstance(console.file, StringIO)
@@ -399,17 +399,17 @@ def test_a_terminal_sees_colours_and_a_text_has_none() -> None:
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
-    replay = rc.ReplayBuffer(9, obs={"[red]x[/red]": 1}, action=())
+    replay = rl.ReplayBuffer(9, obs={"[red]x[/red]": 1}, action=())
     replay.add({"[red]x[/red]": [1.0]}, 0.0, 0.0, False, False, next_obs={"[red]x[/red]": [2.0]})
-    assert "obs.[red]x[/red]" in str(rc.inspect(replay))
+    assert "obs.[red]x[/red]" in str(rl.inspect(replay))
 
 
-@pytest.mark.parametrize("wrap", [lambda sampler: sampler, rc.Counted])
+@pytest.mark.parametrize("wrap", [lambda sampler: sampler, rl.Counted])
 def test_a_saved_buffer_is_inspected_where_it_lies(wrap: Any, tmp_path: Path) -> None:
-    replay = four_episodes(sampler=wrap(rc.Prioritized(beta=lambda draws: 0.4)))
+    replay = four_episodes(sampler=wrap(rl.Prioritized(beta=lambda draws: 0.4)))
     replay.save(tmp_path / "run")
-    kept = rc.inspect(tmp_path / "run").as_dict()
-    now = rc.inspect(replay).as_dict()
+    kept = rl.inspect(tmp_path / "run").as_dict()
+    now = rl.inspect(replay).as_dict()
     assert kept["source"].pop("path") == str(tmp_path / "run")
     assert kept["source"].pop("saved")
     for told in (kept, now):
@@ -419,21 +419,21 @@ def test_a_saved_buffer_is_inspected_where_it_lies(wrap: Any, tmp_path: Path) ->
 
 def test_a_buffer_under_other_names_is_seen_through() -> None:
     other = apexrl.DistillationBuffer(10, (2,), device="cpu")
-    assert rc.inspect(other).as_dict()["source"]["kind"] == "DistillationBuffer"
+    assert rl.inspect(other).as_dict()["source"]["kind"] == "DistillationBuffer"
 
 
 def test_looking_changes_nothing() -> None:
-    twin, replay = (four_episodes(sampler=rc.Counted(rc.Prioritized())) for _ in range(2))
-    rc.inspect(replay)
+    twin, replay = (four_episodes(sampler=rl.Counted(rl.Prioritized())) for _ in range(2))
+    rl.inspect(replay)
     assert bool((replay.sample(6) == twin.sample(6)).all())
     replay.check()
 
 
 def test_other_things_are_refused() -> None:
-    with pytest.raises(rc.SchemaError, match="inspect: expected one of ReplayBuffer, .*, got int"):
-        rc.inspect(3)
-    with pytest.raises(rc.NoCheckpoint):
-        rc.inspect("nowhere/at/all")
+    with pytest.raises(rl.SchemaError, match="inspect: expected one of ReplayBuffer, .*, got int"):
+        rl.inspect(3)
+    with pytest.raises(rl.NoCheckpoint):
+        rl.inspect("nowhere/at/all")
 
 
 def test_the_examples_in_the_words_are_right() -> None:

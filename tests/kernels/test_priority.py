@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recollect import kernels
-from recollect.kernels import priority
-from recollect.kernels.priority import PriorityTree, priority_tree
-from recollect.randomness import Randomness
+from relive import kernels
+from relive.kernels import priority
+from relive.kernels.priority import PriorityTree, priority_tree
+from relive.randomness import Randomness
 from tests.reference.priority import SlowTree
 
 CPU = torch.device("cpu")

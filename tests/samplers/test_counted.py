@@ -8,29 +8,29 @@ from typing import Any
 import pytest
 import torch
 
-import recollect as rc
-from recollect.views.protocol import Leaves
+import relive as rl
+from relive.views.protocol import Leaves
 
 
-def fill(rows: int, capacity: int = 100, **options: Any) -> rc.ReplayBuffer:
-    replay = rc.ReplayBuffer(capacity, obs=1, action=(), seed=0, **options)
+def fill(rows: int, capacity: int = 100, **options: Any) -> rl.ReplayBuffer:
+    replay = rl.ReplayBuffer(capacity, obs=1, action=(), seed=0, **options)
     for t in range(rows):
         replay.add([float(t)], 0.0, 0.0, terminated=False, truncated=False, next_obs=[t + 1.0])
     return replay
 
 
-def counts(replay: rc.ReplayBuffer) -> dict[int, int]:
+def counts(replay: rl.ReplayBuffer) -> dict[int, int]:
     """By row id, of the rows that were drawn."""
     drawn, ids = replay._draws.saved()["drawn"], replay.ids()
     return {int(i): int(drawn[replay._storage.locate(ids[k : k + 1])]) for k, i in enumerate(ids)}
 
 
-SAMPLERS = [rc.Uniform(), rc.Prioritized(), rc.WithoutReplacement()]
+SAMPLERS = [rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement()]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_draw_is_counted_and_changes_nothing_else(sampler: Any, backend: str) -> None:
-    plain, replay = fill(20, sampler=sampler), fill(20, sampler=rc.Counted(sampler))
+    plain, replay = fill(20, sampler=sampler), fill(20, sampler=rl.Counted(sampler))
     tally: Counter[int] = Counter()
     for _ in range(30):
         expected, batch = plain.sample(7), replay.sample(7)
@@ -41,7 +41,7 @@ def test_every_draw_is_counted_and_changes_nothing_else(sampler: Any, backend: s
 
 
 def test_an_overwritten_row_takes_its_count_along(backend: str) -> None:
-    replay = fill(6, capacity=6, sampler=rc.Counted(rc.WithoutReplacement()))
+    replay = fill(6, capacity=6, sampler=rl.Counted(rl.WithoutReplacement()))
     replay.sample(6)
     assert set(counts(replay).values()) == {1}
     for t in range(6, 9):  # a ring of seven: the row 7 comes where the row 0 was
@@ -60,7 +60,7 @@ class Broken:
 
 
 def test_a_sample_that_failed_has_not_happened() -> None:
-    replay = fill(9, sampler=rc.Counted())
+    replay = fill(9, sampler=rl.Counted())
     replay.sample(4)
     before = counts(replay)
     with pytest.raises(OSError, match="broken"):
@@ -70,42 +70,42 @@ def test_a_sample_that_failed_has_not_happened() -> None:
 
 
 def test_priorities_are_updated_through_it() -> None:
-    replay = fill(9, sampler=rc.Counted(rc.Prioritized(alpha=1.0, eps=0.0)))
+    replay = fill(9, sampler=rl.Counted(rl.Prioritized(alpha=1.0, eps=0.0)))
     priority = torch.zeros(9)
     priority[5] = 1.0
     replay.update_priority(replay.ids(), priority)
     assert replay.sample(8)["index"].tolist() == [5] * 8
-    with pytest.raises(rc.SchemaError, match="update_priority: expected a sampler with priorities"):
-        fill(3, sampler=rc.Counted()).update_priority([0], [1.0])
+    with pytest.raises(rl.SchemaError, match="update_priority: expected a sampler with priorities"):
+        fill(3, sampler=rl.Counted()).update_priority([0], [1.0])
 
 
 def test_counts_go_with_a_checkpoint_into_another_capacity(tmp_path: Path) -> None:
-    replay = fill(9, capacity=9, sampler=rc.Counted(rc.Prioritized()))
+    replay = fill(9, capacity=9, sampler=rl.Counted(rl.Prioritized()))
     for _ in range(5):
         replay.sample(6)
     replay.save(tmp_path)
-    assert rc.load(tmp_path).sampler == rc.Counted(rc.Prioritized())
-    assert counts(rc.load(tmp_path)) == counts(replay)
+    assert rl.load(tmp_path).sampler == rl.Counted(rl.Prioritized())
+    assert counts(rl.load(tmp_path)) == counts(replay)
     with pytest.warns(UserWarning, match="capacity 9 became 5"):
-        smaller = rc.load(tmp_path, capacity=5)
+        smaller = rl.load(tmp_path, capacity=5)
     assert counts(smaller) == {i: counts(replay)[i] for i in range(4, 9)}
 
 
 def test_there_is_one_thing_to_count() -> None:
-    for wrong in (rc.Counted(), "uniform"):
-        with pytest.raises(rc.SchemaError, match="Counted: expected a sampler to count the draws of"):
-            rc.Counted(wrong)  # pyright: ignore[reportArgumentType]
+    for wrong in (rl.Counted(), "uniform"):
+        with pytest.raises(rl.SchemaError, match="Counted: expected a sampler to count the draws of"):
+            rl.Counted(wrong)  # pyright: ignore[reportArgumentType]
 
 
 def test_counts_lie_in_the_memory_that_processes_share() -> None:
-    replay = fill(9, device=rc.Memory.shared(), sampler=rc.Counted(rc.Prioritized()))
+    replay = fill(9, device=rl.Memory.shared(), sampler=rl.Counted(rl.Prioritized()))
     replay.sample(5)
-    assert counts(rc.connect(replay.handle())) == counts(replay)
+    assert counts(rl.connect(replay.handle())) == counts(replay)
     assert sum(counts(replay).values()) == 5
 
 
 def test_a_row_that_a_dead_process_took_along_has_no_count() -> None:
-    replay = fill(9, sampler=rc.Counted(rc.WithoutReplacement()))
+    replay = fill(9, sampler=rl.Counted(rl.WithoutReplacement()))
     replay.sample(9)
     ring = replay._storage.ring
     ring.kind[0] = 0

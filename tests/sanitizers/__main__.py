@@ -69,7 +69,7 @@ def build(name: str, folder: Path) -> Path:
         "CMAKE_BUILD_TYPE": "RelWithDebInfo",
         "CMAKE_INSTALL_PREFIX": site,
         "Python_EXECUTABLE": sys.executable,
-        "RECOLLECT_SANITIZE": name,
+        "RELIVE_SANITIZE": name,
     }
     # The cmake of this environment, if it has one.
     tools = os.environ | {"PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))}
@@ -109,7 +109,7 @@ def run(sanitizer: Sanitizer, folder: Path, *command: str) -> tuple[int, list[Pa
 def main(name: str, *pytest: str) -> int:
     sanitizer, folder = SANITIZERS[name], ROOT / "build" / f"sanitize-{name}"
     build(name, folder)
-    planted = f"from recollect.kernels import _native; _native.plant('{sanitizer.mistake}')"
+    planted = f"from relive.kernels import _native; _native.plant('{sanitizer.mistake}')"
     code, reports = run(sanitizer, folder, "-c", planted)
     if not code or not reports:
         print(f"{name}: a planted mistake ({sanitizer.mistake}) was not reported")

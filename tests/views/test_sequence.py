@@ -10,20 +10,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import recollect as rc
-from recollect import kernels
-from recollect.memory import Memory
+import relive as rl
+from relive import kernels
+from relive.memory import Memory
 from tests.conftest import BACKENDS
 
 WIDE, K = 3, 3
 
 
-def lived(num_envs: int | None, seed: int, autoreset: Any, device: Memory | str = "cpu") -> rc.ReplayBuffer:
+def lived(num_envs: int | None, seed: int, autoreset: Any, device: Memory | str = "cpu") -> rl.ReplayBuffer:
     """A small ring that has gone round: plain and stacked observations, a carried field, cuts and ends."""
-    obs = {"plain": rc.Field(WIDE, torch.float64), "frames": rc.Stacked(rc.Field(2, torch.uint8), K, 0)}
-    extra = {"hidden": rc.Carry((2,)), "word": rc.Field((), torch.int16)}
+    obs = {"plain": rl.Field(WIDE, torch.float64), "frames": rl.Stacked(rl.Field(2, torch.uint8), K, 0)}
+    extra = {"hidden": rl.Carry((2,)), "word": rl.Field((), torch.int16)}
     capacity, lead = 12 * (num_envs or 1), () if num_envs is None else (num_envs,)
-    replay = rc.ReplayBuffer(
+    replay = rl.ReplayBuffer(
         capacity, obs, (), num_envs=num_envs, extra=extra, autoreset=autoreset, seed=seed,
         device=device,
     )  # fmt: skip
@@ -73,7 +73,7 @@ def test_every_backend_reads_the_same(
 ) -> None:
     replay = lived(num_envs, seed, autoreset)
     ids = replay.ids()
-    view = rc.Sequence(length, burn_in, cross)
+    view = rl.Sequence(length, burn_in, cross)
     found = {}
     for name, backend in BACKENDS.items():
         with backend():
@@ -87,7 +87,7 @@ def test_every_backend_reads_the_same(
 
 @pytest.mark.skipif(not hasattr(kernels.native(), "ProcessLock"), reason="disk memory needs Linux and a compiler")
 def test_sequences_of_disk_memory_are_those_of_memory(tmp_path: Any) -> None:
-    view = rc.Sequence(4, 2)
+    view = rl.Sequence(4, 2)
     with lived(3, 5, "SAME_STEP", Memory.disk(tmp_path / "replay")) as kept:
         fresh = lived(3, 5, "SAME_STEP")
         assert (kept.read(kept.ids(), view) == fresh.read(fresh.ids(), view)).all()
@@ -97,5 +97,5 @@ def test_a_length_that_no_machine_has_memory_for_is_refused() -> None:
     replay = lived(None, 0, "SAME_STEP")
     for length in (2**33, 2**62):
         with pytest.raises((MemoryError, RuntimeError)):
-            replay.sample(2, rc.Sequence(length))
+            replay.sample(2, rl.Sequence(length))
     replay.check()

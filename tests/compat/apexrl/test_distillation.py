@@ -6,8 +6,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-import recollect as rc
-from recollect.compat import apexrl
+import relive as rl
+from relive.compat import apexrl
 
 
 class TestDistillation:
@@ -30,7 +30,7 @@ class TestDistillation:
         obs, actions = buffer.sample(2)
         assert isinstance(obs, TensorDict)
         assert actions.dtype == torch.int64
-        with pytest.raises(rc.SchemaError, match="action: expected int64, got float32"):
+        with pytest.raises(rl.SchemaError, match="action: expected int64, got float32"):
             buffer.add({"x": torch.zeros(2, 2)}, torch.tensor([0.5, 0.5]))
         with pytest.raises(TypeError, match="^Observation tree structures must match$"):
             buffer.add(torch.zeros(2, 2), torch.tensor([3, 4]))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from recollect.compat import apexrl
+from relive.compat import apexrl
 from tests.compat.apexrl.document import (
     DEVICE,
     DISTILLATION_BLOCK,
@@ -73,7 +73,7 @@ class TestDocument:
 
     @pytest.mark.parametrize("name", ["specs", "rollout", "replay", "distillation", "recurrent", "multi_agent"])
     def test_the_examples_of_the_docstrings_run(self, name: str) -> None:
-        results = doctest.testmod(importlib.import_module(f"recollect.compat.apexrl.{name}"))
+        results = doctest.testmod(importlib.import_module(f"relive.compat.apexrl.{name}"))
         assert results.attempted > 0
         assert results.failed == 0
 

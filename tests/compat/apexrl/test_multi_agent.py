@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import recollect as rc
-from recollect.compat import apexrl
+import relive as rl
+from relive.compat import apexrl
 from tests.compat.apexrl.document import (
     documented_gae,
 )
@@ -146,13 +146,13 @@ class TestMultiAgent:
             ({"actions": {**good["actions"], "walker": torch.full((N,), 0.5)}}, "action.walker: expected int64, got"),
             ({"state": None}, "state: expected a value, got none"),
         ):
-            with pytest.raises(rc.SchemaError, match=message):
+            with pytest.raises(rl.SchemaError, match=message):
                 buffer.add(**{**good, **wrong})
-        with pytest.raises(rc.SchemaError, match=r"last_values.flyer: expected shape \(3,\)"):
+        with pytest.raises(rl.SchemaError, match=r"last_values.flyer: expected shape \(3,\)"):
             buffer.compute_returns_and_advantages(
                 last_values={"walker": torch.ones(N), "flyer": torch.ones(1)}, gamma=0.9, gae_lambda=0.8
             )
-        with pytest.raises(rc.SchemaError, match="state: expected none, got one that is not declared"):
+        with pytest.raises(rl.SchemaError, match="state: expected none, got one that is not declared"):
             team(state_spec=None).add(**good)
         assert buffer.step == 1
         buffer.add(**good)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-import recollect as rc
-from recollect.compat import apexrl
+import relive as rl
+from relive.compat import apexrl
 
 
 def recurrent(
@@ -119,7 +119,7 @@ class TestRecurrent:
             buffer.add(zeros, None, zeros, zeros, zeros, zeros, zeros, hidden, hidden)
 
     def test_a_rollout_that_ends_inside_a_sequence_is_not_ready(self) -> None:
-        with pytest.raises(rc.NotReadyError, match="get_sequence_minibatches: expected a multiple of 2 steps, got 3"):
+        with pytest.raises(rl.NotReadyError, match="get_sequence_minibatches: expected a multiple of 2 steps, got 3"):
             recurrent(filled=3).get_sequence_minibatches(2, 1)
 
     def test_hidden_states_are_checked(self) -> None:
@@ -127,7 +127,7 @@ class TestRecurrent:
         two = torch.zeros(2)
         step = (torch.zeros(2, 1), None, two.long(), two, two, two, two)
         for wrong in (torch.zeros(2, 3, 5), torch.zeros(3, 1, 5), torch.zeros(5), None):
-            with pytest.raises(rc.SchemaError, match="actor_hidden_states: expected"):
+            with pytest.raises(rl.SchemaError, match="actor_hidden_states: expected"):
                 buffer.add(*step, wrong, torch.zeros(2, 2, 4))
         assert len(buffer) == 0
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-import recollect as rc
-from recollect.compat import apexrl
+import relive as rl
+from relive.compat import apexrl
 
 
 def batch(*rows: int, **changed: Any) -> dict[str, Any]:
@@ -100,19 +100,19 @@ class TestReplay:
             assert buffer.action_dtype == buffer.sample(1)["actions"].dtype == dtype
         discrete = replay()
         discrete.add(**batch(1, actions=torch.tensor([[3]])))
-        with pytest.raises(rc.SchemaError, match="action: expected int64, got float32"):
+        with pytest.raises(rl.SchemaError, match="action: expected int64, got float32"):
             discrete.add(**batch(2))
         assert len(discrete) == 1
 
     def test_a_declared_integer_action_is_never_made_of_a_fraction(self) -> None:
         buffer = replay(action_dtype=torch.long)
-        with pytest.raises(rc.SchemaError, match="action: expected int64, got float32"):
+        with pytest.raises(rl.SchemaError, match="action: expected int64, got float32"):
             buffer.add(**batch(1))
         assert buffer.size == 0
 
     def test_a_first_batch_that_is_refused_has_said_nothing(self) -> None:
         buffer = replay()
-        with pytest.raises(rc.SchemaError, match="reward"):
+        with pytest.raises(rl.SchemaError, match="reward"):
             buffer.add(**batch(1, 2, actions=torch.tensor([[3], [4]]), rewards=torch.ones(1)))
         assert (buffer.action_dtype, buffer.size, buffer.pos) == (None, 0, 0)
         buffer.add(**batch(1, 2))
@@ -137,16 +137,16 @@ class TestReplay:
             {"rewards": torch.ones(1)}, {"rewards": torch.ones(3, 1)}, {"dones": torch.ones(1)},
             {"actions": torch.ones(3)}, {"next_observations": torch.ones(1, 2)}, {"observations": torch.ones(3, 1)},
         ):  # fmt: skip
-            with pytest.raises(rc.SchemaError, match="expected shape"):
+            with pytest.raises(rl.SchemaError, match="expected shape"):
                 buffer.add(**batch(1, 2, 3, **wrong))
         assert len(buffer) == 0
 
     def test_an_observation_that_was_overwritten_by_the_next_is_noticed(self) -> None:
         buffer = replay()
         in_place = torch.ones(3, 2)
-        with pytest.raises(rc.SchemaError, match="next_obs.observations: expected memory of its own.*reuses its array"):
+        with pytest.raises(rl.SchemaError, match="next_obs.observations: expected memory of its own.*reuses its array"):
             buffer.add(**batch(1, 2, 3, observations=in_place, next_observations=in_place))
-        with pytest.raises(rc.SchemaError, match="memory of its own"):
+        with pytest.raises(rl.SchemaError, match="memory of its own"):
             buffer.add(in_place[0], torch.ones(1), 1.0, in_place[0], False)
         path = torch.arange(4.0).unsqueeze(1).repeat(1, 2)
         buffer.add(**batch(1, 2, 3, observations=path[:-1], next_observations=path[1:]))
@@ -154,13 +154,13 @@ class TestReplay:
 
     def test_critic_observations_are_never_stale_and_never_dropped(self) -> None:
         with_them, without = replay(critic_obs_shape=(1,)), replay()
-        with pytest.raises(rc.SchemaError, match="obs.critic_observations: expected a value, got none"):
+        with pytest.raises(rl.SchemaError, match="obs.critic_observations: expected a value, got none"):
             with_them.add(**batch(1))
-        with pytest.raises(rc.SchemaError, match="critic_observations: expected none, got some that are not declared"):
+        with pytest.raises(rl.SchemaError, match="critic_observations: expected none, got some that are not declared"):
             without.add(**with_critic(1))
         given = with_critic(1)
         given.pop("critic_observations")
-        with pytest.raises(rc.SchemaError, match="next_critic_observations: expected none"):
+        with pytest.raises(rl.SchemaError, match="next_critic_observations: expected none"):
             without.add(**given)
         assert len(with_them) == len(without) == 0
 
@@ -211,7 +211,7 @@ class TestReplay:
             buffer.add(torch.zeros(1, 3), *rest)
         with pytest.raises(ValueError, match="^Observation tree does not contain tensor leaves$"):
             buffer.add({}, *rest)
-        with pytest.raises(rc.SchemaError, match="expected the keys"):
+        with pytest.raises(rl.SchemaError, match="expected the keys"):
             buffer.add({"body": seen[0]["body"]}, *rest)
 
     @pytest.mark.parametrize("sizes", [[], [3], [5], [4, 4], [5, 5, 2]])
@@ -260,7 +260,7 @@ class TestReplay:
                 buffer.load_state_dict({**state, name: (9,)})
         with pytest.raises(ValueError, match="^ReplayBuffer capacity mismatch: 9 != 5$"):
             buffer.load_state_dict({**state, "capacity": 9})
-        with pytest.raises(rc.SchemaError):
+        with pytest.raises(rl.SchemaError):
             buffer.load_state_dict({**state, "rewards": torch.ones(2, 2)})
         assert stored(buffer) == [1, 2]
 

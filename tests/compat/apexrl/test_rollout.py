@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-import recollect as rc
-from recollect.compat import apexrl
+import relive as rl
+from relive.compat import apexrl
 from tests.compat.apexrl.document import (
     DEVICE,
     World,
@@ -112,12 +112,12 @@ class TestRollout:
         assert (buffer.action_shape, buffer.action_dtype) == (shape, dtype)
         assert torch.equal(buffer.actions[0], torch.as_tensor(actions).to(dtype))
         buffer.clear()
-        with pytest.raises(rc.SchemaError, match="action: expected"):
+        with pytest.raises(rl.SchemaError, match="action: expected"):
             buffer.add(**step(0, actions=torch.ones(N, 7, 7)))
 
     def test_a_first_step_that_is_refused_has_said_nothing(self) -> None:
         buffer = make(filled=0)
-        with pytest.raises(rc.SchemaError, match="reward"):
+        with pytest.raises(rl.SchemaError, match="reward"):
             buffer.add(**step(0, actions=torch.ones(N, 9), rewards=torch.ones(N, 1)))
         assert (buffer.action_shape, buffer.step) == ((), 0)
         buffer.add(**step(0))
@@ -125,7 +125,7 @@ class TestRollout:
 
     def test_integer_actions_are_never_made_of_fractions(self) -> None:
         buffer = make(filled=0, action_shape=(2,), action_dtype=torch.long)
-        with pytest.raises(rc.SchemaError, match="action: expected int64, got float32"):
+        with pytest.raises(rl.SchemaError, match="action: expected int64, got float32"):
             buffer.add(**step(0))
 
     def test_a_step_too_many_is_a_value_error(self) -> None:
@@ -140,7 +140,7 @@ class TestRollout:
         assert buffer.get_all_data()["observations"].tolist() == [[9.0, 9.0]] * N
 
     def test_nothing_is_trained_on_before_it_is_there(self) -> None:
-        with pytest.raises(rc.NotReadyError):
+        with pytest.raises(rl.NotReadyError):
             make(filled=0).get_all_data()
         data = make(filled=2).get_all_data()
         assert not data["advantages"].any()
@@ -199,11 +199,11 @@ class TestRollout:
 
     def test_privileged_observations_are_never_stale_and_never_dropped(self) -> None:
         with_them = make(filled=0, num_privileged_obs=3)
-        with pytest.raises(rc.SchemaError, match="privileged_observations: expected a value, got none"):
+        with pytest.raises(rl.SchemaError, match="privileged_observations: expected a value, got none"):
             with_them.add(**step(0))
         without = make(filled=0)
         with pytest.raises(
-            rc.SchemaError, match="privileged_observations: expected none, got some that are not declared"
+            rl.SchemaError, match="privileged_observations: expected none, got some that are not declared"
         ):
             without.add(**step(0, privileged_observations=torch.ones(N, 3)))
         assert len(with_them) == len(without) == 0
@@ -219,7 +219,7 @@ class TestRollout:
     )  # fmt: skip
     def test_nothing_is_broadcast(self, wrong: dict[str, Any]) -> None:
         buffer = make(filled=1)
-        with pytest.raises(rc.SchemaError, match="expected shape"):
+        with pytest.raises(rl.SchemaError, match="expected shape"):
             buffer.add(**step(1, **wrong))
         assert buffer.step == 1
 
@@ -230,7 +230,7 @@ class TestRollout:
         assert buffer.dones.dtype == torch.float32
         assert buffer.dones.tolist() == [[0.0, 1.0, 0.0]] * 4 + [[0.0] * 3]
         for wrong in (0.5, -1.0, float("nan")):
-            with pytest.raises(rc.SchemaError, match=f"dones: expected zeros and ones, got {wrong}"):
+            with pytest.raises(rl.SchemaError, match=f"dones: expected zeros and ones, got {wrong}"):
                 buffer.add(**step(0, dones=torch.tensor([0.0, wrong, 1.0])))
         assert buffer.step == 4
 
@@ -268,7 +268,7 @@ class TestRollout:
         assert torch.equal(make().get_minibatch(9)[0], make().get_minibatch(9)[0])
         obs += 100
         assert buffer.observations.max() < 100
-        with pytest.raises(rc.SchemaError, match="batch_size"):
+        with pytest.raises(rl.SchemaError, match="batch_size"):
             buffer.get_minibatch(0)
 
     def test_moves_to_another_device_and_returns_itself(self) -> None:
@@ -307,6 +307,6 @@ class TestRollout:
         for name, wrong in (("num_envs", 9), ("num_steps", 9), ("obs_shape", (9,)), ("privileged_obs_shape", (9,))):
             with pytest.raises(ValueError, match=f"^RolloutBuffer {name} mismatch: "):
                 buffer.load_state_dict({**make().state_dict(), name: wrong})
-        with pytest.raises(rc.SchemaError):
+        with pytest.raises(rl.SchemaError):
             buffer.load_state_dict({**make().state_dict(), "values": torch.zeros(4, N, 2)})
         assert buffer.rewards[:, 0].tolist() == [0, 10, 20, 30]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.compat import apexrl
+from relive.compat import apexrl
 
 
 class TestSpecs:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import recollect as rc
-from recollect.checkpoint.files import FOLDERS, Files
-from recollect.checkpoint.saving import save
+import relive as rl
+from relive.checkpoint.files import FOLDERS, Files
+from relive.checkpoint.saving import save
 from tests.checkpoint.traffic import KINDS, digest, equal
 
 OPERATIONS = ("make_root", "create", "write", "sync", "rename", "sync_folder", "remove", "close")
@@ -68,7 +68,7 @@ def old_checkpoint(kind: str, root: Path) -> Any:
 
 def gone_on(kind: str, root: Path, steps: int = 1) -> Any:
     """The newest checkpoint, loaded, and changed a few times."""
-    buffer = rc.load(root)
+    buffer = rl.load(root)
     for step in range(steps):
         change(kind, buffer, step)
     return buffer
@@ -92,7 +92,7 @@ def loaded(root: Path) -> Any:
     """What the newest checkpoint that is whole says; a damaged one that was passed over may be told of."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return digest(rc.load(root))
+        return digest(rl.load(root))
 
 
 def one_of(found: Any, *expected: Any) -> bool:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-import recollect as rc
-from recollect.checkpoint.saving import save
+import relive as rl
+from relive.checkpoint.saving import save
 from tests.checkpoint.traffic import KINDS, digest, equal, fingerprint
 from tests.faults.checkpoint import victim
 from tests.faults.checkpoint.disk import (
@@ -41,7 +41,7 @@ def kill_saves(path: Path, count: int, seed: int) -> None:
         root = path / kind
         old_checkpoint(kind, root)
         operations = count_operations(kind, root, path / "count")
-        known[kind] = root, fingerprint(rc.load(root)), fingerprint(gone_on(kind, root)), operations
+        known[kind] = root, fingerprint(rl.load(root)), fingerprint(gone_on(kind, root)), operations
     for trial in range(count):
         kind = list(KINDS)[trial % len(KINDS)]
         template, old, new, operations = known[kind]
@@ -183,7 +183,7 @@ def lose_power(path: Path, kind: str, states: int, seed: int, *, first: bool = F
             build(state, path / "state")
             try:
                 found = loaded(path / "state")
-            except rc.NoCheckpoint:
+            except rl.NoCheckpoint:
                 found = None
             expected = (new,) if prefix > committed else (old, new)
             assert one_of(found, *expected), f"seed {seed}: {kind}, power lost after {recorded.log[prefix - 1][:1]}"

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-import recollect as rc
-from recollect.checkpoint.files import Files
-from recollect.checkpoint.saving import save
+import relive as rl
+from relive.checkpoint.files import Files
+from relive.checkpoint.saving import save
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.faults.checkpoint.disk import before, count_operations, gone_on, loaded, old_checkpoint, one_of
 from tests.totals import tell
@@ -44,13 +44,13 @@ def test_whichever_operation_fails_the_old_checkpoint_loads(kind: str, code: int
         told = None
         try:
             save(buffer, root, files=before(fail))
-        except rc.CheckpointError as error:
+        except rl.CheckpointError as error:
             told = str(error)
         if told is not None:
             raised += 1
             assert os.strerror(code) in told
             assert one_of(loaded(root), old, new)
-            assert equal(digest(rc.load(root, number=2)), old)
+            assert equal(digest(rl.load(root, number=2)), old)
         else:  # what cannot be removed now is removed by a later save
             assert equal(loaded(root), new)
         assert equal(digest(buffer), new)
@@ -72,14 +72,14 @@ def test_a_full_disk_is_an_error_with_the_bytes_needed_and_free(kind: str, tmp_p
         root = tmp_path / f"{i}"
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest * i // 20, limit[1]))
-            with pytest.raises(rc.CheckpointError) as caught:
+            with pytest.raises(rl.CheckpointError) as caught:
                 save(buffer, root)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         assert caught.match(r"save to .*: expected room for about [\d,]+ bytes, got [\d,]+ bytes free")
         assert equal(digest(buffer), before)
-        with pytest.raises(rc.NoCheckpoint):
-            rc.load(root)
+        with pytest.raises(rl.NoCheckpoint):
+            rl.load(root)
         buffer.save(root)
         assert equal(loaded(root), before)
     tell(f"B2: {kind}, 20 sizes below {largest} bytes")
@@ -90,7 +90,7 @@ def test_a_disk_that_is_full_before_the_folder_is_there_is_the_same_error(tmp_pa
         def make_root(self) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(rc.CheckpointError, match="room for about .* bytes, got .* bytes free"):
+    with pytest.raises(rl.CheckpointError, match="room for about .* bytes, got .* bytes free"):
         save(KINDS["uniform"].make(), tmp_path / "a" / "b", files=Full)
 
 

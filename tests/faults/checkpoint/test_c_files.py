@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-import recollect as rc
-from recollect.checkpoint import check
+import relive as rl
+from relive.checkpoint import check
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.faults.checkpoint.disk import old_checkpoint
 from tests.faults.checkpoint.forgery import (
@@ -55,11 +55,11 @@ def test_a_file_of_another_length_is_named(kind: str, tmp_path: Path) -> None:
         for trial in range(trials("C1", 200)):
             cut = rng.randrange(len(data))
             path.write_bytes(data[:cut] if trial % 2 else data + rng.randbytes(rng.choice((1, 2, 8, 4096))))
-            with pytest.raises(rc.CheckpointError) as caught:
-                rc.load(tmp_path, number=2)
+            with pytest.raises(rl.CheckpointError) as caught:
+                rl.load(tmp_path, number=2)
             assert path.name in str(caught.value), f"seed {SEED}"
             assert re.search(r"bytes \d+ to \d+|expected \d+ bytes, got \d+|format 1 at most", str(caught.value))
-            assert isinstance(caught.value, rc.CorruptCheckpoint | rc.IncompatibleCheckpoint)
+            assert isinstance(caught.value, rl.CorruptCheckpoint | rl.IncompatibleCheckpoint)
             count += 1
         path.write_bytes(data)
     tell(f"C1: {kind}, {count} lengths, seed {SEED}")
@@ -80,8 +80,8 @@ def flip_bits(path: Path, count: int, seed: int) -> None:
             file.write_bytes(damaged)
             told: Exception | None = None
             try:
-                rc.load(root, number=2)
-            except (rc.CorruptCheckpoint, rc.IncompatibleCheckpoint) as error:
+                rl.load(root, number=2)
+            except (rl.CorruptCheckpoint, rl.IncompatibleCheckpoint) as error:
                 told = error
             assert told is not None, f"seed {seed}: bit {bit} of {file} was not seen"
             assert file.name in str(told), f"seed {seed}: bit {bit} of {file}"
@@ -100,8 +100,8 @@ def test_every_bit_of_a_manifests_first_line_is_seen(tmp_path: Path) -> None:
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         manifest.write_bytes(damaged)
-        with pytest.raises((rc.CorruptCheckpoint, rc.IncompatibleCheckpoint), match="00000002.json"):
-            rc.load(tmp_path, number=2)
+        with pytest.raises((rl.CorruptCheckpoint, rl.IncompatibleCheckpoint), match="00000002.json"):
+            rl.load(tmp_path, number=2)
 
 
 def test_every_flipped_bit_is_seen(tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ def test_what_lies_in_lock_and_tmp_does_not_matter(tmp_path: Path) -> None:
     old = old_checkpoint("prioritized", tmp_path)
     (tmp_path / "LOCK").write_bytes(b"anything")
     (tmp_path / "tmp" / "rest").write_bytes(b"half a segment")
-    assert equal(digest(rc.load(tmp_path)), old)
+    assert equal(digest(rl.load(tmp_path)), old)
     (tmp_path / "LOCK").unlink()
-    assert equal(digest(rc.load(tmp_path)), old)
+    assert equal(digest(rl.load(tmp_path)), old)
 
 
 # Forged manifests, read in a process of their own, whose memory is measured
@@ -134,15 +134,15 @@ def read_forged(root: Path, bodies: list[bytes] | int, seed: int) -> Outcome:
     rng, document = random.Random(seed), document_of(root, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        rc.load(root, number=2)
+        rl.load(root, number=2)
         start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for i in range(bodies if isinstance(bodies, int) else len(bodies)):
             write(root, 2, body_of(forged(document, rng)) if isinstance(bodies, int) else bodies[i])
             began = time.process_time()  # of this process: others may keep the machine busy
             try:
-                rc.load(root, number=2)
+                rl.load(root, number=2)
                 outcomes["loaded"] += 1
-            except (rc.CorruptCheckpoint, rc.IncompatibleCheckpoint) as error:
+            except (rl.CorruptCheckpoint, rl.IncompatibleCheckpoint) as error:
                 outcomes[type(error).__name__] += 1
             except BaseException as error:
                 wrong.append(f"{i}: {type(error).__name__}: {error}"[:300])
@@ -187,8 +187,8 @@ def test_what_is_only_claimed_is_refused_by_name(name: str, tmp_path: Path) -> N
         parent = parent[key]
     parent[path[-1]] = value
     write(tmp_path, 2, body_of(document))
-    with pytest.raises(rc.CorruptCheckpoint):
-        rc.load(tmp_path, number=2)
+    with pytest.raises(rl.CorruptCheckpoint):
+        rl.load(tmp_path, number=2)
 
 
 def forge(path: Path, count: int, seed: int) -> None:
@@ -224,17 +224,17 @@ def read_states(kind: str, root: Path, count: int, seed: int) -> tuple[Counter[s
         for i in range(count):
             what = forged_state(original, rng)
             try:
-                buffer = rc.load(root, number=2, capacity=original.other_capacity(kind) if i % 4 == 3 else None)
+                buffer = rl.load(root, number=2, capacity=original.other_capacity(kind) if i % 4 == 3 else None)
                 outcomes["loaded"] += 1
                 live_on(kind, buffer)
-            except (rc.CorruptCheckpoint, rc.IncompatibleCheckpoint) as error:
+            except (rl.CorruptCheckpoint, rl.IncompatibleCheckpoint) as error:
                 outcomes[type(error).__name__] += 1
             except BaseException as error:
                 wrong.append(f"{i}: {what}: {type(error).__name__}: {error}"[:400])
     return outcomes, wrong
 
 
-CHECK = {kind: kind.check for kind in (rc.ReplayBuffer, rc.RolloutBuffer, rc.DistillationBuffer)}
+CHECK = {kind: kind.check for kind in (rl.ReplayBuffer, rl.RolloutBuffer, rl.DistillationBuffer)}
 """As they are now: a loader that is broken on purpose has none."""
 
 
@@ -242,7 +242,7 @@ def live_on(kind: str, buffer: Any) -> None:
     """A buffer that was loaded is one, though its rewards may be no priorities, and its flags or counts in the way."""
     CHECK[type(buffer)](buffer)
     for n in range(60, 64):
-        with suppress(rc.PriorityError, rc.NotReadyError, OverflowError):
+        with suppress(rl.PriorityError, rl.NotReadyError, OverflowError):
             KINDS[kind].act(buffer, n)
         KINDS[kind].read(buffer)
     CHECK[type(buffer)](buffer)
@@ -322,8 +322,8 @@ def test_numbers_that_cannot_be_are_refused_by_name(name: str, tmp_path: Path) -
     state = State(tmp_path, 2)
     edit(state.arrays[array])
     state.write()
-    with pytest.raises(rc.CorruptCheckpoint, match=re.escape(words)):
-        rc.load(tmp_path, number=2)
+    with pytest.raises(rl.CorruptCheckpoint, match=re.escape(words)):
+        rl.load(tmp_path, number=2)
 
 
 def grown_checkpoint(kind: str, root: Path) -> None:
@@ -394,9 +394,9 @@ def watch_load(root: Path) -> tuple[str, list[str]]:
     sys.addaudithook(hook)
     watching[0] = True
     try:
-        rc.load(root, number=2)
+        rl.load(root, number=2)
         told = "loaded"
-    except rc.CheckpointError as error:
+    except rl.CheckpointError as error:
         told = type(error).__name__
     except BaseException as error:
         told = repr(error)
@@ -418,7 +418,7 @@ def test_planted_files_are_refused_and_nothing_outside_is_touched(what: str, tmp
 def check_tells(root: Path) -> bool:
     try:
         return bool(check(root))
-    except rc.CheckpointError:
+    except rl.CheckpointError:
         return True
 
 
@@ -434,7 +434,7 @@ def test_a_damaged_manifest_is_passed_over_whatever_it_is(tmp_path: Path) -> Non
         old_checkpoint("uniform", root)
         planted(root, tmp_path / f"{what} outside", what)
         with pytest.warns(UserWarning, match="passed over a damaged checkpoint for 1"):
-            rc.load(root)
+            rl.load(root)
 
 
 # Checkpoints of something else
@@ -452,39 +452,39 @@ def test_checkpoints_that_do_not_fit_here_say_so(tmp_path: Path) -> None:
     count = 0
     for kind in KINDS:
         for edit, error, words in (
-            (lambda d: d.update(format=2), rc.IncompatibleCheckpoint, "format 1 at most, got 2"),
-            (lambda d: d.update(kind="TokenBuffer"), rc.IncompatibleCheckpoint, "got TokenBuffer"),
-            (lambda d: d["config"].update(device="cuda:0"), rc.IncompatibleCheckpoint, "device cuda:0"),
+            (lambda d: d.update(format=2), rl.IncompatibleCheckpoint, "format 1 at most, got 2"),
+            (lambda d: d.update(kind="TokenBuffer"), rl.IncompatibleCheckpoint, "got TokenBuffer"),
+            (lambda d: d["config"].update(device="cuda:0"), rl.IncompatibleCheckpoint, "device cuda:0"),
         ):
             if "cuda" in words and torch.cuda.is_available():
                 continue
             root = changed(kind, edit)
             with pytest.raises(error, match=words):
-                rc.load(root, number=2)
+                rl.load(root, number=2)
             count += 1
         root = tmp_path / f"format {kind}"
         old_checkpoint(kind, root)
         (root / "FORMAT").write_bytes(b"recollect checkpoint 2\n")
-        with pytest.raises(rc.IncompatibleCheckpoint, match="FORMAT: expected format 1 at most, got 2"):
-            rc.load(root)
+        with pytest.raises(rl.IncompatibleCheckpoint, match="FORMAT: expected format 1 at most, got 2"):
+            rl.load(root)
         live = KINDS[kind].make()
         before = digest(live)
-        with pytest.raises(rc.IncompatibleCheckpoint):
+        with pytest.raises(rl.IncompatibleCheckpoint):
             live.save(root)  # a newer folder is not written to
         assert equal(digest(live), before)
         count += 2
     for kind, other in (("uniform", "rollout"), ("rollout", "distillation"), ("distillation", "uniform")):
         names = {"uniform": "ReplayBuffer", "rollout": "RolloutBuffer", "distillation": "DistillationBuffer"}
         root = changed(kind, lambda d, name=names[other]: d.update(kind=name))
-        with pytest.raises(rc.CorruptCheckpoint):
-            rc.load(root, number=2)
+        with pytest.raises(rl.CorruptCheckpoint):
+            rl.load(root, number=2)
         count += 1
     for kind in ("uniform", "prioritized", "distillation"):
         root = tmp_path / f"capacity {kind}"
         old_checkpoint(kind, root)
         for capacity in (0, -1, 1.5, True, "7"):
             with pytest.raises((ValueError, TypeError), match="capacity"):
-                rc.load(root, capacity=capacity)  # type: ignore[arg-type]
+                rl.load(root, capacity=capacity)  # type: ignore[arg-type]
             count += 1
     tell(f"C10: {count} that do not fit")
 
@@ -497,15 +497,15 @@ def step_of(shape: int, dtype: Any = np.float32) -> dict[str, Any]:
 
 
 ARGUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "another sampler": ("uniform", {"sampler": rc.Prioritized()}, "sampler: expected the state of Prioritized"),
+    "another sampler": ("uniform", {"sampler": rl.Prioritized()}, "sampler: expected the state of Prioritized"),
     "no priorities": (
         "prioritized",
-        {"sampler": rc.Uniform()},
+        {"sampler": rl.Uniform()},
         r"sampler: expected the state of Uniform\(\), got \['draws'",
     ),
     "an epoch less": (
         "epochs",
-        {"sampler": rc.Uniform()},
+        {"sampler": rl.Uniform()},
         r"sampler: expected the state of Uniform\(\), got \['ids'\]",
     ),
     "a capacity between": ("uniform", {"capacity": 25}, "capacity: expected a multiple of num_envs=3, got 25. Pass 24"),
@@ -519,27 +519,27 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_load_is_asked_for_and_cannot_give_is_said(name: str, tmp_path: Path) -> None:
     kind, arguments, words = ARGUMENTS[name]
     old = old_checkpoint(kind, tmp_path)
-    with pytest.raises(rc.IncompatibleCheckpoint, match=words):
-        rc.load(tmp_path, **arguments)
-    assert equal(digest(rc.load(tmp_path)), old)
+    with pytest.raises(rl.IncompatibleCheckpoint, match=words):
+        rl.load(tmp_path, **arguments)
+    assert equal(digest(rl.load(tmp_path)), old)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_device_that_is_not_here_is_said(kind: str, tmp_path: Path) -> None:
     old_checkpoint(kind, tmp_path)
     name = "mps" if torch.cuda.is_available() else "cuda"
-    with pytest.raises(rc.IncompatibleCheckpoint, match=f"device {name}.*: expected one that is here"):
-        rc.load(tmp_path, device=name)
+    with pytest.raises(rl.IncompatibleCheckpoint, match=f"device {name}.*: expected one that is here"):
+        rl.load(tmp_path, device=name)
 
 
 OTHERS: dict[str, dict[str, Any]] = {
     "another shape": {"obs": 3},
-    "another dtype": {"obs": rc.Field(2, torch.float64)},
+    "another dtype": {"obs": rl.Field(2, torch.float64)},
     "another name": {"obs": {"x": 2}},
     "another field": {"extra": {"tag": ()}},
     "another capacity": {"capacity": 24},
     "other environments": {"num_envs": 6},
-    "another sampler": {"sampler": rc.Prioritized()},
+    "another sampler": {"sampler": rl.Prioritized()},
     "stored next_obs": {"next_obs": "stored"},
 }
 
@@ -547,10 +547,10 @@ OTHERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_state_of_another_buffer_is_refused_and_changes_nothing(name: str) -> None:
     settings: dict[str, Any] = {"capacity": 12, "obs": 2, "action": 1, "num_envs": 3, "seed": 0}
-    mine = rc.ReplayBuffer(**settings)
+    mine = rl.ReplayBuffer(**settings)
     for _ in range(3):
         mine.add(**step_of(2))
     before = whole_digest(mine)
-    with pytest.raises(rc.SchemaError, match="load_state_dict: expected"):
-        mine.load_state_dict(rc.ReplayBuffer(**(settings | OTHERS[name])).state_dict())
+    with pytest.raises(rl.SchemaError, match="load_state_dict: expected"):
+        mine.load_state_dict(rl.ReplayBuffer(**(settings | OTHERS[name])).state_dict())
     assert whole_digest(mine) == before

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import recollect as rc
-from recollect.checkpoint import replay as replay_files
-from recollect.checkpoint.files import Files
-from recollect.checkpoint.vault import Vault
+import relive as rl
+from relive.checkpoint import replay as replay_files
+from relive.checkpoint.files import Files
+from relive.checkpoint.vault import Vault
 from tests.checkpoint.traffic import equal
 from tests.faults.checkpoint import test_a_crashes as a
 from tests.faults.checkpoint import test_c_files as c
@@ -36,7 +36,7 @@ def _written_in_place(self: Vault, name: str, parts: Iterable[Any]) -> None:
 
 def _commit(self: Vault, manifest: Any) -> None:
     """The manifest, and the folders of the data after it."""
-    from recollect.checkpoint.manifest import dump  # noqa: PLC0415
+    from relive.checkpoint.manifest import dump  # noqa: PLC0415
 
     self._place(f"manifests/{manifest.number:08}.json", [dump(manifest)])
     self.files.sync_folder("manifests")
@@ -74,7 +74,7 @@ def test_the_power_check_goes_red(name: str, tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(a, "after_power_loss", forgetful)
     else:
         monkeypatch.setattr(*broken)
-    with pytest.raises((AssertionError, rc.CheckpointError)):
+    with pytest.raises((AssertionError, rl.CheckpointError)):
         a.lose_power(tmp_path, "prioritized", 8, 0)
 
 
@@ -82,7 +82,7 @@ def test_the_interrupt_check_goes_red_on_files_written_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Vault, "_place", _written_in_place)
-    with pytest.raises((AssertionError, rc.CheckpointError)):
+    with pytest.raises((AssertionError, rl.CheckpointError)):
         a.interrupt_saves(tmp_path, 20, 0)
 
 
@@ -102,7 +102,7 @@ def test_the_length_check_goes_red_without_sizes(tmp_path: Path, monkeypatch: py
 
 
 def test_the_state_check_goes_red_without_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind, where in (("uniform", rc.ReplayBuffer), ("rollout", rc.RolloutBuffer)):
+    for kind, where in (("uniform", rl.ReplayBuffer), ("rollout", rl.RolloutBuffer)):
         with monkeypatch.context() as patch:
             old_checkpoint(kind, tmp_path / kind)
             patch.setattr(where, "check", _nothing)
@@ -119,8 +119,8 @@ def test_a_loader_that_follows_links_is_seen(tmp_path: Path, monkeypatch: pytest
     root = tmp_path / "root"
     old = old_checkpoint("prioritized", root)
     c.planted(root, tmp_path / "outside", "state as link")
-    with pytest.raises(rc.CorruptCheckpoint):
-        rc.load(root, number=2)
+    with pytest.raises(rl.CorruptCheckpoint):
+        rl.load(root, number=2)
     monkeypatch.setattr(Files, "open", follow)
     assert equal(loaded(root), old), "the canary loads what lies outside"
 

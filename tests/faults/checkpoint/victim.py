@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recollect.checkpoint.saving import save
+from relive.checkpoint.saving import save
 from tests.checkpoint.traffic import KINDS
 from tests.faults.checkpoint.disk import change, gone_on, killed_at
 

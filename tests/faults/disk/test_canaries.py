@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-import recollect as rc
-from recollect.disk.folder import Folder
-from recollect.replay_storage import ReplayStorage
+import relive as rl
+from relive.disk.folder import Folder
+from relive.replay_storage import ReplayStorage
 from tests.faults.disk.test_kills import killed_after
 from tests.faults.disk.test_power import Machine, lose_power, other_boot  # noqa: F401 (a fixture)
 from tests.faults.disk.writer import LAYOUTS, Story, verify, write
@@ -38,7 +38,7 @@ def cut_off(path: Path) -> tuple[Path, list[Any]]:
 
 def reopened(root: Path, lives: list[Any]) -> None:
     layout = LAYOUTS["large rows"]
-    verify(rc.load(root), Story(layout, [0]), lives)
+    verify(rl.load(root), Story(layout, [0]), lives)
 
 
 def publish_early(root: Path) -> None:
@@ -59,10 +59,10 @@ def test_a_head_that_moves_before_its_row_is_noticed(tmp_path: Path, monkeypatch
     publish_early(early)
     shutil.copytree(early, tmp_path / "sealed")
     reopened(root, lives)
-    sealed = rc.load(tmp_path / "sealed")  # goes back to the commit, and has no row that is wrong
+    sealed = rl.load(tmp_path / "sealed")  # goes back to the commit, and has no row that is wrong
     sealed.check()
     monkeypatch.setattr(ReplayStorage, "broken_rows", no_seals)
-    with pytest.raises((AssertionError, rc.CorruptCheckpoint)):
+    with pytest.raises((AssertionError, rl.CorruptCheckpoint)):
         reopened(early, lives)
 
 
@@ -70,7 +70,7 @@ def test_rows_that_are_not_compared_with_their_seals_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout, story = LAYOUTS["several environments"], Story(LAYOUTS["several environments"], [0])
-    replay = layout.make(rc.Memory.disk(tmp_path / "memory"))
+    replay = layout.make(rl.Memory.disk(tmp_path / "memory"))
     clock = np.zeros(layout.envs, np.int64)
     for turn in range(20):
         write(replay, story, clock, turn)
@@ -80,10 +80,10 @@ def test_rows_that_are_not_compared_with_their_seals_are_noticed(
     del replay
     lives: list[Any] = [(0, np.zeros(layout.envs, np.int64), clock)]
     shutil.copytree(tmp_path / "memory", tmp_path / "again")
-    verify(rc.load(tmp_path / "again"), story, lives)
+    verify(rl.load(tmp_path / "again"), story, lives)
     monkeypatch.setattr(ReplayStorage, "broken_rows", no_seals)
     with pytest.raises(AssertionError):
-        verify(rc.load(tmp_path / "memory"), story, lives)
+        verify(rl.load(tmp_path / "memory"), story, lives)
 
 
 def lose_power_again_and_again(path: Path, machine: Machine, rng: random.Random) -> None:
@@ -96,16 +96,16 @@ def lose_power_again_and_again(path: Path, machine: Machine, rng: random.Random)
 def test_a_commit_before_its_data_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, rng = Machine(monkeypatch), random.Random(0)
     monkeypatch.setattr(Folder, "sync", lambda _: None)
-    with pytest.raises((AssertionError, rc.CorruptCheckpoint, rc.InvariantError)):
+    with pytest.raises((AssertionError, rl.CorruptCheckpoint, rl.InvariantError)):
         lose_power_again_and_again(tmp_path, machine, rng)
 
 
 @pytest.mark.usefixtures("other_boot")
 def test_rows_that_might_be_overwritten_and_are_kept_are_noticed(tmp_path: Path, monkeypatch: Any) -> None:
-    go_back = rc.ring.Ring.go_back  # type: ignore[attr-defined]
+    go_back = rl.ring.Ring.go_back  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        "recollect.ring.Ring.go_back", lambda ring, head, was, where, _: go_back(ring, head, was, where, 0)
+        "relive.ring.Ring.go_back", lambda ring, head, was, where, _: go_back(ring, head, was, where, 0)
     )
     machine, rng = Machine(monkeypatch), random.Random(0)
-    with pytest.raises((AssertionError, rc.CorruptCheckpoint, rc.InvariantError)):
+    with pytest.raises((AssertionError, rl.CorruptCheckpoint, rl.InvariantError)):
         lose_power_again_and_again(tmp_path, machine, rng)

@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-import recollect as rc
-from recollect.cli import main
-from recollect.disk.records import newest
-from recollect.disk.reopening import peek
+import relive as rl
+from relive.cli import main
+from relive.disk.records import newest
+from relive.disk.reopening import peek
 from tests.faults.disk.writer import Layout, Story, verify, write
 from tests.totals import SEED, tell, trials
 
-LAYOUT = Layout(3, 40, options={"sampler": rc.Prioritized()})
+LAYOUT = Layout(3, 40, options={"sampler": rl.Prioritized()})
 
 
 def made(root: Path, turns: int = 60, *, closes: bool = True) -> list[Any]:
     """Memory with rows in it; what was written there, for `verify`."""
     layout = LAYOUT
-    replay, clock = layout.make(rc.Memory.disk(root)), np.zeros(layout.envs, np.int64)
+    replay, clock = layout.make(rl.Memory.disk(root)), np.zeros(layout.envs, np.int64)
     for turn in range(turns):
         write(replay, Story(layout, [0]), clock, turn)
     if closes:
@@ -41,12 +41,12 @@ def made(root: Path, turns: int = 60, *, closes: bool = True) -> list[Any]:
 def outcome(root: Path, lives: list[Any]) -> str:
     """What becomes of a damaged folder; a row that is wrong is an AssertionError."""
     try:
-        replay = rc.load(root)
-    except rc.CheckpointError as error:
+        replay = rl.load(root)
+    except rl.CheckpointError as error:
         return type(error).__name__ if ": expected " in str(error) or "cannot be. " in str(error) else "unexplained"
     try:
         replay.check()
-    except rc.InvariantError:
+    except rl.InvariantError:
         return "found by check"
     layout = LAYOUT
     verify(replay, Story(layout, [0]), [(0, np.zeros(layout.envs, np.int64), lives[0][2])], lives[0][1])
@@ -105,7 +105,7 @@ def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, closes: bool) -> Non
 def test_every_flipped_bit_of_a_row_that_is_stored_is_found_by_check(tmp_path: Path) -> None:
     made(tmp_path / "whole")
     layout, rng = LAYOUT, random.Random(SEED)
-    with rc.load(tmp_path / "whole") as replay:
+    with rl.load(tmp_path / "whole") as replay:
         slots = replay._storage.locate(replay.ids()).tolist()
     for _ in range(40):
         damage(tmp_path / "damaged", tmp_path / "whole")
@@ -128,14 +128,14 @@ def test_what_is_no_file_of_ours_is_refused(tmp_path: Path, what: str) -> None:
         os.mkfifo(target)
     elif what == "folder":
         target.mkdir()
-    with pytest.raises((rc.CorruptCheckpoint, rc.IncompatibleCheckpoint)):
-        rc.load(tmp_path / "memory")
+    with pytest.raises((rl.CorruptCheckpoint, rl.IncompatibleCheckpoint)):
+        rl.load(tmp_path / "memory")
 
 
 def test_a_folder_with_other_files_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("42")
-    with pytest.raises(rc.IncompatibleCheckpoint, match="expected a folder for disk memory, got 'thesis.tex' in it"):
-        LAYOUT.make(rc.Memory.disk(tmp_path))
+    with pytest.raises(rl.IncompatibleCheckpoint, match="expected a folder for disk memory, got 'thesis.tex' in it"):
+        LAYOUT.make(rl.Memory.disk(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -164,11 +164,11 @@ def test_a_folder_that_does_not_say_what_it_is_is_not_emptied(tmp_path: Path, da
     if damage == "missing":
         (tmp_path / "memory" / "FORMAT").unlink()
     else:
-        (tmp_path / "memory" / "FORMAT").write_text("recollect disc memory 1")
+        (tmp_path / "memory" / "FORMAT").write_text("relive disc memory 1")
     before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
     for make in (LAYOUT.make, lambda _: peek(tmp_path / "memory")):
-        with pytest.raises(rc.CorruptCheckpoint, match="FORMAT: expected "):
-            make(rc.Memory.disk(tmp_path / "memory"))
+        with pytest.raises(rl.CorruptCheckpoint, match="FORMAT: expected "):
+            make(rl.Memory.disk(tmp_path / "memory"))
     assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before
 
 
@@ -179,8 +179,8 @@ def test_two_damaged_commits_are_one_too_many(tmp_path: Path) -> None:
     assert outcome(tmp_path / "memory", lives) == "exact"
     for path in (tmp_path / "memory").glob("commit?"):
         path.write_bytes(b"recollect 1 00000000\n{}")
-    with pytest.raises(rc.CorruptCheckpoint, match="^commit0.*: expected the checksum 00000000, got another"):
-        rc.load(tmp_path / "memory")
+    with pytest.raises(rl.CorruptCheckpoint, match="^commit0.*: expected the checksum 00000000, got another"):
+        rl.load(tmp_path / "memory")
 
 
 @pytest.mark.parametrize(
@@ -191,24 +191,24 @@ def test_two_damaged_commits_are_one_too_many(tmp_path: Path) -> None:
         ({"obs": 3}, "obs"),
         ({"action": 2}, "action"),
         ({"extra": {"tag": 1}}, "extra"),
-        ({"sampler": rc.Uniform()}, "sampler"),
+        ({"sampler": rl.Uniform()}, "sampler"),
         ({"autoreset": "NEXT_STEP"}, "autoreset"),
         ({"next_obs": "stored"}, "next_obs"),
     ],
 )
 def test_another_declaration_is_refused_with_the_difference(tmp_path: Path, options: Any, where: str) -> None:
-    settings: dict[str, Any] = {"capacity": 120, "obs": 2, "action": 1, "num_envs": 3, "sampler": rc.Prioritized()}
-    with rc.ReplayBuffer(**settings, device=rc.Memory.disk(tmp_path / "memory")):
+    settings: dict[str, Any] = {"capacity": 120, "obs": 2, "action": 1, "num_envs": 3, "sampler": rl.Prioritized()}
+    with rl.ReplayBuffer(**settings, device=rl.Memory.disk(tmp_path / "memory")):
         pass
     before = {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()}
-    with pytest.raises(rc.IncompatibleCheckpoint, match=f"^{where} of the buffer in .*: expected .*, got "):
-        rc.ReplayBuffer(**{**settings, **options}, device=rc.Memory.disk(tmp_path / "memory"))
+    with pytest.raises(rl.IncompatibleCheckpoint, match=f"^{where} of the buffer in .*: expected .*, got "):
+        rl.ReplayBuffer(**{**settings, **options}, device=rl.Memory.disk(tmp_path / "memory"))
     assert {path.name: path.read_bytes() for path in (tmp_path / "memory").iterdir()} == before
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    replay = LAYOUT.make(rc.Memory.disk(tmp_path / "memory"))
-    program = f"import recollect as rc; rc.load({str(tmp_path / 'memory')!r}).close()"
+    replay = LAYOUT.make(rl.Memory.disk(tmp_path / "memory"))
+    program = f"import relive as rl; rl.load({str(tmp_path / 'memory')!r}).close()"
 
     def other() -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -216,15 +216,15 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     refused = other()
     assert refused.returncode != 0
     assert "expected one process at a time, got it in use by another" in refused.stderr
-    with pytest.raises(rc.CheckpointError, match="one process at a time"):
-        rc.load(tmp_path / "memory")
+    with pytest.raises(rl.CheckpointError, match="one process at a time"):
+        rl.load(tmp_path / "memory")
     assert main(["check", str(tmp_path / "memory")]) == 1
     replay.close()
     assert other().returncode == 0
 
 
 def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
-    replay = LAYOUT.make(rc.Memory.disk(tmp_path / "memory"))
+    replay = LAYOUT.make(rl.Memory.disk(tmp_path / "memory"))
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -233,7 +233,7 @@ def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
         os._exit(0)
     del replay  # as if killed: the lock goes with this process's file
     try:
-        rc.load(tmp_path / "memory").close()
+        rl.load(tmp_path / "memory").close()
     finally:
         os.close(writer)
         os.waitpid(child, 0)
@@ -252,20 +252,20 @@ def test_a_full_disk_is_an_error_when_the_buffer_is_made(tmp_path: Path) -> None
             limited(nbytes)
             root = tmp_path / f"{nbytes}"
             with pytest.raises(MemoryError, match=r"expected room for at least [\d,]+ bytes, got [\d,]+ bytes free"):
-                rc.ReplayBuffer(4096, 64, 1, device=rc.Memory.disk(root))
+                rl.ReplayBuffer(4096, 64, 1, device=rl.Memory.disk(root))
             assert not [path for path in root.iterdir() if path.name != "LOCK"]
             told += 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert told == 20
-    with rc.ReplayBuffer(4096, 64, 1, device=rc.Memory.disk(tmp_path / "64")):
+    with rl.ReplayBuffer(4096, 64, 1, device=rl.Memory.disk(tmp_path / "64")):
         pass
 
 
 def test_more_than_the_disk_has_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(MemoryError, match=r"capacity: expected at most [\d.]+ GiB, .* got [\d.]+ GiB"):
-        rc.ReplayBuffer(1 << 40, 64, 1, device=rc.Memory.disk(tmp_path / "memory"))
+        rl.ReplayBuffer(1 << 40, 64, 1, device=rl.Memory.disk(tmp_path / "memory"))
     assert not (tmp_path / "memory").exists()
 
 
@@ -274,7 +274,7 @@ def test_a_disk_that_fails_at_a_commit_is_told_of(
     tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout, clock = LAYOUT, np.zeros(3, np.int64)
-    replay = layout.make(rc.Memory.disk(tmp_path / "memory"))
+    replay = layout.make(rl.Memory.disk(tmp_path / "memory"))
     for turn in range(10):
         write(replay, Story(layout, [0]), clock, turn)
 
@@ -282,9 +282,9 @@ def test_a_disk_that_fails_at_a_commit_is_told_of(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"recollect.checkpoint.files.Files.{operation}", fail)
-        with pytest.raises(rc.CheckpointError, match="Input/output error"):
+        patch.setattr(f"relive.checkpoint.files.Files.{operation}", fail)
+        with pytest.raises(rl.CheckpointError, match="Input/output error"):
             replay.commit()
     verify(replay, Story(layout, [0]), [(0, clock, clock)])
     replay.close()
-    verify(rc.load(tmp_path / "memory"), Story(layout, [0]), [(0, clock, clock)])
+    verify(rl.load(tmp_path / "memory"), Story(layout, [0]), [(0, clock, clock)])

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import recollect as rc
-from recollect.ring import TRANSITION
+import relive as rl
+from relive.ring import TRANSITION
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk import writer
 from tests.faults.disk.writer import LAYOUTS, Life, Story, verify
@@ -74,16 +74,16 @@ def kill_writers(path: Path, count: int, seed: int) -> None:
         torn += bool(np.fromfile(root / "ring.journal", np.int64).any())
         again = path / "again"
         shutil.copytree(root, again)
-        replay = rc.load(root)
-        assert isinstance(replay, rc.ReplayBuffer)
+        replay = rl.load(root)
+        assert isinstance(replay, rl.ReplayBuffer)
         verify(replay, Story(layout, begins), lives[name])
         if len(replay):
             replay.sample(8 if len(replay) >= 8 else 1)
         if trial % 5 == 0:  # reopened twice is the same as once
-            first = rc.load(again)
+            first = rl.load(again)
             found = digest(first)
             del first
-            assert equal(digest(rc.load(again)), found)
+            assert equal(digest(rl.load(again)), found)
         shutil.rmtree(again)
         if trial % 3:
             replay.close()
@@ -106,7 +106,7 @@ def test_a_kill_while_memory_is_made_leaves_none(tmp_path: Path) -> None:
         root = tmp_path / str(line)
         assert killed(writer.reopen_until, "several environments", root, line, None)
         outcomes[(root / "FORMAT").exists()] += 1
-        with LAYOUTS["several environments"].make(rc.Memory.disk(root)) as replay:
+        with LAYOUTS["several environments"].make(rl.Memory.disk(root)) as replay:
             assert not len(replay)
             replay.check()
     assert outcomes[False]
@@ -140,10 +140,10 @@ def test_a_kill_while_memory_is_mended_changes_nothing(
     else:
         pytest.fail("ten kills, and no step to cut off")
     if boot is not None:
-        monkeypatch.setattr("recollect.disk.recovery.boot", lambda: boot)
+        monkeypatch.setattr("relive.disk.recovery.boot", lambda: boot)
     whole = tmp_path / "whole"
     shutil.copytree(root, whole)
-    expected = digest(rc.load(whole))
+    expected = digest(rl.load(whole))
     kills = 0
     for line in range(3, 400, 37 if boot else 41):
         again = tmp_path / "again"
@@ -153,7 +153,7 @@ def test_a_kill_while_memory_is_mended_changes_nothing(
         kills += 1
         for more in (5, 20):
             killed(writer.reopen_until, name, again, more, boot)
-        assert equal(digest(rc.load(again)), expected), f"killed at line {line}"
+        assert equal(digest(rl.load(again)), expected), f"killed at line {line}"
         shutil.rmtree(again)
     tell(f"A7: {kills} kills while {name} was mended ({'power loss' if boot else 'kill'})")
     assert kills >= 5

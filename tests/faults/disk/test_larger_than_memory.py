@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-import recollect as rc
+import relive as rl
 from benchmarks.limit import limited
 from tests.faults.traffic import observation, tag_of
 from tests.totals import tell
@@ -22,8 +22,8 @@ def fill_and_sample(root: Path, told: Path) -> None:
     try:
         with (
             limited(LIMIT) as group,
-            rc.ReplayBuffer(
-                ROWS, rc.Field(WIDTH, torch.uint8), rc.Field((), torch.int64), device=rc.Memory.disk(root), seed=0
+            rl.ReplayBuffer(
+                ROWS, rl.Field(WIDTH, torch.uint8), rl.Field((), torch.int64), device=rl.Memory.disk(root), seed=0
             ) as replay,
         ):
             for first in range(0, 2 * ROWS, 64):

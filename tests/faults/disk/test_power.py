@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import recollect as rc
-from recollect.checkpoint.files import Files
-from recollect.ring import MOST_ROWS
+import relive as rl
+from relive.checkpoint.files import Files
+from relive.ring import MOST_ROWS
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk.writer import LAYOUTS, Layout, Story, verify, write
 from tests.totals import SEED, tell, trials
@@ -62,7 +62,7 @@ class Machine:
                 machine.count()
                 super().overwrite(file, data)
 
-        monkeypatch.setattr("recollect.disk.folder.Files", Watched)
+        monkeypatch.setattr("relive.disk.folder.Files", Watched)
 
     def count(self) -> None:
         self.left -= 1
@@ -102,7 +102,7 @@ def lose_power(path: Path, name: str, machine: Machine, rng: random.Random, stat
     layout = Layout(**{**vars(layout), "width": min(layout.width, 1 << 12)})
     root = path / "memory"
     every = rng.choice((4, 12, 40))
-    memory = rc.Memory.disk(root, commit_every=every)
+    memory = rl.Memory.disk(root, commit_every=every)
     replay = layout.make(memory)
     story, clock = Story(layout, [0]), np.zeros(layout.envs, np.int64)
     committed: dict[int, np.ndarray] = {number_of(replay): clock.copy()}
@@ -122,14 +122,14 @@ def lose_power(path: Path, name: str, machine: Machine, rng: random.Random, stat
     for state in range(states):
         found = path / f"found{state}"
         machine.after(root, found, rng)
-        again = rc.load(found)
+        again = rl.load(found)
         reach = max(every, MOST_ROWS * layout.block)
         check_after_power_loss(again, story, due, clock + layout.block, reach)
         once = digest(again)
         left += len(again)
         shutil.copytree(found, path / "twice")
         del again
-        assert equal(digest(rc.load(path / "twice")), once)
+        assert equal(digest(rl.load(path / "twice")), once)
         for folder in (found, path / "twice"):
             shutil.rmtree(folder)
     del replay
@@ -138,7 +138,7 @@ def lose_power(path: Path, name: str, machine: Machine, rng: random.Random, stat
 
 
 def check_after_power_loss(
-    replay: rc.ReplayBuffer, story: Story, committed: np.ndarray, begun: np.ndarray, reach: int
+    replay: rl.ReplayBuffer, story: Story, committed: np.ndarray, begun: np.ndarray, reach: int
 ) -> None:
     """Rows are exact; of those that were committed, none but the oldest is missing, and no more than `reach`."""
     layout, ids = story.layout, replay.ids()
@@ -159,7 +159,7 @@ def check_after_power_loss(
 def other_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every reopening is in a later run of the machine."""
     count = iter(range(1 << 30))
-    monkeypatch.setattr("recollect.disk.recovery.boot", lambda: f"boot{next(count)}")
+    monkeypatch.setattr("relive.disk.recovery.boot", lambda: f"boot{next(count)}")
 
 
 def lose_power_often(path: Path, monkeypatch: pytest.MonkeyPatch, count: int, states: int, **how: Any) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-import recollect as rc
-from recollect.ring import MOST_ROWS
+import relive as rl
+from relive.ring import MOST_ROWS
 from tests.faults.traffic import observation
 
 
@@ -38,16 +38,16 @@ class Layout:
     def next_step(self) -> bool:
         return self.options.get("autoreset") == "NEXT_STEP"
 
-    def make(self, memory: rc.Memory | str, **more: Any) -> rc.ReplayBuffer:
-        obs: Any = rc.Field(self.width, torch.uint8)
+    def make(self, memory: rl.Memory | str, **more: Any) -> rl.ReplayBuffer:
+        obs: Any = rl.Field(self.width, torch.uint8)
         if self.frames > 1:
-            obs = rc.Stacked(obs, self.frames, axis=0)
-        return rc.ReplayBuffer(
+            obs = rl.Stacked(obs, self.frames, axis=0)
+        return rl.ReplayBuffer(
             self.rows * self.envs,
             obs,
-            rc.Field((), torch.int64),
+            rl.Field((), torch.int64),
             num_envs=self.envs,
-            extra={"wide": rc.Field(9, torch.float64)},
+            extra={"wide": rl.Field(9, torch.float64)},
             device=memory,
             **self.options,
             **more,
@@ -56,12 +56,12 @@ class Layout:
 
 LAYOUTS = {
     "large rows": Layout(1, 12, width=1 << 20),
-    "several environments": Layout(3, 40, width=1 << 14, options={"sampler": rc.Prioritized()}),
-    "some environments": Layout(4, 40, width=1 << 13, subsets=True, options={"sampler": rc.Prioritized()}),
+    "several environments": Layout(3, 40, width=1 << 14, options={"sampler": rl.Prioritized()}),
+    "some environments": Layout(4, 40, width=1 << 13, subsets=True, options={"sampler": rl.Prioritized()}),
     "next step": Layout(
-        3, 40, width=1 << 13, subsets=True, options={"autoreset": "NEXT_STEP", "sampler": rc.WithoutReplacement()}
+        3, 40, width=1 << 13, subsets=True, options={"autoreset": "NEXT_STEP", "sampler": rl.WithoutReplacement()}
     ),
-    "stacked": Layout(2, 40, width=1 << 14, frames=3, options={"sampler": rc.Prioritized()}),
+    "stacked": Layout(2, 40, width=1 << 14, frames=3, options={"sampler": rl.Prioritized()}),
     "stored": Layout(3, 40, width=1 << 13, options={"next_obs": "stored"}),
     "blocks": Layout(2, 48, width=1 << 14, block=20),
 }
@@ -127,7 +127,7 @@ class Story:
         }
 
 
-def write(replay: rc.ReplayBuffer, story: Story, clock: np.ndarray, turn: int, begun: np.ndarray | None = None) -> None:
+def write(replay: rl.ReplayBuffer, story: Story, clock: np.ndarray, turn: int, begun: np.ndarray | None = None) -> None:
     """Add a step (or a block) of all environments or some, count it in `clock` [envs], and use the sampler."""
     layout = story.layout
     envs = list(range(layout.envs))
@@ -144,7 +144,7 @@ def write(replay: rc.ReplayBuffer, story: Story, clock: np.ndarray, turn: int, b
     clock[envs] += layout.block
     if turn % 4 == 3 and len(replay) > 8:
         drawn = replay.sample(4)
-        if isinstance(replay.sampler, rc.Prioritized):
+        if isinstance(replay.sampler, rl.Prioritized):
             replay.update_priority(drawn["index"], drawn["reward"].abs() % 10)
 
 
@@ -152,7 +152,7 @@ Life = tuple[int, np.ndarray, np.ndarray]
 """Of a process: its first step, and the steps [envs] that it was to do next, and had begun with at most."""
 
 
-def verify(replay: rc.ReplayBuffer, story: Story, lives: list[Life], oldest: np.ndarray | None = None) -> None:
+def verify(replay: rl.ReplayBuffer, story: Story, lives: list[Life], oldest: np.ndarray | None = None) -> None:
     """Every row is exact and known, none is missing in between, and the newest ones are there.
 
     What is older than the steps `oldest` [envs] may be lost; by default only what a step may have overwritten.
@@ -196,7 +196,7 @@ def _single(story: Story, t: int, e: int) -> dict[str, np.ndarray]:
 def write_for_ever(name: str, root: Path, counts: Path, begins: list[int]) -> None:
     """Reopen the memory and add to it; `counts` [2, envs] says which steps were begun and which are done."""
     layout = LAYOUTS[name]
-    replay = layout.make(rc.Memory.disk(root))
+    replay = layout.make(rl.Memory.disk(root))
     replay.cut()
     told = np.memmap(counts, np.int64, "r+", shape=(3, layout.envs))
     clock = told[1]
@@ -210,7 +210,7 @@ def write_for_ever(name: str, root: Path, counts: Path, begins: list[int]) -> No
 def reopen_until(name: str, root: Path, line: int, boot: str | None) -> None:
     """Reopen the memory and be killed at a line of what mends it."""
     if boot is not None:
-        from recollect.disk import recovery  # noqa: PLC0415
+        from relive.disk import recovery  # noqa: PLC0415
 
         recovery.boot = lambda: boot
     left = iter(range(line))
@@ -223,4 +223,4 @@ def reopen_until(name: str, root: Path, line: int, boot: str | None) -> None:
         return trace
 
     sys.settrace(trace)
-    LAYOUTS[name].make(rc.Memory.disk(root))
+    LAYOUTS[name].make(rl.Memory.disk(root))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from tensordict import TensorDict
 
-import recollect as rc
+import relive as rl
 from tests.faults.machines.machine import Machine, WrongCall
 
 
@@ -35,8 +35,8 @@ class DistillationMachine(Machine):
     def make(self, capacity: int, declared: bool, native: bool) -> None:
         self.begin(native=native)
         self.capacity = capacity
-        action = rc.Field(2, torch.int64) if declared else None
-        self.buffer = rc.DistillationBuffer(capacity, {"x": 2}, action, device=self.memory, seed=5)
+        action = rl.Field(2, torch.int64) if declared else None
+        self.buffer = rl.DistillationBuffer(capacity, {"x": 2}, action, device=self.memory, seed=5)
         self.model = Model()
 
     @property

@@ -18,16 +18,16 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-import recollect as rc
-from recollect import kernels
-from recollect.checkpoint.saving import save
+import relive as rl
+from relive import kernels
+from relive.checkpoint.saving import save
 from tests.checkpoint.traffic import digest as contents
 from tests.checkpoint.traffic import equal
 from tests.faults.checkpoint.disk import before
 from tests.faults.digest import digest
 
 WrongCall = Callable[[], object]
-REFUSALS = (rc.SchemaError, rc.NotReadyError, rc.BufferFullError, rc.PriorityError, IndexError)
+REFUSALS = (rl.SchemaError, rl.NotReadyError, rl.BufferFullError, rl.PriorityError, IndexError)
 
 
 class Machine(RuleBasedStateMachine):
@@ -99,7 +99,7 @@ class Machine(RuleBasedStateMachine):
     def load(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from([None, *sorted(self.saved)]), "number")
         model, expected = self.saved[max(self.saved) if number is None else number]
-        self.buffer = rc.load(self.root, number=number)
+        self.buffer = rl.load(self.root, number=number)
         assert equal(contents(self.buffer), expected)
         self.model = copy.deepcopy(model)
         self.count("load")
@@ -113,7 +113,7 @@ class Machine(RuleBasedStateMachine):
         then = contents(self.buffer)
         try:
             number = save(self.buffer, self.root, keep=keep, files=before(fail))
-        except rc.CheckpointError:
+        except rl.CheckpointError:
             there = self._numbers()
             assert set(self.saved) <= set(there), "a save that failed has removed a checkpoint"
             number = next((n for n in there if n not in self.saved), None)  # it failed when all was there already

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from tensordict import TensorDict
 
-import recollect as rc
+import relive as rl
 from tests.faults.machines.machine import Machine, WrongCall
 from tests.reference.replay import Column
 
@@ -53,7 +53,7 @@ class ReplayMachine(Machine):
     """Every way to write, read, cut and forget, on one layout and with one sampler."""
 
     layout: ClassVar[str] = "shared"
-    sampler: ClassVar[Any] = rc.Uniform()
+    sampler: ClassVar[Any] = rl.Uniform()
     model: Model
 
     @initialize(
@@ -67,15 +67,15 @@ class ReplayMachine(Machine):
         self.begin(native=native)
         self.envs, self.mode, self.pad = envs, mode, pad
         n = envs or 1
-        obs: Any = {"x": 2, "y": rc.Field((), torch.int32)}
+        obs: Any = {"x": 2, "y": rl.Field((), torch.int32)}
         if self.layout == "stacked":
-            obs = {"x": rc.Stacked(rc.Field(2, torch.int32), FRAMES, pad=pad)}
-        self.buffer = rc.ReplayBuffer(
+            obs = {"x": rl.Stacked(rl.Field(2, torch.int32), FRAMES, pad=pad)}
+        self.buffer = rl.ReplayBuffer(
             rows * n,
             obs,
             (),
             num_envs=envs,
-            extra={"tag": rc.Field((), torch.int64)},
+            extra={"tag": rl.Field((), torch.int64)},
             sampler=self.sampler,
             device=self.memory,
             next_obs="stored" if self.layout == "stored" else "shared",
@@ -215,7 +215,7 @@ class ReplayMachine(Machine):
     @precondition(lambda self: self.model.alive)
     @rule(
         sizes=st.lists(st.integers(1, 8), min_size=1, max_size=5),
-        view=st.sampled_from([None, rc.NStep(3, 0.5), rc.Sequence(3, burn_in=1)]),
+        view=st.sampled_from([None, rl.NStep(3, 0.5), rl.Sequence(3, burn_in=1)]),
     )
     def sample(self, sizes: list[int], view: Any) -> None:
         for size in sizes:
@@ -224,17 +224,17 @@ class ReplayMachine(Machine):
     def _sample(self, size: int, view: Any) -> None:
         alive = self.model.alive
         view = None if self.layout == "stored" else view
-        if isinstance(self.sampler, rc.WithoutReplacement) and size > len(alive):
-            with pytest.raises(rc.NotReadyError):
+        if isinstance(self.sampler, rl.WithoutReplacement) and size > len(alive):
+            with pytest.raises(rl.NotReadyError):
                 self.buffer.sample(size, view)
             return
         batch = self.buffer.sample(size, view)
         ids = batch["index"].tolist()
         assert set(ids) <= set(alive), "rows that are not there"
         self._check_draw(ids, size, batch)
-        if isinstance(view, rc.NStep):
+        if isinstance(view, rl.NStep):
             self._check_windows(batch, view)
-        elif isinstance(view, rc.Sequence):
+        elif isinstance(view, rl.Sequence):
             self._check_sequences(batch, view)
         else:
             self._check_rows(batch, [alive[i] for i in ids])
@@ -242,14 +242,14 @@ class ReplayMachine(Machine):
 
     def _check_draw(self, ids: list[int], size: int, batch: TensorDict) -> None:
         model, alive = self.model, set(self.model.alive)
-        if isinstance(self.sampler, rc.WithoutReplacement):
+        if isinstance(self.sampler, rl.WithoutReplacement):
             left = model.epoch & alive or alive
             assert len(ids) == len(set(ids)) == min(size, len(left))
             assert set(ids) <= left, "a row again before its epoch is over"
             model.epoch = left - set(ids)
             return
         assert len(ids) == size
-        if isinstance(self.sampler, rc.Prioritized):
+        if isinstance(self.sampler, rl.Prioritized):
             masses = np.array([self._mass(i) for i in ids])
             expected = (masses.min() / masses) ** float(self.sampler.beta)  # pyright: ignore[reportArgumentType]
             np.testing.assert_allclose(batch["weight"].numpy(), expected, rtol=1e-5)
@@ -266,7 +266,7 @@ class ReplayMachine(Machine):
             else:
                 assert batch[name].tolist() == values, name
 
-    def _check_windows(self, batch: TensorDict, view: rc.NStep) -> None:
+    def _check_windows(self, batch: TensorDict, view: rl.NStep) -> None:
         n, whole = len(self.model.columns), []
         for row in batch["index"].tolist():
             run = self.model.columns[row % n].run(row // n, view.n)
@@ -276,7 +276,7 @@ class ReplayMachine(Machine):
         self._check_rows(batch, [step for step, _ in whole])
         assert batch["discount"].tolist() == [discount for _, discount in whole]
 
-    def _check_sequences(self, batch: TensorDict, view: rc.Sequence) -> None:
+    def _check_sequences(self, batch: TensorDict, view: rl.Sequence) -> None:
         n, steps = len(self.model.columns), []
         mask = torch.zeros((len(batch), view.burn_in + view.length), dtype=torch.bool)
         for i, row in enumerate(batch["index"].tolist()):
@@ -290,7 +290,7 @@ class ReplayMachine(Machine):
         of_steps = [key for key in batch.keys(True, True) if key not in ("index", "weight")]
         self._check_rows({key: batch[key][mask] for key in of_steps}, steps)
 
-    @precondition(lambda self: isinstance(self.sampler, rc.Prioritized) and self.model.priority)
+    @precondition(lambda self: isinstance(self.sampler, rl.Prioritized) and self.model.priority)
     @rule(data=st.data())
     def update_priority(self, data: st.DataObject) -> None:
         known = st.sampled_from(sorted(self.model.priority))
@@ -312,7 +312,7 @@ class ReplayMachine(Machine):
         assert len(self.buffer) == len(ids)
         if ids:
             self._check_rows(self.buffer[ids], [alive[i] for i in ids])
-        if isinstance(self.sampler, rc.Prioritized):
+        if isinstance(self.sampler, rl.Prioritized):
             slots = self.buffer._storage.locate(torch.tensor(ids, dtype=torch.int64))
             masses = self.buffer._draws.saved()["mass"][slots].tolist()
             assert masses == pytest.approx([self._mass(i) for i in ids], rel=1e-12)
@@ -356,7 +356,7 @@ class ReplayMachine(Machine):
             calls.append(lambda: buffer.sample(1))
         if self.model.staged:
             calls.append(lambda: buffer.stage(**dict.fromkeys(self.model.staged, 1)))
-        if self.model.priority and isinstance(self.sampler, rc.Prioritized):
+        if self.model.priority and isinstance(self.sampler, rl.Prioritized):
             calls.append(lambda: buffer.update_priority([min(self.model.priority)], [float("nan")]))
         return calls
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-import recollect as rc
+import relive as rl
 from tests.faults.machines.machine import Machine, WrongCall
 from tests.faults.machines.replay import ENDS
 from tests.reference import estimators, sequences
@@ -52,12 +52,12 @@ class RolloutMachine(Machine):
     def make(self, envs: int | None, num_steps: int, mode: str | None, native: bool) -> None:
         self.begin(native=native)
         self.envs, self.n, self.num_steps, self.mode = envs, envs or 1, num_steps, mode
-        self.buffer = rc.RolloutBuffer(
+        self.buffer = rl.RolloutBuffer(
             num_steps,
             envs,
             {"x": 2},
             (),
-            extra={"tag": rc.Field((), torch.int64)},
+            extra={"tag": rl.Field((), torch.int64)},
             autoreset=mode,
             device=self.memory,
             seed=5,
@@ -171,7 +171,7 @@ class RolloutMachine(Machine):
             bootstrap_truncated=bootstrap,
         )
         if model.valued < len(model.steps) or not known:
-            with pytest.raises(rc.NotReadyError):
+            with pytest.raises(rl.NotReadyError):
                 call()
             return
         call()

@@ -1,0 +1,83 @@
+"""relive: the experience memory of reinforcement learning in PyTorch."""
+
+from relive import kernels
+from relive.checkpoint import load
+from relive.concurrent import RateLimit, connect, prefetch
+from relive.distillation import DistillationBuffer
+from relive.errors import (
+    BufferFullError,
+    CheckpointError,
+    CorruptCheckpoint,
+    IncompatibleCheckpoint,
+    InvariantError,
+    NoCheckpoint,
+    NotReadyError,
+    PriorityError,
+    SchemaError,
+)
+from relive.estimators import (
+    discounted_return,
+    explained_variance,
+    gae,
+    group_advantage,
+    lambda_return,
+    n_step_return,
+    normalize,
+    vtrace,
+)
+from relive.inspector import inspect
+from relive.memory import Memory
+from relive.mixture import Mixture
+from relive.norm import RunningNorm
+from relive.replay import ReplayBuffer
+from relive.rollout import RolloutBuffer
+from relive.samplers import Counted, Prioritized, Uniform, WithoutReplacement
+from relive.schema import Carry, Field, Stacked
+from relive.stats import EpisodeStats
+from relive.views import Hindsight, NStep, Sequence, Transition
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BufferFullError",
+    "Carry",
+    "CheckpointError",
+    "CorruptCheckpoint",
+    "Counted",
+    "DistillationBuffer",
+    "EpisodeStats",
+    "Field",
+    "Hindsight",
+    "IncompatibleCheckpoint",
+    "InvariantError",
+    "Memory",
+    "Mixture",
+    "NStep",
+    "NoCheckpoint",
+    "NotReadyError",
+    "Prioritized",
+    "PriorityError",
+    "RateLimit",
+    "ReplayBuffer",
+    "RolloutBuffer",
+    "RunningNorm",
+    "SchemaError",
+    "Sequence",
+    "Stacked",
+    "Transition",
+    "Uniform",
+    "WithoutReplacement",
+    "connect",
+    "discounted_return",
+    "explained_variance",
+    "gae",
+    "group_advantage",
+    "inspect",
+    "kernels",
+    "lambda_return",
+    "load",
+    "n_step_return",
+    "normalize",
+    "prefetch",
+    "vtrace",
+]

@@ -1,0 +1,317 @@
+"""Reading a buffer: structure and sizes are checked before memory is asked for, checksums as the bytes come."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from relive.checkpoint import kinds
+from relive.checkpoint.contents import DTYPES, Arrays, Read, Rows, here
+from relive.checkpoint.files import Files
+from relive.checkpoint.manifest import Array, File, Manifest, Node
+from relive.checkpoint.progress import watched
+from relive.checkpoint.saving import Base
+from relive.checkpoint.vault import Vault
+from relive.disk.reopening import examined_disk, is_disk_memory, peek, reopened
+from relive.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    IncompatibleCheckpoint,
+    InvariantError,
+    NoCheckpoint,
+    SchemaError,
+    explain,
+)
+from relive.kernels.reader import bits_of
+from relive.memory import Memory
+from relive.samplers import Counted, Prioritized, Sampler, Uniform
+from relive.schema import positive
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    number: int | None = None,
+    device: torch.device | str | Memory | None = None,
+    capacity: int | None = None,
+    sampler: Sampler | None = None,
+    files: type[Files] = Files,
+) -> Any:
+    """The buffer that was saved below `path`: the newest valid checkpoint, or the one called `number`.
+
+    It goes on exactly as the saved one would have: the same draws, the same epochs, the same statistics. `device` (also
+    a `Memory`) and `capacity` (of a replay or distillation buffer, whose newest rows then stay) change it, and a
+    warning says how.
+    `sampler` is needed where the saved one was the caller's own, or had a function for `beta`.
+
+    Where `path` is the folder of a buffer in disk memory, that buffer is reopened; nothing of it can be changed then.
+
+    A damaged checkpoint is passed over for an older one with a warning, unless it was named. CorruptCheckpoint,
+    IncompatibleCheckpoint and NoCheckpoint say what is wrong and where. Nothing in a checkpoint is executed.
+    """
+    if capacity is not None:
+        positive("capacity", capacity)
+    root = Path(path).absolute()
+    options = {"device": device, "capacity": capacity, "sampler": sampler}
+    if is_disk_memory(root):
+        return reopened(root, {"number": number, **options})
+    vault = Vault(root, files)
+    with vault.reading():
+        candidates = vault.numbers()[::-1] if number is None else [number]
+        damaged: list[CorruptCheckpoint] = []
+        for candidate in candidates:
+            try:
+                buffer = _loaded(vault, vault.manifest(candidate), options)
+            except CorruptCheckpoint as error:
+                if number is not None:
+                    raise
+                damaged.append(error)
+                continue
+            for error in damaged:
+                warnings.warn(f"load: passed over a damaged checkpoint for {candidate}. {error}", stacklevel=2)
+            return buffer
+    if damaged:
+        raise damaged[0]
+    raise NoCheckpoint(explain(str(root), "a checkpoint", "none", "Save a buffer there first."))
+
+
+def _loaded(vault: Vault, manifest: Manifest, options: dict[str, Any]) -> Any:
+    vault.require_files(manifest)
+    where = f"manifests/{manifest.number:08}.json"
+    if manifest.kind not in kinds.KINDS:
+        remedy = "Load it with the relive that saved it."
+        raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(kinds.KINDS)}", manifest.kind, remedy))
+    kind = kinds.KINDS[manifest.kind]
+    config = Node(f"{where}: config", manifest.config)
+    read = Read(config, Node(f"{where}: values", manifest.values), _arrays(vault, manifest.state))
+    changes = _changes(manifest.kind, config, options)
+    memory = _memory(manifest, where) if manifest.kind == "ReplayBuffer" and options["device"] is not None else None
+    try:
+        _require_columns(manifest, kind.columns(kind.make(read, {"sampler": options["sampler"], "device": "meta"})))
+        buffer = kind.make(read, options)
+        same_device = str(buffer.device) == config.entry("device").value
+        with getattr(buffer, "_refilled", nullcontext)():
+            saved = kind.restore(buffer, read, same_device=same_device)
+            segments = _read_rows(vault, manifest, kind.rows(buffer))
+        buffer.check()
+    except MemoryError as error:
+        raise IncompatibleCheckpoint(f"{where}: a buffer that this machine cannot hold. {error}") from error
+    except SchemaError as error:  # what a buffer refuses to be made of
+        raise CorruptCheckpoint(f"{where}: a description that cannot be. {error}") from error
+    except InvariantError as error:  # what a buffer never is
+        raise CorruptCheckpoint(f"state/{manifest.state.name}: contents that cannot be. {error}") from error
+    if not changes:
+        note = read.part("note") if "note" in manifest.values else None
+        buffer._checkpoint = Base(vault.root, manifest.lineage, manifest.number, segments, saved, note)
+    if memory is not None and memory != buffer._storage.room.name:
+        changes.append(f"{memory} memory became {buffer._storage.room.name} memory.")
+    for change in changes:
+        warnings.warn(f"load: {change}", stacklevel=4)
+    return buffer
+
+
+def _require_columns(manifest: Manifest, columns: Arrays) -> None:
+    """The files hold rows of just these columns, so that no memory is asked for rows that are only claimed."""
+    wanted = [(name, column.dtype, tuple(column.shape[2:])) for name, column in columns.items()]
+    held = [(f"segments/{file.name}", file.arrays[2:], 1) for file in manifest.segments]
+    if manifest.kind == "RolloutBuffer":
+        wanted = [(f"rows.{name}", column.dtype, tuple(column.shape)) for name, column in columns.items()]
+        held = [(f"state/{manifest.state.name}", manifest.state.arrays[: len(wanted)], 0)]
+    for where, arrays, lead in held:
+        found = [(array.name, DTYPES[array.dtype], array.shape[lead:]) for array in arrays]
+        if found != wanted:
+            odd = next((got for got in found if got not in wanted), "fewer")
+            raise CorruptCheckpoint(explain(where, "the columns that the manifest declares", odd, "Copy it again."))
+
+
+def _changes(kind: str, config: Node, options: dict[str, Any]) -> list[str]:
+    """What the caller asks to be other than it was saved."""
+    changes: list[str] = []
+    if options["capacity"] is not None:
+        if kind == "RolloutBuffer":
+            remedy = "Make a new buffer: a rollout is thrown away anyhow."
+            raise IncompatibleCheckpoint(explain("capacity", "none for a rollout", options["capacity"], remedy))
+        saved = config.entry("capacity").integer(1)
+        envs = config.value.get("num_envs") or 1
+        if isinstance(envs, int) and options["capacity"] % envs:
+            remedy = f"Pass {max(options['capacity'] // envs, 1) * envs}."
+            expected = f"a multiple of num_envs={envs}"
+            raise IncompatibleCheckpoint(explain("capacity", expected, options["capacity"], remedy))
+        if options["capacity"] != saved:
+            changes.append(
+                f"capacity {saved} became {options['capacity']}; draws go on otherwise than they would have."
+            )
+        else:
+            options["capacity"] = None
+    if options["device"] is not None:
+        before, after = config.entry("device").value, str(here(Memory.of(options["device"]).device))
+        if before != after:
+            changes.append(f"device {before} became {after}; draws go on otherwise than they would have.")
+    return changes
+
+
+def _memory(manifest: Manifest, where: str) -> str:
+    """What kind of memory a replay buffer was saved from."""
+    node = Node(f"{where}: values: memory", manifest.values.get("memory", {"name": "own"}))
+    return node.entry("name").one_of(("own", "pinned", "shared", "disk"))
+
+
+def _arrays(vault: Vault, file: File) -> Arrays:
+    found: Arrays = {}
+    source = _Source(vault.read("state", file))
+    for array in file.arrays:
+        tensor = torch.empty(array.shape, dtype=DTYPES[array.dtype])
+        source.fill(_bytes(tensor))
+        _require_flags(tensor, f"state/{file.name}: {array.name}")
+        found[array.name] = tensor
+    source.finish()
+    return found
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    """The memory of a tensor on the host, to be written."""
+    if not tensor.numel():
+        return memoryview(bytearray())
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def _require_flags(tensor: torch.Tensor, where: str) -> None:
+    """A byte that is neither 0 nor 1 is no bool, and kernels may do anything with it."""
+    if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
+        raise CorruptCheckpoint(explain(where, "bools of 0 and 1", "others", "Copy it again."))
+
+
+class _Source:
+    """Checked pieces of a file, read as a stream."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces: Iterator[bytes] = iter(pieces)
+        self._rest = memoryview(b"")
+
+    def fill(self, target: memoryview) -> None:
+        """The next bytes, as many as fit."""
+        while len(target):
+            if not len(self._rest):
+                self._rest = memoryview(next(self._pieces))
+            count = min(len(target), len(self._rest))
+            target[:count] = self._rest[:count]
+            target, self._rest = target[count:], self._rest[count:]
+
+    def finish(self) -> None:
+        """Nothing may be left."""
+        if len(self._rest) or next(self._pieces, None) is not None:
+            raise CorruptCheckpoint(explain("file", "the bytes of its arrays", "more", "Copy it again."))
+
+
+def _read_rows(vault: Vault, manifest: Manifest, rows: Rows | None) -> list[tuple[File, torch.Tensor]]:
+    if rows is None:
+        if manifest.segments:
+            raise CorruptCheckpoint(explain("segments", "none", len(manifest.segments), "Copy the checkpoint again."))
+        return []
+    total = sum(file.nbytes for file in manifest.segments)
+    segments, covered = [], rows.first.clone()
+    for file in manifest.segments:
+        first, stop = _read_segment(vault, file, rows, total)
+        if bool((first > covered).any()):
+            raise CorruptCheckpoint(explain(f"segments/{file.name}", "rows that follow", "a gap", "Copy it again."))
+        covered = torch.maximum(covered, stop)
+        segments.append((file, stop))
+    if bool((covered != rows.stop).any()):
+        raise CorruptCheckpoint(explain("segments", "all rows up to the newest", "fewer or more", "Copy them again."))
+    return segments
+
+
+def _read_segment(vault: Vault, file: File, rows: Rows, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    where = f"segments/{file.name}"
+    envs = len(rows.first)
+    expected = [Array(name, "int64", (envs,)) for name in ("first", "stop")]
+    if list(file.arrays[:2]) != expected:
+        raise CorruptCheckpoint(explain(where, f"the bounds of {envs} environments", "others", "Copy it again."))
+    source = _Source(watched(vault.read("segments", file), total, "loading rows"))
+    first, stop = (torch.empty(envs, dtype=torch.int64) for _ in range(2))
+    for bound in (first, stop):
+        source.fill(_bytes(bound))
+    most = (1 << 62) // max(envs, 1)
+    if bool(((first < 0) | (stop < first) | (stop > most)).any()) or int((stop - first).max()) > most // 4:
+        raise CorruptCheckpoint(explain(where, "rows in order", "others", "Copy it again."))
+    held = Rows(rows.columns, first, stop)
+    count = sum(int(size) for size in (stop - first).tolist())
+    wanted = tuple(
+        (array.name, array.dtype, (count, *array.shape[1:]))
+        for array in Rows(rows.columns, first[:1], first[:1]).arrays[2:]
+    )
+    if tuple((array.name, array.dtype, array.shape) for array in file.arrays[2:]) != wanted:
+        raise CorruptCheckpoint(explain(where, f"{count} rows of the columns", "others", "Copy it again."))
+    if bool((stop > rows.stop).any()):
+        raise CorruptCheckpoint(explain(where, "rows before the newest", "later ones", "Copy it again."))
+    places = held.places(rows.slots)
+    # Of rows that fall on one slot the later stays, and rows that were overwritten since are left out.
+    row, env = held.numbers()
+    keep = row >= rows.first[env]
+    for column in rows.columns.values():
+        _fill_column(source, column, places, keep, where)
+    source.finish()
+    return first, stop
+
+
+_BLOCK = 1 << 22
+
+
+def _fill_column(source: _Source, column: torch.Tensor, places: torch.Tensor, keep: torch.Tensor, where: str) -> None:
+    flat = bits_of(column.flatten(0, 1))
+    step = max(_BLOCK // max(column[0, 0].numel() * column.element_size(), 1), 1)
+    for start in range(0, len(places), step):
+        at, kept = places[start : start + step], keep[start : start + step]
+        in_order = flat.is_cpu and bool(kept.all()) and bool((at.diff() == 1).all())
+        block = flat[at[0] : at[-1] + 1] if in_order else flat.new_empty((len(at), *flat.shape[1:]), device="cpu")
+        source.fill(_bytes(block))
+        _require_flags(block, where)
+        if not in_order:
+            flat[at[kept].to(flat.device)] = block[kept].to(flat.device)
+
+
+def look(path: str | PathLike[str], *, number: int | None = None) -> Any:
+    """The buffer that is saved below `path`, to be looked at: files stay as they are, also those of disk memory.
+
+    For a sampler that only its maker can make again, one of ours stands in that its state fits.
+    """
+    root = Path(path).absolute()
+    if is_disk_memory(root):
+        return peek(root)
+    refused: list[IncompatibleCheckpoint] = []
+    for sampler in (None, Prioritized(), Counted(Prioritized()), Uniform(), Counted(Uniform())):
+        try:
+            return load(root, number=number, sampler=sampler)
+        except IncompatibleCheckpoint as error:
+            refused.append(error)
+    raise refused[0]
+
+
+def check(path: str | PathLike[str]) -> list[str]:
+    """What is wrong below `path`, a sentence for each checkpoint that cannot be loaded; empty if all is well."""
+    return [f"{number}: {wrong}" for number, wrong in examined(path) if wrong is not None]
+
+
+def examined(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError | None]]:
+    """The checkpoints below `path`, oldest first, each read to its last byte, with what is wrong with it."""
+    root = Path(path).absolute()
+    if is_disk_memory(root):
+        yield examined_disk(root)
+        return
+    vault = Vault(root)
+    with vault.reading():
+        if not vault.numbers():
+            raise NoCheckpoint(explain(str(path), "a checkpoint", "none", "Save a buffer there first."))
+        for number in vault.numbers():
+            try:
+                look(path, number=number)
+            except CheckpointError as error:
+                yield number, error
+            else:
+                yield number, None

@@ -1,0 +1,300 @@
+"""The document that a checkpoint is: which files, how long, with which checksums, and what they mean.
+
+It is read from a file that anybody may have written: every type, size and name is checked here, before anything is
+allocated or opened. Nothing here knows torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, explain
+
+FORMAT = 1
+CHUNK = 1 << 22
+"""A checksum covers this many bytes of a file; the last one what is left."""
+MOST_BYTES = 1 << 21
+"""No manifest is longer: parsed JSON takes up to 24 times as much memory."""
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_FILE = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
+_LINEAGE = re.compile(r"[0-9a-f]{32}")
+_MOST = 1 << 62
+
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2, "uint32": 4, "int32": 4,
+    "float32": 4, "uint64": 8, "int64": 8, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+"""The dtypes that files may have."""
+
+
+@dataclass(frozen=True)
+class Array:
+    """One tensor in a file; they lie behind each other in the order of the list."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Exact, however large."""
+        product = ITEM_BYTES[self.dtype]
+        for size in self.shape:
+            product *= size
+        return product
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that never changes."""
+
+    name: str
+    arrays: tuple[Array, ...]
+    checksums: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its length."""
+        return sum(array.nbytes for array in self.arrays)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One checkpoint."""
+
+    number: int
+    lineage: str
+    """Random; saves that go on from each other share it."""
+    kind: str
+    config: dict[str, Any]
+    """How an equal, empty buffer is made."""
+    values: dict[str, Any]
+    """Numbers that change."""
+    state: File
+    segments: tuple[File, ...]
+
+    @property
+    def files(self) -> list[str]:
+        """Everything it needs, as names below the root."""
+        return [f"state/{self.state.name}", *(f"segments/{file.name}" for file in self.segments)]
+
+
+def dump(manifest: Manifest) -> bytes:
+    """The document as bytes: a line with its checksum, and strict JSON."""
+    document = {
+        "format": FORMAT,
+        "number": manifest.number,
+        "lineage": manifest.lineage,
+        "kind": manifest.kind,
+        "config": manifest.config,
+        "values": manifest.values,
+        "state": _plain(manifest.state),
+        "segments": [_plain(file) for file in manifest.segments],
+    }
+    return wrapped(to_json(document))
+
+
+def to_json(document: Any) -> bytes:
+    """Strict JSON, in one line."""
+    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+
+
+def wrapped(body: bytes) -> bytes:
+    """Bytes behind a line with their checksum."""
+    return b"recollect %d %08x\n" % (FORMAT, zlib.crc32(body)) + body
+
+
+def _plain(file: File) -> dict[str, Any]:
+    return {"name": file.name, "arrays": list_of(file.arrays), "checksums": list(file.checksums)}
+
+
+def list_of(arrays: Iterable[Array]) -> list[Any]:
+    """Arrays as JSON."""
+    return [[array.name, array.dtype, list(array.shape)] for array in arrays]
+
+
+def parse(data: bytes, number: int) -> Manifest:
+    """The manifest that `data` is; CorruptCheckpoint says what is wrong with it, and where."""
+    where = f"manifests/{number:08}.json"
+    found = from_json(where, unwrapped(where, data))
+    first = data.partition(b"\n")[0]
+    said = int(first.split(b" ")[1])
+    if found.entry("format").value != said:
+        raise found.entry("format").wrong(f"{said}, as its first line says (bytes 0 to {len(first)})")
+    return _manifest(found, number)
+
+
+def unwrapped(where: str, data: bytes) -> bytes:
+    """What `wrapped` was given."""
+    first, _, body = data.partition(b"\n")
+    header = re.fullmatch(rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first)
+    if header is None:
+        place = f"{where}, bytes 0 to {min(len(first), 64)}"
+        raise CorruptCheckpoint(explain(place, "relive's first line", "another", _REMEDY))
+    if int(header[1]) > FORMAT:
+        remedy = "Load it with a newer relive."
+        raise IncompatibleCheckpoint(explain(where, f"format {FORMAT} at most", int(header[1]), remedy))
+    if zlib.crc32(body) != int(header[2], 16):
+        place = f"{where}, bytes {len(first) + 1} to {len(data)}"
+        raise CorruptCheckpoint(explain(place, f"the checksum {int(header[2], 16):08x}", "another", _REMEDY))
+    return body
+
+
+def from_json(where: str, body: bytes) -> Node:
+    """The document that `to_json` was given, or that somebody claims it was."""
+    try:
+        document = json.loads(body, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
+    except (ValueError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptCheckpoint(explain(where, "strict JSON", error, _REMEDY)) from None
+    return Node(where, document)
+
+
+_REMEDY = "Load an older checkpoint, or copy this one again."
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key twice")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"the number {name}")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"the number {text}")
+    return number
+
+
+class Node:
+    """A value of a document that nobody vouches for, and the place it was found at."""
+
+    def __init__(self, where: str, value: Any) -> None:
+        self.where, self.value = where, value
+
+    def wrong(self, expected: str) -> CorruptCheckpoint:
+        """The error that says what should have been here."""
+        got = reprlib.repr(self.value)  # however deep and long it is
+        return CorruptCheckpoint(explain(self.where, expected, got if len(got) <= 80 else f"{got[:77]}…", _REMEDY))
+
+    def entry(self, key: str) -> Node:
+        """An entry of an object."""
+        if not isinstance(self.value, dict) or key not in self.value:
+            raise Node(self.where, sorted(self.value) if isinstance(self.value, dict) else self.value).wrong(
+                f"an object with {key!r}"
+            )
+        return Node(f"{self.where}: {key}", self.value[key])
+
+    def entries(self) -> dict[str, Node]:
+        """All entries of an object whose keys are names."""
+        if not isinstance(self.value, dict) or not all(NAME.fullmatch(key) for key in self.value):
+            raise self.wrong("an object with names as keys")
+        return {key: Node(f"{self.where}: {key}", value) for key, value in self.value.items()}
+
+    def items(self, most: int = 1 << 20) -> list[Node]:
+        """The items of a list."""
+        if not isinstance(self.value, list) or len(self.value) > most:
+            raise self.wrong(f"a list of at most {most}")
+        return [Node(f"{self.where}[{i}]", value) for i, value in enumerate(self.value)]
+
+    def parts(self, count: int) -> list[Node]:
+        """The items of a list that has just so many."""
+        found = self.items(count)
+        if len(found) != count:
+            raise self.wrong(f"a list of {count}")
+        return found
+
+    def integer(self, least: int = 0, most: int = _MOST) -> int:
+        """A whole number within bounds."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int) or not least <= self.value <= most:
+            raise self.wrong(f"an integer from {least} to {most}")
+        return self.value
+
+    def number(self) -> float:
+        """A finite number."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or abs(self.value) >= 1 << 1023:
+            raise self.wrong("a finite number")
+        return float(self.value)
+
+    def flag(self) -> bool:
+        """True or false."""
+        if not isinstance(self.value, bool):
+            raise self.wrong("true or false")
+        return self.value
+
+    def text(self, pattern: re.Pattern[str] = NAME) -> str:
+        """A string of this pattern."""
+        if not isinstance(self.value, str) or not pattern.fullmatch(self.value):
+            raise self.wrong(f"text like {pattern.pattern}")
+        return self.value
+
+    def one_of(self, known: Mapping[str, Any] | tuple[str, ...]) -> str:
+        """One of some words."""
+        if not isinstance(self.value, str) or self.value not in known:
+            raise self.wrong(f"one of {', '.join(known)}")
+        return self.value
+
+    def optional(self) -> Node | None:
+        """Itself, or None for null."""
+        return None if self.value is None else self
+
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of axes."""
+        return tuple(size.integer() for size in self.items(16))
+
+
+def _manifest(document: Node, number: int) -> Manifest:
+    version = document.entry("format").integer(1)
+    if version > FORMAT:
+        remedy = "Load it with a newer relive."
+        raise IncompatibleCheckpoint(explain(document.where, f"format {FORMAT} at most", version, remedy))
+    if document.entry("number").integer() != number:
+        raise document.entry("number").wrong(f"{number}, as the file is called")
+    config, values = document.entry("config"), document.entry("values")
+    for part in (config, values):
+        if not isinstance(part.value, dict):
+            raise part.wrong("an object")
+    return Manifest(
+        number,
+        document.entry("lineage").text(_LINEAGE),
+        document.entry("kind").text(),
+        config.value,
+        values.value,
+        _file(document.entry("state")),
+        tuple(_file(segment) for segment in document.entry("segments").items()),
+    )
+
+
+def _file(node: Node) -> File:
+    file = File(
+        node.entry("name").text(_FILE),
+        arrays_of(node.entry("arrays")),
+        tuple(checksum.integer(0, 2**32 - 1) for checksum in node.entry("checksums").items()),
+    )
+    if len(file.checksums) != -(-file.nbytes // CHUNK):
+        raise node.entry("checksums").wrong(f"a checksum for every {CHUNK} of {file.nbytes} bytes")
+    return file
+
+
+def arrays_of(node: Node) -> tuple[Array, ...]:
+    """The arrays that `list_of` was given."""
+    arrays = tuple(_array(array) for array in node.items())
+    if len({array.name for array in arrays}) != len(arrays):
+        raise node.wrong("arrays of different names")
+    return arrays
+
+
+def _array(node: Node) -> Array:
+    name, dtype, shape = node.parts(3)
+    return Array(name.text(), dtype.one_of(ITEM_BYTES), shape.shape())

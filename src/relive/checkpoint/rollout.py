@@ -1,0 +1,178 @@
+"""A rollout buffer in the words of a checkpoint. All of it is written every time: a rollout is thrown away anyhow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gymnasium.vector import AutoresetMode
+
+from relive.border import light
+from relive.checkpoint.contents import (
+    Arrays,
+    Contents,
+    Read,
+    Rows,
+    declared,
+    describe,
+    describe_listeners,
+    device_of,
+    listeners_of,
+    path_of,
+    random_state,
+    restore_random,
+)
+from relive.checkpoint.manifest import Node
+from relive.finals import Found
+from relive.rollout import RolloutBuffer
+
+_OWN = ("obs", "action", "reward", "value", "terminated", "truncated")
+
+
+def contents(rollout: RolloutBuffer) -> Contents:
+    """Take a rollout buffer apart."""
+    trees = {name: describe(tree) for name, tree in rollout._schema.trees.items()}
+    config = {
+        "num_steps": rollout.num_steps,
+        "num_envs": rollout.num_envs,
+        **{name: trees[name] for name in ("obs", "action", "reward", "value")},
+        "extra": {name: tree for name, tree in trees.items() if name not in _OWN},
+        "autoreset": None if rollout.autoreset is None else rollout.autoreset.name,
+        "device": str(rollout.device),
+        "listeners": describe_listeners(rollout._listeners),
+    }
+    found = Contents("RolloutBuffer", config)
+    stored = rollout.num_stored
+    arrays = columns(rollout)
+    arrays |= {f"attached{i}": column for i, column in enumerate(rollout._attached.values())}
+    values = {
+        "num_stored": stored,
+        "valued": rollout._valued,
+        "staged": sorted(rollout._staged),
+        "attached": [list(path) for path in rollout._attached],
+    }
+    found.take("rows", (values, arrays))
+    flags = {
+        "resetting": rollout._resets.resetting,
+        "starting": rollout._resets.starting,
+        "coming": torch.as_tensor(rollout._coming),
+    }
+    found.take("flags", ({}, flags))
+    found.take("finals", _finals_state(rollout))
+    found.take("last", _last_state(rollout))
+    found.take("carries", ({}, rollout._carries.saved()))
+    found.take("random", random_state(rollout._random))
+    found.take("listeners", ({}, rollout._listeners.snapshot()))
+    return found
+
+
+def columns(rollout: RolloutBuffer) -> dict[str, torch.Tensor]:
+    """Its rows are part of the state."""
+    return {f"column{i}": column for i, column in enumerate(rollout._storage.columns)}
+
+
+def rows(rollout: RolloutBuffer) -> Rows | None:
+    """None of them are written once for ever."""
+    return None
+
+
+def _finals_state(rollout: RolloutBuffer) -> tuple[dict[str, Any], Arrays]:
+    finals = rollout._finals
+    leaves = [torch.cat(parts) for parts in zip(*(found.leaves for found in finals._found), strict=True)]
+    places = torch.tensor(finals.places, dtype=torch.int64).view(-1, 2)
+    return {}, {"places": places, **{f"leaf{i}": leaf for i, leaf in enumerate(leaves)}}
+
+
+def _last_state(rollout: RolloutBuffer) -> tuple[dict[str, Any], Arrays]:
+    value, obs = rollout._last or (None, None)
+    arrays = {f"value{i}": leaf for i, leaf in enumerate(value or ())}
+    arrays |= {f"obs{i}": leaf for i, leaf in enumerate(obs or ())}
+    return {"value": value is not None, "obs": obs is not None}, arrays
+
+
+def make(read: Read, options: dict[str, Any]) -> RolloutBuffer:
+    """An empty buffer as the one that was saved, but for what `options` change."""
+    config = read.config
+    num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
+    envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
+    mode = None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)]
+    return RolloutBuffer(
+        config.entry("num_steps").integer(1, 1 << 50),
+        envs,
+        *(declared(config.entry(name)) for name in ("obs", "action")),  # pyright: ignore[reportArgumentType]
+        reward=declared(config.entry("reward")),
+        value=declared(config.entry("value")),
+        extra={name: declared(tree) for name, tree in config.entry("extra").entries().items()},
+        autoreset=mode,
+        device=options.get("device") or device_of(config.entry("device")),
+        **listeners_of(read, envs),
+    )
+
+
+def restore(rollout: RolloutBuffer, read: Read, *, same_device: bool) -> torch.Tensor:
+    """Fill everything."""
+    node, arrays = read.part("rows")
+    stored = node.entry("num_stored").integer(0, rollout.num_steps)
+    read.copy_into("rows", columns(rollout))
+    read.copy_into("flags", {"resetting": rollout._resets.resetting, "starting": rollout._resets.starting})
+    rollout._empty()
+    coming = read.array("flags.coming", rollout._resets.resetting.unsqueeze(0))
+    rollout._coming = light(coming.to(rollout.device))
+    rollout._num_stored = stored
+    rollout._valued = node.entry("valued").integer(0, stored + 1)
+    rollout._staged.update(_declared(rollout, name) for name in node.entry("staged").items(1 << 10))
+    for i, path in enumerate(node.entry("attached").items(1 << 10)):
+        rollout._attached[path_of(path)] = _attached(rollout, f"rows.attached{i}", arrays.get(f"attached{i}"))
+    _restore_finals(rollout, read)
+    _restore_last(rollout, read)
+    try:
+        rollout._carries.resume(read.part("carries")[1])
+    except ValueError as error:
+        raise Node("state: carries", str(error)).wrong("hidden states of the rollout") from None
+    restore_random(rollout._random, *read.part("random"), devices=same_device)
+    rollout._listeners.restore(read.part("listeners")[1])
+    return torch.zeros(0, dtype=torch.int64)
+
+
+def _declared(rollout: RolloutBuffer, name: Node) -> str:
+    if name.text() not in rollout._schema.columns:
+        raise name.wrong("a declared field")
+    return name.value
+
+
+def _attached(rollout: RolloutBuffer, name: str, found: torch.Tensor | None) -> torch.Tensor:
+    lead = (rollout.num_steps + 1, rollout.num_envs or 1)
+    if found is None or tuple(found.shape[:2]) != lead:
+        raise Node(f"state: {name}", None if found is None else tuple(found.shape)).wrong(f"shape {lead} and more")
+    return found.to(rollout.device)
+
+
+def _restore_finals(rollout: RolloutBuffer, read: Read) -> None:
+    places = read.shaped("finals.places", (None, 2), torch.int64).tolist()
+    if not places:
+        return
+    fields = [rollout._schema.fields[i] for i in rollout._schema.columns["obs"]]
+    leaves = [
+        read.shaped(f"finals.leaf{j}", (len(places), *field.shape), field.dtype).to(rollout.device)
+        for j, field in enumerate(fields)
+    ]
+    for i, (step, env) in enumerate(places):
+        if not (0 <= step < rollout._num_stored and 0 <= env < (rollout.num_envs or 1)):
+            raise Node("state: finals.places", [step, env]).wrong("stored steps of environments")
+        rollout._finals.keep(Found(step, [env], [leaf[i : i + 1] for leaf in leaves]))
+
+
+def _restore_last(rollout: RolloutBuffer, read: Read) -> None:
+    node, _ = read.part("last")
+    if not node.entry("value").flag():
+        return
+    schema, lead = rollout._schema, rollout._storage.lead
+
+    def leaves(name: str) -> list[torch.Tensor]:
+        fields = [schema.fields[i] for i in schema.columns[name]]
+        return [
+            read.shaped(f"last.{name}{i}", (*lead, *field.shape), field.dtype).to(rollout.device)
+            for i, field in enumerate(fields)
+        ]
+
+    rollout._last = leaves("value"), leaves("obs") if node.entry("obs").flag() else None

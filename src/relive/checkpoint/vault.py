@@ -1,0 +1,259 @@
+"""A folder of checkpoints: how one is committed, found and read. Nothing here knows torch.
+
+A checkpoint is its manifest. Files are written to tmp/, synchronised, and renamed to their place; the manifest comes
+last. Until it is in its place the older checkpoint is the newest, and nothing of it has been touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from relive.checkpoint.files import Files
+from relive.checkpoint.manifest import CHUNK, FORMAT, MOST_BYTES, Array, File, Manifest, dump, parse
+from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, NoCheckpoint, explain
+
+_HEADER = f"recollect checkpoint {FORMAT}\n".encode()
+_MANIFEST = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})\.json")
+
+
+class Vault:
+    """The checkpoints below one root."""
+
+    def __init__(self, root: Path, files: type[Files] = Files) -> None:
+        self.root = root
+        self.files = files(root)
+
+    # Saving
+
+    @contextmanager
+    def opened(self, needed: int) -> Iterator[None]:
+        """Be the only one who saves here, about `needed` bytes; what an interrupted save has left in tmp/ is swept."""
+        try:
+            self.files.make_root()
+            with self.files.locked(exclusive=True):
+                self._sweep()
+                if "FORMAT" not in self.files.names(""):
+                    self._place("FORMAT", [_HEADER])
+                self._require_format()
+                yield
+        except OSError as error:
+            raise self._refused(error, needed) from error
+
+    def _sweep(self) -> None:
+        for name in self.files.names("tmp"):
+            self.files.remove(f"tmp/{name}")
+
+    def _refused(self, error: OSError, needed: int) -> CheckpointError:
+        where = f"save to {self.root}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            remedy = "Make room, or save elsewhere; the older checkpoint is whole."
+            got = f"{self.files.free_bytes():,} bytes free ({error.strerror})"
+            return CheckpointError(explain(where, f"room for about {needed:,} bytes", got, remedy))
+        remedy = "See whether the folder can be written; the older checkpoint is whole."
+        return CheckpointError(explain(where, "a folder to write to", error, remedy))
+
+    def numbers(self) -> list[int]:
+        """The checkpoints, valid or not, oldest first."""
+        try:
+            names = self.files.names("manifests")
+        except FileNotFoundError:
+            return []
+        return sorted(int(match[1]) for match in map(_MANIFEST.fullmatch, names) if match)
+
+    def next_number(self) -> int:
+        """What the coming checkpoint is called."""
+        number = max(self.numbers(), default=0) + 1
+        if number >= 10**18:
+            remedy = "Remove the manifest of that number, or save elsewhere."
+            raise CheckpointError(explain(f"save to {self.root}", "numbers of 18 digits", number, remedy))
+        return number
+
+    def is_long(self, number: int) -> bool:
+        """A manifest lists so many files that the next checkpoint is to list fewer."""
+        return self.files.size(_name(number)) > MOST_BYTES // 2
+
+    def put(self, folder: str, name: str, arrays: tuple[Array, ...], parts: Iterable[memoryview | bytes]) -> File:
+        """Write an immutable file of these arrays, whose bytes are `parts`."""
+        checksums = Checksums()
+        self._place(f"{folder}/{name}", (checksums.count(part) for part in parts))
+        file = File(name, arrays, tuple(checksums.done()))
+        if file.nbytes != checksums.nbytes:
+            raise AssertionError(f"{name}: {checksums.nbytes} bytes for arrays of {file.nbytes}")
+        return file
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make a checkpoint of files that are in their places."""
+        data = dump(manifest)
+        if len(data) > MOST_BYTES:
+            remedy = "Declare fewer fields, or save less often."
+            raise CheckpointError(explain(_name(manifest.number), f"at most {MOST_BYTES} bytes", len(data), remedy))
+        for folder in ("segments", "state"):
+            self.files.sync_folder(folder)
+        self._place(_name(manifest.number), [data])
+        self.files.sync_folder("manifests")
+
+    def collect(self, keep: int) -> None:
+        """Remove all but the newest `keep` checkpoints, and files that none of these needs.
+
+        What cannot be removed now is removed by a later save.
+        """
+        try:
+            kept = [number for number in self.numbers() if self._is_valid(number)][-keep:]
+            needed = {name for number in kept for name in self.manifest(number).files}
+            for number in self.numbers():
+                if number not in kept:
+                    self.files.remove(_name(number))
+            self.files.sync_folder("manifests")
+            for folder in ("segments", "state"):
+                for name in self.files.names(folder):
+                    if f"{folder}/{name}" not in needed:
+                        self.files.remove(f"{folder}/{name}")
+        except OSError:
+            return
+
+    def _is_valid(self, number: int) -> bool:
+        try:
+            self.require_files(self.manifest(number))
+        except CheckpointError as error:
+            cause = error.__cause__
+            # A disk that does not answer now may answer later: nothing is removed because of that.
+            if isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT, errno.ELOOP):
+                raise cause from None
+            return False
+        return True
+
+    def _place(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+        """Write, synchronise, rename."""
+        temporary = f"tmp/{name.replace('/', '-')}"
+        file = self.files.create(temporary)
+        try:
+            for part in parts:
+                self.files.write(file, memoryview(part))
+            self.files.sync(file)
+        finally:
+            self.files.close(file)
+        self.files.rename(temporary, name)
+        if "/" not in name:
+            self.files.sync_folder("")
+
+    # Loading
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Nobody collects files meanwhile."""
+        try:
+            with self.files.locked(exclusive=False):
+                self._require_format()
+                yield
+        except FileNotFoundError:
+            if self.numbers():
+                raise CorruptCheckpoint(explain("FORMAT", "a file", "none", "Copy the folder again.")) from None
+            remedy = "Save a buffer there first, or look for the right folder."
+            raise NoCheckpoint(explain(str(self.root), "a folder of checkpoints", "none", remedy)) from None
+        except OSError as error:
+            remedy = "See whether the folder can be read."
+            raise CorruptCheckpoint(explain(str(self.root), "a folder of checkpoints", error, remedy)) from error
+
+    def _require_format(self) -> None:
+        file = self.files.open("FORMAT")
+        try:
+            found = self.files.read(file, 64)
+        finally:
+            self.files.close(file)
+        if found == _HEADER:
+            return
+        newer = re.fullmatch(rb"recollect checkpoint ([0-9]{1,9})\n", found)
+        if newer is not None and int(newer[1]) > FORMAT:
+            remedy = "Load it with a newer relive."
+            raise IncompatibleCheckpoint(explain("FORMAT", f"format {FORMAT} at most", int(newer[1]), remedy))
+        place = f"FORMAT, bytes 0 to {len(found)}"
+        raise CorruptCheckpoint(explain(place, repr(_HEADER.decode()), repr(found), "Copy the folder again."))
+
+    def manifest(self, number: int) -> Manifest:
+        """A checkpoint's manifest, checked for itself."""
+        name = _name(number)
+        if number not in self.numbers():
+            known = ", ".join(map(str, self.numbers())) or "none"
+            raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", "another", "Name one."))
+        with self._readable(name) as file:
+            data = self.files.read(file, MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            place = f"{name}, bytes 0 to {MOST_BYTES}"
+            raise CorruptCheckpoint(explain(place, f"at most {MOST_BYTES} bytes", "more", "Copy it again."))
+        return parse(data, number)
+
+    def require_files(self, manifest: Manifest) -> None:
+        """Every file of a checkpoint is there and has its length."""
+        files = [("state", manifest.state), *(("segments", segment) for segment in manifest.segments)]
+        for folder, file in files:
+            name = f"{folder}/{file.name}"
+            try:
+                size = self.files.size(name)
+            except OSError as error:
+                raise CorruptCheckpoint(explain(name, "a file", error, "Copy the checkpoint again.")) from error
+            if size != file.nbytes:
+                raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
+
+    def read(self, folder: str, file: File) -> Iterator[bytes]:
+        """The bytes of a file, piece by piece, each handed out after its checksum was found right."""
+        name = f"{folder}/{file.name}"
+        with self._readable(name) as opened:
+            for i, expected in enumerate(file.checksums):
+                piece = self.files.read(opened, min(CHUNK, file.nbytes - i * CHUNK))
+                if len(piece) != min(CHUNK, file.nbytes - i * CHUNK) or zlib.crc32(piece) != expected:
+                    place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + len(piece)}"
+                    remedy = "Load an older checkpoint, or copy this one again."
+                    raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", "another", remedy))
+                yield piece
+
+    @contextmanager
+    def _readable(self, name: str) -> Iterator[int]:
+        """A file opened for reading; what the disk does not give is a damage of this file."""
+        try:
+            file = self.files.open(name)
+            try:
+                yield file
+            finally:
+                self.files.close(file)
+        except OSError as error:
+            raise CorruptCheckpoint(explain(name, "a file that can be read", error, "Copy it again.")) from error
+
+
+def _name(number: int) -> str:
+    return f"manifests/{number:08}.json"
+
+
+class Checksums:
+    """One for every `CHUNK` bytes that pass by."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._found: list[int] = []
+        self._current = 0
+
+    def count(self, part: memoryview | bytes) -> memoryview:
+        """Pass bytes on."""
+        rest = whole = memoryview(part).cast("B")
+        while len(rest):
+            room = CHUNK - self.nbytes % CHUNK
+            self._current = zlib.crc32(rest[:room], self._current)
+            self.nbytes += len(rest[:room])
+            rest = rest[room:]
+            if self.nbytes % CHUNK == 0:
+                self._end()
+        return whole
+
+    def _end(self) -> None:
+        self._found.append(self._current)
+        self._current = 0
+
+    def done(self) -> list[int]:
+        """All of them."""
+        if self.nbytes % CHUNK:
+            self._end()
+        return self._found

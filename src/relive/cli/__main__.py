@@ -1,0 +1,7 @@
+"""`python -m relive.cli` is `relive`."""
+
+import sys
+
+from relive.cli import main
+
+sys.exit(main())

@@ -1,0 +1,61 @@
+"""`relive bench`: how fast this machine is, beside the libraries that are installed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+NOT_HERE = 2
+_PLACES = ("relive.benchmarks", "benchmarks")
+"""In an installed package, and from the folder of a source tree."""
+MISSING = (
+    "relive bench: expected the benchmarks beside the package, got none. "
+    "Install relive, or run it in the folder of its source tree."
+)
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    parser = commands.add_parser(
+        "bench",
+        help="time relive beside the libraries that are installed",
+        description="Time every hot path beside the experience libraries that are installed here, check their results "
+        "first, print tables, and say what got slower since the last kept run. Suites that need what is not "
+        "installed are skipped and say so.",
+        epilog='Libraries to compare with: pip install "relive[bench]". Exit code: 0 if all suites ran, 1 if one '
+        "failed, 2 if none could run.",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="about twelve minutes, and not for claims (default: hours)"
+    )
+    parser.add_argument("--only", metavar="A,B", help="some of the suites; a wrong name lists them")
+    parser.add_argument("--json", metavar="FILE", help="write the results of all suites there, too")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the suites that were asked for."""
+    suites = _suites()
+    if suites is None:
+        print(MISSING, file=sys.stderr)
+        return NOT_HERE
+    chosen = ["--only", arguments.only] if arguments.only else []
+    target = ["--json", arguments.json] if arguments.json else []
+    return suites.main([*["--quick"] * arguments.quick, *chosen, *target], prog="relive bench")
+
+
+def _suites() -> Any:
+    """The module that runs all suites, or None where there is none."""
+    for place in _PLACES:
+        if _is_ours(place):
+            return import_module(f"{place}.__main__")
+    return None
+
+
+def _is_ours(place: str) -> bool:
+    # Other projects have a folder called benchmarks, too.
+    found = find_spec(place)
+    return found is not None and found.origin is not None and find_spec(f"{place}.verify_replay") is not None

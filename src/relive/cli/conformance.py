@@ -1,0 +1,140 @@
+"""`relive conformance`: what a correct buffer does, asked of the libraries that are installed or of your own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from relive.conformance.case import Case
+from relive.conformance.cases import CASES
+from relive.conformance.page import page
+from relive.conformance.peers.discovery import MODULES, discover
+from relive.conformance.report import Progress, Report, ask, markdown
+from relive.conformance.table import show
+from relive.conformance.target import find
+
+PASSED, DIFFERED, WRONG_USAGE = 0, 1, 2
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    parser = commands.add_parser(
+        "conformance",
+        help="ask the installed libraries, or your own buffer, what a correct buffer does",
+        description="Ask 28 cases of every experience library that is installed here, and print pass, differs or not "
+        "offered with expected and got for every difference. With TARGET ask only your own buffer.",
+        epilog="For example: relive conformance my_package:MyBuffer --cases T4,T7. "
+        "Exit code: 0 TARGET, or else relive, has no difference, 1 it has one, 2 wrong usage, 130 Ctrl-C.",
+    )
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        nargs="?",
+        help="my_package:MyBuffer, a class with add, sample and len; docs/conformance.md",
+    )
+    parser.add_argument("--cases", metavar="T1,T2", type=_cases, default=CASES, help="ask only these")
+    parser.add_argument(
+        "--libraries", metavar="A,B", type=_libraries, default=MODULES, help=f"ask only these of {', '.join(MODULES)}"
+    )
+    parser.add_argument(
+        "--python",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="ask libraries that are missing here in this interpreter, too; it needs what relive stands on, "
+        "but not relive. May be given again",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        type=Path,
+        default=Path("runs/conformance"),
+        help="where to write report.json, .html and .md (default: runs/conformance)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON and write nothing")
+    parser.set_defaults(run=run)
+
+
+def _cases(text: str) -> tuple[Case, ...]:
+    wanted = text.split(",")
+    if unknown := set(wanted) - {case.number for case in CASES}:
+        raise argparse.ArgumentTypeError(f"expected numbers from T1 to T28, got {', '.join(sorted(unknown))}")
+    return tuple(case for case in CASES if case.number in wanted)
+
+
+def _libraries(text: str) -> tuple[str, ...]:
+    wanted = tuple(text.split(","))
+    if unknown := set(wanted) - set(MODULES):
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(MODULES)}, got {', '.join(sorted(unknown))}")
+    return wanted
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask, print, write, and say whether the subject passed."""
+    console = Console(highlight=False, stderr=arguments.json)
+    try:
+        if not arguments.json:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+        report = _report(arguments, console)
+    except (ValueError, TypeError, ImportError, AttributeError, OSError) as error:
+        print(f"relive conformance: {error}", file=sys.stderr)
+        return WRONG_USAGE
+    if arguments.json:
+        print(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+    else:
+        show(console, report, arguments.cases)
+        _write(arguments.out, report, console)
+    subjects = report.results if arguments.target else [r for r in report.results if r.name == "relive"]
+    return DIFFERED if any(result.differences for result in subjects) else PASSED
+
+
+def _report(arguments: argparse.Namespace, console: Console) -> Report:
+    with console.status("asking") as status:
+
+        def progress(name: str, number: str) -> None:
+            status.update(f"asking {name}: {number}")
+
+        if arguments.target:
+            return Report([ask(find(arguments.target), arguments.cases, progress, arguments.target)])
+        report = _asked(arguments.libraries, arguments.cases, progress)
+        for python in arguments.python:
+            if report.missing:
+                status.update(f"asking in {python}")
+                report.add(_elsewhere(python, tuple(report.missing), arguments.cases))
+        return report
+
+
+def _asked(libraries: Sequence[str], cases: Sequence[Case], progress: Progress) -> Report:
+    found = discover(libraries)
+    results = [ask(peer, cases, progress) for peer in found.peers]
+    return Report(results, {missing.name: missing.reason for missing in found.missing})
+
+
+def _elsewhere(python: str, libraries: Sequence[str], cases: Sequence[Case]) -> Report:
+    """The same command in another interpreter, with this relive on its path."""
+    source = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    numbers = ",".join(case.number for case in cases)
+    command = [python, "-m", "relive.cli", "conformance", "--json", "--cases", numbers]
+    command += ["--libraries", ",".join(libraries)]
+    answer = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    if answer.returncode not in (PASSED, DIFFERED):
+        raise ValueError(f"{python} ended with {answer.returncode}: {answer.stderr.strip()[-400:]}")
+    return Report.from_json(answer.stdout[answer.stdout.index("{") :])
+
+
+def _write(folder: Path, report: Report, console: Console) -> None:
+    (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    (folder / "report.html").write_text(page(report), "utf-8")
+    (folder / "report.md").write_text(markdown(report), "utf-8")
+    console.print(f"\nwritten: report.json, report.html and report.md in {folder}", soft_wrap=True)

@@ -1,0 +1,249 @@
+"""One truncation as a timeline: the same few steps under each autoreset mode, and what a naive loop makes of them.
+
+The environment is a walk whose true values are known exactly, so the right answer is known too: a critic that is
+right about everything leaves every advantage at zero. Whatever else comes out is an error of the bookkeeping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from tensordict import TensorDict
+from torch import Tensor
+
+from relive import RolloutBuffer
+
+GAMMA = 0.5
+LAM = 1.0
+TIME_LIMIT = 3
+NUM_TRANSITIONS = 5
+"""The whole first episode and the start of the second."""
+
+
+HEADINGS = {
+    AutoresetMode.NEXT_STEP: ("the step after an end only resets", "truncated = done, no mask"),
+    AutoresetMode.SAME_STEP: ("step() returns the new episode", "takes that for the next obs"),
+    AutoresetMode.DISABLED: ("you reset what ended", "truncated = done"),
+}
+"""What a mode does, and what a naive loop makes of it."""
+
+COLUMNS = {
+    "t": 3,
+    "obs": 5,
+    "reward": 8,
+    "step() gave": 9,
+    "next obs": 6,
+    "flags": 11,
+    "mask": 7,
+    "advantage": 11,
+    "return": 8,
+    "naive advantage": 10,
+    "": 2,
+}
+"""Of the printed timeline, with their widths: 80 characters in all."""
+
+
+class Walk(gym.Env[np.ndarray, np.int64]):
+    """Walk on for ever: state s pays s + 1 and leads to s + 1. It has no end of its own."""
+
+    observation_space = gym.spaces.Box(0.0, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Discrete(1)
+
+    def __init__(self) -> None:
+        self._state = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Back to state 0."""
+        super().reset(seed=seed, options=options)
+        self._state = 0
+        return self._observe(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One state further."""
+        del action
+        self._state += 1
+        return self._observe(), float(self._state), False, False, {}
+
+    def _observe(self) -> np.ndarray:
+        return np.array([self._state], dtype=np.float32)
+
+
+def true_value(obs: Tensor) -> Tensor:
+    """V(s) = Σ γ^k (s + 1 + k) = (s + 1) / (1 − γ) + γ / (1 − γ)²: what a perfect critic says [N]."""
+    return (obs.squeeze(-1) + 1.0) / (1.0 - GAMMA) + GAMMA / (1.0 - GAMMA) ** 2
+
+
+@dataclass(frozen=True)
+class Story:
+    """What one autoreset mode did and what became of it; every tensor is [T], rows that only reset included."""
+
+    mode: AutoresetMode
+    obs: Tensor
+    returned: Tensor
+    """The observation that `env.step` returned."""
+    next_obs: Tensor
+    """The state the step led to, as the buffer has it."""
+    reward: Tensor
+    truncated: Tensor
+    value: Tensor
+    mask: Tensor
+    advantage: Tensor
+    return_: Tensor
+    naive: Tensor
+    """The advantage that a naive loop computes for the same row."""
+
+    @property
+    def cut(self) -> int:
+        """The row at which the time limit struck."""
+        return int(self.truncated.nonzero()[0])
+
+
+def tell(mode: AutoresetMode) -> Story:
+    """Walk through the truncation under one autoreset mode."""
+    env = SyncVectorEnv([lambda: TimeLimit(Walk(), TIME_LIMIT)], autoreset_mode=mode)
+    rollout = RolloutBuffer.for_env(env, NUM_TRANSITIONS + (mode is AutoresetMode.NEXT_STEP))
+    action = np.zeros(1, dtype=np.int64)
+    returned: list[Tensor] = []
+    obs, _ = env.reset()
+    while not rollout.is_full:
+        step = env.step(action)
+        rollout.add_step(obs, action, step, value=true_value(torch.as_tensor(obs)))
+        obs, ended = step[0], step[2] | step[3]
+        returned.append(torch.as_tensor(obs))
+        if mode is AutoresetMode.DISABLED and ended.any():
+            obs, _ = env.reset(options={"reset_mask": ended})
+    env.close()
+    final_value = true_value(rollout.final_obs)
+    rollout.compute_advantage(
+        true_value(torch.as_tensor(obs)), last_obs=obs, final_value=final_value, gamma=GAMMA, lam=LAM
+    )
+    data = rollout.data[:, 0]
+    return Story(
+        mode,
+        data["obs"].squeeze(-1),
+        torch.cat(returned).squeeze(-1),
+        _next_obs(rollout),
+        data["reward"],
+        data["truncated"],
+        data["value"],
+        data["mask"],
+        data["advantage"],
+        data["return"],
+        _naive(mode, data, torch.cat(returned)),
+    )
+
+
+def _next_obs(rollout: RolloutBuffer) -> Tensor:
+    """Where the buffer says each step led: the next row, or the final observation it kept of a truncated step."""
+    next_obs = rollout.env_major()["obs"][0, 1:, 0].clone()
+    if len(rollout.final_obs):
+        next_obs[rollout["truncated"][:, 0]] = rollout.final_obs.squeeze(-1)
+    return next_obs
+
+
+def _naive(mode: AutoresetMode, data: TensorDict, returned: Tensor) -> Tensor:
+    """The advantage [T] as loops in the wild compute it: from what `step` returned, with every row taken for real."""
+    # The two usual mistakes: to count a truncation as an end, and to believe that step returned the next observation.
+    bootstraps = torch.ones_like(data["mask"]) if mode is AutoresetMode.SAME_STEP else ~data["truncated"]
+    next_value, naive, tail = true_value(returned), torch.zeros_like(data["value"]), torch.zeros(())
+    for t in reversed(range(len(naive))):
+        delta = data["reward"][t] + GAMMA * bootstraps[t] * next_value[t] - data["value"][t]
+        tail = delta + GAMMA * LAM * (~data["truncated"][t]) * tail
+        naive[t] = tail
+    return naive
+
+
+def tell_all() -> list[Story]:
+    """The same walk under every autoreset mode."""
+    return [tell(mode) for mode in HEADINGS]
+
+
+def render(stories: list[Story]) -> RenderableType:
+    """The timelines under each other, time going down, and what they say."""
+    parts: list[RenderableType] = [_line({name: name for name in COLUMNS}, dict.fromkeys(COLUMNS, "bold"))]
+    for story in stories:
+        does, mistake = HEADINGS[story.mode]
+        heading = Text.assemble((story.mode.name, "bold cyan"), f"  {does}")
+        naive = Text(f"naive: {mistake}", "red")
+        heading.pad_right(max(1, sum(COLUMNS.values()) - len(heading) - len(naive)))
+        parts += [Text(), heading.append_text(naive), *(_row(story, t) for t in range(len(story.obs)))]
+    return Group(*parts, Text(), conclusion(stories))
+
+
+def _row(story: Story, t: int) -> RenderableType:
+    real, cut = bool(story.mask[t]), bool(story.truncated[t])
+    wrong = float(story.naive[t]) != (float(story.advantage[t]) if real else None)
+    cells = {
+        "t": str(int(story.mask[:t].sum())) if real else "",
+        "obs": _short(story.obs[t]),
+        "reward": _short(story.reward[t]),
+        "step() gave": _short(story.returned[t]),
+        "next obs": _short(story.next_obs[t]) if real else "-",
+        "flags": "truncated" if cut else "" if real else "(reset)",
+        "mask": str(real),
+        "advantage": _fixed(story.advantage[t]) if real else "-",
+        "return": _fixed(story.return_[t]) if real else "-",
+        "naive advantage": _fixed(story.naive[t]),
+        "": "✗" if wrong else "",
+    }
+    row_style = "dim" if not real else "yellow" if cut else ""
+    styles = dict.fromkeys(COLUMNS, row_style)
+    if real:
+        styles["advantage"] = styles["return"] = "green"
+    if story.returned[t] != story.next_obs[t] or not real:
+        styles["step() gave"] = "red"
+    styles["naive advantage"] = styles[""] = "red" if wrong else ""
+    return _line(cells, styles)
+
+
+def _line(cells: dict[str, str], styles: dict[str, str]) -> Table:
+    """One line of the timeline; all have the same columns, so that they stand under each other."""
+    table = Table.grid()
+    for width in COLUMNS.values():
+        table.add_column(width=width, justify="right", vertical="bottom")
+    table.add_row(*(Text(cells[name], styles[name]) for name in COLUMNS))
+    return table
+
+
+def conclusion(stories: list[Story]) -> Text:
+    """One sentence with the numbers that were computed."""
+    first = stories[0]
+    cut, reset = first.cut, first.cut + 1
+    state, final = first.obs[cut], first.next_obs[cut]
+    value, final_value = first.value[cut], true_value(final.unsqueeze(0))
+    right = float(first.advantage[cut])
+    same = all(torch.equal(story.advantage[story.mask], first.advantage[first.mask]) for story in stories)
+    arithmetic = (
+        f"{_short(first.reward[cut])} + {GAMMA:g} * V({_short(final)}) - V({_short(state)}) = "
+        f"{_short(first.reward[cut])} + {GAMMA:g} * {_short(final_value)} - {_short(value)} = {_short(right)}"
+    )
+    wrong = " and ".join(sorted({_short(story.naive[story.cut]) for story in stories}))
+    return Text.assemble(
+        f"The clock, not the walk, ended the episode in state {_short(final)}. The critic here is exact, ",
+        "so the advantage is ",
+        (arithmetic, "green"),
+        f", and relive finds {'the same' if same else 'something else'} in all modes; the naive loops find ",
+        (wrong, "red"),
+        ", blame the steps before it too, and one learns ",
+        (_short(first.naive[reset]), "red"),
+        " from a step that never happened.",
+    )
+
+
+def _short(number: Tensor | float) -> str:
+    return f"{float(number):g}"
+
+
+def _fixed(number: Tensor | float) -> str:
+    return f"{float(number):.2f}"

@@ -1,0 +1,171 @@
+"""ApexRL's rollout buffer of recurrent policies on ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+import relive as rl
+from relive.compat.apexrl.attributes import Column, read, training_data
+from relive.compat.apexrl.rollout import PRIVILEGED, observed, outcome, refilled, refuse_full
+from relive.compat.apexrl.specs import Spec, declared, placed
+from relive.errors import NotReadyError, explain
+from relive.schema import Field
+
+_HIDDEN = ("actor_hidden_states", "critic_hidden_states")
+
+
+class RolloutRNNBuffer:
+    """`num_steps` steps of `num_envs` environments with the hidden states that they began with, read as sequences.
+
+    Networks have their hidden states as (layers, batch, hidden); the attributes keep them [num_steps, num_envs, layers,
+    hidden]. Sequences go on over the ends of episodes: `dones` say where the network has to begin anew.
+
+    What is different here: all that is in `RolloutBuffer`, and sequences are cut from stored steps only. Shuffling does
+    not touch the global generator; `seed` makes it repeatable.
+
+    >>> buffer = RolloutRNNBuffer(2, 4, (3,), (), torch.long, (1, 8), (1, 8), "cpu")
+    >>> buffer.actor_hidden_states.shape
+    torch.Size([4, 2, 1, 8])
+    """
+
+    observations = Column("obs")
+    privileged_observations = Column(PRIVILEGED)
+    actions = Column("action")
+    rewards = Column("reward")
+    dones = Column("terminated")
+    values = Column("value")
+    log_probs = Column("log_prob")
+    advantages = Column("advantage")
+    returns = Column("return")
+    actor_hidden_states = Column("actor_hidden_states")
+    critic_hidden_states = Column("critic_hidden_states")
+
+    def __init__(
+        self,
+        num_envs: int,
+        num_steps: int,
+        obs_shape: Spec,
+        action_shape: tuple[int, ...],
+        action_dtype: torch.dtype,
+        actor_hidden_shape: tuple[int, ...],
+        critic_hidden_shape: tuple[int, ...],
+        device: torch.device | str,
+        privileged_obs_shape: Spec | None = None,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        self.num_envs = num_envs
+        self.num_steps = num_steps
+        self.obs_shape = obs_shape
+        self.action_shape = action_shape
+        self.action_dtype = action_dtype
+        self.actor_hidden_shape = actor_hidden_shape
+        self.critic_hidden_shape = critic_hidden_shape
+        self.privileged_obs_shape = privileged_obs_shape
+        self._seed = seed
+        self.core = self._made(device)
+
+    def _made(self, device: torch.device | str) -> rl.RolloutBuffer:
+        hidden = (rl.Carry(self.actor_hidden_shape), rl.Carry(self.critic_hidden_shape))
+        extra: dict[str, Any] = dict(zip(_HIDDEN, hidden, strict=True))
+        if self.privileged_obs_shape is not None:
+            extra[PRIVILEGED] = declared(self.privileged_obs_shape)
+        obs, action = declared(self.obs_shape), Field(self.action_shape, self.action_dtype)
+        return rl.RolloutBuffer(self.num_steps, self.num_envs, obs, action, extra=extra, device=device, seed=self._seed)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.core.device
+
+    @property
+    def step(self) -> int:
+        """How many steps are stored."""
+        return self.core.num_stored
+
+    def __len__(self) -> int:
+        """How many transitions are stored."""
+        return len(self.core)
+
+    def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
+        """Copy what is known before the step, as `RolloutBuffer.stage` does; then `add(None, None, None, …)`."""
+        refuse_full(self.core)
+        action = placed(None, actions, self.device)
+        self.core.stage(**observed(self, observations, privileged_observations), action=action)
+
+    def add(
+        self,
+        observations: Any,
+        privileged_observations: Any,
+        actions: Any,
+        rewards: Any,
+        dones: Any,
+        values: Any,
+        log_probs: Any,
+        actor_hidden_states: Any,
+        critic_hidden_states: Any,
+    ) -> None:
+        """Store one step of every environment; hidden states (layers, num_envs, hidden) are those it began with."""
+        refuse_full(self.core)
+        self.core.add(
+            **observed(self, observations, privileged_observations),
+            **outcome(self.device, actions, rewards, dones, values, log_probs),
+            actor_hidden_states=_batch_first(placed(None, actor_hidden_states, self.device)),
+            critic_hidden_states=_batch_first(placed(None, critic_hidden_states, self.device)),
+        )
+
+    def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
+        """Advantages and returns of the stored steps; `last_values` [num_envs] are of the observations after them."""
+        self.core.compute_advantage(placed(None, last_values, self.device), gamma=gamma, lam=gae_lambda)
+
+    def get_sequence_minibatches(
+        self, sequence_length: int, minibatch_size: int, *, shuffle: bool = True
+    ) -> Iterator[dict[str, Any]]:
+        """Every stored step once, as sequences `[sequence_length, B, …]`, `minibatch_size` of them at a time.
+
+        Hidden states are (layers, B, hidden), those that the sequences begin with. Unshuffled, sequences are in the
+        order of time, then environment.
+        """
+        if sequence_length <= 0:
+            raise ValueError("sequence_length must be positive")
+        if minibatch_size <= 0:
+            raise ValueError("minibatch_size must be positive")
+        if self.num_steps % sequence_length:
+            raise ValueError("num_steps must be divisible by sequence_length for recurrent PPO")
+        if self.step % sequence_length:
+            where, expected = "get_sequence_minibatches", f"a multiple of {sequence_length} steps"
+            raise NotReadyError(explain(where, expected, self.step, "Add the missing steps."))
+        return map(self._named, self._sequences(sequence_length, minibatch_size, shuffle))
+
+    def _sequences(self, length: int, batch_size: int, shuffle: bool) -> Iterable[TensorDict]:
+        if shuffle:
+            return self.core.sequences(length, batch_size=batch_size, split_episodes=False)
+        # The core goes through one environment after the other; "index" counts steps, then environments.
+        (whole,) = self.core.sequences(length, split_episodes=False, shuffle=False)
+        return whole[whole["index"].argsort()].split(batch_size)
+
+    def _named(self, batch: TensorDict) -> dict[str, Any]:
+        """A batch of the core under ApexRL's names, time first."""
+        hidden = {name: _batch_first(batch.pop(name)).contiguous() for name in _HIDDEN}
+        del batch["index"]
+        batch.batch_size = batch["mask"].shape
+        steps = batch.transpose(0, 1).contiguous()
+        return {**training_data(steps), "dones": read(steps, "terminated"), **hidden}
+
+    def clear(self) -> None:
+        """Forget the stored steps."""
+        self.core.clear()
+
+    def to(self, device: torch.device | str) -> RolloutRNNBuffer:
+        """Move the stored steps to another device; returns the buffer itself."""
+        self.core = refilled(self._made(device), self.core)
+        return self
+
+
+def _batch_first(hidden: Any) -> Any:
+    """(layers, batch, hidden) as (batch, layers, hidden), and back."""
+    return hidden if hidden is None or hidden.ndim < 2 else torch.as_tensor(hidden).transpose(0, 1)

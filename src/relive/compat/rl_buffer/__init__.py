@@ -1,0 +1,48 @@
+"""rl-buffer's names on our core: its replay buffers (shared, prioritized), `RolloutBuffer`, `StatsTracker`, `SumTree`.
+
+Sizes (`len`, `capacity`, `full`) count time steps; the `total_` ones count transitions. What is different here, because
+it matters for learning:
+
+- `done` is what the step just taken led to, for advantages as for statistics: `done[t]` ends the episode after step t.
+  `last_dones` may say the same of the last step once more.
+- Only stored steps are trained on, and before advantages are computed there is nothing to train on.
+- Truncated steps end an episode in the statistics.
+- `reset()` forgets priorities too. Indices name rows for ever, so that a priority meant for a row that was overwritten
+  changes nothing.
+- A rollout with `ResetStrategy.RECURRENT` stays in the order of time: the oldest step makes room.
+- `explained_variance` of a rollout is that of its returns by its values.
+- A step that does not fit changes nothing, next observations have the dtype of observations, and everything is stored
+  on `store_device`, or on `device` where there is none.
+- No global generator is used: `seed=` makes draws repeatable.
+"""
+
+from relive.compat.rl_buffer.limits import BaseBuffer, ResetStrategy
+from relive.compat.rl_buffer.replay import (
+    PrioritizedReplayBatch,
+    PrioritizedReplayBuffer,
+    ReplayBatch,
+    ReplayBuffer,
+    SharedMemoryComponents,
+    SharedReplayBuffer,
+    SharedStates,
+)
+from relive.compat.rl_buffer.rollout import RolloutBatch, RolloutBuffer, explained_variance
+from relive.compat.rl_buffer.statistics import StatsTracker
+from relive.compat.rl_buffer.sum_tree import SumTree
+
+__all__ = [
+    "BaseBuffer",
+    "PrioritizedReplayBatch",
+    "PrioritizedReplayBuffer",
+    "ReplayBatch",
+    "ReplayBuffer",
+    "ResetStrategy",
+    "RolloutBatch",
+    "RolloutBuffer",
+    "SharedMemoryComponents",
+    "SharedReplayBuffer",
+    "SharedStates",
+    "StatsTracker",
+    "SumTree",
+    "explained_variance",
+]

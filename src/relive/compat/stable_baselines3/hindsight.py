@@ -1,0 +1,129 @@
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
+"""`HerReplayBuffer`: Stable-Baselines3's hindsight experience replay."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any, Literal
+
+import numpy as np
+import stable_baselines3.her.her_replay_buffer as theirs
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY, GoalSelectionStrategy
+from tensordict import TensorDict
+
+from relive.compat.stable_baselines3.replay import DictReplayBuffer
+from relive.errors import NotReadyError, SchemaError, explain
+from relive.schema import Declaration, Field
+from relive.views import Hindsight, View
+
+_STRATEGIES: dict[GoalSelectionStrategy, Literal["future", "final", "episode"]] = {
+    GoalSelectionStrategy.FUTURE: "future",
+    GoalSelectionStrategy.FINAL: "final",
+    GoalSelectionStrategy.EPISODE: "episode",
+}
+
+
+class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
+    """Transitions of which `n_sampled_goal` in `n_sampled_goal + 1` have a goal that their own episode reached.
+
+    Rewards come from the environment's `compute_reward`; `dones` are not relabelled. Steps of episodes that have not
+    ended yet, or that are partly overwritten, are drawn like all others: their goals are among what is stored.
+    """
+
+    env: VecEnv | None
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Dict,
+        action_space: spaces.Space[Any],
+        env: VecEnv,
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        n_sampled_goal: int = 4,
+        goal_selection_strategy: GoalSelectionStrategy | str = "future",
+        copy_info_dict: bool = False,
+    ) -> None:
+        self.copy_info_dict = copy_info_dict
+        super().__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device,
+            n_envs,
+            optimize_memory_usage,
+            handle_timeout_termination,
+        )
+        self.env = env
+        self.goal_selection_strategy = _strategy(goal_selection_strategy)
+        self.n_sampled_goal = n_sampled_goal
+        self.her_ratio = 1 - 1 / (n_sampled_goal + 1)
+        self.infos = np.empty((self.buffer_size, n_envs) if copy_info_dict else (0, n_envs), object)
+
+    def _extra(self) -> dict[str, Declaration]:
+        return {"place": Field((), torch.int64)} if self.copy_info_dict else {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "env": None}
+
+    def set_env(self, env: VecEnv) -> None:
+        """Say whose `compute_reward` is asked, after loading."""
+        if self.env is not None:
+            raise SchemaError(explain("set_env", "a buffer without an environment", "one that has it", "Set it once."))
+        self.env = env
+
+    def add(
+        self,
+        obs: Any,
+        next_obs: Any,
+        action: np.ndarray,
+        reward: np.ndarray,
+        done: np.ndarray,
+        infos: list[dict[str, Any]],
+    ) -> None:
+        """Store one step of every environment; its `infos` too with `copy_info_dict`."""
+        position = self.pos
+        if self.copy_info_dict:
+            self._beside["place"] = np.arange(position * self.n_envs, (position + 1) * self.n_envs)
+        super().add(obs, next_obs, action, reward, done, infos)
+        if self.copy_info_dict:
+            self.infos[position] = infos
+
+    def _view(self, env: VecNormalize | None) -> View:
+        strategy = _STRATEGIES[self.goal_selection_strategy]
+        return Hindsight("desired_goal", "achieved_goal", self._judge, self.her_ratio, strategy)
+
+    def _judge(self, achieved: torch.Tensor, goal: torch.Tensor, rows: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rewards of steps for other goals; whether they ended their episodes stays."""
+        if self.env is None:
+            raise NotReadyError(explain("sample", "an environment to compute rewards", "none", "Call set_env(env)."))
+        infos: Any = [{} for _ in range(len(goal))]
+        if self.copy_info_dict:
+            infos = copy.deepcopy(self.infos.reshape(-1)[rows["place"].numpy()])
+        rewards = self.env.env_method("compute_reward", achieved.numpy(), goal.numpy(), infos, indices=[0])[0]
+        return torch.from_numpy(np.asarray(rewards, np.float32).reshape(-1, 1)), rows["terminated"]
+
+    def truncate_last_trajectory(self) -> None:
+        """The episodes that have not ended were abandoned, as after loading: the next step starts another."""
+        unfinished = self._core.is_open
+        if unfinished.any():
+            warnings.warn(
+                "The last trajectory in the replay buffer will be truncated. If its episode goes on, load with "
+                "truncate_last_traj=False.",
+                stacklevel=2,
+            )
+            self._core.cut()
+
+
+def _strategy(given: GoalSelectionStrategy | str) -> GoalSelectionStrategy:
+    strategy = KEY_TO_GOAL_STRATEGY.get(given.lower()) if isinstance(given, str) else given
+    if not isinstance(strategy, GoalSelectionStrategy):
+        known = ", ".join(KEY_TO_GOAL_STRATEGY)
+        raise SchemaError(explain("goal_selection_strategy", f"one of {known}", repr(given), "Pass one of them."))
+    return strategy

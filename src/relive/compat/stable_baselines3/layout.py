@@ -1,0 +1,80 @@
+# pyright: reportMissingImports=false
+"""How Stable-Baselines3 lays out observations: a shape and a dtype for every space, one level of names in a Dict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import get_obs_shape
+
+from relive.schema import Field
+
+Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]
+
+
+def fields_of(space: spaces.Space[Any]) -> Field | dict[str, Field]:
+    """An observation space as it is stored: with its own dtype, a float64 too."""
+    shape: Any = get_obs_shape(space)
+    if isinstance(space, spaces.Dict):
+        return {key: Field(shape[key], _dtype(part)) for key, part in space.spaces.items()}
+    return Field(shape, _dtype(space))
+
+
+def _dtype(space: spaces.Space[Any]) -> Any:
+    return space.dtype
+
+
+def given_shapes(space: spaces.Space[Any], n_envs: int) -> Shapes:
+    """The shapes of one step's observations."""
+    shape = get_obs_shape(space)
+    if isinstance(shape, dict):
+        return {key: (n_envs, *part) for key, part in shape.items()}
+    return (n_envs, *shape)
+
+
+def shaped(shapes: Shapes, obs: Any) -> Any:
+    """One step's observations in these shapes; other keys of a dict are left out."""
+    if isinstance(shapes, dict):
+        return {key: shaped(shape, obs[key]) for key, shape in shapes.items()}
+    array = np.asarray(obs)
+    if array.shape == shapes:
+        return array
+    # Discrete comes as (n,), one environment perhaps as it is: only axes of length one may differ.
+    alike = [n for n in array.shape if n != 1] == [n for n in shapes if n != 1]
+    return array.reshape(shapes) if alike else array
+
+
+def shaped_pair(shapes: Shapes, obs: Any, next_obs: Any) -> tuple[Any, Any]:
+    """An observation and the next one in these shapes, and each in memory of its own.
+
+    The same array may be given as both, since both are copied.
+    """
+    if isinstance(shapes, dict):
+        pairs = [shaped_pair(shape, obs[key], next_obs[key]) for key, shape in shapes.items()]
+        first, second = zip(*pairs, strict=True)
+        return dict(zip(shapes, first, strict=True)), dict(zip(shapes, second, strict=True))
+    if type(obs) is not np.ndarray or obs.shape != shapes:
+        obs = shaped(shapes, obs)
+    if type(next_obs) is not np.ndarray or next_obs.shape != shapes:
+        next_obs = shaped(shapes, next_obs)
+    # Two arrays that own their memory share none; asking costs as much as storing.
+    if obs is next_obs or obs.base is not None or next_obs.base is not None:
+        next_obs = next_obs.copy() if np.may_share_memory(obs, next_obs) else next_obs
+    return obs, next_obs
+
+
+def numpy_of(batch: Any) -> Any:
+    """A tensor, or a TensorDict of tensors, as numpy."""
+    if isinstance(batch, torch.Tensor):
+        return batch.numpy(force=True)
+    return {key: leaf.numpy(force=True) for key, leaf in batch.items()}
+
+
+def torch_of(obs: Any, device: torch.device) -> Any:
+    """An array, or a dict of arrays, on a device."""
+    if isinstance(obs, np.ndarray):
+        return torch.as_tensor(obs, device=device)
+    return {key: torch.as_tensor(leaf, device=device) for key, leaf in obs.items()}

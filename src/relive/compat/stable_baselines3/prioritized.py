@@ -1,0 +1,72 @@
+# pyright: reportMissingImports=false
+"""`PrioritizedReplayBuffer`: what Stable-Baselines3 has no buffer for, in the form of its other ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
+from stable_baselines3.common.vec_env import VecNormalize
+from tensordict import TensorDict
+
+from relive.compat.stable_baselines3.replay import ReplayBuffer
+from relive.samplers import Prioritized, Sampler
+
+_RISING = LinearSchedule(0.4, 1.0, 1.0)
+
+
+class PrioritizedReplayBufferSamples(NamedTuple):
+    """A batch of `ReplayBuffer`, and what makes up for the draws not being uniform."""
+
+    observations: Any
+    actions: torch.Tensor
+    next_observations: Any
+    dones: torch.Tensor
+    rewards: torch.Tensor
+    discounts: torch.Tensor | None
+    weights: torch.Tensor
+    """Importance weights in (0, 1], [B, 1]."""
+    indices: torch.Tensor
+    """What `update_priorities` calls these rows."""
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """Transitions drawn in proportion to (priority + eps)^alpha; new ones have the largest priority so far.
+
+    `beta` is the exponent of the weights: a number, or a schedule of the `progress_remaining` that the algorithm sets.
+    Any algorithm can draw from this buffer; only those that use `weights` and call `update_priorities` learn from it
+    as they should. All else is `ReplayBuffer`'s. (Schaul et al., Prioritized Experience Replay, 2016.)
+    """
+
+    progress_remaining = 1.0
+    """How much of the training is left: from 1 to 0."""
+
+    def __init__(
+        self,
+        *args: Any,
+        alpha: float = 0.6,
+        beta: float | Callable[[float], float] = _RISING,
+        eps: float = 1e-6,
+        **kwargs: Any,
+    ) -> None:
+        self.alpha, self.beta, self.eps = alpha, FloatSchedule(beta), eps
+        super().__init__(*args, **kwargs)
+
+    def _sampler(self) -> Sampler:
+        return Prioritized(self.alpha, lambda _: self.beta(self.progress_remaining), self.eps)
+
+    def _samples(self, batch: TensorDict, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
+        weight = batch.get("weight", None)
+        weight = batch["reward"].new_ones(len(batch)) if weight is None else weight  # rows that nobody drew
+        samples: Any = super()._samples(batch, env)
+        return PrioritizedReplayBufferSamples(
+            *samples, weights=weight.to(self.device).unsqueeze(1), indices=batch["index"]
+        )
+
+    def update_priorities(self, indices: torch.Tensor, priorities: torch.Tensor | np.ndarray) -> None:
+        """Give the rows `indices` of a batch new priorities, such as absolute TD errors; skip those overwritten."""
+        values = torch.as_tensor(priorities).detach().cpu().reshape(-1)
+        self._core.update_priority(indices, values)

@@ -1,0 +1,121 @@
+"""Batches that are gathered while the learner computes."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDict
+
+from relive.batch import check_size
+from relive.schema import positive
+from relive.views import Transition, View
+
+
+class Source(Protocol):
+    """Whatever batches are sampled from: a replay buffer, or something around one."""
+
+    def sample(self, batch_size: int, view: View | None = None, *, device: Any = None) -> TensorDict: ...
+
+
+def prefetch(
+    replay: Source,
+    batch_size: int,
+    view: View | None = None,
+    depth: int = 2,
+    device: torch.device | str | None = None,
+) -> Prefetch:
+    """Batches of `replay.sample(batch_size, view, device=device)` without end, up to `depth` of them made ahead.
+
+    A thread of its own samples them, in the order in which `sample` would give them: with a seed, and nothing added
+    meanwhile, they are the same. What is added or updated takes effect `depth` batches later. An error of `sample` is
+    raised in its turn, and the next batch is then tried anew.
+
+    >>> from relive import ReplayBuffer
+    >>> replay = ReplayBuffer(100, obs=2, action=(), seed=0)
+    >>> replay.add([0.0, 0.0], 0.5, 1.0, terminated=False, truncated=False, next_obs=[1.0, 0.0])
+    >>> with prefetch(replay, 4) as batches:
+    ...     for _, batch in zip(range(3), batches):
+    ...         assert batch["obs"].shape == (4, 2)
+    """
+    check_size("prefetch", batch_size)
+    return Prefetch(
+        _Ahead(replay, batch_size, Transition() if view is None else view, device, positive("depth", depth))
+    )
+
+
+class _Ahead:
+    """Batches between the thread that makes them and the one that takes them."""
+
+    def __init__(self, source: Source, batch_size: int, view: View, device: Any, depth: int) -> None:
+        self._source, self._batch_size, self._view, self._device = source, batch_size, view, device
+        self._depth = depth
+        self._made: deque[TensorDict | BaseException] = deque()
+        self._changed = threading.Condition()
+        self._worker: threading.Thread | None = None
+        self.is_closed = False
+
+    def take(self) -> TensorDict:
+        with self._changed:
+            if self.is_closed:
+                raise StopIteration
+            if self._worker is None and not self._made:
+                self._worker = threading.Thread(target=self._make, name="relive.prefetch", daemon=True)
+                self._worker.start()
+            self._changed.wait_for(lambda: self._made or self.is_closed)
+            if not self._made:
+                raise StopIteration
+            made = self._made.popleft()
+            self._changed.notify_all()
+        if isinstance(made, BaseException):
+            raise made
+        return made
+
+    def _make(self) -> None:
+        going = True
+        while going:
+            try:
+                made = self._source.sample(self._batch_size, self._view, device=self._device)
+            except BaseException as error:  # for whoever takes it
+                made, going = error, False
+            with self._changed:
+                self._made.append(made)
+                if not going:
+                    self._worker = None
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: len(self._made) < self._depth or self.is_closed)
+                going = going and not self.is_closed
+
+    def close(self) -> None:
+        with self._changed:
+            self.is_closed = True
+            self._made.clear()
+            self._changed.notify_all()
+            worker = self._worker
+        if worker is not None and worker is not threading.current_thread():
+            worker.join()
+
+
+class Prefetch(Iterator[TensorDict]):
+    """An endless iterator over batches; `close()`, leaving a `with`, or forgetting it ends its thread."""
+
+    def __init__(self, ahead: _Ahead) -> None:
+        self._ahead = ahead
+        weakref.finalize(self, ahead.close)
+
+    def __next__(self) -> TensorDict:
+        return self._ahead.take()
+
+    def close(self) -> None:
+        """End the thread. Batches that were made ahead are dropped, and the iterator is at its end."""
+        self._ahead.close()
+
+    def __enter__(self) -> Prefetch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,56 @@
+"""One replay buffer in several processes of a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from relive.errors import SchemaError, explain
+from relive.memory import Memory
+from relive.memory.shared import Address, SharedRoom
+from relive.replay import ReplayBuffer
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Where a replay buffer is and how it was made: small, to be sent to another process of this machine."""
+
+    address: Address
+    settings: Mapping[str, Any] = field(repr=False)
+
+
+def handle_of(replay: ReplayBuffer) -> Handle:
+    """See `ReplayBuffer.handle`."""
+    room = replay._storage.room
+    if not isinstance(room, SharedRoom):
+        remedy = "Make it with device=rl.Memory.shared()."
+        raise SchemaError(explain("handle", "a buffer in shared memory", f"one on {replay.device}", remedy))
+    trees = dict(replay._schema.trees)
+    named = {name: trees.pop(name) for name in ("obs", "action", "reward")}
+    for name in ("terminated", "truncated"):
+        del trees[name]
+    settings = {
+        **named,
+        "capacity": replay.capacity,
+        "num_envs": replay.num_envs,
+        "extra": trees,
+        "sampler": replay.sampler,
+        "next_obs": "stored" if replay._storage.keeps_next else "shared",
+        "autoreset": replay.autoreset,
+    }
+    return Handle(room.address, settings)
+
+
+def connect(handle: Handle, *, seed: int | None = None) -> ReplayBuffer:
+    """The buffer that `replay.handle()` was called on, in this process: the same rows, priorities and ids.
+
+    Draws, epochs and staged fields are each process's own, and so is `seed`; how many rows were drawn is counted
+    together. The process that made the handle must be alive now, but not later: the memory goes with the last process
+    that has it.
+    """
+    if not isinstance(handle, Handle):
+        raise SchemaError(explain("connect", "what replay.handle() gives", repr(handle), "Pass that."))
+    return ReplayBuffer(**handle.settings, device=Memory(torch.device("cpu"), place=handle.address), seed=seed)

@@ -1,0 +1,17 @@
+"""What a correct experience buffer does, asked of this library, of its peers, and of your own buffer.
+
+`relive conformance` runs the cases; `relive conformance my_package:MyBuffer` asks your own.
+"""
+
+from relive.conformance.case import Case
+from relive.conformance.cases import CASES
+from relive.conformance.outcome import Differs, Outcome
+from relive.conformance.peers.off_policy import NotOffered, ReplayShape, Transitions
+from relive.conformance.peers.protocol import Peer
+
+__all__ = ["CASES", "Case", "Differs", "NotOffered", "Outcome", "Peer", "ReplayShape", "Transitions", "case"]
+
+
+def case(number: str) -> Case:
+    """The case of this number, "T1" to "T28"."""
+    return {found.number: found for found in CASES}[number]

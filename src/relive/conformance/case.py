@@ -1,0 +1,78 @@
+"""A case: a number, a sentence, what is expected, and a check that any adapter can be given to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from relive.conformance.outcome import DIFFERS, NOT_OFFERED, PASSES, Differs, Outcome
+from relive.conformance.peers.off_policy import NotOffered
+from relive.conformance.peers.protocol import Peer
+
+Check = Callable[[Peer], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing that a correct buffer does."""
+
+    number: str
+    sentence: str
+    expected: str
+    check: Check
+    """Returns if the peer passes, else raises `Differs` or `NotOffered`."""
+    misuse: bool = False
+    """It is about input that no documentation allows: few libraries promise anything there."""
+
+    def __str__(self) -> str:
+        return self.number
+
+    def run(self, peer: Peer) -> Outcome:
+        """Ask one library; whatever it raises is what it says."""
+        if reason := peer.notes.get(self.number):
+            return Outcome(NOT_OFFERED, reason=reason)
+        try:
+            with _seeded():
+                self.check(peer)
+        except NotOffered as refusal:
+            return Outcome(NOT_OFFERED, reason=str(refusal) or "none of this kind")
+        except Differs as difference:
+            return Outcome(DIFFERS, difference.expected, difference.got)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        # Native libraries raise what is no Exception, too.
+        except BaseException as error:
+            text = " ".join(str(error).split())
+            return Outcome(DIFFERS, self.expected, f"{type(error).__name__}: {text[:160]}")
+        return Outcome(PASSES)
+
+    def require(self, subject: Any) -> bool:
+        """Raise `Differs` if the subject of `as_peer` does not pass; False says that it does not offer the case."""
+        from relive.conformance.target import as_peer  # noqa: PLC0415 (a target may be made of cases' own parts)
+
+        outcome = self.run(as_peer(subject))
+        if outcome.status == DIFFERS:
+            raise Differs(outcome.expected, outcome.got)
+        return outcome.status == PASSES
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Libraries that draw from global generators draw the same each time, and the caller's are left alone."""
+    numpy_state = np.random.get_state()  # noqa: NPY002 (kept and put back)
+    python_state, torch_state = random.getstate(), torch.get_rng_state()
+    try:
+        np.random.seed(0)  # noqa: NPY002
+        random.seed(0)
+        torch.manual_seed(0)
+        yield
+    finally:
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)
+        torch.set_rng_state(torch_state)

@@ -1,0 +1,147 @@
+"""T21, T22, T27, T28: what comes in, and what it may change."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from relive.conformance.case import Case
+from relive.conformance.outcome import Differs, figures, require
+from relive.conformance.peers.off_policy import Array, ReplayShape, Transitions
+from relive.conformance.peers.protocol import Peer
+from relive.conformance.probe import Probe, offered
+from relive.conformance.story import Story, same_transitions, told
+
+
+def copies(peer: Peer) -> None:
+    story = told([(5, "open")])
+    probe = Probe(offered(peer.replay, "replay buffer")(story.shape(8)))
+    given = list(story.steps())
+    for step in given:
+        probe.add(step)
+    for step in given:
+        for field in fields(Transitions):
+            getattr(step, field.name)[...] = 0
+    _unchanged(probe, story, "the arrays that were added")
+    for leaf in probe.sample(5):
+        # What cannot be written to, cannot be spoiled.
+        if leaf is not None and leaf.flags.writeable:
+            leaf[...] = 0
+    _unchanged(probe, story, "a batch that was drawn")
+
+
+def _unchanged(probe: Probe, story: Story, what: str) -> None:
+    try:
+        same_transitions(probe.draw(60), story)
+    except Differs as difference:
+        raise Differs(f"{difference.expected} after the caller changed {what}", difference.got) from None
+
+
+IMAGES = ReplayShape(capacity=8, num_envs=1, obs=(2, 2, 1), action_dim=1, dtype=np.uint8)
+
+
+def _image(x: Any, reward: type = np.float32) -> Transitions:
+    obs, flag = np.full((1, 2, 2, 1), x), np.zeros(1, bool)
+    return Transitions(
+        obs, np.zeros((1, 1), np.float32), np.full(1, 0.5, reward), flag, flag.copy(), obs + obs.dtype.type(1)
+    )
+
+
+def dtypes(peer: Peer) -> None:
+    probe = Probe(offered(peer.replay, "replay buffer")(IMAGES))
+    for x in (200, 201, 202):
+        probe.add(_image(np.uint8(x), np.float64))
+    batch = probe.sample(3)
+    for name in ("obs", "next_obs"):
+        array: Array = getattr(batch, name)
+        require(array.dtype == np.uint8, f"{name} of uint8", array.dtype)
+    seen = set(batch.next_obs.reshape(-1).tolist())
+    require(seen <= {201, 202, 203}, "next_obs from 201 to 203", sorted(seen))
+    require(set(batch.reward.tolist()) == {0.5}, "float64 rewards of 0.5", figures(batch.reward))
+    try:
+        probe.add(_image(np.float32(0.75)))
+    except Exception:
+        return
+    stored = sorted(set(probe.draw(64).obs.reshape(-1).tolist()) - {200, 201, 202})
+    raise Differs("0.75 into a field of uint8 to be refused", f"accepted, and stored as {stored}")
+
+
+EIGHT = told(*[[(6, "open")]] * 8)
+WRONG_SHAPES = {
+    "obs of one environment, (1, 2), for eight": lambda step: replace(step, obs=step.obs[:1]),
+    "next_obs (2,) for (8, 2)": lambda step: replace(step, next_obs=step.next_obs[0]),
+    "a number for eight rewards": lambda step: replace(step, reward=np.float32(7.0)),
+    "one flag for eight": lambda step: replace(step, terminated=np.ones(1, bool)),
+}
+
+
+def shapes(peer: Peer) -> None:
+    make = offered(peer.replay, "replay buffer")
+    for what, wrong in WRONG_SHAPES.items():
+        probe = Probe(make(EIGHT.shape(4))).add_all(EIGHT.steps(0, 1))
+        step = next(EIGHT.steps(1, 2))
+        try:
+            probe.add_raw(wrong(step))
+        except Exception:
+            continue
+        raise Differs(f"{what} to be refused", f"accepted: {probe.stored} rows stored")
+
+
+def nothing_happened(peer: Peer) -> None:
+    make = offered(peer.replay, "replay buffer")
+    story, refused = told([(12, "open")]), 0
+    for field in ("obs", "action", "reward", "next_obs"):
+        probe = Probe(make(story.shape(8))).add_all(story.steps(0, 10))
+        before = probe.stored
+        step = next(story.steps(10, 11))
+        wrong = replace(step, **{field: np.zeros((1, 7), np.float32)})
+        try:
+            probe.add_raw(wrong)
+        except BaseException as error:
+            refusal, refused = type(error).__name__, refused + 1
+        else:
+            continue
+        where = f"after an add with {field} of shape (1, 7) raised {refusal}"
+        require(probe.stored == before, f"{before} rows {where}", probe.stored)
+        try:
+            same_transitions(probe.draw(240), story)
+            drawn = {t for _, t in same_transitions(probe.add_all(story.steps(10, 11)).draw(240), story)}
+        except Differs as difference:
+            raise Differs(f"{difference.expected} {where}", difference.got) from None
+        except BaseException as error:
+            raise Differs(f"sampling and adding to go on {where}", f"{type(error).__name__}: {error}") from None
+        require(drawn == set(range(3, 11)), f"rows 3 to 10 {where} and a good one followed", f"rows {sorted(drawn)}")
+    require(refused, "an add with a field of shape (1, 7) for (1, 2) or (1,) to be refused", "every one accepted")
+
+
+CASES = (
+    Case(
+        "T21",
+        "Arrays that are changed after they were added, and batches that the caller changes.",
+        "the buffer is as it was",
+        copies,
+    ),
+    Case(
+        "T22",
+        "uint8 observations, float64 rewards, and a float into an integer field.",
+        "uint8 comes out as uint8, rewards are accepted, the float is refused",
+        dtypes,
+        misuse=True,
+    ),
+    Case(
+        "T27",
+        "Shapes that could be broadcast: one environment's row or a number where eight are expected.",
+        "refused",
+        shapes,
+        misuse=True,
+    ),
+    Case(
+        "T28",
+        "An add that raises, because one field has the wrong shape.",
+        "size, content and the place of the next row are as before",
+        nothing_happened,
+        misuse=True,
+    ),
+)

@@ -1,0 +1,119 @@
+"""T13, T20, T23: how rows are drawn."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from relive.conformance.case import Case
+from relive.conformance.cases.priorities import Ranked, check_share
+from relive.conformance.outcome import Differs, require
+from relive.conformance.peers.off_policy import ALPHA, NotOffered
+from relive.conformance.peers.protocol import Peer
+from relive.conformance.probe import Probe, offered
+from relive.conformance.story import Story, told
+
+CAPACITY = 40
+
+
+def in_proportion(peer: Peer) -> None:
+    make = offered(peer.replay, "replay buffer")
+    for pushed, when in ((30, "30 rows in a ring of 40"), (70, "70 rows in a ring of 40")):
+        story = told([(pushed, "open")])
+        probe = Probe(make(story.shape(CAPACITY))).add_all(story.steps())
+        _check_uniform(probe, story, when)
+        if probe.promise("save") is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                path = str(Path(folder) / "saved")
+                probe.verb("save")(path)
+                loaded = Probe(make(story.shape(CAPACITY)))
+                loaded.verb("load")(path)
+                if loaded.stored == probe.stored:  # that everything comes back is T17's subject
+                    _check_uniform(loaded, story, f"{when}, saved and loaded")
+    try:
+        ranked = Ranked(offered(peer.prioritized, "prioritized buffer"), CAPACITY)
+    except NotOffered:
+        return
+    priority = np.linspace(0.5, 5, CAPACITY)
+    ranked.set(np.arange(CAPACITY), priority)
+    share = priority**ALPHA / (priority**ALPHA).sum()
+    check_share(ranked.counts(200 * CAPACITY)[0], share, "priorities from 0.5 to 5")
+
+
+def _check_uniform(probe: Probe, story: Story, when: str) -> None:
+    stored = min(len(story), CAPACITY)
+    rows = [t for _, t in story.rows_of(probe.draw(200 * stored).obs)]
+    counts = np.bincount(rows, minlength=len(story))[len(story) - stored :]
+    check_share(counts, np.full(stored, 1 / stored), when)
+
+
+def the_seed_decides(peer: Peer) -> None:
+    make = offered(peer.replay, "replay buffer")
+    story = told([(64, "open")])
+
+    def drawn(seed: int | None) -> list[float]:
+        probe = Probe(make(story.shape(64, seed))).add_all(story.steps())
+        if reason := probe.promise("draws_from"):
+            raise NotOffered(reason)
+        return [float(x) for _ in range(4) for x in probe.sample(16).obs[:, 0]]
+
+    before = _global_states()
+    first = drawn(3)
+    require(first == drawn(3), "the same draws for the same seed", "others")
+    require(first != drawn(4), "other draws for another seed", "the same")
+    if not Probe(make(story.shape(64))).promise("default_seed"):
+        require(drawn(None) != drawn(None), "two buffers without a seed to draw differently", "the same draws")
+    require(before == _global_states(), "the generators of random, numpy and torch untouched", "one was used")
+
+
+def _global_states() -> tuple[bytes, ...]:
+    numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002 (looked at, not used)
+    states = repr(random.getstate()), repr(numpy_state["state"]["key"].tolist()), repr(numpy_state["state"]["pos"])
+    return (*(state.encode() for state in states), torch.get_rng_state().numpy().tobytes())
+
+
+def too_little_data(peer: Peer) -> None:
+    story = told([(3, "open")])
+    make = offered(peer.replay, "replay buffer")
+    try:
+        batch = Probe(make(story.shape(8))).sample(1)
+    except Exception:
+        batch = None
+    require(batch is None, "an error from sampling an empty buffer", f"{0 if batch is None else len(batch.obs)} rows")
+    if peer.without_replacement is None:
+        return
+    probe = Probe(peer.without_replacement(story.shape(8))).add_all(story.steps(0, 1))
+    if probe.promise("fewer_is_documented"):
+        return
+    try:
+        batch = probe.sample(8)
+    except Exception:
+        return
+    raise Differs("an error from sampling 8 of 1 row without replacement", f"{len(batch.obs)} rows")
+
+
+CASES = (
+    Case(
+        "T13",
+        "χ² of uniform and of prioritized draws, before and after the ring wrapped, and after a load.",
+        "rows are drawn in proportion",
+        in_proportion,
+    ),
+    Case(
+        "T20",
+        "Draws of two buffers with the same seed, with other seeds, and without.",
+        "the seed decides, without one they differ, and global generators are untouched",
+        the_seed_decides,
+    ),
+    Case(
+        "T23",
+        "Sampling an empty buffer; 8 rows of 1 without replacement.",
+        "an error",
+        too_little_data,
+        misuse=True,
+    ),
+)

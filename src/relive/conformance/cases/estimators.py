@@ -1,0 +1,71 @@
+"""T1, T2: an end belongs to its own step, and a truncated one bootstraps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relive.conformance.case import Case
+from relive.conformance.outcome import same
+from relive.conformance.peers.off_policy import Array, NotOffered
+from relive.conformance.peers.protocol import Gae, Peer, Trajectory
+
+
+def column(numbers: list[float], dtype: type = np.float32) -> Array:
+    """[T] numbers of one environment as [T, 1]."""
+    return np.array(numbers, dtype)[:, None]
+
+
+INSIDE = Trajectory(
+    reward=column([1, 1, 1]),
+    value=column([0, 0, 10]),
+    next_value=column([0, 10, 0]),
+    terminated=column([0, 1, 0], bool),
+    truncated=column([0, 0, 0], bool),
+)
+CUT_OFF = Trajectory(
+    reward=column([1, 1, 1]),
+    value=column([0, 0, 10]),
+    next_value=column([0, 5, 0]),
+    terminated=column([0, 0, 0], bool),
+    truncated=column([0, 1, 0], bool),
+)
+
+
+def estimators(peer: Peer) -> list[type[Gae]]:
+    """Every way in which the library estimates advantages."""
+    found = [estimator for estimator in (peer.gae, peer.collected) if estimator is not None]
+    if not found:
+        raise NotOffered("no advantage estimator")
+    return found
+
+
+def returns(estimator: type[Gae], trajectory: Trajectory, *, gamma: float = 1.0, lam: float = 1.0) -> Array:
+    """[T, N] returns of one way to estimate."""
+    made = estimator()
+    return made.read(made.prepare(trajectory, gamma=gamma, lam=lam)())[1]
+
+
+def an_end_inside(peer: Peer) -> None:
+    for estimator in estimators(peer):
+        same("returns", returns(estimator, INSIDE), column([2, 1, 1]), 1e-5)
+
+
+def a_truncation_inside(peer: Peer) -> None:
+    for estimator in estimators(peer):
+        same("returns", returns(estimator, CUT_OFF), column([7, 6, 1]), 1e-5)
+
+
+CASES = (
+    Case(
+        "T1",
+        "GAE with an episode's end inside: reward [1, 1, 1], value [0, 0, 10], terminated after step 1, γ = λ = 1.",
+        "returns [2, 1, 1]",
+        an_end_inside,
+    ),
+    Case(
+        "T2",
+        "The same with a truncation whose final observation has the value 5: bootstrapped, and the chain is cut.",
+        "returns [7, 6, 1]",
+        a_truncation_inside,
+    ),
+)

@@ -1,0 +1,68 @@
+"""T26: frame stacks that are rebuilt from single frames."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relive.conformance.case import Case
+from relive.conformance.outcome import require
+from relive.conformance.peers.off_policy import Array, Transitions
+from relive.conformance.peers.protocol import Peer
+from relive.conformance.probe import Probe, offered
+from relive.conformance.story import Story
+
+STACK = 4
+LENGTHS = (9, 3, 1, 12, 5, 8, 2, 10, 7)
+CAPACITY = 24
+
+
+def _stacks(frames: Array) -> Array:
+    """[L + 1, H, W] → [L + 1, H, W, STACK], the newest last; the first frame fills the stacks of an episode's start."""
+    padded = np.concatenate([np.repeat(frames[:1], STACK - 1, 0), frames])
+    return np.stack([padded[k : k + len(frames)] for k in range(STACK)], -1)
+
+
+def _story() -> Story:
+    random, parts = np.random.default_rng(0), []
+    for number, length in enumerate(LENGTHS):
+        stacks = _stacks(random.integers(1, 255, (length + 1, 3, 2), dtype=np.uint8))
+        ends = np.arange(length) == length - 1
+        action, reward = np.full((length, 1), number, np.float32), np.arange(length, dtype=np.float32)
+        terminated, truncated = ends & (number % 2 == 0), ends & (number % 2 == 1)
+        parts.append((stacks[:-1], action, reward, terminated, truncated, stacks[1:]))
+    return Story([Transitions(*(np.concatenate(column) for column in zip(*parts, strict=True)))])
+
+
+def rebuilt(peer: Peer) -> None:
+    make, story = offered(peer.stacked, "stacks that are kept as single frames"), _story()
+    probe = Probe(make(story.shape(CAPACITY)))
+    place = {
+        (float(a[0]), float(r)): t
+        for t, (a, r) in enumerate(zip(story.envs[0].action, story.envs[0].reward, strict=True))
+    }
+    for written, step in enumerate(story.steps(), 1):
+        probe.add(step)
+        if written % 6:
+            continue
+        batch = probe.draw(96)
+        for i in range(len(batch.obs)):
+            t = place[float(batch.action[i].reshape(-1)[0]), float(batch.reward[i])]
+            _equal(f"obs of step {t} after {written}", batch.obs[i], story.envs[0].obs[t])
+            # What follows an end or the newest step is T7's subject.
+            if t + 1 < written and not story.envs[0].ended[t]:
+                _equal(f"next_obs of step {t} after {written}", batch.next_obs[i], story.envs[0].next_obs[t])
+
+
+def _equal(what: str, got: Array, expected: Array) -> None:
+    newest, given = (array[0, 0].tolist() for array in (got, expected))
+    require(np.array_equal(got, expected), f"{what}: its upper left pixels {given}", newest)
+
+
+CASES = (
+    Case(
+        "T26",
+        "Frame stacks rebuilt from single frames, across starts of episodes and the ring's seam.",
+        "the stacks that the environment gave",
+        rebuilt,
+    ),
+)

@@ -1,0 +1,64 @@
+"""T14: hindsight goals."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relive.conformance.case import Case
+from relive.conformance.outcome import require, same
+from relive.conformance.peers.off_policy import GoalReplay, GoalStep, NotOffered, missed
+from relive.conformance.peers.protocol import Peer
+from relive.conformance.probe import offered
+
+LENGTHS = (6, 4, 7, 5, 6)
+"""Of episodes; together more than the ring holds, and each fits."""
+CAPACITY = 16
+UNREACHED = -1.0
+
+
+def goals(peer: Peer) -> None:
+    make = offered(peer.hindsight, "hindsight goals")
+    tried = 0
+    for strategy in ("future", "final"):
+        try:
+            replay = make(CAPACITY, strategy)
+        except NotOffered:
+            continue
+        _check(replay, strategy)
+        tried += 1
+    if not tried:
+        raise NotOffered("no hindsight goals")
+
+
+def _check(replay: GoalReplay, strategy: str) -> None:
+    for episode, length in enumerate(LENGTHS):
+        for t in range(length):
+            at = 100.0 * (episode + 1) + t
+            replay.add(GoalStep(at, UNREACHED, at + 1, -1.0, False, t == length - 1))
+    exchanged = 0
+    for _ in range(40):
+        batch = replay.sample(16)
+        for i, (at, goal, next_at) in enumerate(zip(batch.at, batch.goal, batch.next_at, strict=True)):
+            same(f"next state of {at:g}", next_at, at + 1)
+            reached = float(missed(next_at, goal))
+            same(f"reward at {at:g} for the goal {goal:g}", batch.reward[i], reached)
+            if batch.terminated is not None:
+                same(f"terminated at {at:g} for the goal {goal:g}", bool(batch.terminated[i]), reached == 0.0)
+            if goal == UNREACHED:
+                continue
+            exchanged += 1
+            episode = int(at // 100)
+            last = 100.0 * episode + LENGTHS[episode - 1]
+            goals_of = (last,) if strategy == "final" else tuple(np.arange(next_at, last + 1))
+            require(goal in goals_of, f"a goal of {strategy} in {list(map(float, goals_of))} at {at:g}", f"{goal:g}")
+    require(exchanged > 0, "some goals to be exchanged", "none")
+
+
+CASES = (
+    Case(
+        "T14",
+        "Hindsight goals of episodes that wrap around the ring, strategies future and final.",
+        "goals of the same episode only, final is what was achieved after its last step, rewards are computed anew",
+        goals,
+    ),
+)

@@ -1,0 +1,71 @@
+"""T5, T6: n-step windows."""
+
+from __future__ import annotations
+
+from relive.conformance.case import Case
+from relive.conformance.cases.rows import GAMMA, same_windows
+from relive.conformance.outcome import require
+from relive.conformance.peers.off_policy import NotOffered
+from relive.conformance.peers.protocol import Peer
+from relive.conformance.probe import Probe, offered
+from relive.conformance.story import Script, told
+
+NO_WINDOWS = "n-step transitions"
+SCRIPTS: dict[str, list[Script]] = {
+    "an end on the first step": [[(1, "terminated"), (9, "open")]],
+    "an end inside": [[(3, "terminated"), (8, "open")]],
+    "a truncation inside": [[(3, "truncated"), (8, "open")]],
+    "an end on the last step": [[(8, "terminated")]],
+    "two environments out of phase": [
+        [(2, "terminated"), (5, "truncated"), (5, "open")],
+        [(4, "truncated"), (3, "terminated"), (5, "open")],
+    ],
+}
+
+
+def windows(peer: Peer) -> None:
+    make, probe = offered(peer.n_step_plain or peer.n_step, NO_WINDOWS), None
+    for n in (2, 3, 4, 5, 1):
+        for name, scripts in SCRIPTS.items():
+            story = told(*scripts)
+            # The second ring is shorter than the story: windows meet its head.
+            for capacity in (20, 9):
+                try:
+                    probe = Probe(make(story.shape(capacity), n, GAMMA))
+                except NotOffered:
+                    if len(scripts) == 1:
+                        raise
+                    continue
+                probe.add_all(story.steps())
+                if probe.stored:
+                    same_windows(probe, story, n)
+                else:
+                    require(n > 1, f"transitions of one step after {name}", "none")
+    if probe is not None and (reason := probe.promise("flags_of_first_step")):
+        raise NotOffered(reason)
+
+
+def shortened(peer: Peer) -> None:
+    make = offered(peer.n_step_plain or peer.n_step, NO_WINDOWS)
+    n, story = 4, told([(6, "terminated"), (6, "truncated"), (6, "open")])
+    probe = Probe(make(story.shape(40), n, GAMMA)).add_all(story.steps())
+    drawn = same_windows(probe, story, n)
+    missing = sorted(set(range(12)) - drawn)
+    require(not missing, "every step of a finished episode to be drawn", f"steps {missing} never")
+
+
+CASES = (
+    Case(
+        "T5",
+        "n-step transitions, n = 1 … 5: ends on the first step, inside, last; a truncation inside; at the ring's head; "
+        "two environments out of phase.",
+        "rewards are summed up to the end; flag and next observation are those of the last step of the window",
+        windows,
+    ),
+    Case(
+        "T6",
+        "Shortened n-step windows at the end of an episode.",
+        "the discount is γ^k of the k steps taken, and the last n − 1 rows of an episode are drawn, too",
+        shortened,
+    ),
+)

@@ -1,0 +1,213 @@
+"""T4, T7, T24, T25: rows stay whole around the ring, after an end, in every environment, and after `clear`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from relive.conformance.case import Case
+from relive.conformance.cases.estimators import returns
+from relive.conformance.outcome import Differs, require, same
+from relive.conformance.peers.off_policy import NotOffered, PrioritizedReplay, ReplayBatch, ReplayShape
+from relive.conformance.peers.protocol import Peer, Trajectory
+from relive.conformance.probe import Probe, offered
+from relive.conformance.story import Script, Story, same_transitions, scripts, told
+
+CAPACITY = 10
+STORIES, LAYOUTS = 50, 5_000
+"""For one environment and again for two: ring and episodes are laid out anew with every step."""
+
+GAMMA = 0.5
+"""Of n-step transitions: powers of it are exact."""
+
+Maker = Callable[[ReplayShape], Any]
+
+
+def around_the_ring(peer: Peer) -> None:
+    make = offered(peer.replay, "replay buffer")
+    for pushed in (CAPACITY - 1, CAPACITY, CAPACITY + 1, 2 * CAPACITY + 1):
+        story = told([(pushed, "open")])
+        _holds_the_newest(Probe(make(story.shape(CAPACITY))).add_all(story.steps()), story, pushed, "one by one")
+        probe = Probe(make(story.shape(CAPACITY)))
+        if probe.promise("extend") is not None:
+            probe.verb("extend")(story.envs[0])
+            _holds_the_newest(probe, story, pushed, "in one call")
+
+
+def _holds_the_newest(probe: Probe, story: Story, pushed: int, how: str) -> None:
+    kept = set(range(max(0, pushed - CAPACITY), pushed))
+    given = f"{pushed} rows given {how}"
+    require(probe.stored == len(kept), f"{len(kept)} stored of {given}", probe.stored)
+    try:
+        drawn = {t for _, t in same_transitions(probe.draw(60 * CAPACITY), story)}
+    except Differs as difference:
+        raise Differs(f"{difference.expected} ({given})", difference.got) from None
+    require(drawn == kept, f"rows {sorted(kept)} of {given}", f"rows {sorted(drawn)}")
+
+
+def next_observations(peer: Peer) -> None:
+    makers = [*((peer.replay,) if peer.replay else ()), *peer.replay_saving.values()]
+    tried = [_follows(make, num_envs) for make in makers for num_envs in (1, 2)]
+    if not any(tried):
+        raise NotOffered("no replay buffer")
+
+
+def _follows(make: Maker, num_envs: int) -> bool:
+    """Look at some rows after every step of some random stories; False if there is no such buffer."""
+    random = np.random.default_rng(7)
+    for _ in range(STORIES):
+        story = told(*scripts(random, num_envs, LAYOUTS // STORIES))
+        try:
+            probe = Probe(make(story.shape(int(random.choice([4, 5, 7, 11, 16])))))
+        except NotOffered:
+            return False
+        for step in story.steps(0, LAYOUTS // STORIES):
+            probe.add(step)
+            if probe.stored:
+                # Settings that save memory may forbid to tell truncation from termination.
+                same_transitions(probe.sample(min(4, probe.stored)), story, names=("action", "reward"))
+    return True
+
+
+def cleared(peer: Peer) -> None:
+    story = told([(6, "open"), (6, "open")])
+    _forgets(Probe(offered(peer.replay, "replay buffer")(story.shape(8))), story)
+    n_step = peer.n_step_plain or peer.n_step
+    if n_step is not None:
+        _forgets(Probe(n_step(story.shape(8), 3, GAMMA)), story)
+    with suppress(NotOffered):
+        _forgets_priorities(offered(peer.prioritized, "prioritized buffer")(story.shape(8)), story)
+
+
+def _forgets_priorities(replay: PrioritizedReplay, story: Story) -> None:
+    probe = Probe(replay).add_all(story.steps(0, 6))
+    probe.sample(6)
+    replay.set_priority(replay.handles(probe.native), np.full(6, 9.0))
+    probe.verb("clear")()
+    batch = probe.add_all(story.steps(6, 10)).draw(64)
+    drawn = {t for _, t in story.rows_of(batch.obs)}
+    require(drawn == {6, 7, 8, 9}, "rows 6 to 9, added after clear() of a prioritized buffer", f"rows {sorted(drawn)}")
+    same("weights of rows after clear()", batch.weight, np.ones(len(batch.obs)), 1e-5)
+
+
+def _forgets(probe: Probe, story: Story) -> None:
+    probe.add_all(story.steps(0, 6)).verb("clear")()
+    require(probe.stored == 0, "0 stored after clear()", probe.stored)
+    probe.add_all(story.steps(6, 12))
+    old = [t for _, t in story.rows_of(probe.draw(64).obs) if t < 6]
+    require(not old, "only rows that were added after clear()", f"row {old[0] if old else ''} from before")
+
+
+ENDS: list[Script] = [
+    [(2, "terminated"), (6, "open")],
+    [(5, "truncated"), (3, "open")],
+    [(8, "open")],
+]
+NEVER_ENDS = 2
+"""The last of them."""
+
+
+def every_end_is_its_own(peer: Peer) -> None:
+    story, tried = told(*ENDS), 0
+    names = [field.name for field in dataclasses.fields(Trajectory)]
+    if peer.gae is not None:
+        columns = [_trajectory(story, env) for env in range(3)]
+        together = Trajectory(*(np.concatenate([getattr(c, name) for c in columns], 1) for name in names))
+        try:
+            found = returns(peer.gae, together, gamma=0.5, lam=0.5)
+            for env, alone in enumerate(columns):
+                apart = returns(peer.gae, alone, gamma=0.5, lam=0.5)[:, 0]
+                same(f"returns of environment {env} among three", found[:, env], apart, 1e-4)
+            tried += 1
+        except NotOffered:
+            pass
+    for make in (peer.replay, _three_steps(peer)):
+        try:
+            probe = Probe(offered(make, "replay buffer")(story.shape(20))).add_all(story.steps())
+        except NotOffered:
+            continue
+        # Their own ends are the subject of T5 and T7: only the environment that never ends is looked at.
+        if make is peer.replay:
+            batch = probe.draw(240)
+            rows = [env == NEVER_ENDS for env, _ in story.rows_of(batch.obs)]
+            same_transitions(ReplayBatch(*(leaf[rows] for leaf in batch[:5] if leaf is not None)), story)
+        else:
+            same_windows(probe, story, 3, envs=(NEVER_ENDS,))
+        tried += 1
+    if not tried:
+        raise NotOffered("neither a replay buffer nor an estimator of several environments")
+
+
+def _trajectory(story: Story, env: int) -> Trajectory:
+    steps = story.envs[env]
+    value = steps.obs[:, :1]
+    return Trajectory(steps.reward[:, None], value, steps.next_obs[:, :1], *_flags(story, env))
+
+
+def _flags(story: Story, env: int) -> tuple[np.ndarray, np.ndarray]:
+    steps = story.envs[env]
+    # Time limits are T2's subject, and not everybody can be told of one.
+    return steps.ended[:, None], np.zeros_like(steps.ended)[:, None]
+
+
+def _three_steps(peer: Peer) -> Maker | None:
+    n_step = peer.n_step_plain or peer.n_step
+    return None if n_step is None else lambda shape: n_step(shape, 3, GAMMA)
+
+
+def same_windows(probe: Probe, story: Story, n: int, envs: tuple[int, ...] | None = None) -> set[int]:
+    """Every drawn n-step transition stops at its own end or at the newest row; → the times that were drawn."""
+    gamma, written = GAMMA, len(story)
+    batch = probe.draw(40 * len(story.envs) * min(written, 20))
+    rows = story.rows_of(batch.obs)
+    for i, (env, t) in enumerate(rows):
+        if envs is not None and env not in envs:
+            continue
+        last = min(story.last((env, t), written), t + n - 1)
+        steps = story.at([(env, k) for k in range(t, last + 1)])
+        where = f"of {n} steps from {t}" + (f" of environment {env}" if len(story.envs) > 1 else "")
+        where += ", which ends terminated" if steps.terminated[-1] else ""
+        where += ", which ends truncated" if steps.truncated[-1] else ""
+        reward = float((gamma ** np.arange(len(steps)) * steps.reward).sum())
+        same(f"reward {where}", batch.reward[i], reward, 1e-4)
+        if not probe.promise("flags_of_first_step"):
+            same(f"terminated {where}", bool(batch.terminated[i]), bool(steps.terminated[-1]))
+        # After a termination no target reads the next observation.
+        if not steps.terminated[-1]:
+            same(f"next_obs {where}", batch.next_obs[i], steps.next_obs[-1])
+        if batch.discount is not None and not np.isnan(batch.discount[i]):
+            same(f"discount {where}", batch.discount[i], gamma ** len(steps), 1e-5)
+    return {t for _, t in rows}
+
+
+CASES = (
+    Case(
+        "T4",
+        "Capacity c, and c − 1, c, c + 1, 2c + 1 rows pushed, singly and in one call.",
+        "every field of a row stays together; the newest c rows are there and no others",
+        around_the_ring,
+    ),
+    Case(
+        "T7",
+        "The next observation of a drawn row, over 10,000 random layouts of episodes and ring positions, also with the "
+        "settings that save memory.",
+        "the one that was given, also where an episode ended",
+        next_observations,
+    ),
+    Case(
+        "T24",
+        "clear(), then new rows.",
+        "rows, priorities and open windows from before are forgotten",
+        cleared,
+    ),
+    Case(
+        "T25",
+        "Three environments whose episodes end at different times.",
+        "an end affects only its own environment: estimates, transitions, n-step windows",
+        every_end_is_its_own,
+    ),
+)

@@ -1,0 +1,138 @@
+"""T17, T18: what was saved comes back, whatever happens while it is written."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relive.conformance.case import Case
+from relive.conformance.outcome import require, same
+from relive.conformance.peers.off_policy import NotOffered, ReplayShape
+from relive.conformance.peers.protocol import Peer
+from relive.conformance.probe import Probe, offered
+from relive.conformance.story import same_transitions, told
+
+CAPACITY, WRITTEN = 20, 30
+DRAWS = 100
+KILLS = 3
+PATIENCE = 120.0
+"""Seconds until a child has imported everything and saved once."""
+
+Maker = Callable[[ReplayShape], Any]
+
+
+def the_same_draws(peer: Peer) -> None:
+    _saved_and_loaded(offered(peer.replay, "replay buffer"))
+    with suppress(NotOffered):
+        _saved_and_loaded(offered(peer.prioritized, "prioritized buffer"))
+
+
+def _saved_and_loaded(make: Maker) -> None:
+    story = told([(7, "truncated"), (WRITTEN - 7, "open")])
+    probe = Probe(make(story.shape(CAPACITY)))
+    save = probe.verb("save")
+    probe.add_all(story.steps())
+    batch = probe.sample(8)
+    if batch.weight is not None:
+        priority = np.linspace(0.5, 4, 8)
+        probe.replay.set_priority(probe.replay.handles(probe.native), priority)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "saved")
+        save(path)
+        loaded = Probe(make(story.shape(CAPACITY, seed=99)))
+        loaded.verb("load")(path)
+        require(loaded.stored == probe.stored, f"{probe.stored} rows after load", loaded.stored)
+        if probe.promise("draws_from"):
+            _same_content(probe, loaded)
+            return
+        before, after = probe.draw(DRAWS), loaded.draw(DRAWS)
+        same_transitions(after, story)
+        same(f"the next {DRAWS} draws after load", after.obs, before.obs)
+        if before.weight is not None:
+            same(f"weights of the next {DRAWS} draws after load", after.weight, before.weight, 1e-5)
+
+
+def _same_content(probe: Probe, loaded: Probe) -> None:
+    """Whoever draws from a global generator cannot keep it: the rows and how often they come are compared instead."""
+    before, after = probe.draw(100 * CAPACITY), loaded.draw(100 * CAPACITY)
+    rows, counts = np.unique(before.obs[:, 0], return_counts=True)
+    rows_after, counts_after = np.unique(after.obs[:, 0], return_counts=True)
+    same("rows that are drawn after load", rows_after, rows)
+    share, share_after = counts / counts.sum(), counts_after / counts_after.sum()
+    same("how often rows are drawn after load", share_after, share, 0.025)
+
+
+def killed(peer: Peer) -> None:
+    make = offered(peer.replay, "replay buffer")
+    story = told([(20_000, "open")])
+    shape = story.shape(4_000)
+    if not Probe(make(shape)).promise("survives_kill"):
+        raise NotOffered("no promise about a save that is killed")
+    wait = np.random.default_rng(0).uniform(0.0, 0.05, KILLS)
+    for seconds in wait:
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "saved")
+            finished = _killed_after(make, shape, path, float(seconds))
+            loaded = Probe(make(shape))
+            loaded.verb("load")(path)
+            require(loaded.stored >= finished, f"the {finished} rows of the last finished save", loaded.stored)
+            same_transitions(loaded.draw(400), story)
+
+
+def _killed_after(make: Maker, shape: ReplayShape, path: str, seconds: float) -> int:
+    """Let a process save again and again, kill it, and say how many rows its last finished save had."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=_save_for_ever, args=(make, shape, path, there), daemon=True)
+    child.start()
+    there.close()
+    try:
+        if not here.poll(PATIENCE):
+            raise NotOffered("the process that saves did not start")
+        time.sleep(seconds)
+    finally:
+        if child.pid is not None:
+            os.kill(child.pid, signal.SIGKILL)
+        child.join()
+    finished = 0
+    try:
+        while here.poll():
+            finished = here.recv()
+    # The last message of a killed process may be cut off.
+    except EOFError:
+        pass
+    return finished
+
+
+def _save_for_ever(make: Maker, shape: ReplayShape, path: str, said: Connection) -> None:
+    probe = Probe(make(shape))
+    for rows, step in enumerate(told([(20_000, "open")]).steps(), 1):
+        probe.add(step)
+        probe.replay.save(path)
+        said.send(min(rows, shape.capacity))
+
+
+CASES = (
+    Case(
+        "T17",
+        "save, load, and the next 100 draws.",
+        "the same rows, priorities and draws",
+        the_same_draws,
+    ),
+    Case(
+        "T18",
+        "kill −9 in the middle of a save, then load.",
+        "a whole buffer that is no older than the last finished save",
+        killed,
+    ),
+)

@@ -1,0 +1,99 @@
+"""T15, T16: runs of steps."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from relive.conformance.case import Case
+from relive.conformance.outcome import require, same
+from relive.conformance.peers.off_policy import Array, NotOffered, ReplayBatch
+from relive.conformance.peers.protocol import Peer
+from relive.conformance.probe import Probe, offered
+from relive.conformance.story import Script, Story, told
+
+LENGTH = 3
+SCRIPTS: dict[str, list[Script]] = {
+    "the ring's seam": [[(34, "open")]],
+    "unwritten rows": [[(7, "open")]],
+    "ends of episodes": [
+        [(5, "terminated"), (4, "truncated"), (6, "terminated"), (5, "truncated"), (4, "terminated")] * 2
+    ],
+    "ends of episodes in two environments": [
+        [(5, "terminated"), (4, "truncated"), (6, "terminated")] * 3,
+        [(3, "truncated"), (7, "terminated"), (5, "truncated")] * 3,
+    ],
+}
+
+
+def runs(peer: Peer) -> None:
+    make = offered(peer.sequence, "sequences")
+    for name, scripts in SCRIPTS.items():
+        story = told(*scripts)
+        try:
+            probe = Probe(make(story.shape(24), LENGTH))
+        except NotOffered:
+            continue
+        ends = "ends" in name
+        if probe.promise("crosses_episodes" if ends else "finished_only"):
+            continue
+        probe.add_all(story.steps())
+        seen: set[tuple[int, int]] = set()
+        for _ in range(60):
+            seen |= _check_runs(probe.sample(8), story, name)
+        if ends:
+            _check_last_steps(story, seen)
+
+
+def _check_last_steps(story: Story, seen: set[tuple[int, int]]) -> None:
+    """Of the newest episodes, which any ring of this size still holds."""
+    newest = range(len(story) - 12, len(story))
+    last = {(n, t) for n, env in enumerate(story.envs) for t in newest if env.ended[t]}
+    missing = sorted(t for _, t in last - seen)
+    require(not missing, "the last step of every episode in some sequence", f"steps {missing} in none")
+
+
+def _check_runs(batch: ReplayBatch, story: Story, name: str) -> set[tuple[int, int]]:
+    seen: set[tuple[int, int]] = set()
+    real = np.ones(batch.reward.shape[:2], bool) if batch.mask is None else batch.mask.astype(bool)
+    for i in range(len(batch.obs)):
+        rows = story.rows_of(batch.obs[i][real[i]])
+        for (env, t), (following_env, following) in pairwise(rows):
+            goes_on = env == following_env and following == t + 1 and not story.envs[env].ended[t]
+            expected = f"a run of steps that stops at {name}"
+            require(goes_on, expected, f"step {following} of environment {following_env} after {t} of {env}")
+        seen |= set(rows)
+    return seen
+
+
+def burn_in(peer: Peer) -> None:
+    make = offered(peer.burn_in, "burn-in")
+    story, before, length = told([(4, "terminated"), (6, "open")]), 2, 2
+    probe = Probe(make(story.shape(24), before, length)).add_all(story.steps())
+    batch = probe.draw(200)
+    mask: Array = batch.mask if batch.mask is not None else np.ones(batch.reward.shape[:2], bool)
+    starts: set[int] = set()
+    for i, obs in enumerate(batch.obs):
+        ((_, t),) = story.rows_of(obs[before : before + 1])
+        starts.add(t)
+        first = 0 if t < 4 else 4
+        expected = [first <= t + k <= story.last((0, t), len(story)) for k in range(-before, length)]
+        same(f"mask of a sequence from step {t} with a burn-in of {before}", mask[i], expected)
+    require(starts == set(range(10)), "a sequence from every step", f"from {sorted(starts)}")
+
+
+CASES = (
+    Case(
+        "T15",
+        "Sequences around ends of episodes, the ring's seam and unwritten rows.",
+        "steps of one episode in their order; the last step of an episode is in some sequence",
+        runs,
+    ),
+    Case(
+        "T16",
+        "Burn-in at the start of an episode.",
+        "steps before the episode's first are masked, and the first can be trained on",
+        burn_in,
+    ),
+)

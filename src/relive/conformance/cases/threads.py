@@ -1,0 +1,63 @@
+"""T19: writers and readers at once."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from relive.conformance.case import Case
+from relive.conformance.outcome import Differs, figures
+from relive.conformance.peers.off_policy import NotOffered, ReplayBatch
+from relive.conformance.peers.protocol import Peer
+from relive.conformance.probe import Probe, offered
+from relive.conformance.story import told
+
+ROWS, CAPACITY, READERS = 4_000, 64, 2
+PATIENCE = 120.0
+
+
+def whole_rows(peer: Peer) -> None:
+    story = told([(ROWS, "open")])
+    replay = offered(peer.replay, "replay buffer")(story.shape(CAPACITY))
+    if not Probe(replay).promise("safe_in_threads"):
+        raise NotOffered("no promise about threads")
+    steps = list(story.steps())
+    Probe(replay).add_all(steps[:CAPACITY])
+    errors: list[BaseException] = []
+    finished = threading.Event()
+
+    def read() -> None:
+        probe = Probe(replay)
+        try:
+            while not finished.is_set():
+                _check(probe.sample(16))
+        except BaseException as error:
+            errors.append(error)
+
+    readers = [threading.Thread(target=read, daemon=True) for _ in range(READERS)]
+    for reader in readers:
+        reader.start()
+    try:
+        Probe(replay).add_all(steps[CAPACITY:])
+    finally:
+        finished.set()
+    for reader in readers:
+        reader.join(PATIENCE)
+        if reader.is_alive():
+            raise Differs("every call to return", "one that did not")
+    if errors:
+        raise errors[0]
+
+
+def _check(batch: ReplayBatch) -> None:
+    """Every number of a row tells the same x."""
+    x = batch.obs[:, 0]
+    said = np.stack([-batch.obs[:, 1], batch.action.reshape(-1) / 2, batch.reward / 3, batch.next_obs[:, 0] - 1], 1)
+    torn = (said != x[:, None]).any(1)
+    if torn.any():
+        row = int(torn.argmax())
+        raise Differs(f"every field of row {x[row]:g}", f"fields of rows {figures(said[row])}")
+
+
+CASES = (Case("T19", "One thread writes while others sample.", "no torn row", whole_rows),)

@@ -1,0 +1,209 @@
+"""What a peer may offer, as protocols over shared numpy data; replay buffers are described in `off_policy`.
+
+A `Peer` names a library and holds one adapter class for each capability; None says "not offered". Adapters translate
+our convention (DESIGN: everything at index t belongs to the action taken at t) into the documented meaning of their
+library, and nothing else: what a library does between its public call and its result stays the library's.
+
+Conversions that a user of the library would not pay for belong to `prepare`, which is never timed. What an adapter
+hands out natively (a batch, a pair of advantages and returns) is turned into comparable form by `read`, never timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+
+from relive.conformance.peers.off_policy import GoalReplay, PrioritizedReplay, Replay, ReplayShape, StepReplay
+
+Array = np.ndarray[Any, Any]
+
+
+class RolloutShape(NamedTuple):
+    """How large a rollout is: T steps of N environments with flat float32 observations and actions."""
+
+    num_steps: int
+    num_envs: int
+    obs_dim: int
+    action_dim: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of all environments, as float32 and bool arrays of N rows."""
+
+    obs: Array
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    value: Array
+    log_prob: Array
+    started: Array
+    """[N] bool: an episode ended just before this step, so `obs` is the first of a new one."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Everything an advantage is computed from, as [T, N] arrays.
+
+    `next_value[t]` is the value of the state that the action at t led to, before any reset.
+    """
+
+    reward: Array
+    value: Array
+    next_value: Array
+    terminated: Array
+    truncated: Array
+
+    @property
+    def ended(self) -> Array:
+        """[T, N] bool: the episode ended with the action at t, in either way."""
+        return self.terminated | self.truncated
+
+    @property
+    def last_value(self) -> Array:
+        """[N] value of the state that the newest action led to."""
+        return self.next_value[-1]
+
+    def reward_with_truncation_folded_in(self, gamma: float) -> Array:
+        """[T, N] r + γ V(next) where truncated: how libraries without a next value bootstrap a truncated step.
+
+        The newest step is bootstrapped like any other truncated one, because its episode has ended.
+        """
+        bootstrap = self.truncated & ~self.terminated
+        return (self.reward + gamma * self.next_value * bootstrap).astype(self.reward.dtype)
+
+
+class Batch(NamedTuple):
+    """The six fields that a PPO update reads, [B, …] tensors."""
+
+    obs: torch.Tensor
+    action: torch.Tensor
+    value: torch.Tensor
+    log_prob: torch.Tensor
+    advantage: torch.Tensor
+    return_: torch.Tensor
+
+
+class Gae(Protocol):
+    """A stand-alone advantage estimator, in the form of it that is the library's fastest."""
+
+    def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
+        """A call without arguments that computes advantages and returns in the library's own layout."""
+        ...
+
+    def read(self, output: Any) -> tuple[Array, Array]:
+        """(advantage, return), both [T, N], of what the prepared call gave back."""
+        ...
+
+
+class Epoch(Protocol):
+    """A full rollout that can be read in shuffled minibatches."""
+
+    standardizes: bool
+    """The library itself brings advantages to mean 0 and standard deviation 1 before it hands them out."""
+
+    def minibatches(self, batch_size: int) -> Iterable[Any]:
+        """One epoch: each row once, freshly shuffled, in the library's own kind of batch."""
+        ...
+
+    def read(self, batch: Any) -> Batch:
+        """The same tensors under our names."""
+        ...
+
+
+class Rollout(Epoch, Protocol):
+    """A rollout buffer: filled step by step, then read in epochs."""
+
+    def prepare(self, step: Step) -> Any:
+        """What `add` takes, in the form that this library likes best."""
+        ...
+
+    def add(self, prepared: Any) -> None:
+        """Store one step of all environments."""
+        ...
+
+    def advantage(self, last_value: torch.Tensor, last_done: Array, *, gamma: float, lam: float) -> Any:
+        """Compute and keep advantages and returns of the full rollout.
+
+        `last_value` [N] float32 is the value after the newest step, `last_done` [N] bool says whether it ended one.
+        """
+        ...
+
+    def clear(self) -> None:
+        """Make room for the next rollout, the way the library's own training loop does."""
+        ...
+
+
+class Sequences(NamedTuple):
+    """Sequences as the rows t·N + n of their steps, and the recurrent state [S, H] that each starts from."""
+
+    rows: list[list[int]]
+    state: Array
+
+
+class Recurrent(Protocol):
+    """A full rollout with recurrent states, read in shuffled or ordered minibatches of sequences."""
+
+    def fill(self, steps: list[Step], state: Array, advantage: Array, return_: Array) -> None:
+        """Store the steps, the state [T, N, H] before each, and what was estimated [T, N]."""
+        ...
+
+    def minibatches(self, num_steps: int) -> Iterable[Any]:
+        """One epoch from the flags to the last batch, of about `num_steps` steps each, in the library's own batches."""
+        ...
+
+    def read(self, batch: Any) -> Sequences:
+        """Which steps and states a batch holds; the first number of an observation is its row."""
+        ...
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One library and what it offers."""
+
+    name: str
+    version: str
+    gae: type[Gae] | None = None
+    collected: type[Gae] | None = None
+    """The same estimate as the library's own collection loop makes it."""
+    rollout: Callable[[RolloutShape], Rollout] | None = None
+    epoch: Callable[[list[Step], Array, Array], Epoch] | None = None
+    """Only where there is no `rollout`: from steps, advantage [T, N] and return [T, N] to something that shuffles."""
+    rollout_given: Mapping[str, Callable[[RolloutShape], Rollout]] = field(default_factory=dict)
+    """The same rollout fed with other kinds of input, by the kind's name, where more than one kind is a promise."""
+    recurrent: Callable[[RolloutShape, int], Recurrent] | None = None
+    """From a shape and a length to a rollout that is read in sequences of that length."""
+    replay: Callable[[ReplayShape], Replay] | None = None
+    """Draws transitions uniformly."""
+    replay_given: Mapping[str, Callable[[ReplayShape], Replay]] = field(default_factory=dict)
+    """The same replay fed with other kinds of input, by the kind's name."""
+    replay_saving: Mapping[str, Callable[[ReplayShape], Replay]] = field(default_factory=dict)
+    """The same replay with the library's settings that save memory, by the settings' names."""
+    stacked: Callable[[ReplayShape], Replay] | None = None
+    """Keeps single frames of images and rebuilds their stacks."""
+    without_replacement: Callable[[ReplayShape], Replay] | None = None
+    """Draws each stored transition once before it draws one again."""
+    prioritized: Callable[[ReplayShape], PrioritizedReplay] | None = None
+    prioritized_strictly: Callable[[ReplayShape], PrioritizedReplay] | None = None
+    """The same with the settings that promise most: nothing is added to priorities, overwritten rows are noticed."""
+    n_step: Callable[[ReplayShape, int, float], Replay] | None = None
+    """From a shape, n and gamma to a replay whose batches are n-step transitions."""
+    n_step_plain: Callable[[ReplayShape, int, float], Replay] | None = None
+    """The same without what its adapter mends, where it mends something."""
+    sequence: Callable[[ReplayShape, int], Replay] | None = None
+    """From a shape and a length L to a replay whose batches are runs of steps, [B, L, …]."""
+    burn_in: Callable[[ReplayShape, int, int], Replay] | None = None
+    """From a shape, a burn-in and a length to a replay of runs with so many steps before the drawn one."""
+    hindsight: Callable[[int, str], GoalReplay] | None = None
+    """From a capacity and a strategy, "future" or "final", to a replay that exchanges goals."""
+    from_env: Callable[[VectorEnv, int], StepReplay] | None = None
+    """From a vector environment and a capacity to a replay that understands its way to reset."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Why a case does not apply, by its number: how the library documents it, or why it cannot run here."""
+    ours: bool = False

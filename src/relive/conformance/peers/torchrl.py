@@ -1,0 +1,210 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# (Where the library is missing, pyright takes this file for it.)
+"""TorchRL: `TensorDictReplayBuffer` with its samplers and transforms, and `generalized_advantage_estimate`.
+
+Transitions are TensorDicts whose consequences lie under "next", scalars with an axis of length 1. Rows of several
+environments are extended into one ring. Prioritized sampling is native code that must fit the installed torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torchrl.data import (
+    LazyTensorStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
+from torchrl.envs.transforms import MultiStepTransform
+from torchrl.objectives.value.functional import generalized_advantage_estimate
+
+from relive.conformance.peers.off_policy import ALPHA, BETA, NotOffered, ReplayBatch, ReplayShape, Transitions, whole
+from relive.conformance.peers.protocol import Array, Peer, Trajectory
+
+logging.getLogger("torchrl").setLevel(logging.WARNING)  # it announces every storage
+
+CANNOT_RUN = f"its native part does not load with torch {torch.__version__}"
+
+
+class TorchRlGae:
+    """`generalized_advantage_estimate`, time on the last axis but one."""
+
+    def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
+        def column(array: Array) -> torch.Tensor:
+            return torch.from_numpy(array.T.copy()).unsqueeze(-1)
+
+        value, next_value, reward = map(column, (trajectory.value, trajectory.next_value, trajectory.reward))
+        done, terminated = column(trajectory.ended), column(trajectory.terminated)
+        return lambda: generalized_advantage_estimate(gamma, lam, value, next_value, reward, done, terminated)
+
+    def read(self, output: Any) -> tuple[Array, Array]:
+        advantage, return_ = (leaf.squeeze(-1).T.numpy() for leaf in output)
+        return advantage, return_
+
+
+class TorchRlReplay:
+    """`TensorDictReplayBuffer` on a `LazyTensorStorage`, given a generator."""
+
+    default_seed = "without a generator draws come from torch's global one, as documented"
+
+    def __init__(self, shape: ReplayShape, **options: Any) -> None:
+        generator = None if shape.seed is None else torch.Generator().manual_seed(shape.seed)
+        self._buffer = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(shape.capacity),
+            sampler=self._sampler(shape),
+            generator=generator,
+            batch_size=32,
+            **options,
+        )
+
+    def _sampler(self, shape: ReplayShape) -> Any:
+        return RandomSampler()
+
+    def prepare(self, step: Transitions) -> Any:
+        return _steps(step, len(step))
+
+    def raw(self, step: Transitions) -> Any:
+        return _steps(step, len(step.action))
+
+    def add(self, prepared: Any) -> None:
+        self._buffer.extend(prepared)
+
+    def fill(self, block: Transitions) -> None:
+        self._buffer.extend(self.prepare(block))
+
+    extend = fill
+
+    def clear(self) -> None:
+        self._buffer.empty()
+
+    def save(self, path: str) -> None:
+        self._buffer.dumps(path)
+
+    def load(self, path: str) -> None:
+        self._buffer.loads(path)
+
+    def sample(self, batch_size: int) -> Any:
+        return self._buffer.sample(batch_size)
+
+    def read(self, batch: Any) -> ReplayBatch:
+        after = batch["next"]
+        return ReplayBatch(
+            obs=batch["observation"].numpy(),
+            action=batch["action"].numpy(),
+            reward=whole(after["reward"]),
+            terminated=whole(after["terminated"]),
+            next_obs=after["observation"].numpy(),
+        )
+
+    @property
+    def stored(self) -> int:
+        return len(self._buffer)
+
+    @property
+    def nbytes(self) -> int:
+        return self._buffer.storage._storage.bytes()
+
+
+def _steps(step: Transitions, rows: int) -> TensorDict:
+    def column(array: Array) -> torch.Tensor:
+        tensor = torch.as_tensor(array)
+        return tensor.unsqueeze(-1) if tensor.ndim == 1 else tensor
+
+    flags = {name: column(getattr(step, name)) for name in ("terminated", "truncated")}
+    following = {"observation": torch.as_tensor(step.next_obs), "reward": column(step.reward), **flags}
+    following["done"] = flags["terminated"] | flags["truncated"]
+    obs, action = torch.as_tensor(step.obs), torch.as_tensor(step.action)
+    return TensorDict({"observation": obs, "action": action, "next": TensorDict(following, [rows])}, [rows])
+
+
+class TorchRlReplayWithoutReplacement(TorchRlReplay):
+    """`SamplerWithoutReplacement`."""
+
+    fewer_is_documented = "the last batch of an epoch may be smaller, unless drop_last is set"
+
+    def _sampler(self, shape: ReplayShape) -> Any:
+        return SamplerWithoutReplacement()
+
+
+class TorchRlPrioritized(TorchRlReplay):
+    """`PrioritizedSampler`, where its native part loads."""
+
+    extend = None
+
+    def _sampler(self, shape: ReplayShape) -> Any:
+        try:
+            return PrioritizedSampler(shape.capacity, ALPHA, BETA)
+        except (NameError, RuntimeError) as error:
+            raise NotOffered(CANNOT_RUN) from error
+
+    def read(self, batch: Any) -> ReplayBatch:
+        return super().read(batch)._replace(weight=whole(batch["priority_weight"]))
+
+    def priority(self, values: Array) -> torch.Tensor:
+        return torch.from_numpy(values)
+
+    def update(self, batch: Any, priority: torch.Tensor) -> None:
+        self._buffer.update_priority(batch["index"], priority)
+
+    def handles(self, batch: Any) -> Array:
+        return batch["index"].numpy()
+
+    def set_priority(self, handles: Array, priority: Array) -> None:
+        self._buffer.update_priority(torch.from_numpy(handles), torch.from_numpy(priority))
+
+
+class TorchRlNStep(TorchRlReplay):
+    """`MultiStepTransform` in the buffer; it writes the discount under "gamma"."""
+
+    extend = None
+    flags_of_first_step = "flags are documented to stay those of a window's first step"
+
+    def __init__(self, shape: ReplayShape, n: int, gamma: float) -> None:
+        if shape.num_envs > 1:
+            raise NotOffered("n-step transitions of one environment in one ring only")
+        super().__init__(shape, transform=MultiStepTransform(n_steps=n, gamma=gamma))
+
+    def read(self, batch: Any) -> ReplayBatch:
+        return super().read(batch)._replace(discount=whole(batch["gamma"]))
+
+
+class TorchRlSequence(TorchRlReplay):
+    """`SliceSampler`, told by "done" where episodes end."""
+
+    def __init__(self, shape: ReplayShape, length: int) -> None:
+        if shape.num_envs > 1:
+            raise NotOffered("sequences of one environment in one ring only")
+        self._length = length
+        super().__init__(shape)
+
+    def _sampler(self, shape: ReplayShape) -> Any:
+        return SliceSampler(slice_len=self._length, end_key=("next", "done"), strict_length=True)
+
+    def sample(self, batch_size: int) -> Any:
+        return self._buffer.sample(batch_size * self._length)
+
+    def read(self, batch: Any) -> ReplayBatch:
+        steps = super().read(batch)[:5]
+        return ReplayBatch(*(leaf.reshape(-1, self._length, *leaf.shape[1:]) for leaf in steps if leaf is not None))
+
+
+def peer() -> Peer:
+    """TorchRL."""
+    return Peer(
+        "TorchRL",
+        version("torchrl"),
+        gae=TorchRlGae,
+        replay=TorchRlReplay,
+        without_replacement=TorchRlReplayWithoutReplacement,
+        prioritized=TorchRlPrioritized,
+        n_step=TorchRlNStep,
+        sequence=TorchRlSequence,
+    )

@@ -1,0 +1,142 @@
+"""Ask libraries all cases, and keep what they said: as data, as JSON, as one Markdown table."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from relive.conformance.case import Case
+from relive.conformance.cases import CASES
+from relive.conformance.outcome import DIFFERS, NOT_OFFERED, PASSES, Outcome
+from relive.conformance.peers.protocol import Peer
+from relive.conformance.reproductions import REPRODUCTIONS
+
+Progress = Callable[[str, str], None]
+"""Told the library and the case that is about to be asked."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one library said, by the numbers of the cases."""
+
+    name: str
+    version: str
+    outcomes: dict[str, Outcome]
+
+    @property
+    def differences(self) -> dict[str, Outcome]:
+        """The cases that came out otherwise."""
+        return {number: outcome for number, outcome in self.outcomes.items() if outcome.status == DIFFERS}
+
+    def count(self, status: str) -> int:
+        """How many cases have this status."""
+        return sum(outcome.status == status for outcome in self.outcomes.values())
+
+
+@dataclass
+class Report:
+    """One table."""
+
+    results: list[Result] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    """Libraries that did not import, and why."""
+    date: str = field(default_factory=lambda: datetime.date.today().isoformat())
+    python: str = field(default_factory=platform.python_version)
+
+    def add(self, other: Report) -> None:
+        """Take over what is not there yet: results of another interpreter."""
+        known = {result.name for result in self.results}
+        self.results += [result for result in other.results if result.name not in known]
+        self.missing = {name: why for name, why in self.missing.items() if name in other.missing}
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, with the sentences of the cases beside it."""
+        return {
+            "date": self.date,
+            "python": self.python,
+            "cases": {case.number: {"sentence": case.sentence, "expected": case.expected} for case in CASES},
+            "results": [
+                {
+                    "name": result.name,
+                    "version": result.version,
+                    "outcomes": {number: outcome.to_json() for number, outcome in result.outcomes.items()},
+                }
+                for result in self.results
+            ],
+            "missing": self.missing,
+        }
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """What `to_json` gave, read again."""
+        read = json.loads(text)
+        results = [
+            Result(r["name"], r["version"], {number: Outcome(**said) for number, said in r["outcomes"].items()})
+            for r in read["results"]
+        ]
+        return cls(results, read["missing"], read["date"], read["python"])
+
+
+def ask(peer: Peer, cases: Sequence[Case] = CASES, progress: Progress | None = None, target: str = "") -> Result:
+    """All cases of one library; each difference gets its three lines."""
+    outcomes: dict[str, Outcome] = {}
+    for case in cases:
+        if progress is not None:
+            progress(peer.name, case.number)
+        outcome = case.run(peer)
+        if outcome.status == DIFFERS:
+            outcome = replace(outcome, reproduction=_reproduction(peer, case, target))
+        outcomes[case.number] = outcome
+    return Result(peer.name, peer.version, outcomes)
+
+
+def _reproduction(peer: Peer, case: Case, target: str) -> str:
+    if known := REPRODUCTIONS.get(peer.name, {}).get(case.number):
+        return known.code
+    if not target:
+        return ""
+    module, _, attribute = target.partition(":")
+    imports = f"from {module} import {attribute}\nfrom relive.conformance import case"
+    return f"{imports}\ncase({case.number!r}).require({attribute})"
+
+
+SYMBOLS = {PASSES: "✓", DIFFERS: "✗", NOT_OFFERED: "·"}
+
+
+def markdown(report: Report) -> str:
+    """The page of the kept result."""
+    return "\n".join(_markdown(report)) + "\n"
+
+
+def _markdown(report: Report) -> Iterator[str]:
+    yield "# Conformance: the table"
+    yield ""
+    yield f"Written by `relive conformance` on {report.date}. [What it means](conformance.md)."
+    yield f"{SYMBOLS[PASSES]} passes, {SYMBOLS[DIFFERS]} differs, {SYMBOLS[NOT_OFFERED]} not offered."
+    yield ""
+    yield "| case | " + " | ".join(f"{r.name} {r.version}" for r in report.results) + " |"
+    yield "|---|" + ":-:|" * len(report.results)
+    for case in CASES:
+        cells = (SYMBOLS[r.outcomes[case.number].status] for r in report.results if case.number in r.outcomes)
+        yield f"| {case.number} | " + " | ".join(cells) + " |"
+    yield "| **passes** | " + " | ".join(str(r.count(PASSES)) for r in report.results) + " |"
+    yield "| **differs** | " + " | ".join(str(r.count(DIFFERS)) for r in report.results) + " |"
+    yield ""
+    yield "## The cases"
+    yield ""
+    for case in CASES:
+        yield f"- **{case.number}** {case.sentence} Expected: {case.expected}."
+    for result in report.results:
+        if result.differences:
+            yield ""
+            yield f"## {result.name} {result.version}"
+        for number, outcome in result.differences.items():
+            yield ""
+            yield f"**{number}**: expected {outcome.expected}, got {outcome.got}."
+            if outcome.reproduction:
+                yield ""
+                yield f"```python\n{outcome.reproduction}\n```"

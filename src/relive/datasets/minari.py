@@ -1,0 +1,340 @@
+"""Minari datasets: read episode by episode into any buffer, and written from a replay buffer."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from relive.border import as_tensor, dotted
+from relive.checkpoint.progress import watched
+from relive.distillation import DistillationBuffer
+from relive.errors import SchemaError, explain
+from relive.memory import Memory
+from relive.replay import ReplayBuffer
+from relive.rollout import RolloutBuffer
+from relive.samplers import Sampler
+from relive.schema import DTYPES, Field, Tree, declare, given_shape, leaves_of
+
+_HOST = torch.device("cpu")
+
+
+class Episode(NamedTuple):
+    """One episode of a dataset: T steps, and T + 1 observations."""
+
+    number: int
+    obs: Any
+    action: Any
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    info: dict[str, Any]
+    """Nested arrays, an entry for each step: what the step gave."""
+
+    @property
+    def size(self) -> int:
+        """The number of steps."""
+        return len(self.reward)
+
+
+def from_minari(
+    dataset: Any,
+    buffer: Any = None,
+    *,
+    infos: Iterable[str] | None = None,
+    sampler: Sampler | None = None,
+    device: torch.device | str | Memory = "cpu",
+    seed: int | None = None,
+) -> Any:
+    """Read a Minari dataset, episode by episode, into a buffer; returns the buffer.
+
+    `dataset` is a `MinariDataset`, the id of a local one, or a path. Without a `buffer` a ReplayBuffer is made that has
+    room for all of it and keeps every number as it is, float64 too; `sampler`, `device` and `seed` are its. `infos`
+    names what is kept of the infos, in the field "info": all of it by default, which must be arrays of numbers.
+
+    A given replay buffer with several environments gets each episode into the one with the fewest steps so far. A field
+    of its own, or of a DistillationBuffer, that is called "info" takes the infos; any other takes the info of that
+    name. A RolloutBuffer has one environment and room for all steps. When it takes long, a terminal shows how far.
+    """
+    source = opened(dataset)
+    if buffer is None:
+        buffer = _made(source, infos, sampler, device, seed)
+    write = {ReplayBuffer: _to_replay, RolloutBuffer: _to_rollout, DistillationBuffer: _to_distillation}.get(
+        type(buffer)
+    )
+    if write is None:
+        remedy = "Pass a ReplayBuffer, a RolloutBuffer or a DistillationBuffer."
+        raise SchemaError(explain("from_minari", "a buffer", type(buffer).__name__, remedy))
+    write(buffer, watched(episodes_of(source, infos), source.total_steps, "reading episodes", lambda one: one.size))
+    return buffer
+
+
+def opened(dataset: Any) -> Any:
+    """The dataset that is meant by an object, a path or an id."""
+    minari = _minari()
+    if isinstance(dataset, minari.MinariDataset):
+        return dataset
+    if not isinstance(dataset, str | PathLike):
+        remedy = "Pass a MinariDataset, its id or its path."
+        raise SchemaError(explain("dataset", "a Minari dataset", type(dataset).__name__, remedy))
+    folder = dataset_folder(Path(dataset))
+    return minari.load_dataset(str(dataset)) if folder is None else minari.MinariDataset(folder)
+
+
+def dataset_folder(path: Path) -> Path | None:
+    """The folder of a Minari dataset's files: this one, or "data" in it; None where there is no dataset."""
+    for folder in (path, path / "data"):
+        try:
+            found = json.loads((folder / "metadata.json").read_text("utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(found, dict) and "data_format" in found:
+            return folder
+    return None
+
+
+def _minari() -> Any:
+    try:
+        import minari  # noqa: PLC0415 (an extra)
+    except ImportError as error:
+        raise ImportError('Minari is not installed. pip install "relive[minari]" brings it.') from error
+    return minari
+
+
+# Reading
+
+
+def episodes_of(
+    dataset: Any, infos: Iterable[str] | None = None, which: Iterable[int] | None = None
+) -> Iterator[Episode]:
+    """The episodes of a dataset that have a step, in its order."""
+    names = None if infos is None else list(infos)
+    for data in dataset.iterate_episodes(which):
+        if len(data.rewards):
+            yield _episode(data, names)
+
+
+def _episode(data: Any, names: list[str] | None) -> Episode:
+    number, steps = int(data.id), len(data.rewards)
+    where = f"episode {number}"
+    for path, leaf in leaves_of(("observations",), _mapped(data.observations)):
+        if len(leaf) != steps + 1:
+            raise SchemaError(explain(f"{where}: {dotted(path)}", f"{steps + 1} observations", len(leaf), "Repair it."))
+    given = data.infos or {}
+    info = {name: _info(f"{where}: infos", given, name, steps) for name in (given if names is None else names)}
+    terminated, truncated = (np.asarray(flag).astype(bool) for flag in (data.terminations, data.truncations))
+    obs, action = _mapped(data.observations), _mapped(data.actions)
+    return Episode(number, obs, action, np.asarray(data.rewards), terminated, truncated, info)
+
+
+def _mapped(tree: Any) -> Any:
+    """Tuples as the dicts that buffers keep them as, arrays as they are."""
+    if isinstance(tree, tuple):
+        return {str(i): _mapped(part) for i, part in enumerate(tree)}
+    if isinstance(tree, Mapping):
+        return {str(name): _mapped(part) for name, part in tree.items()}
+    return np.asarray(tree)
+
+
+def _info(where: str, given: Mapping[str, Any], name: str, steps: int) -> Any:
+    if name not in given:
+        known = ", ".join(map(str, given)) or "none"
+        raise SchemaError(explain(where, f"{name!r} in every episode", f"one with {known}", "Leave it out of infos=."))
+    return _per_step(f"{where}: {name}", _mapped(given[name]), steps)
+
+
+def _per_step(where: str, tree: Any, steps: int) -> Any:
+    if isinstance(tree, dict):
+        return {name: _per_step(f"{where}.{name}", part, steps) for name, part in tree.items()}
+    if tree.dtype.kind not in "biufc" or not tree.ndim or len(tree) not in (steps, steps + 1):
+        got = f"dtype {tree.dtype} of shape {tree.shape}"
+        remedy = "Name those to keep in infos=, or none with infos=()."
+        raise SchemaError(explain(where, f"numbers, an entry for each of {steps} steps", got, remedy))
+    return tree[1:] if len(tree) == steps + 1 else tree  # the first is what reset gave
+
+
+def _made(
+    dataset: Any, infos: Iterable[str] | None, sampler: Sampler | None, device: Any, seed: int | None
+) -> ReplayBuffer:
+    first = next(episodes_of(dataset, infos), None)
+    if first is None:
+        raise SchemaError(explain("from_minari", "a dataset with episodes", "none", "Pass another."))
+    real = first.reward.dtype if first.reward.dtype.kind == "f" else np.dtype(np.float64)
+    return ReplayBuffer(
+        # The observation that an episode ended with takes a row too.
+        dataset.total_steps + dataset.total_episodes,
+        _exact("observation_space", dataset.observation_space),
+        _exact("action_space", dataset.action_space),
+        reward=Field(first.reward.shape[1:], real),
+        extra={"info": _like(first.info)} if first.info else None,
+        sampler=sampler,
+        device=device,
+        seed=seed,
+    )
+
+
+def _exact(where: str, space: gym.Space[Any]) -> Any:
+    """The declaration of a space that keeps its dtype, float64 too."""
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _exact(f"{where}.{name}", part) for name, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return {str(i): _exact(f"{where}.{i}", part) for i, part in enumerate(space.spaces)}
+    declared = declare(where, space)
+    assert isinstance(declared, Field)
+    return Field(declared.shape, space.dtype)  # pyright: ignore[reportArgumentType]
+
+
+def _like(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _like(part) for name, part in tree.items()}
+    tensor = as_tensor("info", tree[:1], _HOST)
+    return Field(tensor.shape[1:], tensor.dtype)
+
+
+def _extra(trees: Mapping[str, Tree], known: tuple[str, ...], episode: Episode) -> dict[str, Any]:
+    """What an episode has for the fields that a buffer declares beside its own."""
+    given = {"info": episode.info, **episode.info}
+    for name in trees:
+        if name not in known and name not in given:
+            where = f"episode {episode.number}: {name}"
+            expected = f"one of its infos ({', '.join(episode.info) or 'none'})"
+            raise SchemaError(explain(where, expected, "another", "Declare fields that it has."))
+    return {name: given[name] for name in trees if name not in known}
+
+
+_STEP = ("obs", "action", "reward", "terminated", "truncated")
+
+
+def _to_replay(replay: ReplayBuffer, episodes: Iterable[Episode]) -> None:
+    taken = [0] * (replay.num_envs or 1)
+    for episode in episodes:
+        batch = {name: getattr(episode, name) for name in _STEP[1:]}
+        batch |= {"obs": _slice(episode.obs, slice(None, -1)), "next_obs": _slice(episode.obs, slice(1, None))}
+        batch |= _extra(replay._schema.trees, _STEP, episode)
+        env = taken.index(min(taken))
+        taken[env] += episode.size
+        if replay.num_envs is None:
+            replay.extend(batch)
+            replay.cut()
+        else:
+            replay.extend({name: _slice(tree, (slice(None), None)) for name, tree in batch.items()}, env_ids=[env])
+            replay.cut([env])
+
+
+def _slice(tree: Any, at: Any) -> Any:
+    return {name: _slice(part, at) for name, part in tree.items()} if isinstance(tree, dict) else tree[at]
+
+
+def _to_rollout(rollout: RolloutBuffer, episodes: Iterable[Episode]) -> None:
+    if rollout.num_envs is not None:
+        remedy = "Make it with num_envs=None: episodes come one after the other."
+        raise SchemaError(explain("from_minari", "a rollout of one environment", f"{rollout.num_envs}", remedy))
+    for episode in episodes:
+        if not (episode.terminated[-1] or episode.truncated[-1]):
+            remedy = "Read it into a ReplayBuffer."
+            raise SchemaError(explain(f"episode {episode.number}", "an end that is flagged", "none", remedy))
+        extra = _extra(rollout._schema.trees, (*_STEP, "value", "log_prob"), episode)
+        for t in range(episode.size):
+            step = {name: _slice(getattr(episode, name), t) for name in _STEP}
+            final = {"final_obs": _slice(episode.obs, t + 1)} if episode.truncated[t] else {}
+            rollout.add(**step, **final, **_slice(extra, t))
+
+
+def _to_distillation(buffer: DistillationBuffer, episodes: Iterable[Episode]) -> None:
+    for episode in episodes:
+        extra = _extra(buffer._schema.trees, ("obs", "action"), episode)
+        buffer.add(_slice(episode.obs, slice(None, -1)), episode.action, **extra)
+
+
+# Writing
+
+
+def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
+    """Write the episodes of a replay buffer as the local Minari dataset `dataset_id`; returns the MinariDataset.
+
+    `options` are those of `minari.create_dataset_from_buffers`: `env=` or spaces, author and so on. Without them the
+    spaces are the widest that the fields allow. What was added beside obs, action, reward and ends becomes infos, the
+    parts of a field "info" each under its own name; before the first step, where reset would have given some, they are
+    zero. Pictures are not compressed as JPEG, which loses some of them, unless `jpeg_encoding=True` asks for it.
+    """
+    minari = _minari()
+    if type(replay) is not ReplayBuffer or replay._storage.keeps_next:
+        remedy = 'Only a ReplayBuffer with next_obs="shared" knows all observations of an episode in their order.'
+        raise SchemaError(explain("to_minari", "a replay buffer in time order", type(replay).__name__, remedy))
+    trees = replay._schema.trees
+    given = {"observation_space": _space(trees["obs"]), "action_space": _space(trees["action"])}
+    options = {**({} if "env" in options else given), "jpeg_encoding": False, **options}
+    spaces = [options.get(name) for name in ("observation_space", "action_space")]
+    episodes = watched(replay.episodes(), len(replay), "writing episodes", len)
+    with warnings.catch_warnings():
+        # Who made it and where it came from is the caller's to say, or not.
+        warnings.filterwarnings("ignore", category=UserWarning, module="minari")
+        return minari.create_dataset_from_buffers(dataset_id, (_written(one, spaces) for one in episodes), **options)
+
+
+def _written(episode: TensorDict, spaces: list[Any]) -> Any:
+    """An episode [T] as Minari takes it."""
+    tree = {name: _arrays(value) for name, value in episode.items()}
+    obs = _joined(tree["obs"], _slice(tree["next_obs"], slice(-1, None)))
+    fields = {name: part for name, part in tree.items() if name not in (*_STEP, "next_obs", "index")}
+    infos = {**fields.pop("info", {}), **fields}
+    return _minari().data_collector.EpisodeBuffer(
+        observations=_as(spaces[0], obs),
+        actions=_as(spaces[1], tree["action"]),
+        rewards=tree["reward"],
+        terminations=tree["terminated"],
+        truncations=tree["truncated"],
+        infos=_listed(_joined(_nothing(infos), infos)) if infos else None,
+    )
+
+
+def _arrays(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (value.float() if DTYPES[value.dtype] is None else value).cpu().numpy()
+    return {name: _arrays(part) for name, part in value.items()}
+
+
+def _joined(tree: Any, more: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _joined(part, more[name]) for name, part in tree.items()}
+    return np.concatenate([tree, more])
+
+
+def _nothing(tree: Any) -> Any:
+    """One entry of zeros."""
+    return {name: _nothing(part) for name, part in tree.items()} if isinstance(tree, dict) else np.zeros_like(tree[:1])
+
+
+def _listed(tree: Any) -> Any:
+    """Numbers of a step as lists: of arrays without a shape of their own Minari's Arrow files cannot be read."""
+    if isinstance(tree, dict):
+        return {name: _listed(part) for name, part in tree.items()}
+    return list(tree) if tree.ndim == 1 else tree
+
+
+def _as(space: Any, tree: Any) -> Any:
+    """Parts "0", "1", … as the tuple that a Tuple space has."""
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_as(part, tree[str(i)]) for i, part in enumerate(space.spaces))
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _as(part, tree[name]) for name, part in space.spaces.items()}
+    return tree
+
+
+def _space(tree: Tree) -> gym.Space[Any]:
+    if isinstance(tree, dict):
+        return gym.spaces.Dict({name: _space(part) for name, part in tree.items()})
+    dtype = DTYPES[tree.dtype] or np.dtype(np.float32)
+    if dtype.kind == "f":
+        low, high = -np.inf, np.inf
+    else:
+        low, high = (0, 1) if dtype.kind == "b" else (torch.iinfo(tree.dtype).min, torch.iinfo(tree.dtype).max)
+    return gym.spaces.Box(low, high, given_shape(tree), dtype.type)

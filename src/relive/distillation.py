@@ -1,0 +1,436 @@
+"""The imitation buffer: what a teacher does in the states that somebody met, for a student to learn from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
+from os import PathLike
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from relive.batch import assemble, assembler, check_destination, check_size, checked_targets, moved
+from relive.border import as_tensor, conform, dotted, row_ids
+from relive.errors import NotReadyError, SchemaError, explain
+from relive.guard import lock_for
+from relive.invariants.distillation import check_distillation
+from relive.kernels.reader import reader
+from relive.memory import Memory
+from relive.randomness import Randomness
+from relive.replay import ReplayBuffer
+from relive.ring import HostRing
+from relive.rollout import RolloutBuffer
+from relive.schema import Declaration, Field, Schema, Tree, declare, positive, refuse_reserved, unstacked
+
+_RESERVED = ("obs", "action", "index", "round", "self")
+
+Recent: TypeAlias = "int | Mapping[int, float] | None"
+"""Which rounds a batch is drawn from: k is the newest k of them, {k: share} draws that share there and the rest from
+all rows, None draws everything from all rows."""
+
+
+class DistillationBuffer:
+    """The newest `capacity` rows of observations and a teacher's actions, with the round that each row came from.
+
+    What `add` is given is one row or a batch of rows, told by the observation's number of axes; a batch is stored as
+    its rows one after the other would be. When `action` is not declared, the first `add` tells its shape and dtype and
+    those of further fields (float64 is kept as float32); from then on they are fixed. `extra` fields are what else the
+    teacher says: the parameters of its distribution, weights, values.
+
+    For DAgger (Ross et al., A Reduction of Imitation Learning to No-Regret Online Learning, 2011) each round adds what
+    the teacher would have done in states that a mixture of teacher and student met:
+
+    >>> buffer = DistillationBuffer(1000, obs=1, seed=0)
+    >>> teacher, student = torch.sin, torch.zeros_like
+    >>> for _ in range(3):
+    ...     obs = torch.rand(8, 1)
+    ...     label = teacher(obs)
+    ...     buffer.add(obs, label)
+    ...     action = buffer.mix(label, student(obs), beta=lambda round: 0.5**round)  # what the environments get
+    ...     for batch in buffer.epochs(4):
+    ...         loss = (student(batch["obs"]) - batch["action"]).square().mean()
+    ...     round = buffer.next_round()
+    >>> len(buffer), buffer.round
+    (24, 3)
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        obs: Declaration,
+        action: Declaration | None = None,
+        *,
+        extra: Mapping[str, Declaration] | None = None,
+        device: torch.device | str | Memory = "cpu",
+        seed: int | None = None,
+    ) -> None:
+        self.capacity = positive("capacity", capacity)
+        refuse_reserved(extra or {}, _RESERVED)
+        trees = {"obs": unstacked(declare("obs", obs))}
+        if action is not None:
+            trees["action"] = unstacked(declare("action", action))
+        trees |= {name: unstacked(declare(f"extra.{name}", tree)) for name, tree in (extra or {}).items()}
+        self._memory = Memory.of(device)
+        self._room = self._memory.own("DistillationBuffer")
+        self.device = torch.empty(0, device=self._memory.device).device  # "cuda" is "cuda:0"
+        self._schema = Schema(trees)
+        self._columns: tuple[torch.Tensor, ...] = ()
+        """One tensor [capacity, …] a leaf; none before the fields are known."""
+        self._ring = HostRing(self.capacity)
+        self._set_rounds([0])
+        self._random = Randomness(seed)
+        self._lock = lock_for(self)
+        if action is not None:
+            self._allocate(self._schema)
+
+    def _set_rounds(self, starts: list[int]) -> None:
+        self._starts = starts
+        """The first row of each round."""
+        self._starts_there = torch.tensor(starts, device=self.device)
+
+    def _allocate(self, schema: Schema) -> None:
+        sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
+        self._memory.require(self.capacity * sum(sizes))
+        columns = tuple(self._room.allocate("column", (self.capacity, *f.shape), f.dtype) for f in schema.fields)
+        self._reader = reader(columns, 1, self.capacity)
+        self._paths = (*schema.paths, ("index",), ("round",))
+        self._build = assembler(self._paths)
+        self._schema, self._columns = schema, columns
+
+    # Writing
+
+    def add(self, obs: Any, action: Any, **extra: Any) -> None:
+        """Store one row, or a batch of rows [B, …] in their order; of more rows than `capacity` the last ones stay."""
+        with self._lock:
+            lead = self._lead("obs", obs)
+            schema = self._schema if self._columns else self._completed(action, extra, lead)
+            for name in extra:
+                schema.require(name)
+            values = {"obs": obs, "action": action, **extra}
+            leaves = [
+                leaf for name in schema.names for leaf in _conformed(schema, name, values.get(name), lead, self.device)
+            ]
+            if not self._columns:
+                self._allocate(schema)
+            count = lead[0] if lead else 1
+            for rows, slots in self._ring.coming(count):
+                for column, leaf in zip(self._columns, leaves, strict=True):
+                    column[slots].copy_(leaf[rows] if lead else leaf)
+            self._ring.head += count
+
+    def _lead(self, name: str, value: Any, prefix: str = "") -> tuple[int, ...]:
+        """`()` for the value of one row, `(B,)` for those of a batch."""
+        column, leaf = self._schema.columns[name][0], self._schema.flatten(name, value)[0]
+        where, inner = prefix + dotted(self._schema.paths[column]), self._schema.fields[column].shape
+        if leaf is None:
+            raise SchemaError(explain(where, "a value", "none", "Pass it."))
+        shape = tuple(leaf.shape if hasattr(leaf, "shape") else as_tensor(where, leaf, self.device).shape)
+        if len(shape) not in (len(inner), len(inner) + 1):
+            expected = f"shape {inner}, or {('rows', *inner)} for a batch"
+            raise SchemaError(explain(where, expected, shape, "Pass one row or a batch of rows."))
+        return shape[: len(shape) - len(inner)]
+
+    def _completed(self, action: Any, extra: Mapping[str, Any], lead: tuple[int, ...]) -> Schema:
+        """The schema with the fields that were not declared as the first values have them."""
+        refuse_reserved(extra, _RESERVED)
+        declared, first = self._schema.trees, {"action": action, **extra}
+        fresh = {name: _inferred(name, x, lead, self.device) for name, x in first.items() if name not in declared}
+        return Schema({"obs": declared["obs"], "action": fresh["action"], **declared, **fresh})
+
+    def fill(
+        self,
+        source: ReplayBuffer | RolloutBuffer,
+        teacher: Callable[[Any], Any] | None = None,
+        *,
+        batch_size: int = 4096,
+    ) -> None:
+        """Add the observations of every transition of another buffer, oldest first, and what was done there.
+
+        `teacher(obs)` says instead what is to be done: an action [B, …], or (action, extra) with a dict of further
+        fields. It is asked without gradients, `batch_size` rows at a time. Without one, `extra` fields are those of the
+        same name in `source`.
+        """
+        positive("batch_size", batch_size)
+        if not len(source):
+            raise NotReadyError(explain("fill", "stored transitions", "none", "Add some to the source first."))
+        with self._lock, torch.no_grad():
+            before = self._schema, self._columns, self._ring.head
+            overwrites = len(self._ring) + len(source) > self.capacity
+            old = [column.clone() for column in self._columns] if overwrites and len(self._ring) else []
+            try:
+                for batch in _in_order(source, batch_size):
+                    action, extra = self._copied(batch) if teacher is None else _said(teacher(batch["obs"]))
+                    self.add(batch["obs"].to(self.device), action, **extra)
+            except BaseException:
+                self._schema, self._columns, self._ring.head = before
+                if old:
+                    torch._foreach_copy_(self._columns, old)
+                raise
+
+    def _copied(self, batch: TensorDict) -> tuple[Any, dict[str, Any]]:
+        names = [name for name in self._schema.names if name not in ("obs", "action")]
+        for name in names:
+            if name not in batch.keys():
+                known = ", ".join(sorted(map(str, batch.keys())))
+                remedy = "Let a teacher say it."
+                raise SchemaError(explain(f"fill: {name}", f"a field of the source ({known})", "another", remedy))
+        return batch["action"].to(self.device), {name: batch[name].to(self.device) for name in names}
+
+    def clear(self) -> None:
+        """Forget every row; ids and rounds go on from where they are, and fields stay as they are."""
+        with self._lock:
+            self._ring.clear()
+
+    def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
+        """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
+
+        Only what is new since this buffer's last save there is written, and the newest `keep` checkpoints stay. What is
+        saved is everything: rows,
+        rounds and the generator. `relive.load(path)` goes on from it exactly.
+        """
+        from relive.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
+
+        return save(self, path, keep=keep)
+
+    # Rounds
+
+    @property
+    def round(self) -> int:
+        """The round that rows are added to, counted from 0."""
+        return len(self._starts) - 1
+
+    def next_round(self) -> int:
+        """Begin the next round and return its number."""
+        with self._lock:
+            self._set_rounds([*self._starts, self._ring.head])
+            return self.round
+
+    def mix(self, teacher_action: Any, student_action: Any, beta: float | Callable[[int], float]) -> Any:
+        """Who acts: in each environment the teacher with probability β, else the student.
+
+        `beta` is a number or a function of the round. Actions are those of one environment or of a batch of them, as in
+        `add`; so is what is returned, a tensor or a TensorDict of a nested action.
+        """
+        with self._lock:
+            if "action" not in self._schema.names:
+                remedy = "Declare action=, or add the teacher's first."
+                raise NotReadyError(explain("mix", "a known action", "none yet", remedy))
+            schema, share = self._schema, _share("beta", beta(self.round) if callable(beta) else beta)
+            lead = self._lead("action", teacher_action, "teacher_")
+            teacher = _conformed(schema, "action", teacher_action, lead, self.device, "teacher_")
+            student = _conformed(schema, "action", student_action, lead, self.device, "student_")
+            first = self._random.uniform(lead[0] if lead else 1, self.device) < share
+            leaves = [
+                torch.where(first.view((*lead, *(1,) * (a.ndim - len(lead)))), a, b)
+                for a, b in zip(teacher, student, strict=True)
+            ]
+            if isinstance(schema.trees["action"], Field):
+                return leaves[0]
+            paths = [schema.paths[i][1:] for i in schema.columns["action"]]
+            return assemble(dict(zip(paths, leaves, strict=True)), torch.Size(lead))
+
+    # Reading
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        recent: Recent = None,
+        device: torch.device | str | None = None,
+        out: TensorDict | None = None,
+    ) -> TensorDict:
+        """A batch of rows [B], drawn uniformly and with replacement, with their ids ("index") and rounds ("round").
+
+        `recent=2` draws from the newest two rounds only; `recent={1: 0.5}` draws each row with probability one half
+        from the newest round and otherwise from all rows. The batch is the caller's own; `out` is filled and returned
+        instead of fresh tensors.
+        """
+        check_size("sample", batch_size)
+        target = check_destination(device, out)
+        with self._lock:
+            windows = self._windows("sample", recent)
+            targets = self._targets(out, batch_size)
+            batch = self._read(self._drawn(windows, batch_size), targets, out)
+        return batch if target is None else moved(batch, target)
+
+    def epochs(
+        self,
+        batch_size: int,
+        *,
+        epochs: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        recent: int | None = None,
+        device: torch.device | str | None = None,
+        out: TensorDict | None = None,
+    ) -> Iterator[TensorDict]:
+        """Every row (or every row of the newest `recent` rounds) once an epoch, in batches `[B]` of the caller's own.
+
+        The rows are those that are stored now; when one of them has been overwritten by its turn, that is an error.
+        """
+        positive("batch_size", batch_size)
+        positive("epochs", epochs)
+        target = check_destination(device, out)
+        with self._lock:
+            oldest = self._oldest("epochs", recent)
+            rows = torch.arange(oldest, self._ring.head, device=self.device)
+            targets = self._targets(out, batch_size)
+        stop = len(rows) - len(rows) % batch_size if drop_last else len(rows)
+        if not stop:
+            remedy = "Add rows, or take smaller batches."
+            raise NotReadyError(explain("epochs", f"{batch_size} rows", len(rows), remedy))
+        if out is not None and stop % batch_size:
+            remedy = "Pass drop_last=True or a batch_size that divides them."
+            raise SchemaError(explain("out", f"batches of {batch_size} only", f"{stop} rows", remedy))
+        batches = (
+            self._next(oldest, order[start : min(start + batch_size, stop)], targets, out)
+            for order in self._orders(rows, epochs, shuffle)
+            for start in range(0, stop, batch_size)
+        )
+        return batches if target is None else (moved(batch, target) for batch in batches)
+
+    def _orders(self, rows: torch.Tensor, epochs: int, shuffle: bool) -> Iterator[torch.Tensor]:
+        for _ in range(epochs):
+            with self._lock:
+                order = self._random.shuffled(rows) if shuffle else rows
+            yield order
+
+    def _next(
+        self, oldest: int, rows: torch.Tensor, targets: list[torch.Tensor] | None, out: TensorDict | None
+    ) -> TensorDict:
+        with self._lock:
+            if oldest < self._ring.oldest:
+                remedy = "Finish the epochs before adding more than fits."
+                raise NotReadyError(explain("epochs", "the rows it began with", "newer ones", remedy))
+            return self._read(rows.clone(), targets, out)
+
+    def __getitem__(self, index: Any) -> TensorDict:
+        """The rows `index` [B], as `sample` would give them; of one number, its row."""
+        if isinstance(index, int | np.integer) and not isinstance(index, bool):
+            return self[np.array([index])][0]
+        with self._lock:
+            ids = row_ids(index, self.device).clone()
+            wrong = (ids < self._ring.oldest) | (ids >= self._ring.head)
+            if wrong.any():
+                expected = f"rows that are stored ({self._ring.oldest} to {self._ring.head - 1})"
+                raise IndexError(explain("index", expected, int(ids[wrong][0]), "Sample again."))
+            return self._read(ids, None, None)
+
+    def _oldest(self, where: str, recent: int | None) -> int:
+        """The first stored row, or the first of the newest rounds; at least one row follows."""
+        start = 0 if recent is None else self._starts[-min(positive("recent", recent), len(self._starts))]
+        start = max(start, self._ring.oldest)
+        if start == self._ring.head:
+            rows = "stored rows" if recent is None else f"rows of the newest {recent} rounds"
+            raise NotReadyError(explain(where, rows, "none", "Add rows first."))
+        return start
+
+    def _windows(self, where: str, recent: Recent) -> list[tuple[int, float]]:
+        """The first row of each window that ends at the newest row, and the share that is drawn there."""
+        if not isinstance(recent, Mapping):
+            return [(self._oldest(where, recent), 1.0)]
+        windows = [
+            (self._oldest(where, positive("recent", rounds)), _share("recent", share))
+            for rounds, share in recent.items()
+        ]
+        rest = 1.0 - sum(share for _, share in windows)
+        if rest < -1e-9:
+            raise SchemaError(explain("recent", "shares that add up to at most 1", 1.0 - rest, "Lower them."))
+        return [*windows, (self._oldest(where, None), rest)]
+
+    def _drawn(self, windows: Sequence[tuple[int, float]], count: int) -> torch.Tensor:
+        oldest = torch.tensor([row for row, _ in windows], device=self.device)
+        if len(windows) > 1:
+            edges = torch.tensor([share for _, share in windows], dtype=torch.float64, device=self.device).cumsum(0)
+            oldest = oldest[torch.bucketize(self._random.uniform(count, self.device), edges[:-1], right=True)]
+        return oldest + self._random.below(self._ring.head - oldest, count)
+
+    def _targets(self, out: TensorDict | None, count: int) -> list[torch.Tensor] | None:
+        if out is None:
+            return None
+        kinds = [*((tuple(c.shape[1:]), c.dtype) for c in self._columns), *[((), torch.int64)] * 2]
+        like = {path: ((count, *shape), dtype) for path, (shape, dtype) in zip(self._paths, kinds, strict=True)}
+        return checked_targets(out, like, self.device)
+
+    def _read(self, rows: torch.Tensor, targets: list[torch.Tensor] | None, out: TensorDict | None) -> TensorDict:
+        slots, numbers = self._ring.slots(rows), torch.bucketize(rows, self._starts_there, right=True) - 1
+        if targets is None or out is None:
+            return self._build([*self._reader.take(slots, 0, len(slots)), rows, numbers], rows.shape)
+        self._reader.take_into(slots, 0, len(slots), targets[:-2])
+        targets[-2].copy_(rows)
+        targets[-1].copy_(numbers)
+        return out
+
+    # About it
+
+    def check(self) -> None:
+        """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""
+        with self._lock:
+            check_distillation(self)
+            self._random.check()
+
+    def __len__(self) -> int:
+        """How many rows are stored."""
+        with self._lock:
+            return len(self._ring)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next row overwrites the oldest."""
+        return len(self) == self.capacity
+
+    @property
+    def nbytes(self) -> int:
+        """What this buffer keeps, in bytes; nothing before its fields are known."""
+        return sum(column.numel() * column.element_size() for column in self._columns)
+
+    def __repr__(self) -> str:
+        return (
+            f"DistillationBuffer({len(self)} of {self.capacity} rows, round={self.round}, "
+            f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
+        )
+
+
+def _inferred(where: str, value: Any, lead: tuple[int, ...], device: torch.device) -> Tree:
+    """What a value would have been declared as. A tuple of numbers is an array; any other tuple is of several parts."""
+    if isinstance(value, Mapping):
+        return {str(key): _inferred(f"{where}.{key}", part, lead, device) for key, part in value.items()}
+    if isinstance(value, tuple) and not all(isinstance(part, Real) for part in value):
+        return {str(i): _inferred(f"{where}.{i}", part, lead, device) for i, part in enumerate(value)}
+    if value is None:
+        return Field()  # for the border to refuse
+    tensor = as_tensor(where, value, device)
+    return Field(tensor.shape[len(lead) :], torch.float32 if tensor.dtype == torch.float64 else tensor.dtype)
+
+
+def _conformed(
+    schema: Schema, name: str, value: Any, lead: tuple[int, ...], device: torch.device, prefix: str = ""
+) -> list[torch.Tensor]:
+    leaves = zip(schema.columns[name], schema.flatten(name, value), strict=True)
+    return [
+        conform(prefix + dotted(schema.paths[i]), schema.fields[i], leaf, lead, device, unit="rows")
+        for i, leaf in leaves
+    ]
+
+
+def _share(where: str, share: object) -> float:
+    if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= float(share) <= 1:
+        raise SchemaError(explain(where, "a share in [0, 1]", repr(share), "Pass one."))
+    return float(share)
+
+
+def _said(answer: Any) -> tuple[Any, Mapping[str, Any]]:
+    """A teacher's answer as (action, extra)."""
+    has_extra = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
+    return answer if has_extra else (answer, {})
+
+
+def _in_order(source: ReplayBuffer | RolloutBuffer, batch_size: int) -> Iterator[TensorDict]:
+    if isinstance(source, ReplayBuffer):
+        return (source[ids] for ids in source.ids().split(batch_size))
+    if isinstance(source, RolloutBuffer):
+        return source.minibatches(batch_size, shuffle=False)
+    raise SchemaError(explain("fill", "a ReplayBuffer or a RolloutBuffer", type(source).__name__, "Add rows with add."))

@@ -1,0 +1,183 @@
+"""What a replay service is: its fields, its shards, and which environments are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import relive
+from relive.autoreset import parse_autoreset
+from relive.border import conform, dotted
+from relive.checkpoint.contents import describe, describe_sampler
+from relive.errors import SchemaError, explain
+from relive.memory import Memory
+from relive.memory.shared import shares_memory
+from relive.replay import ReplayBuffer
+from relive.samplers import Prioritized, Sampler, Uniform
+from relive.schema import Field, Schema, declare, given_shape, positive
+
+_HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where the shards of a service save themselves, and how often: what a restarted shard goes on from.
+
+    A shard saves after a push when `seconds` have passed or `rows` steps have come since the last time (whichever is
+    first), and when asked. On several machines `path` must be a folder that all of them see.
+    """
+
+    path: str | PathLike[str]
+    seconds: float = 60.0
+    rows: int | None = None
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seconds, int | float) or not self.seconds > 0:
+            raise SchemaError(explain("Checkpoint.seconds", "more than 0", repr(self.seconds), "Pass such a number."))
+        if self.rows is not None:
+            positive("Checkpoint.rows", self.rows)
+        positive("Checkpoint.keep", self.keep)
+
+    def of_shard(self, shard: int) -> Path:
+        """The folder of one shard."""
+        return Path(fspath(self.path)).absolute() / f"shard-{shard}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The description that every shard and every client of a service has."""
+
+    capacity: int
+    obs: Any
+    action: Any
+    reward: Any
+    extra: Mapping[str, Any]
+    num_envs: int
+    num_shards: int
+    sampler: Sampler
+    autoreset: Any
+    checkpoint: Checkpoint | None
+    seed: int | None
+
+    def __post_init__(self) -> None:
+        positive("num_envs", self.num_envs)
+        if positive("num_shards", self.num_shards) > self.num_envs:
+            remedy = "An environment belongs to one shard: start fewer."
+            raise SchemaError(explain("num_shards", f"at most num_envs={self.num_envs}", self.num_shards, remedy))
+        if not isinstance(self.sampler, Uniform | Prioritized):
+            remedy = "Other samplers cannot be drawn from in parts."
+            raise SchemaError(explain("sampler", "Uniform(…) or Prioritized(…)", repr(self.sampler), remedy))
+        self._make(self.capacity, self.num_envs, self.sampler, "meta")  # a buffer that keeps nothing refuses the rest
+
+    def _make(self, capacity: int, num_envs: int, sampler: Sampler, device: Any, seed: int | None = None) -> Any:
+        return ReplayBuffer(
+            capacity,
+            self.obs,
+            self.action,
+            num_envs=num_envs,
+            reward=self.reward,
+            extra=self.extra,
+            sampler=sampler,
+            device=Memory.of(device),
+            autoreset=self.autoreset,
+            seed=seed,
+        )
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The fields."""
+        return self._make(self.num_envs, self.num_envs, Uniform(), "meta")._schema
+
+    @cached_property
+    def _given(self) -> list[tuple[str, Field]]:
+        return [
+            (dotted(path), Field(given_shape(field), field.dtype))
+            for path, field in zip(self.schema.paths, self.schema.fields, strict=True)
+        ]
+
+    def fit(self, column: int, leaf: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
+        """What a caller gives for a leaf of the schema, as a tensor that fits it."""
+        name, field = self._given[column]
+        return conform(prefix + name, field, leaf, lead, _HOST)
+
+    @cached_property
+    def firsts(self) -> np.ndarray:
+        """Each shard's first environment [S]; neighbours share a shard, so that one actor mostly writes to one."""
+        return np.arange(self.num_shards) * self.num_envs // self.num_shards
+
+    def envs(self, shard: int) -> range:
+        """The environments of a shard."""
+        first, stop = (number * self.num_envs // self.num_shards for number in (shard, shard + 1))
+        return range(first, stop)
+
+    def shard_of(self, env: np.ndarray) -> np.ndarray:
+        """The shards of environments."""
+        return np.searchsorted(self.firsts, env, side="right") - 1
+
+    @property
+    def shard_sampler(self) -> Sampler:
+        """How one shard draws: as the whole, but weights are the client's business, who sees all shards."""
+        return replace(self.sampler, beta=0.0) if isinstance(self.sampler, Prioritized) else self.sampler
+
+    def buffer(self, shard: int) -> ReplayBuffer:
+        """An empty buffer for the environments of a shard."""
+        envs = len(self.envs(shard))
+        rows = self.capacity // self.num_envs
+        return self._make(rows * envs, envs, self.shard_sampler, self.memory, self.seed_of(shard))
+
+    @property
+    def memory(self) -> Memory:
+        """Where a shard keeps its rows: other processes of its machine can read them there, if that is possible."""
+        return Memory.shared() if shares_memory() else Memory.of("cpu")
+
+    def seed_of(self, part: int) -> int | None:
+        """The seed of a shard; `num_shards` stands for the client."""
+        if self.seed is None:
+            return None
+        return int(np.random.SeedSequence([self.seed, part]).generate_state(1, np.uint64)[0] >> 1)
+
+    def described(self) -> dict[str, Any]:
+        """The same as plain data, to be compared before anything else is believed."""
+        return {"relive": relive.__version__, **in_words({name: getattr(self, name) for name in _COMPARED})}
+
+
+_COMPARED = ("capacity", "num_envs", "num_shards", "obs", "action", "reward", "extra", "sampler", "autoreset")
+
+
+def in_words(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a service as plain data."""
+    unknown = set(arguments) - set(_COMPARED)
+    if unknown:
+        remedy = f"Pass some of {', '.join(_COMPARED)}."
+        raise SchemaError(explain("connect", "arguments of a service", sorted(unknown), remedy))
+    return {name: _in_words(name, value) for name, value in arguments.items()}
+
+
+def _in_words(name: str, value: Any) -> Any:
+    if name in ("obs", "action", "reward"):
+        return describe(declare(name, value))
+    if name == "extra":
+        return {key: describe(declare(f"extra.{key}", part)) for key, part in (value or {}).items()}
+    if name == "sampler":
+        return describe_sampler(value) or type(value).__name__
+    if name == "autoreset":
+        mode = parse_autoreset(value)
+        return None if mode is None else mode.name
+    return value
+
+
+def difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """What two descriptions do not agree in, as a part of a sentence; empty if they do."""
+    return "; ".join(
+        f"{name} {expected.get(name, 'nothing')!r} against {found.get(name, 'nothing')!r}"
+        for name in {**expected, **found}
+        if expected.get(name) != found.get(name)
+    )

@@ -1,0 +1,94 @@
+"""Steps one by one from an actor, sent to a service in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from relive.autoreset import parse_autoreset, true_next_obs
+from relive.errors import SchemaError, explain
+from relive.schema import Schema, given_shape, positive
+
+if TYPE_CHECKING:
+    from relive.distributed.service import ReplayService
+
+_HOST = torch.device("cpu")
+
+
+class Writer:
+    """The steps of some environments of a service; `block` of them go together.
+
+    A full block is sent when the next step comes, so that a call which raises has not taken its step, and may be
+    repeated. At the end of a `with` block what is left is sent, and waited for.
+    """
+
+    def __init__(self, service: ReplayService, envs: torch.Tensor, block: int) -> None:
+        self._service, self._envs, self._count = service, envs, 0
+        self._schema: Schema = service.plan.schema
+        self._autoreset = parse_autoreset(service.plan.autoreset)
+        shapes = [(positive("block", block), len(envs), *given_shape(field)) for field in self._schema.fields]
+        self._columns = [torch.empty(s, dtype=f.dtype) for s, f in zip(shapes, self._schema.fields, strict=True)]
+        self._nexts = [torch.empty_like(self._columns[i]) for i in self._schema.columns["obs"]]
+
+    def add(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        next_obs: Any,
+        **extra: Any,
+    ) -> None:
+        """Take one step of every environment of this writer."""
+        self._take((obs, action, reward, terminated, truncated), self._schema.flatten("obs", next_obs), extra)
+
+    def add_step(self, obs: Any, action: Any, step: tuple[Any, Any, Any, Any, Mapping[str, Any]], **extra: Any) -> None:
+        """Take one step as Gymnasium gave it: `step = env.step(action)`, taken in the state `obs`."""
+        lead = (len(self._envs),)
+        nexts, *rest = true_next_obs(step, self._autoreset, self._schema, lead, _HOST)
+        self._take((obs, action, *rest), nexts, extra)
+
+    def _take(self, values: tuple[Any, ...], nexts: tuple[Any, ...], extra: Mapping[str, Any]) -> None:
+        schema = self._schema
+        names = schema.names[len(values) :]
+        if set(extra) != set(names):
+            remedy = "Pass exactly the declared fields."
+            raise SchemaError(explain("add", f"the further fields {sorted(names)}", sorted(extra), remedy))
+        given = (*values, *(extra[name] for name in names))
+        leaves = [leaf for name, value in zip(schema.names, given, strict=True) for leaf in schema.flatten(name, value)]
+        fit, lead = self._service.plan.fit, (len(self._envs),)
+        fitted = [fit(i, leaf, lead) for i, leaf in enumerate(leaves)]
+        following = [fit(i, leaf, lead, "next_") for i, leaf in zip(schema.columns["obs"], nexts, strict=True)]
+        if self._count == len(self._columns[0]):
+            self._push()
+        for column, leaf in zip((*self._columns, *self._nexts), (*fitted, *following), strict=True):
+            column[self._count] = leaf
+        self._count += 1
+
+    def cut(self) -> None:
+        """The current episodes were abandoned: the coming observations start new ones."""
+        self._push()
+        self._service.cut(self._envs)
+
+    def flush(self) -> None:
+        """Send what is left, and wait until the service has it."""
+        self._push()
+        self._service.flush()
+
+    def _push(self) -> None:
+        if self._count:
+            count = self._count
+            leaves, nexts = ([column[:count] for column in columns] for columns in (self._columns, self._nexts))
+            self._service._push(leaves, nexts, self._envs)
+            self._count = 0
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.flush()

@@ -1,0 +1,87 @@
+"""How much better an action was than the critic expected: generalized advantage estimation and V-trace."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from relive import kernels
+from relive.estimators.arguments import conform, fraction, positive
+
+
+def gae(
+    reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
+    gamma: float, lam: float, mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Generalized advantage estimation: `advantage, return` of every step, each [T, N, …] like the reward.
+
+        δ[t] = r[t] + γ (1 − terminated[t]) · next_value[t] − value[t]
+        A[t] = δ[t] + γ λ (1 − (terminated[t] ∨ truncated[t])) · A[t+1],   A[T] = 0
+        return[t] = A[t] + value[t]
+
+    Schulman et al., High-Dimensional Continuous Control Using Generalized Advantage Estimation, 2016.
+
+    Args:
+        reward: [T], [T, N] or [T, N, …]; consequence of the action at t.
+        value: like reward; V of the observation at t.
+        next_value: like reward; V of the observation that t led to, before any reset. Not read where terminated.
+        terminated: bool, like reward or its leading axes [T, N]; the episode ended for good. Wins over truncated.
+        truncated: bool, like terminated; the episode was cut: bootstrap from next_value, do not go on.
+        gamma: discount γ in [0, 1].
+        lam: λ in [0, 1]; 0 is the TD error, 1 Monte-Carlo minus the value.
+        mask: bool, like terminated; False rows are no transitions: not read, 0 in both results, and the row before
+            bootstraps from its own next_value.
+    """
+    if not torch.compiler.is_compiling():
+        native = kernels.native()
+        if native is not None:
+            result = native.gae(reward, value, next_value, terminated, truncated, mask, gamma, lam, None)
+            if result is not None:
+                return result
+    settings = (fraction("gamma", gamma), fraction("lam", lam))
+    with torch.no_grad():
+        values, flags, mask = conform(
+            {"reward": reward, "value": value, "next_value": next_value},
+            {"terminated": terminated, "truncated": truncated},
+            mask,
+        )
+        return kernels.estimate("gae", 2, [*values, *flags, mask], settings)
+
+
+def vtrace(
+    log_ratio: Tensor, reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
+    gamma: float, lam: float = 1.0, rho_bar: float = 1.0, c_bar: float = 1.0, mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """V-trace for data of an older policy: `advantage, return` of every step, each [T, N, …] like the reward.
+
+        ρ[t] = min(rho_bar, π/μ[t]),   c[t] = min(c_bar, π/μ[t])
+        δ[t] = r[t] + γ (1 − terminated[t]) · next_value[t] − value[t]
+        E[t] = ρ[t] δ[t] + γ λ c[t] (1 − (terminated[t] ∨ truncated[t])) · E[t+1],   E[T] = 0
+        return[t] = value[t] + E[t]                          the critic's target
+        advantage[t] = ρ[t] · (δ[t] + γ λ (1 − ended[t]) · E[t+1])      for the policy gradient
+
+    With all ratios 1 both are those of `gae`. Espeholt et al., IMPALA, 2018.
+
+    Args:
+        log_ratio: like reward; log π(a|s) − log μ(a|s), the learner's policy against the one that acted.
+        reward: [T], [T, N] or [T, N, …]; the other tensors, `gamma`, `lam` and `mask` are as in `gae`.
+        rho_bar: bound of the ratio at the step itself, above 0; decides what the values converge to.
+        c_bar: bound of the ratio along the trace, above 0; decides how fast.
+    """
+    if not torch.compiler.is_compiling() and type(log_ratio) is Tensor and log_ratio.layout == torch.strided:
+        native = kernels.native()
+        if native is not None:
+            result = native.vtrace(
+                log_ratio.detach().exp(), reward, value, next_value, terminated, truncated, mask,
+                gamma, lam, rho_bar, c_bar, None,
+            )  # fmt: skip
+            if result is not None:
+                return result
+    settings = (fraction("gamma", gamma), fraction("lam", lam), positive("rho_bar", rho_bar), positive("c_bar", c_bar))
+    with torch.no_grad():
+        (reward, log_ratio, *values), flags, mask = conform(
+            {"reward": reward, "log_ratio": log_ratio, "value": value, "next_value": next_value},
+            {"terminated": terminated, "truncated": truncated},
+            mask,
+        )
+        return kernels.estimate("vtrace", 2, [log_ratio.exp(), reward, *values, *flags, mask], settings)

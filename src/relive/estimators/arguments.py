@@ -1,0 +1,134 @@
+"""What the estimators accept: tensors of one shape on one device, bool flags, numbers in range. Nothing is broadcast.
+
+The native core takes exact fits without coming here. Everything else is checked and cast here once, or refused with the
+name of the argument.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relive.errors import SchemaError, explain
+
+
+def conform(
+    values: Mapping[str, Any], flags: Mapping[str, Any], mask: Any = None
+) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    """The values in one float dtype, and the flags and the mask (or None) in the values' shape.
+
+    The first of `values` sets shape and device. The dtype is float64 if any value's is, else float32.
+    """
+    first, like = next(iter(values.items()))
+    _check_tensor(first, like)
+    if like.ndim == 0:
+        raise SchemaError(explain(first, "shape [T], [T, N] or [T, N, …]", "()", "Add the time axis in front."))
+    dtype = torch.float32
+    for name, value in values.items():
+        _check_tensor(name, value)
+        _check_same_place(name, value, first, like)
+        if value.is_complex():
+            raise SchemaError(explain(name, "real numbers", value.dtype, "Pass its real part."))
+        dtype = torch.promote_types(dtype, value.dtype)
+    return (
+        [_plain(value).to(dtype) for value in values.values()],
+        [_flag(name, flag, first, like) for name, flag in flags.items()],
+        None if mask is None else _flag("mask", mask, first, like),
+    )
+
+
+def check_same_shape(name: str, tensor: Tensor, first: str, shape: torch.Size) -> None:
+    if tensor.shape != shape:
+        expected = f"shape {tuple(shape)} to go with {first}"
+        raise SchemaError(
+            explain(name, expected, tuple(tensor.shape), _shape_remedy(tuple(tensor.shape), tuple(shape)))
+        )
+
+
+def number(name: str, value: Any) -> float:
+    """A Python or numpy number as a float; tensors are refused, since reading one waits for its device."""
+    if isinstance(value, bool) or (not isinstance(value, (int, float)) and not isinstance(value, numbers.Real)):
+        raise SchemaError(explain(name, "a number", _kind(value), "Pass a Python float."))
+    try:
+        return float(value)
+    except OverflowError:
+        raise SchemaError(explain(name, "a number", "an int too large for a float", "Pass a Python float.")) from None
+
+
+def fraction(name: str, value: Any) -> float:
+    checked = number(name, value)
+    if not 0 <= checked <= 1:
+        raise SchemaError(explain(name, "a number from 0 to 1", value, "Pass a discount inside that range."))
+    return checked
+
+
+def positive(name: str, value: Any) -> float:
+    checked = number(name, value)
+    if not checked > 0:
+        raise SchemaError(explain(name, "a number above 0", value, "Pass infinity for no bound."))
+    return checked
+
+
+def count(name: str, value: Any, *, least: int, remedy: str) -> int:
+    if isinstance(value, bool) or (not isinstance(value, int) and not isinstance(value, numbers.Integral)):
+        raise SchemaError(explain(name, f"an int of at least {least}", _kind(value), remedy))
+    if value < least:
+        raise SchemaError(explain(name, f"an int of at least {least}", value, remedy))
+    return int(value)
+
+
+def _flag(name: str, flag: Any, first: str, like: Tensor) -> Tensor:
+    """The flag in the shape of `like`; one per step and environment counts for every agent behind them."""
+    _check_tensor(name, flag)
+    if flag.dtype != torch.bool:
+        raise SchemaError(explain(name, "dtype torch.bool", flag.dtype, "Compare it, as in flag != 0."))
+    leads = 2 <= flag.ndim < like.ndim and flag.shape == like.shape[: flag.ndim]
+    if leads:
+        _check_same_device(name, flag, first, like)
+        return flag.reshape(*flag.shape, *(1,) * (like.ndim - flag.ndim)).expand(like.shape).contiguous()
+    _check_same_place(name, flag, first, like)
+    return flag
+
+
+def _check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise SchemaError(explain(name, "a torch.Tensor", _kind(value), "Convert it with torch.as_tensor."))
+    if value.layout != torch.strided:
+        raise SchemaError(explain(name, "a dense tensor", value.layout, "Call .to_dense()."))
+
+
+def _check_same_place(name: str, value: Tensor, first: str, like: Tensor) -> None:
+    check_same_shape(name, value, first, like.shape)
+    _check_same_device(name, value, first, like)
+
+
+def _check_same_device(name: str, value: Tensor, first: str, like: Tensor) -> None:
+    if value.device != like.device:
+        remedy = f"Call .to({str(like.device)!r})."
+        raise SchemaError(explain(name, f"a tensor on {like.device} to go with {first}", value.device, remedy))
+
+
+def _shape_remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    if got == (*expected, 1):
+        return "Squeeze the last axis."
+    if (*got, 1) == expected:
+        return "Unsqueeze the last axis."
+    if len(expected) > 1 and got == (expected[1], expected[0], *expected[2:]):
+        return "Transpose it: time comes first."
+    return "Nothing is broadcast: pass one entry for each."
+
+
+def _plain(value: Tensor) -> Tensor:
+    """The tensor with its values in memory, which a lazily negated one lacks, and without a gradient."""
+    return (value.detach() if value.requires_grad else value).resolve_neg()
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

@@ -1,0 +1,75 @@
+"""Advantages without a critic: every episode against the others of its group."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from relive import kernels
+from relive.errors import SchemaError, explain
+from relive.estimators.arguments import conform, count, fraction, number
+
+
+@torch.no_grad()
+def group_advantage(
+    reward: Tensor, done: Tensor, *,
+    group_size: int, gamma: float = 1.0, first_episode_only: bool = True, eps: float = 1e-8, mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Group-relative advantages (GRPO): `seq_return, seq_mask, advantage`, each [T, N, …] like the reward.
+
+        R[t] = r[t] + γ (1 − done[t]) · R[t+1],   R[T] = 0
+        seq_mask[t] = mask[t] and no earlier step of this environment was done     (mask, without first_episode_only)
+        advantage[t] = (R[t] − m[t]) / (s[t] + eps) · seq_mask[t]
+
+    with m and s the mean and population standard deviation of R at t over the environments of the group that seq_mask
+    keeps. Agents behind the environments' axis are compared each for itself. Shao et al., DeepSeekMath, 2024.
+
+    A rollout learns from them without a critic; every term of the loss is weighed by seq_mask:
+
+        done = rollout["terminated"] | rollout["truncated"]
+        seq_return, seq_mask, advantage = group_advantage(rollout["reward"], done, group_size=8, mask=rollout["mask"])
+        rollout.attach(seq_return=seq_return, seq_mask=seq_mask, advantage=advantage)
+        for batch in rollout.minibatches(256):
+            loss = (batch["seq_mask"] * …).sum() / batch["seq_mask"].sum().clamp(min=1)
+
+    Args:
+        reward: [T, N] or [T, N, …].
+        done: bool, like reward or its leading axes [T, N]; the episode ended with this step, which still counts. There
+            is no bootstrap.
+        group_size: environments that started alike, at least 2 and a divisor of N; they are neighbours.
+        gamma: discount γ in [0, 1].
+        first_episode_only: count each environment up to its first end only.
+        eps: keeps groups of equal returns at 0.
+        mask: bool, like done; False rows are no transitions (those that only reset): not read, and 0 in every result.
+    """
+    gamma, eps = fraction("gamma", gamma), number("eps", eps)
+    size = count("group_size", group_size, least=2, remedy="Pass how many neighbouring environments form a group.")
+    (reward,), (done,), mask = conform({"reward": reward}, {"done": done}, mask)
+    if reward.ndim < 2:
+        expected = "shape [T, N] or [T, N, …]"
+        raise SchemaError(explain("reward", expected, tuple(reward.shape), "Pass one reward per environment."))
+    steps, envs, *agents = reward.shape
+    if envs % size:
+        raise SchemaError(explain("group_size", f"a divisor of {envs} environments", size, "Choose one that divides."))
+    never = torch.zeros_like(done)
+    nothing = torch.zeros_like(reward)
+    seq_return = kernels.estimate("lambda_return", 1, [reward, nothing, done, never, mask], (gamma, 1.0))
+    seq_mask = never.logical_not() if mask is None else mask.clone()
+    if first_episode_only:
+        ends = done & seq_mask
+        seq_mask &= ends.cumsum(0) == ends
+    groups = (steps, envs // size, size, *agents)
+    advantage = _standardize(seq_return.reshape(groups), seq_mask.reshape(groups), eps)
+    return seq_return, seq_mask, advantage.reshape(reward.shape)
+
+
+def _standardize(return_: Tensor, mask: Tensor, eps: float) -> Tensor:
+    """Every group (the third axis) to mean 0 and deviation 1 over its unmasked members; the others are 0."""
+    masked = mask.logical_not()
+    members = mask.sum(2, keepdim=True).clamp(min=1)
+    # The largest member is subtracted first: equal members are then exactly 0, whatever their sum rounds to.
+    highest = return_.masked_fill(masked, -torch.inf).amax(2, keepdim=True)
+    shifted = (return_ - highest).masked_fill(masked, 0)
+    centered = (shifted - shifted.sum(2, keepdim=True) / members).masked_fill(masked, 0)
+    deviation = (centered.square().sum(2, keepdim=True) / members).sqrt()
+    return centered / (deviation + eps)

@@ -1,0 +1,134 @@
+"""What a step was worth: λ-returns, n-step returns and discounted (Monte-Carlo) returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relive import kernels
+from relive.errors import SchemaError, explain
+from relive.estimators.arguments import check_same_shape, conform, count, fraction, number
+
+
+def lambda_return(
+    reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
+    gamma: float, lam: float, mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """TD(λ) returns of every step, [T, N, …] like the reward.
+
+        G[t] = r[t] + γ (1 − terminated[t]) · [(1 − λ) · next_value[t] + λ · G[t+1]]
+
+    where next_value[t] stands for G[t+1] at a truncated step, at the last row and before a masked row. λ = 0 is the
+    one-step target, λ = 1 Monte-Carlo. Sutton and Barto, Reinforcement Learning, 2018, chapter 12.
+
+    Args:
+        reward: [T], [T, N] or [T, N, …].
+        next_value: like reward; V of the observation that t led to, before any reset. Not read where terminated, and
+            with λ = 1 only where the chain stops.
+        terminated, truncated, mask: bool, like reward or its leading axes [T, N]; as in `gae`.
+        gamma: discount γ in [0, 1].
+        lam: λ in [0, 1].
+    """
+    if not torch.compiler.is_compiling():
+        native = kernels.native()
+        if native is not None:
+            result = native.lambda_return(reward, next_value, terminated, truncated, mask, gamma, lam, None)
+            if result is not None:
+                return result
+    return _return_of_any(
+        "lambda_return",
+        {"reward": reward, "next_value": next_value},
+        {"terminated": terminated, "truncated": truncated},
+        mask,
+        (fraction("gamma", gamma), fraction("lam", lam)),
+    )
+
+
+def n_step_return(
+    reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
+    gamma: float, n: int, mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Returns of n steps and a bootstrap, [T, N, …] like the reward.
+
+        G[t] = Σ_{i<k} γ^i r[t+i] + γ^k (1 − terminated[t+k−1]) · next_value[t+k−1]
+
+    with k = min(n, steps to the end of the episode, to the last row, or to the row before a masked one). n = 1 is the
+    TD target; n ≥ T is `discounted_return`.
+
+    Args:
+        reward: [T], [T, N] or [T, N, …].
+        next_value: like reward; V of the observation that t led to, before any reset. Read at a window's last row only.
+        terminated, truncated, mask: bool, like reward or its leading axes [T, N]; as in `gae`.
+        gamma: discount γ in [0, 1].
+        n: steps to sum, at least 1.
+    """
+    if not torch.compiler.is_compiling():
+        native = kernels.native()
+        if native is not None:
+            result = native.n_step_return(reward, next_value, terminated, truncated, mask, gamma, n, None)
+            if result is not None:
+                return result
+    return _return_of_any(
+        "n_step_return",
+        {"reward": reward, "next_value": next_value},
+        {"terminated": terminated, "truncated": truncated},
+        mask,
+        (fraction("gamma", gamma), count("n", n, least=1, remedy="Pass the number of steps to sum.")),
+    )
+
+
+@torch.no_grad()
+def _return_of_any(
+    name: str, values: dict[str, Any], flags: dict[str, Any], mask: Any, settings: tuple[float, float | int]
+) -> Tensor:
+    conformed, bools, mask = conform(values, flags, mask)
+    return kernels.estimate(name, 1, [*conformed, *bools, mask], settings)
+
+
+@torch.no_grad()
+def discounted_return(
+    reward: Tensor, terminated: Tensor, truncated: Tensor, *,
+    gamma: float, last_value: Tensor | float | None = None, next_value: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Monte-Carlo returns of every step, [T, N, …] like the reward: discounted rewards to the end of the episode.
+
+        G[t] = r[t] + γ (1 − terminated[t]) · (G[t+1], or what is known where the chain stops)
+
+    Where an episode is truncated, `next_value` is known; without it a truncated step counts as an end worth 0. Where
+    the rollout stops inside an episode, `last_value` is known; without it `next_value[-1]`, and without that 0.
+
+    Args:
+        reward: [T], [T, N] or [T, N, …].
+        terminated, truncated, mask: bool, like reward or its leading axes [T, N]; as in `gae`.
+        gamma: discount γ in [0, 1].
+        last_value: [N, …], a reward without its time axis (a number when reward is [T]); V of the observation after the
+            last row, read where the last row is neither terminated nor truncated.
+        next_value: like reward; read at truncated steps, at the last row and before a masked row only.
+    """
+    gamma = fraction("gamma", gamma)
+    values = {"reward": reward} if next_value is None else {"reward": reward, "next_value": next_value}
+    (reward, *known), flags, mask = conform(values, {"terminated": terminated, "truncated": truncated}, mask)
+    bootstrap = known[0] if known else torch.zeros_like(reward)
+    if last_value is not None and len(reward):
+        ended = torch.logical_or(flags[0][-1], flags[1][-1])
+        last = torch.where(ended, bootstrap[-1], _last_value(last_value, reward))
+        bootstrap = torch.cat([bootstrap[:-1], last[None]])
+    return kernels.estimate("lambda_return", 1, [reward, bootstrap, *flags, mask], (gamma, 1.0))
+
+
+def _last_value(last_value: Any, reward: Tensor) -> Tensor:
+    if not isinstance(last_value, Tensor):
+        if reward.ndim > 1:
+            expected = f"a tensor of shape {tuple(reward.shape[1:])}"
+            raise SchemaError(
+                explain("last_value", expected, type(last_value).__name__, "Pass one value per environment.")
+            )
+        return torch.full((), number("last_value", last_value), dtype=reward.dtype, device=reward.device)
+    check_same_shape("last_value", last_value, "one row of reward", reward.shape[1:])
+    if last_value.device != reward.device:
+        remedy = f"Call .to({str(reward.device)!r})."
+        raise SchemaError(explain("last_value", f"a tensor on {reward.device}", last_value.device, remedy))
+    return last_value.to(reward.dtype)

@@ -1,0 +1,52 @@
+"""Numbers about numbers: advantages on one scale, and how much of the returns a critic explains."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from relive.estimators.arguments import conform, number
+
+
+@torch.no_grad()
+def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, correction: int = 1) -> Tensor:
+    """`x` with mean 0 and standard deviation 1 over all its entries, of any shape [T, N, …].
+
+        (x − mean) / (std + eps)
+
+    with the deviation of `torch.std`: unbiased, or with correction=0 that of the population. A single entry becomes 0.
+    Where `mask` (bool, like x or its leading axes [T, N]) is False an entry is not counted and becomes 0.
+    """
+    eps = number("eps", eps)
+    (x,), _, mask = conform({"x": x}, {}, mask)
+    centered, counted = _centered(x, mask)
+    return centered / ((centered.square().sum() / (counted - correction).clamp(min=1)).sqrt() + eps)
+
+
+@torch.no_grad()
+def explained_variance(value: Tensor, return_: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """How much of the variance of the returns the values explain: a 0-d tensor, 1 at best, NaN for constant returns.
+
+        1 − Var(return − value) / Var(return)
+
+    0 is what any constant value reaches. `value` and `return_` have one shape [T, N, …]; `mask` (bool, like them or
+    their leading axes [T, N]) says which entries count.
+    """
+    (value, return_), _, mask = conform({"value": value, "return_": return_}, {}, mask)
+    unexplained, total = (_centered(x, mask)[0].square().sum() for x in (return_ - value, return_))
+    return torch.where(total == 0, torch.nan, 1 - unexplained / total)
+
+
+def _centered(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x minus its mean over the counted entries (0 elsewhere), and how many those are.
+
+    The largest entry is subtracted first: equal entries then become exactly 0, whatever their sum rounds to.
+    """
+    if mask is None:
+        mask = torch.ones_like(x, dtype=torch.bool)
+    ignored = mask.logical_not()
+    counted = mask.sum()
+    if x.numel() == 0:
+        return x, counted
+    shifted = (x - x.masked_fill(ignored, -torch.inf).max()).masked_fill(ignored, 0)
+    return (shifted - shifted.sum() / counted.clamp(min=1)).masked_fill(ignored, 0), counted

@@ -1,0 +1,65 @@
+"""One lock a buffer, and a clear word to a forked child."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+_guarded: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class _Forked:
+    """Stands in for the lock of a buffer that this process only has as a copy of its parent's."""
+
+    def __enter__(self) -> NoReturn:
+        raise RuntimeError(
+            "buffer: expected use in the process that made it, got use in a forked child. "
+            "Make the buffer in the child, or start processes with the 'spawn' method."
+        )
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def within(self, seconds: float) -> _Forked:
+        return self
+
+
+class Closed:
+    """Stands in for the lock of a buffer that was closed."""
+
+    def __enter__(self) -> NoReturn:
+        raise RuntimeError(
+            "buffer: expected use before close(), got use after it. "
+            "Make the buffer again, or relive.load() what is kept of it."
+        )
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def lock_for(owner: Any, lock: Any = None) -> Any:
+    """A re-entrant lock for `owner`, which keeps it as `_lock`; in a forked child that lock refuses to be taken."""
+    _guarded.add(owner)
+    return threading.RLock() if lock is None else lock
+
+
+def mend_later(owner: Any) -> Callable[[], None]:
+    """`owner._mend` for the owner's own lock, which must not keep the owner alive."""
+    found = weakref.ref(owner)
+
+    def mend() -> None:
+        buffer = found()
+        if buffer is not None:
+            buffer._mend()
+
+    return mend
+
+
+def _refuse_forked() -> None:
+    for owner in _guarded:
+        owner._lock = _Forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_refuse_forked)

@@ -1,0 +1,344 @@
+"""Numbers about rows: what each field holds, how episodes went, which rows the sampler favours. All plain JSON."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from relive.border import dotted
+from relive.inspector.source import ENDS, Episodes, Source
+from relive.schema import Path
+
+READ_VALUES = 1 << 25
+"""Not many more numbers than these are read: where there are, rows are taken in evenly spaced stretches."""
+_STRETCHES = 32
+_KEPT_VALUES = 1 << 20
+"""So many values of a field are kept for its histogram."""
+_MOST_DIMENSIONS = 64
+"""Of larger fields the numbers are told together, not one by one."""
+_BINS, _DISTINCT, _FEW, _CURVE = 30, 24, 10, 240
+_FLAGS = (("terminated",), ("truncated",))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What is read of every row, whatever its size: reward (of all agents together) and flags [length]."""
+
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found out, and what the page needs more of it."""
+
+    report: dict[str, Any]
+    steps: Steps | None
+    returns: np.ndarray
+    """Of every episode [E]."""
+    ends: np.ndarray
+    """Which of `ENDS` each episode came to [E]."""
+
+
+def measure(source: Source) -> Measured:
+    """Read the rows once."""
+    fields = {path: _Numbers(math.prod(shape)) for path, (shape, _) in source.columns.items()}
+    rewards = [path for path in source.columns if path[0] == "reward"]
+    always = [*rewards, *(path for path in _FLAGS if path in source.columns)]
+    collected: dict[Path, list[np.ndarray]] = {path: [] for path in always}
+    for start, stop, whole in _plan(source):
+        leaves = source.read(start, stop, source.columns if whole else always)
+        for path in always:
+            collected[path].append(_matrix(leaves[path]))
+        for path, leaf in leaves.items() if whole else ():
+            fields[path].take(_matrix(leaf), source.length)
+    steps = _steps(rewards, collected) if rewards and source.length else None
+    returns, ends = _outcomes(source.episodes, steps)
+    read = max((numbers.rows for numbers in fields.values()), default=0)
+    report = {
+        "source": source.about,
+        "read": {"rows": read, "of": source.length},
+        "episodes": _episodes(source, steps, returns, ends),
+        "reward": None if steps is None else _reward(steps),
+        "fields": [_field(path, *source.columns[path], numbers) for path, numbers in fields.items()],
+        "fit": _fit(fields),
+        "priorities": None if source.mass is None else _priorities(source.mass.double().numpy()),
+        "reuse": _reuse(source),
+    }
+    return Measured(report, steps, returns, ends)
+
+
+def _plan(source: Source) -> list[tuple[int, int, bool]]:
+    """Stretches of rows, and which are read whole: all, or evenly spaced ones that fit into the budget."""
+    row = max(sum(math.prod(shape) for shape, _ in source.columns.values()), 1)
+    stretches = source.stretches
+    if stretches is None:
+        size = max(READ_VALUES // row // _STRETCHES, 1)
+        stretches = [(start, min(start + size, source.length)) for start in range(0, source.length, size)]
+    every = max(math.ceil(source.length * row / READ_VALUES), 1)
+    return [(start, stop, i % every == 0) for i, (start, stop) in enumerate(stretches)]
+
+
+def _matrix(leaf: torch.Tensor) -> np.ndarray:
+    """Rows of numbers, float64 [B, D]."""
+    if leaf.is_complex():
+        leaf = leaf.abs()
+    return leaf.reshape(len(leaf), -1).to(torch.float64).numpy()
+
+
+class _Numbers:
+    """What a field holds, one array [D] for each question; a sample of its rows for histograms."""
+
+    def __init__(self, size: int) -> None:
+        self.rows = 0
+        self.nan, self.infinite = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        self.low, self.high = np.full(size, np.inf), np.full(size, -np.inf)
+        self.finite = np.zeros(size, np.int64)
+        self.shift: np.ndarray | None = None
+        """Near the mean, so that sums of squares keep their digits."""
+        self.sum, self.squares = np.zeros(size), np.zeros(size)
+        self.sample: list[np.ndarray] = []
+
+    def take(self, block: np.ndarray, rows: int) -> None:
+        """Count further rows; `rows` are expected in all."""
+        good = np.isfinite(block)
+        if not good.all():
+            self.nan += np.isnan(block).sum(0)
+            self.infinite += np.isinf(block).sum(0)
+        clean = good.all()
+        if len(block):
+            self.low = np.minimum(self.low, block.min(0) if clean else np.where(good, block, np.inf).min(0))
+            self.high = np.maximum(self.high, block.max(0) if clean else np.where(good, block, -np.inf).max(0))
+        if self.shift is None:
+            self.shift = np.where(np.isfinite(self.low), self.low, 0.0)
+        moved = block - self.shift if clean else np.where(good, block - self.shift, 0.0)
+        self.sum += moved.sum(0)
+        self.squares += (moved * moved).sum(0)
+        self.finite += good.sum(0)
+        stride = max(math.ceil(rows * block.shape[1] / _KEPT_VALUES), 1)
+        self.sample.append(block[-self.rows % stride :: stride])
+        self.rows += len(block)
+
+    @property
+    def values(self) -> np.ndarray:
+        """The kept rows [K, D]."""
+        return np.concatenate(self.sample) if self.sample else np.zeros((0, len(self.low)))
+
+    def summary(self, at: slice) -> dict[str, Any]:
+        """The numbers of some dimensions together."""
+        finite = int(self.finite[at].sum())
+        found = {"nan": int(self.nan[at].sum()), "infinite": int(self.infinite[at].sum())}
+        if not finite or self.shift is None:
+            return {"min": None, "mean": None, "max": None, "std": None, **found}
+        counts, shift = self.finite[at], self.shift[at]
+        mean = float((self.sum[at] + shift * counts).sum() / finite)
+        away = shift - mean  # Σ(x − mean)² = Σ(moved + away)²
+        squares = self.squares[at] + 2 * away * self.sum[at] + counts * away * away
+        std = math.sqrt(max(float(squares.sum()), 0.0) / finite)
+        return {"min": float(self.low[at].min()), "mean": mean, "max": float(self.high[at].max()), "std": std, **found}
+
+    @property
+    def constant(self) -> np.ndarray:
+        """Which dimensions have one value in all of several rows [D]."""
+        return (self.low == self.high) & (self.finite == self.rows) & (self.rows > 1)
+
+
+def _field(path: Path, shape: tuple[int, ...], dtype: torch.dtype, numbers: _Numbers) -> dict[str, Any]:
+    constant = numbers.constant.nonzero()[0]
+    field: dict[str, Any] = {
+        "name": dotted(path),
+        "shape": list(shape),
+        "dtype": str(dtype).removeprefix("torch."),
+        "rows": numbers.rows,
+        **numbers.summary(slice(None)),
+        "constant": len(constant),
+        "discrete": not (dtype.is_floating_point or dtype.is_complex),
+        "histogram": histogram(numbers.values),
+        "dimensions": [],
+    }
+    size = len(numbers.low)
+    if shape and size <= _MOST_DIMENSIONS:
+        values = numbers.values
+        field["dimensions"] = [
+            {
+                "name": place(dotted(path), shape, i),
+                **numbers.summary(slice(i, i + 1)),
+                "constant": bool(numbers.constant[i]),
+                "histogram": histogram(values[:, i]),
+            }
+            for i in range(size)
+        ]
+    return field
+
+
+def place(name: str, shape: tuple[int, ...], i: int) -> str:
+    """What the i-th number of a field is called: `obs[3]`, or `obs[1, 2]`."""
+    return f"{name}[{', '.join(map(str, np.unravel_index(i, shape)))}]" if shape else name
+
+
+def histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
+    """Counts of the finite values: of each where they are few or small whole numbers, else of bins between `edges`."""
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return None
+    low, high = float(finite.min()), float(finite.max())
+    if high - low < _DISTINCT and bool((finite == finite.round()).all()):
+        counts = np.bincount((finite - low).astype(np.int64))
+        return {"values": [low + i for i in range(len(counts))], "counts": counts.tolist()}
+    distinct = np.unique(finite[: 1 << 16])
+    if len(distinct) <= _FEW and bool(np.isin(finite, distinct).all()):
+        return {"values": distinct.tolist(), "counts": [int((finite == value).sum()) for value in distinct]}
+    if not math.isfinite(high - low) or (high - low) / _BINS <= np.spacing(max(abs(low), abs(high))):
+        return None  # too far apart, or too close, for float64 to tell bins apart
+    bins = min(_BINS, max(8, round(2 * math.sqrt(len(finite)))))
+    counts, edges = np.histogram(finite, bins=bins, range=(low, high))
+    return {"edges": edges.tolist(), "counts": counts.tolist()}
+
+
+# Episodes
+
+
+def _steps(rewards: list[Path], collected: dict[Path, list[np.ndarray]]) -> Steps:
+    whole = {path: np.concatenate(blocks) for path, blocks in collected.items()}
+    # Several agents are one team: their rewards are added up, as the statistics of episodes do.
+    reward = sum((whole[path].sum(1) for path in rewards), np.zeros(1))
+    return Steps(reward, *(whole[path][:, 0] != 0 for path in _FLAGS))
+
+
+def _outcomes(episodes: Episodes | None, steps: Steps | None) -> tuple[np.ndarray, np.ndarray]:
+    """The return of every episode, and how it stopped."""
+    if episodes is None or steps is None or not len(episodes):
+        return np.zeros(0), np.zeros(0, np.int64)
+    last = episodes.stop - 1
+    terminated, truncated = steps.terminated[last], steps.truncated[last]
+    ends = np.where(terminated, 0, np.where(truncated, 1, np.where(episodes.is_open, 3, 2)))
+    return np.add.reduceat(steps.reward, episodes.start), ends
+
+
+def _episodes(source: Source, steps: Steps | None, returns: np.ndarray, ends: np.ndarray) -> dict[str, Any] | None:
+    episodes = source.episodes
+    stats = source.stats
+    if episodes is None or steps is None:
+        return None if stats is None else {"stats": _statistics(stats)}
+    whole = episodes.began & (ends <= 1)
+    lengths = episodes.stop - episodes.start
+    order = np.argsort(episodes.time[whole], kind="stable")
+    return {
+        "count": len(episodes),
+        "whole": int(whole.sum()),
+        "ends": {name: int((ends == i).sum()) for i, name in enumerate(ENDS)},
+        "both_flags": int((steps.terminated & steps.truncated).sum()),
+        "returns": _moments(returns[whole]),
+        "lengths": _moments(lengths[whole]),
+        "curve": _curve(returns[whole][order]),
+        "stats": None if stats is None else _statistics(stats),
+    }
+
+
+def _moments(values: np.ndarray) -> dict[str, Any] | None:
+    if not len(values):
+        return None
+    found = {"min": values.min(), "mean": values.mean(), "median": np.median(values), "max": values.max()}
+    return {**{name: _number(x) for name, x in found.items()}, "histogram": histogram(values.astype(float))}
+
+
+def _number(value: Any) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _curve(values: np.ndarray) -> dict[str, list[Any]] | None:
+    """A long series as few points: of each of at most so many bins its last place, mean, least and most."""
+    if not len(values):
+        return None
+    bins = np.array_split(values, min(len(values), _CURVE))
+    stops = np.cumsum([len(part) for part in bins])
+    return {
+        "at": stops.tolist(),
+        "mean": [_number(part.mean()) for part in bins],
+        "min": [_number(part.min()) for part in bins],
+        "max": [_number(part.max()) for part in bins],
+    }
+
+
+def _statistics(stats: Any) -> dict[str, Any]:
+    """What an EpisodeStats has counted, also of episodes that are no longer stored."""
+    window = {name: column.cpu().numpy() for name, column in stats.episodes().items()}
+    count = len(window["return"])
+    found: dict[str, Any] = {
+        "episodes": stats.num_episodes,
+        "window": count,
+        "steps": stats.num_steps,
+        "returns": _moments(window["return"]),
+        "lengths": _moments(window["length"]),
+        "curve": _curve(window["return"]),
+        "terminated": int(window["terminated"].sum()),
+        "truncated": int(window["truncated"].sum()),
+        "reasons": {name: int(window[name].sum()) for name in stats.reasons},
+        "metrics": {name: _moments(window[name]) for name in stats.metrics},
+    }
+    return found
+
+
+# Rewards, values, priorities, reuse
+
+
+def _reward(steps: Steps) -> dict[str, Any]:
+    reward = steps.reward
+    return {
+        "rows": len(reward),
+        "zero": int((reward == 0).sum()),
+        "nonfinite": int((~np.isfinite(reward)).sum()),
+        "constant": float(reward[0]) if len(reward) > 1 and bool((reward == reward[0]).all()) else None,
+        "histogram": histogram(reward),
+    }
+
+
+def _fit(fields: dict[Path, _Numbers]) -> float | None:
+    """How much of the variance of the returns the values explain, where a rollout has both."""
+    if ("value",) not in fields or ("return",) not in fields:
+        return None
+    value, target = fields["value",].values, fields["return",].values
+    spread = float(target.var()) if target.size else 0.0
+    return 1 - float((target - value).var()) / spread if spread > 0 else None
+
+
+def _priorities(mass: np.ndarray) -> dict[str, Any]:
+    total = float(mass.sum())
+    ordered = np.sort(mass)[::-1] / total if total > 0 else np.zeros(0)
+    cumulative = np.cumsum(ordered)
+    ranks = np.unique(np.geomspace(1, len(mass), 60).round().astype(int)) if len(ordered) else np.zeros(0, int)
+    shares = (0.1, 0.3, 0.6, 0.9)
+    return {
+        "rows": len(mass),
+        "zero": int((mass == 0).sum()),
+        "effective": float(1 / np.square(ordered).sum()) if len(ordered) else None,
+        "rows_with": {f"{share:.0%}": int(np.searchsorted(cumulative, share - 1e-12) + 1) for share in shares}
+        if len(ordered)
+        else {},
+        "largest": float(ordered[0]) if len(ordered) else None,
+        "ranks": ranks.tolist(),
+        "cumulative": cumulative[ranks - 1].tolist(),
+        "relative": histogram(np.log10(mass[mass > 0] / mass.mean())) if total > 0 else None,
+    }
+
+
+def _reuse(source: Source) -> dict[str, Any] | None:
+    if "sampler" not in source.about:
+        return None
+    known = dict(source.reuse)
+    if source.drawn is not None and len(source.drawn):
+        drawn = source.drawn.double().numpy()
+        known["counted"] = {
+            "mean": float(drawn.mean()),
+            "max": int(drawn.max()),
+            "never": int((drawn == 0).sum()),
+            "rows": len(drawn),
+            "histogram": histogram(drawn),
+        }
+    return known

@@ -1,0 +1,176 @@
+"""The report as one self-contained page: no library, no network, and nothing in it is executed but its own script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from relive.border import dotted
+from relive.inspector.measures import Measured, place
+from relive.inspector.pictures import frame, is_picture, png
+from relive.inspector.source import ENDS, Source
+from relive.inspector.terminal import FACTS, reuse_told, told
+from relive.schema import Path as FieldPath
+
+_MOST_EPISODES, _MOST_STEPS, _ALL_STEPS = 48, 1000, 12_000
+_MOST_SERIES, _FRAMES, _ALL_FRAME_BYTES = 16, (4, 16), 1 << 20
+_FIRST = ("reward", "value", "advantage", "return", "action", "obs")
+"""The order of timelines; other fields follow."""
+_UNORDERED_ROWS = 64
+
+
+def browsed(source: Source, found: Measured) -> dict[str, Any]:
+    """Episodes to step through: as many as a small file has room for, and how many there are."""
+    spans = _spans(source, found)
+    series, left_out = _series(source)
+    pictures = [path for path, (shape, dtype) in source.columns.items() if is_picture(shape, _name(dtype))]
+    room, chosen = _ALL_STEPS, []
+    sizes = [_shown(source, path, torch.zeros(source.columns[path][0], dtype=torch.uint8)).size for path in pictures]
+    frames = _ALL_FRAME_BYTES // max(sum(sizes) * len(spans), 1)
+    for span in spans:
+        first = max(span["start"], span["stop"] - _MOST_STEPS)
+        room -= span["stop"] - first
+        if room < 0 and chosen:
+            break
+        chosen.append(_episode(source, span, first, series, pictures, min(max(frames, _FRAMES[0]), _FRAMES[1])))
+    return {
+        "episodes": chosen,
+        "of": 0 if source.episodes is None else len(source.episodes),
+        "ordered": source.episodes is not None,
+        "series": [place(dotted(path), source.columns[path][0], i) for path, i in series],
+        "left_out": left_out,
+    }
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _spans(source: Source, found: Measured) -> list[dict[str, Any]]:
+    """The episodes of interest: the newest, best, worst and longest, then evenly spaced ones; or stretches of rows."""
+    episodes = source.episodes
+    if episodes is None:
+        size = min(_UNORDERED_ROWS, source.length)
+        starts = np.unique(np.linspace(0, source.length - size, 8).astype(int)) if size else []
+        return [{"number": i, "start": int(at), "stop": int(at) + size} for i, at in enumerate(starts)]
+    newest = np.argsort(episodes.time, kind="stable")[::-1]
+    number = np.empty(len(newest), np.int64)
+    number[newest[::-1]] = np.arange(len(newest))
+    best = np.argsort(found.returns, kind="stable")
+    longest = np.argsort(episodes.start - episodes.stop, kind="stable")
+    even = newest[np.linspace(0, len(newest) - 1, _MOST_EPISODES).astype(int)] if len(newest) else newest
+    picks = [*newest[:12], *best[::-1][:6], *best[:6], *longest[:4], *even]
+    return [
+        {
+            "number": int(number[i]),
+            "start": int(episodes.start[i]),
+            "stop": int(episodes.stop[i]),
+            "env": int(episodes.env[i]),
+            "began": bool(episodes.began[i]),
+            "end": ENDS[found.ends[i]],
+            "return": _finite(found.returns[i]),
+        }
+        for i in list(dict.fromkeys(int(pick) for pick in picks))[:_MOST_EPISODES]
+    ]
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _series(source: Source) -> tuple[list[tuple[FieldPath, int]], int]:
+    """Which numbers have a timeline, the telling ones first; and how many have none."""
+    rank = {name: i for i, name in enumerate(_FIRST)}
+    told_apart = [path for path in source.columns if path[0] not in ("terminated", "truncated")]
+    every = [
+        (path, i)
+        for path in sorted(told_apart, key=lambda path: rank.get(path[0], len(rank)))
+        for i in range(math.prod(source.columns[path][0]))
+        if not is_picture(source.columns[path][0], _name(source.columns[path][1]))
+    ]
+    return every[:_MOST_SERIES], len(every) - len(every[:_MOST_SERIES])
+
+
+def _episode(
+    source: Source,
+    span: dict[str, Any],
+    first: int,
+    series: list[tuple[FieldPath, int]],
+    pictures: list[FieldPath],
+    frames: int,
+) -> dict[str, Any]:
+    stop = span["stop"]
+    leaves = source.read(first, stop, list(dict.fromkeys(path for path, _ in series)))
+    columns = [leaves[path].reshape(stop - first, -1)[:, i] for path, i in series]
+    numbers = [(x.abs() if x.is_complex() else x).float().numpy().astype("<f4") for x in columns]
+    shown = np.unique(np.linspace(first, stop - 1, frames).astype(int)).tolist()
+    return {
+        **{name: value for name, value in span.items() if name not in ("start", "stop")},
+        "row": span["start"],
+        "length": stop - span["start"],
+        "first": first - span["start"],
+        "series": [base64.b64encode(x.tobytes()).decode() for x in numbers],
+        "frames": [_strip(source, path, shown, first) for path in pictures],
+    }
+
+
+def _strip(source: Source, path: FieldPath, rows: list[int], first: int) -> dict[str, Any]:
+    pictures = [_shown(source, path, source.read(row, row + 1, [path])[path][0]) for row in rows]
+    strip = base64.b64encode(png(np.concatenate(pictures, 1))).decode()
+    return {
+        "name": dotted(path),
+        "at": [row - first for row in rows],
+        "height": pictures[0].shape[0],
+        "width": pictures[0].shape[1],
+        "png": f"data:image/png;base64,{strip}",
+    }
+
+
+def _shown(source: Source, path: FieldPath, leaf: torch.Tensor) -> np.ndarray:
+    axis = source.stacks.get(path)
+    return frame((leaf if axis is None else leaf.select(axis, -1)).numpy())
+
+
+def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | None) -> None:
+    """Write the page; whatever names and reasons a file has are data in it, never markup."""
+    assets = files("relive.inspector").joinpath("assets")
+    template, style, script = (
+        assets.joinpath(name).read_text("utf-8") for name in ("page.html", "page.css", "page.js")
+    )
+    source = contents["source"]
+    shown = {
+        **contents,
+        "facts": [[FACTS[name], told(name, source[name])] for name in FACTS if source.get(name) is not None],
+        "reuse_told": [] if contents["reuse"] is None else list(reuse_told(contents["reuse"])),
+        "browser": episodes,
+    }
+    parts = {
+        "title": html.escape(f"{source['kind']}, {source['rows']:,} rows"),
+        "style": style,
+        "script": script,
+        "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'",
+        "data": _inert(shown),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template), "utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _inert(data: Any) -> str:
+    """JSON that no parser of HTML sees a tag or a comment in."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)

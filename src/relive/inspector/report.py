@@ -1,0 +1,116 @@
+"""One look at a buffer: measured once, shown in the terminal, as JSON or as a page."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from datetime import datetime
+from io import StringIO
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from relive.checkpoint.loading import look
+from relive.datasets.minari import dataset_folder, opened
+from relive.inspector.dataset import source_of_dataset
+from relive.inspector.measures import measure
+from relive.inspector.page import browsed, write_page
+from relive.inspector.remarks import remarks
+from relive.inspector.source import Source, source_of
+from relive.inspector.terminal import render
+from relive.stats import EpisodeStats
+
+
+class Report:
+    """What was found: `print(report)` shows it, `report.as_dict()` has the numbers, `report.warnings` the sentences."""
+
+    def __init__(self, contents: dict[str, Any]) -> None:
+        self._contents = contents
+
+    @property
+    def warnings(self) -> list[str]:
+        """What looks odd, a sentence each."""
+        return list(self._contents["warnings"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON: dicts, lists, strings, finite numbers and None."""
+        return json.loads(self.to_json())
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The same as text."""
+        return json.dumps(self._contents, indent=indent, allow_nan=False)
+
+    def __rich__(self) -> RenderableType:
+        return render(self._contents)
+
+    def __str__(self) -> str:
+        console = Console(file=StringIO(), width=120, highlight=False, color_system=None)
+        console.print(self)
+        lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
+        return "\n".join(map(str.rstrip, lines))
+
+    __repr__ = __str__
+
+
+def inspect(
+    buffer_or_path: Any, html: str | PathLike[str] | None = None, *, stats: EpisodeStats | None = None
+) -> Report:
+    """Look at what is stored: episodes and how they end, every field, priorities, reuse, and what looks odd.
+
+    What is inspected is a buffer (of `relive.compat` too, where it has a core), the path of a checkpoint, a Minari
+    dataset or the path of one. `html` is where to write the same as one self-contained page, with episodes to step
+    through. `stats` are shown in place of the buffer's own. Nothing is changed. Of large buffers fields are read in
+    evenly spaced stretches, and the report says of how many rows.
+
+    >>> from relive import ReplayBuffer
+    >>> replay = ReplayBuffer(100, obs=2, action=())
+    >>> for step in range(10):
+    ...     replay.add([step, 0.5], 0.1 * step, 1.0, step == 9, False, next_obs=[step + 1, 0.5])
+    >>> for warning in inspect(replay).warnings:
+    ...     print(warning)
+    obs[1] never changes: it is 0.5 in all 10 rows.
+    The reward is 1 in every row.
+    """
+    thing, facts = _opened(buffer_or_path)
+    with getattr(thing, "_lock", contextlib.nullcontext()):
+        source = _source(thing)
+        source.stats = stats or source.stats
+        source.about |= facts
+        found = measure(source)
+        contents = {"relive": _version(), **found.report}
+        contents["warnings"] = remarks(contents)
+        episodes = browsed(source, found) if html is not None else None
+    if html is not None:
+        write_page(Path(html), contents, episodes)
+    return Report(contents)
+
+
+def _version() -> str:
+    from relive import __version__  # noqa: PLC0415 (the package imports this module)
+
+    return __version__
+
+
+def _source(thing: Any) -> Source:
+    if type(thing).__name__ == "MinariDataset":
+        return source_of_dataset(thing)
+    return source_of(thing)
+
+
+def _opened(thing: Any) -> tuple[Any, dict[str, Any]]:
+    """What a path leads to, and what the path says about it; anything else as it is."""
+    if not isinstance(thing, str | PathLike):
+        return getattr(thing, "core", getattr(thing, "_core", thing)), {}  # classes of relive.compat have one
+    path = Path(thing)
+    folder = dataset_folder(path)
+    if folder is not None:
+        return opened(folder), {"path": str(path)}
+    return look(path), {"path": str(path), "saved": _saved(path)}
+
+
+def _saved(path: Path) -> str | None:
+    """When the newest checkpoint was written, as its file says."""
+    times = [file.stat().st_mtime for file in path.glob("manifests/*.json")]
+    return datetime.fromtimestamp(max(times)).astimezone().isoformat(" ", "seconds") if times else None

@@ -1,0 +1,224 @@
+"""What can be inspected, in one form: rows in the order of time, and where episodes lie among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from relive.distillation import DistillationBuffer
+from relive.episodes import ordered
+from relive.errors import SchemaError, explain
+from relive.replay import ReplayBuffer
+from relive.ring import FINAL
+from relive.rollout import RolloutBuffer
+from relive.schema import Field, Path, Schema, Stacked, given_shape
+from relive.stats import EpisodeStats
+
+ENDS = ("terminated", "truncated", "cut", "running")
+"""How an episode stops: it ended, a time limit struck, nobody went on with it, or it is not over."""
+
+_ROUND = ("round",)
+
+Columns = dict[Path, tuple[tuple[int, ...], torch.dtype]]
+"""The shape and dtype of a row's leaves."""
+
+Read = Callable[[int, int, Iterable[Path]], dict[Path, torch.Tensor]]
+"""The leaves [B, …] of the rows from one place to another, of these paths."""
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Where episodes lie: arrays [E], in the order of rows."""
+
+    start: np.ndarray
+    """The place of the first row."""
+    stop: np.ndarray
+    env: np.ndarray
+    began: np.ndarray
+    """The first step of the episode is stored."""
+    is_open: np.ndarray
+    """A last step without an end is the newest one: the episode goes on."""
+    time: np.ndarray
+    """Orders episodes of all environments by when they ended."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass
+class Source:
+    """A buffer or a dataset as rows 0 to `length`, by environment and then by time."""
+
+    about: dict[str, Any]
+    """Facts that need no reading, in the order they are told."""
+    length: int
+    columns: Columns
+    read: Read
+    episodes: Episodes | None = None
+    stats: EpisodeStats | None = None
+    mass: torch.Tensor | None = None
+    """The priorities of rows, to the power of alpha."""
+    drawn: torch.Tensor | None = None
+    """How often rows were drawn."""
+    reuse: dict[str, Any] = field(default_factory=dict)
+    """What the sampler knows of its draws."""
+    stacks: dict[Path, int] = field(default_factory=dict)
+    """Along which axis of a row several frames are stacked, the newest last."""
+    stretches: list[tuple[int, int]] | None = None
+    """Rows that are read together, where not any would do."""
+
+
+def source_of(thing: Any) -> Source:
+    """What is to be inspected, whatever it is; the caller holds its lock."""
+    for kind, take in _KINDS.items():
+        if isinstance(thing, kind):
+            return take(thing)
+    remedy = "Pass one of them, or the path of a checkpoint or a Minari dataset."
+    kinds = ", ".join(kind.__name__ for kind in _KINDS)
+    raise SchemaError(explain("inspect", f"one of {kinds}", type(thing).__name__, remedy))
+
+
+def _facts(buffer: Any, **more: Any) -> dict[str, Any]:
+    about = {"kind": type(buffer).__name__, "rows": len(buffer), **more}
+    return {**about, "bytes": buffer.nbytes, "device": str(buffer.device)}
+
+
+def _autoreset(buffer: ReplayBuffer | RolloutBuffer) -> str | None:
+    return None if buffer.autoreset is None else buffer.autoreset.name
+
+
+def _leaves_of(schema: Schema) -> Iterable[tuple[Path, Field]]:
+    return zip(schema.paths, schema.fields, strict=True)
+
+
+def _columns_of(schema: Schema) -> Columns:
+    return {path: (given_shape(leaf), leaf.dtype) for path, leaf in _leaves_of(schema)}
+
+
+def _numbers(*tensors: torch.Tensor) -> tuple[np.ndarray, ...]:
+    return tuple(tensor.cpu().numpy() for tensor in tensors)
+
+
+def _of_replay(replay: ReplayBuffer) -> Source:
+    storage = replay._storage
+    ring = storage.ring
+    ids, slots, starts = ordered(storage)
+    columns = _columns_of(replay._schema)
+    places = {path: i for i, path in enumerate(columns)}
+
+    def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
+        paths = list(paths)
+        leaves = storage.take(slots[start:stop], [places[path] for path in paths])
+        return {path: leaf.cpu() for path, leaf in zip(paths, leaves, strict=True)}
+
+    rows = ids // ring.num_envs
+    written = int((ring.head - ring.floor).sum())
+    oldest = int((ring.newest()[ids % ring.num_envs] - rows).max()) if len(ids) else 0
+    about = _facts(replay, capacity=replay.capacity, num_envs=replay.num_envs, written=written, oldest=oldest)
+    about |= {
+        "autoreset": _autoreset(replay),
+        "next_obs": "stored" if storage.keeps_next else "shared",
+        "sampler": repr(replay.sampler),
+    }
+    saved = {name: tensor.cpu() for name, tensor in replay._draws.saved().items()}
+    place = slots.cpu()
+    return Source(
+        about,
+        len(ids),
+        columns,
+        read,
+        episodes=None if storage.keeps_next else _replayed(replay, ids, slots, starts),
+        stats=replay.stats,
+        mass=saved["mass"][place] if "mass" in saved else None,
+        drawn=saved["drawn"][place] if "drawn" in saved else None,
+        reuse=_known_reuse(saved, written),
+        stacks={path: leaf.axis for path, leaf in _leaves_of(replay._schema) if isinstance(leaf, Stacked)},
+    )
+
+
+def _replayed(replay: ReplayBuffer, ids: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor) -> Episodes:
+    ring = replay._storage.ring
+    begin = starts.nonzero().squeeze(1)
+    stop = torch.cat([begin[1:], begin.new_tensor([len(ids)])]) if len(begin) else begin
+    last, env = stop - 1, ids[begin] % ring.num_envs
+    # How long ago it was, if the environments are stepped together. Rows that only reset take time, others do not.
+    ago = ring.newest()[env] - ids[last] // ring.num_envs
+    if not replay._storage.next_step:
+        ago = (ids % ring.num_envs).bincount(minlength=ring.num_envs).cumsum(0)[env] - stop
+    is_open = ring.kind_at(ring.after(slots[last])) != FINAL
+    began = ring.first.view(-1)[slots[begin]]
+    return Episodes(*_numbers(begin, stop, env, began, is_open, -ago))
+
+
+def _known_reuse(saved: dict[str, torch.Tensor], written: int) -> dict[str, Any]:
+    """What samplers keep anyway: how many rows were drawn in all, or how many an epoch has left."""
+    known: dict[str, Any] = {}
+    if "draws" in saved:
+        known["draws"] = int(saved["draws"])
+        known["per_row"] = known["draws"] / written if written else None
+    if "ids" in saved:
+        known["left_in_epoch"] = len(saved["ids"])
+    return known
+
+
+def _of_rollout(rollout: RolloutBuffer) -> Source:
+    steps, envs = rollout.num_stored, rollout.num_envs or 1
+    valid = rollout._resets.mask(steps) if steps else None
+    kept = torch.ones((steps, envs), dtype=torch.bool, device=rollout.device) if valid is None else valid
+    # By environment, then time: t·N + n sorted by n.
+    flat = torch.arange(steps * envs, device=rollout.device).view(steps, envs).T[kept.T]
+    leaves = rollout._columns.leaves()
+    columns: Columns = {path: (tuple(leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
+
+    def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
+        at = flat[start:stop]
+        return {path: leaves[path].flatten(0, 1)[at].cpu() for path in paths}
+
+    about = _facts(rollout, num_steps=rollout.num_steps, num_stored=steps, num_envs=rollout.num_envs)
+    about |= {"reset_rows": int((~kept).sum()), "autoreset": _autoreset(rollout)}
+    episodes = _rolled_out(rollout, flat) if len(flat) else None
+    return Source(about, len(flat), columns, read, episodes=episodes, stats=rollout.stats)
+
+
+def _rolled_out(rollout: RolloutBuffer, flat: torch.Tensor) -> Episodes:
+    steps, envs = rollout.num_stored, rollout.num_envs or 1
+    begins = rollout._resets.starts(steps).flatten()[flat]
+    env = flat % envs
+    starts = begins | torch.cat([env.new_ones(1, dtype=torch.bool), env[1:] != env[:-1]])
+    begin = starts.nonzero().squeeze(1)
+    stop = torch.cat([begin[1:], begin.new_tensor([len(flat)])])
+    is_open = torch.ones_like(begin, dtype=torch.bool)
+    return Episodes(*_numbers(begin, stop, env[begin], begins[begin], is_open, flat[stop - 1] // envs))
+
+
+def _of_distillation(buffer: DistillationBuffer) -> Source:
+    ring = buffer._ring
+    rows = torch.arange(ring.oldest, ring.head, device=buffer.device)
+    columns = _columns_of(buffer._schema) if buffer._columns else {}
+    leaves = dict(zip(columns, buffer._columns, strict=True))
+    columns[_ROUND] = ((), torch.int64)
+
+    def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
+        at = rows[start:stop]
+        rounds = torch.bucketize(at, buffer._starts_there, right=True) - 1
+        return {path: (rounds if path == _ROUND else leaves[path][ring.slots(at)]).cpu() for path in paths}
+
+    about = _facts(
+        buffer,
+        capacity=buffer.capacity,
+        written=ring.head - ring.floor,
+        oldest=max(len(rows) - 1, 0),
+        round=buffer.round,
+    )
+    return Source(about, len(rows), columns, read)
+
+
+_KINDS: dict[type, Callable[[Any], Source]] = {
+    ReplayBuffer: _of_replay,
+    RolloutBuffer: _of_rollout,
+    DistillationBuffer: _of_distillation,
+}

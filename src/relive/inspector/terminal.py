@@ -1,0 +1,218 @@
+"""The report as a terminal shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from relive.inspector.remarks import number, percent
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_MOST_PARTS = 16
+"""So many dimensions of a field have lines of their own."""
+_NARROW = 12
+"""Blocks of a histogram beside five other columns: they fit into 80."""
+
+FACTS = {
+    "kind": "kind",
+    "id": "dataset",
+    "path": "path",
+    "saved": "saved",
+    "rows": "rows",
+    "capacity": "capacity",
+    "num_steps": "steps, at most",
+    "num_stored": "steps",
+    "reset_rows": "rows that only reset",
+    "num_envs": "environments",
+    "episodes": "episodes",
+    "round": "round",
+    "written": "written",
+    "oldest": "oldest",
+    "bytes": "memory",
+    "device": "device",
+    "autoreset": "autoreset",
+    "next_obs": "next_obs",
+    "sampler": "sampler",
+}
+
+
+def render(report: dict[str, Any]) -> RenderableType:
+    """Everything, the warnings first."""
+    parts: list[RenderableType] = [_facts(report["source"])]
+    for title, body in _sections(report):
+        parts += [Text(), Rule(Text(title, "bold"), align="left", characters="─", style="dim"), body]
+    return Group(*parts)
+
+
+def _sections(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
+    if report["warnings"]:
+        yield "Look at this", Group(*(Text.assemble(("! ", "yellow"), line) for line in report["warnings"]))
+    episodes = report["episodes"] or {}
+    if episodes.get("count"):
+        yield "Episodes", _episodes(episodes)
+    if episodes.get("stats"):
+        yield "Statistics of finished episodes", _statistics(episodes["stats"])
+    if report["reward"] is not None:
+        yield "Reward", _pairs(_reward(report))
+    if report["fields"]:
+        read = report["read"]
+        sampled = "" if read["rows"] == read["of"] else f", from {read['rows']:,} of {read['of']:,} rows"
+        yield f"Fields{sampled}", _fields(report["fields"])
+    if report["priorities"] is not None and report["priorities"]["effective"] is not None:
+        yield "Priorities", _pairs(_priorities(report["priorities"]))
+    if report["reuse"] is not None:
+        yield "Reuse", _pairs(_reuse(report["reuse"]))
+
+
+def _pairs(rows: Iterator[tuple[str, RenderableType]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(Text(name, "dim"), value)
+    return table
+
+
+def told(name: str, value: Any) -> str:
+    """A fact as it is read."""
+    if name == "bytes":
+        for unit in ("B", "KiB", "MiB"):
+            if value < 1024:
+                return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
+            value /= 1024
+        return f"{value:,.2f} GiB"
+    if name == "oldest":
+        return f"{value:,} rows ago"
+    if name == "written":
+        return f"{value:,} rows so far"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _facts(source: dict[str, Any]) -> Table:
+    known = ((FACTS[name], Text(told(name, source[name]))) for name in FACTS if source.get(name) is not None)
+    return _pairs(iter(known))
+
+
+def bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
+    """A histogram in one line of at most so many blocks; neighbours share one where there are more."""
+    if histogram is None:
+        return ""
+    counts = histogram["counts"]
+    each = -(-len(counts) // width)
+    counts = [sum(counts[start : start + each]) for start in range(0, len(counts), each)]
+    most = max(counts) or 1
+    # What is there at all is seen.
+    return "".join(_BLOCKS[min(-(-8 * count // most), 8)] for count in counts)
+
+
+def _spread(moments: dict[str, Any]) -> Text:
+    words = f"{number(moments['min'])} to {number(moments['max'])}, mean {number(moments['mean'])}, "
+    return Text.assemble(f"{words}median {number(moments['median'])}  ", (bars(moments["histogram"]), "cyan"))
+
+
+def _shares(counts: dict[str, int]) -> str:
+    total = sum(counts.values()) or 1
+    return ", ".join(f"{name} {count:,} ({percent(count / total)})" for name, count in counts.items() if count)
+
+
+def _episodes(episodes: dict[str, Any]) -> Table:
+    def rows() -> Iterator[tuple[str, RenderableType]]:
+        yield "stored", Text(f"{episodes['count']:,}, {episodes['whole']:,} of them whole")
+        if episodes["returns"] is not None:
+            yield "returns", _spread(episodes["returns"])
+            yield "lengths", _spread(episodes["lengths"])
+        yield "ends", Text(_shares(episodes["ends"]))
+
+    return _pairs(rows())
+
+
+def _statistics(stats: dict[str, Any]) -> Table:
+    def rows() -> Iterator[tuple[str, RenderableType]]:
+        yield "finished", Text(f"{stats['episodes']:,} in {stats['steps']:,} steps, the last {stats['window']:,} below")
+        for name in ("returns", "lengths"):
+            if stats[name] is not None:
+                yield name, _spread(stats[name])
+        yield "ends", Text(_shares({name: stats[name] for name in ("terminated", "truncated")}))
+        for name, count in stats["reasons"].items():
+            yield f"reason: {name}", Text(f"{count:,} ({percent(count / (stats['window'] or 1))})")
+        for name, moments in stats["metrics"].items():
+            if moments is not None:
+                yield f"metric: {name}", _spread(moments)
+
+    return _pairs(rows())
+
+
+def _reward(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
+    reward = report["reward"]
+    yield "zero", Text(f"{reward['zero']:,} of {reward['rows']:,} rows ({percent(reward['zero'] / reward['rows'])})")
+    yield "values", Text(bars(reward["histogram"]), "cyan")
+    if report["fit"] is not None:
+        yield "explained variance", Text(f"{report['fit']:.3f} of the returns, by the values")
+
+
+def _fields(fields: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("field")
+    table.add_column("form")
+    for name in ("min", "mean", "max", "std"):
+        table.add_column(name, justify="right")
+    table.add_column("values", no_wrap=True)
+    table.add_column("")
+    for field in fields:
+        form = f"{field['dtype']}{field['shape'] or ''}"
+        _field_row(table, field, field["name"], form)
+        for part in field["dimensions"][:_MOST_PARTS] if len(field["dimensions"]) > 1 else ():
+            _field_row(table, part, f"  {part['name']}", "")
+        if len(field["dimensions"]) > _MOST_PARTS:
+            table.add_row(Text(f"  and {len(field['dimensions']) - _MOST_PARTS} more", "dim"))
+    return table
+
+
+def _field_row(table: Table, part: dict[str, Any], name: str, form: str) -> None:
+    notes = [f"{part[kind]:,} {word}" for kind, word in (("nan", "NaN"), ("infinite", "infinite")) if part[kind]]
+    if part["constant"]:
+        whole = part["constant"] is True or part["min"] == part["max"]
+        notes.append("constant" if whole else f"{part['constant']:,} constant")
+    table.add_row(
+        Text(name),
+        Text(form, "dim"),
+        *(number(part[which]) for which in ("min", "mean", "max", "std")),
+        Text(bars(part["histogram"], _NARROW), "cyan"),
+        Text(", ".join(notes), "yellow"),
+    )
+
+
+def _priorities(priorities: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
+    rows, effective = priorities["rows"], priorities["effective"]
+    yield "effective sample", Text(f"{number(round(effective))} of {rows:,} rows ({percent(effective / rows)})")
+    yield "mass", Text(", ".join(f"{share} in {few:,} rows" for share, few in priorities["rows_with"].items()))
+    yield "largest", Text(f"{percent(priorities['largest'])} of the mass")
+    yield "spectrum", Text.assemble((bars(priorities["relative"]), "cyan"), "  in powers of ten of the mean")
+
+
+def _reuse(reuse: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
+    for name, sentence in reuse_told(reuse):
+        yield name, Text(sentence)
+    if "counted" in reuse:
+        yield "draws of a row", Text(bars(reuse["counted"]["histogram"]), "cyan")
+
+
+def reuse_told(reuse: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is known of how often rows were drawn, and what is not."""
+    if "draws" in reuse:
+        each = "" if reuse["per_row"] is None else f", {number(round(reuse['per_row'], 2))} for each row written"
+        yield "drawn in all", f"{reuse['draws']:,} rows{each}"
+    if "left_in_epoch" in reuse:
+        yield "this epoch", f"{reuse['left_in_epoch']:,} rows are left"
+    counted = reuse.get("counted")
+    if counted is None:
+        yield "each row", "not counted; sampler=rl.Counted(…) counts the draws of every row"
+    else:
+        never = percent(counted["never"] / counted["rows"])
+        yield (
+            "each row",
+            f"{number(round(counted['mean'], 2))} times on average, {counted['max']:,} at most, {never} never",
+        )

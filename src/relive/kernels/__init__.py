@@ -1,0 +1,126 @@
+"""Which implementation of a kernel runs: native C++ on the CPU, torch ops everywhere else. One decision, made here.
+
+`_native` takes only exact fits (plain CPU arrays of the right dtype and shape) and answers "no" otherwise; nothing in
+it converts or explains. Installs without a compiler have no `_native` and use the torch kernels throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from relive.kernels import torch_ops
+
+try:
+    from relive.kernels import _native
+except ImportError:  # installed without a compiler
+    _native = None
+
+if TYPE_CHECKING:
+    from relive.kernels._native import Columns
+
+if _native is not None:
+    _native.set_torch(torch.Tensor, torch.nn.Parameter)
+
+_active = _native
+
+
+def backend() -> Literal["native", "torch"]:
+    """What works on CPU tensors at this moment: the C++ core, or torch ops."""
+    return "torch" if _active is None else "native"
+
+
+def native() -> Any:
+    """The native module, or None when it is not installed or the torch path is forced."""
+    return _active
+
+
+@contextmanager
+def force_torch() -> Iterator[None]:
+    """Run everything inside with the torch kernels, as on a device that has no native ones."""
+    global _active  # noqa: PLW0603 (a process-wide switch for tests and comparisons)
+    before, _active = _active, None
+    try:
+        yield
+    finally:
+        _active = before
+
+
+@contextmanager
+def without_exchange() -> Iterator[None]:
+    """Run everything inside as with a torch that lacks DLPack's C exchange API (before 2.10)."""
+    if _native is None:
+        yield
+        return
+    _native.set_exchange(False)
+    try:
+        yield
+    finally:
+        _native.set_exchange(True)
+
+
+def exchange() -> bool:
+    """Whether the native core reads and makes torch tensors directly."""
+    return _active is not None and _active.exchange()
+
+
+def buffer_of(tensor: torch.Tensor | None) -> Any:
+    """What the native core reads a CPU tensor through: the tensor itself, or its numpy twin under an older torch."""
+    if tensor is None or _native is None or _native.exchange():
+        return tensor
+    return tensor.numpy()
+
+
+def target(count: int) -> torch.Tensor | None:
+    """What a native kernel is given to write `count` numbers into: nothing where it makes tensors itself."""
+    return None if exchange() else torch.empty(count, dtype=torch.int64, device="cpu")
+
+
+def columns(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, lead: int) -> Columns | None:
+    """The native writer of rows into these tensors, or None where there is none."""
+    if not runs_native(tensors):
+        return None
+    return native().Columns([buffer_of(t) for t in tensors], list(optional), lead)
+
+
+def runs_native(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the native core can work on the memory of all these tensors."""
+    if _active is None or not tensors or len(tensors) > _active.MOST_LEAVES:
+        return False
+    # numpy has no bfloat16: without the exchange API such columns go the torch way.
+    exchange = _active.exchange()
+    return all(t.is_cpu and t.ndim <= _active.MOST_AXES and (exchange or t.dtype != torch.bfloat16) for t in tensors)
+
+
+def reads_natively(tensors: list[torch.Tensor]) -> bool:
+    """Whether the native core reads these tensors as they are, and makes others like them."""
+    return exchange() and native().reads(tensors)
+
+
+def estimate(name: str, outputs: int, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:
+    """The estimator `name` on conformed tensors: the native core where it takes them, else torch ops."""
+    if not torch.compiler.is_compiling() and _active is not None:
+        result = _estimate_natively(name, outputs, tensors, settings)
+        if result is not None:
+            return result
+    return getattr(torch_ops, name)(*tensors, *settings)
+
+
+def _estimate_natively(
+    name: str, outputs: int, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]
+) -> Any:
+    core, like = native(), tensors[0]
+    kernel = getattr(core, name)
+    if like is None or not all(t is None or (type(t) is torch.Tensor and t.device.type == "cpu") for t in tensors):
+        return None
+    out = None if core.exchange() else tuple(torch.empty(like.shape, dtype=like.dtype) for _ in range(outputs))
+    into = None if out is None else tuple(map(buffer_of, out))
+    result = kernel(*map(buffer_of, tensors), *settings, into)
+    if result is None:  # axes after time that are not one stride apart
+        result = kernel(*(buffer_of(None if t is None else t.contiguous()) for t in tensors), *settings, into)
+    if result is None or out is None:
+        return result
+    return out if outputs > 1 else out[0]

@@ -1,0 +1,108 @@
+"""Reading many items out of many columns at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from relive import kernels
+
+T = TypeVar("T")
+
+
+class Reader(Protocol):
+    """Columns seen as flat lists of items, read by an index of int64."""
+
+    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
+        """The items `index[start:stop]` of every column, in fresh tensors [count, …].
+
+        `padded`: an index of -1 gives zeros.
+        """
+        ...
+
+    def take_into(
+        self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
+    ) -> None:
+        """The same, into tensors of the caller's."""
+        ...
+
+
+def reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reader:
+    """A reader of the first `items` items of columns whose first `lead` axes count items."""
+    if kernels.runs_native(columns):
+        return _NativeReader(columns, lead, items)
+    return _TorchReader(columns, lead)
+
+
+class Following(Generic[T]):
+    """A reader of columns that others have in their hands too: `share_memory_` moves a tensor's memory elsewhere."""
+
+    def __init__(self, make: Callable[[], T], columns: Sequence[torch.Tensor], is_exposed: Callable[[], bool]) -> None:
+        self._make, self._columns, self._is_exposed = make, columns, is_exposed
+        self._reader = make()
+        self._addresses = self._where() if is_exposed() else None  # before that nobody can move them
+
+    def _where(self) -> list[int]:
+        return [column.data_ptr() for column in self._columns]
+
+    def found(self) -> T:
+        """The reader of where the columns are now."""
+        if self._is_exposed() and self._where() != self._addresses:
+            self._reader, self._addresses = self._make(), self._where()
+        return self._reader
+
+
+class _NativeReader:
+    def __init__(self, columns: Sequence[torch.Tensor], lead: int, items: int) -> None:
+        self._like = [(column.shape[lead:], column.dtype) for column in columns]
+        self._gather = kernels.native().Gather(
+            [kernels.buffer_of(column) for column in columns], [column.ndim - lead for column in columns], items
+        )
+        if kernels.native().exchange():  # the native core allocates, and reads tensors as they are
+            self.take = self._gather.take
+            self.take_into = self._gather.take_into
+
+    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
+        out = [torch.empty((stop - start, *shape), dtype=dtype, device="cpu") for shape, dtype in self._like]
+        self.take_into(index, start, stop, out, padded)
+        return out
+
+    def take_into(
+        self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
+    ) -> None:
+        self._gather.take_into(index.numpy(), start, stop, [tensor.numpy() for tensor in out], padded)
+
+
+# torch selects no rows of these; bits are bits.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a dtype that torch can index."""
+    return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
+
+
+class _TorchReader:
+    def __init__(self, columns: Sequence[torch.Tensor], lead: int) -> None:
+        self._dtypes = [column.dtype for column in columns]
+        self._columns = [
+            column.flatten(0, lead - 1).view(_SIGNED.get(column.dtype, column.dtype)) for column in columns
+        ]
+
+    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
+        rows = index if start == 0 and stop == len(index) else index[start:stop]
+        if not padded:
+            found = [column.index_select(0, rows) for column in self._columns]
+        else:
+            inside, missing = rows.clamp(min=0), rows < 0
+            found = [column.index_select(0, inside) for column in self._columns]
+            found = [leaf.masked_fill_(missing.view(-1, *(1,) * (leaf.ndim - 1)), 0) for leaf in found]
+        return [leaf.view(dtype) if dtype in _SIGNED else leaf for leaf, dtype in zip(found, self._dtypes, strict=True)]
+
+    def take_into(
+        self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
+    ) -> None:
+        for leaf, target in zip(self.take(index, start, stop, padded), out, strict=True):
+            target.copy_(leaf)

@@ -1,0 +1,116 @@
+"""Which steps of a rollout make which sequences: found once, in C++ or torch ops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from relive import kernels
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """How the valid steps of an environment, or of each of its episodes, are cut into sequences."""
+
+    length: int | None
+    """Of a full sequence; None: whatever is cut is one sequence."""
+    stride: int
+    """Between the starts of full sequences."""
+    split: bool
+    """Whether an episode's end cuts."""
+    keep_tail: bool
+    """One more, shorter sequence where full ones leave something over."""
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What is known of a rollout's first `steps` steps; flags may have more rows [≥ steps, N]."""
+
+    steps: int
+    terminated: torch.Tensor
+    truncated: torch.Tensor
+    mask: torch.Tensor | None
+    """[steps, N] which are valid; None: all."""
+    starting: torch.Tensor
+    """[N] whose first one starts an episode."""
+
+
+class SequenceIndex(Protocol):
+    """The sequences of a rollout, by number."""
+
+    @property
+    def longest(self) -> int:
+        """How many steps the longest one has."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class TorchIndex:
+    """Sequences as runs of one list of steps."""
+
+    is_first: torch.Tensor
+    """[T, N] which steps start an episode, as far as they are valid."""
+    order: torch.Tensor
+    """[V] flat rows t·N + n of the valid steps, by environment, then time."""
+    start: torch.Tensor
+    """[S] where in `order` a sequence starts."""
+    count: torch.Tensor
+    """[S] how many steps it has."""
+    longest: int
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def rows(self, which: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of the sequences `which`: rows [B, length], -1 behind the last step of each; the mask; the first rows [B]."""
+        place = torch.arange(length, device=which.device)
+        start, count = self.start[which], self.count[which]
+        mask = place < count.unsqueeze(1)
+        at = (start.unsqueeze(1) + place).clamp_(max=len(self.order) - 1)
+        return torch.where(mask, self.order[at], -1), mask, self.order[start]
+
+
+def find_sequences(flags: Flags, cuts: Cuts, *, natively: bool) -> SequenceIndex:
+    """The sequences of a rollout, by environment, then time."""
+    if not natively:
+        return _find_in_torch(flags, cuts)
+    return kernels.native().SequenceIndex(
+        flags.steps, flags.terminated, flags.truncated, flags.mask, flags.starting,
+        cuts.length or 0, cuts.stride, cuts.split, cuts.keep_tail,
+    )  # fmt: skip
+
+
+def _find_in_torch(flags: Flags, cuts: Cuts) -> TorchIndex:
+    ended, mask = (flags.terminated | flags.truncated)[: flags.steps], flags.mask
+    steps, envs = ended.shape
+    order = torch.arange(ended.numel(), device=ended.device).view(steps, envs).t().flatten()
+    if mask is not None:
+        order = order[mask.t().flatten()]
+    closes = order // envs == _last_valid(mask, ended)[order % envs]
+    if cuts.split:
+        closes |= ended.flatten()[order]
+    stop = closes.nonzero().squeeze(1) + 1
+    begin = torch.cat([stop.new_zeros(1), stop[:-1]])[: len(stop)]
+    size = stop - begin
+    length = size if cuts.length is None else torch.full_like(size, cuts.length)
+    full = torch.where(size >= length, (size - length) // cuts.stride + 1, 0)
+    covered = torch.where(full > 0, (full - 1) * cuts.stride + length, 0)
+    tail = covered < size if cuts.keep_tail else full == 0
+    sequences = full + tail
+    run = torch.arange(len(stop), device=ended.device).repeat_interleave(sequences)
+    nth = torch.arange(len(run), device=ended.device) - (sequences.cumsum(0) - sequences)[run]
+    start = begin[run] + nth * cuts.stride
+    count = torch.minimum(length[run], stop[run] - start)
+    before = ended[:-1] if mask is None else ~mask[:-1]  # a row that is not valid only resets
+    is_first = torch.cat([flags.starting.unsqueeze(0), before])
+    return TorchIndex(is_first, order, start, count, int(count.max()) if len(count) else 0)
+
+
+def _last_valid(mask: torch.Tensor | None, ended: torch.Tensor) -> torch.Tensor:
+    """The last valid step of each environment [N]."""
+    steps = torch.arange(len(ended), device=ended.device).unsqueeze(1).expand_as(ended)
+    return (steps if mask is None else torch.where(mask, steps, -1)).amax(0)

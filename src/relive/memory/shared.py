@@ -1,0 +1,119 @@
+"""Memory that several processes of one machine use at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from relive import kernels
+from relive.errors import SchemaError, explain
+from relive.memory.mapped import grown, mapped
+from relive.memory.space import available_bytes
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A place without a name: files that exist only while a process has them open."""
+
+    def open(self, owner: Any) -> SharedRoom:
+        _require_support()
+        return SharedRoom(f"relive-{secrets.token_hex(8)}")
+
+    def free_bytes(self) -> int | None:
+        return available_bytes()
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where another process finds shared memory: the open files of one that has it."""
+
+    token: str
+    process: int
+    files: Mapping[str, int] = field(repr=False)
+
+    def open(self, owner: Any) -> SharedRoom:
+        _require_support()
+        return SharedRoom(self.token, self)
+
+    def free_bytes(self) -> int | None:
+        return None  # it is there already
+
+
+class SharedRoom:
+    """An anonymous file an array. The last process that has them open takes them along, however it ends."""
+
+    device = torch.device("cpu")
+    name = "shared"
+    outlives = True
+    keeper = None
+
+    def __init__(self, token: str, found: Address | None = None) -> None:
+        self.is_found = found is not None
+        self._token, self._address = token, found
+        self._files: dict[str, int] = {}
+        weakref.finalize(self, _close, self._files, os.getpid())
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if self._address is not None:
+            self._files[name] = _reopened(self._token, self._address, name)
+        else:
+            self._files[name] = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC)
+            grown(self._files[name], shape, dtype)
+        return mapped(self._files[name], shape, dtype)
+
+    def lock(self, mend: Callable[[], None]) -> AbstractContextManager[Any]:
+        native = kernels.native()
+        memory = self.allocate("lock", (native.LOCK_BYTES,), torch.uint8)
+        return native.ProcessLock(kernels.buffer_of(memory), not self.is_found, mend)
+
+    @property
+    def address(self) -> Address:
+        """Where others find these files, for as long as this process has them."""
+        return Address(self._token, os.getpid(), dict(self._files))
+
+
+def shares_memory() -> bool:
+    """Whether processes can share memory here."""
+    return sys.platform == "linux" and hasattr(kernels.native(), "ProcessLock")
+
+
+def _require_support() -> None:
+    if not shares_memory():
+        expected = "Linux and relive's native core"
+        got = sys.platform if sys.platform != "linux" else "none"
+        remedy = "Keep the buffer in one process, or use relive.distributed."
+        raise SchemaError(explain("Memory.shared", expected, got, remedy))
+
+
+def _reopened(token: str, address: Address, name: str) -> int:
+    """Our own descriptor of a file that another process has open; a process number may have been given again."""
+    try:
+        path = f"/proc/{address.process}/fd/{address.files[name]}"
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        remedy = "Make a new handle where the buffer still is."
+        got = f"nothing of process {address.process} ({error.strerror})"
+        raise ConnectionError(explain("connect", "a process that has the buffer", got, remedy)) from error
+    if os.readlink(f"/proc/self/fd/{file}") == f"/memfd:{token}-{name} (deleted)":
+        return file
+    os.close(file)
+    remedy = "Make a new handle where the buffer still is."
+    got = f"another file of process {address.process}"
+    raise ConnectionError(explain("connect", f"the shared memory {token}", got, remedy))
+
+
+def _close(files: dict[str, int], owner: int) -> None:
+    if os.getpid() != owner:  # a forked child has numbers of its own for them
+        return
+    for file in files.values():
+        with contextlib.suppress(OSError):
+            os.close(file)

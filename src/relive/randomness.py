@@ -1,0 +1,99 @@
+"""Randomness that somebody owns: seeded, saved with its owner, and no business of any global generator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from relive import kernels
+from relive.errors import SchemaError, explain
+from relive.invariants.require import require
+
+
+class Randomness:
+    """One stream of draws. `seed=None` starts it from the operating system's entropy.
+
+    A seed gives the same draws on one kind of device with one kind of kernels; the native core, torch ops on the host
+    and other devices each have an order of their own.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0):
+            raise SchemaError(explain("seed", "a non-negative int or None", repr(seed), "Pass such a seed."))
+        self.bits = np.random.PCG64DXSM(seed)
+        """The bit generator that all draws on the host come from, native ones too."""
+        self.capsule = self.bits.capsule
+        """The same for the native core."""
+        self._devices: dict[torch.device, torch.Generator] = {}
+        self._slice_starts: torch.Tensor | None = None
+        """Where the slices of the last batch began, for the next one."""
+
+    def snapshot(self) -> tuple[Any, dict[torch.device, torch.Tensor]]:
+        """Where the stream is."""
+        return self.bits.state, {device: generator.get_state() for device, generator in self._devices.items()}
+
+    def restore(self, snapshot: tuple[Any, dict[torch.device, torch.Tensor]]) -> None:
+        """Go back to a snapshot: the draws since will come again."""
+        bits, devices = snapshot
+        self._devices = {device: self._generator(device) for device in devices}
+        self.bits.state = bits
+        for device, state in devices.items():
+            self._devices[device].set_state(state)
+
+    def check(self) -> None:
+        """Verify that this is one stream, wherever it is drawn from."""
+        state = self.bits.state
+        require(self.capsule is self.bits.capsule, "generator", "one for native and other draws", "two")
+        # Of an even increment the generator would repeat itself much too soon.
+        require(state["state"]["inc"] % 2, "generator", "an odd increment", state["state"]["inc"])
+        for device, generator in self._devices.items():
+            require(generator.device == device, "generator", f"one of {device}", f"one of {generator.device}")
+
+    def seed(self) -> int:
+        """A seed for another stream."""
+        return int(self.bits.random_raw()) >> 1
+
+    def shuffled(self, index: torch.Tensor) -> torch.Tensor:
+        """The entries of `index` [n] in a random order, in a new tensor."""
+        if index.device.type != "cpu":
+            generator = self._generator(index.device)
+            return index[torch.randperm(len(index), generator=generator, device=index.device)]
+        index = index.clone()
+        if kernels.runs_native((index,)):
+            kernels.native().shuffle(kernels.buffer_of(index), self.capsule)
+        else:
+            np.random.Generator(self.bits).shuffle(index.numpy())
+        return index
+
+    def permutation(self, count: int, device: torch.device) -> torch.Tensor:
+        """The numbers below `count` in a random order: `shuffled` of all of them."""
+        if device.type == "cpu" and kernels.exchange():
+            return kernels.native().permutation(count, self.capsule)
+        return self.shuffled(torch.arange(count, device=device))
+
+    def below(self, bound: torch.Tensor, count: int) -> torch.Tensor:
+        """`count` uniform int64 in [0, bound), on the device of `bound` and without asking for its value."""
+        return (self.uniform(count, bound.device) * bound).long().minimum(bound - 1)
+
+    def uniform(self, count: int, device: torch.device) -> torch.Tensor:
+        """`count` float64 in [0, 1)."""
+        if device.type == "cpu":
+            return torch.from_numpy(np.random.Generator(self.bits).random(count))
+        return torch.rand(count, dtype=torch.float64, device=device, generator=self._generator(device))
+
+    def slices(self, count: int, device: torch.device) -> torch.Tensor:
+        """One float64 in each of `count` equal slices of the numbers from 0 to 1, in order; none is 0."""
+        width = 1 / max(count, 1)
+        if self._slice_starts is None or len(self._slice_starts) != count or self._slice_starts.device != device:
+            self._slice_starts = torch.linspace(2.0**-60, 1 - width, count, dtype=torch.float64, device=device)
+        # A little less than a slice, so that no rounding leads beyond 1.
+        return torch.add(self._slice_starts, self.uniform(count, device), alpha=(1 - 2**-50) * width)
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._devices:
+            generator = torch.Generator(device)
+            generator.manual_seed(self.seed())
+            self._devices[device] = generator
+        return self._devices[device]

@@ -1,0 +1,243 @@
+"""Rows of many environments in one memory: each environment's column is a ring with its own head.
+
+Rows are numbered for ever: row r of environment e is at slot r mod S of its column, and its id is r·N + e. A slot's
+flat number is slot·N + e. A transition's next observation is the observation of the row after it, so that every
+observation is stored once; a row that holds only an observation (where an episode ended, or the newest one) separates
+episodes.
+
+All modular arithmetic of the library is here and in its native twin, `csrc/ring.hpp`. Everything is torch ops on the
+ring's device, without a host synchronisation.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from relive.errors import explain
+from relive.memory import Room
+
+MOST_ROWS = 4
+"""What a step can use: the pending row that was cut, its own, the final one, and that of `cut()`."""
+
+EMPTY, TRANSITION, FINAL, PENDING, HISTORY = range(5)
+"""What a slot holds: nothing; a row that may be drawn; only the observation that an episode ended with; only the newest
+observation, waiting for the step that starts there; a row too old to be drawn, kept for the stacks of younger ones."""
+
+
+class Ring:
+    """`num_envs` columns of slots, the newest `alive` rows of which may be drawn."""
+
+    def __init__(self, alive: int, num_envs: int, history: int, room: Room) -> None:
+        self.alive = alive
+        self.slots = alive + history
+        self.num_envs = num_envs
+        slots, envs = (self.slots, num_envs), (num_envs,)
+        self.kind = room.allocate("ring.kind", slots, torch.uint8)
+        self.first = room.allocate("ring.first", slots, torch.bool)
+        """This observation starts an episode."""
+        self.head = room.allocate("ring.head", envs, torch.int64)
+        """The row that is written next."""
+        self.open = room.allocate("ring.open", envs, torch.bool)
+        """The head row's observation is there already: the last step led to it."""
+        self.resetting = room.allocate("ring.resetting", envs, torch.bool)
+        """The coming row only resets (NEXT_STEP)."""
+        self.count = room.allocate("ring.count", envs, torch.int64)
+        """How many rows may be drawn."""
+        self.floor = room.allocate("ring.floor", envs, torch.int64)
+        """The first row since the last clear, or since older ones were lost."""
+        self.journal = room.allocate("ring.journal", envs, torch.int64) if room.outlives else None
+        """Where a step that is being written began, 1 + 2 · head + open, else 0; see `mend`."""
+
+    @property
+    def state(self) -> tuple[torch.Tensor, ...]:
+        """Everything that changes, in the order that the native twin expects."""
+        return self.kind, self.first, self.head, self.open, self.resetting, self.count, self.floor
+
+    def at(self, row: torch.Tensor, env: torch.Tensor) -> torch.Tensor:
+        """The flat slots of rows."""
+        return row % self.slots * self.num_envs + env
+
+    def newest(self) -> torch.Tensor:
+        """Each environment's newest row that holds anything [N]."""
+        return self.head - (~self.open).long()
+
+    def row_of(self, slots: torch.Tensor) -> torch.Tensor:
+        """The rows that flat slots hold: of the newest S rows, the one that falls there."""
+        top = self.newest()[slots % self.num_envs]
+        return top - (top - slots // self.num_envs) % self.slots
+
+    def rows(self) -> torch.Tensor:
+        """`row_of` all slots [S, N]."""
+        top = self.newest()
+        return top - (top - torch.arange(self.slots, device=top.device).unsqueeze(1)) % self.slots
+
+    def ids(self) -> torch.Tensor:
+        """The identities of the transitions at all flat slots [S·N], -1 where there is none."""
+        ids = self.rows() * self.num_envs + torch.arange(self.num_envs, device=self.kind.device)
+        return torch.where(self.kind == TRANSITION, ids, -1).view(-1)
+
+    def following(self) -> torch.Tensor:
+        """`after` all flat slots [S·N]."""
+        return torch.arange(self.slots * self.num_envs, device=self.kind.device).roll(-self.num_envs)
+
+    def id_of(self, slots: torch.Tensor) -> torch.Tensor:
+        """The identities of the rows that flat slots hold."""
+        return self.row_of(slots) * self.num_envs + slots % self.num_envs
+
+    def after(self, slots: torch.Tensor, steps: int | torch.Tensor = 1) -> torch.Tensor:
+        """The flat slots of the rows `steps` later."""
+        return (slots + steps * self.num_envs) % (self.slots * self.num_envs)
+
+    def before(self, slots: torch.Tensor) -> torch.Tensor:
+        """The flat slots of the preceding rows."""
+        return self.after(slots, -1)
+
+    def kind_at(self, slots: torch.Tensor) -> torch.Tensor:
+        """What flat slots hold."""
+        return self.kind.view(-1)[slots]
+
+    def advance(self, row: torch.Tensor, env: torch.Tensor, where: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Make rows the newest of their environments; returns the slots that left the window, and which really did."""
+        old = row - self.alive
+        leaving = self.at(old.clamp(min=0), env)
+        kind = self.kind.view(-1)
+        dies = where & (old >= 0) & (kind[leaving] == TRANSITION)
+        expired = HISTORY if self.slots > self.alive else EMPTY
+        kind[leaving] = torch.where(dies, expired, kind[leaving]).to(torch.uint8)
+        self.count[env] -= dies.long()
+        entering = self.at(row, env)
+        kind[entering] = torch.where(where, EMPTY, kind[entering]).to(torch.uint8)
+        return leaving, dies
+
+    def locate(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The flat slots of row ids (-1 for rows that can no longer be drawn), and which ids were never issued."""
+        env = ids % self.num_envs
+        row = ids.div(self.num_envs, rounding_mode="floor")
+        slots = self.at(row.clamp(min=0), env)
+        inside = row > self.newest()[env] - self.alive
+        kind = self.kind_at(slots)
+        never = (ids < 0) | (row >= self.head[env]) | (inside & (kind == FINAL))
+        return torch.where(inside & (kind == TRANSITION) & ~never, slots, -1), never
+
+    def ahead(self, slots: torch.Tensor) -> torch.Tensor:
+        """How many more transitions of the same episode follow each slot."""
+        stops = torch.cat([self.kind, self.kind]) != TRANSITION  # twice around: no run is broken by the seam
+        return self._since(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
+
+    def behind(self, slots: torch.Tensor) -> torch.Tensor:
+        """How many transitions of the same episode precede each slot."""
+        # A row starts its run when it starts its episode, or when the row before it is no transition any more.
+        stops = self.first | (self.kind.roll(1, 0) != TRANSITION)
+        return self._since(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
+
+    def _since(self, stops: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """How far back the last stop lies from each place."""
+        places = torch.arange(len(stops), device=slots.device).unsqueeze(1)
+        last = torch.where(stops, places, -1).cummax(0).values
+        return place - last[place, slots % self.num_envs]
+
+    def windows(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> torch.Tensor:
+        """Flat slots [B, before + after] of the transitions around each slot, itself the first of `after`; -1: none."""
+        forward, back = [slots], []
+        for _ in range(after - 1):
+            forward.append(self._neighbour(forward[-1], 1, cross))
+        at = slots
+        for _ in range(before):
+            at = self._neighbour(at, -1, cross)
+            back.append(at)
+        return torch.stack(back[::-1] + forward, 1)
+
+    def _neighbour(self, slots: torch.Tensor, step: int, cross: bool) -> torch.Tensor:
+        inside = slots.clamp(min=0)
+        at = self.after(inside, step)
+        for _ in range(2 if cross else 0):  # at most two rows between episodes are none: a reset and a cut
+            at = torch.where(self.kind_at(at) == FINAL, self.after(at, step), at)
+        newer = (self.row_of(at) - self.row_of(inside)) * step > 0
+        found = (slots >= 0) & newer & (self.kind_at(at) == TRANSITION)
+        if step < 0 and not cross:
+            found = found & ~self.first.view(-1)[inside]
+        return torch.where(found, at, -1)
+
+    def mend(self) -> None:
+        """Make a ring of what a process left that died while it had the lock.
+
+        A step that it was writing has not been: the episode ends where it began, and the oldest rows, which it may have
+        overwritten, are lost. So is what lies before a row that is missing: somebody was clearing the buffer.
+        """
+        assert self.journal is not None
+        before = (self.journal - 1).clamp(min=0)
+        torn = self.journal > 0
+        self.go_back(torch.where(torn, before // 2, self.head), torn & (before % 2 > 0), torn, MOST_ROWS)
+        self.journal.zero_()
+
+    def go_back(self, head: torch.Tensor, was_open: torch.Tensor, where: torch.Tensor, reach: int) -> None:
+        """Cut the episodes of the environments `where` at earlier heads [N], before up to `reach` rows were written."""
+        env = torch.arange(self.num_envs, device=head.device)
+        kind = self.kind.view(-1)
+        pending = self.at(head, env)
+        kind[pending] = torch.where(was_open & where, FINAL, kind[pending]).to(torch.uint8)
+        self.head.copy_(torch.where(where, head + was_open.long(), self.head))
+        self.open &= ~where
+        self.resetting &= ~where
+        self.lose(torch.where(where, self.head + reach - self.slots, 0))
+
+    def lose(self, below: torch.Tensor) -> None:
+        """Forget the rows below these [N], those before a row that is missing, and ends that nothing led to."""
+        row, kind = self.rows(), self.kind
+        missing = (kind == EMPTY) & (row >= torch.maximum(self.floor, below))
+        below = torch.maximum(below, torch.where(missing, row + 1, 0).amax(0))
+        lost = below > self.floor
+        nothing = self.newest() + 1
+        begins = torch.where((row >= below) & (kind != FINAL), row, nothing).amin(0)
+        self.floor.copy_(torch.where(lost, torch.minimum(begins, self.head), self.floor))
+        # The frames of the first rows that are left may have been in those that are lost.
+        unsafe = lost & (row < self.floor + self.slots - self.alive) & (kind == TRANSITION)
+        kind.copy_(torch.where(row < self.floor, EMPTY, torch.where(unsafe, HISTORY, kind)).to(torch.uint8))
+        self.open &= self.head > self.floor
+        kind.copy_(torch.where((row >= self.head) & ~self.open, EMPTY, kind).to(torch.uint8))
+        self.count.copy_((kind == TRANSITION).sum(0))
+
+    def clear(self) -> None:
+        """Forget every row; ids go on from where they are, and environments about to reset still are."""
+        self.kind.zero_()
+        self.count.zero_()
+        self.floor.copy_(self.head)
+        self.open.zero_()
+
+
+class HostRing:
+    """One column whose head the host knows: the newest `capacity` rows, row r at slot r mod `capacity`."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.head = 0
+        """The row that is written next."""
+        self.floor = 0
+        """The first row since the last clear."""
+
+    @property
+    def oldest(self) -> int:
+        """The first row that is stored."""
+        return max(self.floor, self.head - self.capacity)
+
+    def __len__(self) -> int:
+        """How many rows are stored."""
+        return self.head - self.oldest
+
+    def slots(self, rows: torch.Tensor) -> torch.Tensor:
+        """The slots of rows."""
+        return rows % self.capacity
+
+    def coming(self, count: int) -> list[tuple[slice, slice]]:
+        """Where the next `count` rows go: pieces of them and their slots. Of more than fit, only the last ones go."""
+        if self.head + count > 2**63 - 1:
+            raise OverflowError(explain("add", "ids below 2^63", f"{self.head + count} rows", "Make a new buffer."))
+        start = max(count - self.capacity, 0)
+        slot = (self.head + start) % self.capacity
+        seam = min(start + self.capacity - slot, count)
+        pieces = [(slice(start, seam), slice(slot, slot + seam - start)), (slice(seam, count), slice(0, count - seam))]
+        return [(rows, slots) for rows, slots in pieces if rows.stop > rows.start]
+
+    def clear(self) -> None:
+        """Forget every row; rows are numbered on from where they are."""
+        self.floor = self.head

@@ -1,0 +1,111 @@
+"""What is learnt from a rollout: advantages and returns, and whatever else is attached to its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from relive.border import as_tensor, conform, dotted
+from relive.errors import NotReadyError, SchemaError, explain
+from relive.estimators import gae
+from relive.finals import Finals
+from relive.resets import Resets
+from relive.schema import Field, Path, named_leaves
+from relive.steps import MADE_BY_ROLLOUT, agents_of
+from relive.storage import Storage
+
+
+class Advantages:
+    """Generalised advantage estimation over the steps of a rollout, agent by agent."""
+
+    def __init__(self, storage: Storage, resets: Resets, finals: Finals) -> None:
+        self._storage, self._schema = storage, storage.schema
+        self._resets, self._finals = resets, finals
+        self._agents = agents_of(storage.schema)
+
+    def require(self, steps: int, valued: int) -> None:
+        """Refuse to estimate where `valued` says that fewer steps have values, or where rewards have none."""
+        if valued < steps:
+            remedy = "Pass value= to every add."
+            raise NotReadyError(explain("compute_advantage", f"a value at {steps} steps", valued, remedy))
+        if not self._agents:
+            reward, value = (self._schema.trees[name] for name in ("reward", "value"))
+            remedy = "Pass value= to the buffer in the form of reward=."
+            raise SchemaError(explain("value", f"one for each reward ({reward})", value, remedy))
+
+    def estimated(
+        self, steps: int, last: list[torch.Tensor], final_value: Any, *, bootstrap: bool, gamma: float, lam: float
+    ) -> dict[Path, torch.Tensor]:
+        """Advantages and returns [T, N, …] of the first steps, after which come the values `last`."""
+        ends, truncated = self._resets.flag("terminated")[:steps], self._resets.flag("truncated")[:steps]
+        places, finals = self._final_values(final_value, bootstrap, ends, truncated)
+        flags = (ends if bootstrap else ends | truncated, truncated)
+        mask = self._resets.mask(steps)
+        targets: dict[Path, torch.Tensor] = {}
+        for i, (agent, reward, value) in enumerate(self._agents):
+            values = self._storage.columns[value][:steps]
+            next_values = torch.cat([values[1:], last[i].view(1, *values.shape[1:])])
+            if places is not None:
+                next_values[places] = finals[i]
+            rewards = self._storage.columns[reward][:steps]
+            advantage, return_ = gae(rewards, values, next_values, *flags, gamma=gamma, lam=lam, mask=mask)
+            targets |= {("advantage", *agent): advantage, ("return", *agent): return_}
+        return targets
+
+    def _final_values(
+        self, final_value: Any, bootstrap: bool, ends: torch.Tensor, truncated: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...] | None, list[torch.Tensor]]:
+        """Where the next value is not the next row's, (steps, envs) or None, and the leaves of what it is."""
+        known = self._finals.places
+        if not bootstrap:
+            if final_value is not None:
+                remedy = "Leave one of them out."
+                raise SchemaError(explain("final_value", "none with bootstrap_truncated=False", "values", remedy))
+            return None, []
+        if not self._resets.next_step:
+            _require_finals(truncated & ~ends, known)
+        if final_value is None and known:
+            remedy = "Pass final_value=critic(rollout.final_obs), or bootstrap_truncated=False to count them as ends."
+            where = f"final_value of {len(known)} truncated steps"
+            raise NotReadyError(explain(where, "their values", "none", remedy))
+        if final_value is None:
+            return None, []
+        values = self.values("final_value", final_value, (len(known),), "truncated steps")
+        places = torch.tensor(known, dtype=torch.int64, device=self._storage.device).view(-1, 2).unbind(1)
+        return places, values
+
+    def values(self, where: str, given: Any, lead: tuple[int, ...], unit: str = "environments") -> list[torch.Tensor]:
+        """The leaves of values that no stored step has, checked as those of the steps are."""
+        schema, device = self._schema, self._storage.device
+        return [
+            conform(dotted((where, *schema.paths[i][1:])), schema.fields[i], leaf, lead, device, unit=unit)
+            for i, leaf in zip(schema.columns["value"], schema.flatten("value", given, where), strict=True)
+        ]
+
+
+def _require_finals(cut: torch.Tensor, known: list[tuple[int, int]]) -> None:
+    if int(cut.sum()) <= len(known):
+        return
+    step, env = next((t, n) for t, n in cut.nonzero().tolist() if (t, n) not in set(known))
+    remedy = "Pass final_obs= to add, use add_step, or pass bootstrap_truncated=False to count it as an end."
+    where = f"final_obs of step {step}, environment {env}"
+    raise NotReadyError(explain(where, "the state a truncated step led to", "none", remedy))
+
+
+def attachable(trees: Iterable[tuple[Any, Any]], steps: int, storage: Storage) -> dict[Path, torch.Tensor]:
+    """The leaves [T, N, …] of (name, tree) that are attached to the first steps, if they may be."""
+    columns: dict[Path, torch.Tensor] = {}
+    lead, device = (steps, *storage.lead), storage.device
+    taken = {*storage.schema.columns, *MADE_BY_ROLLOUT}
+    for name, tree in trees:
+        if not isinstance(name, str) or name in taken:
+            raise SchemaError(explain(str(name), "a name of its own", "a taken one", "Attach it as another."))
+        taken.add(name)
+        for path, value in named_leaves(name, tree):
+            tensor = as_tensor(dotted(path), value, device)
+            whole = Field(tuple(tensor.shape[len(lead) :]), tensor.dtype)
+            tensor = conform(dotted(path), whole, tensor.to(device), lead, device)
+            columns[path] = tensor if storage.lead else tensor.unsqueeze(1)
+    return columns
