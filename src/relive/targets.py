@@ -25,11 +25,11 @@ class Advantages:
         self._resets, self._finals = resets, finals
         self._agents = agents_of(storage.schema)
 
-    def require(self, steps: int, valued: int) -> None:
-        """Refuse to estimate where `valued` says that fewer steps have values, or where rewards have none."""
-        if valued < steps:
-            remedy = "Pass value= to every add."
-            raise NotReadyError(explain("compute_advantage", f"a value at {steps} steps", valued, remedy))
+    def require(self, steps: int, has_value: bool) -> None:
+        """Refuse to estimate where the steps have no value, or where a reward has none."""
+        if not has_value:
+            remedy = "Pass value= to every add, or attach(value=…) before."
+            raise NotReadyError(explain("compute_advantage", f"a value at {steps} steps", "none", remedy))
         if not self._agents:
             reward, value = (self._schema.trees[name] for name in ("reward", "value"))
             remedy = "Pass value= to the buffer in the form of reward=."
@@ -94,18 +94,32 @@ def _require_finals(cut: torch.Tensor, known: list[tuple[int, int]]) -> None:
     raise NotReadyError(explain(where, "the state a truncated step led to", "none", remedy))
 
 
-def attachable(trees: Iterable[tuple[Any, Any]], steps: int, storage: Storage) -> dict[Path, torch.Tensor]:
-    """The leaves [T, N, …] of (name, tree) that are attached to the first steps, if they may be."""
+def attachable(
+    trees: Iterable[tuple[Any, Any]], steps: int, storage: Storage, given: Iterable[str]
+) -> dict[Path, torch.Tensor]:
+    """The leaves [T, N, …] of (name, tree) that are attached to the first steps, if they may be.
+
+    A declared field may be, if it is not among those that were `given`.
+    """
     columns: dict[Path, torch.Tensor] = {}
-    lead, device = (steps, *storage.lead), storage.device
-    taken = {*storage.schema.columns, *MADE_BY_ROLLOUT}
+    schema, lead, device = storage.schema, (steps, *storage.lead), storage.device
+    taken = {*given, *MADE_BY_ROLLOUT}
     for name, tree in trees:
         if not isinstance(name, str) or name in taken:
             raise SchemaError(explain(str(name), "a name of its own", "a taken one", "Attach it as another."))
         taken.add(name)
-        for path, value in named_leaves(name, tree):
-            tensor = as_tensor(dotted(path), value, device)
-            whole = Field(tuple(tensor.shape[len(lead) :]), tensor.dtype)
-            tensor = conform(dotted(path), whole, tensor.to(device), lead, device)
+        if name in schema.columns:
+            declared = zip(schema.columns[name], schema.flatten(name, tree), strict=True)
+            leaves = [(schema.paths[i], schema.fields[i], leaf) for i, leaf in declared]
+        else:
+            leaves = [(path, *_own_field(path, leaf, lead, device)) for path, leaf in named_leaves(name, tree)]
+        for path, field, leaf in leaves:
+            tensor = conform(dotted(path), field, leaf, lead, device)
             columns[path] = tensor if storage.lead else tensor.unsqueeze(1)
     return columns
+
+
+def _own_field(path: Path, leaf: Any, lead: tuple[int, ...], device: torch.device) -> tuple[Field, torch.Tensor]:
+    """What is attached, and the field it is then: whatever it has beside [T, N]."""
+    tensor = as_tensor(dotted(path), leaf, device).to(device)
+    return Field(tuple(tensor.shape[len(lead) :]), tensor.dtype), tensor
