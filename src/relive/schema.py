@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from relive.errors import SchemaError, explain
+from relive.vocabulary import meant_field
 
 DTYPES: dict[torch.dtype, np.dtype | None] = {
     torch.bool: np.dtype(np.bool_),
@@ -231,7 +232,9 @@ class Schema:
         """Refuse a name that was not declared."""
         if name not in self.columns:
             declared = ", ".join(self.names)
-            raise SchemaError(explain(name, f"a declared field ({declared})", "another", "Declare it in extra=."))
+            raise SchemaError(
+                explain(name, f"a declared field ({declared})", name, meant_field(name, (*self.columns, "next_obs")))
+            )
 
     def flatten(self, name: str, value: Any, where: str = "") -> tuple[Any, ...]:
         """The leaves of one name's value; None stands for "not given" and stays None in every leaf.
