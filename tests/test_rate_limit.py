@@ -106,9 +106,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"samples_per_insert": 0}, "samples_per_insert: expected a finite number of more than 0, got 0"),
-            ({"samples_per_insert": float("nan")}, "samples_per_insert: expected a finite number of more than 0"),
-            ({"samples_per_insert": True}, "samples_per_insert: expected a finite number of more than 0, got True"),
+            ({"samples_per_insert": 0}, "samples_per_insert: expected a finite number above 0, got 0"),
+            ({"samples_per_insert": float("nan")}, "samples_per_insert: expected a finite number above 0"),
+            ({"samples_per_insert": True}, "samples_per_insert: expected a finite number above 0, got True"),
             ({"samples_per_insert": 1, "min_size": 0}, "min_size: expected a positive int"),
             (
                 {"samples_per_insert": 1, "min_size": 1001},

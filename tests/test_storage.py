@@ -60,7 +60,7 @@ def test_an_optional_field_left_out_is_zero_and_never_stale(backend: str) -> Non
     storage.write(0, (np.ones(2), np.ones((2, 2))))
     storage.write(0, (np.ones(2), None))
     assert not storage.columns[1][0].any()
-    with pytest.raises(SchemaError, match="x0: expected a value, got none"):
+    with pytest.raises(SchemaError, match="x0: expected a value, got None"):
         storage.write(0, (None, None))
 
 

@@ -97,7 +97,7 @@ def gae(**changed: Any) -> Any:
         ({"lam": True}, "lam: expected a number, got bool. Pass a Python float."),
         ({"gamma": None}, "gamma: expected a number, got None. Pass a Python float."),
         ({"gamma": torch.tensor(0.9)}, "gamma: expected a number, got torch.Tensor. Pass a Python float."),
-        ({"gamma": 10**400}, "gamma: expected a number, got an int too large for a float. Pass a Python float."),
+        ({"gamma": 10**400}, "gamma: expected a number, got an int too large for a float. Pass a smaller number."),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(changed: dict[str, Any], message: str) -> None:
@@ -145,7 +145,10 @@ def test_last_value_is_one_row_of_the_reward() -> None:
     ("changed", "message"),
     [
         ({"group_size": 1}, f"group_size: expected an int of at least 2, got 1. {GROUP}"),
-        ({"group_size": 3}, "group_size: expected a divisor of 8 environments, got 3. Choose one that divides."),
+        (
+            {"group_size": 3},
+            "group_size: expected a divisor of 8 environments, got 3. Choose a group_size that divides them.",
+        ),
         ({"group_size": 2.0}, f"group_size: expected an int of at least 2, got float. {GROUP}"),
         (
             {"reward": torch.zeros(5), "done": torch.zeros(5).bool()},

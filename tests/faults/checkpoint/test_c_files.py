@@ -433,7 +433,7 @@ def test_a_damaged_manifest_is_passed_over_whatever_it_is(tmp_path: Path) -> Non
         root = tmp_path / what
         old_checkpoint("uniform", root)
         planted(root, tmp_path / f"{what} outside", what)
-        with pytest.warns(UserWarning, match="passed over a damaged checkpoint for 1"):
+        with pytest.warns(UserWarning, match="skipped a damaged checkpoint and loaded number 1"):
             rl.load(root)
 
 
@@ -510,7 +510,7 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "a capacity between": ("uniform", {"capacity": 25}, "capacity: expected a multiple of num_envs=3, got 25. Pass 24"),
     "a capacity too small": ("uniform", {"capacity": 2}, "capacity: expected a multiple of num_envs=3, got 2. Pass 3"),
-    "a capacity of a rollout": ("rollout", {"capacity": 12}, "capacity: expected none for a rollout, got 12"),
+    "a capacity of a rollout": ("rollout", {"capacity": 12}, "capacity: expected no capacity= for a rollout, got 12"),
     "a capacity beyond memory": ("uniform", {"capacity": 3 * 2**44}, "a buffer that this machine cannot hold"),
 }
 
@@ -528,7 +528,7 @@ def test_what_load_is_asked_for_and_cannot_give_is_said(name: str, tmp_path: Pat
 def test_a_device_that_is_not_here_is_said(kind: str, tmp_path: Path) -> None:
     old_checkpoint(kind, tmp_path)
     name = "mps" if torch.cuda.is_available() else "cuda"
-    with pytest.raises(rl.IncompatibleCheckpoint, match=f"device {name}.*: expected one that is here"):
+    with pytest.raises(rl.IncompatibleCheckpoint, match=f"device {name}.*: expected a device of this machine"):
         rl.load(tmp_path, device=name)
 
 
