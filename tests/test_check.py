@@ -173,26 +173,34 @@ REPLAY: dict[str, tuple[dict[str, Any], Break, str]] = {
     ),
     "no start behind a final row": ({}, ring("first", (4, 0), False), "^first of row 4, .*: expected a start after"),
     "a start in an episode": ({}, ring("first", (1, 1), True), "^first of row 1, .*: expected a start only after a"),
-    "no start of a stored row": (STORED, ring("first", (1, 1), False), "^first of row 1, .*: expected every unordered"),
-    "an end inside": ({}, column("terminated", (1, 1), True), "^kind of row 2, environment 1: expected final behind"),
-    "a truncation at the newest": ({}, column("truncated", (4, 0), True), "^kind of row 5, .*: expected final behind"),
+    "no start of a stored row": (
+        STORED, ring("first", (1, 1), False), "^first of row 1, .*: expected a start in every unordered"
+    ),
+    "an end inside": ({}, column("terminated", (1, 1), True), "^kind of row 2, environment 1: expected final after"),
+    "a truncation at the newest": ({}, column("truncated", (4, 0), True), "^kind of row 5, .*: expected final after"),
     "a reset without an end": (
         STORED | NEXT, column("terminated", (2, 0), False), "^kind of row 3, .*: expected an end before the row that r"
     ),
     "a final row among stored ones": (STORED, kind(1, 0, FINAL), "^kind of row 1, .*: expected an end before the row"),
-    "a reset that never comes": ({}, ring("resetting", 0, True), r"^resetting\[0\]: expected an end under"),
-    "a reset in an episode": (NEXT, ring("resetting", 1, True), r"^resetting\[1\]: expected an end in the newest row"),
+    "a reset that never comes": (
+        {}, ring("resetting", 0, True), r"^resetting\[0\]: expected False, except after an end under"
+    ),
+    "a reset in an episode": (
+        NEXT, ring("resetting", 1, True), r"^resetting\[1\]: expected False, except after an end in the newest row"
+    ),
     "a stored reset in an episode": (
-        STORED | NEXT, ring("resetting", 1, True), r"^resetting\[1\]: expected an end in the newest row"
+        STORED | NEXT, ring("resetting", 1, True),
+        r"^resetting\[1\]: expected False, except after an end in the newest row"
     ),
     "no reset after an end": (
         NEXT | {"steps": 3}, ring("resetting", 0, False), r"^resetting\[0\]: expected True after an end, got False"
     ),
     "a reset after a cut": (
-        NEXT | {"steps": 3}, cut_and(ring("resetting", 0, True)), r"^resetting\[0\]: expected an end under autoreset"
+        NEXT | {"steps": 3}, cut_and(ring("resetting", 0, True)),
+        r"^resetting\[0\]: expected False, except after an end under autoreset"
     ),
-    "an open row of nothing": ({}, cleared_and(ring("open", 1, True)), r"^open\[1\]: expected a step that led to an"),
-    "an open row of stored ones": (STORED, ring("open", 1, True), r"^open\[1\]: expected a step that led to an open r"),
+    "an open row of nothing": ({}, cleared_and(ring("open", 1, True)), r"^open\[1\]: expected False without a step"),
+    "an open row of stored ones": (STORED, ring("open", 1, True), r"^open\[1\]: expected False without a step before"),
     "a closed row that is pending": ({}, ring("open", 0, False), r"^kind\[5, 0\]: expected 0 \(empty\) .*, got 3"),
     "a flag that is none": (
         {}, lambda r: r._storage.ring.open.view(torch.uint8).fill_(3), r"^open\[0\]: expected a flag of 0 or 1, got 3"
@@ -250,7 +258,8 @@ def test_what_is_planted_in_the_columns_and_generators_is_found(backend: str, na
 class TestTheNativeTwin:
     def test_of_another_number_of_rows_is_found(self) -> None:
         other = lived(5)
-        assert_found(lived(), attribute("_storage._native", other._storage._native), "^len: expected 8 as .*, got 10")
+        message = "^len: expected 8, the number of transitions, got 10"
+        assert_found(lived(), attribute("_storage._native", other._storage._native), message)
 
     def test_of_other_rows_is_found(self) -> None:
         other = lived(3)
@@ -394,11 +403,11 @@ LISTENERS: dict[str, tuple[Break, str]] = {
     ),
     "an end that is no flag": (stats("ring", (0, 3), 2), r"^stats: ends\[0, 0\]: expected flags of 0 or 1, got 2.0"),
     "more steps in episodes than in all": (stats("open", (1, 1), 6), "^stats: steps: expected at least the 10 of the"),
-    "an episode behind the last": (stats("ring", (2, 1), 5), r"^stats: window\[1, 1\]: expected 0 behind the last"),
+    "an episode behind the last": (stats("ring", (2, 1), 5), r"^stats: window\[1, 1\]: expected 0 after the last"),
     "statistics of another shape": (
         lambda r: r.stats._tensors.update(open=torch.zeros(2, 3, dtype=torch.float64)), "^stats: open: expected torch.f"
     ),
-    "statistics elsewhere": (lambda r: r.stats.to("meta"), "^EpisodeStats: expected it on cpu, got meta"),
+    "statistics elsewhere": (lambda r: r.stats.to("meta"), "^EpisodeStats: expected device cpu, got meta"),
     "rows that are no number": (norm("count", float("nan")), "^norm: count: expected a whole number of rows, got nan"),
     "rows below none": (norm("count", -1.0), "^norm: count: expected a whole number of rows, got -1.0"),
     "squares below zero": (norm("squares", [-1.0]), r"^norm: squares\[0\]: expected numbers of at least 0, got -1.0"),
@@ -456,7 +465,7 @@ ROLLOUT: dict[str, tuple[dict[str, Any], Break, str]] = {
         {"steps": 4}, attribute("_staged", {"obs"}), "^staged fields: expected no staged fields in a full rollout"
     ),
     "a reset that never comes": (
-        {}, attribute("_resets.resetting", torch.ones_like), r"^resetting\[0\]: expected False but"
+        {}, attribute("_resets.resetting", torch.ones_like), r"^resetting\[0\]: expected False unless"
     ),
     "a start that is no flag": (
         {}, lambda r: r._resets.starting.view(torch.uint8).fill_(7), r"^starting\[0\]: expected a flag of 0 or 1, got 7"
@@ -471,7 +480,8 @@ ROLLOUT: dict[str, tuple[dict[str, Any], Break, str]] = {
         {}, lambda r: r._finals._found.append(r._finals._found[0]._replace(step=9)), r"steps, got \[\(9, 1\)\]"
     ),
     "a final observation twice": (
-        {}, lambda r: r._finals._found.append(r._finals._found[0]), "^final_obs: expected one a step, by step and env"
+        {}, lambda r: r._finals._found.append(r._finals._found[0]),
+        r"^final_obs: expected one for each \(step, environment\), in order"
     ),
     "a final observation of another shape": (
         {}, lambda r: r._finals._found[0].leaves.__setitem__(0, torch.zeros(1, 3)), r"^final_obs of step 1: expected"
@@ -502,7 +512,8 @@ ROLLOUT: dict[str, tuple[dict[str, Any], Break, str]] = {
         {}, lambda r: r._carries._in_rollout.add_(1), r"^place in the rollout\[0\]: expected \[3, 3\], got 4"
     ),
     "listeners that wait for another reset": (
-        {"steps": 2, **NEXT}, attribute("_coming", ~np.array([[False, True]])), r"^coming resets\[0, 0\]: expected thos"
+        {"steps": 2, **NEXT}, attribute("_coming", ~np.array([[False, True]])),
+        r"^coming resets\[0, 0\]: expected the resets"
     ),
     "statistics that are wrong": (
         {}, lambda r: r.stats._tensors["counts"].fill_(-1), "^stats: episodes: expected 0 to -1, the steps, got -1"
@@ -555,7 +566,7 @@ def test_the_message_says_what_to_do() -> None:
     replay = lived()
     kind(1, 0, 0)(replay)
     with pytest.raises(
-        rl.InvariantError, match=r"got empty\. Something else than the buffer's methods changed it: cle"
+        rl.InvariantError, match=r"got empty\. Call clear\(\), or load a checkpoint: the memory was changed from out"
     ):
         replay.check()
 

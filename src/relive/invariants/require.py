@@ -10,7 +10,7 @@ from relive.border import dotted
 from relive.errors import InvariantError, explain
 from relive.schema import Path
 
-_TAMPERED = "Something else than the buffer's methods changed it: load a checkpoint, or make a new one."
+_TAMPERED = "Load a checkpoint, or make a new buffer: the memory was changed from outside the buffer."
 
 
 def require(holds: object, where: str, expected: object, got: object, remedy: str = _TAMPERED) -> None:
