@@ -48,7 +48,7 @@ class TestMaking:
 
     def test_more_memory_than_there_is_is_refused_before_anything_is_allocated(self) -> None:
         with pytest.raises(
-            MemoryError, match=r"capacity: expected at most .* GiB, which is what this machine has free"
+            MemoryError, match=r"capacity: expected at most .* GiB, the free memory of this machine"
         ):
             rl.ReplayBuffer(10**9, obs=(1000,), action=())
 

@@ -296,7 +296,7 @@ class TestAdvantage:
     def test_a_staged_step_must_be_completed_first(self) -> None:
         rollout = make(filled=2)
         rollout.stage(value=np.zeros(N))
-        with pytest.raises(rl.NotReadyError, match="expected complete steps, got a step with staged obs"):
+        with pytest.raises(rl.NotReadyError, match="expected complete steps, got a step with staged value"):
             rollout.compute_advantage(np.zeros(N))
 
     def test_what_was_attached_does_not_outlive_another_step(self) -> None:
@@ -670,7 +670,7 @@ class TestMinibatches:
     def test_an_out_that_does_not_fit_is_refused(self) -> None:
         rollout = make()
         out = next(rollout.minibatches(4))
-        with pytest.raises(rl.SchemaError, match="out: expected batches of 5 only, got 12 transitions"):
+        with pytest.raises(rl.SchemaError, match="out: expected full batches of 5 transitions, got 12 transitions"):
             rollout.minibatches(5, out=next(rollout.minibatches(5)))
         with pytest.raises(rl.SchemaError, match=r"out\.obs: expected contiguous torch.float32 of shape \(6, 2\)"):
             rollout.minibatches(6, out=out)
