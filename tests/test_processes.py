@@ -281,7 +281,7 @@ class TestRefusals:
             make(rl.Memory.shared())
 
     def test_without_the_native_core_there_is_no_shared_memory(self) -> None:
-        with rl.kernels.force_torch(), pytest.raises(rl.SchemaError, match="Memory.shared: expected Linux and recoll"):
+        with rl.kernels.force_torch(), pytest.raises(rl.SchemaError, match="Memory.shared: expected Linux and relive"):
             shared()
 
 

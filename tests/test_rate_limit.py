@@ -112,7 +112,7 @@ class TestRefusals:
             ({"samples_per_insert": 1, "min_size": 0}, "min_size: expected a positive int"),
             (
                 {"samples_per_insert": 1, "min_size": 1001},
-                "min_size: expected at most the capacity 1000, got 1001. Sam",
+                "min_size: expected at most the capacity 1000, got 1001. Low",
             ),
             ({"samples_per_insert": 1, "tolerance": -1}, "tolerance: expected a finite number of at least 0"),
             ({"samples_per_insert": 1, "timeout": -1}, "timeout: expected a finite number of at least 0"),

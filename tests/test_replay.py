@@ -47,9 +47,7 @@ class TestMaking:
             rl.ReplayBuffer(10, obs=1, action=(), num_envs=4)
 
     def test_more_memory_than_there_is_is_refused_before_anything_is_allocated(self) -> None:
-        with pytest.raises(
-            MemoryError, match=r"capacity: expected at most .* GiB, the free memory of this machine"
-        ):
+        with pytest.raises(MemoryError, match=r"capacity: expected at most .* GiB, the free memory of this machine"):
             rl.ReplayBuffer(10**9, obs=(1000,), action=())
 
     def test_the_estimate_is_what_is_kept(self) -> None:

@@ -40,21 +40,21 @@ def gae(**changed: Any) -> Any:
     [
         (
             {"value": torch.zeros(5, 8, 1)},
-            "value: expected shape (5, 8) to go with reward, got (5, 8, 1). Squeeze the last axis.",
+            "value: expected shape (5, 8) to match reward, got (5, 8, 1). Squeeze the last axis.",
         ),
         (
             {"next_value": torch.zeros(8, 5)},
-            "next_value: expected shape (5, 8) to go with reward, got (8, 5). Transpose it: time comes first.",
+            "next_value: expected shape (5, 8) to match reward, got (8, 5). Transpose it: time comes first.",
         ),
-        ({"value": torch.zeros(8)}, f"value: expected shape (5, 8) to go with reward, got (8,). {ONE_EACH}"),
-        ({"value": torch.zeros(())}, f"value: expected shape (5, 8) to go with reward, got (). {ONE_EACH}"),
+        ({"value": torch.zeros(8)}, f"value: expected shape (5, 8) to match reward, got (8,). {ONE_EACH}"),
+        ({"value": torch.zeros(())}, f"value: expected shape (5, 8) to match reward, got (). {ONE_EACH}"),
         (
             {"next_value": torch.zeros(5, 1)},
-            f"next_value: expected shape (5, 8) to go with reward, got (5, 1). {ONE_EACH}",
+            f"next_value: expected shape (5, 8) to match reward, got (5, 1). {ONE_EACH}",
         ),
         (
             {"terminated": torch.zeros(5, dtype=torch.bool)},
-            f"terminated: expected shape (5, 8) to go with reward, got (5,). {ONE_EACH}",
+            f"terminated: expected shape (5, 8) to match reward, got (5,). {ONE_EACH}",
         ),
         ({"truncated": torch.zeros(5, 8)}, f"truncated: expected dtype torch.bool, got torch.float32. {COMPARE}"),
         (
@@ -64,7 +64,7 @@ def gae(**changed: Any) -> Any:
         ({"mask": torch.ones(5, 8)}, f"mask: expected dtype torch.bool, got torch.float32. {COMPARE}"),
         (
             {"mask": torch.ones(5, 8, 1).bool()},
-            "mask: expected shape (5, 8) to go with reward, got (5, 8, 1). Squeeze the last axis.",
+            "mask: expected shape (5, 8) to match reward, got (5, 8, 1). Squeeze the last axis.",
         ),
         ({"reward": np.zeros((5, 8), np.float32)}, f"reward: expected a torch.Tensor, got numpy.ndarray. {CONVERT}"),
         ({"value": [1.0, 2.0]}, f"value: expected a torch.Tensor, got list. {CONVERT}"),
@@ -84,11 +84,11 @@ def gae(**changed: Any) -> Any:
         ),
         (
             {"value": torch.zeros(5, 8, device="meta")},
-            "value: expected a tensor on cpu to go with reward, got meta. Call .to('cpu').",
+            "value: expected a tensor on cpu to match reward, got meta. Call .to('cpu').",
         ),
         (
             {"mask": torch.ones(5, 8, device="meta").bool()},
-            "mask: expected a tensor on cpu to go with reward, got meta. Call .to('cpu').",
+            "mask: expected a tensor on cpu to match reward, got meta. Call .to('cpu').",
         ),
         ({"gamma": 1.5}, "gamma: expected a number from 0 to 1, got 1.5. Pass a discount inside that range."),
         ({"lam": -0.1}, "lam: expected a number from 0 to 1, got -0.1. Pass a discount inside that range."),

@@ -164,7 +164,7 @@ class TestReplay:
             without.add(**with_critic(1))
         given = with_critic(1)
         given.pop("critic_observations")
-        with pytest.raises(rl.SchemaError, match="next_critic_observations: expected none"):
+        with pytest.raises(rl.SchemaError, match="next_critic_observations: expected None without critic_obs_shape"):
             without.add(**given)
         assert len(with_them) == len(without) == 0
 
