@@ -134,7 +134,7 @@ def test_last_value_is_one_row_of_the_reward() -> None:
     for wrong in (torch.zeros(8, 1), torch.zeros(1, 8), torch.zeros(())):
         told = refusal(rl.discounted_return, reward, none, none, gamma=0.9, last_value=wrong)
         got = tuple(wrong.shape)
-        assert told.startswith(f"last_value: expected shape (8,) to go with one row of reward, got {got}.")
+        assert told.startswith(f"last_value: expected shape (8,) to match one row of reward, got {got}.")
     told = refusal(rl.discounted_return, reward, none, none, gamma=0.9, last_value=0.0)
     assert told == "last_value: expected a tensor of shape (8,), got float. Pass one value per environment."
     told = refusal(rl.discounted_return, reward, none, none, gamma=0.9, last_value=torch.zeros(8, device="meta"))
