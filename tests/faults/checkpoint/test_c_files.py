@@ -292,7 +292,7 @@ BY_HAND: dict[str, tuple[str, str, Any, str]] = {
     "a kind of another row": ("uniform", "ring.kind", no_transition, "state: ring.count"),
     "no flag": ("uniform", "ring.open", lambda x: x.view(torch.uint8)[0].fill_(7), "ring.open: expected bools"),
     "open and closed": ("uniform", "ring.open", lambda x: x.logical_not_(), "segments"),
-    "resets without a reason": ("next step", "ring.resetting", lambda x: x.fill_(True), "contents that cannot be"),
+    "resets without a reason": ("next step", "ring.resetting", lambda x: x.fill_(True), "the contents are invalid"),
     "NaN priorities": ("prioritized", "sampler.mass", lambda x: x[:3].fill_(float("nan")), "state: sampler"),
     "negative priorities": ("prioritized", "sampler.mass", lambda x: x.neg_(), "state: sampler"),
     "infinite priorities": ("prioritized", "sampler.mass", lambda x: x[0].fill_(float("inf")), "state: sampler"),
@@ -311,7 +311,7 @@ BY_HAND: dict[str, tuple[str, str, Any, str]] = {
     "finals of no step": ("rollout", "finals.places", lambda x: x.fill_(99), "state: finals.places"),
     "hidden states of no step": ("rollout", "carries.8.rows", lambda x: x.fill_(-1), "state: carries"),
     "hidden states of no axis": ("rollout", "carries.in_episode", lambda x: x.resize_(()), "state: carries"),
-    "statistics of no time": ("uniform", "listeners.stats.counts", lambda x: x.fill_(-3), "contents that cannot be"),
+    "statistics of no time": ("uniform", "listeners.stats.counts", lambda x: x.fill_(-3), "the contents are invalid"),
 }
 
 
