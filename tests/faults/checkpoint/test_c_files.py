@@ -298,7 +298,12 @@ BY_HAND: dict[str, tuple[str, str, Any, str]] = {
     "infinite priorities": ("prioritized", "sampler.mass", lambda x: x[0].fill_(float("inf")), "state: sampler"),
     "priorities of nothing": ("prioritized", "sampler.mass", lambda x: x.add_(1), "0 where there is no transition"),
     "a negative largest": ("prioritized", "sampler.largest", lambda x: x.fill_(-1), "state: sampler"),
-    "draws before zero": ("prioritized", "sampler.draws", lambda x: x.fill_(-5), "draws: expected a number from 0"),
+    "draws before zero": (
+        "prioritized",
+        "sampler.draws",
+        lambda x: x.fill_(-5),
+        "draws: expected a number of at least 0",
+    ),
     "an epoch of strangers": (
         "epochs",
         "sampler.ids",
@@ -511,7 +516,11 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a capacity between": ("uniform", {"capacity": 25}, "capacity: expected a multiple of num_envs=3, got 25. Pass 24"),
     "a capacity too small": ("uniform", {"capacity": 2}, "capacity: expected a multiple of num_envs=3, got 2. Pass 3"),
     "a capacity of a rollout": ("rollout", {"capacity": 12}, "capacity: expected no capacity= for a rollout, got 12"),
-    "a capacity beyond memory": ("uniform", {"capacity": 3 * 2**44}, "a buffer that this machine cannot hold"),
+    "a capacity beyond memory": (
+        "uniform",
+        {"capacity": 3 * 2**44},
+        "the buffer does not fit into the memory of this machine",
+    ),
 }
 
 

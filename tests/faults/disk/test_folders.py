@@ -43,7 +43,7 @@ def outcome(root: Path, lives: list[Any]) -> str:
     try:
         replay = rl.load(root)
     except rl.CheckpointError as error:
-        return type(error).__name__ if ": expected " in str(error) or "cannot be. " in str(error) else "unexplained"
+        return type(error).__name__ if ": expected " in str(error) or "invalid. " in str(error) else "unexplained"
     try:
         replay.check()
     except rl.InvariantError:
