@@ -179,7 +179,7 @@ def check_ring(kind: torch.Tensor, head: torch.Tensor, count: torch.Tensor, floo
         ("kind", kind <= HISTORY, kind, f"a kind of 0 to {HISTORY}"),
         ("head", (head >= 0) & (head < most), head, f"a row of 0 to {most}"),
         ("floor", (floor >= 0) & (floor <= head), floor, "a row of 0 to the head"),
-        ("count", count == (kind == TRANSITION).sum(0), count, "as many as there are transitions"),
+        ("count", count == (kind == TRANSITION).sum(0), count, "the number of transitions"),
     ):
         if not bool(right.all()):
             place = (~right).nonzero()[0].tolist()

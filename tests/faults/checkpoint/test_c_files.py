@@ -282,7 +282,7 @@ BY_HAND: dict[str, tuple[str, str, Any, str]] = {
         lambda x: x[2].fill_(10**6),
         "state: ring.floor[2]: expected a row of 0 to",
     ),
-    "too many": ("uniform", "ring.count", lambda x: x[0].fill_(10**6), "state: ring.count[0]: expected as many as"),
+    "too many": ("uniform", "ring.count", lambda x: x[0].fill_(10**6), "state: ring.count[0]: expected the number of"),
     "no kind": (
         "uniform",
         "ring.kind",
