@@ -39,9 +39,9 @@ def autoreset_of(env: Any) -> AutoresetMode:
             raise SchemaError(
                 explain(
                     "autoreset",
-                    'metadata["autoreset_mode"] of the vector environment',
-                    "none",
-                    "Pass autoreset= to say how it resets: NEXT_STEP, SAME_STEP or DISABLED.",
+                    'metadata["autoreset_mode"] in the vector environment',
+                    None,
+                    "Pass autoreset= to say how the environment resets: NEXT_STEP, SAME_STEP or DISABLED.",
                 )
             )
         return mode
@@ -78,7 +78,7 @@ def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, A
     """The five parts of what `env.step` returned, for a buffer that knows how the environment resets."""
     if mode is None:
         remedy = "Pass autoreset= to the buffer: NEXT_STEP, SAME_STEP or DISABLED."
-        raise SchemaError(explain("autoreset", "the environment's mode for add_step", None, remedy))
+        raise SchemaError(explain("autoreset", "the environment's autoreset mode, which add_step needs", None, remedy))
     if not isinstance(step, tuple) or len(step) != 5:
         got = f"{type(step).__name__} of length {len(step)}" if isinstance(step, Sequence) else type(step).__name__
         raise SchemaError(explain("step", "the 5-tuple of env.step", got, "Pass step=env.step(action)."))
@@ -110,9 +110,14 @@ def true_next_obs(
     known, finals = final_rows(info, envs, schema, lead, device)
     if len(known) < len(envs):
         missing = next(env for env in envs if env not in known)
-        remedy = "Let the environment give it, or pass the true next_obs to add."
+        remedy = "Make the environment provide it, or pass the true next_obs to add."
         raise SchemaError(
-            explain('info["final_obs"]', f"the final observation of environment {missing}", "none", remedy)
+            explain(
+                'info["final_obs"]',
+                f"an observation for environment {missing}",
+                f"observations for environments {known}",
+                remedy,
+            )
         )
     fixed = [leaf.clone() for leaf in observation(schema, next_obs, lead, device, prefix="next_")]
     at = torch.tensor(known, device=device)

@@ -104,7 +104,7 @@ class RunningNorm:
         """Take in everything that `other` was told, as if it had been told here."""
         shape = other.shape if isinstance(other, RunningNorm) else type(other).__name__
         if shape != self.shape:
-            raise SchemaError(explain("merge", f"a norm of shape {self.shape}", shape, "Merge like with like."))
+            raise SchemaError(explain("merge", f"a norm of shape {self.shape}", shape, "Merge norms of equal shape."))
         self._merge(*(tensor.to(self.device) for tensor in other._state.values()))
 
     def _merge(self, count: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:

@@ -93,7 +93,7 @@ def test_counts_go_with_a_checkpoint_into_another_capacity(tmp_path: Path) -> No
 
 def test_there_is_one_thing_to_count() -> None:
     for wrong in (rl.Counted(), "uniform"):
-        with pytest.raises(rl.SchemaError, match="Counted: expected a sampler to count the draws of"):
+        with pytest.raises(rl.SchemaError, match="Counted: expected a sampler whose draws are counted"):
             rl.Counted(wrong)  # pyright: ignore[reportArgumentType]
 
 

@@ -31,7 +31,7 @@ class Disk:
     def of(path: str | PathLike[str], commit_every: int | None) -> Disk:
         """The folder that arguments name."""
         if not isinstance(path, str | PathLike) or not os.fspath(path):
-            raise SchemaError(explain("Memory.disk", "the path of a folder", repr(path), "Pass one."))
+            raise SchemaError(explain("Memory.disk", "the path of a folder", repr(path), "Pass a str or a Path."))
         every = None if commit_every is None else positive("commit_every", commit_every)
         return Disk(Path(path).absolute(), every)
 

@@ -42,7 +42,7 @@ class Memory:
     def pinned() -> Memory:
         """Host memory that an accelerator copies from asynchronously."""
         if not torch.accelerator.is_available():
-            raise SchemaError(explain("Memory.pinned", "an accelerator", "none", 'Pass device="cpu".'))
+            raise SchemaError(explain("Memory.pinned", "an accelerator", "a machine without one", 'Pass device="cpu".'))
         return Memory(torch.device("cpu"), is_pinned=True)
 
     @staticmethod
@@ -85,7 +85,7 @@ class Memory:
     def own(self, kind: str) -> Room:
         """Room for a buffer of a kind that is only kept in a process's own memory."""
         if self.place is not None:
-            remedy = "Only a ReplayBuffer is shared or kept on a disk."
+            remedy = "Pass a torch device. Only a ReplayBuffer can be in shared or disk memory."
             raise SchemaError(explain("device", f"a torch device for a {kind}", self.place, remedy))
         return self.open(None)
 
@@ -99,7 +99,7 @@ class Memory:
         else:  # elsewhere: what a number of bytes can be
             free = available_bytes() if self.device.type == "cpu" else 1 << 62
         if free is not None and nbytes > free:
-            expected = f"at most {free / 2**30:.2f} GiB, which is what this machine has free"
+            expected = f"at most {free / 2**30:.2f} GiB, the free memory of this machine"
             remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
             raise MemoryError(explain(where, expected, f"{nbytes / 2**30:.2f} GiB", remedy))
 
@@ -109,4 +109,4 @@ def device_of(device: Any) -> torch.device:
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise SchemaError(explain("device", "a torch device", repr(device), 'Pass one, as in "cpu".')) from error
+        raise SchemaError(explain("device", "a torch device", repr(device), 'Pass a device such as "cpu".')) from error

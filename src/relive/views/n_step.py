@@ -34,7 +34,7 @@ class NStep:
     def __post_init__(self) -> None:
         positive("NStep.n", self.n)
         if isinstance(self.gamma, bool) or not isinstance(self.gamma, Real) or not 0 <= self.gamma <= 1:
-            raise SchemaError(explain("NStep.gamma", "a number in [0, 1]", repr(self.gamma), "Pass one."))
+            raise SchemaError(explain("NStep.gamma", "a number in [0, 1]", repr(self.gamma), "Pass such a number."))
 
     def check(self, storage: ReplayStorage) -> None:
         """Refuse a buffer whose rows are in no order."""

@@ -43,7 +43,7 @@ def outcome(root: Path, lives: list[Any]) -> str:
     try:
         replay = rl.load(root, rl.ReplayBuffer)
     except rl.CheckpointError as error:
-        return type(error).__name__ if ": expected " in str(error) or "cannot be. " in str(error) else "unexplained"
+        return type(error).__name__ if ": expected " in str(error) or "invalid. " in str(error) else "unexplained"
     try:
         replay.check()
     except rl.InvariantError:
@@ -179,7 +179,7 @@ def test_two_damaged_commits_are_one_too_many(tmp_path: Path) -> None:
     assert outcome(tmp_path / "memory", lives) == "exact"
     for path in (tmp_path / "memory").glob("commit?"):
         path.write_bytes(b"recollect 1 00000000\n{}")
-    with pytest.raises(rl.CorruptCheckpoint, match="^commit0.*: expected the checksum 00000000, got another"):
+    with pytest.raises(rl.CorruptCheckpoint, match="^commit0.*: expected the checksum 00000000, got [0-9a-f]{8}"):
         rl.load(tmp_path / "memory")
 
 
@@ -215,7 +215,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
     refused = other()
     assert refused.returncode != 0
-    assert "expected one process at a time, got it in use by another" in refused.stderr
+    assert "expected one process at a time, got a folder that another process uses" in refused.stderr
     with pytest.raises(rl.CheckpointError, match="one process at a time"):
         rl.load(tmp_path / "memory")
     assert main(["check", str(tmp_path / "memory")]) == 1
