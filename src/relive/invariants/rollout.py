@@ -56,8 +56,10 @@ def _check_steps(rollout: RolloutBuffer) -> None:
     require(rollout._columns.missing == missing, "missing fields", sorted(missing), sorted(rollout._columns.missing))
     require(not steps or not staged & missing, "staged fields", f"none of {sorted(missing)}", sorted(staged))
     names = rollout._schema.names
-    require(staged <= set(names), "staged fields", f"names of {', '.join(names)}", sorted(staged))
-    require(not staged or steps < rollout.num_steps, "staged fields", "none of a full rollout", sorted(staged))
+    require(staged <= set(names), "staged fields", f"declared fields ({', '.join(names)})", sorted(staged))
+    require(
+        not staged or steps < rollout.num_steps, "staged fields", "no staged fields in a full rollout", sorted(staged)
+    )
     if rollout.device.type == "meta":  # which has no values to look at
         return
     ends = {name: rollout._resets.flag(name)[:steps] for name in ("terminated", "truncated")}
@@ -65,7 +67,10 @@ def _check_steps(rollout: RolloutBuffer) -> None:
         require_flags(name, flags)
     may_reset = rollout.autoreset is AutoresetMode.NEXT_STEP
     require_all(
-        ~rollout._resets.resetting | may_reset, "resetting", "False but under NEXT_STEP", rollout._resets.resetting
+        ~rollout._resets.resetting | may_reset,
+        "resetting",
+        "False unless autoreset=NEXT_STEP",
+        rollout._resets.resetting,
     )
 
 
@@ -75,13 +80,13 @@ def _check_attached(rollout: RolloutBuffer) -> None:
     lead = (rollout.num_steps + 1, rollout.num_envs or 1)
     own = dict(zip(schema.paths, columns, strict=True))
     for path, column in rollout._attached.items():
-        require(path[0] not in rollout._columns.given, dotted(path), "a name of its own", "that of a field")
+        require(path[0] not in rollout._columns.given, dotted(path), "a name that no field has", "the name of a field")
         if path in own:
-            require(column is own[path], dotted(path), "the field's own memory", "other memory")
+            require(column is own[path], dotted(path), "the memory of the field", "other memory")
             continue
         require_form(dotted(path), column, (*lead, *column.shape[2:]), column.dtype, rollout.device)
         if rollout.device.type != "meta":
-            require_all(column[steps:] == 0, dotted(path), f"zeros behind step {steps - 1}", column[steps:])
+            require_all(column[steps:] == 0, dotted(path), f"zeros after step {steps - 1}", column[steps:])
     if rollout._last is None or rollout._staged or rollout.device.type == "meta":
         return
     for name, leaves in zip(("value", "obs"), rollout._last, strict=True):
@@ -94,4 +99,4 @@ def _check_listened(rollout: RolloutBuffer, valid: torch.Tensor) -> None:
     """Those who are told of steps know which environments only reset in the coming row."""
     if rollout._listeners.columns and rollout.autoreset is AutoresetMode.NEXT_STEP and valid.device.type != "meta":
         coming = torch.as_tensor(rollout._coming, device=valid.device)
-        require_all(coming == ~valid[-1:], "coming resets", "those of the stored flags", coming)
+        require_all(coming == ~valid[-1:], "coming resets", "the resets that the stored flags announce", coming)
