@@ -274,7 +274,7 @@ class TestAttaching:
         assert rollout["advantage", "hare"].tolist() == [1.75]
 
     def test_a_field_that_the_steps_gave_is_taken(self) -> None:
-        with pytest.raises(rl.SchemaError, match="^value: expected a name of its own"):
+        with pytest.raises(rl.SchemaError, match="^attach: expected an unused name, got .value."):
             make("value").attach(value=np.zeros((T, N)))
 
     def test_it_goes_with_the_next_step_as_all_that_is_attached_does(self) -> None:

@@ -1039,3 +1039,50 @@ def test_a_kept_leaf_of_a_large_batch_stays_as_it_was_when_the_rest_is_freed() -
     assert len(kept) == 10
     for obs, index in kept:
         torch.testing.assert_close(obs, index.float().unsqueeze(1).expand(-1, 64))
+
+
+class TestRowsThatAllReset:
+    """NEXT_STEP, and every environment ended with the last step of the rollout before."""
+
+    @staticmethod
+    def reset_only(steps: int = 1) -> rl.RolloutBuffer:
+        rollout = make(steps, filled=0, autoreset="NEXT_STEP")
+        for t in range(steps):
+            rollout.add(**step(t, terminated=np.full(N, t == steps - 1)))
+        rollout.clear()
+        rollout.add(**step(0))
+        return rollout
+
+    @pytest.mark.parametrize("drop_last", [False, True])
+    def test_there_is_nothing_to_learn_from(self, backend: str, drop_last: bool) -> None:
+        rollout = self.reset_only()
+        assert rollout.is_full
+        assert len(rollout) == 0
+        rollout.compute_advantage(np.zeros(N))
+        for shuffle in (False, True):
+            options = {"drop_last": drop_last, "shuffle": shuffle, "epochs": 2}
+            assert list(rollout.minibatches(4, **options)) == []
+            assert list(rollout.minibatches(1, device="cpu", **options)) == []
+            for length in (None, 1, 3):
+                for layout in ("batch_first", "time_first", "packed"):
+                    assert list(rollout.sequences(length, batch_size=2, layout=layout, **options)) == []
+                    assert list(rollout.sequences(length, layout=layout, **options)) == []
+
+    def test_out_stays_as_it_was(self) -> None:
+        rollout = self.reset_only(2)
+        rollout.add(**step(1))
+        out = next(rollout.minibatches(N))
+        before = out.clone()
+        rollout.clear()
+        rollout.add(**step(2, terminated=np.ones(N, bool)))
+        rollout.clear()
+        rollout.add(**step(2))
+        assert list(rollout.minibatches(N, out=out)) == []
+        assert (out == before).all()
+
+    def test_an_empty_rollout_is_still_not_ready(self) -> None:
+        rollout = self.reset_only()
+        rollout.clear()
+        for read in (lambda: rollout.minibatches(4), rollout.sequences):
+            with pytest.raises(rl.NotReadyError, match="expected at least 1 stored step, got 0"):
+                read()

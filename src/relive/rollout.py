@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from relive.border import light
 from relive.carries import SparseCarries
 from relive.columns import Columns, absence_of
 from relive.epochs import Read, order_of, read_fresh, read_in_batches, read_into
-from relive.errors import BufferFullError, NotReadyError, SchemaError, explain
+from relive.errors import BufferFullError, NotReadyError, SchemaError, explain, uniterable
 from relive.finals import Finals, Found
 from relive.guard import lock_for
 from relive.invariants.rollout import check_rollout
@@ -382,13 +382,15 @@ class RolloutBuffer:
         final_value: Any = None,
         gamma: float = 0.99,
         lam: float = 0.95,
-        bootstrap_truncated: bool = True,
+        bootstrap_truncated: bool | Literal["own_value"] = True,
     ) -> None:
         """Attach "advantage" and "return": generalised advantage estimation over the stored steps (see `gae`).
 
         `last_value` [N] is the value of the observation after the last step. `final_value` [K] is the value of
-        `final_obs`. `bootstrap_truncated=False` counts truncated steps as ends instead. With a dict of agents all of
-        them are dicts, and every agent's advantages are estimated from its own rewards and values.
+        `final_obs`. `bootstrap_truncated=False` counts truncated steps as ends instead. `"own_value"` is for simulators
+        that never reveal the final observation: where the next value is unknown, the value of the step's own
+        observation stands for it. That is biased, by the discounted difference of the two values. With a dict of agents
+        all of them are dicts, and every agent's advantages are estimated from its own rewards and values.
         """
         with self._lock:
             steps = self._whole("compute_advantage")
@@ -530,9 +532,9 @@ class RolloutBuffer:
             ends = resets.flag("terminated"), resets.flag("truncated")
             flags = Flags(steps, *ends, resets.mask(steps), resets.starting)
             index = find_sequences(flags, cuts, natively=kernels.reads_natively(columns))
-            size = len(index) if batch_size is None else positive("batch_size", batch_size)
-            stop = read_in_batches("sequences", len(index), size, drop_last, f"{size or 1} or more sequences")
-            read_of = (index, length or index.longest, layout, list(chosen.values()), list(carried.values()))
+            size = max(len(index), 1) if batch_size is None else positive("batch_size", batch_size)
+            stop = read_in_batches("sequences", len(index), size, drop_last, f"{size} or more sequences")
+            read_of = (index, length or max(index.longest, 1), layout, list(chosen.values()), list(carried.values()))
             source = self._columns.following(columns, lambda: sequence_reader(*read_of))
         paths = [*chosen, ("is_first",), ("batch_sizes" if layout == "packed" else "mask",), ("index",), *carried]
         # What is [L, B] or packed, and what is [B], have no leading axis in common.
@@ -575,6 +577,9 @@ class RolloutBuffer:
 
     def __getitem__(self, name: str | Path) -> Any:
         """One field of the stored steps `[T, N, …]`, sharing the buffer's memory."""
+        if not isinstance(name, str | tuple):
+            remedy = "A step is rollout.data[t], a batch comes from minibatches."
+            raise TypeError(explain("rollout[...]", "the name of a field", repr(name), remedy))
         data = self.data
         try:
             return data[name]
@@ -591,6 +596,13 @@ class RolloutBuffer:
         with self._lock:
             leaves = (*self._columns.leaves(), ("mask",)) if self._num_stored else ()
         return any(leaf[: len(path)] == path for leaf in leaves)
+
+    def __iter__(self, *_indices: Any) -> NoReturn:
+        """Raises a TypeError that names what to loop over."""
+        remedy = "Loop over minibatches(batch_size) or sequences(length); rollout.data has the steps."
+        raise uniterable(self, remedy)
+
+    __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
 
     def check(self) -> None:
         """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 
 from relive.border import as_tensor, conform, dotted
@@ -15,6 +16,9 @@ from relive.resets import Resets
 from relive.schema import Field, Path, named_leaves
 from relive.steps import MADE_BY_ROLLOUT, agents_of
 from relive.storage import Storage
+
+Bootstrap: TypeAlias = bool | Literal["own_value"]
+"""What follows a truncated step: the value of its final observation, nothing, or where unknown its own value."""
 
 
 class Advantages:
@@ -36,17 +40,22 @@ class Advantages:
             raise SchemaError(explain("value", f"one value for each reward ({reward})", value, remedy))
 
     def estimated(
-        self, steps: int, last: list[torch.Tensor], final_value: Any, *, bootstrap: bool, gamma: float, lam: float
+        self, steps: int, last: list[torch.Tensor], final_value: Any, *, bootstrap: Bootstrap, gamma: float, lam: float
     ) -> dict[Path, torch.Tensor]:
         """Advantages and returns [T, N, …] of the first steps, after which come the values `last`."""
         ends, truncated = self._resets.flag("terminated")[:steps], self._resets.flag("truncated")[:steps]
-        places, finals = self._final_values(final_value, bootstrap, ends, truncated)
+        cut = truncated & ~ends
+        places, finals = self._final_values(final_value, _checked(bootstrap), cut)
+        unknown = cut if bootstrap == "own_value" and not self._resets.next_step else None
         flags = (ends if bootstrap else ends | truncated, truncated)
         mask = self._resets.mask(steps)
         targets: dict[Path, torch.Tensor] = {}
         for i, (agent, reward, value) in enumerate(self._agents):
             values = self._storage.columns[value][:steps]
             next_values = torch.cat([values[1:], last[i].view(1, *values.shape[1:])])
+            if unknown is not None:
+                wide = unknown.view(*unknown.shape, *(1,) * (values.ndim - 2))
+                next_values = torch.where(wide, values, next_values)
             if places is not None:
                 next_values[places] = finals[i]
             rewards = self._storage.columns[reward][:steps]
@@ -55,7 +64,7 @@ class Advantages:
         return targets
 
     def _final_values(
-        self, final_value: Any, bootstrap: bool, ends: torch.Tensor, truncated: torch.Tensor
+        self, final_value: Any, bootstrap: Bootstrap, cut: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...] | None, list[torch.Tensor]]:
         """Where the next value is not the next row's, (steps, envs) or None, and the leaves of what it is."""
         known = self._finals.places
@@ -66,9 +75,9 @@ class Advantages:
                     explain("final_value", "None with bootstrap_truncated=False", type(final_value).__name__, remedy)
                 )
             return None, []
-        if not self._resets.next_step:
-            _require_finals(truncated & ~ends, known)
-        if final_value is None and known:
+        if not self._resets.next_step and bootstrap != "own_value":
+            _require_finals(cut, known)
+        if final_value is None and known and bootstrap != "own_value":
             remedy = "Pass final_value=critic(rollout.final_obs), or bootstrap_truncated=False to count them as ends."
             raise NotReadyError(explain("final_value", f"values of {len(known)} truncated steps", None, remedy))
         if final_value is None:
@@ -86,11 +95,21 @@ class Advantages:
         ]
 
 
+def _checked(bootstrap: Any) -> Bootstrap:
+    if not isinstance(bootstrap, bool | np.bool_) and bootstrap != "own_value":
+        expected = 'True, False or "own_value"'
+        raise SchemaError(explain("bootstrap_truncated", expected, repr(bootstrap), "Pass one of them."))
+    return bootstrap
+
+
 def _require_finals(cut: torch.Tensor, known: list[tuple[int, int]]) -> None:
     if int(cut.sum()) <= len(known):
         return
     step, env = next((t, n) for t, n in cut.nonzero().tolist() if (t, n) not in set(known))
-    remedy = "Pass final_obs= to add, use add_step, or pass bootstrap_truncated=False to count it as an end."
+    remedy = (
+        "Pass final_obs= to add, use add_step, or pass bootstrap_truncated=False to count it as an end; "
+        'bootstrap_truncated="own_value" is for simulators that never reveal it.'
+    )
     where = f"final_obs of step {step}, environment {env}"
     raise NotReadyError(explain(where, "the observation that the truncated step led to", None, remedy))
 
