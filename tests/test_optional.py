@@ -310,7 +310,7 @@ class TestCheckpoints:
             zeros = dict.fromkeys(names, np.zeros(N))
             rollout.add(**{**step(t), **zeros})
         rollout.save(tmp_path)
-        loaded = rl.load(tmp_path)
+        loaded: Any = rl.load(tmp_path)
         assert fingerprint(loaded) == fingerprint(rollout)
         for name in BOTH:
             assert (name in loaded) == (name in names)
@@ -322,7 +322,7 @@ class TestCheckpoints:
         rollout.attach(value=np.ones((2, N)))
         rollout.compute_advantage(np.zeros(N))
         rollout.save(tmp_path)
-        loaded = rl.load(tmp_path)
+        loaded: Any = rl.load(tmp_path)
         loaded.check()
         assert (loaded.env_major() == rollout.env_major()).all()
         assert loaded["value"].data_ptr() == loaded.lend()["value"].data_ptr()
