@@ -57,9 +57,9 @@ def from_minari(
     """Read a Minari dataset, episode by episode, into a buffer; returns the buffer.
 
     `dataset` is a `MinariDataset`, the id of a local one, or a path. Without a `buffer` a ReplayBuffer is made that has
-    room for all of it and the dtypes that `ReplayBuffer.for_env` gives: float64 becomes float32. A `buffer` keeps what its
-    Fields declare. `sampler`, `device` and `seed` are those of the buffer that is made. `infos` names what is kept of the
-    infos, in the field "info": all of it by default, which must be arrays of numbers.
+    room for all of it and the dtypes that `ReplayBuffer.for_env` gives: float64 becomes float32. A `buffer` keeps what
+    its Fields declare. `sampler`, `device` and `seed` are those of the buffer that is made. `infos` names what is kept
+    of the infos, in the field "info": all of it by default, which must be arrays of numbers.
 
     A given replay buffer with several environments gets each episode into the one with the fewest steps so far. A field
     of its own, or of a DistillationBuffer, that is called "info" takes the infos; any other takes the info of that
