@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import relive as rl
+from relive.checkpoint import rollout as checkpoint_of_rollout
 from tests.checkpoint.traffic import fingerprint
 
 N, T = 3, 4
@@ -328,3 +330,34 @@ class TestCheckpoints:
         assert loaded["value"].data_ptr() == loaded.lend()["value"].data_ptr()
         loaded.add(**step(2))
         assert "value" not in loaded
+
+    @pytest.mark.parametrize(
+        ("zeros", "valued", "expected"),
+        [((), 2, {"value", "log_prob"}), (("log_prob",), 2, {"value"}), (BOTH, 2, {"value"}), ((), 1, {"log_prob"})],
+    )
+    def test_an_older_checkpoint_counts_values_and_takes_zeros_for_no_log_prob(
+        self, zeros: tuple[str, ...], valued: int, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        contents = checkpoint_of_rollout.contents
+
+        def without_record(rollout: rl.RolloutBuffer) -> Any:
+            found = contents(rollout)
+            del found.values["rows"]["given"]
+            found.values["rows"]["valued"] = valued
+            return found
+
+        monkeypatch.setattr(checkpoint_of_rollout, "contents", without_record)
+        rollout = rl.RolloutBuffer(T, N, obs=2, action=(), seed=0)
+        for t in range(2):
+            rollout.add(**{**step(t, *BOTH), **dict.fromkeys(zeros, np.zeros(N))})
+        rollout.save(tmp_path)
+        loaded: Any = rl.load(tmp_path)
+        loaded.check()
+        assert {name for name in BOTH if name in loaded} == expected
+
+    def test_the_golden_rollout_never_had_a_log_prob(self, tmp_path: Path) -> None:
+        golden = Path(__file__).parent / "checkpoint" / "golden" / "format-1" / "rollout"
+        shutil.copytree(golden, tmp_path / "rollout")
+        loaded: Any = rl.load(tmp_path / "rollout")
+        assert "value" in loaded
+        assert "log_prob" not in loaded
