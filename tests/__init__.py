@@ -5,4 +5,4 @@ Torch's threads wait for each other after the smallest call: beside other work o
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, so before any other import
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, so before any other import
