@@ -17,6 +17,7 @@ import torch
 import relive as rl
 from relive.kernels.priority import PriorityTree, priority_tree
 from tests.faults.digest import digest
+from tests.tiers import select
 from tests.totals import tell
 
 CPU = torch.device("cpu")
@@ -191,7 +192,7 @@ def first_row(border: int, unit: int, slots: int) -> int:
 
 
 @pytest.mark.promise("I1")
-@pytest.mark.parametrize("unit", [1, ENVS], ids=["rows", "ids"])
+@pytest.mark.parametrize("unit", select(ENVS, of=[1, ENVS]), ids=["rows", "ids"])
 @pytest.mark.parametrize("border", BORDERS)
 def test_a_replay_buffer_passes_a_border_as_if_it_were_none(backend: str, border: int, unit: int) -> None:
     replay, twin = make(), make()
