@@ -9,7 +9,7 @@ import atexit
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import combinations_with_replacement
 from pathlib import Path
@@ -29,15 +29,6 @@ WATCHDOG = 60.0
 """No few short calls take this long, however busy the machine is."""
 REFUSALS = (rl.SchemaError, rl.NotReadyError, rl.BufferFullError, IndexError)
 """What a call may say about what another thread has done meanwhile."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors here are small; torch's own threads would only wait for ours."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def at_once(*works: Callable[[], object], times: int, watchdog: float = WATCHDOG) -> list[BaseException]:
