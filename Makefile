@@ -9,12 +9,17 @@ BASELINE := e26eac50af766fd3c26911e5a44a5ef22a2a94b1
 PINNED_torchrl := torchrl==0.14.1
 PINNED_agilerl := agilerl==2.58.0
 
-.PHONY: demo test test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep check format docs clean
+.PHONY: demo test test-all test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep check format docs clean
 
-demo: .venv/installed
+demo: .venv/package
 	$(BIN)/relive demo
 
+# A selection over everything: each public name, adapter, promise and conformance case at least once. Minutes.
 test: .venv/installed
+	$(BIN)/python -m pytest -m "not long and not thorough"
+
+# Every test but the long ones, which is also what pytest runs by itself.
+test-all: .venv/installed
 	$(BIN)/python -m pytest
 
 # Hours in full, and at its end what was tried and how long each part took. A part: make test-long PART=tests/faults/test_k_machines.py
@@ -72,21 +77,22 @@ format: .venv/installed
 	$(PYTHON) -m venv .venv
 	touch $@
 
-.venv/installed: .venv/python constraints.txt $(SOURCES)
-	$(PIP) "torch>=2.6" cmake ninja
-	$(PIP) ".[dev]"
+# The package is built here and nowhere else, with what `relive demo` needs: matplotlib draws its learning curve.
+.venv/package: .venv/python constraints.txt $(SOURCES)
+	$(PIP) ".[plots]"
+	touch $@
+
+# "relive[...]" is the package that is installed already: pip adds what the extra asks for, and builds nothing.
+.venv/installed: .venv/package
+	$(PIP) "relive[dev]"
+	touch $@
+
+.venv/docs .venv/bench: .venv/%: .venv/installed
+	$(PIP) "relive[$*]"
 	touch $@
 
 .venv/sanitize: .venv/installed
-	$(PIP) nanobind
-	touch $@
-
-.venv/docs: .venv/installed
-	$(PIP) ".[docs]"
-	touch $@
-
-.venv/bench: .venv/installed
-	$(PIP) ".[bench]"
+	$(PIP) nanobind cmake ninja
 	touch $@
 
 .venv/torchrl .venv/agilerl: .venv/%: .venv/python constraints.txt

@@ -191,6 +191,7 @@ def test_the_version_alone_is_asked_for_as_everywhere(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"relive {relive.__version__}\n"
 
 
+@pytest.mark.thorough
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)

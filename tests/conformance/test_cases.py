@@ -20,6 +20,7 @@ def test_relive_passes(case: Case) -> None:
     assert outcome.status == PASSES, (outcome.expected, outcome.got, outcome.reason)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_reference_passes(case: Case) -> None:
     outcome = case.run(reference())
@@ -32,6 +33,7 @@ def names(changed: dict[str, Any]) -> str:
     return getattr(part, "__name__", "lambda")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("number", "changed"), MUTANTS, ids=[f"{n}-{names(changed)}" for n, changed in MUTANTS])
 def test_a_mistake_is_noticed_with_its_figures(number: str, changed: dict[str, Any]) -> None:
     outcome = case(number).run(reference(**changed))

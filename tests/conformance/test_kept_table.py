@@ -47,6 +47,7 @@ def test_the_page_of_the_docs_is_the_kept_table() -> None:
     assert (DOCS / "conformance_table.md").read_text("utf-8") == markdown(KEPT)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "number"), SHOWN, ids=[f"{name}-{number}" for name, number in SHOWN])
 def test_a_reproduction_prints_what_it_says(name: str, number: str) -> None:
     seen = next(result.version for result in KEPT.results if result.name == name)

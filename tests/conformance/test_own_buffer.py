@@ -61,6 +61,7 @@ def test_json_goes_to_the_output_alone(capsys: pytest.CaptureFixture[str], tmp_p
     assert not (tmp_path / "not").exists()
 
 
+@pytest.mark.thorough
 def test_another_interpreter_is_asked_what_is_missing_here(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
