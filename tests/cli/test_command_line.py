@@ -47,7 +47,7 @@ def test_demo_says_how_to_get_the_picture_without_matplotlib(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(small_demo) == 1
-    assert 'pip install "relive[plots]"' in capsys.readouterr().out
+    assert 'pip install ".[plots]"' in capsys.readouterr().out
     assert [file.name for file in (tmp_path / "tiny").iterdir()] == ["report.html"]
 
 
