@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
+import torch
 
 from relive import kernels
 from tests.totals import taken
@@ -30,6 +31,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("what was tried")
         for line in _totals:
             terminalreporter.write_line(line)
+
+
+@pytest.fixture(autouse=True)
+def _the_same_threads_after() -> Iterator[None]:
+    """Pages whose code trains set the number of torch's threads."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=BACKENDS)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import relive as rl
 
@@ -21,13 +19,6 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 TRAINING, REPLAY, RECURRENT, PROCESSES = BLOCKS
-
-
-@pytest.fixture(autouse=True)
-def _the_same_threads_after() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def run(block: str) -> dict[str, Any]:
