@@ -50,8 +50,12 @@ def _holds_the_newest(probe: Probe, story: Story, pushed: int, how: str) -> None
 
 
 def next_observations(peer: Peer) -> None:
-    makers = [*((peer.replay,) if peer.replay else ()), *peer.replay_saving.values()]
-    tried = [_follows(make, num_envs) for make in makers for num_envs in (1, 2)]
+    tried = [_follows(peer.replay, num_envs) for num_envs in (1, 2) if peer.replay]
+    for option, make in peer.replay_saving.items():
+        try:
+            tried += [_follows(make, num_envs) for num_envs in (1, 2)]
+        except Differs as difference:
+            raise Differs(f"{difference.expected} with the option {option}", difference.got) from None
     if not any(tried):
         raise NotOffered("no replay buffer")
 
@@ -194,7 +198,7 @@ CASES = (
     Case(
         "T7",
         "The next observation of a drawn row, over 10,000 random layouts of episodes and ring positions, also with the "
-        "settings that save memory.",
+        "options that save memory.",
         "the one that was given, also where an episode ended",
         next_observations,
     ),
