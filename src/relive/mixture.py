@@ -23,13 +23,17 @@ from relive.views.protocol import Leaves
 
 
 class Mixture:
-    """Draws each batch from several replay buffers, in these `ratios`; they need not add up to 1.
+    """Draws each batch from several replay buffers, in fixed ratios.
 
     A batch has exactly its share of each buffer, rounded, and what rounding left over is made up for in the next ones:
     of two buffers neither is ever a whole row behind. Rows are in the order of the buffers, and "source" says
     which one each comes from. "index" is a row's id in its own buffer · the number of buffers + its source, so that
     `update_priority` finds the way back. Where some buffers weigh rows and others do not, theirs weigh 1; the weights
     of a buffer are relative to its own largest.
+
+    Args:
+        buffers: the replay buffers, by name. Their batches have the same fields.
+        ratios: the share of each buffer, by name or in their order; they need not add up to 1.
 
     >>> online, demos = (ReplayBuffer(100, obs=1, action=(), seed=0) for _ in range(2))
     >>> for buffer, value in ((online, 0.0), (demos, 1.0)):

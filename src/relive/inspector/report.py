@@ -59,10 +59,14 @@ def inspect(
 ) -> Report:
     """Look at what is stored: episodes and how they end, every field, priorities, reuse, and what looks odd.
 
-    What is inspected is a buffer (of `relive.compat` too, where it has a core), the path of a checkpoint, a Minari
-    dataset or the path of one. `html` is where to write the same as one self-contained page, with episodes to step
-    through. `stats` are shown in place of the buffer's own. Nothing is changed. Of large buffers fields are read in
-    evenly spaced stretches, and the report says of how many rows.
+    Nothing is changed. Of large buffers fields are read in evenly spaced stretches, and the report says of how many
+    rows.
+
+    Args:
+        buffer_or_path: a buffer (of `relive.compat` too, where it has a core), the path of a checkpoint, a Minari
+            dataset or the path of one.
+        html: where to write the same as one self-contained page, with episodes to step through.
+        stats: statistics that are shown in place of the buffer's own.
 
     >>> from relive import ReplayBuffer
     >>> replay = ReplayBuffer(100, obs=2, action=())
