@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import relive as rl
+from relive.conformance import CASES
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -65,3 +66,15 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (DOCS.parent / "mkdocs.yml").read_text()
     for page in DOCS.rglob("*.md"):
         assert str(page.relative_to(DOCS)) in navigation, page
+
+
+def test_a_conformance_case_has_its_title_wherever_it_is_mentioned() -> None:
+    titles = {case.number: case.title for case in CASES}
+    assert len(set(titles.values())) == len(titles)
+    mentioned = 0
+    for page in sorted(DOCS.rglob("*.md")):
+        prose = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        for number, words in re.findall(r"\b(T\d+)\b(.{0,80})", prose):
+            mentioned += 1
+            assert words.startswith(f" {titles[number]}"), f"{page.name}: {number}{words}"
+    assert mentioned > 2 * len(CASES)
