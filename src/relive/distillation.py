@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from relive.batch import assemble, assembler, check_destination, check_size, checked_targets, moved
 from relive.border import as_tensor, conform, dotted, row_ids
+from relive.display import buffer_card, size_told
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.guard import lock_for
 from relive.invariants.distillation import check_distillation
@@ -399,6 +400,14 @@ class DistillationBuffer:
             f"DistillationBuffer({len(self)} of {self.capacity} rows, round={self.round}, "
             f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
         )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "rows": f"{len(self):,} of {self.capacity:,}",
+            "round": self.round,
+            "memory": f"{size_told(self.nbytes)} on {self.device}",
+        }
+        return buffer_card("DistillationBuffer", facts.items(), self._schema)
 
 
 def _inferred(where: str, value: Any, lead: tuple[int, ...], device: torch.device) -> Tree:

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from relive.batch import assemble, check_destination, check_size, fill, moved
 from relive.border import row_ids
+from relive.display import card
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay import ReplayBuffer
 from relive.samplers.prioritized import refuse_priorities
@@ -148,6 +149,11 @@ class Mixture:
         shares = zip(self.buffers, self._parts, strict=True)
         parts = (f"{name}: {part / sum(self._parts):.3g}" for name, part in shares)
         return f"Mixture({', '.join(parts)}; {len(self)} transitions)"
+
+    def _repr_html_(self) -> str:
+        shares = zip(self.buffers.items(), self._parts, strict=True)
+        rows = [(name, f"{part / sum(self._parts):.3g}", buffer) for (name, buffer), part in shares]
+        return card("Mixture", [("transitions", f"{len(self):,}")], ("name", "share", "buffer"), rows)
 
 
 def _whole_parts(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:

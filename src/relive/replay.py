@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from relive.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from relive.batch import assemble, check_destination, check_size, fill, moved
 from relive.border import Environments, as_tensor, conform, dotted, light, refuse_reused_leaves, row_ids
+from relive.display import buffer_card, size_told
 from relive.episodes import ordered, stored_slots
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.guard import Closed, lock_for, mend_later
@@ -633,6 +634,16 @@ class ReplayBuffer:
             f"ReplayBuffer({len(self)} of {self.capacity} rows, num_envs={self.num_envs}, "
             f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
         )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "rows": f"{len(self):,} of {self.capacity:,}",
+            "environments": self.num_envs,
+            "autoreset": None if self.autoreset is None else self.autoreset.name,
+            "sampler": self.sampler,
+            "memory": f"{size_told(self.nbytes)} on {self.device}",
+        }
+        return buffer_card("ReplayBuffer", facts.items(), self._schema)
 
 
 _TRANSITION = Transition()

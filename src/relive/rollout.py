@@ -18,6 +18,7 @@ from relive.batch import check_destination, moved
 from relive.border import light
 from relive.carries import SparseCarries
 from relive.columns import Columns
+from relive.display import buffer_card, size_told
 from relive.epochs import Read, order_of, read_fresh, read_in_batches, read_into
 from relive.errors import BufferFullError, NotReadyError, SchemaError, explain
 from relive.finals import Finals, Found
@@ -540,6 +541,17 @@ class RolloutBuffer:
             f"RolloutBuffer({self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}, "
             f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
         )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "steps": f"{self.num_stored:,} of {self.num_steps:,}",
+            "environments": self.num_envs,
+            "transitions": f"{len(self):,}",
+            "attached": ", ".join(map(".".join, self._attached)) or None,
+            "autoreset": None if self.autoreset is None else self.autoreset.name,
+            "memory": f"{size_told(self.nbytes)} on {self.device}",
+        }
+        return buffer_card("RolloutBuffer", facts.items(), self._schema)
 
     @property
     def stats(self) -> EpisodeStats | None:

@@ -14,12 +14,13 @@ from rich.console import Console, RenderableType
 
 from relive.checkpoint.loading import look
 from relive.datasets.minari import dataset_folder, opened
+from relive.display import card
 from relive.inspector.dataset import source_of_dataset
 from relive.inspector.measures import measure
 from relive.inspector.page import browsed, write_page
-from relive.inspector.remarks import remarks
+from relive.inspector.remarks import number, remarks
 from relive.inspector.source import Source, source_of
-from relive.inspector.terminal import render
+from relive.inspector.terminal import episodes_told, facts_told, form_told, render
 from relive.stats import EpisodeStats
 
 
@@ -52,6 +53,17 @@ class Report:
         return "\n".join(map(str.rstrip, lines))
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        found = self._contents
+        facts = [*facts_told(found["source"])]
+        if (found["episodes"] or {}).get("count"):
+            facts += episodes_told(found["episodes"])
+        rows = [
+            (field["name"], form_told(field), *(number(field[which]) for which in ("min", "mean", "max", "std")))
+            for field in found["fields"]
+        ]
+        return card("Report", facts, ("field", "form", "min", "mean", "max", "std"), rows, found["warnings"])
 
 
 def inspect(
