@@ -346,6 +346,17 @@ def test_ticks_stand_where_their_numbers_are(browser: chromium.Chromium, tmp_pat
     assert every(browser, ".lane.foot .ticks span", "x.textContent") == ["0", "1", "2", "3"]
 
 
+def test_rows_in_no_order_are_counted_in_the_buffer(browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, unordered(), tmp_path)
+    browser.run("document.querySelector('.list li:last-child button').click()")
+    assert text(browser, ".stage h3") == "Rows 86 to 149"
+    press(browser, "ArrowRight")
+    assert text(browser, ".stage output") == "row 87 of 149"
+    assert every(browser, ".lane.foot .ticks span", "x.textContent") == ["100", "120", "140"]
+    values = "[...document.querySelectorAll('.lane .what')].map(x => x.lastChild.textContent)"
+    assert browser.run(values)[-1] == "87", "the observation is the number of its row"
+
+
 def test_arrow_keys_step_as_soon_as_the_page_is_open(browser: chromium.Chromium, tmp_path: Path) -> None:
     rl.inspect(walk([3, 5]), html=tmp_path / "page.html")
     browser.open(tmp_path / "page.html")

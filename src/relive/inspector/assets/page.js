@@ -339,6 +339,8 @@
     const list = el("ul", { "aria-label": "Episodes" }), stage = el("div", { class: "card stage" });
     const select = el("select", { "aria-label": "Order of the episodes", onchange: () => fillList() }, Object.keys(orders).map((name) => el("option", {}, name)));
     let order = [], current = null, step = 0, show = () => {};
+    // Steps are counted in their episode; rows that are in no order, in the buffer.
+    const firstOf = (episode) => episode.first + (found.ordered ? 0 : episode.row);
     const label = (episode) => found.ordered ? `Episode ${num(episode.number + 1)}` : `Rows ${num(episode.row)} to ${num(episode.row + episode.length - 1)}`;
 
     function fillList() {
@@ -380,8 +382,8 @@
       show = (to) => {
         step = Math.max(0, Math.min(count - 1, to));
         slider.value = step;
-        slider.setAttribute("aria-valuetext", `step ${episode.first + step}`);
-        output.textContent = `step ${num(episode.first + step)} of ${num(episode.length - 1)}`;
+        output.textContent = `${found.ordered ? "step" : "row"} ${num(firstOf(episode) + step)} of ${num(firstOf(episode) + count - 1)}`;
+        slider.setAttribute("aria-valuetext", output.textContent);
         back.disabled = step === 0; forward.disabled = step === count - 1;
         lanes.forEach((one) => one.show(step));
         films.forEach((one) => one.show(step));
@@ -400,7 +402,7 @@
 
     function stepAxis(episode, count) {
       return el("div", { class: "lane foot", "aria-hidden": "true" }, el("span", {}), el("span", {}),
-        el("div", {}, el("div", { class: "ticks" }, placed(numberTicks(episode.first, episode.first + count - 1, { whole: true, most: 6 }), "left")),
+        el("div", {}, el("div", { class: "ticks" }, placed(numberTicks(firstOf(episode), firstOf(episode) + count - 1, { whole: true, most: 6 }), "left")),
           el("span", { class: "name x" }, found.ordered ? "step of the episode" : "row")));
     }
 
