@@ -77,7 +77,7 @@ class TestConnecting:
         other = rl.connect(replay.handle())
         steps(other, 0, 3)
         replay.clear()
-        with pytest.raises(rl.NotReadyError, match="sample: expected stored transitions, got none"):
+        with pytest.raises(rl.NotReadyError, match="sample: expected at least 1 stored transition, got 0"):
             other.sample(1)
 
     def test_the_memory_stays_when_its_maker_has_gone(self) -> None:
@@ -92,7 +92,7 @@ class TestConnecting:
         replay = shared(sampler=rl.Prioritized())
         steps(replay, 0, 9, end=4)
         replay.save(tmp_path)
-        loaded = rl.load(tmp_path, device=rl.Memory.shared())
+        loaded = rl.load(tmp_path, rl.ReplayBuffer, device=rl.Memory.shared())
         other = rl.connect(loaded.handle())
         assert other.ids().tolist() == replay.ids().tolist()
         assert_exact(other)
@@ -250,14 +250,16 @@ def is_free(lock: Any) -> bool:
 class TestRefusals:
     def test_memory_of_one_process_has_no_handle(self) -> None:
         replay = rl.ReplayBuffer(4, 1, ())
-        with pytest.raises(rl.SchemaError, match=r"handle: expected a buffer in shared memory, got one on cpu\. Make"):
+        with pytest.raises(
+            rl.SchemaError, match=r"handle: expected a buffer in shared memory, got a buffer on cpu\. Make"
+        ):
             replay.handle()
 
     def test_a_process_that_has_gone_is_named(self) -> None:
         handle = shared().handle()
         gone = Handle(Address(handle.address.token, 2**22 + 1, handle.address.files), handle.settings)
         with pytest.raises(
-            ConnectionError, match=r"connect: expected a process that has the buffer, got nothing of pr"
+            ConnectionError, match=r"connect: expected a process that still has the buffer, got no such memory in pr"
         ):
             rl.connect(gone)
 
@@ -268,7 +270,7 @@ class TestRefusals:
             rl.connect(Handle(mixed, first.handle().settings))
 
     def test_anything_but_a_handle_is_refused(self) -> None:
-        with pytest.raises(rl.SchemaError, match=r"connect: expected what replay.handle\(\) gives, got 'replay'"):
+        with pytest.raises(rl.SchemaError, match=r"connect: expected a handle, got 'replay'"):
             rl.connect("replay")  # pyright: ignore[reportArgumentType]
 
     @pytest.mark.parametrize(
@@ -279,7 +281,7 @@ class TestRefusals:
             make(rl.Memory.shared())
 
     def test_without_the_native_core_there_is_no_shared_memory(self) -> None:
-        with rl.kernels.force_torch(), pytest.raises(rl.SchemaError, match="Memory.shared: expected Linux and recoll"):
+        with rl.kernels.force_torch(), pytest.raises(rl.SchemaError, match="Memory.shared: expected Linux and relive"):
             shared()
 
 

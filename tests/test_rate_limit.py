@@ -106,13 +106,13 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"samples_per_insert": 0}, "samples_per_insert: expected a finite number of more than 0, got 0"),
-            ({"samples_per_insert": float("nan")}, "samples_per_insert: expected a finite number of more than 0"),
-            ({"samples_per_insert": True}, "samples_per_insert: expected a finite number of more than 0, got True"),
+            ({"samples_per_insert": 0}, "samples_per_insert: expected a finite number above 0, got 0"),
+            ({"samples_per_insert": float("nan")}, "samples_per_insert: expected a finite number above 0"),
+            ({"samples_per_insert": True}, "samples_per_insert: expected a finite number above 0, got True"),
             ({"samples_per_insert": 1, "min_size": 0}, "min_size: expected a positive int"),
             (
                 {"samples_per_insert": 1, "min_size": 1001},
-                "min_size: expected at most the capacity 1000, got 1001. Sam",
+                "min_size: expected at most the capacity 1000, got 1001. Low",
             ),
             ({"samples_per_insert": 1, "tolerance": -1}, "tolerance: expected a finite number of at least 0"),
             ({"samples_per_insert": 1, "timeout": -1}, "timeout: expected a finite number of at least 0"),

@@ -97,8 +97,8 @@ class Mixture:
     def _require_rows(self, counts: list[int]) -> None:
         for (name, buffer), count in zip(self.buffers.items(), counts, strict=True):
             if count and not len(buffer):
-                remedy = "Fill it first, or give it the ratio 0."
-                raise NotReadyError(explain(f"sample: {name}", "stored transitions", "none", remedy))
+                remedy = "Add steps to this buffer first, or give it the ratio 0."
+                raise NotReadyError(explain(f"sample: {name}", "at least 1 stored transition", 0, remedy))
 
     def _drawn(self, counts: list[int], view: View | None, out: TensorDict | None) -> TensorDict:
         parts: list[Leaves] = []
@@ -130,8 +130,9 @@ class Mixture:
         buffers = list(self.buffers.values())
         prioritized = [hasattr(buffer._draws, "update") for buffer in buffers]
         if not any(prioritized):
-            remedy = "Make one of them with sampler=rl.Prioritized()."
-            raise SchemaError(explain("update_priority", "a buffer with priorities", "none", remedy))
+            remedy = "Make at least one buffer with sampler=rl.Prioritized()."
+            samplers = ", ".join(f"{name}: {buffer.sampler}" for name, buffer in self.buffers.items())
+            raise SchemaError(explain("update_priority", "a buffer with priorities", samplers, remedy))
         ids = row_ids(index, buffers[0].device)
         values = torch.as_tensor(priority, device=ids.device).detach()
         if values.shape != ids.shape:
@@ -161,7 +162,7 @@ def _whole_parts(names: list[str], ratios: Mapping[str, float] | Sequence[float]
     known = not isinstance(ratios, Mapping) or set(ratios) == set(names)
     right = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= float(x) < float("inf") for x in given]
     if not names or len(given) != len(names) or not known or not all(right) or not any(given):
-        remedy = "Pass one for each buffer, not all 0."
+        remedy = "Pass one ratio for each buffer, not all of them 0."
         raise SchemaError(
             explain("ratios", f"numbers of at least 0 for {', '.join(names) or 'buffers'}", ratios, remedy)
         )
@@ -174,7 +175,7 @@ def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
     first: tuple[str, Any] | None = None
     for name, buffer in buffers.items():
         if not isinstance(buffer, ReplayBuffer):
-            remedy = "Read other data into one, say with relive.datasets."
+            remedy = "Read other data into a ReplayBuffer, for example with relive.datasets."
             raise SchemaError(explain(f"Mixture: {name}", "a ReplayBuffer", type(buffer).__name__, remedy))
         schema = buffer._schema
         fields = {path: (given_shape(leaf), leaf.dtype) for path, leaf in zip(schema.paths, schema.fields, strict=True)}
@@ -182,11 +183,14 @@ def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
         first = first or (name, form)
         if form != first[1]:
             odd = [".".join(path) for path in {**fields, **first[1][1]} if fields.get(path) != first[1][1].get(path)]
-            got = f"others ({', '.join(odd)})" if odd else f"it on {buffer.device}"
+            got = f"other fields ({', '.join(odd)})" if odd else f"device {buffer.device}"
             expected = f"the fields and the device of {first[0]}"
             raise SchemaError(explain(f"Mixture: {name}", expected, got, "Declare both buffers alike."))
     if len({id(buffer) for buffer in buffers.values()}) < len(buffers):
-        raise SchemaError(explain("Mixture", "different buffers", "one twice", "Give it a larger ratio."))
+        names = ", ".join(buffers)
+        raise SchemaError(
+            explain("Mixture", "distinct buffers", f"one buffer twice among {names}", "Give it a larger ratio.")
+        )
 
 
 def _joined(parts: list[Leaves]) -> Leaves:

@@ -143,7 +143,7 @@ def test_what_is_kept_no_more_is_reported_as_lost(tmp_path: Path, monkeypatch: p
         service.extend(steps_of([0], first, 5))
     calls.die(0)
     service.extend(steps_of([0], 25, 5))
-    with pytest.warns(UserWarning, match="without 20 rows that are gone"):
+    with pytest.warns(UserWarning, match="restarted, and lost 20 rows"):
         service.flush()
     assert stored(calls) == {0: [*range(5), *range(25, 30)]}
     stats = service.stats()
@@ -276,5 +276,5 @@ def test_an_id_of_before_a_restart_is_stale_after_it(tmp_path: Path) -> None:
 def test_an_empty_service_says_so() -> None:
     for shards in (1, 2):
         service: ReplayService = local_service(plan_of(8, 2, shards))[0]
-        with pytest.raises(NotReadyError, match="sample: expected stored transitions, got none"):
+        with pytest.raises(NotReadyError, match="sample: expected at least 1 stored transition, got 0"):
             service.sample(1)

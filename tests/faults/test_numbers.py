@@ -203,7 +203,7 @@ def test_a_replay_buffer_ends_before_its_ids_do(backend: str) -> None:
     start = first_row(2**63, ENVS, replay._storage.ring.slots)
     begin_at(replay, start)
     steps = live_together(replay, twin, start * ENVS)
-    with pytest.raises(OverflowError, match="add: expected ids below 2\\^63, got room for . rows an environment"):
+    with pytest.raises(OverflowError, match="add: expected ids below 2\\^63, got room for . rows per environment"):
         list(steps)
     assert 0 < 2**63 - 1 - int(replay.ids().max()) < 30
     before = digest(replay)

@@ -153,7 +153,9 @@ def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | 
     inspected = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     shown = {**contents, "inspected": inspected, "told": _told(contents), "browser": episodes}
     parts = {
-        "title": html.escape(" · ".join(filter(None, (source["kind"], source.get("path", source.get("id")), inspected)))),
+        "title": html.escape(
+            " · ".join(filter(None, (source["kind"], source.get("path", source.get("id")), inspected)))
+        ),
         "style": style,
         "script": script,
         "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
@@ -168,7 +170,10 @@ def _told(contents: dict[str, Any]) -> dict[str, Any]:
     """What the page says as the terminal and the warnings say it: no number is worded twice."""
     episodes, reward, priorities = contents["episodes"] or {}, contents["reward"], contents["priorities"]
     stats = episodes.get("stats")
-    told: dict[str, Any] = {"facts": list(facts_told(contents["source"])), "reuse": list(reuse_told(contents["reuse"] or {}))}
+    told: dict[str, Any] = {
+        "facts": list(facts_told(contents["source"])),
+        "reuse": list(reuse_told(contents["reuse"] or {})),
+    }
     if "ends" in episodes:
         told["ends"] = ends_told(episodes["ends"], episodes["stopped"])
     if stats is not None:

@@ -282,7 +282,7 @@ BY_HAND: dict[str, tuple[str, str, Any, str]] = {
         lambda x: x[2].fill_(10**6),
         "state: ring.floor[2]: expected a row of 0 to",
     ),
-    "too many": ("uniform", "ring.count", lambda x: x[0].fill_(10**6), "state: ring.count[0]: expected as many as"),
+    "too many": ("uniform", "ring.count", lambda x: x[0].fill_(10**6), "state: ring.count[0]: expected the number of"),
     "no kind": (
         "uniform",
         "ring.kind",
@@ -292,13 +292,18 @@ BY_HAND: dict[str, tuple[str, str, Any, str]] = {
     "a kind of another row": ("uniform", "ring.kind", no_transition, "state: ring.count"),
     "no flag": ("uniform", "ring.open", lambda x: x.view(torch.uint8)[0].fill_(7), "ring.open: expected bools"),
     "open and closed": ("uniform", "ring.open", lambda x: x.logical_not_(), "segments"),
-    "resets without a reason": ("next step", "ring.resetting", lambda x: x.fill_(True), "contents that cannot be"),
+    "resets without a reason": ("next step", "ring.resetting", lambda x: x.fill_(True), "the contents are invalid"),
     "NaN priorities": ("prioritized", "sampler.mass", lambda x: x[:3].fill_(float("nan")), "state: sampler"),
     "negative priorities": ("prioritized", "sampler.mass", lambda x: x.neg_(), "state: sampler"),
     "infinite priorities": ("prioritized", "sampler.mass", lambda x: x[0].fill_(float("inf")), "state: sampler"),
     "priorities of nothing": ("prioritized", "sampler.mass", lambda x: x.add_(1), "0 where there is no transition"),
     "a negative largest": ("prioritized", "sampler.largest", lambda x: x.fill_(-1), "state: sampler"),
-    "draws before zero": ("prioritized", "sampler.draws", lambda x: x.fill_(-5), "draws: expected a number from 0"),
+    "draws before zero": (
+        "prioritized",
+        "sampler.draws",
+        lambda x: x.fill_(-5),
+        "draws: expected a number of at least 0",
+    ),
     "an epoch of strangers": (
         "epochs",
         "sampler.ids",
@@ -311,7 +316,7 @@ BY_HAND: dict[str, tuple[str, str, Any, str]] = {
     "finals of no step": ("rollout", "finals.places", lambda x: x.fill_(99), "state: finals.places"),
     "hidden states of no step": ("rollout", "carries.8.rows", lambda x: x.fill_(-1), "state: carries"),
     "hidden states of no axis": ("rollout", "carries.in_episode", lambda x: x.resize_(()), "state: carries"),
-    "statistics of no time": ("uniform", "listeners.stats.counts", lambda x: x.fill_(-3), "contents that cannot be"),
+    "statistics of no time": ("uniform", "listeners.stats.counts", lambda x: x.fill_(-3), "the contents are invalid"),
 }
 
 
@@ -433,7 +438,7 @@ def test_a_damaged_manifest_is_passed_over_whatever_it_is(tmp_path: Path) -> Non
         root = tmp_path / what
         old_checkpoint("uniform", root)
         planted(root, tmp_path / f"{what} outside", what)
-        with pytest.warns(UserWarning, match="passed over a damaged checkpoint for 1"):
+        with pytest.warns(UserWarning, match="skipped a damaged checkpoint and loaded number 1"):
             rl.load(root)
 
 
@@ -510,8 +515,12 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "a capacity between": ("uniform", {"capacity": 25}, "capacity: expected a multiple of num_envs=3, got 25. Pass 24"),
     "a capacity too small": ("uniform", {"capacity": 2}, "capacity: expected a multiple of num_envs=3, got 2. Pass 3"),
-    "a capacity of a rollout": ("rollout", {"capacity": 12}, "capacity: expected none for a rollout, got 12"),
-    "a capacity beyond memory": ("uniform", {"capacity": 3 * 2**44}, "a buffer that this machine cannot hold"),
+    "a capacity of a rollout": ("rollout", {"capacity": 12}, "capacity: expected no capacity= for a rollout, got 12"),
+    "a capacity beyond memory": (
+        "uniform",
+        {"capacity": 3 * 2**44},
+        "the buffer does not fit into the memory of this machine",
+    ),
 }
 
 
@@ -528,7 +537,7 @@ def test_what_load_is_asked_for_and_cannot_give_is_said(name: str, tmp_path: Pat
 def test_a_device_that_is_not_here_is_said(kind: str, tmp_path: Path) -> None:
     old_checkpoint(kind, tmp_path)
     name = "mps" if torch.cuda.is_available() else "cuda"
-    with pytest.raises(rl.IncompatibleCheckpoint, match=f"device {name}.*: expected one that is here"):
+    with pytest.raises(rl.IncompatibleCheckpoint, match=f"device {name}.*: expected a device of this machine"):
         rl.load(tmp_path, device=name)
 
 
