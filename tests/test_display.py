@@ -113,7 +113,7 @@ def test_facts_and_fields_are_those_of_the_buffer() -> None:
 def test_a_report_shows_its_warnings_episodes_and_fields() -> None:
     shown = Texts(report()._repr_html_())
     assert any("never change" in cell for cell in shown.cells)
-    assert shown.after("ends") == "running 2"
+    assert shown.after("episodes: ends") == "running 2"
     assert shown.after("reward") == "float32"
 
 

@@ -58,7 +58,7 @@ class Report:
         found = self._contents
         facts = [*facts_told(found["source"])]
         if (found["episodes"] or {}).get("count"):
-            facts += episodes_told(found["episodes"])
+            facts += ((f"episodes: {name}", text) for name, text in episodes_told(found["episodes"]))
         rows = [
             (field["name"], form_told(field), *(number(field[which]) for which in ("min", "mean", "max", "std")))
             for field in found["fields"]

@@ -139,7 +139,7 @@ def _ends(ends: dict[str, int], stopped: int) -> str:
 
 def episodes_told(episodes: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """How many episodes are stored, what they were worth, how long they were and how they ended."""
-    yield "episodes stored", f"{episodes['count']:,}, {episodes['whole']:,} of them whole"
+    yield "stored", f"{episodes['count']:,}, {episodes['whole']:,} of them whole"
     if episodes["returns"] is not None:
         yield "returns", _spread_told(episodes["returns"])
         yield "lengths", _spread_told(episodes["lengths"])
