@@ -191,12 +191,14 @@ def same_windows(probe: Probe, story: Story, n: int, envs: tuple[int, ...] | Non
 CASES = (
     Case(
         "T4",
+        "rows around the ring",
         "Capacity c, and c − 1, c, c + 1, 2c + 1 rows pushed, singly and in one call.",
         "every field of a row stays together; the newest c rows are there and no others",
         around_the_ring,
     ),
     Case(
         "T7",
+        "next_obs as given",
         "The next observation of a drawn row, over 10,000 random layouts of episodes and ring positions, also with the "
         "options that save memory.",
         "the one that was given, also where an episode ended",
@@ -204,12 +206,14 @@ CASES = (
     ),
     Case(
         "T24",
+        "clear forgets everything",
         "clear(), then new rows.",
         "rows, priorities and open windows from before are forgotten",
         cleared,
     ),
     Case(
         "T25",
+        "ends of one environment only",
         "Three environments whose episodes end at different times.",
         "an end affects only its own environment: estimates, transitions, n-step windows",
         every_end_is_its_own,
