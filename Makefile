@@ -6,8 +6,8 @@ SOURCES := $(shell find src csrc -name '*.py' -o -name '*.pyi' -o -name '*.cpp' 
 
 SANITIZERS := address undefined thread
 BASELINE := e26eac50af766fd3c26911e5a44a5ef22a2a94b1
-PINNED_torchrl := torchrl==0.14.1
-PINNED_agilerl := agilerl==2.58.0
+PINNED_torchrl := torch==2.14.1 torchrl==0.14.1
+PINNED_agilerl := torch==2.13.0 agilerl==2.58.0
 
 .PHONY: demo test test-all test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep check format docs clean
 
@@ -50,7 +50,8 @@ baseline: .venv/python
 	rm -rf build/baseline/source
 	@ls build/baseline
 
-# Two libraries want another tensordict than the rest: each is asked in an environment of its own.
+# Two libraries want another tensordict than the rest, and the native part of TorchRL loads only with the torch that it was
+# built for: each is asked in an environment of its own. That torch brings CUDA, 5 GB of it.
 conformance: .venv/bench .venv/torchrl .venv/agilerl
 	$(BIN)/relive conformance --python .venv/torchrl/bin/python --python .venv/agilerl/bin/python
 
@@ -97,7 +98,7 @@ format: .venv/installed
 
 .venv/torchrl .venv/agilerl: .venv/%: .venv/python constraints.txt
 	$(PYTHON) -m venv $@
-	$@/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 gymnasium==1.4.0 rich $(PINNED_$*)
+	$@/bin/pip install --quiet --disable-pip-version-check gymnasium==1.4.0 rich $(PINNED_$*)
 
 clean:
 	rm -rf .venv build dist

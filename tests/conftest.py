@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
+import torch
 
 from relive import kernels
 from tests.times import Times
@@ -36,6 +37,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(line)
 
 
+@pytest.fixture(autouse=True)
+def _the_same_threads_after() -> Iterator[None]:
+    """Pages whose code trains set the number of torch's threads."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each way that kernels run: native, torch ops, and native under a torch without the exchange API."""
@@ -49,7 +58,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 def cluster() -> Iterator[str]:
     """Where Ray is: started once for all tests that need it, and always shut down."""
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (else 15: on a busy machine they hardly ever come to run)
-    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own, about settings of later versions
         ray.init(num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)

@@ -10,7 +10,7 @@ from relive.conformance import CASES, Case, case
 from relive.conformance.outcome import DIFFERS, PASSES
 from relive.conformance.peers import ours
 from relive.conformance.peers.protocol import Peer
-from tests.conformance.mutants import MUTANTS
+from tests.conformance.mutants import MUTANTS, SharesNextObservations
 from tests.conformance.reference_buffer import reference
 
 
@@ -40,6 +40,15 @@ def test_a_mistake_is_noticed_with_its_figures(number: str, changed: dict[str, A
     assert outcome.status == DIFFERS
     assert outcome.expected
     assert outcome.got
+
+
+def test_a_difference_of_an_option_names_the_option() -> None:
+    said = {
+        "": case("T7").run(reference(replay=SharesNextObservations)).expected,
+        "sharing": case("T7").run(reference(replay_saving={"sharing": SharesNextObservations})).expected,
+    }
+    assert "option" not in said[""]
+    assert said["sharing"].endswith(" with the option sharing")
 
 
 def test_every_case_has_a_mutant() -> None:

@@ -127,12 +127,14 @@ def _save_for_ever(make: Maker, shape: ReplayShape, path: str, said: Connection)
 CASES = (
     Case(
         "T17",
+        "same draws after a load",
         "save, load, and the next 100 draws.",
         "the same rows, priorities and draws",
         the_same_draws,
     ),
     Case(
         "T18",
+        "kill during a save",
         "kill −9 in the middle of a save, then load.",
         "a whole buffer that is no older than the last finished save",
         killed,
