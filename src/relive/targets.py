@@ -45,7 +45,8 @@ class Advantages:
         """Advantages and returns [T, N, …] of the first steps, after which come the values `last`."""
         ends, truncated = self._resets.flag("terminated")[:steps], self._resets.flag("truncated")[:steps]
         cut = truncated & ~ends
-        places, finals = self._final_values(final_value, _checked(bootstrap), cut)
+        bootstrap = _checked(bootstrap)
+        places, finals = self._final_values(final_value, bootstrap, cut)
         unknown = cut if bootstrap == "own_value" and not self._resets.next_step else None
         flags = (ends if bootstrap else ends | truncated, truncated)
         mask = self._resets.mask(steps)
@@ -96,10 +97,12 @@ class Advantages:
 
 
 def _checked(bootstrap: Any) -> Bootstrap:
-    if not isinstance(bootstrap, bool | np.bool_) and bootstrap != "own_value":
-        expected = 'True, False or "own_value"'
-        raise SchemaError(explain("bootstrap_truncated", expected, repr(bootstrap), "Pass one of them."))
-    return bootstrap
+    if isinstance(bootstrap, bool | np.bool_):
+        return bool(bootstrap)
+    if isinstance(bootstrap, str) and bootstrap == "own_value":
+        return "own_value"
+    expected = 'True, False or "own_value"'
+    raise SchemaError(explain("bootstrap_truncated", expected, repr(bootstrap), "Pass one of them."))
 
 
 def _require_finals(cut: torch.Tensor, known: list[tuple[int, int]]) -> None:
