@@ -54,7 +54,7 @@ def test_a_closed_buffer_goes_on_where_it_was(kind: str, steps: int, tmp_path: P
     twin.stage(action=np.ones((N, 1), np.float32))
     before = digest(kept)
     kept.close()
-    again = rl.load(tmp_path / "memory")
+    again = rl.load(tmp_path / "memory", rl.ReplayBuffer)
     assert equal(digest(again), before)
     again.check()
     for buffer in (twin, again):
@@ -135,7 +135,7 @@ def test_a_disk_buffer_is_saved_and_loaded_like_any_other(tmp_path: Path) -> Non
     replay.save(tmp_path / "saved")
     in_memory = rl.load(tmp_path / "saved")
     assert equal(digest(in_memory), digest(replay))
-    copied = rl.load(tmp_path / "saved", device=rl.Memory.disk(tmp_path / "copy"))
+    copied = rl.load(tmp_path / "saved", rl.ReplayBuffer, device=rl.Memory.disk(tmp_path / "copy"))
     copied.check()
     assert equal(digest(copied), digest(replay))
     copied.close()

@@ -92,7 +92,7 @@ class TestConnecting:
         replay = shared(sampler=rl.Prioritized())
         steps(replay, 0, 9, end=4)
         replay.save(tmp_path)
-        loaded = rl.load(tmp_path, device=rl.Memory.shared())
+        loaded = rl.load(tmp_path, rl.ReplayBuffer, device=rl.Memory.shared())
         other = rl.connect(loaded.handle())
         assert other.ids().tolist() == replay.ids().tolist()
         assert_exact(other)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from relive.border import conform, dotted, refuse_reused_leaves
 from relive.errors import SchemaError, explain
-from relive.schema import Field, Schema, Tree, given_shape
+from relive.schema import Declaration, Field, Schema, Tree, given_shape
 
 _FLAG, _NUMBER = Field((), torch.bool), Field((), torch.float64)
 
@@ -52,16 +52,26 @@ def autoreset_of(env: Any) -> AutoresetMode:
     return AutoresetMode.DISABLED
 
 
-def settings_of(env: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """What a Gymnasium environment says about its buffer, where `options` do not say otherwise."""
+class Settings(NamedTuple):
+    """What a buffer needs to know of an environment."""
+
+    obs: Declaration
+    action: Declaration
+    num_envs: int | None
+    autoreset: AutoresetMode | str
+
+
+def settings_of(
+    env: Any, obs: Declaration | None, action: Declaration | None, autoreset: AutoresetMode | str | None
+) -> Settings:
+    """What a Gymnasium environment says about its buffer, where the caller does not say otherwise."""
     vector = is_vector(env)
-    known = {
-        "obs": env.single_observation_space if vector else env.observation_space,
-        "action": env.single_action_space if vector else env.action_space,
-        "num_envs": env.num_envs if vector else None,
-    }
-    mode = options.get("autoreset")
-    return {**known, **options, "autoreset": autoreset_of(env) if mode is None else mode}
+    return Settings(
+        obs=obs if obs is not None else env.single_observation_space if vector else env.observation_space,
+        action=action if action is not None else env.single_action_space if vector else env.action_space,
+        num_envs=env.num_envs if vector else None,
+        autoreset=autoreset_of(env) if autoreset is None else autoreset,
+    )
 
 
 def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from relive.replay import ReplayBuffer
 from relive.ring import HostRing
 from relive.rollout import RolloutBuffer
 from relive.schema import Declaration, Field, Schema, Tree, declare, positive, refuse_reserved, unstacked
+from relive.vocabulary import answers, missing_attribute
 
 _RESERVED = ("obs", "action", "index", "round", "self")
 
@@ -57,6 +58,7 @@ class DistillationBuffer:
     (24, 3)
     """
 
+    @answers
     def __init__(
         self,
         capacity: int,
@@ -234,6 +236,7 @@ class DistillationBuffer:
 
     # Reading
 
+    @answers
     def sample(
         self,
         batch_size: int,
@@ -256,6 +259,7 @@ class DistillationBuffer:
             batch = self._read(self._drawn(windows, batch_size), targets, out)
         return batch if target is None else moved(batch, target)
 
+    @answers
     def epochs(
         self,
         batch_size: int,
@@ -387,6 +391,9 @@ class DistillationBuffer:
     def nbytes(self) -> int:
         """What this buffer keeps, in bytes; nothing before its fields are known."""
         return sum(column.numel() * column.element_size() for column in self._columns)
+
+    if not TYPE_CHECKING:  # else every attribute would pass
+        __getattr__ = missing_attribute("DistillationBuffer")
 
     def __repr__(self) -> str:
         return (

@@ -15,7 +15,7 @@ from relive.autoreset import told_by_info
 from relive.border import dotted, light
 from relive.errors import SchemaError, explain
 from relive.invariants.require import require
-from relive.norm import RunningNorm
+from relive.norm import Norms, RunningNorm
 from relive.schema import Field, Path, Schema, given_shape
 from relive.stats import EpisodeStats
 
@@ -28,12 +28,13 @@ class Listeners:
     def __init__(
         self,
         stats: EpisodeStats | None,
-        norm: Mapping[str | Path, RunningNorm] | None,
+        norm: Norms | None,
         schema: Schema,
         num_envs: int | None,
         device: torch.device,
     ) -> None:
-        self.stats, self.norm = stats, dict(norm or {})
+        self.stats: EpisodeStats | None = stats
+        self.norm: dict[str | Path, RunningNorm] = dict((norm or {}).items())
         self._num_envs = num_envs
         self._device = device
         self._fields = _fields_of(stats, schema) if stats is not None else {}
@@ -154,7 +155,7 @@ def _of_all_agents(rewards: list[Any]) -> Any:
     return reduce(add, (x.reshape(*x.shape[:2], -1).sum(-1) for x in wide))
 
 
-def _norms_of(norm: Mapping[str | Path, RunningNorm], schema: Schema) -> dict[int, RunningNorm]:
+def _norms_of(norm: Norms, schema: Schema) -> dict[int, RunningNorm]:
     found: dict[int, RunningNorm] = {}
     for path, one in norm.items():
         column = _column_of(path, schema, one)

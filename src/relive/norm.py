@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -13,11 +13,15 @@ from relive.errors import SchemaError, explain
 from relive.estimators.arguments import positive
 from relive.invariants.require import require, require_all, require_form
 from relive.memory import device_of
-from relive.schema import DTYPES, Field
+from relive.schema import DTYPES, Field, Path
 
 _FLAG = Field((), torch.bool)
 _MOST_ROWS = 2.0**53
 """Up to here float64 counts exactly."""
+
+
+Norms: TypeAlias = "Mapping[str, RunningNorm] | Mapping[Path, RunningNorm] | Mapping[str | Path, RunningNorm]"
+"""Norms by field or path; written out, because the keys of a Mapping are invariant."""
 
 
 class _Fit(NamedTuple):
@@ -67,6 +71,9 @@ class RunningNorm:
         self._fitted: _Fit | None = None
         self._lock = threading.Lock()
         """Whoever makes the next state of this one holds it: of two updates at once none is lost."""
+
+    def __repr__(self) -> str:
+        return f"RunningNorm(shape={self.shape}, eps={self.eps:g}, clip={self.clip}; {self.count} rows)"
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}

@@ -21,7 +21,7 @@ from relive.guard import Closed, lock_for, mend_later
 from relive.invariants.replay import check_seals, check_staged, check_storage
 from relive.listeners import Listeners
 from relive.memory import Heap, Memory
-from relive.norm import RunningNorm
+from relive.norm import Norms, RunningNorm
 from relive.randomness import Randomness
 from relive.replay_storage import ReplayStorage
 from relive.samplers import Prioritized, Sampler, Uniform
@@ -30,6 +30,7 @@ from relive.stats import EpisodeStats
 from relive.steps import check_replay, replay_nbytes, replay_schema
 from relive.views import NStep, Sequence, Transition, View
 from relive.views.protocol import Leaves
+from relive.vocabulary import answers, missing_attribute
 
 if TYPE_CHECKING:
     from relive.concurrent.processes import Handle
@@ -59,6 +60,7 @@ class ReplayBuffer:
     True
     """
 
+    @answers
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
         self,
@@ -74,7 +76,7 @@ class ReplayBuffer:
         next_obs: Literal["shared", "stored"] = "shared",
         autoreset: AutoresetMode | str | None = None,
         stats: EpisodeStats | None = None,
-        norm: Mapping[str | Path, RunningNorm] | None = None,
+        norm: Norms | None = None,
         seed: int | None = None,
     ) -> None:
         self.capacity = capacity = positive("capacity", capacity)
@@ -113,9 +115,44 @@ class ReplayBuffer:
             self._keeper.settle(self, resumes=seed is None)
 
     @classmethod
-    def for_env(cls, env: Any, capacity: int, **options: Any) -> ReplayBuffer:
-        """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets."""
-        return cls(capacity, **settings_of(env, options))
+    @answers
+    def for_env(
+        cls,
+        env: Any,
+        capacity: int,
+        *,
+        obs: Declaration | None = None,
+        action: Declaration | None = None,
+        reward: Declaration = (),
+        extra: Mapping[str, Declaration] | None = None,
+        sampler: Sampler | None = None,
+        device: torch.device | str | Memory = "cpu",
+        next_obs: Literal["shared", "stored"] = "shared",
+        autoreset: AutoresetMode | str | None = None,
+        stats: EpisodeStats | None = None,
+        norm: Norms | None = None,
+        seed: int | None = None,
+    ) -> ReplayBuffer:
+        """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets.
+
+        `obs`, `action` and `autoreset` replace what the environment says.
+        """
+        settings = settings_of(env, obs, action, autoreset)
+        return cls(
+            capacity,
+            settings.obs,
+            settings.action,
+            num_envs=settings.num_envs,
+            reward=reward,
+            extra=extra,
+            sampler=sampler,
+            device=device,
+            next_obs=next_obs,
+            autoreset=settings.autoreset,
+            stats=stats,
+            norm=norm,
+            seed=seed,
+        )
 
     @staticmethod
     def estimate_bytes(
@@ -372,6 +409,7 @@ class ReplayBuffer:
 
     # Reading
 
+    @answers
     def sample(
         self,
         batch_size: int,
@@ -469,6 +507,7 @@ class ReplayBuffer:
             leaves[("weight",)] = drawn.weight
         return leaves
 
+    @answers
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.
 
@@ -611,6 +650,9 @@ class ReplayBuffer:
         """The number of stored transitions."""
         with self._lock:
             return len(self._storage)
+
+    if not TYPE_CHECKING:  # else every attribute would pass
+        __getattr__ = missing_attribute("ReplayBuffer")
 
     def __repr__(self) -> str:
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from relive.kernels.sequence_index import Flags, find_sequences
 from relive.kernels.sequence_reader import Layout, sequence_reader
 from relive.listeners import Listeners
 from relive.memory import Memory
-from relive.norm import RunningNorm
+from relive.norm import Norms, RunningNorm
 from relive.randomness import Randomness
 from relive.resets import Resets
 from relive.schema import Declaration, Path, positive, refuse_sparse
@@ -38,6 +38,7 @@ from relive.step_writer import StepWriter
 from relive.steps import rollout_schema
 from relive.storage import Storage
 from relive.targets import Advantages, attachable
+from relive.vocabulary import answers, missing_attribute
 
 _OPTIONAL = frozenset(("value", "log_prob"))
 
@@ -79,6 +80,7 @@ class RolloutBuffer:
     tensor([-1.5000])
     """
 
+    @answers
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
         self,
@@ -93,7 +95,7 @@ class RolloutBuffer:
         autoreset: AutoresetMode | str | None = None,
         device: torch.device | str | Memory = "cpu",
         stats: EpisodeStats | None = None,
-        norm: Mapping[str | Path, RunningNorm] | None = None,
+        norm: Norms | None = None,
         seed: int | None = None,
     ) -> None:
         self.num_steps = num_steps = positive("num_steps", num_steps)
@@ -118,9 +120,42 @@ class RolloutBuffer:
         self._empty()
 
     @classmethod
-    def for_env(cls, env: Any, num_steps: int, **options: Any) -> RolloutBuffer:
-        """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets."""
-        return cls(num_steps, **settings_of(env, options))
+    @answers
+    def for_env(
+        cls,
+        env: Any,
+        num_steps: int,
+        *,
+        obs: Declaration | None = None,
+        action: Declaration | None = None,
+        reward: Declaration = (),
+        value: Declaration = (),
+        extra: Mapping[str, Declaration] | None = None,
+        autoreset: AutoresetMode | str | None = None,
+        device: torch.device | str | Memory = "cpu",
+        stats: EpisodeStats | None = None,
+        norm: Norms | None = None,
+        seed: int | None = None,
+    ) -> RolloutBuffer:
+        """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets.
+
+        `obs`, `action` and `autoreset` replace what the environment says.
+        """
+        settings = settings_of(env, obs, action, autoreset)
+        return cls(
+            num_steps,
+            settings.num_envs,
+            settings.obs,
+            settings.action,
+            reward=reward,
+            value=value,
+            extra=extra,
+            autoreset=settings.autoreset,
+            device=device,
+            stats=stats,
+            norm=norm,
+            seed=seed,
+        )
 
     # Writing
 
@@ -311,6 +346,7 @@ class RolloutBuffer:
         with self._lock:
             return self._finals.obs
 
+    @answers
     def compute_advantage(
         self,
         last_value: Any,
@@ -360,6 +396,7 @@ class RolloutBuffer:
 
     # Reading
 
+    @answers
     def minibatches(
         self,
         batch_size: int,
@@ -420,6 +457,7 @@ class RolloutBuffer:
     def _num_rows(self) -> int:
         return self._num_stored * (self.num_envs or 1)
 
+    @answers
     def sequences(
         self,
         length: int | None = None,
@@ -525,6 +563,9 @@ class RolloutBuffer:
         with self._lock:
             mask = self._resets.mask(self._num_stored) if self._num_stored else None
             return self._num_rows() if mask is None else int(mask.sum())
+
+    if not TYPE_CHECKING:  # else every attribute would pass
+        __getattr__ = missing_attribute("RolloutBuffer")
 
     def __repr__(self) -> str:
         return (

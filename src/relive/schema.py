@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from relive.errors import SchemaError, explain
+from relive.vocabulary import meant_field
 
 DTYPES: dict[torch.dtype, np.dtype | None] = {
     torch.bool: np.dtype(np.bool_),
@@ -237,7 +238,7 @@ class Schema:
         if name not in self.columns:
             declared = ", ".join(self.names)
             raise SchemaError(
-                explain(name, f"a declared field ({declared})", "an undeclared one", "Declare it in extra=.")
+                explain(name, f"a declared field ({declared})", name, meant_field(name, (*self.columns, "next_obs")))
             )
 
     def flatten(self, name: str, value: Any, where: str = "") -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from relive.errors import SchemaError, explain
 from relive.invariants.require import require, require_all, require_form
 from relive.memory import device_of
 from relive.schema import Field, positive
+from relive.vocabulary import answers
 
 _NUMBER, _FLAG = Field((), torch.float64), Field((), torch.bool)
 _FITS = {torch.float64: {np.dtype(np.float32), np.dtype(np.float64)}, torch.bool: {np.dtype(np.bool_)}}
@@ -38,6 +39,7 @@ class EpisodeStats:
     (3.0, 2.0, 1.0, 1.0)
     """
 
+    @answers
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
         self,
@@ -66,6 +68,14 @@ class EpisodeStats:
             "counts": torch.zeros(2, dtype=torch.int64, device=self.device),
         }
         self._bind()
+
+    def __repr__(self) -> str:
+        summary = self.summary()
+        told = ", ".join(f"{name}={summary[name]:g}" for name in ("return_mean", "length_mean") if name in summary)
+        return (
+            f"EpisodeStats(num_envs={self.num_envs}, window={self.window}, metrics={self.metrics}, "
+            f"reasons={self.reasons}; {summary['episodes']:g} episodes{told and ', '}{told})"
+        )
 
     def _bind(self) -> None:
         """Find the memory again: numpy is much faster than torch for few numbers, and both write the same formulas."""

@@ -29,14 +29,14 @@ def test_a_loaded_buffer_goes_on_as_the_saved_one(kind: str, tmp_path: Path, bac
         if n % 9 != 8:
             continue
         buffer.save(tmp_path)
-        twin = rl.load(tmp_path)
+        twin: Any = rl.load(tmp_path)
         if hasattr(buffer, "_tests_clock"):
             twin._tests_clock = buffer._tests_clock.copy()
         assert equal(digest(buffer), digest(twin))
         for m in range(n + 1, n + 12):
             subject.act(twin, m)
         later = [subject.read(twin) for _ in range(3)]
-        other = rl.load(tmp_path)
+        other: Any = rl.load(tmp_path)
         if hasattr(buffer, "_tests_clock"):
             other._tests_clock = buffer._tests_clock.copy()
         for m in range(n + 1, n + 12):
@@ -58,7 +58,7 @@ def test_the_stream_of_samples_is_that_of_the_uninterrupted_run(
         for _ in range(reads):
             subject.read(buffer)
     buffer.save(path)
-    twin = rl.load(path)
+    twin: Any = rl.load(path)
     if hasattr(buffer, "_tests_clock"):
         twin._tests_clock = buffer._tests_clock.copy()
     for n in range(before, before + after):
@@ -131,7 +131,7 @@ def test_stacks_are_loaded_with_another_capacity(capacity: int, tmp_path: Path) 
         start = t + 1 if ends else start
     replay.save(tmp_path)
     with pytest.warns(UserWarning, match="capacity 6 became"):
-        other = rl.load(tmp_path, capacity=capacity)
+        other = rl.load(tmp_path, rl.ReplayBuffer, capacity=capacity)
     ids = replay.ids()[-capacity:]
     assert other.ids().tolist() == ids.tolist()
     assert equal(other[ids].to_dict(), replay[ids].to_dict())
@@ -232,7 +232,7 @@ def test_another_capacity_keeps_the_newest_rows_and_says_so(kind: str, capacity:
         step_replay(replay, n)
     replay.save(tmp_path)
     with pytest.warns(UserWarning, match=f"load: capacity 24 became {capacity}"):
-        other = rl.load(tmp_path, capacity=capacity)
+        other = rl.load(tmp_path, rl.ReplayBuffer, capacity=capacity)
     newest = replay._storage.ring.newest()
     ids = replay.ids()
     kept = ids[ids // 3 > newest[ids % 3] - other._storage.ring.alive]
@@ -258,7 +258,7 @@ def test_a_function_for_beta_is_given_again(tmp_path: Path) -> None:
         match="sampler: expected a sampler of relive, which load can make, got a custom sampler",
     ):
         rl.load(tmp_path)
-    twin = rl.load(tmp_path, sampler=sampler)
+    twin = rl.load(tmp_path, rl.ReplayBuffer, sampler=sampler)
     assert equal(replay.sample(8).to_dict(), twin.sample(8).to_dict())
 
 
@@ -296,7 +296,7 @@ def test_stacks_and_their_history_are_saved(tmp_path: Path) -> None:
         replay.add(stack(t, start), [0.0], [0.0], [ends], [False], stack(t + 1, start))
         start = t + 1 if ends else start
         replay.save(tmp_path)
-        twin = rl.load(tmp_path)
+        twin = rl.load(tmp_path, rl.ReplayBuffer)
         ids = replay.ids()
         assert equal(replay[ids].to_dict(), twin[ids].to_dict())
 
@@ -320,14 +320,15 @@ def test_memory_of_another_kind_is_told_and_draws_go_on(tmp_path: Path) -> None:
     replay.save(tmp_path / "own")
     disk = rl.Memory.disk(tmp_path / "disk")
     with pytest.warns(UserWarning, match="load: own memory became shared memory"):
-        shared = rl.load(tmp_path / "own", device=rl.Memory.shared())
+        shared = rl.load(tmp_path / "own", rl.ReplayBuffer, device=rl.Memory.shared())
     with (
         pytest.warns(UserWarning, match="load: own memory became disk memory"),
         pytest.warns(UserWarning, match="load: capacity 24 became 12; draws will differ"),
     ):
-        rl.load(tmp_path / "own", device=disk, capacity=12).close()
+        rl.load(tmp_path / "own", rl.ReplayBuffer, device=disk, capacity=12).close()
     shared.save(tmp_path / "shared")
-    again = rl.load(tmp_path / "shared", device=rl.Memory.shared())  # as it was: warnings are errors here
+    # As it was: warnings are errors here.
+    again = rl.load(tmp_path / "shared", rl.ReplayBuffer, device=rl.Memory.shared())
     expected = replay.sample(50)["index"]
     for other in (shared, again):
         assert torch.equal(other.sample(50)["index"], expected)

@@ -100,7 +100,7 @@ class Samples(Client):
 
 def stored(path: Path, shard: int) -> list[int]:
     """The steps that a shard's checkpoint holds of its environment, oldest first."""
-    buffer = rl.load(path / f"shard-{shard}")
+    buffer = rl.load(path / f"shard-{shard}", rl.ReplayBuffer)
     buffer.check()
     rows = buffer[buffer.ids()]
     assert set(rows["obs"][:, 0].int().tolist()) == {shard}

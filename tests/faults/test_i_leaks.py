@@ -92,15 +92,16 @@ def cycle() -> Work:
 
 def save_and_load(kind: str, root: Path) -> Work:
     """A step, a save on top of the others, and a load that the next step goes on from."""
-    buffers = [KINDS[kind].make()]
+    buffers: list[Any] = [KINDS[kind].make()]
 
     def once(n: int) -> None:
         KINDS[kind].act(buffers[0], n)
         clock = getattr(buffers[0], "_tests_clock", None)
         buffers[0].save(root)
-        buffers[0] = rl.load(root)
+        loaded: Any = rl.load(root)
         if clock is not None:
-            buffers[0]._tests_clock = clock
+            loaded._tests_clock = clock
+        buffers[0] = loaded
 
     return once
 

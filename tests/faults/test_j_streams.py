@@ -54,7 +54,7 @@ def streams_of_loaded(kind: str, runs: list[tuple[int, Path, Any]]) -> list[str]
     """In a new process: load each, and go on."""
     found = []
     for seed, root, clock in runs:
-        buffer = rl.load(root)
+        buffer: Any = rl.load(root)
         if clock is not None:
             buffer._tests_clock = clock
         found.append(stream(kind, buffer, seed))

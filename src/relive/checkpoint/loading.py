@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
@@ -33,9 +33,43 @@ from relive.memory import Memory
 from relive.samplers import Counted, Prioritized, Sampler, Uniform
 from relive.schema import positive
 
+if TYPE_CHECKING:
+    from relive.distillation import DistillationBuffer
+    from relive.replay import ReplayBuffer
+    from relive.rollout import RolloutBuffer
+
+Buffer = TypeVar("Buffer", "ReplayBuffer", "RolloutBuffer", "DistillationBuffer")
+
+
+@overload
+def load(
+    path: str | PathLike[str],
+    kind: None = None,
+    *,
+    number: int | None = None,
+    device: torch.device | str | Memory | None = None,
+    capacity: int | None = None,
+    sampler: Sampler | None = None,
+    files: type[Files] = Files,
+) -> ReplayBuffer | RolloutBuffer | DistillationBuffer: ...
+
+
+@overload
+def load(
+    path: str | PathLike[str],
+    kind: type[Buffer],
+    *,
+    number: int | None = None,
+    device: torch.device | str | Memory | None = None,
+    capacity: int | None = None,
+    sampler: Sampler | None = None,
+    files: type[Files] = Files,
+) -> Buffer: ...
+
 
 def load(
     path: str | PathLike[str],
+    kind: Any = None,
     *,
     number: int | None = None,
     device: torch.device | str | Memory | None = None,
@@ -48,7 +82,8 @@ def load(
     It goes on exactly as the saved one would have: the same draws, the same epochs, the same statistics. `device` (also
     a `Memory`) and `capacity` (of a replay or distillation buffer, whose newest rows then stay) change it, and a
     warning says how.
-    `sampler` is needed where the saved one was the caller's own, or had a function for `beta`.
+    `sampler` is needed where the saved one was the caller's own, or had a function for `beta`. `kind`, one of the
+    buffer classes, says what is expected there: anything else is an IncompatibleCheckpoint.
 
     Where `path` is the folder of a buffer in disk memory, that buffer is reopened; nothing of it can be changed then.
 
@@ -60,6 +95,7 @@ def load(
     root = Path(path).absolute()
     options = {"device": device, "capacity": capacity, "sampler": sampler}
     if is_disk_memory(root):
+        _require_kind(root, kind, "ReplayBuffer")
         return reopened(root, {"number": number, **options})
     vault = Vault(root, files)
     with vault.reading():
@@ -67,7 +103,9 @@ def load(
         damaged: list[CorruptCheckpoint] = []
         for candidate in candidates:
             try:
-                buffer = _loaded(vault, vault.manifest(candidate), options)
+                manifest = vault.manifest(candidate)
+                _require_kind(root, kind, manifest.kind)
+                buffer = _loaded(vault, manifest, options)
             except CorruptCheckpoint as error:
                 if number is not None:
                     raise
@@ -81,6 +119,12 @@ def load(
     if damaged:
         raise damaged[0]
     raise NoCheckpoint(explain(str(root), "at least 1 checkpoint", 0, "Save a buffer there first."))
+
+
+def _require_kind(root: Path, kind: type | None, found: str) -> None:
+    if kind is not None and kind.__name__ != found:
+        remedy = "Load it without kind, or look for the right folder."
+        raise IncompatibleCheckpoint(explain(str(root), f"a {kind.__name__}", f"a {found}", remedy))
 
 
 def _loaded(vault: Vault, manifest: Manifest, options: dict[str, Any]) -> Any:

@@ -75,6 +75,10 @@ class _Ahead:
             raise made
         return made
 
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else f"{len(self._made)} of {self._depth} batches ready"
+        return f"batch_size={self._batch_size}, view={self._view}; {state}, from {self._source!r}"
+
     def _make(self) -> None:
         going = True
         while going:
@@ -109,6 +113,9 @@ class Prefetch(Iterator[TensorDict]):
 
     def __next__(self) -> TensorDict:
         return self._ahead.take()
+
+    def __repr__(self) -> str:
+        return f"Prefetch({self._ahead!r})"
 
     def close(self) -> None:
         """End the thread. Batches that were made ahead are dropped, and the iterator is at its end."""

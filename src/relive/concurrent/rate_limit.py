@@ -16,6 +16,7 @@ from relive.errors import SchemaError, explain
 from relive.replay import ReplayBuffer
 from relive.schema import positive
 from relive.views import View
+from relive.vocabulary import answers
 
 _KINDS = ("insert", "sample")
 _PAUSES = (0.0002, 0.005)
@@ -41,6 +42,7 @@ class RateLimit:
     16
     """
 
+    @answers
     def __init__(
         self,
         replay: ReplayBuffer,
@@ -101,6 +103,12 @@ class RateLimit:
 
     def __len__(self) -> int:
         return len(self.replay)
+
+    def __repr__(self) -> str:
+        return (
+            f"RateLimit(samples_per_insert={self.samples_per_insert:g}, min_size={self.min_size}, "
+            f"tolerance={self.tolerance:g}; {self.inserted} inserts, {self.sampled} samples of {self.replay!r})"
+        )
 
     def _insert(self, write: Callable[[], None], env_ids: Any, steps: int = 1) -> None:
         replay = self.replay

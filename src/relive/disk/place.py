@@ -35,6 +35,10 @@ class Disk:
         every = None if commit_every is None else positive("commit_every", commit_every)
         return Disk(Path(path).absolute(), every)
 
+    def __repr__(self) -> str:
+        every = "" if self.commit_every is None else f", commit_every={self.commit_every}"
+        return f"Memory.disk({str(self.root)!r}{every})"
+
     def open(self, owner: Any) -> DiskRoom:
         """The folder, locked, with what was found there compared with the settings of the owner."""
         require_support(SchemaError)

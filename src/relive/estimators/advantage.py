@@ -7,8 +7,10 @@ from torch import Tensor
 
 from relive import kernels
 from relive.estimators.arguments import conform, fraction, positive
+from relive.vocabulary import answers
 
 
+@answers
 def gae(
     reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, lam: float, mask: Tensor | None = None,
@@ -48,6 +50,7 @@ def gae(
         return kernels.estimate("gae", 2, [*values, *flags, mask], settings)
 
 
+@answers
 def vtrace(
     log_ratio: Tensor, reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, lam: float = 1.0, rho_bar: float = 1.0, c_bar: float = 1.0, mask: Tensor | None = None,

@@ -8,9 +8,11 @@ from torch import Tensor
 from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import conform, count, fraction, number
+from relive.vocabulary import answers
 
 
 @torch.no_grad()
+@answers
 def group_advantage(
     reward: Tensor, done: Tensor, *,
     group_size: int, gamma: float = 1.0, first_episode_only: bool = True, eps: float = 1e-8, mask: Tensor | None = None,

@@ -10,8 +10,10 @@ from torch import Tensor
 from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import check_same_shape, conform, count, fraction, number
+from relive.vocabulary import answers
 
 
+@answers
 def lambda_return(
     reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, lam: float, mask: Tensor | None = None,
@@ -46,6 +48,7 @@ def lambda_return(
     )
 
 
+@answers
 def n_step_return(
     reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, n: int, mask: Tensor | None = None,
@@ -88,6 +91,7 @@ def _return_of_any(
 
 
 @torch.no_grad()
+@answers
 def discounted_return(
     reward: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, last_value: Tensor | float | None = None, next_value: Tensor | None = None,

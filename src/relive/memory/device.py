@@ -29,8 +29,8 @@ class Place(Protocol):
 class Memory:
     """What `device=` of a buffer names, when it is more than a device.
 
-    >>> Memory.of("cpu")
-    Memory(device=device(type='cpu'), is_pinned=False, place=None)
+    >>> Memory.of("cpu"), Memory.shared()
+    (Memory.of('cpu'), Memory.shared())
     """
 
     device: torch.device
@@ -72,6 +72,11 @@ class Memory:
     def of(device: torch.device | str | Memory) -> Memory:
         """The memory that a `device=` argument names."""
         return device if isinstance(device, Memory) else Memory(device_of(device))
+
+    def __repr__(self) -> str:
+        if self.place is not None:
+            return repr(self.place)
+        return "Memory.pinned()" if self.is_pinned else f"Memory.of({str(self.device)!r})"
 
     def open(self, owner: Any) -> Room:
         """Room for one buffer, which has all of its settings but no arrays yet."""

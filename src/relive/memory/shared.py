@@ -31,6 +31,9 @@ class Shared:
     def free_bytes(self) -> int | None:
         return available_bytes()
 
+    def __repr__(self) -> str:
+        return "Memory.shared()"
+
 
 @dataclass(frozen=True)
 class Address:

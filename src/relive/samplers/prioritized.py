@@ -18,8 +18,10 @@ from relive.randomness import Randomness
 from relive.replay_storage import ReplayStorage
 from relive.ring import TRANSITION
 from relive.samplers.protocol import Drawn
+from relive.vocabulary import worded
 
 
+@worded
 @dataclass(frozen=True)
 class Prioritized:
     """Draws row i with probability p_i / Σp, where p = (priority + eps)^alpha.

@@ -13,8 +13,10 @@ from relive.randomness import Randomness
 from relive.replay_storage import ReplayStorage
 from relive.ring import TRANSITION
 from relive.samplers.protocol import Drawn
+from relive.vocabulary import worded
 
 
+@worded
 @dataclass(frozen=True)
 class WithoutReplacement:
     """An epoch permutes what is stored when it starts; rows that are overwritten meanwhile are skipped.

@@ -18,6 +18,7 @@ from relive.replay_storage import ReplayStorage
 from relive.schema import Field, Path
 from relive.views.protocol import Leaves, named, named_next, require_order
 from relive.views.transition import Transition
+from relive.vocabulary import worded
 
 Relabel = Callable[[torch.Tensor, torch.Tensor, TensorDict], tuple[torch.Tensor, torch.Tensor]]
 """fn(achieved_next [M, …], goal [M, …], rows [M]) → (reward [M], terminated [M]).
@@ -37,6 +38,7 @@ class Steps(Protocol):
     def reduce(self, storage: ReplayStorage, windows: torch.Tensor, steps: Leaves) -> Leaves: ...
 
 
+@worded
 @dataclass(frozen=True)
 class Hindsight:
     """A share `ratio` of the drawn rows pretends that its goal was one that the same episode reached.

@@ -13,10 +13,12 @@ from relive.replay_storage import ReplayStorage
 from relive.ring import TRANSITION
 from relive.schema import positive
 from relive.views.protocol import Leaves, named, named_next, require_order
+from relive.vocabulary import worded
 
 _ENDS = ("terminated", "truncated")
 
 
+@worded
 @dataclass(frozen=True)
 class NStep:
     """reward = Σ_{i<k} γ^i r[t+i], next_obs after k steps, discount = γ^k, where k = min(n, steps that there are).

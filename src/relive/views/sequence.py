@@ -12,10 +12,12 @@ from relive.randomness import Randomness
 from relive.replay_storage import ReplayStorage
 from relive.schema import Carry, positive
 from relive.views.protocol import Leaves, named, named_next, require_order
+from relive.vocabulary import worded
 
 _MARKS = ("mask",), ("train",), ("is_first",)
 
 
+@worded
 @dataclass(frozen=True)
 class Sequence:
     """`burn_in + length` steps [B, L, …] around each drawn row, which is the first trained one.

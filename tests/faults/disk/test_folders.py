@@ -41,7 +41,7 @@ def made(root: Path, turns: int = 60, *, closes: bool = True) -> list[Any]:
 def outcome(root: Path, lives: list[Any]) -> str:
     """What becomes of a damaged folder; a row that is wrong is an AssertionError."""
     try:
-        replay = rl.load(root)
+        replay = rl.load(root, rl.ReplayBuffer)
     except rl.CheckpointError as error:
         return type(error).__name__ if ": expected " in str(error) or "invalid. " in str(error) else "unexplained"
     try:
@@ -105,7 +105,7 @@ def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, closes: bool) -> Non
 def test_every_flipped_bit_of_a_row_that_is_stored_is_found_by_check(tmp_path: Path) -> None:
     made(tmp_path / "whole")
     layout, rng = LAYOUT, random.Random(SEED)
-    with rl.load(tmp_path / "whole") as replay:
+    with rl.load(tmp_path / "whole", rl.ReplayBuffer) as replay:
         slots = replay._storage.locate(replay.ids()).tolist()
     for _ in range(40):
         damage(tmp_path / "damaged", tmp_path / "whole")
@@ -233,7 +233,7 @@ def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
         os._exit(0)
     del replay  # as if killed: the lock goes with this process's file
     try:
-        rl.load(tmp_path / "memory").close()
+        rl.load(tmp_path / "memory", rl.ReplayBuffer).close()
     finally:
         os.close(writer)
         os.waitpid(child, 0)
@@ -287,4 +287,4 @@ def test_a_disk_that_fails_at_a_commit_is_told_of(
             replay.commit()
     verify(replay, Story(layout, [0]), [(0, clock, clock)])
     replay.close()
-    verify(rl.load(tmp_path / "memory"), Story(layout, [0]), [(0, clock, clock)])
+    verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), Story(layout, [0]), [(0, clock, clock)])

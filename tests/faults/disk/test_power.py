@@ -122,7 +122,7 @@ def lose_power(path: Path, name: str, machine: Machine, rng: random.Random, stat
     for state in range(states):
         found = path / f"found{state}"
         machine.after(root, found, rng)
-        again = rl.load(found)
+        again = rl.load(found, rl.ReplayBuffer)
         reach = max(every, MOST_ROWS * layout.block)
         check_after_power_loss(again, story, due, clock + layout.block, reach)
         once = digest(again)
