@@ -36,7 +36,7 @@ def test_demo_tells_the_story_and_trains_until_the_bound(
     assert main(small_demo) == 1
     text = capsys.readouterr().out
     assert "one learns -8 from a step that never happened" in text
-    assert "not solved within the bound" in text
+    assert "not solved within --steps" in text
     assert "\x1b" not in text, "no live updates where there is no terminal"
     picture = tmp_path / "tiny" / "learning_curve.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -56,7 +56,7 @@ def test_demo_ends_with_a_page_about_its_own_run(
 ) -> None:
     assert main(small_demo) == 1
     page = tmp_path / "tiny" / "report.html"
-    assert f"what it learned from: {page}" in capsys.readouterr().out
+    assert f"report on the last rollout: {page}" in capsys.readouterr().out
     data = data_of(page)
     assert data["source"]["kind"] == "RolloutBuffer"
     assert data["episodes"]["stats"]["steps"] >= 2000, "every episode of the run"
