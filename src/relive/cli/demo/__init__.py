@@ -28,10 +28,10 @@ def register(commands: Any) -> None:
         description=(
             "Show one truncation as a timeline under each autoreset mode, next to the result of a naive loop. Show the "
             "memory of an Atari transition in a replay buffer, next to the other libraries that are installed. "
-            "Then train PPO on CartPole-v1 until the mean return of the last 100 episodes is 475, and save the learning "
-            "curve and a report on the last rollout."
+            "Then train PPO on CartPole-v1 until the mean return of the last 100 episodes is 475, and save the "
+            "learning curve and a report on the last rollout."
         ),
-        epilog="Exit code: 0 solved (or --no-train), 1 not solved within --steps, 2 wrong usage, 130 stopped by Ctrl-C.",
+        epilog="Exit code: 0 solved (or --no-train), 1 not solved within --steps, 2 wrong usage, 130 Ctrl-C.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
