@@ -47,7 +47,7 @@ def test_demo_says_how_to_get_the_picture_without_matplotlib(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(small_demo) == 1
-    assert 'pip install "relive[plots]"' in capsys.readouterr().out
+    assert 'pip install ".[plots]" in a clone of relive' in capsys.readouterr().out
     assert [file.name for file in (tmp_path / "tiny").iterdir()] == ["report.html"]
 
 
@@ -74,7 +74,7 @@ def test_a_solved_demo_exits_with_zero(
     monkeypatch.setattr("relive.cli.demo.Settings", Easy)
     assert main([*small_demo, "--steps", "20000"]) == 0
     text = capsys.readouterr().out
-    assert "result         solved" in text
+    assert "result       solved" in text
     assert "over the last 100 episodes, goal 15" in text
 
 
