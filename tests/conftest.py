@@ -45,7 +45,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 def cluster() -> Iterator[str]:
     """Where Ray is: started once for all tests that need it, and always shut down."""
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (else 15: on a busy machine they hardly ever come to run)
-    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own, about settings of later versions
         ray.init(num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)

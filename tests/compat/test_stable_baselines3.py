@@ -19,7 +19,7 @@ from gymnasium import spaces
 
 import relive as rl
 
-pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3: pip install 'relive[sb3]'")
+pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3: pip install '.[sb3]'")
 
 import stable_baselines3 as sb3
 import stable_baselines3.common.buffers as theirs

@@ -17,8 +17,8 @@ from relive.checkpoint import progress
 from relive.cli import main
 from relive.datasets import from_minari, to_minari
 
-minari = pytest.importorskip("minari", reason='needs Minari: pip install "relive[minari]"')
-pytest.importorskip("h5py", reason='needs the files of Minari: pip install "relive[minari]"')
+minari = pytest.importorskip("minari", reason='needs Minari: pip install ".[minari]"')
+pytest.importorskip("h5py", reason='needs the files of Minari: pip install ".[minari]"')
 
 
 @pytest.fixture(autouse=True)

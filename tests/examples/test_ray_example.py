@@ -8,7 +8,7 @@ import pytest
 
 from tests.examples.test_replay_examples import EXAMPLES
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
 
 
 def run(cluster: str, *arguments: object) -> str:
