@@ -63,8 +63,8 @@ def the_seed_decides(peer: Peer) -> None:
 
     before = _global_states()
     first = drawn(3)
-    require(first == drawn(3), "the same draws for the same seed", "others")
-    require(first != drawn(4), "other draws for another seed", "the same")
+    require(first == drawn(3), "the same draws for the same seed", "different draws")
+    require(first != drawn(4), "different draws for different seeds", "the same draws")
     if not Probe(make(story.shape(64))).promise("default_seed"):
         require(drawn(None) != drawn(None), "two buffers without a seed to draw differently", "the same draws")
     require(before == _global_states(), "the generators of random, numpy and torch untouched", "one was used")

@@ -53,7 +53,7 @@ class Ranked:
         for _ in range(20):
             batch = self.probe.sample(min(32, self.size))
             rows = [t for _, t in self.story.rows_of(batch.obs)]
-            require(batch.weight is not None, "weights in the batch", "none")
+            require(batch.weight is not None, "weights in the batch", "no weights")
             weight = np.asarray(batch.weight, np.float64)
             expected = (priority[rows] / priority[rows].min()) ** (-ALPHA * BETA)
             same(f"weights of {what}, as parts of the largest", weight / weight.max(), expected, _WEIGHT_TOLERANCE)
