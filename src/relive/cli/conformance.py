@@ -29,7 +29,7 @@ def register(commands: Any) -> None:
     parser = commands.add_parser(
         "conformance",
         help="test the installed libraries, or your own buffer, for correctness",
-        description="Run 28 cases on every experience library that is installed, and print passes, differs or not "
+        description="Run 28 cases on every experience library that is installed, and print pass, differs or not "
         "offered, with the expected and the actual result of every difference. With TARGET, test only your own buffer.",
         epilog="For example: relive conformance my_package:MyBuffer --cases T4,T7. "
         "Exit code: 0 TARGET (without it, relive) has no difference, 1 it has one, 2 wrong usage, "
