@@ -19,6 +19,7 @@ import torch
 import relive as rl
 from relive.concurrent import Handle
 from relive.memory.shared import Address
+from tests.tiers import select
 
 pytestmark = pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
 
@@ -301,7 +302,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", select("prioritized", of=LAYOUTS))
 @pytest.mark.parametrize("end", [3, 1000])
 def test_whatever_of_a_step_was_written_when_its_process_died_the_rest_is_exact(layout: str, end: int) -> None:
     """A step is stopped half-way: of the bytes that it changes, any subset has been written."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import threading
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 import relive as rl
 from relive.concurrent import Handle
+from tests.faults.processes import CONTEXT
 
 
 def buffer(**options: Any) -> rl.ReplayBuffer:
@@ -92,7 +92,7 @@ def _adding(handle: Handle) -> None:
 def test_processes_are_held_together() -> None:
     replay = rl.ReplayBuffer(1000, 1, (), num_envs=1, device=rl.Memory.shared(), seed=0)
     limit = rl.RateLimit(replay, samples_per_insert=4, min_size=10, tolerance=100, timeout=60)
-    process = multiprocessing.get_context("spawn").Process(target=_adding, args=(replay.handle(),))
+    process: Any = CONTEXT.Process(target=_adding, args=(replay.handle(),))
     process.start()
     for _ in range(20):
         limit.sample(15)

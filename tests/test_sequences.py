@@ -17,6 +17,7 @@ from relive import kernels
 from tests import scripted
 from tests.conftest import BACKENDS
 from tests.reference import sequences as reference
+from tests.tiers import select
 
 MODES = ("chunked", "overlap", "every")
 
@@ -85,7 +86,7 @@ class TestWhichSteps:
     @pytest.mark.parametrize("split", [True, False])
     @pytest.mark.parametrize("keep_tail", [True, False])
     @pytest.mark.parametrize("mode", MODES)
-    @pytest.mark.parametrize("next_step", [False, True])
+    @pytest.mark.parametrize("next_step", select(True, of=[False, True]))
     @settings(deadline=None, max_examples=25)
     @given(ended=endings(), length=st.one_of(st.none(), st.integers(1, 6)))
     def test_every_mode_agrees_with_lists_cut_by_hand(
@@ -298,7 +299,10 @@ class TestBatches:
 class TestSparseCarry:
     @pytest.mark.parametrize("next_step", [False, True])
     @pytest.mark.parametrize("split", [True, False])
-    @pytest.mark.parametrize(("length", "mode"), [(2, "chunked"), (4, "chunked"), (4, "overlap"), (None, "chunked")])
+    @pytest.mark.parametrize(
+        ("length", "mode"),
+        select((4, "overlap"), of=[(2, "chunked"), (4, "chunked"), (4, "overlap"), (None, "chunked")]),
+    )
     @settings(deadline=None, max_examples=25)
     @given(first=endings(), again=st.booleans(), torch_path=st.booleans())
     def test_kept_every_other_step_it_is_the_same_where_sequences_start(

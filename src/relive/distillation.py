@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from relive.batch import assemble, assembler, check_destination, check_size, checked_targets, moved
 from relive.border import as_tensor, conform, dotted, row_ids
+from relive.display import buffer_card, size_told
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.guard import lock_for
 from relive.invariants.distillation import check_distillation
@@ -37,9 +38,16 @@ class DistillationBuffer:
     """The newest `capacity` rows of observations and a teacher's actions, with the round that each row came from.
 
     What `add` is given is one row or a batch of rows, told by the observation's number of axes; a batch is stored as
-    its rows one after the other would be. When `action` is not declared, the first `add` tells its shape and dtype and
-    those of further fields (float64 is kept as float32); from then on they are fixed. `extra` fields are what else the
-    teacher says: the parameters of its distribution, weights, values.
+    its rows one after the other would be.
+
+    Args:
+        capacity: rows that are kept; a further row overwrites the oldest.
+        obs: one observation: a shape, a `Field`, or a dict or tuple of them.
+        action: what the teacher does there, declared likewise. When it is None, the first `add` tells its shape and
+            dtype and those of further fields (float64 is kept as float32); from then on they are fixed.
+        extra: what else the teacher says, by name: the parameters of its distribution, weights, values.
+        device: where the rows are stored: a torch device, or a `Memory`.
+        seed: seed of the draws; None takes one from the system.
 
     For DAgger (Ross et al., A Reduction of Imitation Learning to No-Regret Online Learning, 2011) each round adds what
     the teacher would have done in states that a mixture of teacher and student met:
@@ -400,6 +408,14 @@ class DistillationBuffer:
             f"DistillationBuffer({len(self)} of {self.capacity} rows, round={self.round}, "
             f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
         )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "rows": f"{len(self):,} of {self.capacity:,}",
+            "round": self.round,
+            "memory": f"{size_told(self.nbytes)} on {self.device}",
+        }
+        return buffer_card("DistillationBuffer", facts.items(), self._schema)
 
 
 def _inferred(where: str, value: Any, lead: tuple[int, ...], device: torch.device) -> Tree:

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from relive.batch import assemble, check_destination, check_size, fill, moved
 from relive.border import row_ids
+from relive.display import card
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay import ReplayBuffer
 from relive.samplers.prioritized import refuse_priorities
@@ -23,13 +24,17 @@ from relive.views.protocol import Leaves
 
 
 class Mixture:
-    """Draws each batch from several replay buffers, in these `ratios`; they need not add up to 1.
+    """Draws each batch from several replay buffers, in fixed ratios.
 
     A batch has exactly its share of each buffer, rounded, and what rounding left over is made up for in the next ones:
     of two buffers neither is ever a whole row behind. Rows are in the order of the buffers, and "source" says
     which one each comes from. "index" is a row's id in its own buffer · the number of buffers + its source, so that
     `update_priority` finds the way back. Where some buffers weigh rows and others do not, theirs weigh 1; the weights
     of a buffer are relative to its own largest.
+
+    Args:
+        buffers: the replay buffers, by name. Their batches have the same fields.
+        ratios: the share of each buffer, by name or in their order; they need not add up to 1.
 
     >>> online, demos = (ReplayBuffer(100, obs=1, action=(), seed=0) for _ in range(2))
     >>> for buffer, value in ((online, 0.0), (demos, 1.0)):
@@ -145,6 +150,11 @@ class Mixture:
         shares = zip(self.buffers, self._parts, strict=True)
         parts = (f"{name}: {part / sum(self._parts):.3g}" for name, part in shares)
         return f"Mixture({', '.join(parts)}; {len(self)} transitions)"
+
+    def _repr_html_(self) -> str:
+        shares = zip(self.buffers.items(), self._parts, strict=True)
+        rows = [(name, f"{part / sum(self._parts):.3g}", buffer) for (name, buffer), part in shares]
+        return card("Mixture", [("transitions", f"{len(self):,}")], ("name", "share", "buffer"), rows)
 
 
 def _whole_parts(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:

@@ -43,6 +43,12 @@ class RunningNorm:
     observation has a norm for each of its entries. Rows are merged as whole groups (Chan et al., Updating formulae
     and a pairwise algorithm for computing sample variances, 1979) in float64.
 
+    Args:
+        shape: shape of one row.
+        eps: added to the variance, so that a constant is not divided by 0.
+        clip: bound of normalised values; None does not clip.
+        device: where the moments are kept.
+
     >>> norm = RunningNorm(2)
     >>> norm.update([[1.0, 10.0], [3.0, 30.0]])
     >>> norm(torch.tensor([3.0, 10.0]))

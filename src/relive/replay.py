@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from relive.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from relive.batch import assemble, check_destination, check_size, fill, moved
 from relive.border import Environments, as_tensor, conform, dotted, light, refuse_reused_leaves, row_ids
+from relive.display import buffer_card, size_told
 from relive.episodes import ordered, stored_slots
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.guard import Closed, lock_for, mend_later
@@ -43,9 +44,25 @@ class ReplayBuffer:
 
     What was passed is what is sampled: when the observation of a step is, bit by bit, the one that the step before led
     to, nothing is copied; when it is not, the episode is cut there and the older row keeps its `next_obs`.
-    `next_obs="stored"` keeps an explicit copy instead, for unordered data. `Stacked` observations must be given from an
-    episode's start on, also after `clear()` and `cut()`: only then can their frames be told apart. `stats` and `norm`
-    are told of every transition, as a rollout buffer tells its own.
+    `Stacked` observations must be given from an episode's start on, also after `clear()` and `cut()`: only then can
+    their frames be told apart.
+
+    Args:
+        capacity: rows in all, a multiple of `num_envs`.
+        obs: one environment's observation: a shape, a `Field`, or a dict or tuple of them.
+        action: one environment's action, declared likewise.
+        num_envs: environments that write here. None is one environment without an environment axis.
+        reward: one environment's reward, declared likewise; one number by default.
+        extra: further fields of a row, by name.
+        sampler: which rows `sample` draws: `Uniform()` by default.
+        device: where the rows are stored: a torch device, or a `Memory` (pinned, shared, on disk).
+        next_obs: "shared" stores each observation once; "stored" keeps an explicit copy of every next observation, for
+            unordered data.
+        autoreset: how the vector environment resets: "NEXT_STEP", "SAME_STEP" or "DISABLED". `add_step` needs it.
+        stats: counts every transition; its metrics and reasons are the fields of these names, or come from the info
+            that `add_step` gets.
+        norm: running norms by field (or path to a leaf). Each takes in the values of its field from every transition.
+        seed: seed of the draws; None takes one from the system.
 
     A critic that sees more than the policy: `obs={"policy": 4, "critic": 9}` gives both parts of `obs` and `next_obs`.
     Several agents are an axis (`reward=(A,)`) or a dict of agents (`reward={"fox": (), "hare": ()}`). `terminated` and
@@ -659,6 +676,16 @@ class ReplayBuffer:
             f"ReplayBuffer({len(self)} of {self.capacity} rows, num_envs={self.num_envs}, "
             f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
         )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "rows": f"{len(self):,} of {self.capacity:,}",
+            "environments": self.num_envs,
+            "autoreset": None if self.autoreset is None else self.autoreset.name,
+            "sampler": self.sampler,
+            "memory": f"{size_told(self.nbytes)} on {self.device}",
+        }
+        return buffer_card("ReplayBuffer", facts.items(), self._schema)
 
 
 _TRANSITION = Transition()

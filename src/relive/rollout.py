@@ -18,6 +18,7 @@ from relive.batch import check_destination, moved
 from relive.border import light
 from relive.carries import SparseCarries
 from relive.columns import Columns
+from relive.display import buffer_card, size_told
 from relive.epochs import Read, order_of, read_fresh, read_in_batches, read_into
 from relive.errors import BufferFullError, NotReadyError, SchemaError, explain
 from relive.finals import Finals, Found
@@ -48,11 +49,24 @@ _NOTHING: Mapping[str, Any] = {}
 class RolloutBuffer:
     """`num_steps` steps of `num_envs` environments, stored once as `[num_steps + 1, num_envs, …]`.
 
-    Everything at index t belongs to the action taken at t. `num_envs=None` is one environment without an environment
-    axis. `extra` declares further fields (action masks, privileged observations, …); a `log_prob` declared there
-    replaces the default, which has the reward's shape. `stats` is told of every transition, with metrics and reasons
-    from the fields of these names, or from the info that `add_step` gets. `norm` names fields (or paths to
-    leaves) whose stored values each norm takes in: those of transitions, not of rows that only reset.
+    Everything at index t belongs to the action taken at t.
+
+    Args:
+        num_steps: steps of every environment in one rollout.
+        num_envs: environments that are stepped together. None is one environment without an environment axis.
+        obs: one environment's observation: a shape, a `Field`, or a dict or tuple of them.
+        action: one environment's action, declared likewise.
+        reward: one environment's reward, declared likewise; one number by default.
+        value: what the critic says of one observation, declared likewise; one number by default.
+        extra: further fields by name (action masks, privileged observations, …). A `log_prob` declared here replaces
+            the default, which has the reward's shape.
+        autoreset: how the vector environment resets: "NEXT_STEP", "SAME_STEP" or "DISABLED". `add_step` needs it.
+        device: where the rollout is stored: a torch device, or a `Memory`.
+        stats: counts every transition; its metrics and reasons are the fields of these names, or come from the info
+            that `add_step` gets.
+        norm: running norms by field (or path to a leaf). Each takes in the stored values of its field: those of
+            transitions, not of rows that only reset.
+        seed: seed of the shuffling; None takes one from the system.
 
     >>> rollout = RolloutBuffer(num_steps=2, num_envs=None, obs=3, action=())
     >>> for step in range(2):
@@ -572,6 +586,17 @@ class RolloutBuffer:
             f"RolloutBuffer({self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}, "
             f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
         )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "steps": f"{self.num_stored:,} of {self.num_steps:,}",
+            "environments": self.num_envs,
+            "transitions": f"{len(self):,}",
+            "attached": ", ".join(map(".".join, self._attached)) or None,
+            "autoreset": None if self.autoreset is None else self.autoreset.name,
+            "memory": f"{size_told(self.nbytes)} on {self.device}",
+        }
+        return buffer_card("RolloutBuffer", facts.items(), self._schema)
 
     @property
     def stats(self) -> EpisodeStats | None:

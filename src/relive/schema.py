@@ -41,6 +41,10 @@ Path: TypeAlias = tuple[str, ...]
 class Field:
     """One leaf of one environment's step.
 
+    Args:
+        shape: its shape in one environment, an int for one axis; one number by default.
+        dtype: its dtype, of torch or numpy.
+
     >>> Field(3)
     Field(shape=(3,), dtype=torch.float32)
     """
@@ -58,8 +62,11 @@ class Field:
 class Carry(Field):
     """A field that sequences return only at their start: the hidden state of a recurrent policy.
 
-    A rollout buffer keeps it at every step, or only every few steps of an episode: `every=16` for sequences of 16, 32,
-    … steps takes a sixteenth of the memory.
+    Args:
+        shape: its shape in one environment, an int for one axis.
+        dtype: its dtype, of torch or numpy.
+        every: a rollout buffer keeps it only every so many steps of an episode. `every=16` for sequences of 16, 32, …
+            steps takes a sixteenth of the memory.
     """
 
     every: int
@@ -79,8 +86,13 @@ class Carry(Field):
 class Stacked(Field):
     """k frames stacked along `axis`, stored as single frames and rebuilt when they are sampled.
 
-    `field` is one frame; what is given and sampled has k of them along `axis`. Before an episode's first frame stands
-    that frame again (`pad="repeat"`) or zeros (`pad="zero"`). A rollout buffer stores the stacks as they are.
+    A rollout buffer stores the stacks as they are.
+
+    Args:
+        field: one frame.
+        k: how many frames one observation has, at least 2.
+        axis: the axis of the observation along which they are stacked, oldest first.
+        pad: what stands before an episode's first frame: that frame again ("repeat") or zeros ("zero").
 
     >>> Stacked(Field((84, 84), torch.uint8), 4)
     Stacked(shape=(84, 84), dtype=torch.uint8, k=4, axis=2, pad='repeat')

@@ -27,9 +27,14 @@ _MOMENTS = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
 class EpisodeStats:
     """The last `window` finished episodes of `num_envs` environments, in the order of time, then environment.
 
-    `metrics` names numbers of a step that are summed over the episode, as rewards are; `reasons` names why episodes
-    end. `num_envs=None` is one environment without an environment axis. A return is a team's: buffers add up the
-    rewards of several agents. What one agent gets may be a metric.
+    A return is a team's: buffers add up the rewards of several agents. What one agent gets may be a metric.
+
+    Args:
+        num_envs: environments that are counted. None is one environment without an environment axis.
+        window: how many of the newest episodes the summary is about.
+        metrics: names of numbers of a step that are summed over the episode, as rewards are.
+        reasons: names of the reasons why episodes end.
+        device: where the counts are kept.
 
     >>> stats = EpisodeStats(num_envs=2, reasons=("fall",))
     >>> stats.update([1.0, 5.0], terminated=[False, False], truncated=[False, False])

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 import relive as rl
 from relive.memory.shared import shares_memory
 from tests.checkpoint.traffic import KINDS, digest, equal, make_replay, step_replay
+from tests.tiers import select
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", select("prioritized", "rollout", "distillation", of=KINDS))
 def test_a_loaded_buffer_goes_on_as_the_saved_one(kind: str, tmp_path: Path, backend: str) -> None:
     """Saved at many moments, each time on top of the last; read and written on both sides afterwards."""
     subject = KINDS[kind]
@@ -45,7 +46,7 @@ def test_a_loaded_buffer_goes_on_as_the_saved_one(kind: str, tmp_path: Path, bac
     assert len(list((tmp_path / "manifests").iterdir())) == 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", select("epochs", "distillation", of=KINDS))
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=st.integers(0, 60), after=st.integers(0, 30), reads=st.integers(0, 3))
 def test_the_stream_of_samples_is_that_of_the_uninterrupted_run(

@@ -143,6 +143,7 @@ def test_t5_t6_n_steps_stop_at_ends_and_at_the_newest_row_and_discount_what_they
         assert float(batch[("action",)][i]) == run[0]["action"]
 
 
+@pytest.mark.thorough
 def test_t7_shared_next_observations_are_the_stored_ones_over_ten_thousand_layouts() -> None:
     random = np.random.default_rng(7)
     for _ in range(10_000):

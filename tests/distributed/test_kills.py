@@ -156,6 +156,7 @@ def judge(totals: dict[str, Any], kills: int) -> None:
     assert totals["longest"] < PATIENCE + 5  # nobody hangs; the machine may be busy
 
 
+@pytest.mark.promise("F1")
 def test_three_kills_under_load(tmp_path: Path, cluster: str) -> None:
     totals = stress(tmp_path, kills=3, pause=1.0, seed=0)
     tell(f"F1: {totals}")

@@ -106,6 +106,7 @@ def test_every_row_arrives_once_and_in_order_whatever_dies(
     run(tmp_path_factory.mktemp("service"), data)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("broken", [Forgetful, Amnesiac])
 def test_a_shard_that_forgets_what_it_was_sent_is_found_out(tmp_path_factory: Any, broken: type[Shard]) -> None:
     @given(data=st.data())

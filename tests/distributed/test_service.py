@@ -24,7 +24,7 @@ from relive.errors import IncompatibleCheckpoint, SchemaError
 from relive.memory.shared import shares_memory
 from tests.distributed.local import steps_of
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.thorough]
 
 
 def kill(service: ReplayService, shard: int = 0) -> None:

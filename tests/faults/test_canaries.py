@@ -30,6 +30,8 @@ from tests.faults.test_abuse import Case, complaint, forget, prioritized, replay
 from tests.faults.traffic import Traffic
 from tests.test_threads import at_once
 
+pytestmark = pytest.mark.thorough
+
 CPU = torch.device("cpu")
 
 

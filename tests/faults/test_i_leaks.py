@@ -134,6 +134,7 @@ def live_long(cycles: int, saves: int) -> None:
     )
 
 
+@pytest.mark.promise("I4")
 def test_a_life_leaves_nothing_behind() -> None:
     live_long(trials("I4", 20_000), trials("I4_SAVES", 30))
 
@@ -175,6 +176,7 @@ def leak(what: str, cycles: int) -> dict[str, int]:
             path.unlink()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("what", "cycles"), [(what, 900 if what == "memory" else 60) for what in Held._fields])
 def test_what_is_left_behind_is_seen(what: str, cycles: int) -> None:
     assert what in apart(leak, what, cycles)

@@ -79,16 +79,22 @@ def load(
 ) -> Any:
     """The buffer that was saved below `path`: the newest valid checkpoint, or the one called `number`.
 
-    It goes on exactly as the saved one would have: the same draws, the same epochs, the same statistics. `device` (also
-    a `Memory`) and `capacity` (of a replay or distillation buffer, whose newest rows then stay) change it, and a
-    warning says how.
-    `sampler` is needed where the saved one was the caller's own, or had a function for `beta`. `kind`, one of the
-    buffer classes, says what is expected there: anything else is an IncompatibleCheckpoint.
+    It goes on exactly as the saved one would have: the same draws, the same epochs, the same statistics. Where `device`
+    or `capacity` change it, a warning says how.
 
     Where `path` is the folder of a buffer in disk memory, that buffer is reopened; nothing of it can be changed then.
 
     A damaged checkpoint is passed over for an older one with a warning, unless it was named. CorruptCheckpoint,
     IncompatibleCheckpoint and NoCheckpoint say what is wrong and where. Nothing in a checkpoint is executed.
+
+    Args:
+        path: the folder that `save` was given, or that of a buffer in disk memory.
+        kind: the buffer class that is expected there; any other is an IncompatibleCheckpoint. None takes any.
+        number: which checkpoint, as `save` returned it; None takes the newest valid one.
+        device: where to load it: a torch device, or a `Memory`; None is where it was.
+        capacity: a new capacity, of a replay or distillation buffer; its newest rows stay.
+        sampler: needed where the saved one was the caller's own, or had a function for `beta`.
+        files: how files are read; for tests that make disks fail.
     """
     if capacity is not None:
         positive("capacity", capacity)

@@ -35,6 +35,13 @@ def prefetch(
     meanwhile, they are the same. What is added or updated takes effect `depth` batches later. An error of `sample` is
     raised in its turn, and the next batch is then tried anew.
 
+    Args:
+        replay: what is sampled: a `ReplayBuffer`, a `Mixture`, or a `RateLimit` around one.
+        batch_size: rows of a batch.
+        view: what is read around each row; `Transition()` by default.
+        depth: batches that are made ahead, at least 1.
+        device: where the batches go; None leaves them where the buffer is.
+
     >>> from relive import ReplayBuffer
     >>> replay = ReplayBuffer(100, obs=2, action=(), seed=0)
     >>> replay.add([0.0, 0.0], 0.5, 1.0, terminated=False, truncated=False, next_obs=[1.0, 0.0])

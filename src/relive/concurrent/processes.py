@@ -47,9 +47,12 @@ def handle_of(replay: ReplayBuffer) -> Handle:
 def connect(handle: Handle, *, seed: int | None = None) -> ReplayBuffer:
     """The buffer that `replay.handle()` was called on, in this process: the same rows, priorities and ids.
 
-    Draws, epochs and staged fields are each process's own, and so is `seed`; how many rows were drawn is counted
-    together. The process that made the handle must be alive now, but not later: the memory goes with the last process
-    that has it.
+    Draws, epochs and staged fields are each process's own; how many rows were drawn is counted together. The process
+    that made the handle must be alive now, but not later: the memory goes with the last process that has it.
+
+    Args:
+        handle: what `replay.handle()` returned in the other process.
+        seed: seed of this process's draws; None takes one from the system.
     """
     if not isinstance(handle, Handle):
         raise SchemaError(explain("connect", "a handle", repr(handle), "Pass replay.handle()."))

@@ -26,13 +26,19 @@ _PAUSES = (0.0002, 0.005)
 class RateLimit:
     """A replay buffer whose writers and samplers wait for each other.
 
-    Of every transition, `samples_per_insert` are sampled on average: samples = samples_per_insert · (inserts −
-    min_size) ± `tolerance`. Sampling waits for `min_size` transitions at first and whenever it is ahead by more than
-    the tolerance; adding waits when it is ahead. Rows are counted, not calls: `sample(256)` are 256 samples. Whoever
-    waits longer than `timeout` seconds gets a TimeoutError that says for what; None waits for ever.
+    samples = samples_per_insert · (inserts − min_size) ± tolerance. Sampling waits whenever it is ahead by more than
+    the tolerance; adding waits when it is ahead. Rows are counted, not calls: `sample(256)` are 256 samples.
 
     Threads share one RateLimit. Processes make one each, with the same settings, around the same buffer in shared
     memory. What goes through a RateLimit is counted since the buffer was made, steps that only reset too.
+
+    Args:
+        replay: the buffer.
+        samples_per_insert: how often each transition is sampled on average.
+        min_size: transitions that sampling waits for at first.
+        tolerance: samples by which either side may be ahead; by default what `min_size` transitions, or one step of all
+            environments, are worth.
+        timeout: seconds after which whoever waits gets a TimeoutError that says for what; None waits for ever.
 
     >>> replay = ReplayBuffer(100, obs=1, action=(), seed=0)
     >>> limit = RateLimit(replay, samples_per_insert=4, min_size=2, tolerance=16, timeout=0.01)

@@ -56,13 +56,18 @@ def from_minari(
 ) -> Any:
     """Read a Minari dataset, episode by episode, into a buffer; returns the buffer.
 
-    `dataset` is a `MinariDataset`, the id of a local one, or a path. Without a `buffer` a ReplayBuffer is made that has
-    room for all of it and keeps every number as it is, float64 too; `sampler`, `device` and `seed` are its. `infos`
-    names what is kept of the infos, in the field "info": all of it by default, which must be arrays of numbers.
-
     A given replay buffer with several environments gets each episode into the one with the fewest steps so far. A field
     of its own, or of a DistillationBuffer, that is called "info" takes the infos; any other takes the info of that
     name. A RolloutBuffer has one environment and room for all steps. When it takes long, a terminal shows how far.
+
+    Args:
+        dataset: a `MinariDataset`, the id of a local one, or a path.
+        buffer: where the steps go. None makes a ReplayBuffer with room for all of them, which keeps every number as it
+            is, float64 too.
+        infos: names of what is kept of the infos, in the field "info": all by default, which must be arrays of numbers.
+        sampler: the sampler of the buffer that is made.
+        device: where the buffer that is made keeps its rows.
+        seed: the seed of the buffer that is made.
     """
     source = opened(dataset)
     if buffer is None:
@@ -267,10 +272,15 @@ def _to_distillation(buffer: DistillationBuffer, episodes: Iterable[Episode]) ->
 def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
     """Write the episodes of a replay buffer as the local Minari dataset `dataset_id`; returns the MinariDataset.
 
-    `options` are those of `minari.create_dataset_from_buffers`: `env=` or spaces, author and so on. Without them the
-    spaces are the widest that the fields allow. What was added beside obs, action, reward and ends becomes infos, the
-    parts of a field "info" each under its own name; before the first step, where reset would have given some, they are
-    zero. Pictures are not compressed as JPEG, which loses some of them, unless `jpeg_encoding=True` asks for it.
+    What was added beside obs, action, reward and ends becomes infos, the parts of a field "info" each under its own
+    name; before the first step, where reset would have given some, they are zero. Pictures are not compressed as JPEG,
+    which loses some of them, unless `jpeg_encoding=True` asks for it.
+
+    Args:
+        replay: a replay buffer in the order of time.
+        dataset_id: the name of the dataset, as Minari has them: "namespace/name-v0".
+        options: those of `minari.create_dataset_from_buffers`: `env=` or spaces, author and so on. Without them the
+            spaces are the widest that the fields allow.
     """
     minari = _minari()
     if type(replay) is not ReplayBuffer or replay._storage.keeps_next:

@@ -30,8 +30,13 @@ _HOST = torch.device("cpu")
 class Checkpoint:
     """Where the shards of a service save themselves, and how often: what a restarted shard goes on from.
 
-    A shard saves after a push when `seconds` have passed or `rows` steps have come since the last time (whichever is
-    first), and when asked. On several machines `path` must be a folder that all of them see.
+    A shard saves after a push when `seconds` have passed or `rows` steps have come, and when asked.
+
+    Args:
+        path: a folder, which on several machines all of them see.
+        seconds: time since the last save.
+        rows: steps since the last save; None does not count them.
+        keep: how many of the newest checkpoints stay.
     """
 
     path: str | PathLike[str]

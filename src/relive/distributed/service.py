@@ -43,13 +43,27 @@ class ReplayService:
     `ReplayBuffer`. What comes out is what one buffer would give: `index` names a row for the whole life of the service,
     and prioritized rows are drawn in proportion to their priority among all shards, with weights from all of them.
 
-    With a `checkpoint` (a path, or a `Checkpoint`) the shards save themselves, and one whose process dies starts again
-    from its newest checkpoint; clients send again what it has lost. Without, a shard that dies is gone, and so is the
-    service. It lives as long as the job that has made it and this object, or until `close()`.
+    With a `checkpoint` the shards save themselves, and one whose process dies starts again from its newest checkpoint;
+    clients send again what it has lost. Without, a shard that dies is gone, and so is the service. It lives as long as
+    the job that has made it and this object, or until `close()`.
 
-    No call waits for longer than `timeout` seconds: ShardUnavailable says which shard did not answer, and whether
-    trying again may help. A client has at most `max_pending` blocks under way to a shard. `ray_options` go to the
-    processes' actors (`num_cpus`, `resources`, `scheduling_strategy`, …).
+    Args:
+        name: what other processes of the cluster find it by.
+        capacity: rows in all shards together, a multiple of `num_envs`.
+        obs: one environment's observation: a shape, a `Field`, or a dict or tuple of them.
+        action: one environment's action, declared likewise.
+        num_shards: processes that keep the rows.
+        num_envs: environments that write here, in all processes together.
+        reward: one environment's reward, declared likewise; one number by default.
+        extra: further fields of a row, by name.
+        sampler: which rows `sample` draws: `Uniform()` by default.
+        autoreset: how the vector environments reset: "NEXT_STEP", "SAME_STEP" or "DISABLED".
+        checkpoint: where and how often the shards save themselves: a path, or a `Checkpoint`.
+        seed: seed of the draws; None takes one from the system.
+        timeout: seconds that a call waits at most. ShardUnavailable says which shard did not answer, and whether trying
+            again may help.
+        max_pending: blocks that a client has under way to a shard at most.
+        ray_options: options of the processes' actors (`num_cpus`, `resources`, `scheduling_strategy`, …).
     """
 
     def __init__(

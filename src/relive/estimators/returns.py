@@ -29,7 +29,9 @@ def lambda_return(
         reward: [T], [T, N] or [T, N, …].
         next_value: like reward; V of the observation that t led to, before any reset. Not read where terminated, and
             with λ = 1 only where the chain stops.
-        terminated, truncated, mask: bool, like reward or its leading axes [T, N]; as in `gae`.
+        terminated: bool, like reward or its leading axes [T, N]; as in `gae`.
+        truncated: bool, like terminated; as in `gae`.
+        mask: bool, like terminated; as in `gae`.
         gamma: discount γ in [0, 1].
         lam: λ in [0, 1].
     """
@@ -63,7 +65,9 @@ def n_step_return(
     Args:
         reward: [T], [T, N] or [T, N, …].
         next_value: like reward; V of the observation that t led to, before any reset. Read at a window's last row only.
-        terminated, truncated, mask: bool, like reward or its leading axes [T, N]; as in `gae`.
+        terminated: bool, like reward or its leading axes [T, N]; as in `gae`.
+        truncated: bool, like terminated; as in `gae`.
+        mask: bool, like terminated; as in `gae`.
         gamma: discount γ in [0, 1].
         n: steps to sum, at least 1.
     """
@@ -106,7 +110,9 @@ def discounted_return(
 
     Args:
         reward: [T], [T, N] or [T, N, …].
-        terminated, truncated, mask: bool, like reward or its leading axes [T, N]; as in `gae`.
+        terminated: bool, like reward or its leading axes [T, N]; as in `gae`.
+        truncated: bool, like terminated; as in `gae`.
+        mask: bool, like terminated; as in `gae`.
         gamma: discount γ in [0, 1].
         last_value: [N, …], a reward without its time axis (a number when reward is [T]); V of the observation after the
             last row, read where the last row is neither terminated nor truncated.

@@ -29,6 +29,13 @@ class Place(Protocol):
 class Memory:
     """What `device=` of a buffer names, when it is more than a device.
 
+    `Memory.pinned()`, `Memory.shared()` and `Memory.disk(path)` make one.
+
+    Args:
+        device: the torch device of the tensors.
+        is_pinned: whether an accelerator can copy from it asynchronously.
+        place: where the data is, if it is not this process's own.
+
     >>> Memory.of("cpu"), Memory.shared()
     (Memory.of('cpu'), Memory.shared())
     """

@@ -24,6 +24,9 @@ class Counted:
     A row's count begins at 0 when it is stored and goes when it is overwritten. It costs eight bytes a row, one
     addition a drawn row and one write a stored row; other samplers count nothing.
 
+    Args:
+        sampler: the sampler that chooses the rows.
+
     >>> from relive import Prioritized, ReplayBuffer
     >>> replay = ReplayBuffer(100, obs=2, action=(), sampler=Counted(Prioritized()))
     """

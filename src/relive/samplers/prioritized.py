@@ -26,10 +26,15 @@ from relive.vocabulary import worded
 class Prioritized:
     """Draws row i with probability p_i / Σp, where p = (priority + eps)^alpha.
 
-    weight_i = (M · P(i))^-beta, divided by the largest weight of the batch (`normalize="batch"`) or by the largest that
-    any stored row could have (`"global"`), so that weights are in (0, 1]. `beta` is a number, or a function of how many
-    rows were drawn so far. A new row gets the largest priority accepted so far, 1 at first. With `eps=0` a row of
-    priority zero is never drawn. (Schaul et al., Prioritized Experience Replay, 2016.)
+    weight_i = (M · P(i))^-beta, divided by the largest weight, so that weights are in (0, 1]. A new row gets the
+    largest priority accepted so far, 1 at first. (Schaul et al., Prioritized Experience Replay, 2016.)
+
+    Args:
+        alpha: how much priorities count: 0 draws uniformly, 1 in proportion.
+        beta: how much of the bias the weights correct: a number, or a function of how many rows were drawn so far.
+        eps: added to every priority. With 0, a row of priority zero is never drawn.
+        normalize: which weight becomes 1: the largest of the batch ("batch"), or the largest that any stored row could
+            have ("global").
     """
 
     alpha: float = 0.6

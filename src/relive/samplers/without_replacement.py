@@ -21,7 +21,10 @@ from relive.vocabulary import worded
 class WithoutReplacement:
     """An epoch permutes what is stored when it starts; rows that are overwritten meanwhile are skipped.
 
-    The last batch of an epoch is what is left of it, or is left out with `drop_last=True`; then the next epoch starts.
+    The last batch of an epoch is what is left of it; then the next epoch starts.
+
+    Args:
+        drop_last: leave out a last batch that is shorter than the others.
     """
 
     drop_last: bool = False

@@ -43,10 +43,17 @@ class Steps(Protocol):
 class Hindsight:
     """A share `ratio` of the drawn rows pretends that its goal was one that the same episode reached.
 
-    `goal` and `achieved` name leaves of the observation (a name inside `obs`, or a whole path). `strategy` says which
-    achieved goal is taken: of a step from the drawn one on ("future"), of the last step ("final"), of any ("episode");
-    always the one *after* that step. Reward and terminated are recomputed by `fn` from the state each step led to, for
-    every step that the inner view reads. (Andrychowicz et al., Hindsight Experience Replay, 2017.)
+    Reward and terminated are recomputed from the state each step led to, for every step that the inner view reads.
+    (Andrychowicz et al., Hindsight Experience Replay, 2017.)
+
+    Args:
+        goal: the leaf of the observation that holds the goal: a name inside `obs`, or a whole path.
+        achieved: the leaf of the observation that holds what was achieved, named likewise.
+        fn: fn(achieved_next [M, …], goal [M, …], rows [M]) returns (reward [M], terminated [M]).
+        ratio: share of the drawn rows whose goal is replaced, in [0, 1].
+        strategy: which achieved goal is taken: of a step from the drawn one on ("future"), of the last step ("final"),
+            of any step ("episode"); always the one *after* that step.
+        view: what is read around each row: `Transition`, `NStep` or `Sequence`.
     """
 
     goal: str | Path

@@ -26,6 +26,10 @@ class NStep:
     A window ends where its episode ends or at the newest row, so that the last n−1 rows of an episode are read too;
     `terminated` and `truncated` are those of its last step. The learner's target is
     reward + discount · (1 − terminated) · Q(next_obs).
+
+    Args:
+        n: steps to sum, at least 1.
+        gamma: discount γ in [0, 1].
     """
 
     n: int

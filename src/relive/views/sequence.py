@@ -23,8 +23,12 @@ class Sequence:
     """`burn_in + length` steps [B, L, …] around each drawn row, which is the first trained one.
 
     Burn-in lies before it. "mask" says which steps are real, "train" which of them are no burn-in, "is_first" which
-    start an episode; what is not real is zero. A sequence ends with its episode, or goes on into the next one with
-    `cross_episodes=True`. `Carry` fields are those of the first real step [B, …].
+    start an episode; what is not real is zero. `Carry` fields are those of the first real step [B, …].
+
+    Args:
+        length: steps to train on, at least 1.
+        burn_in: steps before them, for a recurrent network to find its state.
+        cross_episodes: go on into the next episode; otherwise a sequence ends with its episode.
     """
 
     length: int

@@ -35,6 +35,7 @@ from tests.faults.checkpoint.forgery import (
 from tests.faults.checkpoint.forgery import body as body_of
 from tests.faults.digest import digest as whole_digest
 from tests.faults.processes import apart
+from tests.tiers import select
 from tests.totals import SEED, tell, trials
 
 
@@ -46,7 +47,8 @@ def checked_files(root: Path, number: int = 2) -> list[Path]:
     return [root / "FORMAT", manifest, root / "state" / document["state"]["name"], *segments]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.promise("C1")
+@pytest.mark.parametrize("kind", select("prioritized", "rollout", of=KINDS))
 def test_a_file_of_another_length_is_named(kind: str, tmp_path: Path) -> None:
     old_checkpoint(kind, tmp_path)
     rng, count = random.Random(SEED), 0
@@ -104,6 +106,7 @@ def test_every_bit_of_a_manifests_first_line_is_seen(tmp_path: Path) -> None:
             rl.load(tmp_path, number=2)
 
 
+@pytest.mark.promise("C2")
 def test_every_flipped_bit_is_seen(tmp_path: Path) -> None:
     flip_bits(tmp_path, trials("C2", 2_000), SEED)
 
@@ -151,6 +154,7 @@ def read_forged(root: Path, bodies: list[bytes] | int, seed: int) -> Outcome:
     return outcomes, slowest, grown, wrong
 
 
+@pytest.mark.promise("C4")
 @pytest.mark.parametrize("kind", ["prioritized", "rollout", "distillation"])
 def test_manifests_forged_by_hand_are_refused(kind: str, tmp_path: Path) -> None:
     old_checkpoint(kind, tmp_path)
@@ -203,6 +207,7 @@ def forge(path: Path, count: int, seed: int) -> None:
         assert grown < 64
 
 
+@pytest.mark.thorough
 def test_generated_manifests_are_refused_or_are_buffers(tmp_path: Path) -> None:
     forge(tmp_path, trials("C4", 5_000), SEED)
 
@@ -258,6 +263,7 @@ def forge_states(path: Path, count: int, seed: int) -> None:
         assert outcomes["CorruptCheckpoint"] > 0
 
 
+@pytest.mark.thorough
 def test_generated_states_are_refused_or_are_buffers(tmp_path: Path) -> None:
     forge_states(tmp_path, trials("C4_STATES", 1_400), SEED)
 
@@ -320,6 +326,7 @@ BY_HAND: dict[str, tuple[str, str, Any, str]] = {
 }
 
 
+@pytest.mark.promise("C4")
 @pytest.mark.parametrize("name", BY_HAND)
 def test_numbers_that_cannot_be_are_refused_by_name(name: str, tmp_path: Path) -> None:
     kind, array, edit, words = BY_HAND[name]
@@ -409,6 +416,7 @@ def watch_load(root: Path) -> tuple[str, list[str]]:
     return told, seen
 
 
+@pytest.mark.promise("C5")
 @pytest.mark.parametrize("what", [*PLANTS, "folder as link", "folder as fifo"])
 def test_planted_files_are_refused_and_nothing_outside_is_touched(what: str, tmp_path: Path) -> None:
     root = tmp_path / "root"
@@ -445,6 +453,7 @@ def test_a_damaged_manifest_is_passed_over_whatever_it_is(tmp_path: Path) -> Non
 # Checkpoints of something else
 
 
+@pytest.mark.promise("C10")
 def test_checkpoints_that_do_not_fit_here_say_so(tmp_path: Path) -> None:
     def changed(kind: str, edit: Any) -> Path:
         root = tmp_path / f"{len(list(tmp_path.iterdir()))}"
@@ -524,6 +533,7 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.promise("C10")
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_what_load_is_asked_for_and_cannot_give_is_said(name: str, tmp_path: Path) -> None:
     kind, arguments, words = ARGUMENTS[name]

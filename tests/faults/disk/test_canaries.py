@@ -18,6 +18,8 @@ from tests.faults.disk.test_kills import killed_after
 from tests.faults.disk.test_power import Machine, lose_power, other_boot  # noqa: F401 (a fixture)
 from tests.faults.disk.writer import LAYOUTS, Story, verify, write
 
+pytestmark = pytest.mark.thorough
+
 
 def no_seals(storage: ReplayStorage, *_: Any) -> torch.Tensor:
     """Whatever a row is, it is taken for what was written."""

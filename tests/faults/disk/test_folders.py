@@ -8,8 +8,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,8 @@ from relive.cli import main
 from relive.disk.records import newest
 from relive.disk.reopening import peek
 from tests.faults.disk.writer import Layout, Story, verify, write
+from tests.faults.processes import apart
+from tests.tiers import select
 from tests.totals import SEED, tell, trials
 
 LAYOUT = Layout(3, 40, options={"sampler": rl.Prioritized()})
@@ -82,7 +82,7 @@ def test_files_of_another_length_are_refused(tmp_path: Path) -> None:
     tell(f"disk memory: {count} files of another length, none taken")
 
 
-@pytest.mark.parametrize("closes", [True, False], ids=["closed", "left open"])
+@pytest.mark.parametrize("closes", select(True, of=[True, False]), ids=["closed", "left open"])
 def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, closes: bool) -> None:
     lives = made(tmp_path / "whole", closes=closes)
     rng, outcomes = random.Random(SEED), Counter[str]()
@@ -208,19 +208,17 @@ def test_another_declaration_is_refused_with_the_difference(tmp_path: Path, opti
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     replay = LAYOUT.make(rl.Memory.disk(tmp_path / "memory"))
-    program = f"import relive as rl; rl.load({str(tmp_path / 'memory')!r}).close()"
-
-    def other() -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-
-    refused = other()
-    assert refused.returncode != 0
-    assert "expected one process at a time, got a folder that another process uses" in refused.stderr
+    with pytest.raises(AssertionError, match="expected one process at a time, got a folder that another process uses"):
+        apart(open_and_close, tmp_path / "memory")
     with pytest.raises(rl.CheckpointError, match="one process at a time"):
         rl.load(tmp_path / "memory")
     assert main(["check", str(tmp_path / "memory")]) == 1
     replay.close()
-    assert other().returncode == 0
+    apart(open_and_close, tmp_path / "memory")
+
+
+def open_and_close(root: Path) -> None:
+    rl.load(root).close()
 
 
 def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:

@@ -172,6 +172,7 @@ def lose_power_often(path: Path, monkeypatch: pytest.MonkeyPatch, count: int, st
     assert left > written // 20
 
 
+@pytest.mark.promise("A7")
 @pytest.mark.usefixtures("other_boot")
 def test_after_a_loss_of_power_what_was_committed_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lose_power_often(tmp_path, monkeypatch, trials("A7_POWER", 28), 2)
