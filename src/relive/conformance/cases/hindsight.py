@@ -59,7 +59,7 @@ CASES = (
         "T14",
         "hindsight goals",
         "Hindsight goals of episodes that wrap around the ring, strategies future and final.",
-        "goals of the same episode only, final is what was achieved after its last step, rewards are computed anew",
+        "only goals of the same episode; the final goal is achieved after its last step; rewards are recomputed",
         goals,
     ),
 )

@@ -88,7 +88,7 @@ CASES = (
         "T15",
         "sequences inside episodes",
         "Sequences around ends of episodes, the ring's seam and unwritten rows.",
-        "steps of one episode in their order; the last step of an episode is in some sequence",
+        "consecutive steps of one episode; a sequence contains the last step of every episode",
         runs,
     ),
     Case(
