@@ -54,6 +54,10 @@ class InvariantError(RuntimeError):
     """A buffer is not what its own methods make of it: something else has changed it."""
 
 
+class DataWarning(UserWarning):
+    """Legal data that looks like a mistake."""
+
+
 def explain(where: str, expected: object, got: object, remedy: str) -> str:
     """The one sentence pattern of all messages: `<where>: expected <what>, got <what>. <What to do>.`"""
     return f"{where}: expected {expected}, got {got}. {remedy}"
