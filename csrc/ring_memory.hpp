@@ -64,7 +64,8 @@ public:
     // Whether every slot still holds the row of this id, and it can be drawn.
     bool holds(nb::handle slots, nb::handle ids) const;
 
-    // The slots of windows [before | drawn row | after] around each slot, -1 where there is no step; see views/sequence.
+    // The slots of windows around each slot: up to `before` steps, the row itself, the steps after it, then -1; see
+    // views/sequence.
     void window(nb::handle slots, int64_t before, int64_t after, bool cross, nb::handle out, nb::handle first) const;
 
     // Fresh tensors of every leaf at each slot, then of the observations that these rows led to, then the rows' ids.
@@ -76,7 +77,7 @@ public:
 
     // Fresh tensors of windows (see `window`): every leaf that is not carried [B, L, …], the observations that these steps
     // led to, which steps are real, which of them are no burn-in, which start an episode, the `carried` leaves at the first
-    // real step [B, …], the ids of the drawn rows.
+    // step [B, …], the ids of the drawn rows.
     nb::list sequences(nb::handle slots, int64_t before, int64_t after, bool cross, const std::vector<int>& carried);
 
     // Rebuild the frame stacks of column `leaf` at each slot; a slot of -1 gives zeros.

@@ -336,7 +336,7 @@ class ReplayStorage:
     def windows(
         self, slots: torch.Tensor, before: int, after: int, *, cross: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The flat slots [B, before + after] of the steps around each row (-1: none), and which start an episode."""
+        """Flat slots [B, before + after] of the steps around each row, then -1, and which of them start an episode."""
         if self.native is None:
             windows = self.ring.windows(slots, before, after, cross)
             return windows, self.ring.first.view(-1)[windows.clamp(min=0)] & (windows >= 0)
@@ -423,7 +423,7 @@ class ReplayStorage:
         """Everything around each row from the native core, see `Sequence`; None where it cannot tell.
 
         The leaves of steps in the order of their columns, next observations, "mask", "train", "is_first", the columns
-        `carried` at the first real step, ids.
+        `carried` at the first step, ids.
         """
         if self.native is None or not kernels.exchange():
             return None
