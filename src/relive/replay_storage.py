@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from relive import kernels
 from relive.batch import assembler
 from relive.border import conform, dotted, light, refuse_reused_leaves
+from relive.chains import Chains
 from relive.errors import SchemaError, explain
 from relive.kernels.reader import Reader, reader
 from relive.memory import Room
@@ -33,12 +34,22 @@ class ReplayStorage:
     """
 
     def __init__(
-        self, schema: Schema, rows: int, num_envs: int | None, room: Room, *, keeps_next: bool, next_step: bool
+        self,
+        schema: Schema,
+        rows: int,
+        num_envs: int | None,
+        room: Room,
+        *,
+        keeps_next: bool,
+        next_step: bool,
+        same_step: bool,
     ) -> None:
         self.schema = schema
         self.room = room
         self.keeps_next = keeps_next
         self.next_step = next_step
+        self.same_step = same_step
+        """Environments are known to reset in the step that ends an episode."""
         self.lead = () if num_envs is None else (num_envs,)
         self.observed = schema.columns["obs"]
         self.next_paths = tuple(("next_obs", *schema.paths[i][1:]) for i in self.observed)
@@ -89,6 +100,12 @@ class ReplayStorage:
         """How many rows an environment can be given yet, at least: what the host knows without asking the device."""
         if room.is_found:
             self.count_rows_left()
+        self.chains = Chains()
+        """Of what torch ops have written on the host; the native twin counts for itself."""
+        self.counts_chains = self.device.type == "cpu"
+        """Counting elsewhere would be launches for every step: there `check()` looks at what is stored."""
+        self.told: set[str] = set()
+        """Which doubts were spoken: each is once."""
         self.is_empty = True
         """Nothing was written since the last clear: what the host knows without asking the device."""
 
@@ -111,6 +128,7 @@ class ReplayStorage:
             kernels.buffer_of(self.seals),
             self.ring.alive,
             self.next_step,
+            self.same_step,
             not self.lead,
             *(self.schema.columns[name][0] for name in ("reward", "terminated", "truncated")),
         )
@@ -173,15 +191,17 @@ class ReplayStorage:
 
     def write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
-    ) -> None:
-        """One step (or a block of `steps` steps in time order) of all environments, or of the environments `envs`."""
+    ) -> str | None:
+        """One step (or a block of `steps` steps in time order) of all environments, or of the environments `envs`.
+
+        Returns None; or, once for each such doubt, what looks like a mistake, and then nothing was written.
+        """
         native = self._native if kernels._active is not None or self.room.outlives else None
         blocks, count = steps is not None, 1 if steps is None else steps
         if self._rows_left < MOST_ROWS * count:
             self._require_rows_left(count)
-        self._shares = None
         if native is not None:
-            self._row_ids = None
+            self._shares = self._row_ids = None
             ids = None if envs is None else kernels.buffer_of(envs)
             status = native.write(leaves, nexts, ids, count, blocks)
             if status >= 0:
@@ -189,13 +209,38 @@ class ReplayStorage:
                 as_buffers = [tuple(map(kernels.buffer_of, group)) for group in (leaves, nexts)]
                 status = native.write(*as_buffers, ids, count, blocks)
             if status < -1:
-                raise self.unstackable(-2 - status)
+                return self._refused(status)
         else:
             leaves, nexts = self._conformed(leaves, nexts, envs, steps)
-            self._changes = TorchWriter(self).write(leaves, nexts, envs, blocks)
+            writer = TorchWriter(self, leaves, nexts, envs, blocks)
+            chains = self.chains + writer.chains() if self.counts_chains else self.chains
+            doubt = self.doubt(chains)
+            if doubt is not None:
+                return doubt
+            self._shares = None
+            self._changes = writer.write()
+            self.chains = chains
             self._renew_row_ids()
         self.is_empty = False
         self._rows_left -= MOST_ROWS * count
+        return None
+
+    def _refused(self, status: int) -> str:
+        """What the native core has a doubt about; or the stack that it cannot store is raised."""
+        core = kernels._native  # also where torch ops are forced: memory that outlives a process is written natively
+        assert core is not None
+        if status not in (core.LOOKS_CUT, core.LOOKS_RESET):
+            raise self.unstackable(-2 - status)
+        chains = Chains(*self._native.foreseen())
+        return chains.of_cuts() if status == core.LOOKS_CUT else chains.of_resets()
+
+    def doubt(self, chains: Chains) -> str | None:
+        """What looks like a mistake and was not spoken of yet."""
+        for name, message in chains.doubts():
+            if name not in self.told:
+                self.told.add(name)
+                return message
+        return None
 
     def count_rows_left(self) -> None:
         """Find out how many rows can be numbered yet; for whoever has set the heads."""
