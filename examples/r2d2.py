@@ -28,7 +28,7 @@ COPY_EVERY, EXPLORE = 100, 0.1
 WINDOW, SOLVED = 100, 0.9
 
 
-class Corridor(gym.Env[np.ndarray, int]):
+class Corridor(gym.Env[np.ndarray, np.int64]):
     """A sign says left (−1) or right (+1); some steps later there is a fork. Seen are the sign, once, and the fork."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
@@ -40,7 +40,7 @@ class Corridor(gym.Env[np.ndarray, int]):
         self.left_to_go = int(self.np_random.integers(4, 11))
         return np.array([self.sign, 0.0], np.float32), {}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict]:
         ended = self.left_to_go == 0
         reward = float((2 * action - 1) * self.sign) if ended else 0.0
         self.left_to_go -= 1
@@ -157,7 +157,7 @@ def plot(path: Path, curves: dict[str, list[tuple[int, float]]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="R2D2 on a task that needs memory.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--total-steps", type=int, default=30_000)
+    parser.add_argument("--total-steps", type=int, default=12_000)
     parser.add_argument("--no-memory", action="store_true", help="train only the network without a recurrent state")
     parser.add_argument("--plot", type=Path, default=None, help="save the curves here (needs matplotlib)")
     args = parser.parse_args()

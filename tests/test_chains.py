@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -32,6 +32,11 @@ def replay(**options: Any) -> rl.ReplayBuffer:
 def add(buffer: rl.ReplayBuffer, step: Step) -> None:
     obs, terminated, truncated, next_obs = step
     buffer.add([obs], 0.0, 0.0, terminated, truncated, [next_obs])
+
+
+def add_all(buffer: rl.ReplayBuffer, steps: Iterable[Step]) -> None:
+    for step in steps:
+        add(buffer, step)
 
 
 def block(steps: list[Step]) -> dict[str, np.ndarray]:
@@ -79,22 +84,24 @@ def test_a_chain_that_is_mostly_cut_is_spoken_of_once_with_figures_and_remedies(
     for remedy in ('next_obs="stored"', "normalise when sampling", "each player of turn-based self-play a column"):
         assert remedy in message
     assert caught[0].filename == __file__
-    for step in steps[65:]:
-        add(buffer, step)
+    add_all(buffer, steps[65:])
     assert len(buffer) == 200
 
 
 def test_a_moving_normaliser_is_noticed(backend: str) -> None:
     buffer, norm = replay(num_envs=2, capacity=2000), rl.RunningNorm(1)
-    obs, random = np.zeros((2, 1)), np.random.default_rng(0)
-    flags = np.zeros(2, bool)
-    with pytest.warns(rl.DataWarning, match="got 64 of 64"):
+    random, flags = np.random.default_rng(0), np.zeros(2, bool)
+
+    def live(obs: np.ndarray) -> None:
         for _ in range(33):
             following = obs + random.normal(size=(2, 1))
             norm.update(torch.as_tensor(obs))
             seen = norm(torch.as_tensor(obs))
             buffer.add(seen, np.zeros(2), np.zeros(2), flags, flags, norm(torch.as_tensor(following)))
             obs = following
+
+    with pytest.warns(rl.DataWarning, match="got 64 of 64"):
+        live(np.zeros((2, 1)))
 
 
 def test_a_block_is_looked_at_before_any_of_it_is_written(backend: str) -> None:
@@ -159,8 +166,7 @@ def test_the_warning_is_issued_without_the_lock(backend: str, monkeypatch: pytes
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", look)
-        for step in unordered(100):
-            add(buffer, step)
+        add_all(buffer, unordered(100))
     assert free == [64]
 
 
@@ -171,9 +177,7 @@ def test_turn_based_self_play_in_one_column_is_told_to_use_two(backend: str) -> 
             yield player, 1000.0 * player + t, 1000.0 * player + t + 2
 
     with pytest.warns(rl.DataWarning, match="each player of turn-based self-play a column of its own"):
-        buffer = replay()
-        for _, obs, following in turns(100):
-            add(buffer, (obs, False, False, following))
+        add_all(replay(), ((obs, False, False, following) for _, obs, following in turns(100)))
     apart = replay(num_envs=2)
     for player, obs, following in turns(200):
         apart.add([[obs]], [0.0], [0.0], [False], [False], [[following]], env_ids=[player])
@@ -186,13 +190,11 @@ def test_turn_based_self_play_in_one_column_is_told_to_use_two(backend: str) -> 
 @pytest.mark.parametrize("autoreset", [None, "SAME_STEP", "DISABLED"])
 def test_reset_observations_passed_as_next_ones_are_noticed(backend: str, autoreset: str | None) -> None:
     buffer, steps = replay(autoreset=autoreset), list(resets_as_next(100))
-    for step in steps[:40]:
-        add(buffer, step)
+    add_all(buffer, steps[:40])
     with pytest.warns(rl.DataWarning, match=RESETS) as caught:
         add(buffer, steps[40])
     assert caught[0].filename == __file__
-    for step in steps[41:]:
-        add(buffer, step)
+    add_all(buffer, steps[41:])
     assert len(buffer) == 100
 
 
@@ -201,16 +203,15 @@ def test_they_are_noticed_in_blocks_and_where_time_limits_end_episodes(backend: 
         replay(autoreset="SAME_STEP").extend(block(list(resets_as_next(41, truncated=True))))
     buffer = replay(num_envs=2, autoreset="SAME_STEP", capacity=2000)
     columns = [block(list(resets_as_next(21, truncated=True))) for _ in range(2)]
+    for t in range(20):
+        buffer.add(**{name: np.stack([column[name][t] for column in columns]) for name in columns[0]})
     with pytest.warns(rl.DataWarning, match=RESETS):
-        for t in range(21):
-            step = {name: np.stack([column[name][t] for column in columns]) for name in columns[0]}
-            buffer.add(**step)
+        buffer.add(**{name: np.stack([column[name][20] for column in columns]) for name in columns[0]})
 
 
 def test_one_end_that_leads_to_its_own_observation_is_enough_to_trust_all(backend: str) -> None:
     buffer = replay()
-    for step in [*honest(10), *((obs + 1e4, a, b, after + 1e4) for obs, a, b, after in resets_as_next(200))]:
-        add(buffer, step)
+    add_all(buffer, [*honest(10), *((obs + 1e4, a, b, after + 1e4) for obs, a, b, after in resets_as_next(200))])
 
 
 @pytest.mark.parametrize("mistaken", [True, False])
@@ -283,8 +284,7 @@ SILENT = [
 @pytest.mark.parametrize("capacity", [1, 1000])
 def test_honest_streams_stay_silent(backend: str, stream: Callable[[int], Iterator[Step]], capacity: int) -> None:
     buffer = replay(capacity=capacity)
-    for step in stream(120):
-        add(buffer, step)
+    add_all(buffer, stream(120))
     together = replay(capacity=capacity)
     steps = list(stream(120))
     for start in range(0, 120, 40):
@@ -328,11 +328,9 @@ def test_next_step_is_never_asked_about_ends(backend: str) -> None:
 
 def test_unordered_rows_with_their_own_next_observations_are_silent(backend: str) -> None:
     buffer = replay(next_obs="stored")
-    for step in unordered(200):
-        add(buffer, step)
+    add_all(buffer, unordered(200))
     buffer.extend(block(list(unordered(200))))
-    for step in resets_as_next(100):
-        add(buffer, step)
+    add_all(buffer, resets_as_next(100))
 
 
 def test_abandoned_episodes_are_silent(backend: str) -> None:
@@ -383,26 +381,24 @@ def test_blocks_and_backends_count_what_single_steps_count(autoreset: str | None
 
 
 def chains_of(buffer: rl.ReplayBuffer) -> Chains:
-    """What this object has counted; of the native core by asking about a block that cannot be trusted."""
+    """What this object has counted."""
     storage = buffer._storage
-    return storage.chains if storage.native is None else Chains(*storage.native.counted())
+    return storage.chains.seen if storage.native is None else Chains(*storage.native.counted())
 
 
 def test_other_devices_report_in_check(monkeypatch: pytest.MonkeyPatch) -> None:
     with rl.kernels.force_torch():
         for stream, expected in ((unordered, CUTS), (resets_as_next, "at all 19 ends")):
             buffer = replay()
-            buffer._storage.counts_chains = False  # as on a device, where counting would be launches
-            for step in stream(100):
-                add(buffer, step)
+            buffer._storage.chains.is_on = False  # as on a device, where counting would be launches
+            add_all(buffer, stream(100))
             with pytest.warns(rl.DataWarning, match=expected):
                 buffer.check()
             buffer.check()
         for stream in SILENT:
             buffer = replay()
-            buffer._storage.counts_chains = False
-            for step in stream(100):
-                add(buffer, step)
+            buffer._storage.chains.is_on = False
+            add_all(buffer, stream(100))
             buffer.check()
 
 
@@ -411,8 +407,7 @@ def test_what_is_stored_shows_what_was_counted(backend: str) -> None:
         buffer = replay()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", rl.DataWarning)
-            for step in stream(100):
-                add(buffer, step)
+            add_all(buffer, stream(100))
         assert of_stored(buffer._storage) == chains_of(buffer), stream
 
 
@@ -424,14 +419,12 @@ def test_inspect_tells_the_figures(backend: str) -> None:
         buffer = replay()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", rl.DataWarning)
-            for step in stream(100):
-                add(buffer, step)
+            add_all(buffer, stream(100))
         report = rl.inspect(buffer)
         assert any(expected in warning for warning in report.warnings), report.warnings
     for stream in SILENT:
         buffer = replay()
-        for step in stream(100):
-            add(buffer, step)
+        add_all(buffer, stream(100))
         assert not any("the step before led" in warning for warning in rl.inspect(buffer).warnings)
         assert not any("ends lead to" in warning for warning in rl.inspect(buffer).warnings)
 
@@ -439,8 +432,7 @@ def test_inspect_tells_the_figures(backend: str) -> None:
 def test_counters_are_not_saved(backend: str, tmp_path: Any) -> None:
     buffer = replay()
     steps = list(unordered(128))
-    for step in steps[:64]:
-        add(buffer, step)
+    add_all(buffer, steps[:64])
     buffer.save(tmp_path)
     loaded = rl.load(tmp_path)
     assert isinstance(loaded, rl.ReplayBuffer)
@@ -461,3 +453,52 @@ def test_a_user_sees_the_line_that_added(tmp_path: Any) -> None:
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
     assert "train.py:4: DataWarning: obs: expected steps that start where the step before led" in done.stderr
     assert done.stderr.count("DataWarning") == 1
+
+
+# Adapters and services
+
+
+@pytest.mark.parametrize(("stream", "expected"), [(unordered, "got 64 of 64"), (resets_as_next, RESETS)])
+def test_the_adapter_of_stable_baselines3_speaks_at_its_callers_line(
+    stream: Callable[[int], Iterator[Step]], expected: str
+) -> None:
+    pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3: pip install 'relive[sb3]'")
+    from relive.compat.stable_baselines3 import ReplayBuffer  # noqa: PLC0415 (only where it is installed)
+
+    box = gym.spaces.Box(-np.inf, np.inf, (1,))
+    buffer = ReplayBuffer(1000, box, box, "cpu")
+
+    def add_to(obs: float, end: bool, _: bool, following: float) -> None:
+        there, then = (np.array([[place]], np.float32) for place in (obs, following))
+        buffer.add(there, then, np.zeros((1, 1)), np.zeros(1), np.array([end]), [{}])
+
+    def live() -> None:
+        for step in stream(100):
+            add_to(*step)
+
+    with pytest.warns(rl.DataWarning, match=expected) as caught:
+        live()
+    assert caught[0].filename == __file__
+    assert buffer.size() == 100
+
+
+def test_the_client_of_a_service_speaks_for_its_shards() -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
+    from tests.distributed.local import local_service, plan_of, steps_of  # noqa: PLC0415 (they import Ray)
+
+    service, _ = local_service(plan_of(1000, 4, 2))
+    honest_steps = steps_of(range(4), 0, 100, length=5)
+    service.extend(honest_steps)
+    service.flush()
+    service, _ = local_service(plan_of(1000, 4, 2))
+    broken = honest_steps | {"next_obs": honest_steps["next_obs"] + 0.5, "terminated": honest_steps["truncated"]}
+
+    def push() -> None:
+        for _ in range(3):
+            service.extend(broken)
+            service.flush()
+
+    with pytest.warns(rl.DataWarning, match="got 198 of 198") as caught:
+        push()
+    assert len(caught) == 2  # one of each shard
+    assert len(service) == 4 * 125  # every row takes two places

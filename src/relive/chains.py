@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,6 +66,24 @@ class Chains:
         got = f"the first one of the next episode at all {self.ended:,} ends"
         remedy = 'Use add_step, or pass info["final_obs"] where an episode ended (SAME_STEP resets in the same step).'
         return explain("next_obs", expected, got, remedy)
+
+
+@dataclass
+class Counter:
+    """What one object has seen, and which doubts it has spoken of: each once."""
+
+    is_on: bool
+    """Counting on other devices than the host would be launches for every step; `check()` looks at what is stored."""
+    seen: Chains = field(default_factory=Chains)
+    told: set[str] = field(default_factory=set)
+
+    def doubt(self, chains: Chains) -> str | None:
+        """What looks like a mistake and was not spoken of yet."""
+        for name, message in chains.doubts():
+            if name not in self.told:
+                self.told.add(name)
+                return message
+        return None
 
 
 def speak(message: str) -> None:

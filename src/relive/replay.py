@@ -607,20 +607,20 @@ class ReplayBuffer:
     def check(self) -> None:
         """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing.
 
-        Where the data is on another device, this is where steps are reported that could not be refused there, and where a
+        Where the data is on another device, this is where steps are reported that could not be refused there, and a
         `DataWarning` is issued. Of disk memory every row is read and compared with its checksum.
         """
         self._check_numbers()
         with self._lock, self._in_order():
             check_seals(self._storage)
-        if not self._storage.counts_chains and self.device.type != "meta":
+        if not self._storage.chains.is_on and self.device.type != "meta":
             self._check_chains()
 
     def _check_chains(self) -> None:
         """Say what could not be counted while it was written."""
         with self._lock:
             chains = of_stored(self._storage)
-        while (doubt := self._storage.doubt(chains)) is not None:
+        while (doubt := self._storage.chains.doubt(chains)) is not None:
             speak(doubt)
 
     def _check_numbers(self) -> None:

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from relive import kernels
 from relive.batch import assembler
 from relive.border import conform, dotted, light, refuse_reused_leaves
-from relive.chains import Chains
+from relive.chains import Chains, Counter
 from relive.errors import SchemaError, explain
 from relive.kernels.reader import Reader, reader
 from relive.memory import Room
@@ -100,12 +100,8 @@ class ReplayStorage:
         """How many rows an environment can be given yet, at least: what the host knows without asking the device."""
         if room.is_found:
             self.count_rows_left()
-        self.chains = Chains()
+        self.chains = Counter(is_on=self.device.type == "cpu")
         """Of what torch ops have written on the host; the native twin counts for itself."""
-        self.counts_chains = self.device.type == "cpu"
-        """Counting elsewhere would be launches for every step: there `check()` looks at what is stored."""
-        self.told: set[str] = set()
-        """Which doubts were spoken: each is once."""
         self.is_empty = True
         """Nothing was written since the last clear: what the host knows without asking the device."""
 
@@ -213,13 +209,13 @@ class ReplayStorage:
         else:
             leaves, nexts = self._conformed(leaves, nexts, envs, steps)
             writer = TorchWriter(self, leaves, nexts, envs, blocks)
-            chains = self.chains + writer.chains() if self.counts_chains else self.chains
-            doubt = self.doubt(chains)
+            coming = self.chains.seen + writer.chains() if self.chains.is_on else self.chains.seen
+            doubt = self.chains.doubt(coming)
             if doubt is not None:
                 return doubt
             self._shares = None
             self._changes = writer.write()
-            self.chains = chains
+            self.chains.seen = coming
             self._renew_row_ids()
         self.is_empty = False
         self._rows_left -= MOST_ROWS * count
@@ -233,14 +229,6 @@ class ReplayStorage:
             raise self.unstackable(-2 - status)
         chains = Chains(*self._native.foreseen())
         return chains.of_cuts() if status == core.LOOKS_CUT else chains.of_resets()
-
-    def doubt(self, chains: Chains) -> str | None:
-        """What looks like a mistake and was not spoken of yet."""
-        for name, message in chains.doubts():
-            if name not in self.told:
-                self.told.add(name)
-                return message
-        return None
 
     def count_rows_left(self) -> None:
         """Find out how many rows can be numbered yet; for whoever has set the heads."""

@@ -137,7 +137,7 @@ class Ring:
         return place - last[place, slots % self.num_envs]
 
     def windows(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> torch.Tensor:
-        """Flat slots [B, before + after]: up to `before` steps before each slot, itself, the steps after it, then -1."""
+        """Flat slots [B, before + after]: up to `before` steps before each slot, itself, steps after it, then -1."""
         forward, back = [slots], []
         for _ in range(after - 1):
             forward.append(self._neighbour(forward[-1], 1, cross))

@@ -89,8 +89,8 @@ def _chains(chains: Chains) -> Iterator[str]:
     doubts = dict(chains.doubts())
     if "cuts" in doubts:
         yield (
-            f"{chains.cut:,} of {chains.followed:,} steps do not start where the step before led, and cut their episodes. "
-            'Are observations normalised between the steps, or rows in no order (next_obs="stored")?'
+            f"{chains.cut:,} of {chains.followed:,} steps do not start where the step before led, and cut their "
+            'episodes. Are observations normalised between the steps, or rows in no order (next_obs="stored")?'
         )
     if "resets" in doubts:
         yield (
