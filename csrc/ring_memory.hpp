@@ -15,8 +15,12 @@ struct Chains {
     int64_t cut = 0;       // of these, steps that do not start where the one before led to
     int64_t ended = 0;     // ends of episodes that a step was seen after
     int64_t reset = 0;     // of these, ends that lead to the observation of that step and not to their own one
-    bool look_cut() const { return followed >= 64 && 2 * cut > followed; }
-    bool look_reset() const { return ended >= 8 && reset == ended; }
+    bool look_cut() const { return may_look_cut(0); }
+    bool look_reset() const { return may_look_reset(0); }
+
+    // After so many more steps, or ends, at the worst.
+    bool may_look_cut(int64_t more) const { return followed + more >= 64 && 2 * cut + more > followed; }
+    bool may_look_reset(int64_t more) const { return reset == ended && ended + more >= 8; }
 
     nb::tuple told() const { return nb::make_tuple(followed, cut, ended, reset); }
 
@@ -170,7 +174,16 @@ private:
     // What `chains_` will be after these steps.
     Chains foresee(int64_t steps, int64_t envs) const;
 
-    // Before anything is written: kLooksCut, kLooksReset or -1. Looks at the steps only if they can matter.
+    // At most so many steps of a call follow an end.
+    int64_t most_ends(int64_t steps, int64_t envs) const;
+
+    // Before anything is written: whether `doubt` has to look at the steps, as it hardly ever has.
+    bool may_doubt(int64_t count) const {
+        return !ring_.keeps_next && ((!told_cut_ && chains_.may_look_cut(count)) ||
+                                     (!told_reset_ && !ring_.next_step && chains_.may_look_reset(count)));
+    }
+
+    // kLooksCut, kLooksReset or -1.
     int64_t doubt(int64_t steps, int64_t envs);
 
     // Reading

@@ -68,8 +68,10 @@ int64_t RingMemory::write(nb::tuple values, nb::tuple nexts, nb::handle env_ids,
     if (bad != -1) return bad;
     const Emptied emptied{given_};
     MaybeReleased released(bytes);
-    const int64_t doubtful = doubt(steps, envs);
-    if (doubtful != -1) return doubtful;
+    if (may_doubt(steps * envs)) {
+        const int64_t doubtful = doubt(steps, envs);
+        if (doubtful != -1) return doubtful;
+    }
     for (int64_t t = 0; t < steps; ++t) {
         if (write_together(t)) continue;
         for (int64_t i = 0; i < envs; ++i) write_one(env_index_.empty() ? i : env_index_[static_cast<size_t>(i)], t * envs + i);
@@ -394,15 +396,15 @@ Chains RingMemory::foresee(int64_t steps, int64_t envs) const {
     return chains;
 }
 
+int64_t RingMemory::most_ends(int64_t steps, int64_t envs) const {
+    int64_t closed = 0;
+    for (int64_t i = 0; i < envs; ++i) closed += !ring_.open[env_index_.empty() ? i : env_index_[static_cast<size_t>(i)]];
+    return closed + (steps - 1) * envs;
+}
+
 int64_t RingMemory::doubt(int64_t steps, int64_t envs) {
-    const int64_t count = steps * envs;
-    if (ring_.keeps_next) return -1;
-    Chains worst = chains_;
-    worst.followed += count;
-    worst.cut += count;
-    worst.ended += count;
-    worst.reset += count;
-    const bool may_cut = !told_cut_ && worst.look_cut(), may_reset = !told_reset_ && !ring_.next_step && worst.look_reset();
+    const bool may_cut = !told_cut_ && chains_.may_look_cut(steps * envs);
+    const bool may_reset = !told_reset_ && !ring_.next_step && chains_.may_look_reset(most_ends(steps, envs));
     if (!may_cut && !may_reset) return -1;
     foreseen_ = foresee(steps, envs);
     if (may_cut && foreseen_.look_cut()) {
