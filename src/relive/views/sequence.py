@@ -12,10 +12,12 @@ from relive.randomness import Randomness
 from relive.replay_storage import ReplayStorage
 from relive.schema import Carry, positive
 from relive.views.protocol import Leaves, named, named_next, require_order
+from relive.vocabulary import worded
 
 _MARKS = ("mask",), ("train",), ("is_first",)
 
 
+@worded
 @dataclass(frozen=True)
 class Sequence:
     """`burn_in + length` steps [B, L, …] around each drawn row, which is the first trained one.
@@ -23,8 +25,13 @@ class Sequence:
     Burn-in lies before it, as much of its episode as is still stored, so that its length varies by row. Real steps come
     first and padding, which is zero, only at the end: position 0 is always real, and `Carry` fields [B, …] are its
     state. "mask" says which steps are real, "train" which of them are no burn-in, "is_first" which start an episode.
-    "index" and "weight" are those of the drawn row. A sequence ends with its episode, or goes on into the next one with
-    `cross_episodes=True`; then reset the state where "is_first".
+    "index" and "weight" are those of the drawn row.
+
+    Args:
+        length: steps to train on, at least 1.
+        burn_in: at most so many steps before them, for a recurrent network to find its state.
+        cross_episodes: go on into the next episode, where "is_first" says that the state starts anew; otherwise a
+            sequence ends with its episode.
     """
 
     length: int
@@ -34,7 +41,9 @@ class Sequence:
     def __post_init__(self) -> None:
         positive("Sequence.length", self.length)
         if isinstance(self.burn_in, bool) or not isinstance(self.burn_in, Integral) or self.burn_in < 0:
-            raise SchemaError(explain("Sequence.burn_in", "a non-negative int", repr(self.burn_in), "Pass one."))
+            raise SchemaError(
+                explain("Sequence.burn_in", "a non-negative int", repr(self.burn_in), "Pass an int of at least 0.")
+            )
 
     def check(self, storage: ReplayStorage) -> None:
         """Refuse a buffer whose rows are in no order."""
@@ -59,7 +68,7 @@ class Sequence:
     def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor:
         """The steps that are read: [B, L] flat slots, -1 where there is none."""
         if self.cross_episodes:
-            remedy = "Goals are of one episode: leave cross_episodes=False."
+            remedy = "Pass cross_episodes=False: goals belong to one episode."
             raise SchemaError(explain("Sequence", "one episode", "cross_episodes=True", remedy))
         return storage.windows(slots, self.burn_in, self.length)[0]
 
