@@ -440,6 +440,7 @@ class TestReading:
     @pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement()])
     @pytest.mark.parametrize("active", [1, 2, 40])
     @pytest.mark.parametrize("obs", [2, {"a": 1, "b": (2,)}])
+    @pytest.mark.filterwarnings("ignore::relive.DataWarning")  # random observations: every step cuts, on purpose
     def test_one_native_call_reads_what_the_long_way_reads(
         self, view: Any, long: Any, sampler: Any, active: int, obs: Any
     ) -> None:
