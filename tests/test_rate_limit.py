@@ -46,7 +46,7 @@ class TestWaiting:
     def test_who_is_ahead_is_told_so(self) -> None:
         limit = rl.RateLimit(buffer(), samples_per_insert=2, min_size=1, tolerance=4, timeout=0)
         add(limit, 3)
-        counts = r"\(3 inserts and 0 samples, at 2 samples an insert\)"
+        counts = r"\(3 inserts and 0 samples, at 2 samples per insert\)"
         with pytest.raises(TimeoutError, match=rf"insert: waited .* Inserts are ahead {counts}: sample more\."):
             add(limit)
         limit.sample(6)

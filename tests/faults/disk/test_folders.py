@@ -218,7 +218,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 def open_and_close(root: Path) -> None:
-    rl.load(root).close()
+    rl.load(root, rl.ReplayBuffer).close()
 
 
 def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
