@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from relive.chains import Chains
+
 _FEW_EPISODES = 5
 """Of fewer episodes no share is told."""
 
@@ -15,6 +17,7 @@ def remarks(report: dict[str, Any]) -> list[str]:
     return [
         *_nothing(report),
         *_broken_numbers(report["fields"]),
+        *_chains(Chains(**report["chains"])),
         *_constants(report["fields"], report["read"]),
         *_endings(report["episodes"] or {}),
         *_rewards(report["reward"]),
@@ -87,6 +90,20 @@ def _constants(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[s
             yield f"{only['name']} never changes: it is {number(only['min'])} in {rows}."
         else:
             yield f"{_listed(still)} never change in {rows}."
+
+
+def _chains(chains: Chains) -> Iterator[str]:
+    doubts = dict(chains.doubts())
+    if "cuts" in doubts:
+        yield (
+            f"{chains.cut:,} of {chains.followed:,} steps do not start where the step before led, and cut their "
+            'episodes. Are observations normalised between the steps, or rows in no order (next_obs="stored")?'
+        )
+    if "resets" in doubts:
+        yield (
+            f"All {chains.ended:,} ends lead to the observation that the next episode starts with. Was the observation "
+            'after the reset passed as next_obs, in place of info["final_obs"]?'
+        )
 
 
 def _endings(episodes: dict[str, Any]) -> Iterator[str]:
