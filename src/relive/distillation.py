@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from relive.replay import ReplayBuffer
 from relive.ring import HostRing
 from relive.rollout import RolloutBuffer
 from relive.schema import Declaration, Field, Schema, Tree, declare, positive, refuse_reserved, unstacked
-from relive.vocabulary import answers, missing_attribute
+from relive.vocabulary import answers, understands
 
 _RESERVED = ("obs", "action", "index", "round", "self")
 
@@ -34,6 +34,7 @@ Recent: TypeAlias = "int | Mapping[int, float] | None"
 all rows, None draws everything from all rows."""
 
 
+@understands
 class DistillationBuffer:
     """The newest `capacity` rows of observations and a teacher's actions, with the round that each row came from.
 
@@ -405,9 +406,6 @@ class DistillationBuffer:
     def nbytes(self) -> int:
         """What this buffer keeps, in bytes; nothing before its fields are known."""
         return sum(column.numel() * column.element_size() for column in self._columns)
-
-    if not TYPE_CHECKING:  # else every attribute would pass
-        __getattr__ = missing_attribute("DistillationBuffer")
 
     def __repr__(self) -> str:
         return (

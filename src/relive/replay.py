@@ -32,7 +32,7 @@ from relive.stats import EpisodeStats
 from relive.steps import check_replay, replay_nbytes, replay_schema
 from relive.views import NStep, Sequence, Transition, View
 from relive.views.protocol import Leaves
-from relive.vocabulary import answers, missing_attribute
+from relive.vocabulary import answers, understands
 
 if TYPE_CHECKING:
     from relive.concurrent.processes import Handle
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _NOTHING: Mapping[str, Any] = {}
 
 
+@understands
 class ReplayBuffer:
     """The newest `capacity` rows, each environment's column a ring of its own; every observation stored once.
 
@@ -700,9 +701,6 @@ class ReplayBuffer:
         """The number of stored transitions."""
         with self._lock:
             return len(self._storage)
-
-    if not TYPE_CHECKING:  # else every attribute would pass
-        __getattr__ = missing_attribute("ReplayBuffer")
 
     def __repr__(self) -> str:
         return (

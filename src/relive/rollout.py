@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -39,11 +39,12 @@ from relive.step_writer import StepWriter
 from relive.steps import OPTIONAL, rollout_schema
 from relive.storage import Storage
 from relive.targets import Advantages, attachable
-from relive.vocabulary import answers, missing_attribute
+from relive.vocabulary import answers, understands
 
 _NOTHING: Mapping[str, Any] = {}
 
 
+@understands
 class RolloutBuffer:
     """`num_steps` steps of `num_envs` environments, stored once as `[num_steps + 1, num_envs, …]`.
 
@@ -630,9 +631,6 @@ class RolloutBuffer:
         with self._lock:
             mask = self._resets.mask(self._num_stored) if self._num_stored else None
             return self._num_rows() if mask is None else int(mask.sum())
-
-    if not TYPE_CHECKING:  # else every attribute would pass
-        __getattr__ = missing_attribute("RolloutBuffer")
 
     def __repr__(self) -> str:
         return (

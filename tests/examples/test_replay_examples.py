@@ -74,7 +74,7 @@ def test_a_corridor_shows_its_sign_once_and_pays_at_the_fork() -> None:
     env = load("r2d2").Corridor()
     for seed in range(20):
         obs, _ = env.reset(seed=seed)
-        sign, seen, ended = obs[0], [], False
+        sign, seen, ended, reward = obs[0], [], False, 0.0
         assert sign in (-1, 1)
         while not ended:
             right = bool(obs[1]) and sign > 0
