@@ -158,9 +158,10 @@ def understands(cls: C) -> C:
     Not by `__getattr__`, which makes every access to an attribute slower.
     """
     words = {word: name for name, words in _METHODS[cls.__name__].items() for word in words}
-    for word, ours in words.items():
-        setattr(cls, word, _Elsewhere(cls.__name__, word, ours))
-    cls.__dir__ = lambda self: [name for name in object.__dir__(self) if name not in words]
+    names = {"__dir__": lambda self: [name for name in object.__dir__(self) if name not in words]}
+    names |= {word: _Elsewhere(cls.__name__, word, ours) for word, ours in words.items()}
+    for name, value in names.items():
+        setattr(cls, name, value)
     return cls
 
 
