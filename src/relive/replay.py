@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from relive.border import Environments, as_tensor, conform, dotted, light, refus
 from relive.chains import of_stored, speak
 from relive.display import buffer_card, size_told
 from relive.episodes import ordered, stored_slots
-from relive.errors import NotReadyError, SchemaError, explain
+from relive.errors import NotReadyError, SchemaError, explain, uniterable
 from relive.guard import Closed, lock_for, mend_later
 from relive.invariants.replay import check_seals, check_staged, check_storage
 from relive.listeners import Listeners
@@ -567,6 +567,13 @@ class ReplayBuffer:
         if isinstance(index, int | np.integer) and not isinstance(index, bool):
             return self[np.array([index])][0]
         return self.read(index)
+
+    def __iter__(self, *_indices: Any) -> NoReturn:
+        """Raises a TypeError that names what to loop over."""
+        remedy = "Loop over replay.episodes(), read replay[replay.ids()], or draw batches with replay.sample."
+        raise uniterable(self, remedy)
+
+    __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
 
     def read(self, index: Any, view: View | None = None) -> TensorDict:
         """The rows `index` [B] read as `view` says: what `sample` gives when the sampler has chosen them."""

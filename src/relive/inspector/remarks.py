@@ -116,8 +116,8 @@ def _endings(episodes: dict[str, Any]) -> Iterator[str]:
         yield "No episode ends: neither terminated nor truncated is ever set."
     if stopped >= _FEW_EPISODES and ends["cut"] >= 0.1 * stopped:
         yield (
-            f"{percent(ends['cut'] / stopped)} of episodes stop without an end: the next step began elsewhere than "
-            "the last one led. Are observations changed between the steps?"
+            f"{percent(ends['cut'] / stopped)} of episodes stop without an end: the next step did not start "
+            "where the last one led. Are observations changed between steps?"
         )
     if episodes["both_flags"]:
         yield f"{_rows(episodes['both_flags'])} both terminated and truncated; they count as terminated."
@@ -168,7 +168,7 @@ def _saturated(field: dict[str, Any]) -> Iterator[str]:
 
 def _values(fit: float | None) -> Iterator[str]:
     if fit is not None and fit <= 0:
-        yield f"The values explain nothing of the returns (explained variance {number(fit)})."
+        yield f"The values explain none of the variance of the returns (explained variance {number(fit)})."
 
 
 def _favourites(priorities: dict[str, Any] | None) -> Iterator[str]:
@@ -179,9 +179,9 @@ def _favourites(priorities: dict[str, Any] | None) -> Iterator[str]:
         return
     few, rows = priorities["rows_with"]["60%"], priorities["rows"]
     if few <= 0.05 * rows:
-        yield f"{few:,} row{'s have' if few > 1 else ' has'} 60 % of the priority mass."
+        yield f"{few:,} row{'s hold' if few > 1 else ' holds'} 60 % of the priority mass."
     elif priorities["effective"] <= 0.1 * rows:
-        yield f"The priorities count as {number(round(priorities['effective']))} equal rows of {rows:,}."
+        yield f"The effective sample of the priorities is {number(round(priorities['effective']))} of {rows:,} rows."
     if priorities["zero"] >= 0.5 * rows:
         yield f"{percent(priorities['zero'] / rows)} of rows have priority 0 and are never drawn."
 

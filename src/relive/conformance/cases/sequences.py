@@ -51,7 +51,7 @@ def _check_last_steps(story: Story, seen: set[tuple[int, int]]) -> None:
     newest = range(len(story) - 12, len(story))
     last = {(n, t) for n, env in enumerate(story.envs) for t in newest if env.ended[t]}
     missing = sorted(t for _, t in last - seen)
-    require(not missing, "the last step of every episode in some sequence", f"steps {missing} in none")
+    require(not missing, "the last step of every episode in a sequence", f"steps {missing} in no sequence")
 
 
 def _check_runs(batch: ReplayBatch, story: Story, name: str) -> set[tuple[int, int]]:
@@ -94,7 +94,7 @@ CASES = (
         "T15",
         "sequences inside episodes",
         "Sequences around ends of episodes, the ring's seam and unwritten rows.",
-        "steps of one episode in their order; the last step of an episode is in some sequence",
+        "consecutive steps of one episode; a sequence contains the last step of every episode",
         runs,
     ),
     Case(
