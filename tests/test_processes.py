@@ -304,6 +304,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", select("prioritized", of=LAYOUTS))
 @pytest.mark.parametrize("end", [3, 1000])
+@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # `steps` numbers observations on through ends
 def test_whatever_of_a_step_was_written_when_its_process_died_the_rest_is_exact(layout: str, end: int) -> None:
     """A step is stopped half-way: of the bytes that it changes, any subset has been written."""
     random = np.random.default_rng(0)

@@ -374,7 +374,15 @@ def test_rows_written_and_the_oldest_row_say_per_what() -> None:
 
 def test_nothing_is_said_of_healthy_data() -> None:
     rng = np.random.default_rng(0)
-    rows = [{"terminated": t % 9 == 8, "action": rng.normal(size=1), "reward": rng.normal()} for t in range(90)]
+    rows = [
+        {
+            "terminated": t % 9 == 8,
+            "next_obs": [t + 1 + (t % 9 == 8) / 2],
+            "action": rng.normal(size=1),
+            "reward": rng.normal(),
+        }
+        for t in range(90)
+    ]
     assert rl.inspect(replay_of(rows, sampler=rl.Prioritized())).warnings == []
 
 
