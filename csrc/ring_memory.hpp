@@ -15,6 +15,7 @@ public:
     // observations; `next_columns` are theirs for next observations when those are kept beside the rows.
     RingMemory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::tuple state,
                nb::object journal, nb::object seals, int64_t alive, bool next_step, bool single, int reward, int terminated, int truncated);
+    RingMemory(const RingMemory&) = delete;
 
     // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 when it is done; i when leaf i (then the
     // next observations' leaves) is no exact fit, -2 - i when the stack of leaf i cannot be rebuilt from what is stored.
@@ -179,6 +180,7 @@ private:
     std::vector<int> observed_;
     std::vector<char*> next_columns_;
     std::vector<Given> given_;
+    bool is_writing_ = false;
     std::vector<int64_t> env_index_;
     Touched touched_;
     std::vector<uint8_t> joined_;        // of stacks: which steps of this call go on where the one before led to

@@ -18,6 +18,12 @@ constexpr int kPatience = 64;                     // batches after one that wait
 constexpr int64_t kRare = 16;                     // one transition in so many slots is too rare to look for by chance
 constexpr int64_t kMostSteps = int64_t{1} << 30;  // of a window, and windows of a batch: their product fits
 
+// Windows have the row itself in them, and all of them together a number of steps that can be counted.
+void check_window(int64_t before, int64_t after, int64_t count) {
+    if (before < 0 || after < 1) throw std::out_of_range("window");
+    if (before > kMostSteps || after > kMostSteps || count > kMostSteps) throw std::bad_alloc();
+}
+
 // Ask for the pages of some bytes of a mapped file, without waiting for them.
 void ask_for(const char* data, int64_t bytes) {
 #if defined(__linux__)
@@ -51,7 +57,7 @@ bool RingMemory::drawn(int64_t count, nb::handle capsule, int64_t* slots) const 
     auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
     if (!random) throw nb::python_error();
     int64_t window = 0;  // the longest column, in rows since the last clear
-    for (int64_t e = 0; e < ring_.envs; ++e) window = std::max(window, ring_.newest(e) + 1 - ring_.floor[e]);
+    for (int64_t e = 0; e < ring_.envs; ++e) window = std::max(window, minus(plus(ring_.newest(e), 1), ring_.floor[e]));
     const bool round = window >= ring_.slots;
     const int64_t range = (round ? ring_.slots : window) * ring_.envs;
     if (stored() <= range / kRare) return false;
@@ -117,7 +123,7 @@ nb::object RingMemory::locate(nb::handle ids, nb::object out) const {
         if (from[i] < 0) return nb::int_(i);
         const int64_t env = from[i] % ring_.envs, row = from[i] / ring_.envs;
         if (row >= ring_.head[env]) return nb::int_(i);
-        const bool in_window = row > ring_.newest(env) - ring_.alive;
+        const bool in_window = row > minus(ring_.newest(env), ring_.alive);
         const int64_t flat = ring_.at(row, env);
         if (in_window && ring_.kind[flat] == kFinal) return nb::int_(i);
         to[i] = in_window && ring_.kind[flat] == kTransition ? flat : -1;
@@ -132,14 +138,16 @@ bool RingMemory::holds(nb::handle slots, nb::handle ids) const {
     // A younger row on the same slot has an id that is larger by at least this.
     const int64_t envs = ring_.envs, round = ring_.slots * envs;
     for (int64_t i = 0; i < in.shape[0]; ++i) {
-        const int64_t env = envs == 1 ? 0 : from[i] % envs, newest = ring_.newest(env) * envs + env;
-        if (ring_.kind[from[i]] != kTransition || expected[i] > newest || newest - expected[i] >= round) return false;
+        const int64_t env = envs == 1 ? 0 : from[i] % envs, newest = plus(times(ring_.newest(env), envs), env);
+        if (ring_.kind[from[i]] != kTransition || expected[i] > newest || minus(newest, expected[i]) >= round) return false;
     }
     return true;
 }
 
 void RingMemory::window(nb::handle slots, int64_t before, int64_t after, bool cross, nb::handle out, nb::handle first) const {
     const Array in = read_index(slots);
+    check_slots(in);
+    check_window(before, after, in.shape[0]);
     const int64_t count = in.shape[0], length = before + after;
     auto* from = reinterpret_cast<const int64_t*>(in.data);
     auto* to = memory_of<int64_t>(out, kInt64, count * length, "out");
@@ -167,7 +175,7 @@ nb::list RingMemory::n_steps(nb::handle slots, int64_t n, double gamma) const {
 nb::list RingMemory::sequences(nb::handle slots, int64_t before, int64_t after, bool cross, const std::vector<int>& carried) {
     const Array in = checked_slots(slots);
     const int64_t count = in.shape[0];
-    if (before > kMostSteps || after > kMostSteps || count > kMostSteps) throw std::bad_alloc();
+    check_window(before, after, count);
     const int64_t length = before + after, steps = count * length;
     const auto* drawn = reinterpret_cast<const int64_t*>(in.data);
     std::vector<int64_t> at(static_cast<size_t>(steps)), next(at.size()), start(static_cast<size_t>(count));
@@ -202,7 +210,7 @@ nb::list RingMemory::sequences(nb::handle slots, int64_t before, int64_t after, 
     auto* ids = reinterpret_cast<int64_t*>(fresh.data(made));
     MaybeReleased released(fresh.bytes());
     ring_.ids_of(drawn, count, ids);
-    const std::vector<Run> runs = runs_of(ring_, at.data(), steps), next_runs = runs_of(ring_, next.data(), steps);
+    const std::vector<SlotRun> runs = runs_of(ring_, at.data(), steps), next_runs = runs_of(ring_, next.data(), steps);
     for (const Reading& reading : readings) {
         const bool is_next = reading.slots == next.data();
         if (reading.leaf->stacked()) read(reading, steps);
@@ -281,7 +289,7 @@ void RingMemory::read(const Reading& reading, int64_t count) const noexcept {
 }
 
 int64_t RingMemory::recent(int64_t behind) const {
-    const int64_t env = behind % ring_.envs, row = ring_.newest(env) - behind / ring_.envs;
+    const int64_t env = behind % ring_.envs, row = minus(ring_.newest(env), behind / ring_.envs);
     return row < ring_.floor[env] ? -1 : ring_.at(row, env);
 }
 
@@ -302,7 +310,7 @@ nb::object RingMemory::map(nb::handle slots, nb::object out, F f) const {
 }
 
 Array RingMemory::checked_slots(nb::handle slots) const {
-    const Array in = read_index(slots);
+    Array in = read_index(slots);
     if (!in_range(reinterpret_cast<const int64_t*>(in.data), in.shape[0], ring_.slots * ring_.envs))
         throw std::out_of_range("slot");
     return in;

@@ -131,7 +131,7 @@ def final_rows(
     finals = _without_masks(info[key], schema.trees["obs"])
     known = envs
     if lead and (mask := info.get(f"_{key}")) is not None:
-        flags = torch.as_tensor(mask).tolist()
+        flags = (mask if isinstance(mask, torch.Tensor) else np.asarray(mask)).tolist()
         known = [env for env in envs if env < len(flags) and flags[env]]
     if lead and _is_per_environment(finals):
         each = {env: _of_environment(finals, env) for env in known}

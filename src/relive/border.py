@@ -38,7 +38,7 @@ def conform(
     if value is None:
         raise SchemaError(explain(where, "a value", "none", "Pass the field or stage it."))
     if rows is None and _fits(field, value, (*lead, *field.shape), device):
-        return value
+        return value if field.dtype != torch.bool else true_flags(value)
     tensor = as_tensor(where, value, device)
     _check_shape(where, tuple(tensor.shape), (*lead, *field.shape), lead, unit)
     if rows is not None:
@@ -48,7 +48,21 @@ def conform(
 
 def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
     """`value` as a plain tensor of whatever dtype and shape it has: of `device`, or on the host."""
-    return _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
+    tensor = _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
+    return tensor if tensor.dtype != torch.bool else true_flags(tensor)
+
+
+def true_flags(flags: torch.Tensor) -> torch.Tensor:
+    """Bools as bytes of 0 and 1. Memory that is merely called bool may hold other bytes: those are true.
+
+    Another device is not asked: there bools are taken on trust.
+    """
+    return flags if flags.device.type != "cpu" or are_flags(flags) else flags.view(torch.uint8) != 0
+
+
+def are_flags(flags: torch.Tensor) -> bool:
+    """Whether every byte of bools on the host is 0 or 1."""
+    return not flags.numel() or int(flags.detach().numpy().view(np.uint8).max()) <= 1
 
 
 def row_ids(index: Any, device: torch.device) -> torch.Tensor:
@@ -90,7 +104,7 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     if type(value) is np.ndarray and value.dtype in _COMMON and value.flags.writeable and value.flags.c_contiguous:
         return torch.from_numpy(value)
     try:
-        array = np.asarray(value)
+        array = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else np.asarray(value)
     except Exception as error:
         raise SchemaError(explain(where, "an array", type(value).__name__, f"It cannot be read: {error}")) from error
     if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16:

@@ -130,6 +130,7 @@ class EpisodeStats:
         if self._ops is np:
             view = host_view(value)
             if type(view) is np.ndarray and view.dtype in _FITS[field.dtype] and view.shape == self._lead:
+                view = view if view.dtype != np.bool_ else view.view(np.uint8) != 0  # bytes other than 0 and 1 are true
                 return view if view.ndim else view.reshape(1)
         return self._as_array(conform(name, field, value, self._lead, self.device).view(-1))
 
