@@ -145,21 +145,36 @@ private:
         return true;
     }
 
+    // What the items of a buffer are, if their size is what their letter says: that of C, or for `l` the standard one.
     static bool dtype_of(const char* format, int64_t itemsize, DataType& out) {
-        if (itemsize != 1 && itemsize != 2 && itemsize != 4 && itemsize != 8 && itemsize != 16) return false;
         if (!format) format = "B";
         if (format[0] == '@' || format[0] == '=' || format[0] == '<') ++format;  // big-endian '>' is not plain
-        const auto bits = static_cast<uint8_t>(itemsize * 8);
         const bool complex = format[0] == 'Z';
         if (complex) ++format;
         if (format[0] == 0 || format[1] != 0) return false;
+        uint8_t code = dlpack::kInt;
+        int64_t size = 0;
         switch (format[0]) {
-            case '?': out = {dlpack::kBool, bits, 1}; return true;
-            case 'b': case 'h': case 'i': case 'l': case 'q': out = {dlpack::kInt, bits, 1}; return !complex;
-            case 'B': case 'H': case 'I': case 'L': case 'Q': out = {dlpack::kUInt, bits, 1}; return !complex;
-            case 'e': case 'f': case 'd': out = {complex ? dlpack::kComplex : dlpack::kFloat, bits, 1}; return true;
+            case '?': code = dlpack::kBool, size = 1; break;
+            case 'B': code = dlpack::kUInt; [[fallthrough]];
+            case 'b': size = 1; break;
+            case 'H': code = dlpack::kUInt; [[fallthrough]];
+            case 'h': size = 2; break;
+            case 'I': code = dlpack::kUInt; [[fallthrough]];
+            case 'i': size = 4; break;
+            case 'L': code = dlpack::kUInt; [[fallthrough]];
+            case 'l': size = itemsize == 4 ? 4 : 8; break;
+            case 'Q': code = dlpack::kUInt; [[fallthrough]];
+            case 'q': size = 8; break;
+            case 'e': code = dlpack::kFloat, size = 2; break;
+            case 'f': code = dlpack::kFloat, size = 4; break;
+            case 'd': code = dlpack::kFloat, size = 8; break;
             default: return false;
         }
+        if (complex && code != dlpack::kFloat) return false;
+        if (complex) code = dlpack::kComplex, size *= 2;
+        out = {code, static_cast<uint8_t>(itemsize * 8), 1};
+        return itemsize == size;
     }
 
     static bool read_buffer(PyObject* object, Array& out) {
