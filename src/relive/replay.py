@@ -14,17 +14,18 @@ from tensordict import TensorDict
 
 from relive.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from relive.batch import assemble, check_destination, check_size, fill, moved
-from relive.border import Environments, as_tensor, conform, dotted, light, refuse_reused_leaves, row_ids
+from relive.border import Environments, alias, as_tensor, conform, dotted, light, refuse_reused_leaves, row_ids
 from relive.episodes import ordered, stored_slots
-from relive.errors import NotReadyError, SchemaError, explain
+from relive.errors import InvariantError, NotReadyError, SchemaError, explain
 from relive.guard import Closed, lock_for, mend_later
 from relive.invariants.replay import check_seals, check_staged, check_storage
 from relive.listeners import Listeners
 from relive.memory import Heap, Memory
 from relive.norm import RunningNorm
-from relive.randomness import Randomness
+from relive.randomness import Randomness, verify_state
 from relive.replay_storage import ReplayStorage
 from relive.samplers import Prioritized, Sampler, Uniform
+from relive.samplers.protocol import verify_draws
 from relive.schema import DTYPES, Declaration, Field, Path, given_shape, positive
 from relive.stats import EpisodeStats
 from relive.steps import check_replay, replay_nbytes, replay_schema
@@ -543,41 +544,80 @@ class ReplayBuffer:
         """The whole memory as a TensorDict `[slots, num_envs]`, with "next_obs" where that is stored too.
 
         Row r of an environment is at slot r mod slots; what is not stored is zero, or an older row. For learning there
-        is `sample`.
+        is `sample`. What is shared with another process (`share_memory_`, a queue of torch.multiprocessing) is a copy.
         """
         with self._lock:
             storage = self._storage
             leaves = dict(zip(storage.schema.paths, storage.columns, strict=True))
             leaves |= dict(zip(storage.next_paths, storage.next_columns, strict=False))  # none where they are shared
+            leaves = {path: alias(leaf) for path, leaf in leaves.items()}
             return assemble(leaves, torch.Size((storage.ring.slots, storage.ring.num_envs)))
 
     # Saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes, for `load_state_dict` of a buffer made alike; the tensors share its memory."""
+        """Everything that changes, for `load_state_dict` of a buffer made alike; the tensors share its memory.
+
+        What is shared with another process (`share_memory_`, a queue of torch.multiprocessing) is a copy.
+        """
         with self._lock:
             return {
                 "sampler": type(self.sampler).__name__,
-                "storage": self._storage.state_dict(),
-                "draws": self._draws.saved(),
+                "storage": {name: alias(tensor) for name, tensor in self._storage.state_dict().items()},
+                "draws": {name: alias(tensor) for name, tensor in self._draws.saved().items()},
                 "random": self._random.snapshot(),
                 "staged": dict(self._staged),
                 "listeners": self._listeners.snapshot(),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become what a buffer made alike was: the same rows under the same ids, the same draws to come."""
+        """Become what a buffer made alike was: the same rows under the same ids, the same draws to come.
+
+        Everything is verified before anything is replaced: a state that no such buffer can have is a SchemaError and
+        changes nothing.
+        """
         with self._lock:
-            own = type(self.sampler).__name__
-            if state["sampler"] != own:
-                remedy = "Make the buffer with the sampler of the one that was saved."
-                raise SchemaError(explain("load_state_dict", f"the state of {own}", state["sampler"], remedy))
+            try:
+                storage, staged = self._verified(state)
+            except InvariantError as error:
+                raise SchemaError(f"load_state_dict: {error}") from error
             with self._refilled():
-                self._storage.load_state_dict(state["storage"])
+                self._storage.load(storage)
                 self._draws.resume(state["draws"])
                 self._random.restore(state["random"])
-                self._staged = dict(state["staged"])
+                self._staged = staged
                 self._listeners.restore(state["listeners"])
+
+    def _verified(self, state: Any) -> tuple[ReplayStorage, dict[str, tuple[torch.Tensor, ...]]]:
+        """The storage and the staged fields of a state, every part of which could be that of this buffer."""
+        names = ("sampler", "storage", "draws", "random", "staged", "listeners")
+        given = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        if given != sorted(names):
+            remedy = "Pass what state_dict() of a buffer gave."
+            raise SchemaError(explain("load_state_dict", f"the parts {sorted(names)}", given, remedy))
+        own = type(self.sampler).__name__
+        if state["sampler"] != own:
+            remedy = "Make the buffer with the sampler of the one that was saved."
+            raise SchemaError(explain("load_state_dict", f"the state of {own}", state["sampler"], remedy))
+        storage = self._storage.candidate(state["storage"])
+        check_storage(storage, self.capacity)
+        verify_draws(self.sampler, storage, state["draws"])
+        verify_state(state["random"])
+        self._listeners.verify(state["listeners"])
+        return storage, self._copied_staged(state["staged"])
+
+    def _copied_staged(self, staged: Any) -> dict[str, tuple[torch.Tensor, ...]]:
+        found: dict[str, tuple[torch.Tensor, ...]] = {}
+        for name, leaves in dict(staged).items() if isinstance(staged, Mapping) else [(staged, ())]:
+            self._schema.require(name)
+            columns = self._schema.columns[name]
+            if not isinstance(leaves, tuple | list) or len(leaves) != len(columns):
+                got = f"{len(leaves)}" if isinstance(leaves, tuple | list) else type(leaves).__name__
+                remedy = "Pass what state_dict() of a buffer gave."
+                raise SchemaError(explain(f"load_state_dict: staged {name}", f"{len(columns)} tensors", got, remedy))
+            pairs = zip(columns, leaves, strict=True)
+            found[name] = tuple(self._conform(i, leaf, self._storage.lead).clone() for i, leaf in pairs)
+        return found
 
     def _refilled(self) -> AbstractContextManager[None]:
         """Everything is replaced meanwhile."""

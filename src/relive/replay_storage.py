@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,10 +11,10 @@ from tensordict import TensorDict
 
 from relive import kernels
 from relive.batch import assembler
-from relive.border import conform, dotted, light, refuse_reused_leaves
+from relive.border import conform, dotted, forms, light, refuse_reused_leaves, true_flags
 from relive.errors import SchemaError, explain
 from relive.kernels.reader import Reader, reader
-from relive.memory import Room
+from relive.memory import Heap, Room
 from relive.randomness import Randomness
 from relive.ring import FINAL, MOST_ROWS, TRANSITION, Ring
 from relive.schema import Field, Path, Schema, Stacked, given_shape
@@ -137,15 +138,28 @@ class ReplayStorage:
         rings = zip(("kind", "first", "head", "open", "resetting", "count", "floor"), self.ring.state, strict=True)
         return {**dict(columns), **dict(nexts), **{f"ring.{name}": tensor for name, tensor in rings}}
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Become what a storage made alike was."""
-        own = self.state_dict()
-        given, like = ({k: (tuple(t.shape), t.dtype) for k, t in tensors.items()} for tensors in (state, own))
-        if given != like:
+    def candidate(self, state: Any) -> ReplayStorage:
+        """A storage made alike over the tensors of a state, to be verified before it is loaded; torch ops read it."""
+        own, given = self.state_dict(), forms(state)
+        if given != forms(own):
             remedy = "Make the buffer with the settings of the one that was saved."
-            raise SchemaError(explain("load_state_dict", f"tensors like {like}", given, remedy))
-        for name, tensor in own.items():
-            tensor.copy_(state[name])
+            raise SchemaError(explain("load_state_dict", f"tensors like {forms(own)}", given, remedy))
+        tensors = [true_flags(state[name].detach().to(self.device).contiguous()) for name in own]
+        other, columns, nexts = copy.copy(self), len(self.columns), len(self.next_columns)
+        other.room, other.seals, other._native, other._is_alone = Heap(self.device), None, None, False
+        other.columns, other.next_columns = tuple(tensors[:columns]), tuple(tensors[columns : columns + nexts])
+        other.ring = self.ring.over(tensors[columns + nexts :])
+        other.addresses = [tensor.data_ptr() for tensor in tensors]
+        other.broken, other._counted = torch.zeros_like(self.broken), light(other.ring.count)
+        other._readers, other._changes, other._next_slots = {}, [], None
+        other.found()
+        return other
+
+    def load(self, other: ReplayStorage) -> None:
+        """Become what a storage made alike is."""
+        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
+            mine.copy_(theirs)
+        self.broken.copy_(other.broken)
         self.found()
 
     def found(self) -> None:

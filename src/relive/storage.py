@@ -73,8 +73,7 @@ class Storage:
     def make_flags(self) -> None:
         """Make bools of whatever somebody else has written into bool columns."""
         for column in self.columns:
-            if column.dtype == torch.bool:
-                column.copy_(true_flags(column))
+            column.copy_(true_flags(column))
 
     def zero(self, row: int) -> None:
         """Zero one row of all columns."""
