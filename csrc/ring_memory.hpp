@@ -10,7 +10,27 @@
 namespace relive {
 
 class RingMemory {
+    // One leaf to be read: from which column, at which slots, into what.
+    struct Reading {
+        const Leaf* leaf;
+        const char* column;
+        const int64_t* slots;
+        char* out;
+    };
+
 public:
+    // All memory that a batch of rows takes: nothing that comes after it can fail for want of some.
+    struct Batch {
+        int64_t count, n;
+        std::vector<int64_t> first, last, next;
+        std::vector<Reading> readings;
+        Fresh fresh;
+        nb::list out;
+        Batch(const Batch&) = delete;
+        Batch(Batch&&) = default;
+        Batch(int64_t count_, int64_t n_) : count(count_), n(n_) {}
+    };
+
     // `columns[i]` is [slots, envs, …]. `stacks[i]` is (k, axis, repeat) or None. `observed` says which columns are
     // observations; `next_columns` are theirs for next observations when those are kept beside the rows.
     RingMemory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::tuple state,
@@ -45,6 +65,11 @@ public:
 
     // Of `count` rows that are drawn so `transitions`, or `n_steps` if n > 0; None likewise.
     nb::object sample(int64_t count, nb::handle capsule, int64_t n, double gamma) const;
+
+    // Room for `count` rows, n > 0: of n steps as one each. `fill` makes of it what `transitions` or `n_steps` are.
+    Batch reserve(int64_t count, int64_t n) const;
+
+    nb::list fill(Batch& batch, nb::handle slots, double gamma) const;
 
     // The row id that each slot holds.
     nb::object ids(nb::handle slots, nb::object out) const;
@@ -138,14 +163,6 @@ private:
     // A row and what it led to.
     void ask_for_row(int64_t flat) const;
 
-    // One leaf to be read: from which column, at which slots, into what.
-    struct Reading {
-        const Leaf* leaf;
-        const char* column;
-        const int64_t* slots;
-        char* out;
-    };
-
     // Plan a fresh tensor [lead…, …] for a leaf.
     static void plan(Fresh& fresh, const Leaf& leaf, int lead_ndim, const int64_t* lead);
 
@@ -164,10 +181,9 @@ private:
     // The slot of the last of up to n steps: an episode's end or the newest row comes first.
     int64_t last_of(int64_t slot, int64_t n) const;
 
-    nb::list read_n_steps(const int64_t* rows, int64_t count, int64_t n, double gamma) const;
-
-    // Read every leaf at `first`, the flags and the next observations at `last`; n > 0: rewards are summed in between.
-    nb::list read_rows(const int64_t* first, const int64_t* last, int64_t count, int64_t n, double gamma) const;
+    // Read every leaf at `first`, the flags and the next observations at the last of n steps from there, with the sum of
+    // the rewards in between.
+    void read_rows(Batch& batch, double gamma) const;
 
     template <class T>
     void sum_rewards(const Reading& reading, const int64_t* last, int64_t count, double gamma, float* discount) const;

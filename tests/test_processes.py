@@ -130,8 +130,8 @@ class TestCopyingBesideWriters:
         write(0, 6)
         copied, read = [], replay._storage.transitions
 
-        def overwritten(slots: torch.Tensor) -> Any:
-            leaves = read(slots)
+        def overwritten(slots: torch.Tensor, room: Any = None) -> Any:
+            leaves = read(slots, room)
             copied.append(leaves[("action",)].tolist())
             if len(copied) == 1:  # while the first batch is copied, half of the ring is written over
                 write(6, 3)
@@ -152,9 +152,9 @@ class TestCopyingBesideWriters:
         steps(replay, 0, 4)
         free, read = [], replay._storage.transitions
 
-        def watched(slots: torch.Tensor) -> Any:
+        def watched(slots: torch.Tensor, room: Any = None) -> Any:
             free.append(is_free(replay._lock))
-            return read(slots)
+            return read(slots, room)
 
         monkeypatch.setattr(replay._storage, "transitions", watched)
         replay.sample(8)

@@ -25,7 +25,8 @@ SAMPLERS: dict[str, Any] = {
 
 
 def made(sampler: Any = None, seed: int = 0) -> rl.ReplayBuffer:
-    stats, norm, extra = rl.EpisodeStats(2, window=3), {"obs": rl.RunningNorm(2)}, {"on": rl.Field((), torch.bool)}
+    stats, extra = rl.EpisodeStats(2, window=3), {"on": rl.Field((), torch.bool)}
+    norm: dict[Any, rl.RunningNorm] = {"obs": rl.RunningNorm(2)}
     return rl.ReplayBuffer(16, 2, (), num_envs=2, extra=extra, sampler=sampler, stats=stats, norm=norm, seed=seed)
 
 

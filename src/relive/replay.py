@@ -29,7 +29,7 @@ from relive.samplers.protocol import verify_draws
 from relive.schema import DTYPES, Declaration, Field, Path, given_shape, positive
 from relive.stats import EpisodeStats
 from relive.steps import check_replay, replay_nbytes, replay_schema
-from relive.views import NStep, Sequence, Transition, View
+from relive.views import NStep, Transition, View
 from relive.views.protocol import Leaves
 
 if TYPE_CHECKING:
@@ -397,15 +397,12 @@ class ReplayBuffer:
         with self._lock:
             chosen = self._chosen(view)
             self._require_rows()
-            before = None
-            if out is not None or not isinstance(chosen, _NEVER_FAIL):
-                before = self._snapshot()  # these may fail after rows were drawn
+            before = self._snapshot()
             try:
                 leaves = self._drawn(batch_size, chosen)
                 batch = _assembled(leaves) if out is None else fill(out, leaves)
             except BaseException:
-                if before is not None:
-                    self._restore(before)
+                self._restore(before)
                 raise
         return batch if target is None else moved(batch, target)
 
@@ -419,8 +416,11 @@ class ReplayBuffer:
             if type(self.sampler) is Uniform:
                 return storage.sample(batch_size, self._random, n, gamma)
             self._require_rows()
+            room = storage.reserve(batch_size, n)
             drawn = self._draws.draw(batch_size)
-            return storage.batch(drawn.slots, drawn.weight, n, gamma)
+            if len(drawn.slots) != batch_size:  # the rest of an epoch
+                room = storage.reserve(len(drawn.slots), n)
+            return storage.batch(room, drawn.slots, drawn.weight, n, gamma)
 
     def _require_rows(self) -> None:
         if not len(self._storage) if self.device.type == "cpu" else self._storage.is_empty:
@@ -432,11 +432,12 @@ class ReplayBuffer:
 
     def _copied_beside_writers(self, batch_size: int) -> Leaves | None:
         """Rows that are chosen under the lock and copied without it; None if one was overwritten meanwhile."""
+        room = self._storage.reserve(batch_size)
         with self._lock:
             self._require_rows()
             drawn = self._draws.draw(batch_size)
             ids = self._storage.ids(drawn.slots)  # now: what a slot holds a moment later may be half of a row
-        leaves = self._storage.transitions(drawn.slots)
+        leaves = self._storage.transitions(drawn.slots, room)
         with self._lock:
             if not self._storage.holds(drawn.slots, ids):
                 return None
@@ -663,8 +664,6 @@ _TRANSITION = Transition()
 _AT_ONCE = (type(None), Transition, NStep)
 _INDEPENDENT = (Uniform, Prioritized)
 """Samplers whose batches have nothing to do with each other: one may be drawn and not used."""
-_NEVER_FAIL = (Transition, NStep, Sequence)
-"""Views that cannot fail once they have checked the storage."""
 
 
 def _instance(where: str, thing: Any, method: str) -> Any:

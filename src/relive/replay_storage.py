@@ -387,8 +387,11 @@ class ReplayStorage:
         mapped = getattr(self.native, kernel)(kernels.buffer_of(slots), kernels.buffer_of(out))
         return mapped if out is None else out
 
-    def transitions(self, slots: torch.Tensor) -> dict[Path, torch.Tensor]:
-        """Every field of the rows at flat slots, the observations that they led to, and their ids."""
+    def transitions(self, slots: torch.Tensor, room: Any = None) -> dict[Path, torch.Tensor]:
+        """Every field of the rows at flat slots, the observations that they led to, and their ids.
+
+        In fresh memory, or in `room` that was reserved for as many rows.
+        """
         native = self.native
         if native is None or not kernels.exchange():
             ids = self.ids(slots) if native is not None else self._known_ids().index_select(0, slots)
@@ -396,7 +399,8 @@ class ReplayStorage:
         if self.seals is not None:
             self._fetch(slots)
         # Without strict=: a keyword costs as much as the pairs.
-        return dict(zip(self._transition_paths, native.transitions(slots)))  # noqa: B905
+        leaves = native.transitions(slots) if room is None else native.fill(room, slots, 0.0)
+        return dict(zip(self._transition_paths, leaves))  # noqa: B905
 
     def reads_at_once(self, n: int) -> bool:
         """Whether `sample` and `batch` work: for transitions, or for several steps as one if n > 0."""
@@ -407,9 +411,13 @@ class ReplayStorage:
         leaves = self._native.sample(count, random.capsule, n, gamma)
         return None if leaves is None else self._assemble[n > 0, False](leaves, torch.Size((count,)))
 
-    def batch(self, slots: torch.Tensor, weight: torch.Tensor | None, n: int, gamma: float) -> TensorDict:
-        """A batch of the rows at flat slots, with their weights if there are any."""
-        leaves = self._native.n_steps(slots, n, gamma) if n else self._native.transitions(slots)
+    def reserve(self, count: int, n: int = 0) -> Any:
+        """The memory of a batch, native: who has it before rows are drawn cannot fail for want of it after."""
+        return self._native.reserve(count, n)
+
+    def batch(self, room: Any, slots: torch.Tensor, weight: torch.Tensor | None, n: int, gamma: float) -> TensorDict:
+        """A batch of the rows at flat slots in reserved memory, with their weights if there are any."""
+        leaves = self._native.fill(room, slots, gamma)
         if weight is not None:
             leaves.append(weight)
         return self._assemble[n > 0, weight is not None](leaves, slots.shape)

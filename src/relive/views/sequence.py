@@ -13,6 +13,7 @@ from relive.replay_storage import ReplayStorage
 from relive.schema import Carry, positive
 from relive.views.protocol import Leaves, named, named_next, require_order
 
+_MOST_STEPS = 2**30
 _MARKS = ("mask",), ("train",), ("is_first",)
 
 
@@ -35,8 +36,11 @@ class Sequence:
             raise SchemaError(explain("Sequence.burn_in", "a non-negative int", repr(self.burn_in), "Pass one."))
 
     def check(self, storage: ReplayStorage) -> None:
-        """Refuse a buffer whose rows are in no order."""
+        """Refuse a buffer whose rows are in no order, and steps that no memory holds."""
         require_order(storage, self)
+        if self.burn_in + self.length > _MOST_STEPS:
+            got = f"{self.burn_in} + {self.length}"
+            raise MemoryError(explain("Sequence", f"at most {_MOST_STEPS} steps", got, "Pass a shorter length."))
 
     def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
         carried = _carried(storage)
