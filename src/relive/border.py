@@ -150,8 +150,8 @@ _MOST_KNOWN = 256
 
 def _key(env_ids: Any) -> Any:
     """What tells sets of environments apart; None where that costs more than to look again."""
-    if type(env_ids) is torch.Tensor and env_ids.is_cpu and not env_ids.requires_grad:
-        env_ids = env_ids.numpy()
+    if type(env_ids) is torch.Tensor:
+        env_ids = host_view(env_ids)
     if type(env_ids) is np.ndarray and len(env_ids.shape) == 1:
         return env_ids.dtype.char, env_ids.tobytes()
     # True is equal to 1, but is no number of an environment.
