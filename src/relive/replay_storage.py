@@ -69,9 +69,9 @@ class ReplayStorage:
         self._native = self._native_twin()
         if room.outlives and self._native is None:
             remedy = "Declare fewer leaves, axes or frames, or keep the buffer in this process's own memory."
-            got = f"{len(self.columns)} leaves that it cannot write"
+            got = f"{len(self.columns)} leaves that it cannot"
             raise SchemaError(
-                explain("device", "fields for the native core, as memory that outlives a process", got, remedy)
+                explain("device", "fields that the native core can write, as shared and disk memory need", got, remedy)
             )
         self._is_alone = self._native is not None and not room.outlives
         """The native core works on memory that nobody else writes, and none of its pages are asked for."""
@@ -142,7 +142,7 @@ class ReplayStorage:
         """A storage made alike over the tensors of a state, to be verified before it is loaded; torch ops read it."""
         own, given = self.state_dict(), forms(state)
         if given != forms(own):
-            remedy = "Make the buffer with the settings of the one that was saved."
+            remedy = "Make the buffer with the settings of the saved buffer."
             raise SchemaError(explain("load_state_dict", f"tensors like {forms(own)}", given, remedy))
         tensors = [true_flags(state[name].detach().to(self.device).contiguous()) for name in own]
         other, columns, nexts = copy.copy(self), len(self.columns), len(self.next_columns)
@@ -219,7 +219,7 @@ class ReplayStorage:
     def _require_rows_left(self, steps: int) -> None:
         self.count_rows_left()  # fewer rows may have been used than were allowed for
         if self._rows_left < MOST_ROWS * steps:
-            expected, got = "ids below 2^63", f"room for {self._rows_left} rows an environment"
+            expected, got = "ids below 2^63", f"room for {self._rows_left} rows per environment"
             raise OverflowError(explain("add", expected, got, "Make a new buffer."))
 
     def _conformed(
@@ -248,8 +248,8 @@ class ReplayStorage:
         expected = (
             "obs one frame later" if is_next else "the stored frames, or an episode's first frame and its padding"
         )
-        remedy = "Only stacks that can be rebuilt from single frames are stored; check k, axis and pad."
-        return SchemaError(explain(where, f"a stack of {expected}", "another", remedy))
+        remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
+        return SchemaError(explain(where, f"a stack of {expected}", "a stack of other frames", remedy))
 
     def touched(self) -> Touched:
         """The slots that the last write made transitions or took away, in the order it happened."""

@@ -51,7 +51,7 @@ def make(read: Read, options: dict[str, Any]) -> DistillationBuffer:
     config = read.config
     trees = {name: declared(tree) for name, tree in config.entry("fields").entries().items()}
     if "obs" not in trees:
-        raise config.entry("fields").wrong("an obs among them")
+        raise config.entry("fields").wrong("an entry 'obs'")
     obs, action = trees.pop("obs"), trees.pop("action", None)
     capacity = options.get("capacity") or config.entry("capacity").integer(1, 1 << 50)
     device = options.get("device") or device_of(config.entry("device"))
@@ -69,9 +69,10 @@ def restore(buffer: DistillationBuffer, read: Read, *, same_device: bool) -> tor
     ring.floor = node.entry("floor").integer(0, ring.head)
     starts = arrays.get("starts")
     if starts is None or starts.dtype != torch.int64 or starts.ndim != 1 or not len(starts) or starts[0] != 0:
-        raise Node("state: ring.starts", None if starts is None else starts.dtype).wrong("the first rows of rounds")
+        got = None if starts is None else starts.tolist()
+        raise Node("state: ring.starts", got).wrong("the first rows of rounds, as int64 from 0")
     if bool((starts.diff() < 0).any()) or int(starts[-1]) > ring.head:
-        raise Node("state: ring.starts", "others").wrong("rounds in order, up to the head")
+        raise Node("state: ring.starts", starts.tolist()).wrong(f"rising rows up to the head {ring.head}")
     buffer._set_rounds(starts.tolist())
     restore_random(buffer._random, *read.part("random"), devices=same_device)
     return torch.tensor([ring.head])

@@ -143,7 +143,9 @@ def _declared(rollout: RolloutBuffer, name: Node) -> str:
 def _attached(rollout: RolloutBuffer, name: str, found: torch.Tensor | None) -> torch.Tensor:
     lead = (rollout.num_steps + 1, rollout.num_envs or 1)
     if found is None or tuple(found.shape[:2]) != lead:
-        raise Node(f"state: {name}", None if found is None else tuple(found.shape)).wrong(f"shape {lead} and more")
+        raise Node(f"state: {name}", None if found is None else tuple(found.shape)).wrong(
+            f"an array of leading shape {lead}"
+        )
     return found.to(rollout.device)
 
 
@@ -158,7 +160,7 @@ def _restore_finals(rollout: RolloutBuffer, read: Read) -> None:
     ]
     for i, (step, env) in enumerate(places):
         if not (0 <= step < rollout._num_stored and 0 <= env < (rollout.num_envs or 1)):
-            raise Node("state: finals.places", [step, env]).wrong("stored steps of environments")
+            raise Node("state: finals.places", [step, env]).wrong("a stored step and its environment")
         rollout._finals.keep(Found(step, [env], [leaf[i : i + 1] for leaf in leaves]))
 
 

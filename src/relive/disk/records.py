@@ -83,7 +83,7 @@ def parse(where: str, data: bytes) -> Record:
     for array in described:
         piece, rest = bytearray(rest[: array.nbytes]), rest[array.nbytes :]
         if array.dtype == "bool" and any(byte > 1 for byte in piece):
-            raise CorruptCheckpoint(explain(f"{where}: {array.name}", "bools of 0 and 1", "others", "Copy it again."))
+            raise CorruptCheckpoint(explain(f"{where}: {array.name}", "bools of 0 and 1", max(piece), "Copy it again."))
         flat = (
             torch.frombuffer(piece, dtype=DTYPES[array.dtype]) if piece else torch.empty(0, dtype=DTYPES[array.dtype])
         )
@@ -113,7 +113,7 @@ def newest(root: Path) -> Record:
         try:
             record = parse(name, _bytes_in(Files(root), name))
             if record.name != name:
-                raise CorruptCheckpoint(explain(name, f"not commit {record.number}", "it", "Copy it again."))
+                raise CorruptCheckpoint(explain(name, "the commit of this name", record.name, "Copy it again."))
             found.append(record)
         except CorruptCheckpoint as error:
             wrong.append(str(error))  # the error itself would keep alive whoever asked
@@ -132,5 +132,5 @@ def _bytes_in(files: Files, name: str) -> bytes:
     except OSError as error:
         raise CorruptCheckpoint(explain(name, "a file that can be read", error, "Copy it again.")) from error
     if len(data) > _MOST_BYTES:
-        raise CorruptCheckpoint(explain(name, f"at most {_MOST_BYTES} bytes", "more", "Copy it again."))
+        raise CorruptCheckpoint(explain(name, f"at most {_MOST_BYTES} bytes", "a longer file", "Copy it again."))
     return data

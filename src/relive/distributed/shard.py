@@ -96,13 +96,14 @@ class Shard(Reading):
     def _restore(self, buffer: Any) -> None:
         path, note = buffer._checkpoint.root, buffer._checkpoint.note
         if note is None:
-            remedy = "Load it with relive.load."
-            raise IncompatibleCheckpoint(explain(str(path), "a shard of a service", "a buffer of its own", remedy))
+            remedy = "Load it with relive.load, or pass another folder."
+            raise IncompatibleCheckpoint(explain(str(path), "a shard of a service", "a single buffer", remedy))
         values, arrays = note
         differs = difference(self._described(), values.entry("plan").value)
         if differs:
-            remedy = "Start the service as it was, or save elsewhere."
-            raise IncompatibleCheckpoint(explain(str(path), "the service that was saved", differs, remedy))
+            remedy = "Start the service with the saved settings, or pass another folder."
+            expected = "the saved settings (service against folder)"
+            raise IncompatibleCheckpoint(explain(str(path), expected, differs, remedy))
         clients = [client.text() for client in values.entry("clients").items(MOST_CLIENTS)]
         self._applied = dict(zip(clients, arrays["positions"].tolist(), strict=True))
         starts, life = arrays["starts"].numpy(), values.entry("life").integer()
@@ -156,7 +157,8 @@ class Shard(Reading):
         buffer = self._buffer
         steps = push.rows // len(push.envs)
         if int(self._head.max()) + 4 * steps >= ROWS:
-            raise OverflowError(explain("extend", f"fewer than {ROWS} rows an environment", "more", "Start anew."))
+            expected, got = f"fewer than {ROWS} rows per environment", int(self._head.max()) + 4 * steps
+            raise OverflowError(explain("extend", expected, got, "Start a new service."))
         with buffer._lock:
             if len(push.cut):
                 buffer.cut(push.cut)
@@ -209,7 +211,7 @@ class Shard(Reading):
         checkpoint = self._plan.checkpoint
         if checkpoint is None:
             raise SchemaError(
-                explain("save", "a service with a checkpoint", "one without", "Make it with checkpoint=.")
+                explain("save", "a service with a checkpoint", None, "Start the service with checkpoint=.")
             )
         note = {"plan": self._described(), "life": self._identity.life, "clients": list(self._applied)}
         positions = torch.tensor(list(self._applied.values()), dtype=torch.int64)
