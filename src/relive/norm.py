@@ -221,7 +221,7 @@ class RunningNorm:
         count, mean, squares = self._state.values()
         rows = float(count)
         right = 0 <= rows < _MOST_ROWS and rows.is_integer()
-        require(right, "norm: count", "a whole number of rows, fewer than 2^53", rows)
+        require(right, "norm: count", "a whole number of rows", rows)
         require_all(~(squares < 0), "norm: squares", "numbers of at least 0", squares)
         for name, moment in (("mean", mean), ("squares", squares)):
             require_all((moment == 0) | (count > 0), f"norm: {name}", "0 before the first row", moment)

@@ -653,7 +653,7 @@ class ReplayBuffer:
             remedy = "Pass what state_dict() of a buffer gave."
             raise SchemaError(explain("load_state_dict", f"the parts {sorted(names)}", given, remedy))
         own = type(self.sampler).__name__
-        if state["sampler"] != own:
+        if not isinstance(state["sampler"], str) or state["sampler"] != own:
             remedy = "Make the buffer with the sampler of the saved buffer."
             raise SchemaError(explain("load_state_dict", f"the state of {own}", state["sampler"], remedy))
         storage = self._storage.candidate(state["storage"])
@@ -665,7 +665,10 @@ class ReplayBuffer:
 
     def _copied_staged(self, staged: Any) -> dict[str, tuple[torch.Tensor, ...]]:
         found: dict[str, tuple[torch.Tensor, ...]] = {}
-        for name, leaves in dict(staged).items() if isinstance(staged, Mapping) else [(staged, ())]:
+        if not isinstance(staged, Mapping):
+            remedy = "Pass what state_dict() of a buffer gave."
+            raise SchemaError(explain("load_state_dict: staged", "a dict of fields", type(staged).__name__, remedy))
+        for name, leaves in staged.items():
             self._schema.require(name)
             columns = self._schema.columns[name]
             if not isinstance(leaves, tuple | list) or len(leaves) != len(columns):

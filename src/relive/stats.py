@@ -241,8 +241,8 @@ class EpisodeStats:
 
     def _check_counts(self) -> None:
         episodes, steps = self._tensors["counts"].tolist()
-        require(0 <= steps <= _MOST_STEPS, "stats: steps", "0 to 2^53", steps)
         require(0 <= episodes <= steps, "stats: episodes", f"0 to {steps}, the steps", episodes)
+        require(steps <= _MOST_STEPS, "stats: steps", "at most 2^53", steps)
         running, finished = self._tensors["open"][1], self._finished()
         require_all(
             (running >= 0) & (running == running.floor()), "stats: running length", "a whole number of steps", running
