@@ -356,7 +356,9 @@ class TestRefusals:
         "make", [lambda m: rl.RolloutBuffer(4, 2, 1, (), device=m), lambda m: rl.DistillationBuffer(4, 1, device=m)]
     )
     def test_only_replay_buffers_are_shared(self, make: Any) -> None:
-        with pytest.raises(rl.SchemaError, match=r"device: expected a torch device for a .*Buffer, got Memory.shared"):
+        with pytest.raises(
+            rl.SchemaError, match=r"device: expected a torch device for a .*Buffer, got Memory\.shared\(\)"
+        ):
             make(rl.Memory.shared())
 
     def test_without_the_native_core_there_is_no_shared_memory(self) -> None:

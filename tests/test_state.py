@@ -33,7 +33,8 @@ def made(sampler: Any = None, seed: int = 0) -> rl.ReplayBuffer:
 def lived(replay: rl.ReplayBuffer, steps: int = 13, start: int = 0) -> rl.ReplayBuffer:
     for t in range(start, start + steps):
         obs, ends = np.full((2, 2), float(t), np.float32), np.array([t % 5 == 4, t % 7 == 6])
-        replay.add(obs, [0.5, 0.5], [1.0, 2.0], ends, np.zeros(2, np.bool_), obs + 1, on=ends)
+        then = obs + np.where(ends, 100, 1)[:, None].astype(np.float32)
+        replay.add(obs, [0.5, 0.5], [1.0, 2.0], ends, np.zeros(2, np.bool_), then, on=ends)
     return replay
 
 
@@ -208,8 +209,8 @@ def test_a_ring_whose_numbers_somebody_else_has_changed_stays_inside_its_memory(
             autoreset=["NEXT_STEP", "SAME_STEP"][int(random.integers(2))], seed=0,
         )  # fmt: skip
         obs, flags = np.zeros((envs, 2), np.float32), np.zeros(envs, np.bool_)
-        for _ in range(4):
-            replay.add(obs, np.zeros(envs), np.zeros(envs), flags, flags, obs + 1)
+        for t in range(4):
+            replay.add(obs + t, np.zeros(envs), np.zeros(envs), flags, flags, obs + t + 1)
         ring = replay.state_dict()["storage"]
         for name in ("head", "floor", "count"):
             tensor = ring[f"ring.{name}"]
@@ -218,8 +219,8 @@ def test_a_ring_whose_numbers_somebody_else_has_changed_stays_inside_its_memory(
                     tensor[env] = hostile[int(random.integers(len(hostile)))]
         if random.random() < 0.5:
             ring["ring.kind"].copy_(torch.from_numpy(random.integers(0, 8, ring["ring.kind"].shape).astype(np.uint8)))
-        for _ in range(25):
-            replay.add(obs, np.zeros(envs), np.zeros(envs), flags, flags, obs + 1)
+        for t in range(4, 29):
+            replay.add(obs + t, np.zeros(envs), np.zeros(envs), flags, flags, obs + t + 1)
             for view in (None, rl.Transition() if stored else rl.Sequence(3, burn_in=2)):
                 try:
                     replay.sample(4, view)

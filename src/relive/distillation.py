@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from relive.batch import assemble, assembler, check_destination, check_size, checked_targets, moved
 from relive.border import as_tensor, conform, dotted, row_ids
 from relive.display import buffer_card, size_told
-from relive.errors import NotReadyError, SchemaError, explain
+from relive.errors import NotReadyError, SchemaError, explain, uniterable
 from relive.guard import lock_for
 from relive.invariants.distillation import check_distillation
 from relive.kernels.reader import reader
@@ -336,6 +336,12 @@ class DistillationBuffer:
                 expected = f"stored rows ({self._ring.oldest} to {self._ring.head - 1})"
                 raise IndexError(explain("index", expected, int(ids[wrong][0]), "Sample again."))
             return self._read(ids, None, None)
+
+    def __iter__(self, *_indices: Any) -> NoReturn:
+        """Raises a TypeError that names what to loop over."""
+        raise uniterable(self, "Loop over epochs(batch_size), or draw batches with sample(batch_size).")
+
+    __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
 
     def _oldest(self, where: str, recent: int | None) -> int:
         """The first stored row, or the first of the newest rounds; at least one row follows."""

@@ -277,13 +277,15 @@ def _read_rows(vault: Vault, manifest: Manifest, rows: Rows | None) -> list[tupl
     for file in manifest.segments:
         first, stop = _read_segment(vault, file, rows, total)
         if bool((first > covered).any()):
-            expected = f"first rows of at most {covered.tolist()}"
-            raise CorruptCheckpoint(explain(f"segments/{file.name}", expected, first.tolist(), "Copy it again."))
+            env = int((first > covered).int().argmax())
+            place, expected = f"segments/{file.name}, environment {env}", f"a first row of at most {int(covered[env])}"
+            raise CorruptCheckpoint(explain(place, expected, int(first[env]), "Copy it again."))
         covered = torch.maximum(covered, stop)
         segments.append((file, stop))
     if bool((covered != rows.stop).any()):
-        expected = f"rows up to {rows.stop.tolist()}"
-        raise CorruptCheckpoint(explain("segments", expected, f"rows up to {covered.tolist()}", "Copy them again."))
+        env = int((covered != rows.stop).int().argmax())
+        place, expected = f"segments, environment {env}", f"rows up to {int(rows.stop[env])}"
+        raise CorruptCheckpoint(explain(place, expected, f"rows up to {int(covered[env])}", "Copy them again."))
     return segments
 
 
@@ -299,7 +301,7 @@ def _read_segment(vault: Vault, file: File, rows: Rows, total: int) -> tuple[tor
         source.fill(_bytes(bound))
     most = (1 << 62) // max(envs, 1)
     if bool(((first < 0) | (stop < first) | (stop > most)).any()) or int((stop - first).max()) > most // 4:
-        got = f"{first.tolist()} and {stop.tolist()}"
+        got = f"{int(first.min())} to {int(stop.max())}, at most {int((stop - first).max())} per environment"
         raise CorruptCheckpoint(explain(where, "first rows from 0, and stops after them", got, "Copy it again."))
     held = Rows(rows.columns, first, stop)
     count = sum(int(size) for size in (stop - first).tolist())
@@ -311,8 +313,9 @@ def _read_segment(vault: Vault, file: File, rows: Rows, total: int) -> tuple[tor
     if found != wanted:
         raise CorruptCheckpoint(explain(where, f"the columns {wanted}", found, "Copy it again."))
     if bool((stop > rows.stop).any()):
-        expected = f"rows up to {rows.stop.tolist()}"
-        raise CorruptCheckpoint(explain(where, expected, f"rows up to {stop.tolist()}", "Copy it again."))
+        env = int((stop > rows.stop).int().argmax())
+        expected = f"rows up to {int(rows.stop[env])} in environment {env}"
+        raise CorruptCheckpoint(explain(where, expected, f"rows up to {int(stop[env])}", "Copy it again."))
     places = held.places(rows.slots)
     # Of rows that fall on one slot the later stays, and rows that were overwritten since are left out.
     row, env = held.numbers()
