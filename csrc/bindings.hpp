@@ -5,6 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "border.hpp"
 
@@ -26,6 +27,28 @@ struct MaybeReleased {
     PyThreadState* state;
 };
 
+// One step is written at a time, and what it was given is held until it is written. An exporter that is written in Python
+// may call back when its buffer is taken or released.
+template <class Given>
+class Writing {
+public:
+    Writing(bool& busy, std::vector<Given>& given) : busy_(busy), given_(given) {
+        if (busy_)
+            throw std::runtime_error(
+                "add: expected one step at a time, got a step from inside the buffer protocol of another. Add it afterwards.");
+        busy_ = true;
+    }
+    Writing(const Writing&) = delete;
+    ~Writing() {
+        for (Given& each : given_) each.array.hold.release();
+        busy_ = false;
+    }
+
+private:
+    bool& busy_;
+    std::vector<Given>& given_;
+};
+
 inline Array read_or_throw(nanobind::handle object, const char* what) {
     Array array;
     if (!border().read(object.ptr(), array))
@@ -40,7 +63,8 @@ inline Array read_index(nanobind::handle object) {
     return array;
 }
 
-// The memory of an array that must have this dtype and this many elements.
+// The memory of an array that must have this dtype and this many elements: one of the core's own, which whoever calls
+// keeps alive, since nothing of it is held here.
 template <class T>
 T* memory_of(nanobind::handle object, DataType dtype, int64_t elements, const char* what) {
     const Array array = read_or_throw(object, what);

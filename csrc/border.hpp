@@ -2,7 +2,8 @@
 //
 // A torch tensor is met through DLPack's C exchange API (torch 2.10 and later), a numpy array through the buffer
 // protocol. Nothing is converted and nothing is explained here: an object that is not a plain CPU array is "not read",
-// and Python then converts it or says what is wrong with it.
+// and Python then converts it or says what is wrong with it. What is read stays where it is for as long as the `Array`
+// lives: an exporter may resize or free its memory as soon as nobody holds a buffer of it.
 #pragma once
 #include <Python.h>
 
@@ -19,27 +20,61 @@ using DataType = dlpack::DataType;
 constexpr bool operator==(DataType a, DataType b) { return a.code == b.code && a.bits == b.bits; }
 constexpr bool operator!=(DataType a, DataType b) { return !(a == b); }
 
+// A buffer of an exporter, held until this ends or takes another; the GIL is held whenever that happens.
+class Hold {
+public:
+    Hold() { view_.obj = nullptr; }
+    Hold(Hold&& other) noexcept : view_(other.view_) { other.view_.obj = nullptr; }
+    Hold& operator=(Hold&& other) noexcept {
+        if (this != &other) {
+            release();
+            view_ = other.view_;
+            other.view_.obj = nullptr;
+        }
+        return *this;
+    }
+    ~Hold() { release(); }
+
+    // Null (and no Python error) where the object exports nothing that is asked for.
+    const Py_buffer* take(PyObject* object) {
+        release();
+        if (PyObject_GetBuffer(object, &view_, PyBUF_STRIDES | PyBUF_FORMAT) == 0) return &view_;
+        PyErr_Clear();
+        view_.obj = nullptr;
+        return nullptr;
+    }
+
+    void release() {
+        if (view_.obj) PyBuffer_Release(&view_);  // which makes it null
+    }
+
+private:
+    Py_buffer view_;
+};
+
 struct Array {
     char* data = nullptr;
     DataType dtype{};
     int ndim = 0;
     int64_t shape[kMaxDims];
     int64_t strides[kMaxDims];  // in elements
+    Hold hold;                  // of the exporter; a tensor is held by the caller, and keeps its memory itself
 
     int64_t itemsize() const { return dtype.bits / 8; }
 
+    // Unsigned: the sizes of an array without elements may multiply to anything.
     int64_t elements() const {
-        int64_t product = 1;
-        for (int i = 0; i < ndim; ++i) product *= shape[i];
-        return product;
+        uint64_t product = 1;
+        for (int i = 0; i < ndim; ++i) product *= static_cast<uint64_t>(shape[i]);
+        return static_cast<int64_t>(product);
     }
 
     // Axes of length one may have any stride.
     bool contiguous() const {
-        int64_t expected = 1;
+        uint64_t expected = 1;
         for (int i = ndim - 1; i >= 0; --i) {
-            if (shape[i] != 1 && strides[i] != expected) return false;
-            expected *= shape[i];
+            if (shape[i] != 1 && static_cast<uint64_t>(strides[i]) != expected) return false;
+            expected *= static_cast<uint64_t>(shape[i]);
         }
         return true;
     }
@@ -65,7 +100,8 @@ public:
     bool exchange() const { return api_ != nullptr && exchange_on_; }
     void set_exchange(bool on) { exchange_on_ = on; }
 
-    // False (and no Python error) when `object` is not a plain CPU array. The array borrows the object's memory.
+    // False (and no Python error) when `object` is not a plain CPU array. The array borrows the object's memory and holds
+    // its buffer; an exporter written in Python runs meanwhile, and again when the buffer is released.
     bool read(PyObject* object, Array& out) const {
         PyTypeObject* type = Py_TYPE(object);
         if (reinterpret_cast<PyObject*>(type) == tensor_type_ || reinterpret_cast<PyObject*>(type) == parameter_type_)
@@ -95,6 +131,7 @@ private:
             return false;
         }
         if (t.device.type != dlpack::kCPU || t.ndim > kMaxDims || t.dtype.lanes != 1) return false;
+        if (t.ndim > 0 && !t.strides) return false;
         // The memory of a lazily negated or conjugated tensor is not its value.
         if (t.dtype.code == dlpack::kFloat && truth(object, is_neg_)) return false;
         if (t.dtype.code == dlpack::kComplex && (truth(object, is_neg_) || truth(object, is_conj_))) return false;
@@ -108,41 +145,55 @@ private:
         return true;
     }
 
+    // What the items of a buffer are, if their size is what their letter says: that of C, or for `l` the standard one.
     static bool dtype_of(const char* format, int64_t itemsize, DataType& out) {
         if (!format) format = "B";
         if (format[0] == '@' || format[0] == '=' || format[0] == '<') ++format;  // big-endian '>' is not plain
-        const auto bits = static_cast<uint8_t>(itemsize * 8);
         const bool complex = format[0] == 'Z';
         if (complex) ++format;
         if (format[0] == 0 || format[1] != 0) return false;
+        uint8_t code = dlpack::kInt;
+        int64_t size = 0;
         switch (format[0]) {
-            case '?': out = {dlpack::kBool, bits, 1}; return true;
-            case 'b': case 'h': case 'i': case 'l': case 'q': out = {dlpack::kInt, bits, 1}; return !complex;
-            case 'B': case 'H': case 'I': case 'L': case 'Q': out = {dlpack::kUInt, bits, 1}; return !complex;
-            case 'e': case 'f': case 'd': out = {complex ? dlpack::kComplex : dlpack::kFloat, bits, 1}; return true;
+            case '?': code = dlpack::kBool, size = 1; break;
+            case 'B': code = dlpack::kUInt; [[fallthrough]];
+            case 'b': size = 1; break;
+            case 'H': code = dlpack::kUInt; [[fallthrough]];
+            case 'h': size = 2; break;
+            case 'I': code = dlpack::kUInt; [[fallthrough]];
+            case 'i': size = 4; break;
+            case 'L': code = dlpack::kUInt; [[fallthrough]];
+            case 'l': size = itemsize == 4 ? 4 : 8; break;
+            case 'Q': code = dlpack::kUInt; [[fallthrough]];
+            case 'q': size = 8; break;
+            case 'e': code = dlpack::kFloat, size = 2; break;
+            case 'f': code = dlpack::kFloat, size = 4; break;
+            case 'd': code = dlpack::kFloat, size = 8; break;
             default: return false;
         }
+        if (complex && code != dlpack::kFloat) return false;
+        if (complex) code = dlpack::kComplex, size *= 2;
+        out = {code, static_cast<uint8_t>(itemsize * 8), 1};
+        return itemsize == size;
     }
 
     static bool read_buffer(PyObject* object, Array& out) {
         if (!PyObject_CheckBuffer(object)) return false;
-        Py_buffer view;
-        if (PyObject_GetBuffer(object, &view, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
-            PyErr_Clear();
-            return false;
+        const Py_buffer* view = out.hold.take(object);
+        if (!view || view->ndim > kMaxDims || view->suboffsets) return false;
+        // Strides are asked for, and yet ctypes and some scalars of numpy give none. Python reads these: the bytes of a
+        // datetime64 come without a word of what they mean.
+        if (view->ndim > 0 && (!view->shape || !view->strides)) return false;
+        if (!dtype_of(view->format, view->itemsize, out.dtype)) return false;
+        if (reinterpret_cast<uintptr_t>(view->buf) % static_cast<size_t>(view->itemsize) != 0) return false;
+        out.data = static_cast<char*>(view->buf);
+        out.ndim = view->ndim;
+        for (int i = 0; i < view->ndim; ++i) {
+            out.shape[i] = view->shape[i];
+            if (view->strides[i] % view->itemsize != 0) return false;
+            out.strides[i] = view->strides[i] / view->itemsize;
         }
-        // The caller holds the object for the length of the call, so its memory outlives the released view.
-        bool ok = view.ndim <= kMaxDims && dtype_of(view.format, view.itemsize, out.dtype) &&
-                  reinterpret_cast<uintptr_t>(view.buf) % static_cast<size_t>(view.itemsize) == 0;
-        out.data = static_cast<char*>(view.buf);
-        out.ndim = view.ndim;
-        for (int i = 0; ok && i < view.ndim; ++i) {
-            out.shape[i] = view.shape[i];
-            ok = view.strides[i] % view.itemsize == 0;
-            out.strides[i] = view.strides[i] / view.itemsize;
-        }
-        PyBuffer_Release(&view);
-        return ok;
+        return true;
     }
 
     PyObject* tensor_type_ = nullptr;

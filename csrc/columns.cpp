@@ -39,17 +39,19 @@ struct Column {
 
 // What is to be written into one column, decided before anything is.
 struct Write {
-    enum Kind { kZero, kCopy, kNarrow, kScalar } kind;
+    enum Kind { kZero, kCopy, kFlags, kNarrow, kScalar } kind;
     char* target;
     const char* source;
     int64_t elements;
     int64_t bytes;
     char scalar[8];
+    Array array;  // holds the source until it is written
 
     void run() const noexcept {
         switch (kind) {
             case kZero: std::memset(target, 0, static_cast<size_t>(bytes)); break;
             case kCopy: copy_block(target, source, bytes); break;
+            case kFlags: as_flags(target, source, bytes); break;
             case kScalar: std::memcpy(target, scalar, static_cast<size_t>(bytes)); break;
             case kNarrow:
                 narrow(reinterpret_cast<float*>(target), reinterpret_cast<const double*>(source), elements);
@@ -81,9 +83,11 @@ public:
         }
     }
 
+    Columns(const Columns&) = delete;
+
     // Write one row of the columns `which`. Returns -1, or the position of the first leaf that is no exact fit; then
     // nothing has been written.
-    int64_t write(int64_t row, nb::tuple leaves, nb::handle which) const {
+    int64_t write(int64_t row, nb::tuple leaves, nb::handle which) {
         if (row < 0 || row >= rows_)
             throw std::out_of_range("row: expected 0 to " + std::to_string(rows_ - 1) + ", got " + std::to_string(row));
         const bool all = which.is_none();
@@ -92,16 +96,18 @@ public:
             throw std::invalid_argument("leaves: expected " + std::to_string(columns_.size()) + ", got " + std::to_string(count));
         if (count > kMostLeaves)
             throw std::invalid_argument("leaves: expected at most " + std::to_string(kMostLeaves) + ", got " + std::to_string(count));
-        Write writes[kMostLeaves];
+        const Writing<Write> writing(is_writing_, writes_);
+        if (writes_.size() < leaves.size()) writes_.resize(leaves.size());
         int64_t bytes = 0;
         for (int64_t i = 0; i < count; ++i) {
             const int64_t at = all ? i : nb::cast<int64_t>(nb::borrow<nb::tuple>(which)[i]);
             const Column& column = columns_.at(static_cast<size_t>(at));
-            if (!plan(PyTuple_GetItem(leaves.ptr(), i), column, row, writes[i])) return i;
-            bytes += writes[i].bytes;
+            Write& write = writes_[static_cast<size_t>(i)];
+            if (!plan(PyTuple_GetItem(leaves.ptr(), i), column, row, write)) return i;
+            bytes += write.bytes;
         }
         MaybeReleased released(bytes);
-        for (int64_t i = 0; i < count; ++i) writes[i].run();
+        for (int64_t i = 0; i < count; ++i) writes_[static_cast<size_t>(i)].run();
         return -1;
     }
 
@@ -118,16 +124,18 @@ private:
             write.kind = Write::kScalar;
             return true;
         }
-        Array array;
-        if (!border().read(object, array) || !column.takes(array)) return false;
+        const Array& array = write.array;
+        if (!border().read(object, write.array) || !column.takes(array)) return false;
         write.source = array.data;
-        if (array.dtype == column.dtype) write.kind = Write::kCopy;
+        if (array.dtype == column.dtype) write.kind = array.dtype == kBool ? Write::kFlags : Write::kCopy;
         else if (array.dtype == kFloat64 && column.dtype == kFloat32) write.kind = Write::kNarrow;
         else return false;
         return true;
     }
 
     std::vector<Column> columns_;
+    std::vector<Write> writes_;
+    bool is_writing_ = false;
     int64_t rows_ = 0;
     nb::object owner_;  // the tensors whose memory the columns are
 };
@@ -140,43 +148,45 @@ public:
 
     // Fresh tensors [count, …], one for each source, of the items index[start:stop]. `padded`: an index of -1 gives zeros.
     nb::list take(nb::handle index, int64_t start, int64_t stop, bool padded) const {
-        const int64_t* rows = checked(index, start, stop, padded);
+        const Array array = checked(index, start, stop, padded);
         const int64_t count = stop - start;
         Fresh fresh;
         for (const Source& source : sources_) source.plan(fresh, 1, &count);
         nb::list out = fresh.make();
         char* targets[kMostLeaves];
         for (size_t i = 0; i < sources_.size(); ++i) targets[i] = fresh.data(i);
-        run(targets, rows, count, padded);
+        run(targets, rows_of(array) + start, count, padded);
         return out;
     }
 
     // The same into arrays of the caller's.
     void take_into(nb::handle index, int64_t start, int64_t stop, nb::list arrays, bool padded) const {
-        const int64_t* rows = checked(index, start, stop, padded);
+        const Array rows = checked(index, start, stop, padded);
         if (arrays.size() != sources_.size())
             throw std::invalid_argument("out: expected " + std::to_string(sources_.size()) + " arrays, got " + std::to_string(arrays.size()));
         char* targets[kMostLeaves];
+        std::vector<Array> held(sources_.size());
         for (size_t i = 0; i < sources_.size(); ++i) {
-            const Array array = read_or_throw(arrays[i], "out");
+            const Array& array = held[i] = read_or_throw(arrays[i], "out");
             const Source& source = sources_[i];
             bool fits = array.dtype == source.dtype && array.ndim == source.ndim + 1 && array.shape[0] == stop - start;
             for (int d = 0; fits && d < source.ndim; ++d) fits = array.shape[d + 1] == source.shape[d];
             if (!fits) throw std::invalid_argument("out: expected the shape and dtype of the source");
             targets[i] = array.data;
         }
-        run(targets, rows, stop - start, padded);
+        run(targets, rows_of(rows) + start, stop - start, padded);
     }
 
 private:
-    const int64_t* checked(nb::handle index, int64_t start, int64_t stop, bool padded) const {
-        const Array array = read_index(index);
+    static const int64_t* rows_of(const Array& index) { return reinterpret_cast<const int64_t*>(index.data); }
+
+    Array checked(nb::handle index, int64_t start, int64_t stop, bool padded) const {
+        Array array = read_index(index);
         if (start < 0 || stop < start || stop > array.shape[0])
             throw std::out_of_range("start, stop: expected a range of the index");
-        const int64_t* rows = reinterpret_cast<const int64_t*>(array.data) + start;
-        if (!in_range(rows, stop - start, items_, padded ? -1 : 0))
+        if (!in_range(rows_of(array) + start, stop - start, items_, padded ? -1 : 0))
             throw std::out_of_range("index: expected 0 to " + std::to_string(items_ - 1) + ", got one outside");
-        return rows;
+        return array;
     }
 
     void run(char* const* targets, const int64_t* rows, int64_t count, bool padded) const {

@@ -123,6 +123,18 @@ inline bool in_range(const int64_t* index, int64_t count, int64_t items, int64_t
     return count == 0 || largest < static_cast<uint64_t>(items - lowest);
 }
 
+// Whether all of these bytes are bools. Whoever makes an array of bools of bytes may leave others there.
+inline bool are_flags(const char* bytes, int64_t count) noexcept {
+    unsigned char all = 0;
+    for (int64_t i = 0; i < count; ++i) all = static_cast<unsigned char>(all | bytes[i]);
+    return all <= 1;
+}
+
+// Bytes as bools: what is not 0 is true.
+inline void as_flags(char* out, const char* in, int64_t count) noexcept {
+    for (int64_t i = 0; i < count; ++i) out[i] = in[i] != 0;
+}
+
 inline void narrow(float* out, const double* in, int64_t count) noexcept {
     for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(in[i]);
 }

@@ -93,28 +93,31 @@ bool any_buffer(const Tensors& tensors) {
     return false;
 }
 
+// The arrays behind a job, held for as long as it runs.
+struct Inputs {
+    Array value, next_value, ratio, terminated, truncated, mask;
+};
+
 struct Settings {
     double gamma = 0, lam = 0, rho_bar = 0, c_bar = 0;
     int64_t n = 0;
 };
 
 template <class T>
-bool read_numbers(nb::handle object, const Array& like, View<const T>& out) {
+bool read_numbers(nb::handle object, const Array& like, View<const T>& out, Array& array) {
     if (!object.is_valid()) return true;
-    Array array;
     return border().read(object.ptr(), array) && array.dtype == like.dtype && same_shape(array, like) &&
            as_columns(array, out);
 }
 
-bool read_flags(nb::handle object, const Array& like, sweep::Flags& out) {
+bool read_flags(nb::handle object, const Array& like, sweep::Flags& out, Array& array) {
     if (object.is_none()) return true;
-    Array array;
     return border().read(object.ptr(), array) && is_bool(array.dtype) && same_shape(array, like) &&
            as_columns(array, out);
 }
 
 template <class T>
-bool fill_job(const Tensors& tensors, const Array& reward, const Settings& settings, Job<T>& job) {
+bool fill_job(const Tensors& tensors, const Array& reward, const Settings& settings, Job<T>& job, Inputs& held) {
     job.steps = reward.shape[0];
     job.columns = 1;
     for (int axis = 1; axis < reward.ndim; ++axis) job.columns *= reward.shape[axis];
@@ -123,11 +126,12 @@ bool fill_job(const Tensors& tensors, const Array& reward, const Settings& setti
     job.rho_bar = static_cast<T>(settings.rho_bar);
     job.c_bar = static_cast<T>(settings.c_bar);
     job.n = settings.n;
-    return as_columns(reward, job.reward) && read_numbers(tensors.value, reward, job.value) &&
-           read_numbers(tensors.next_value, reward, job.next_value) && read_numbers(tensors.ratio, reward, job.ratio) &&
-           !tensors.terminated.is_none() && read_flags(tensors.terminated, reward, job.terminated) &&
-           !tensors.truncated.is_none() && read_flags(tensors.truncated, reward, job.truncated) &&
-           read_flags(tensors.mask, reward, job.mask);
+    return as_columns(reward, job.reward) && read_numbers(tensors.value, reward, job.value, held.value) &&
+           read_numbers(tensors.next_value, reward, job.next_value, held.next_value) &&
+           read_numbers(tensors.ratio, reward, job.ratio, held.ratio) && !tensors.terminated.is_none() &&
+           read_flags(tensors.terminated, reward, job.terminated, held.terminated) && !tensors.truncated.is_none() &&
+           read_flags(tensors.truncated, reward, job.truncated, held.truncated) &&
+           read_flags(tensors.mask, reward, job.mask, held.mask);
 }
 
 // One or two outputs: fresh tensors, or the arrays the caller brought.
@@ -165,7 +169,7 @@ private:
 
     bool take(int i, const Array& like, nb::handle brought, View<T>& view) {
         made_[i] = nb::borrow(brought[i]);
-        Array array;
+        Array& array = held_[i];
         return border().read(made_[i].ptr(), array) && array.dtype == like.dtype && same_shape(array, like) &&
                as_columns(array, view);
     }
@@ -173,6 +177,7 @@ private:
     int count_;
     bool ready_ = false;
     nb::object made_[2];
+    Array held_[2];
 };
 
 template <class T>
@@ -186,7 +191,8 @@ template <class T>
 nb::object estimate_as(typename Kernels<T>::Kernel kernel, int outputs, const Tensors& tensors, const Array& reward,
                        const Settings& settings, nb::handle out) {
     Job<T> job{};
-    if (!fill_job(tensors, reward, settings, job)) return nb::none();
+    Inputs held;
+    if (!fill_job(tensors, reward, settings, job, held)) return nb::none();
     std::unique_ptr<char[]> history;
     if (job.n > 0) {
         const auto bytes = static_cast<size_t>(sweep::history_bytes(job.n, job.columns * int64_t{sizeof(T)}));

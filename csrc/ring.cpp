@@ -26,6 +26,7 @@ void bind_ring(nb::module_& m) {
     m.attr("LOOKS_CUT") = kLooksCut;
     m.attr("LOOKS_RESET") = kLooksReset;
     nb::class_<Touched>(m, "Touched").def_ro("slots", &Touched::slots);
+    nb::class_<RingMemory::Batch>(m, "Batch");
     nb::class_<RingMemory>(m, "RingMemory")
         .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::tuple, nb::object, nb::object, int64_t, bool, bool, bool, int, int, int>(),
              nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
@@ -41,6 +42,8 @@ void bind_ring(nb::module_& m) {
         .def_prop_ro("touched", &RingMemory::touched, nb::rv_policy::reference_internal)
         .def("stored", &RingMemory::stored)
         .def("draw", &RingMemory::draw, nb::arg(), nb::arg(), nb::arg().none())
+        .def("reserve", &RingMemory::reserve, nb::keep_alive<0, 1>())
+        .def("fill", &RingMemory::fill)
         .def("ids", &RingMemory::ids, nb::arg(), nb::arg().none())
         .def("following", &RingMemory::following, nb::arg(), nb::arg().none())
         .def("ahead", &RingMemory::ahead, nb::arg(), nb::arg().none())

@@ -18,6 +18,18 @@ enum Kind : uint8_t {
     kHistory = 4,     // a transition too old to be drawn, kept for the frame stacks of younger ones
 };
 
+// Numbers of rows count modulo 2^64, and every one of them has a slot: what else than this core has written the heads
+// leads to a wrong row, never out of the memory.
+constexpr int64_t plus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); }
+constexpr int64_t minus(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) - static_cast<uint64_t>(b)); }
+constexpr int64_t times(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b)); }
+
+// The remainder from 0 to divisor - 1.
+constexpr int64_t modulo(int64_t number, int64_t divisor) {
+    const int64_t rest = number % divisor;
+    return rest < 0 ? rest + divisor : rest;
+}
+
 // The slots whose kind the last write changed to or from "transition", for samplers that keep something a slot.
 struct Touched {
     std::vector<int64_t> slots;
@@ -38,18 +50,16 @@ struct Ring {
     int64_t* floor;      // [envs] the first row since the last clear
     int64_t* journal;    // [envs] where a step that is being written began: 1 + 2 · head + open, else 0; null: not kept
 
-    int64_t at(int64_t row, int64_t env) const { return (row % slots) * envs + env; }
-    int64_t newest(int64_t env) const { return head[env] - (open[env] ? 0 : 1); }
+    int64_t at(int64_t row, int64_t env) const { return modulo(row, slots) * envs + env; }
+    int64_t newest(int64_t env) const { return minus(head[env], open[env] ? 0 : 1); }
 
     // The row that a slot holds: the one of the newest S rows that falls on it.
     int64_t row_of(int64_t flat) const {
         const int64_t slot = flat / envs, env = flat % envs, top = newest(env);
-        int64_t behind = (top - slot) % slots;
-        if (behind < 0) behind += slots;
-        return top - behind;
+        return minus(top, modulo(minus(top, slot), slots));
     }
 
-    int64_t id_of(int64_t flat) const { return row_of(flat) * envs + flat % envs; }
+    int64_t id_of(int64_t flat) const { return plus(times(row_of(flat), envs), flat % envs); }
 
     // The ids of many slots; of one environment without a division for each.
     void ids_of(const int64_t* flat, int64_t count, int64_t* out) const {
@@ -57,8 +67,8 @@ struct Ring {
             for (int64_t i = 0; i < count; ++i) out[i] = id_of(flat[i]);
             return;
         }
-        const int64_t top = newest(0), at = top % slots;
-        for (int64_t i = 0; i < count; ++i) out[i] = top - at + flat[i] - (flat[i] > at ? slots : 0);
+        const int64_t top = newest(0), at = modulo(top, slots);
+        for (int64_t i = 0; i < count; ++i) out[i] = plus(top, flat[i] - at - (flat[i] > at ? slots : 0));
     }
 
     int64_t after(int64_t flat) const {
@@ -75,7 +85,7 @@ struct Ring {
     // not complete. Only the compiler has to be kept from moving stores across it.
     void begin(int64_t env) {
         if (!journal) return;
-        journal[env] = 1 + 2 * head[env] + open[env];
+        journal[env] = plus(1 + open[env], times(2, head[env]));
         std::atomic_signal_fence(std::memory_order_seq_cst);
     }
 
@@ -87,12 +97,12 @@ struct Ring {
 
     // Make `row` the newest of its environment: the row that falls out of the window can no longer be drawn.
     void advance(int64_t row, int64_t env, std::vector<int64_t>* touched) {
-        const int64_t old = row - alive;
+        const int64_t old = minus(row, alive);
         if (old >= 0) {
             const int64_t flat = at(old, env);
             if (kind[flat] == kTransition) {
                 kind[flat] = slots > alive ? kHistory : kEmpty;
-                --count[env];
+                count[env] = minus(count[env], 1);
                 if (touched) touched->push_back(flat);
             }
         }

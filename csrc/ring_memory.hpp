@@ -41,12 +41,33 @@ struct Chains {
 constexpr int64_t kLooksCut = INT64_MIN, kLooksReset = INT64_MIN + 1;
 
 class RingMemory {
+    // One leaf to be read: from which column, at which slots, into what.
+    struct Reading {
+        const Leaf* leaf;
+        const char* column;
+        const int64_t* slots;
+        char* out;
+    };
+
 public:
+    // All memory that a batch of rows takes: nothing that comes after it can fail for want of some.
+    struct Batch {
+        int64_t count, n;
+        std::vector<int64_t> first, last, next;
+        std::vector<Reading> readings;
+        Fresh fresh;
+        nb::list out;
+        Batch(const Batch&) = delete;
+        Batch(Batch&&) = default;
+        Batch(int64_t count_, int64_t n_) : count(count_), n(n_) {}
+    };
+
     // `columns[i]` is [slots, envs, …]. `stacks[i]` is (k, axis, repeat) or None. `observed` says which columns are
     // observations; `next_columns` are theirs for next observations when those are kept beside the rows.
     RingMemory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::tuple state,
                nb::object journal, nb::object seals, int64_t alive, bool next_step, bool same_step, bool single, int reward, int terminated,
                int truncated);
+    RingMemory(const RingMemory&) = delete;
 
     // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 when it is done; i when leaf i (then the
     // next observations' leaves) is no exact fit, -2 - i when the stack of leaf i cannot be rebuilt from what is stored;
@@ -83,6 +104,11 @@ public:
 
     // Of `count` rows that are drawn so `transitions`, or `n_steps` if n > 0; None likewise.
     nb::object sample(int64_t count, nb::handle capsule, int64_t n, double gamma) const;
+
+    // Room for `count` rows, n > 0: of n steps as one each. `fill` makes of it what `transitions` or `n_steps` are.
+    Batch reserve(int64_t count, int64_t n) const;
+
+    nb::list fill(Batch& batch, nb::handle slots, double gamma) const;
 
     // The row id that each slot holds.
     nb::object ids(nb::handle slots, nb::object out) const;
@@ -199,14 +225,6 @@ private:
     // A row and what it led to.
     void ask_for_row(int64_t flat) const;
 
-    // One leaf to be read: from which column, at which slots, into what.
-    struct Reading {
-        const Leaf* leaf;
-        const char* column;
-        const int64_t* slots;
-        char* out;
-    };
-
     // Plan a fresh tensor [lead…, …] for a leaf.
     static void plan(Fresh& fresh, const Leaf& leaf, int lead_ndim, const int64_t* lead);
 
@@ -225,10 +243,9 @@ private:
     // The slot of the last of up to n steps: an episode's end or the newest row comes first.
     int64_t last_of(int64_t slot, int64_t n) const;
 
-    nb::list read_n_steps(const int64_t* rows, int64_t count, int64_t n, double gamma) const;
-
-    // Read every leaf at `first`, the flags and the next observations at `last`; n > 0: rewards are summed in between.
-    nb::list read_rows(const int64_t* first, const int64_t* last, int64_t count, int64_t n, double gamma) const;
+    // Read every leaf at `first`, the flags and the next observations at the last of n steps from there, with the sum of
+    // the rewards in between.
+    void read_rows(Batch& batch, double gamma) const;
 
     template <class T>
     void sum_rewards(const Reading& reading, const int64_t* last, int64_t count, double gamma, float* discount) const;
@@ -241,6 +258,7 @@ private:
     std::vector<int> observed_;
     std::vector<char*> next_columns_;
     std::vector<Given> given_;
+    bool is_writing_ = false;
     std::vector<int64_t> env_index_;
     Touched touched_;
     Chains chains_, foreseen_;

@@ -18,6 +18,12 @@ constexpr int kPatience = 64;                     // batches after one that wait
 constexpr int64_t kRare = 16;                     // one transition in so many slots is too rare to look for by chance
 constexpr int64_t kMostSteps = int64_t{1} << 30;  // of a window, and windows of a batch: their product fits
 
+// Windows have the row itself in them, and all of them together a number of steps that can be counted.
+void check_window(int64_t before, int64_t after, int64_t count) {
+    if (before < 0 || after < 1) throw std::out_of_range("window");
+    if (before > kMostSteps || after > kMostSteps || count > kMostSteps) throw std::bad_alloc();
+}
+
 // Ask for the pages of some bytes of a mapped file, without waiting for them.
 void ask_for(const char* data, int64_t bytes) {
 #if defined(__linux__)
@@ -51,7 +57,7 @@ bool RingMemory::drawn(int64_t count, nb::handle capsule, int64_t* slots) const 
     auto* random = static_cast<BitGenerator*>(PyCapsule_GetPointer(capsule.ptr(), "BitGenerator"));
     if (!random) throw nb::python_error();
     int64_t window = 0;  // the longest column, in rows since the last clear
-    for (int64_t e = 0; e < ring_.envs; ++e) window = std::max(window, ring_.newest(e) + 1 - ring_.floor[e]);
+    for (int64_t e = 0; e < ring_.envs; ++e) window = std::max(window, minus(plus(ring_.newest(e), 1), ring_.floor[e]));
     const bool round = window >= ring_.slots;
     const int64_t range = (round ? ring_.slots : window) * ring_.envs;
     if (stored() <= range / kRare) return false;
@@ -77,9 +83,18 @@ nb::object RingMemory::draw(int64_t count, nb::handle capsule, nb::object out) c
 }
 
 nb::object RingMemory::sample(int64_t count, nb::handle capsule, int64_t n, double gamma) const {
-    std::vector<int64_t> slots(static_cast<size_t>(count));
-    if (!drawn(count, capsule, slots.data())) return nb::none();
-    return n == 0 ? read_rows(slots.data(), slots.data(), count, 0, 0.0) : read_n_steps(slots.data(), count, n, gamma);
+    Batch batch = reserve(count, n);
+    if (!drawn(count, capsule, batch.first.data())) return nb::none();
+    read_rows(batch, gamma);
+    return batch.out;
+}
+
+nb::list RingMemory::fill(Batch& batch, nb::handle slots, double gamma) const {
+    const Array in = checked_slots(slots);
+    if (in.shape[0] != batch.count) throw std::invalid_argument("slots: another number than was reserved");
+    std::memcpy(batch.first.data(), in.data, batch.first.size() * sizeof(int64_t));
+    read_rows(batch, gamma);
+    return batch.out;
 }
 
 nb::object RingMemory::ids(nb::handle slots, nb::object out) const {
@@ -117,7 +132,7 @@ nb::object RingMemory::locate(nb::handle ids, nb::object out) const {
         if (from[i] < 0) return nb::int_(i);
         const int64_t env = from[i] % ring_.envs, row = from[i] / ring_.envs;
         if (row >= ring_.head[env]) return nb::int_(i);
-        const bool in_window = row > ring_.newest(env) - ring_.alive;
+        const bool in_window = row > minus(ring_.newest(env), ring_.alive);
         const int64_t flat = ring_.at(row, env);
         if (in_window && ring_.kind[flat] == kFinal) return nb::int_(i);
         to[i] = in_window && ring_.kind[flat] == kTransition ? flat : -1;
@@ -132,14 +147,16 @@ bool RingMemory::holds(nb::handle slots, nb::handle ids) const {
     // A younger row on the same slot has an id that is larger by at least this.
     const int64_t envs = ring_.envs, round = ring_.slots * envs;
     for (int64_t i = 0; i < in.shape[0]; ++i) {
-        const int64_t env = envs == 1 ? 0 : from[i] % envs, newest = ring_.newest(env) * envs + env;
-        if (ring_.kind[from[i]] != kTransition || expected[i] > newest || newest - expected[i] >= round) return false;
+        const int64_t env = envs == 1 ? 0 : from[i] % envs, newest = plus(times(ring_.newest(env), envs), env);
+        if (ring_.kind[from[i]] != kTransition || expected[i] > newest || minus(newest, expected[i]) >= round) return false;
     }
     return true;
 }
 
 void RingMemory::window(nb::handle slots, int64_t before, int64_t after, bool cross, nb::handle out, nb::handle first) const {
     const Array in = read_index(slots);
+    check_slots(in);
+    check_window(before, after, in.shape[0]);
     const int64_t count = in.shape[0], length = before + after;
     auto* from = reinterpret_cast<const int64_t*>(in.data);
     auto* to = memory_of<int64_t>(out, kInt64, count * length, "out");
@@ -154,20 +171,18 @@ void RingMemory::window(nb::handle slots, int64_t before, int64_t after, bool cr
 }
 
 nb::list RingMemory::transitions(nb::handle slots) const {
-    const Array in = checked_slots(slots);
-    const auto* rows = reinterpret_cast<const int64_t*>(in.data);
-    return read_rows(rows, rows, in.shape[0], 0, 0.0);
+    return n_steps(slots, 0, 0.0);
 }
 
 nb::list RingMemory::n_steps(nb::handle slots, int64_t n, double gamma) const {
-    const Array in = checked_slots(slots);
-    return read_n_steps(reinterpret_cast<const int64_t*>(in.data), in.shape[0], n, gamma);
+    Batch batch = reserve(read_index(slots).shape[0], n);
+    return fill(batch, slots, gamma);
 }
 
 nb::list RingMemory::sequences(nb::handle slots, int64_t before, int64_t after, bool cross, const std::vector<int>& carried) {
     const Array in = checked_slots(slots);
     const int64_t count = in.shape[0];
-    if (before > kMostSteps || after > kMostSteps || count > kMostSteps) throw std::bad_alloc();
+    check_window(before, after, count);
     const int64_t length = before + after, steps = count * length;
     const auto* drawn = reinterpret_cast<const int64_t*>(in.data);
     std::vector<int64_t> at(static_cast<size_t>(steps)), next(at.size());
@@ -203,7 +218,7 @@ nb::list RingMemory::sequences(nb::handle slots, int64_t before, int64_t after, 
     auto* ids = reinterpret_cast<int64_t*>(fresh.data(made));
     MaybeReleased released(fresh.bytes());
     ring_.ids_of(drawn, count, ids);
-    const std::vector<Run> runs = runs_of(ring_, at.data(), steps), next_runs = runs_of(ring_, next.data(), steps);
+    const std::vector<SlotRun> runs = runs_of(ring_, at.data(), steps), next_runs = runs_of(ring_, next.data(), steps);
     for (const Reading& reading : readings) {
         const bool is_next = reading.slots == next.data();
         if (reading.leaf->stacked()) read(reading, steps);
@@ -284,7 +299,7 @@ void RingMemory::read(const Reading& reading, int64_t count) const noexcept {
 }
 
 int64_t RingMemory::recent(int64_t behind) const {
-    const int64_t env = behind % ring_.envs, row = ring_.newest(env) - behind / ring_.envs;
+    const int64_t env = behind % ring_.envs, row = minus(ring_.newest(env), behind / ring_.envs);
     return row < ring_.floor[env] ? -1 : ring_.at(row, env);
 }
 
@@ -305,7 +320,7 @@ nb::object RingMemory::map(nb::handle slots, nb::object out, F f) const {
 }
 
 Array RingMemory::checked_slots(nb::handle slots) const {
-    const Array in = read_index(slots);
+    Array in = read_index(slots);
     if (!in_range(reinterpret_cast<const int64_t*>(in.data), in.shape[0], ring_.slots * ring_.envs))
         throw std::out_of_range("slot: expected slots of the ring");
     return in;
@@ -320,43 +335,47 @@ int64_t RingMemory::last_of(int64_t slot, int64_t n) const {
     return slot;
 }
 
-nb::list RingMemory::read_n_steps(const int64_t* rows, int64_t count, int64_t n, double gamma) const {
-    std::vector<int64_t> last(static_cast<size_t>(count));
-    for (int64_t i = 0; i < count; ++i) last[static_cast<size_t>(i)] = last_of(rows[i], n);
-    return read_rows(rows, last.data(), count, n, gamma);
-}
-
-nb::list RingMemory::read_rows(const int64_t* first, const int64_t* last, int64_t count, int64_t n, double gamma) const {
-    std::vector<int64_t> next(static_cast<size_t>(ring_.keeps_next ? 0 : count));
-    for (size_t i = 0; i < next.size(); ++i) next[i] = ring_.after(last[i]);
-    std::vector<Reading> readings;
+RingMemory::Batch RingMemory::reserve(int64_t count, int64_t n) const {
+    if (count < 0 || count > kMostSteps * 2) throw std::bad_alloc();
+    Batch batch(count, n);
+    for (const Leaf& leaf : leaves_) plan(batch.fresh, leaf, 1, &count);
+    for (const int o : observed_) plan(batch.fresh, leaves_[static_cast<size_t>(o)], 1, &count);
+    batch.fresh.add(kInt64, 1, &count);
+    if (n > 0) batch.fresh.add(kFloat32, 1, &count);
+    batch.out = batch.fresh.make();
+    batch.first.resize(static_cast<size_t>(count));
+    batch.last.resize(n > 0 ? batch.first.size() : 0);
+    batch.next.resize(ring_.keeps_next ? 0 : batch.first.size());
+    const int64_t* last = n > 0 ? batch.last.data() : batch.first.data();
     for (size_t l = 0; l < leaves_.size(); ++l) {
         const bool end = static_cast<int>(l) == terminated_ || static_cast<int>(l) == truncated_;
-        readings.push_back({&leaves_[l], leaves_[l].column, end ? last : first, nullptr});
+        batch.readings.push_back({&leaves_[l], leaves_[l].column, end ? last : batch.first.data(), batch.fresh.data(l)});
     }
     for (size_t o = 0; o < observed_.size(); ++o) {
         const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
-        const int64_t* index = ring_.keeps_next ? last : next.data();
-        readings.push_back({&leaf, ring_.keeps_next ? next_columns_[o] : leaf.column, index, nullptr});
+        const int64_t* index = ring_.keeps_next ? last : batch.next.data();
+        char* out = batch.fresh.data(leaves_.size() + o);
+        batch.readings.push_back({&leaf, ring_.keeps_next ? next_columns_[o] : leaf.column, index, out});
     }
-    Fresh fresh;
-    for (const Reading& reading : readings) plan(fresh, *reading.leaf, 1, &count);
-    fresh.add(kInt64, 1, &count);
-    if (n > 0) fresh.add(kFloat32, 1, &count);
-    nb::list out = fresh.make();
-    for (size_t i = 0; i < readings.size(); ++i) readings[i].out = fresh.data(i);
-    auto* ids = reinterpret_cast<int64_t*>(fresh.data(readings.size()));
-    MaybeReleased released(fresh.bytes());
-    ring_.ids_of(first, count, ids);
-    for (size_t i = 0; i < readings.size(); ++i)
-        if (n == 0 || static_cast<int>(i) != reward_) read(readings[i], count);
+    return batch;
+}
+
+void RingMemory::read_rows(Batch& batch, double gamma) const {
+    const int64_t count = batch.count, n = batch.n;
+    for (size_t i = 0; i < batch.last.size(); ++i) batch.last[i] = last_of(batch.first[i], n);
+    const std::vector<int64_t>& last = n > 0 ? batch.last : batch.first;
+    for (size_t i = 0; i < batch.next.size(); ++i) batch.next[i] = ring_.after(last[i]);
+    const size_t leaves = batch.readings.size();
+    MaybeReleased released(batch.fresh.bytes());
+    ring_.ids_of(batch.first.data(), count, reinterpret_cast<int64_t*>(batch.fresh.data(leaves)));
+    for (size_t i = 0; i < leaves; ++i)
+        if (n == 0 || static_cast<int>(i) != reward_) read(batch.readings[i], count);
     if (n > 0) {
-        const Reading& rewards = readings[static_cast<size_t>(reward_)];
-        auto* discount = reinterpret_cast<float*>(fresh.data(readings.size() + 1));
-        if (rewards.leaf->dtype == kFloat32) sum_rewards<float>(rewards, last, count, gamma, discount);
-        else sum_rewards<double>(rewards, last, count, gamma, discount);
+        const Reading& rewards = batch.readings[static_cast<size_t>(reward_)];
+        auto* discount = reinterpret_cast<float*>(batch.fresh.data(leaves + 1));
+        if (rewards.leaf->dtype == kFloat32) sum_rewards<float>(rewards, last.data(), count, gamma, discount);
+        else sum_rewards<double>(rewards, last.data(), count, gamma, discount);
     }
-    return out;
 }
 
 template <class T>

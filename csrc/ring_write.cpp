@@ -48,6 +48,7 @@ RingMemory::RingMemory(nb::list columns, nb::list stacks, std::vector<int> obser
 }
 
 int64_t RingMemory::write(nb::tuple values, nb::tuple nexts, nb::handle env_ids, int64_t steps, bool blocks) {
+    const Writing<Given> writing(is_writing_, given_);
     const int64_t envs = count_envs(env_ids);
     const size_t total = leaves_.size() + observed_.size();
     if (values.size() != leaves_.size() || nexts.size() != observed_.size())
@@ -83,7 +84,7 @@ int64_t RingMemory::write(nb::tuple values, nb::tuple nexts, nb::handle env_ids,
 
 int64_t RingMemory::stored() const {
     int64_t sum = 0;
-    for (int64_t e = 0; e < ring_.envs; ++e) sum += ring_.count[e];
+    for (int64_t e = 0; e < ring_.envs; ++e) sum = plus(sum, ring_.count[e]);
     return sum;
 }
 
@@ -243,7 +244,7 @@ bool RingMemory::goes_on(int64_t row, int64_t env, int64_t i) const {
 }
 
 bool RingMemory::write_together(int64_t t) {
-    const int64_t envs = ring_.envs, row = ring_.head[0];
+    const int64_t envs = ring_.envs, row = ring_.head[0], after = plus(row, 1);
     const bool open = ring_.open[0];
     if (envs == 1 || !env_index_.empty() || ring_.keeps_next || !joined_.empty()) return false;
     for (int64_t e = 0; e < envs; ++e)
@@ -260,12 +261,12 @@ bool RingMemory::write_together(int64_t t) {
     std::vector<int64_t>* touched = keep_touched_ ? &touched_.slots : nullptr;
     for (int64_t e = 0; e < envs; ++e) ring_.begin(e);
     for (int64_t e = 0; e < envs && !open; ++e) ring_.advance(row, e, touched);
-    for (int64_t e = 0; e < envs; ++e) ring_.advance(row + 1, e, touched);
+    for (int64_t e = 0; e < envs; ++e) ring_.advance(after, e, touched);
     for (size_t l = 0; l < leaves_.size(); ++l) {
         const bool observation = std::find(observed_.begin(), observed_.end(), static_cast<int>(l)) != observed_.end();
         if (!(observation && open)) copy_step(leaves_[l], flat, item(l, leaves_[l].bytes, first));
     }
-    const int64_t ahead = ring_.at(row + 1, 0);
+    const int64_t ahead = ring_.at(after, 0);
     for (size_t o = 0; o < observed_.size(); ++o) {
         const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
         copy_step(leaf, ahead, item(leaves_.size() + o, leaf.bytes, first));
@@ -275,13 +276,13 @@ bool RingMemory::write_together(int64_t t) {
         if (!open) ring_.first[flat + e] = 1;
         ring_.first[ahead + e] = 0;
         seal(flat + e, row, !open, true);
-        seal(ahead + e, row + 1, true, false);
+        seal(ahead + e, after, true, false);
         ring_.kind[flat + e] = kTransition;
         ring_.kind[ahead + e] = closes ? kFinal : kPending;
         ring_.resetting[e] = end && ring_.next_step;
-        ring_.head[e] = row + 1 + closes;
+        ring_.head[e] = plus(after, closes);
         ring_.open[e] = !closes;
-        ++ring_.count[e];
+        ring_.count[e] = plus(ring_.count[e], 1);
         if (touched) touched->push_back(flat + e);
         ring_.complete(e);
     }
@@ -303,7 +304,7 @@ void RingMemory::write_one(int64_t env, int64_t i) {
     ring_.begin(env);
     if (!joined) {
         ring_.kind[ring_.at(row, env)] = kFinal;
-        ++row;
+        row = plus(row, 1);
         open = false;
     }
     if (!open) ring_.advance(row, env, touched);
@@ -318,11 +319,11 @@ void RingMemory::write_one(int64_t env, int64_t i) {
     }
     if (!open) ring_.first[flat] = 1;
     ring_.kind[flat] = reset ? kFinal : kTransition;
-    ring_.count[env] += !reset;
+    ring_.count[env] = plus(ring_.count[env], !reset);
     if (touched && !reset) touched->push_back(flat);
     const bool end = ended(i) && !reset;
     if (ring_.next_step) ring_.resetting[env] = end;
-    const int64_t ahead = ring_.keeps_next ? row : row + 1;
+    const int64_t ahead = plus(row, !ring_.keeps_next);
     if (!ring_.keeps_next) ring_.advance(ahead, env, touched);
     for (size_t o = 0; o < observed_.size(); ++o) {
         const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
@@ -331,7 +332,7 @@ void RingMemory::write_one(int64_t env, int64_t i) {
     }
     seal(flat, row, !open, true);
     if (ring_.keeps_next) {
-        ring_.head[env] = row + 1;
+        ring_.head[env] = plus(row, 1);
         ring_.complete(env);
         return;
     }
@@ -339,7 +340,7 @@ void RingMemory::write_one(int64_t env, int64_t i) {
     seal(ring_.at(ahead, env), ahead, true, false);
     const bool closes = end && !ring_.next_step;
     ring_.kind[ring_.at(ahead, env)] = closes ? kFinal : kPending;
-    ring_.head[env] = ahead + closes;
+    ring_.head[env] = plus(ahead, closes);
     ring_.open[env] = !closes;
     ring_.complete(env);
 }

@@ -72,17 +72,17 @@ public:
         if (start < 0 || stop <= start || stop > chosen.shape[0])
             throw std::out_of_range("start, stop: expected a range of the sequences");
         const int64_t* picked = reinterpret_cast<const int64_t*>(chosen.data) + start;
-        const std::vector<Run>& all = index_.found.runs;
+        const std::vector<RowRun>& all = index_.found.runs;
         if (!in_range(picked, stop - start, static_cast<int64_t>(all.size())))
             throw std::out_of_range("which: expected 0 to " + std::to_string(all.size() - 1) + ", got one outside");
-        std::vector<Run> runs;
+        std::vector<RowRun> runs;
         runs.reserve(static_cast<size_t>(stop - start));
         for (int64_t i = 0; i < stop - start; ++i) runs.push_back(all[static_cast<size_t>(picked[i])]);
         return packed_ ? packed(runs) : padded(runs);
     }
 
 private:
-    nb::list padded(const std::vector<Run>& runs) const {
+    nb::list padded(const std::vector<RowRun>& runs) const {
         const auto count = static_cast<int64_t>(runs.size());
         const int64_t shape[] = {time_first_ ? length_ : count, time_first_ ? count : length_};
         Fresh fresh;
@@ -96,8 +96,8 @@ private:
         return out;
     }
 
-    nb::list packed(std::vector<Run>& runs) const {
-        std::stable_sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.steps > b.steps; });
+    nb::list packed(std::vector<RowRun>& runs) const {
+        std::stable_sort(runs.begin(), runs.end(), [](const RowRun& a, const RowRun& b) { return a.steps > b.steps; });
         const int64_t longest = runs.front().steps;
         std::vector<int64_t> rows, sizes(static_cast<size_t>(longest));
         for (int64_t k = 0; k < longest; ++k)
@@ -117,7 +117,7 @@ private:
     }
 
     nb::list make(Fresh& fresh, int ndim, const int64_t* shape, DataType sizes, int sizes_ndim, const int64_t* sizes_shape,
-                  const std::vector<Run>& runs) const {
+                  const std::vector<RowRun>& runs) const {
         const auto count = static_cast<int64_t>(runs.size());
         for (const Source& source : steps_) source.plan(fresh, ndim, shape);
         fresh.add(sizes, sizes_ndim, sizes_shape);
@@ -126,7 +126,7 @@ private:
         return fresh.make();
     }
 
-    void read_carried(const Fresh& fresh, const std::vector<Run>& runs) const {
+    void read_carried(const Fresh& fresh, const std::vector<RowRun>& runs) const {
         auto* first = reinterpret_cast<int64_t*>(fresh.data(steps_.size() + 1));
         for (size_t i = 0; i < runs.size(); ++i) first[i] = *runs[i].rows;
         const auto count = static_cast<int64_t>(runs.size());

@@ -28,7 +28,7 @@ struct Flags {
 };
 
 // The rows of a sequence's steps.
-struct Run {
+struct RowRun {
     const int64_t* rows;
     int64_t steps;
 };
@@ -36,7 +36,7 @@ struct Run {
 struct Sequences {
     std::unique_ptr<int64_t[]> order;   // flat rows t · N + n of the valid steps
     std::unique_ptr<bool[]> is_first;   // [steps, envs] which of them start an episode
-    std::vector<Run> runs;
+    std::vector<RowRun> runs;
     int64_t longest = 0;
 
     // The sequences of so many steps in a row.
@@ -92,7 +92,7 @@ inline Sequences find_sequences(const Flags& flags, const Cuts& cuts) {
 
 // Where the steps of a batch of sequences go: step k of sequence i is item i · sequence + k · step of `length` a sequence.
 struct Padded {
-    const Run* runs;
+    const RowRun* runs;
     int64_t count, length, sequence, step;
 };
 
@@ -108,7 +108,7 @@ template <int64_t Bytes>
 inline void gather_steps_as(char* out, const char* items, const Padded& batch, int64_t bytes, bool near) noexcept {
     if (Bytes) bytes = Bytes;
     for (int64_t i = 0; i < batch.count; ++i) {
-        const Run run = batch.runs[i];
+        const RowRun run = batch.runs[i];
         char* target = out + i * batch.sequence * bytes;
         int64_t k = 0;
         for (; k < run.steps; ++k, target += batch.step * bytes) {

@@ -31,6 +31,7 @@ struct Given {
     const char* data;
     const char* source;  // the caller's memory, before any cast
     int64_t source_bytes;
+    Array array;  // holds that memory until the step is written
     std::vector<char> scratch;
 };
 
@@ -79,11 +80,11 @@ inline bool read_number(PyObject* object, const Leaf& leaf, Given& given) {
     return true;
 }
 
-// Find the bytes of one leaf, [steps, envs] items of it; narrow float64 into scratch. Nothing is written yet.
+// Find the bytes of one leaf, [steps, envs] items of it; what has to be cast goes into scratch. Nothing is written yet.
 inline bool read_given(PyObject* object, const Leaf& leaf, const Lead& given_lead, Given& given) {
-    Array array;
     if (given_lead.single && !given_lead.blocks && leaf.ndim == 0 && read_number(object, leaf, given)) return true;
-    if (!border().read(object, array) || !array.contiguous()) return false;
+    Array& array = given.array;
+    if (!border().read(object, array)) return false;
     int lead = 0;
     if (given_lead.blocks) {
         if (array.ndim < 1 || array.shape[0] != given_lead.steps) return false;
@@ -96,9 +97,16 @@ inline bool read_given(PyObject* object, const Leaf& leaf, const Lead& given_lea
     if (array.ndim != lead + leaf.ndim) return false;
     for (int d = 0; d < leaf.ndim; ++d)
         if (array.shape[lead + d] != leaf.shape[d]) return false;
+    if (!array.contiguous()) return false;
     given.data = given.source = array.data;
     given.source_bytes = array.elements() * array.itemsize();
-    if (array.dtype == leaf.dtype) return true;
+    if (array.dtype == leaf.dtype && (leaf.dtype != kBool || are_flags(array.data, given.source_bytes))) return true;
+    if (array.dtype == kBool && leaf.dtype == kBool) {
+        given.scratch.resize(static_cast<size_t>(given.source_bytes));
+        as_flags(given.scratch.data(), array.data, given.source_bytes);
+        given.data = given.scratch.data();
+        return true;
+    }
     if (array.dtype != kFloat64 || leaf.dtype != kFloat32) return false;
     const int64_t elements = leaf.given_bytes / 4 * given_lead.steps * given_lead.envs;
     given.scratch.resize(static_cast<size_t>(elements) * 4);

@@ -43,12 +43,12 @@ inline int64_t window_around(const Ring& ring, int64_t slot, int64_t before, int
 }
 
 // Steps that lie one after the other in their environment's column, from a slot on; none of them is there if it is -1.
-struct Run {
+struct SlotRun {
     int64_t slot, count;
 };
 
-inline std::vector<Run> runs_of(const Ring& ring, const int64_t* slots, int64_t count) {
-    std::vector<Run> runs;
+inline std::vector<SlotRun> runs_of(const Ring& ring, const int64_t* slots, int64_t count) {
+    std::vector<SlotRun> runs;
     for (int64_t i = 0, stop = 0; i < count; i = stop) {
         const int64_t stride = slots[i] < 0 ? 0 : ring.envs;
         for (stop = i + 1; stop < count && slots[stop] == slots[stop - 1] + stride;) ++stop;
@@ -68,8 +68,8 @@ inline void copy_apart(char* out, const char* in, int64_t count, int64_t bytes, 
 }
 
 // The items of a column [slots, envs] of the steps of all runs; zeros where there is none.
-inline void read_runs(char* out, const char* column, const std::vector<Run>& runs, int64_t bytes, int64_t envs) noexcept {
-    for (const Run& run : runs) {
+inline void read_runs(char* out, const char* column, const std::vector<SlotRun>& runs, int64_t bytes, int64_t envs) noexcept {
+    for (const SlotRun& run : runs) {
         const char* in = column + run.slot * bytes;
         const int64_t whole = run.count * bytes, stride = envs * bytes;
         if (run.slot < 0) std::memset(out, 0, static_cast<size_t>(whole));

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -131,8 +133,8 @@ class TestCopyingBesideWriters:
         write(0, 6)
         copied, read = [], replay._storage.transitions
 
-        def overwritten(slots: torch.Tensor) -> Any:
-            leaves = read(slots)
+        def overwritten(slots: torch.Tensor, room: Any = None) -> Any:
+            leaves = read(slots, room)
             copied.append(leaves[("action",)].tolist())
             if len(copied) == 1:  # while the first batch is copied, half of the ring is written over
                 write(6, 3)
@@ -153,9 +155,9 @@ class TestCopyingBesideWriters:
         steps(replay, 0, 4)
         free, read = [], replay._storage.transitions
 
-        def watched(slots: torch.Tensor) -> Any:
+        def watched(slots: torch.Tensor, room: Any = None) -> Any:
             free.append(is_free(replay._lock))
-            return read(slots)
+            return read(slots, room)
 
         monkeypatch.setattr(replay._storage, "transitions", watched)
         replay.sample(8)
@@ -269,6 +271,82 @@ class TestRefusals:
         mixed = Address(first.handle().address.token, os.getpid(), second.handle().address.files)
         with pytest.raises(ConnectionError, match="connect: expected the shared memory relive-.*, got another file"):
             rl.connect(Handle(mixed, first.handle().settings))
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"capacity": 6},
+            {"capacity": 24},
+            {"obs": rl.Field((1,), torch.int32)},
+            {"num_envs": None},
+            {"num_envs": 3},
+            {"extra": {"more": 1}},
+            {"sampler": rl.Prioritized()},
+            {"sampler": rl.Counted()},
+            {"next_obs": "stored"},
+            {"autoreset": "NEXT_STEP"},
+        ],
+        ids=str,
+    )
+    def test_other_settings_do_not_connect(self, settings: dict[str, Any]) -> None:
+        replay = shared()
+        handle = replay.handle()
+        with pytest.raises(rl.SchemaError, match="connect: expected the settings of the shared buffer, got others"):
+            rl.connect(Handle(handle.address, {**handle.settings, **settings}))
+
+    def test_a_sampler_with_other_numbers_does_not_connect_and_one_with_a_function_does(self) -> None:
+        replay = shared(sampler=rl.Counted(rl.Prioritized(beta=lambda drawn: 0.5)))
+        settings = replay.handle().settings
+        alike = {**settings, "sampler": rl.Counted(rl.Prioritized(beta=lambda drawn: 0.5))}
+        rl.connect(Handle(replay.handle().address, alike)).check()
+        with pytest.raises(rl.SchemaError, match="settings"):
+            rl.connect(Handle(replay.handle().address, {**settings, "sampler": rl.Counted(rl.Prioritized(alpha=1.0))}))
+
+    FORGED: ClassVar[dict[str, dict[str, Any]]] = {
+        "no settings": {"settings": {}},
+        "settings that are none": {"settings": 7},
+        "no address": {"address": "here"},
+        "a process that is no number": {"process": "self"},
+        "no process": {"process": None},
+        "no files": {"files": {}},
+        "files that are none": {"files": None},
+        "paths for files": {"files": defaultdict(lambda: "../../1")},
+        "negative files": {"files": defaultdict(lambda: -1)},
+        "another token": {"token": "x" * 9999},
+        "a token that is no name": {"token": 7},
+    }
+
+    @pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
+    def test_forged_handles_are_refused_in_words(self, forged: dict[str, Any]) -> None:
+        replay = shared()
+        handle: Any = replay.handle()
+        parts = {name: forged.get(name, getattr(handle.address, name)) for name in ("token", "process", "files")}
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises((rl.SchemaError, ConnectionError), match="connect: expected"):
+            rl.connect(Handle(forged.get("address", Address(**parts)), forged.get("settings", handle.settings)))
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    def test_nobody_can_shorten_shared_memory(self) -> None:
+        """A process that read beyond the end of a file would die of it."""
+        replay = shared()
+        for file in replay.handle().address.files.values():
+            for length in (0, 1 << 20):
+                with pytest.raises(PermissionError):
+                    os.ftruncate(file, length)
+
+    def test_memory_that_could_be_shortened_does_not_connect(self) -> None:
+        replay = shared()
+        handle = replay.handle()
+        name, old = next((name, file) for name, file in handle.address.files.items() if name != "settings")
+        file = os.memfd_create(f"{handle.address.token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(file, os.fstat(old).st_size)
+            forged = Address(handle.address.token, os.getpid(), {**handle.address.files, name: file})
+            with pytest.raises(ConnectionError, match=r"expected \d+ sealed bytes, got a file that can be shortened"):
+                rl.connect(Handle(forged, handle.settings))
+        finally:
+            os.close(file)
 
     def test_anything_but_a_handle_is_refused(self) -> None:
         with pytest.raises(rl.SchemaError, match=r"connect: expected a handle, got 'replay'"):

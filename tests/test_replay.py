@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import relive as rl
 from relive.ring import TRANSITION
+from tests.faults.digest import digest
 from tests.layouts import Both, arrays
 from tests.reference.sequences import around
 from tests.scripted import Scripted, act
@@ -501,6 +502,22 @@ class TestFailing:
                 replay.sample(4, view)
         assert replay.state_dict()["random"] == before
 
+    @pytest.mark.parametrize("next_obs", ["shared", "stored"])
+    @pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement()])
+    def test_a_batch_without_memory_draws_nothing(self, backend: str, sampler: Any, next_obs: Any) -> None:
+        """Neither one that is too large nor one that fails in the middle of reading it."""
+        replay = rl.ReplayBuffer(4, 1 << 20, (), sampler=sampler, next_obs=next_obs, seed=3)
+        for t in range(2):  # 2^17 rows of 4 MiB are more than any machine of today has
+            replay.add(torch.full((1 << 20,), float(t)), 0.0, 0.0, False, False, torch.full((1 << 20,), t + 1.0))
+        before = digest(replay._random, replay._draws)
+        views = (None,) if next_obs == "stored" else (None, rl.NStep(2, 0.9), rl.Sequence(2**20), rl.Sequence(2**63))
+        for view in (*views, Failing()):
+            if backend == "torch" and isinstance(view, rl.Sequence) and view.length < 2**30:
+                continue  # torch ops would go step by step through all of them first
+            with pytest.raises((MemoryError, RuntimeError)):  # torch says it in words of its own
+                replay.sample(2 if isinstance(view, Failing) else 2**17, view)
+            assert digest(replay._random, replay._draws) == before
+
     def test_a_refused_view_draws_nothing(self) -> None:
         replay = fill(6, next_obs="stored", sampler=rl.WithoutReplacement())
         seen = replay.sample(2)["index"].tolist()
@@ -978,6 +995,14 @@ class TestRows:
         assert replay.is_open.tolist() == [True, False, True]
         replay.cut([2])
         assert replay.is_open.tolist() == [True, False, False]
+
+
+class Failing:
+    """A view that finds out late that it cannot read what was drawn."""
+
+    def read(self, storage: Any, slots: torch.Tensor, random: Any) -> Any:
+        random.uniform(3, slots.device)
+        raise MemoryError("none left")
 
 
 class TestState:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from relive.border import conform, dotted, refuse_reused_leaves
+from relive.border import as_tensor, conform, dotted, refuse_reused_leaves
 from relive.errors import SchemaError, explain
 from relive.schema import Declaration, Field, Schema, Tree, given_shape
 
@@ -146,7 +146,8 @@ def final_rows(
     finals = _without_masks(info[key], schema.trees["obs"])
     known = envs
     if lead and (mask := info.get(f"_{key}")) is not None:
-        flags = torch.as_tensor(mask).tolist()
+        there = mask.device if isinstance(mask, torch.Tensor) and mask.device.type != "meta" else device
+        flags = as_tensor(f"info: _{key}", mask, there).tolist()
         known = [env for env in envs if env < len(flags) and flags[env]]
     if lead and _is_per_environment(finals):
         each = {env: _of_environment(finals, env) for env in known}

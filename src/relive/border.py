@@ -38,7 +38,7 @@ def conform(
     if value is None:
         raise SchemaError(explain(where, "a value", None, "Pass the field or stage it."))
     if rows is None and _fits(field, value, (*lead, *field.shape), device):
-        return value
+        return true_flags(value)
     tensor = as_tensor(where, value, device)
     _check_shape(where, tuple(tensor.shape), (*lead, *field.shape), lead, unit)
     if rows is not None:
@@ -48,7 +48,18 @@ def conform(
 
 def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
     """`value` as a plain tensor of whatever dtype and shape it has: of `device`, or on the host."""
-    return _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
+    tensor = _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
+    return true_flags(tensor)
+
+
+def true_flags(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, but of bools with bytes of 0 and 1. Memory that is merely called bool may hold others: true.
+
+    Another device is not asked: there bools are taken on trust.
+    """
+    if tensor.dtype != torch.bool or tensor.device.type != "cpu" or not tensor.numel():
+        return tensor
+    return tensor if int(tensor.numpy().view(np.uint8).max()) <= 1 else tensor.view(torch.uint8) != 0
 
 
 def row_ids(index: Any, device: torch.device) -> torch.Tensor:
@@ -90,7 +101,7 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     if type(value) is np.ndarray and value.dtype in _COMMON and value.flags.writeable and value.flags.c_contiguous:
         return torch.from_numpy(value)
     try:
-        array = np.asarray(value)
+        array = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else np.asarray(value)
     except Exception as error:
         raise SchemaError(explain(where, "an array", type(value).__name__, f"numpy cannot read it: {error}")) from error
     if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16:
@@ -141,24 +152,31 @@ _MOST_KNOWN = 256
 
 def _key(env_ids: Any) -> Any:
     """What tells sets of environments apart; None where that costs more than to look again."""
-    if type(env_ids) is torch.Tensor and env_ids.is_cpu and not env_ids.requires_grad:
-        env_ids = env_ids.numpy()
+    if type(env_ids) is torch.Tensor:
+        env_ids = host_view(env_ids)
     if type(env_ids) is np.ndarray and len(env_ids.shape) == 1:
         return env_ids.dtype.char, env_ids.tobytes()
     # True is equal to 1, but is no number of an environment.
     return tuple(env_ids) if type(env_ids) is list and all(type(env) is int for env in env_ids) else None
 
 
+def forms(tensors: Any) -> Any:
+    """The names, shapes and dtypes of tensors in a dict, to be compared; of anything else, what it is."""
+    if not isinstance(tensors, Mapping):
+        return type(tensors).__name__
+    return {
+        name: (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        for name, tensor in tensors.items()
+    }
+
+
 def restored(where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Copies of a snapshot's tensors on the device of `like`, if they have just those names, shapes and dtypes."""
 
-    def kinds(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-
-    got = kinds(snapshot) if isinstance(snapshot, Mapping) else type(snapshot).__name__
-    if got != kinds(like):
+    got = forms(snapshot)
+    if got != forms(like):
         remedy = "Construct it with the arguments that the saved object had."
-        raise SchemaError(explain(where, f"a snapshot of {kinds(like)}", got, remedy))
+        raise SchemaError(explain(where, f"a snapshot of {forms(like)}", got, remedy))
     return {name: snapshot[name].to(tensor.device, copy=True) for name, tensor in like.items()}
 
 
@@ -242,6 +260,18 @@ def host_view(value: Any) -> np.ndarray | None:
     if not plain or DTYPES.get(value.dtype) is None or value.is_neg() or value.is_conj():
         return None
     return (value.detach() if value.requires_grad else value).numpy()
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor on the host as a tensor with a storage of its own, to be handed out.
+
+    `share_memory_` and the queues of torch.multiprocessing move what they are given into shared memory and free what
+    was there. Of an alias they move a copy: the native core, which knows the memory by its address, keeps it.
+    """
+    if tensor.device.type != "cpu" or not tensor.numel() or not tensor.is_contiguous():
+        return tensor
+    as_bytes = tensor.detach().view(-1).view(torch.uint8).numpy()  # numpy does not have every dtype
+    return torch.from_numpy(as_bytes).view(tensor.dtype).view(tensor.shape)
 
 
 def light(tensor: torch.Tensor) -> Any:

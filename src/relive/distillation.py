@@ -265,7 +265,12 @@ class DistillationBuffer:
         with self._lock:
             windows = self._windows("sample", recent)
             targets = self._targets(out, batch_size)
-            batch = self._read(self._drawn(windows, batch_size), targets, out)
+            before = self._random.snapshot()
+            try:
+                batch = self._read(self._drawn(windows, batch_size), targets, out)
+            except BaseException:
+                self._random.restore(before)
+                raise
         return batch if target is None else moved(batch, target)
 
     @answers

@@ -12,7 +12,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.autoreset import told_by_info
-from relive.border import dotted, light
+from relive.border import dotted, forms, light
 from relive.errors import SchemaError, explain
 from relive.invariants.require import require
 from relive.norm import Norms, RunningNorm
@@ -120,6 +120,22 @@ class Listeners:
             self.stats.restore(_under("stats", snapshot))
         for i, norm in enumerate(self.norm.values()):
             norm.restore(_under(f"norm{i}", snapshot))
+
+    def verify(self, snapshot: Any) -> None:
+        """Raise if a snapshot is not one of listeners like these, or holds what no steps could have told them."""
+        own, given = forms(self.snapshot()), forms(snapshot)
+        if given != own:
+            remedy = "Make the buffer with the stats and norms of the one that was saved."
+            raise SchemaError(explain("listeners", f"a snapshot of {own}", given, remedy))
+        trial: list[tuple[str, EpisodeStats | RunningNorm]] = [
+            (f"norm{i}", RunningNorm(norm.shape, device=self._device)) for i, norm in enumerate(self.norm.values())
+        ]
+        if self.stats is not None:
+            told = self.stats.window, self.stats.metrics, self.stats.reasons
+            trial.append(("stats", EpisodeStats(self._num_envs, *told, device=self._device)))
+        for name, one in trial:
+            one.restore(_under(name, snapshot))
+            one.check()
 
     def check(self) -> None:
         """Verify each of them, and that they are where the steps are."""

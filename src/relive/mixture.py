@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from relive.batch import assemble, check_destination, check_size, fill, moved
-from relive.border import row_ids
+from relive.border import as_tensor, row_ids
 from relive.display import card
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay import ReplayBuffer
@@ -134,7 +134,7 @@ class Mixture:
             samplers = ", ".join(f"{name}: {buffer.sampler}" for name, buffer in self.buffers.items())
             raise SchemaError(explain("update_priority", "a buffer with priorities", samplers, remedy))
         ids = row_ids(index, buffers[0].device)
-        values = torch.as_tensor(priority, device=ids.device).detach()
+        values = as_tensor("priority", priority, ids.device).to(ids.device)
         if values.shape != ids.shape:
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priority", f"shape {tuple(ids.shape)}", tuple(values.shape), remedy))

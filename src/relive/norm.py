@@ -220,7 +220,8 @@ class RunningNorm:
             return
         count, mean, squares = self._state.values()
         rows = float(count)
-        require(rows >= 0 and rows.is_integer(), "norm: count", "a whole number of rows", rows)
+        right = 0 <= rows < _MOST_ROWS and rows.is_integer()
+        require(right, "norm: count", "a whole number of rows", rows)
         require_all(~(squares < 0), "norm: squares", "numbers of at least 0", squares)
         for name, moment in (("mean", mean), ("squares", squares)):
             require_all((moment == 0) | (count > 0), f"norm: {name}", "0 before the first row", moment)

@@ -14,23 +14,24 @@ from tensordict import TensorDict
 
 from relive.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from relive.batch import assemble, check_destination, check_size, fill, moved
-from relive.border import Environments, as_tensor, conform, dotted, light, refuse_reused_leaves, row_ids
+from relive.border import Environments, alias, as_tensor, conform, dotted, light, refuse_reused_leaves, row_ids
 from relive.chains import of_stored, speak
 from relive.display import buffer_card, size_told
 from relive.episodes import ordered, stored_slots
-from relive.errors import NotReadyError, SchemaError, explain, uniterable
+from relive.errors import InvariantError, NotReadyError, SchemaError, explain, uniterable
 from relive.guard import Closed, lock_for, mend_later
 from relive.invariants.replay import check_seals, check_staged, check_storage
 from relive.listeners import Listeners
 from relive.memory import Heap, Memory
 from relive.norm import Norms, RunningNorm
-from relive.randomness import Randomness
+from relive.randomness import Randomness, verify_state
 from relive.replay_storage import ReplayStorage
 from relive.samplers import Prioritized, Sampler, Uniform
+from relive.samplers.protocol import verify_draws
 from relive.schema import DTYPES, Declaration, Field, Path, given_shape, positive
 from relive.stats import EpisodeStats
 from relive.steps import check_replay, replay_nbytes, replay_schema
-from relive.views import NStep, Sequence, Transition, View
+from relive.views import NStep, Transition, View
 from relive.views.protocol import Leaves
 from relive.vocabulary import answers, understands
 
@@ -471,15 +472,12 @@ class ReplayBuffer:
         with self._lock:
             chosen = self._chosen(view)
             self._require_rows()
-            before = None
-            if out is not None or not isinstance(chosen, _NEVER_FAIL):
-                before = self._snapshot()  # these may fail after rows were drawn
+            before = self._snapshot()
             try:
                 leaves = self._drawn(batch_size, chosen)
                 batch = _assembled(leaves) if out is None else fill(out, leaves)
             except BaseException:
-                if before is not None:
-                    self._restore(before)
+                self._restore(before)
                 raise
         return batch if target is None else moved(batch, target)
 
@@ -493,8 +491,11 @@ class ReplayBuffer:
             if type(self.sampler) is Uniform:
                 return storage.sample(batch_size, self._random, n, gamma)
             self._require_rows()
+            room = storage.reserve(batch_size, n)
             drawn = self._draws.draw(batch_size)
-            return storage.batch(drawn.slots, drawn.weight, n, gamma)
+            if len(drawn.slots) != batch_size:  # the rest of an epoch
+                room = storage.reserve(len(drawn.slots), n)
+            return storage.batch(room, drawn.slots, drawn.weight, n, gamma)
 
     def _require_rows(self) -> None:
         if not len(self._storage) if self.device.type == "cpu" else self._storage.is_empty:
@@ -506,11 +507,12 @@ class ReplayBuffer:
 
     def _copied_beside_writers(self, batch_size: int) -> Leaves | None:
         """Rows that are chosen under the lock and copied without it; None if one was overwritten meanwhile."""
+        room = self._storage.reserve(batch_size)
         with self._lock:
             self._require_rows()
             drawn = self._draws.draw(batch_size)
             ids = self._storage.ids(drawn.slots)  # now: what a slot holds a moment later may be half of a row
-        leaves = self._storage.transitions(drawn.slots)
+        leaves = self._storage.transitions(drawn.slots, room)
         with self._lock:
             if not self._storage.holds(drawn.slots, ids):
                 return None
@@ -624,41 +626,83 @@ class ReplayBuffer:
         """The whole memory as a TensorDict `[slots, num_envs]`, with "next_obs" where that is stored too.
 
         Row r of an environment is at slot r mod slots; what is not stored is zero, or an older row. For learning there
-        is `sample`.
+        is `sample`. What is shared with another process (`share_memory_`, a queue of torch.multiprocessing) is a copy.
         """
         with self._lock:
             storage = self._storage
             leaves = dict(zip(storage.schema.paths, storage.columns, strict=True))
             leaves |= dict(zip(storage.next_paths, storage.next_columns, strict=False))  # none where they are shared
+            leaves = {path: alias(leaf) for path, leaf in leaves.items()}
             return assemble(leaves, torch.Size((storage.ring.slots, storage.ring.num_envs)))
 
     # Saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes, for `load_state_dict` of a buffer made alike; the tensors share its memory."""
+        """Everything that changes, for `load_state_dict` of a buffer made alike; the tensors share its memory.
+
+        What is shared with another process (`share_memory_`, a queue of torch.multiprocessing) is a copy.
+        """
         with self._lock:
             return {
                 "sampler": type(self.sampler).__name__,
-                "storage": self._storage.state_dict(),
-                "draws": self._draws.saved(),
+                "storage": {name: alias(tensor) for name, tensor in self._storage.state_dict().items()},
+                "draws": {name: alias(tensor) for name, tensor in self._draws.saved().items()},
                 "random": self._random.snapshot(),
                 "staged": dict(self._staged),
                 "listeners": self._listeners.snapshot(),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become what a buffer made alike was: the same rows under the same ids, the same draws to come."""
+        """Become what a buffer made alike was: the same rows under the same ids, the same draws to come.
+
+        Everything is verified before anything is replaced: a state that no such buffer can have is a SchemaError and
+        changes nothing.
+        """
         with self._lock:
-            own = type(self.sampler).__name__
-            if state["sampler"] != own:
-                remedy = "Make the buffer with the sampler of the saved buffer."
-                raise SchemaError(explain("load_state_dict", f"the state of {own}", state["sampler"], remedy))
+            try:
+                storage, staged = self._verified(state)
+            except InvariantError as error:
+                raise SchemaError(f"load_state_dict: {error}") from error
             with self._refilled():
-                self._storage.load_state_dict(state["storage"])
+                self._storage.load(storage)
                 self._draws.resume(state["draws"])
                 self._random.restore(state["random"])
-                self._staged = dict(state["staged"])
+                self._staged = staged
                 self._listeners.restore(state["listeners"])
+
+    def _verified(self, state: Any) -> tuple[ReplayStorage, dict[str, tuple[torch.Tensor, ...]]]:
+        """The storage and the staged fields of a state, every part of which could be that of this buffer."""
+        names = ("sampler", "storage", "draws", "random", "staged", "listeners")
+        given = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        if given != sorted(names):
+            remedy = "Pass what state_dict() of a buffer gave."
+            raise SchemaError(explain("load_state_dict", f"the parts {sorted(names)}", given, remedy))
+        own = type(self.sampler).__name__
+        if not isinstance(state["sampler"], str) or state["sampler"] != own:
+            remedy = "Make the buffer with the sampler of the saved buffer."
+            raise SchemaError(explain("load_state_dict", f"the state of {own}", state["sampler"], remedy))
+        storage = self._storage.candidate(state["storage"])
+        check_storage(storage, self.capacity)
+        verify_draws(self.sampler, storage, state["draws"])
+        verify_state(state["random"])
+        self._listeners.verify(state["listeners"])
+        return storage, self._copied_staged(state["staged"])
+
+    def _copied_staged(self, staged: Any) -> dict[str, tuple[torch.Tensor, ...]]:
+        found: dict[str, tuple[torch.Tensor, ...]] = {}
+        if not isinstance(staged, Mapping):
+            remedy = "Pass what state_dict() of a buffer gave."
+            raise SchemaError(explain("load_state_dict: staged", "a dict of fields", type(staged).__name__, remedy))
+        for name, leaves in staged.items():
+            self._schema.require(name)
+            columns = self._schema.columns[name]
+            if not isinstance(leaves, tuple | list) or len(leaves) != len(columns):
+                got = f"{len(leaves)}" if isinstance(leaves, tuple | list) else type(leaves).__name__
+                remedy = "Pass what state_dict() of a buffer gave."
+                raise SchemaError(explain(f"load_state_dict: staged {name}", f"{len(columns)} tensors", got, remedy))
+            pairs = zip(columns, leaves, strict=True)
+            found[name] = tuple(self._conform(i, leaf, self._storage.lead).clone() for i, leaf in pairs)
+        return found
 
     def _refilled(self) -> AbstractContextManager[None]:
         """Everything is replaced meanwhile."""
@@ -723,8 +767,6 @@ _TRANSITION = Transition()
 _AT_ONCE = (type(None), Transition, NStep)
 _INDEPENDENT = (Uniform, Prioritized)
 """Samplers whose batches have nothing to do with each other: one may be drawn and not used."""
-_NEVER_FAIL = (Transition, NStep, Sequence)
-"""Views that cannot fail once they have checked the storage."""
 
 
 def _instance(where: str, thing: Any, method: str) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,11 +11,11 @@ from tensordict import TensorDict
 
 from relive import kernels
 from relive.batch import assembler
-from relive.border import conform, dotted, light, refuse_reused_leaves
+from relive.border import conform, dotted, forms, light, refuse_reused_leaves, true_flags
 from relive.chains import Chains, Counter
 from relive.errors import SchemaError, explain
 from relive.kernels.reader import Reader, reader
-from relive.memory import Room
+from relive.memory import Heap, Room
 from relive.randomness import Randomness
 from relive.ring import FINAL, MOST_ROWS, TRANSITION, Ring
 from relive.schema import Field, Path, Schema, Stacked, given_shape
@@ -151,15 +152,28 @@ class ReplayStorage:
         rings = zip(("kind", "first", "head", "open", "resetting", "count", "floor"), self.ring.state, strict=True)
         return {**dict(columns), **dict(nexts), **{f"ring.{name}": tensor for name, tensor in rings}}
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Become what a storage made alike was."""
-        own = self.state_dict()
-        given, like = ({k: (tuple(t.shape), t.dtype) for k, t in tensors.items()} for tensors in (state, own))
-        if given != like:
+    def candidate(self, state: Any) -> ReplayStorage:
+        """A storage made alike over the tensors of a state, to be verified before it is loaded; torch ops read it."""
+        own, given = self.state_dict(), forms(state)
+        if given != forms(own):
             remedy = "Make the buffer with the settings of the saved buffer."
-            raise SchemaError(explain("load_state_dict", f"tensors like {like}", given, remedy))
-        for name, tensor in own.items():
-            tensor.copy_(state[name])
+            raise SchemaError(explain("load_state_dict", f"tensors like {forms(own)}", given, remedy))
+        tensors = [true_flags(state[name].detach().to(self.device).contiguous()) for name in own]
+        other, columns, nexts = copy.copy(self), len(self.columns), len(self.next_columns)
+        other.room, other.seals, other._native, other._is_alone = Heap(self.device), None, None, False
+        other.columns, other.next_columns = tuple(tensors[:columns]), tuple(tensors[columns : columns + nexts])
+        other.ring = self.ring.over(tensors[columns + nexts :])
+        other.addresses = [tensor.data_ptr() for tensor in tensors]
+        other.broken, other._counted = torch.zeros_like(self.broken), light(other.ring.count)
+        other._readers, other._changes, other._next_slots = {}, [], None
+        other.found()
+        return other
+
+    def load(self, other: ReplayStorage) -> None:
+        """Become what a storage made alike is."""
+        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
+            mine.copy_(theirs)
+        self.broken.copy_(other.broken)
         self.found()
 
     def found(self) -> None:
@@ -406,8 +420,11 @@ class ReplayStorage:
         mapped = getattr(self.native, kernel)(kernels.buffer_of(slots), kernels.buffer_of(out))
         return mapped if out is None else out
 
-    def transitions(self, slots: torch.Tensor) -> dict[Path, torch.Tensor]:
-        """Every field of the rows at flat slots, the observations that they led to, and their ids."""
+    def transitions(self, slots: torch.Tensor, room: Any = None) -> dict[Path, torch.Tensor]:
+        """Every field of the rows at flat slots, the observations that they led to, and their ids.
+
+        In fresh memory, or in `room` that was reserved for as many rows.
+        """
         native = self.native
         if native is None or not kernels.exchange():
             ids = self.ids(slots) if native is not None else self._known_ids().index_select(0, slots)
@@ -415,7 +432,8 @@ class ReplayStorage:
         if self.seals is not None:
             self._fetch(slots)
         # Without strict=: a keyword costs as much as the pairs.
-        return dict(zip(self._transition_paths, native.transitions(slots)))  # noqa: B905
+        leaves = native.transitions(slots) if room is None else native.fill(room, slots, 0.0)
+        return dict(zip(self._transition_paths, leaves))  # noqa: B905
 
     def reads_at_once(self, n: int) -> bool:
         """Whether `sample` and `batch` work: for transitions, or for several steps as one if n > 0."""
@@ -426,9 +444,13 @@ class ReplayStorage:
         leaves = self._native.sample(count, random.capsule, n, gamma)
         return None if leaves is None else self._assemble[n > 0, False](leaves, torch.Size((count,)))
 
-    def batch(self, slots: torch.Tensor, weight: torch.Tensor | None, n: int, gamma: float) -> TensorDict:
-        """A batch of the rows at flat slots, with their weights if there are any."""
-        leaves = self._native.n_steps(slots, n, gamma) if n else self._native.transitions(slots)
+    def reserve(self, count: int, n: int = 0) -> Any:
+        """The memory of a batch, native: who has it before rows are drawn cannot fail for want of it after."""
+        return self._native.reserve(count, n)
+
+    def batch(self, room: Any, slots: torch.Tensor, weight: torch.Tensor | None, n: int, gamma: float) -> TensorDict:
+        """A batch of the rows at flat slots in reserved memory, with their weights if there are any."""
+        leaves = self._native.fill(room, slots, gamma)
         if weight is not None:
             leaves.append(weight)
         return self._assemble[n > 0, weight is not None](leaves, slots.shape)

@@ -64,7 +64,7 @@ class Resets:
 
     def cut_off(self, row: int, terminated: Any, truncated: Any, staged: set[str]) -> list[int]:
         """The environments whose episode is truncated, and not terminated, by the step that is being added."""
-        if "truncated" not in staged and not isinstance(truncated, torch.Tensor) and not np.any(truncated):
+        if "truncated" not in staged and isinstance(truncated, bool | np.bool_ | np.ndarray) and not np.any(truncated):
             return []
         given = {"terminated": terminated, "truncated": truncated}
         ended, cut = (

@@ -11,6 +11,9 @@ ring's device, without a host synchronisation.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 import torch
 
 from relive.errors import explain
@@ -52,6 +55,13 @@ class Ring:
     def state(self) -> tuple[torch.Tensor, ...]:
         """Everything that changes, in the order that the native twin expects."""
         return self.kind, self.first, self.head, self.open, self.resetting, self.count, self.floor
+
+    def over(self, state: Sequence[torch.Tensor]) -> Ring:
+        """A ring made alike whose state is other tensors, in the order of `state`."""
+        other = copy.copy(self)
+        other.kind, other.first, other.head, other.open, other.resetting, other.count, other.floor = state
+        other.journal = None
+        return other
 
     def at(self, row: torch.Tensor, env: torch.Tensor) -> torch.Tensor:
         """The flat slots of rows."""

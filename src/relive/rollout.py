@@ -278,6 +278,7 @@ class RolloutBuffer:
         with self._lock:
             refuse_sparse(self._schema, "a rollout that is lent")
             self._storage.follow()
+            self._storage.make_flags()
             self._last = None  # the collector may have written a newer one
             for row in range(self._num_stored, count if self._listeners.columns else 0):
                 self._tell(row, self._listeners.columns, _NOTHING)

@@ -145,6 +145,7 @@ class EpisodeStats:
         if self._ops is np:
             view = host_view(value)
             if type(view) is np.ndarray and view.dtype in _FITS[field.dtype] and view.shape == self._lead:
+                view = view if view.dtype != np.bool_ else view.view(np.uint8) != 0  # bytes other than 0 and 1 are true
                 return view if view.ndim else view.reshape(1)
         return self._as_array(conform(name, field, value, self._lead, self.device).view(-1))
 
@@ -241,6 +242,7 @@ class EpisodeStats:
     def _check_counts(self) -> None:
         episodes, steps = self._tensors["counts"].tolist()
         require(0 <= episodes <= steps, "stats: episodes", f"0 to {steps}, the steps", episodes)
+        require(steps <= _MOST_STEPS, "stats: steps", "at most 2^53", steps)
         running, finished = self._tensors["open"][1], self._finished()
         require_all(
             (running >= 0) & (running == running.floor()), "stats: running length", "a whole number of steps", running

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from relive import kernels
-from relive.border import conform, dotted, light
+from relive.border import conform, dotted, light, true_flags
 from relive.memory import Memory
 from relive.schema import Schema, is_sparse
 
@@ -69,6 +69,11 @@ class Storage:
                 native.write(row, tuple(map(kernels.buffer_of, self._conformed(leaves, which))), which)
             return
         self._write_torch(row, self._conformed(leaves, which), which)
+
+    def make_flags(self) -> None:
+        """Make bools of whatever somebody else has written into bool columns."""
+        for column in self.columns:
+            column.copy_(true_flags(column))
 
     def zero(self, row: int) -> None:
         """Zero one row of all columns."""

@@ -21,8 +21,10 @@ EVERYTHING = (
     *KERNELS,
     "tests/estimators",
     "tests/faults",
+    "tests/test_exporters.py",
     "tests/test_replay.py",
     "tests/test_sequences.py",
+    "tests/test_state.py",
     "tests/views",
 )
 

@@ -13,6 +13,8 @@ from relive.memory import Memory
 from relive.memory.shared import Address, SharedRoom
 from relive.replay import ReplayBuffer
 
+_SETTINGS = {"obs", "action", "reward", "capacity", "num_envs", "extra", "sampler", "next_obs", "autoreset"}
+
 
 @dataclass(frozen=True)
 class Handle:
@@ -56,4 +58,9 @@ def connect(handle: Handle, *, seed: int | None = None) -> ReplayBuffer:
     """
     if not isinstance(handle, Handle):
         raise SchemaError(explain("connect", "a handle", repr(handle), "Pass replay.handle()."))
-    return ReplayBuffer(**handle.settings, device=Memory(torch.device("cpu"), place=handle.address), seed=seed)
+    settings = handle.settings if isinstance(handle.settings, Mapping) else None
+    if not isinstance(handle.address, Address) or settings is None or set(settings) != _SETTINGS:
+        got = sorted(map(str, settings)) if settings is not None else type(handle.settings).__name__
+        remedy = "Pass the handle as replay.handle() made it."
+        raise SchemaError(explain("connect", f"an address and the settings {sorted(_SETTINGS)}", got, remedy))
+    return ReplayBuffer(**settings, device=Memory(torch.device("cpu"), place=handle.address), seed=seed)

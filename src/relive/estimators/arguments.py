@@ -10,6 +10,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,7 +97,10 @@ def _flag(name: str, flag: Any, first: str, like: Tensor) -> Tensor:
 
 def _check_tensor(name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
-        raise SchemaError(explain(name, "a torch.Tensor", _kind(value), "Convert it with torch.as_tensor."))
+        got, remedy = _kind(value), "Convert it with torch.as_tensor."
+        if isinstance(value, np.ndarray) and any(stride < 0 for stride in value.strides):
+            got, remedy = f"{got} with negative strides", "Copy it first: torch.as_tensor(array.copy())."
+        raise SchemaError(explain(name, "a torch.Tensor", got, remedy))
     if value.layout != torch.strided:
         raise SchemaError(explain(name, "a dense tensor", value.layout, "Call .to_dense()."))
 

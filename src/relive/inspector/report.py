@@ -8,20 +8,21 @@ from datetime import datetime
 from io import StringIO
 from os import PathLike
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console, RenderableType
+from typing import TYPE_CHECKING, Any
 
 from relive.checkpoint.loading import look
 from relive.datasets.minari import dataset_folder, opened
 from relive.display import card
 from relive.inspector.dataset import source_of_dataset
 from relive.inspector.measures import measure
-from relive.inspector.page import browsed, write_page
 from relive.inspector.remarks import number, remarks
 from relive.inspector.source import Source, source_of
-from relive.inspector.terminal import episodes_told, facts_told, form_told, render
 from relive.stats import EpisodeStats
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+# rich is imported where something is shown: its own import draws from Python's global generator.
 
 
 class Report:
@@ -44,9 +45,13 @@ class Report:
         return json.dumps(self._contents, indent=indent, allow_nan=False)
 
     def __rich__(self) -> RenderableType:
+        from relive.inspector.terminal import render  # noqa: PLC0415
+
         return render(self._contents)
 
     def __str__(self) -> str:
+        from rich.console import Console  # noqa: PLC0415
+
         console = Console(file=StringIO(), width=120, highlight=False, color_system=None)
         console.print(self)
         lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
@@ -55,6 +60,8 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        from relive.inspector.terminal import episodes_told, facts_told, form_told  # noqa: PLC0415
+
         found = self._contents
         facts = [*facts_told(found["source"])]
         if (found["episodes"] or {}).get("count"):
@@ -89,6 +96,8 @@ def inspect(
     obs[1] never changes: it is 0.5 in all 10 rows.
     The reward is 1 in every row.
     """
+    from relive.inspector.page import browsed, write_page  # noqa: PLC0415
+
     thing, facts = _opened(buffer_or_path)
     with getattr(thing, "_lock", contextlib.nullcontext()):
         source = _source(thing)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import math
 import os
 import secrets
 import sys
@@ -19,6 +21,10 @@ from relive.errors import SchemaError, explain
 from relive.memory.mapped import grown, mapped
 from relive.memory.space import available_bytes
 
+_DIGEST = 32
+_ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 0x1 | 0x2 | 0x4
+"""Linux's own names are in `fcntl`, which other systems lack: nobody may shorten a file, lengthen it, or allow that."""
+
 
 @dataclass(frozen=True)
 class Shared:
@@ -26,7 +32,9 @@ class Shared:
 
     def open(self, owner: Any) -> SharedRoom:
         _require_support()
-        return SharedRoom(f"relive-{secrets.token_hex(8)}")
+        room = SharedRoom(f"relive-{secrets.token_hex(8)}")
+        room.allocate("settings", (_DIGEST,), torch.uint8).copy_(_settings_of(owner))
+        return room
 
     def free_bytes(self) -> int | None:
         return available_bytes()
@@ -45,7 +53,11 @@ class Address:
 
     def open(self, owner: Any) -> SharedRoom:
         _require_support()
-        return SharedRoom(self.token, self)
+        room = SharedRoom(self.token, self)
+        if not torch.equal(room.allocate("settings", (_DIGEST,), torch.uint8), _settings_of(owner)):
+            remedy = "Pass the handle as replay.handle() made it."
+            raise SchemaError(explain("connect", "the settings of the shared buffer", "others", remedy))
+        return room
 
     def free_bytes(self) -> int | None:
         return None  # it is there already
@@ -68,9 +80,11 @@ class SharedRoom:
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if self._address is not None:
             self._files[name] = _reopened(self._token, self._address, name)
+            _require_size(self._files[name], name, max(math.prod(shape) * dtype.itemsize, 1))
         else:
-            self._files[name] = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC)
+            self._files[name] = os.memfd_create(f"{self._token}-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             grown(self._files[name], shape, dtype)
+            _seals(self._files[name], _ADD_SEALS, _SEALS)
         return mapped(self._files[name], shape, dtype)
 
     def lock(self, mend: Callable[[], None]) -> AbstractContextManager[Any]:
@@ -100,11 +114,11 @@ def _require_support() -> None:
 def _reopened(token: str, address: Address, name: str) -> int:
     """Our own descriptor of a file that another process has open; a process number may have been given again."""
     try:
-        path = f"/proc/{address.process}/fd/{address.files[name]}"
+        path = f"/proc/{int(address.process)}/fd/{int(address.files[name])}"
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
+    except (OSError, LookupError, TypeError, ValueError) as error:
         remedy = "Call handle() again in a process that still has the buffer."
-        got = f"no such memory in process {address.process} ({error.strerror})"
+        got = f"no such memory in process {address.process} ({getattr(error, 'strerror', None) or error})"
         raise ConnectionError(explain("connect", "a process that still has the buffer", got, remedy)) from error
     if os.readlink(f"/proc/self/fd/{file}") == f"/memfd:{token}-{name} (deleted)":
         return file
@@ -112,6 +126,35 @@ def _reopened(token: str, address: Address, name: str) -> int:
     remedy = "Call handle() again in a process that still has the buffer."
     got = f"another file in process {address.process}"
     raise ConnectionError(explain("connect", f"the shared memory {token}", got, remedy))
+
+
+def _seals(file: int, command: int, seals: int = 0) -> int:
+    from fcntl import fcntl  # noqa: PLC0415 (Linux has it, and only there is this called)
+
+    return fcntl(file, command, seals)
+
+
+def _require_size(file: int, name: str, nbytes: int) -> None:
+    """A file is as long as its array, and nobody can shorten it: whoever reads beyond its end would die of it."""
+    size, seals = os.fstat(file).st_size, _seals(file, _GET_SEALS)
+    if size != nbytes or seals & _SEALS != _SEALS:
+        got = f"{size} bytes" if size != nbytes else f"a file that can be shortened (seals {seals})"
+        remedy = "Pass the handle as replay.handle() made it."
+        raise ConnectionError(explain(f"connect: {name}", f"{nbytes} sealed bytes", got, remedy))
+
+
+def _settings_of(owner: Any) -> torch.Tensor:
+    """A checksum of everything that says what the bytes of a buffer mean."""
+    layout = owner.capacity, owner.num_envs, owner._next_obs, owner.autoreset
+    told = repr((layout, owner._schema.trees, _described(owner.sampler))).encode()
+    return torch.frombuffer(bytearray(hashlib.blake2b(told, digest_size=_DIGEST).digest()), dtype=torch.uint8)
+
+
+def _described(sampler: Any) -> tuple[str, Any]:
+    """What kind of sampler it is and its plain settings; a function is another object in every process."""
+    plain = {name: x for name, x in getattr(sampler, "__dict__", {}).items() if isinstance(x, int | float | str)}
+    inner = {name: _described(x) for name, x in getattr(sampler, "__dict__", {}).items() if hasattr(x, "start")}
+    return type(sampler).__name__, (plain, inner)
 
 
 def _close(files: dict[str, int], owner: int) -> None:

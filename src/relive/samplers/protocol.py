@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from relive.border import forms
+from relive.errors import SchemaError, explain
 from relive.randomness import Randomness
 from relive.replay_storage import ReplayStorage
 
@@ -65,3 +67,26 @@ class Sampler(Protocol):
     def start(self, storage: ReplayStorage, random: Randomness) -> Draws:
         """A run on this storage, with draws of its own."""
         ...
+
+
+def verify_draws(sampler: Sampler, storage: ReplayStorage, saved: Any) -> None:
+    """Raise if a run of `sampler` on `storage` cannot have saved this: a run of its own goes on from it, on trial."""
+    draws = sampler.start(storage, Randomness())
+    own, given = _kinds(draws.saved()), _kinds(saved)
+    if given != own:
+        remedy = "Make the buffer with the sampler of the one that was saved."
+        raise SchemaError(explain("load_state_dict: draws", f"the state of {sampler}: {own}", given, remedy))
+    try:
+        draws.resume(saved)
+    except ValueError as error:
+        remedy = "Pass what state_dict() of a buffer gave."
+        raise SchemaError(explain("load_state_dict: draws", f"the state of {sampler}", str(error), remedy)) from error
+    check = getattr(draws, "check", None)
+    if check is not None:
+        check()
+
+
+def _kinds(saved: Any) -> Any:
+    """Names, numbers of axes and dtypes: the lengths are the run's to verify."""
+    found = forms(saved)
+    return {n: (len(f[0]), f[1]) if type(f) is tuple else f for n, f in found.items()} if type(found) is dict else found

@@ -98,4 +98,4 @@ class _Draws:
         return {"ids": self._ids[self._at :]}
 
     def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
-        self._ids, self._at = saved["ids"].to(self._storage.device), 0
+        self._ids, self._at = saved["ids"].to(self._storage.device, copy=True), 0

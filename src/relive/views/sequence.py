@@ -14,6 +14,7 @@ from relive.schema import Carry, positive
 from relive.views.protocol import Leaves, named, named_next, require_order
 from relive.vocabulary import worded
 
+_MOST_STEPS = 2**30
 _MARKS = ("mask",), ("train",), ("is_first",)
 
 
@@ -46,8 +47,11 @@ class Sequence:
             )
 
     def check(self, storage: ReplayStorage) -> None:
-        """Refuse a buffer whose rows are in no order."""
+        """Refuse a buffer whose rows are in no order, and steps that no memory holds."""
         require_order(storage, self)
+        if self.burn_in + self.length > _MOST_STEPS:
+            got = f"{self.burn_in} + {self.length}"
+            raise MemoryError(explain("Sequence", f"at most {_MOST_STEPS} steps", got, "Pass a shorter length."))
 
     def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
         carried = _carried(storage)

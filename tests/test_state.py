@@ -1,0 +1,228 @@
+"""States that are handed out and taken in: memory stays where the core knows it, and numbers are verified first."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch.multiprocessing import reductions
+
+import relive as rl
+from tests.faults.digest import digest
+from tests.totals import SEED, tell, trials
+
+SAMPLERS: dict[str, Any] = {
+    "uniform": rl.Uniform(),
+    "prioritized": rl.Prioritized(),
+    "without": rl.WithoutReplacement(),
+    "counted": rl.Counted(rl.Prioritized()),
+}
+
+
+def made(sampler: Any = None, seed: int = 0) -> rl.ReplayBuffer:
+    stats, extra = rl.EpisodeStats(2, window=3), {"on": rl.Field((), torch.bool)}
+    norm: dict[Any, rl.RunningNorm] = {"obs": rl.RunningNorm(2)}
+    return rl.ReplayBuffer(16, 2, (), num_envs=2, extra=extra, sampler=sampler, stats=stats, norm=norm, seed=seed)
+
+
+def lived(replay: rl.ReplayBuffer, steps: int = 13, start: int = 0) -> rl.ReplayBuffer:
+    for t in range(start, start + steps):
+        obs, ends = np.full((2, 2), float(t), np.float32), np.array([t % 5 == 4, t % 7 == 6])
+        then = obs + np.where(ends, 100, 1)[:, None].astype(np.float32)
+        replay.add(obs, [0.5, 0.5], [1.0, 2.0], ends, np.zeros(2, np.bool_), then, on=ends)
+    return replay
+
+
+def tensors_of(state: Any) -> Iterator[torch.Tensor]:
+    for value in state.values() if isinstance(state, dict | TensorDict) else state if isinstance(state, tuple) else ():
+        yield from (value,) if isinstance(value, torch.Tensor) else tensors_of(value)
+
+
+MOVES: dict[str, Callable[[Any], Any]] = {
+    "share_memory_": lambda state: [tensor.share_memory_() for tensor in tensors_of(state)],
+    "a queue": reductions.reduction.ForkingPickler.dumps,
+}
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+@pytest.mark.parametrize("part", ["columns", "state_dict"])
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+def test_what_is_handed_out_may_be_moved_and_the_buffer_stays(
+    sampler: Any, part: str, move: Callable[[Any], Any]
+) -> None:
+    replay, calm = (lived(made(sampler)) for _ in range(2))
+    handed = replay.columns if part == "columns" else replay.state_dict()
+    assert next(tensors_of(handed)).data_ptr() == replay._storage.columns[0].data_ptr()
+    moved = move(handed)
+    litter = [torch.full_like(tensor, 1) for tensor in tensors_of(handed) for _ in range(20)]
+    for one in (replay, calm):
+        lived(one, 30, start=13)
+        one.check()
+    for mine, other in zip(tensors_of(replay.state_dict()), tensors_of(calm.state_dict()), strict=True):
+        assert torch.equal(mine, other)
+    assert torch.equal(replay.sample(8)["obs"], calm.sample(8)["obs"])
+    del moved, litter, handed
+    replay.check()
+
+
+def forged(change: Callable[[dict[str, Any]], Any], sampler: Any = None) -> dict[str, Any]:
+    state = copy.deepcopy(lived(made(sampler, seed=1), 9).state_dict())
+    change(state)
+    return state
+
+
+def put(part: str, name: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    def change(state: dict[str, Any]) -> None:
+        state[part][name].view(-1)[0] = value
+
+    return change
+
+
+def replaced(name: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda state: state.update({name: value})
+
+
+def bits(**changed: Any) -> Callable[[dict[str, Any]], Any]:
+    def change(state: dict[str, Any]) -> None:
+        inner = {name: changed[name] for name in ("state", "inc") if name in changed}
+        outer = {name: value for name, value in changed.items() if name not in inner}
+        state["random"] = ({**state["random"][0], **outer}, {})
+        state["random"][0]["state"].update(inner)
+
+    return change
+
+
+FORGED: dict[str, tuple[Any, Callable[[dict[str, Any]], Any]]] = {
+    "a negative head": (None, put("storage", "ring.head", -100_000)),
+    "a head beyond all ids": (None, put("storage", "ring.head", 2**63 - 1)),
+    "a head before the floor": (None, put("storage", "ring.floor", 1000)),
+    "a kind that is none": (None, put("storage", "ring.kind", 9)),
+    "a count of nothing": (None, put("storage", "ring.count", 3)),
+    "an open episode that is none": (None, put("storage", "ring.open", False)),
+    "an end in the middle of an episode": (None, put("storage", "terminated", True)),
+    "no draws": (None, lambda state: state.pop("draws")),
+    "something more": (None, replaced("more", 1)),
+    "no state": (None, lambda state: state.clear()),
+    "another sampler": (None, replaced("sampler", "Prioritized")),
+    "no tensors": (None, replaced("storage", {"obs": 1})),
+    "no dict of tensors": (None, replaced("storage", 7)),
+    "draws of another sampler": (None, replaced("draws", {"mass": torch.zeros(3)})),
+    "no draws at all": (None, replaced("draws", None)),
+    "an infinite largest priority": ("prioritized", put("draws", "largest", float("inf"))),
+    "a largest priority that is no number": ("prioritized", put("draws", "largest", float("nan"))),
+    "an infinite priority": ("prioritized", put("draws", "mass", float("inf"))),
+    "a negative priority": ("prioritized", put("draws", "mass", -1.0)),
+    "a priority where there is no row": ("prioritized", lambda state: state["draws"]["mass"].fill_(1.0)),
+    "priorities of fewer slots": ("prioritized", lambda s: s["draws"].update(mass=s["draws"]["mass"][:-1].clone())),
+    "a negative number of draws": ("prioritized", put("draws", "draws", -1)),
+    "a row twice in an epoch": ("without", lambda s: s["draws"].update(ids=torch.tensor([14, 14]))),
+    "a row that never was": ("without", lambda s: s["draws"].update(ids=torch.tensor([10**9]))),
+    "a negative row": ("without", lambda s: s["draws"].update(ids=torch.tensor([-7]))),
+    "a negative count of draws": ("counted", put("draws", "drawn", -1)),
+    "an even increment": (None, bits(inc=2)),
+    "a state of too many bits": (None, bits(state=1 << 200)),
+    "another generator": (None, bits(bit_generator="MT19937")),
+    "a generator of a device that is none": (None, lambda s: s.update(random=(s["random"][0], {"cuda:99": None}))),
+    "no generator": (None, replaced("random", 3)),
+    "staged fields that are none": (None, replaced("staged", {"colour": (torch.zeros(2),)})),
+    "staged fields of another shape": (None, replaced("staged", {"obs": (torch.zeros(3),)})),
+    "too many staged leaves": (None, replaced("staged", {"obs": (torch.zeros(2, 2),) * 2})),
+    "staged fields that are no leaves": (None, replaced("staged", {"obs": 3})),
+    "no staged fields": (None, replaced("staged", None)),
+    "more episodes than steps": (None, put("listeners", "stats.counts", 10**6)),
+    "a norm of half a row": (None, put("listeners", "norm0.count", 0.5)),
+    "no statistics": (None, replaced("listeners", {})),
+}
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(("sampler", "change"), FORGED.values(), ids=FORGED)
+def test_a_state_that_cannot_be_is_refused_whole(sampler: str | None, change: Callable[[dict[str, Any]], Any]) -> None:
+    chosen = None if sampler is None else SAMPLERS[sampler]
+    replay = lived(made(chosen))
+    replay.sample(3)
+    before = digest(replay)
+    with pytest.raises(rl.SchemaError, match="expected"):
+        replay.load_state_dict(forged(change, chosen))
+    assert digest(replay) == before
+    lived(replay, 20, start=13).check()
+
+
+def test_a_state_stays_the_callers() -> None:
+    """What is loaded is a copy: whoever changes the state later changes no buffer."""
+    for sampler in SAMPLERS.values():
+        source, replay = lived(made(sampler)), made(sampler)
+        source.sample(3)
+        source.stage(obs=np.ones((2, 2)))
+        state = copy.deepcopy(source.state_dict())
+        replay.load_state_dict(state)
+        before = digest(replay)
+        for tensor in tensors_of(state):
+            tensor.zero_()
+        assert digest(replay) == before
+
+
+def test_states_with_random_numbers_load_or_change_nothing() -> None:
+    random, loaded, count = np.random.default_rng(SEED), 0, trials("STATES", 150)
+    numbers = [0, 1, 2, 3, 5, 16, 17, 255, -1, -100_000, 2**31, 2**53, 2**62, 2**63 - 1, -(2**63)]
+    for trial in range(count):
+        chosen = list(SAMPLERS.values())[trial % len(SAMPLERS)]
+        replay, state = lived(made(chosen)), copy.deepcopy(lived(made(chosen, seed=1), 9).state_dict())
+        for _ in range(int(random.integers(1, 3))):
+            tensor = list(tensors_of(state))[int(random.integers(len(list(tensors_of(state)))))]
+            flat = tensor.view(-1)
+            if not len(flat):
+                continue
+            if tensor.dtype == torch.int64:
+                flat[int(random.integers(len(flat)))] = numbers[int(random.integers(len(numbers)))]
+            else:
+                some = flat[int(random.integers(len(flat))) :][:1].view(torch.uint8)
+                some.copy_(torch.from_numpy(random.integers(0, 256, len(some)).astype(np.uint8)))
+        before = digest(replay)
+        try:
+            replay.load_state_dict(state)
+        except rl.SchemaError:
+            assert digest(replay) == before
+        else:
+            loaded += 1
+        lived(replay, 5, start=13)
+        replay.check()
+    tell(f"states: {count} with random numbers, {loaded} loaded and lived on, the others refused whole")
+
+
+@pytest.mark.parametrize("envs", [1, 3])
+def test_a_ring_whose_numbers_somebody_else_has_changed_stays_inside_its_memory(envs: int) -> None:
+    """The tensors of a state share memory: nothing of what is written there may lead out of the columns."""
+    random = np.random.default_rng(SEED)
+    hostile = [-(2**63), -(2**63) + 1, -(2**62), -100_000, -1, 0, 7, 10**12, 2**62, 2**63 - 2, 2**63 - 1]
+    for _ in range(trials("HEADS", 60)):
+        sampler = [rl.Uniform(), rl.Prioritized()][int(random.integers(2))]
+        stored = bool(random.integers(2))
+        replay = rl.ReplayBuffer(
+            9 * envs, 2, (), num_envs=envs, sampler=sampler, next_obs="stored" if stored else "shared",
+            autoreset=["NEXT_STEP", "SAME_STEP"][int(random.integers(2))], seed=0,
+        )  # fmt: skip
+        obs, flags = np.zeros((envs, 2), np.float32), np.zeros(envs, np.bool_)
+        for t in range(4):
+            replay.add(obs + t, np.zeros(envs), np.zeros(envs), flags, flags, obs + t + 1)
+        ring = replay.state_dict()["storage"]
+        for name in ("head", "floor", "count"):
+            tensor = ring[f"ring.{name}"]
+            for env in range(envs):
+                if random.random() < 0.7:
+                    tensor[env] = hostile[int(random.integers(len(hostile)))]
+        if random.random() < 0.5:
+            ring["ring.kind"].copy_(torch.from_numpy(random.integers(0, 8, ring["ring.kind"].shape).astype(np.uint8)))
+        for t in range(4, 29):
+            replay.add(obs + t, np.zeros(envs), np.zeros(envs), flags, flags, obs + t + 1)
+            for view in (None, rl.Transition() if stored else rl.Sequence(3, burn_in=2)):
+                try:
+                    replay.sample(4, view)
+                except (rl.NotReadyError, IndexError, ValueError):  # a length below 0 is none
+                    continue
