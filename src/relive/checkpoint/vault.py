@@ -13,12 +13,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from relive.checkpoint.files import Files
+from relive.checkpoint.files import FOLDERS, Files
 from relive.checkpoint.manifest import CHUNK, FORMAT, MOST_BYTES, Array, File, Manifest, dump, parse
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, NoCheckpoint, explain
 
 _HEADER = f"recollect checkpoint {FORMAT}\n".encode()
-_MANIFEST = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})\.json")
+_NUMBER = r"([0-9]{8}|[1-9][0-9]{8,17})"
+_MANIFEST = re.compile(rf"{_NUMBER}\.json")
+_OWN = {
+    "tmp": re.compile(rf"FORMAT|manifests-{_NUMBER}\.json|segments-{_NUMBER}-[0-9]+\.bin|state-{_NUMBER}\.bin"),
+    "segments": re.compile(rf"{_NUMBER}-[0-9]+\.bin"),
+    "state": re.compile(rf"{_NUMBER}\.bin"),
+}
+"""The names that saves give to files; a file of another name belongs to somebody else."""
 
 
 class Vault:
@@ -34,6 +41,7 @@ class Vault:
     def opened(self, needed: int) -> Iterator[None]:
         """Be the only one who saves here, about `needed` bytes; what an interrupted save has left in tmp/ is swept."""
         try:
+            self._refuse_foreign()
             self.files.make_root()
             with self.files.locked(exclusive=True):
                 self._sweep()
@@ -44,9 +52,34 @@ class Vault:
         except OSError as error:
             raise self._refused(error, needed) from error
 
+    def _refuse_foreign(self) -> None:
+        """Where no FORMAT says that this is a folder of checkpoints, it holds no more than a first save may leave.
+
+        A save writes FORMAT before any other file, so FORMAT is looked for last: another process may be saving here.
+        """
+        found = [name for name in self._names("") if name not in ("LOCK", "FORMAT", *FOLDERS)]
+        found += [f"{folder}/{name}" for folder in FOLDERS for name in self._names(folder)]
+        if "FORMAT" in self._names(""):
+            self._require_format()
+        elif found != ["tmp/FORMAT"] * len(found):
+            remedy = "Pass an empty folder, or one that does not exist yet; nothing was changed."
+            got = f"{next(name for name in found if name != 'tmp/FORMAT')!r} in it"
+            raise CheckpointError(explain(f"save to {self.root}", "a folder of checkpoints", got, remedy))
+
+    def _names(self, folder: str) -> list[str]:
+        try:
+            return self.files.names(folder)
+        except FileNotFoundError:
+            return []
+
     def _sweep(self) -> None:
-        for name in self.files.names("tmp"):
-            self.files.remove(f"tmp/{name}")
+        self._remove_own("tmp", set())
+
+    def _remove_own(self, folder: str, needed: set[str]) -> None:
+        """Remove the files that saves have made in a folder, but for those that are needed."""
+        for name in self.files.regular(folder):
+            if _OWN[folder].fullmatch(name) and f"{folder}/{name}" not in needed:
+                self.files.remove(f"{folder}/{name}")
 
     def _refused(self, error: OSError, needed: int) -> CheckpointError:
         where = f"save to {self.root}"
@@ -105,14 +138,13 @@ class Vault:
         try:
             kept = [number for number in self.numbers() if self._is_valid(number)][-keep:]
             needed = {name for number in kept for name in self.manifest(number).files}
-            for number in self.numbers():
-                if number not in kept:
-                    self.files.remove(_name(number))
+            for name in self.files.regular("manifests"):
+                number = _MANIFEST.fullmatch(name)
+                if number is not None and int(number[1]) not in kept:
+                    self.files.remove(f"manifests/{name}")
             self.files.sync_folder("manifests")
             for folder in ("segments", "state"):
-                for name in self.files.names(folder):
-                    if f"{folder}/{name}" not in needed:
-                        self.files.remove(f"{folder}/{name}")
+                self._remove_own(folder, needed)
         except OSError:
             return
 
