@@ -10,9 +10,13 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from relive import guard
+from relive.errors import CheckpointError, explain
 
 FOLDERS = ("manifests", "segments", "state", "tmp")
 
@@ -181,6 +185,11 @@ class Files:
             count -= len(part)
         return b"".join(parts)
 
+    def read_at(self, file: int, count: int, offset: int) -> bytes:
+        """The `count` bytes from `offset` on, or the fewer that there are."""
+        os.lseek(file, offset, os.SEEK_SET)
+        return self.read(file, count)
+
     def free_bytes(self) -> int:
         """What the disk has left for us."""
         disk = os.statvfs(next(path for path in (self.root, *self.root.parents) if path.exists()))
@@ -202,12 +211,29 @@ class Files:
                 file = -1  # a copy without its lock, or one that we may only read: nobody saves there
         try:
             if file >= 0:
-                fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+                self._lock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
             yield
         finally:
             if file >= 0:
                 fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, and may live long
                 os.close(file)
+
+    def _lock(self, file: int, kind: int) -> None:
+        """Wait for a lock, but not for ever: its holder may be stopped."""
+        deadline, pause = time.monotonic() + guard.LOCK_SECONDS, 0.001
+        while True:
+            try:
+                return fcntl.flock(file, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise CheckpointError(self._held(file)) from None
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+
+    def _held(self, file: int) -> str:
+        expected = f"the folder's lock within {guard.LOCK_SECONDS:g} s"
+        remedy = "Let that process go on, or end it; RELIVE_LOCK_SECONDS sets how long calls wait."
+        return explain(str(self.root), expected, f"it held by {_holder(file)} all the time", remedy)
 
     @contextmanager
     def _folder(self, name: str) -> Iterator[int]:
@@ -223,6 +249,17 @@ class Files:
                 os.close(folder)
         finally:
             os.close(root)
+
+
+def _holder(file: int) -> str:
+    """Who has the lock of a file, where the system tells."""
+    number = f":{os.fstat(file).st_ino}"
+    with suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if len(words) > 5 and words[1] == "FLOCK" and words[5].endswith(number):
+                return f"process {words[4]}"
+    return "another process"
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -15,7 +15,7 @@ import torch
 from relive.checkpoint import kinds
 from relive.checkpoint.contents import Arrays, Contents, Rows, array_of, bytes_of
 from relive.checkpoint.files import Files
-from relive.checkpoint.manifest import File, Manifest, Node
+from relive.checkpoint.manifest import File, Manifest
 from relive.checkpoint.progress import watched
 from relive.checkpoint.vault import Vault
 from relive.errors import CheckpointError
@@ -36,8 +36,6 @@ class Base:
     """The files of rows, each with the rows [N] that it ends before."""
     saved: torch.Tensor | None
     """The first rows [N] that are not in them; None for all rows."""
-    note: tuple[Node, Arrays] | None = None
-    """What the owner of the buffer had saved with it, as a load has found it."""
 
     def shorter(self) -> Base:
         """Without its newest segments, as many as are one long one together: their rows are written again as one."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from relive.checkpoint.files import FOLDERS, Files
@@ -18,6 +19,8 @@ from relive.checkpoint.manifest import CHUNK, FORMAT, MOST_BYTES, Array, File, M
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, NoCheckpoint, explain
 
 _HEADER = f"recollect checkpoint {FORMAT}\n".encode()
+_MOMENTARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)
+_MOST_TOLD = 64
 _NUMBER = r"([0-9]{8}|[1-9][0-9]{8,17})"
 _MANIFEST = re.compile(rf"{_NUMBER}\.json")
 _OWN = {
@@ -110,6 +113,13 @@ class Vault:
         """A manifest lists so many files that the next checkpoint is to list fewer."""
         return self.files.size(_name(number)) > MOST_BYTES // 2
 
+    def size(self, number: int) -> int:
+        """The bytes of a manifest, 0 if it cannot be read."""
+        try:
+            return self.files.size(_name(number))
+        except OSError:
+            return 0
+
     def put(self, folder: str, name: str, arrays: tuple[Array, ...], parts: Iterable[memoryview | bytes]) -> File:
         """Write an immutable file of these arrays, whose bytes are `parts`."""
         checksums = Checksums()
@@ -136,7 +146,7 @@ class Vault:
         What cannot be removed now is removed by a later save.
         """
         try:
-            kept = [number for number in self.numbers() if self._is_valid(number)][-keep:]
+            kept = set(islice((number for number in self.numbers()[::-1] if self._is_valid(number)), keep))
             needed = {name for number in kept for name in self.manifest(number).files}
             for name in self.files.regular("manifests"):
                 number = _MANIFEST.fullmatch(name)
@@ -188,8 +198,7 @@ class Vault:
             remedy = "Save a buffer there first, or look for the right folder."
             raise NoCheckpoint(explain(str(self.root), "a folder of checkpoints", "none", remedy)) from None
         except OSError as error:
-            remedy = "See whether the folder can be read."
-            raise CorruptCheckpoint(explain(str(self.root), "a folder of checkpoints", error, remedy)) from error
+            raise unreadable(str(self.root), error) from error
 
     def _require_format(self) -> None:
         file = self.files.open("FORMAT")
@@ -209,8 +218,8 @@ class Vault:
     def manifest(self, number: int) -> Manifest:
         """A checkpoint's manifest, checked for itself."""
         name = _name(number)
-        if number not in self.numbers():
-            known = ", ".join(map(str, self.numbers())) or "none"
+        if not 0 <= number < 10**18 or not self._exists(name):
+            known = ", ".join(map(str, self.numbers()[-_MOST_TOLD:])) or "none"
             raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", "another", "Name one."))
         with self._readable(name) as file:
             data = self.files.read(file, MOST_BYTES + 1)
@@ -218,6 +227,15 @@ class Vault:
             place = f"{name}, bytes 0 to {MOST_BYTES}"
             raise CorruptCheckpoint(explain(place, f"at most {MOST_BYTES} bytes", "more", "Copy it again."))
         return parse(data, number)
+
+    def _exists(self, name: str) -> bool:
+        try:
+            self.files.size(name)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # whoever reads it says what is wrong
+        return True
 
     def require_files(self, manifest: Manifest) -> None:
         """Every file of a checkpoint is there and has its length."""
@@ -227,7 +245,7 @@ class Vault:
             try:
                 size = self.files.size(name)
             except OSError as error:
-                raise CorruptCheckpoint(explain(name, "a file", error, "Copy the checkpoint again.")) from error
+                raise unreadable(name, error) from error
             if size != file.nbytes:
                 raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
 
@@ -235,13 +253,40 @@ class Vault:
         """The bytes of a file, piece by piece, each handed out after its checksum was found right."""
         name = f"{folder}/{file.name}"
         with self._readable(name) as opened:
-            for i, expected in enumerate(file.checksums):
+            for i in range(len(file.checksums)):
                 piece = self.files.read(opened, min(CHUNK, file.nbytes - i * CHUNK))
-                if len(piece) != min(CHUNK, file.nbytes - i * CHUNK) or zlib.crc32(piece) != expected:
-                    place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + len(piece)}"
-                    remedy = "Load an older checkpoint, or copy this one again."
-                    raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", "another", remedy))
+                self._require_checksum(name, file, i, piece)
                 yield piece
+
+    def fill(self, folder: str, file: File) -> Callable[[int, memoryview], None]:
+        """What copies bytes of a file from an offset on, each after its checksum was found right."""
+        name = f"{folder}/{file.name}"
+        last = -1, b""  # small arrays lie in one piece
+
+        def piece(i: int) -> bytes:
+            nonlocal last
+            if last[0] != i:
+                with self._readable(name) as opened:
+                    found = self.files.read_at(opened, min(CHUNK, file.nbytes - i * CHUNK), i * CHUNK)
+                self._require_checksum(name, file, i, found)
+                last = i, found
+            return last[1]
+
+        def fill(offset: int, target: memoryview) -> None:
+            while len(target):
+                part = memoryview(piece(offset // CHUNK))[offset % CHUNK :][: len(target)]
+                target[: len(part)] = part
+                target, offset = target[len(part) :], offset + len(part)
+
+        return fill
+
+    @staticmethod
+    def _require_checksum(name: str, file: File, i: int, piece: bytes) -> None:
+        expected = file.checksums[i]
+        if len(piece) != min(CHUNK, file.nbytes - i * CHUNK) or zlib.crc32(piece) != expected:
+            place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + len(piece)}"
+            remedy = "Load an older checkpoint, or copy this one again."
+            raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", "another", remedy))
 
     @contextmanager
     def _readable(self, name: str) -> Iterator[int]:
@@ -253,7 +298,15 @@ class Vault:
             finally:
                 self.files.close(file)
         except OSError as error:
-            raise CorruptCheckpoint(explain(name, "a file that can be read", error, "Copy it again.")) from error
+            raise unreadable(name, error) from error
+
+
+def unreadable(where: str, error: OSError) -> CheckpointError:
+    """The error for a file that could not be read: damage of it, unless the reason is this process or this moment."""
+    if error.errno in _MOMENTARY:
+        remedy = "Nothing is known to be wrong with the file: close other files or free memory, and try again."
+        return CheckpointError(explain(where, "a file that can be opened now", error, remedy))
+    return CorruptCheckpoint(explain(where, "a file that can be read", error, "Copy it again."))
 
 
 def _name(number: int) -> str:

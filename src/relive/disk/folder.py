@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from relive.checkpoint.files import Files
+from relive.checkpoint.vault import unreadable
 from relive.disk.records import NAMES, Record, newest
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
 from relive.guard import Closed
@@ -196,9 +197,7 @@ class Folder:
         except OSError as error:
             if file >= 0:
                 self.files.close(file)
-            raise CorruptCheckpoint(
-                explain(name, "a file that can be used", error, "Copy the folder again.")
-            ) from error
+            raise unreadable(name, error) from error
         if size != nbytes:
             self.files.close(file)
             raise CorruptCheckpoint(explain(name, f"{nbytes} bytes", size, "Copy the folder again."))
@@ -293,7 +292,7 @@ def is_made(files: Files) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise CorruptCheckpoint(explain(FORMAT, "a file that can be read", error, "Copy the folder again.")) from error
+        raise unreadable(FORMAT, error) from error
     try:
         found = files.read(file, 64)
     finally:
