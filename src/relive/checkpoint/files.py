@@ -18,6 +18,9 @@ from pathlib import Path
 from relive import guard
 from relive.errors import CheckpointError, explain
 
+Stamp = tuple[int, int, int, int, int]
+"""Device, inode, size, and the times of the last write and of the last change of a file."""
+
 FOLDERS = ("manifests", "segments", "state", "tmp")
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -173,6 +176,15 @@ class Files:
             return os.fstat(file).st_size
         finally:
             os.close(file)
+
+    def stamp(self, name: str) -> Stamp:
+        """What changes when a regular file is written or replaced, as far as the system tells."""
+        file = self.open(name)
+        try:
+            found = os.fstat(file)
+        finally:
+            os.close(file)
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     def read(self, file: int, count: int) -> bytes:
         """The next `count` bytes, or the fewer that are left."""

@@ -18,7 +18,7 @@ from relive.checkpoint.contents import Rows, here
 from relive.checkpoint.files import Files
 from relive.checkpoint.manifest import Array, File, Manifest, Node
 from relive.checkpoint.progress import watched
-from relive.checkpoint.saving import Base
+from relive.checkpoint.saving import Base, Segment
 from relive.checkpoint.vault import Vault
 from relive.disk.reopening import examined_disk, is_disk_memory, peek, reopened
 from relive.errors import (
@@ -220,7 +220,7 @@ def _longest(read: Read) -> int:
     return read.config.entry("capacity").integer() if kind is None else kind[1][0]
 
 
-def _read_rows(vault: Vault, manifest: Manifest, rows: Rows | None, read: Read) -> list[tuple[File, torch.Tensor]]:
+def _read_rows(vault: Vault, manifest: Manifest, rows: Rows | None, read: Read) -> list[Segment]:
     if rows is None:
         if manifest.segments:
             raise CorruptCheckpoint(explain("segments", "none", len(manifest.segments), "Copy the checkpoint again."))
@@ -228,12 +228,13 @@ def _read_rows(vault: Vault, manifest: Manifest, rows: Rows | None, read: Read) 
     total = sum(file.nbytes for file in manifest.segments)
     longest, segments, covered, ended = _longest(read), [], rows.first.clone(), torch.zeros_like(rows.first)
     for file in manifest.segments:
+        stamp = vault.stamp(file)  # before it is read: what is written into it afterwards shows
         first, stop = _read_segment(vault, file, rows, total, longest, ended)
         ended = stop
         if bool((first > covered).any()):
             raise CorruptCheckpoint(explain(f"segments/{file.name}", "rows that follow", "a gap", "Copy it again."))
         covered = torch.maximum(covered, stop)
-        segments.append((file, stop))
+        segments.append(Segment(file, stop, stamp))
     if bool((covered != rows.stop).any()):
         raise CorruptCheckpoint(explain("segments", "all rows up to the newest", "fewer or more", "Copy them again."))
     return segments

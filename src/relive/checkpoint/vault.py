@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from relive.checkpoint.files import FOLDERS, Files
+from relive.checkpoint.files import FOLDERS, Files, Stamp
 from relive.checkpoint.manifest import CHUNK, FORMAT, MOST_BYTES, Array, File, Manifest, dump, parse
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, NoCheckpoint, explain
 
@@ -287,6 +287,13 @@ class Vault:
             place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + len(piece)}"
             remedy = "Load an older checkpoint, or copy this one again."
             raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", "another", remedy))
+
+    def stamp(self, file: File) -> Stamp:
+        """That of a segment."""
+        try:
+            return self.files.stamp(f"segments/{file.name}")
+        except OSError as error:
+            raise unreadable(f"segments/{file.name}", error) from error
 
     @contextmanager
     def _readable(self, name: str) -> Iterator[int]:
