@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+HASHED := $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes
 SOURCES := $(shell find src csrc -name '*.py' -o -name '*.pyi' -o -name '*.cpp' -o -name '*.hpp') pyproject.toml CMakeLists.txt
 
 SANITIZERS := address undefined thread
@@ -38,10 +39,10 @@ bench-full: .venv/bench
 	$(BIN)/python -m benchmarks.page
 
 # The wheel that later versions are compared with, built from its commit: build/baseline/*.whl.
-baseline: .venv/python
+baseline: .venv/tools
 	rm -rf build/baseline && mkdir -p build/baseline/source
 	git archive $(BASELINE) | tar -x -C build/baseline/source
-	$(BIN)/pip wheel --quiet --disable-pip-version-check --constraint constraints.txt --no-deps -w build/baseline build/baseline/source
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w build/baseline build/baseline/source
 	rm -rf build/baseline/source
 	@ls build/baseline
 
@@ -72,21 +73,26 @@ format: .venv/installed
 	$(PYTHON) -m venv .venv
 	touch $@
 
-.venv/installed: .venv/python constraints.txt $(SOURCES)
-	$(PIP) "torch>=2.6" cmake ninja
-	$(PIP) ".[dev]"
+# What builds and checks comes by hash; torch and the libraries of users by version, for their files differ by machine.
+.venv/tools: .venv/python requirements/build.txt requirements/check.txt
+	$(HASHED) -r requirements/build.txt -r requirements/check.txt
+	touch $@
+
+.venv/installed: .venv/tools constraints.txt $(SOURCES)
+	$(PIP) "torch>=2.6"
+	$(PIP) --no-build-isolation --no-deps .
+	$(PIP) "relive[dev]"
 	touch $@
 
 .venv/sanitize: .venv/installed
-	$(PIP) nanobind
 	touch $@
 
 .venv/docs: .venv/installed
-	$(PIP) ".[docs]"
+	$(PIP) "relive[docs]"
 	touch $@
 
 .venv/bench: .venv/installed
-	$(PIP) ".[bench]"
+	$(PIP) "relive[bench]"
 	touch $@
 
 .venv/torchrl .venv/agilerl: .venv/%: .venv/python constraints.txt
