@@ -7,15 +7,20 @@ SOURCES := $(shell find src csrc -name '*.py' -o -name '*.pyi' -o -name '*.cpp' 
 
 SANITIZERS := address undefined thread
 BASELINE := e26eac50af766fd3c26911e5a44a5ef22a2a94b1
-PINNED_torchrl := torchrl==0.14.1
-PINNED_agilerl := agilerl==2.58.0
+PINNED_torchrl := torch==2.14.1 torchrl==0.14.1
+PINNED_agilerl := torch==2.13.0 agilerl==2.58.0
 
-.PHONY: demo test test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep check format docs clean
+.PHONY: demo test test-all test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep check format docs clean
 
-demo: .venv/installed
+demo: .venv/package
 	$(BIN)/relive demo
 
+# A selection over everything: each public name, adapter, promise and conformance case at least once. Minutes.
 test: .venv/installed
+	$(BIN)/python -m pytest -m "not long and not thorough"
+
+# Every test but the long ones, which is also what pytest runs by itself.
+test-all: .venv/installed
 	$(BIN)/python -m pytest
 
 # Hours in full, and at its end what was tried and how long each part took. A part: make test-long PART=tests/faults/test_k_machines.py
@@ -46,7 +51,8 @@ baseline: .venv/tools
 	rm -rf build/baseline/source
 	@ls build/baseline
 
-# Two libraries want another tensordict than the rest: each is asked in an environment of its own.
+# Two libraries want another tensordict than the rest, and the native part of TorchRL loads only with the torch that it was
+# built for: each is asked in an environment of its own. That torch brings CUDA, 5 GB of it.
 conformance: .venv/bench .venv/torchrl .venv/agilerl
 	$(BIN)/relive conformance --python .venv/torchrl/bin/python --python .venv/agilerl/bin/python
 
@@ -78,26 +84,27 @@ format: .venv/installed
 	$(HASHED) -r requirements/build.txt -r requirements/check.txt
 	touch $@
 
-.venv/installed: .venv/tools constraints.txt $(SOURCES)
-	$(PIP) "torch>=2.6"
+# The package is built here and nowhere else, with what `relive demo` needs: matplotlib draws its learning curve.
+.venv/package: .venv/tools constraints.txt $(SOURCES)
 	$(PIP) --no-build-isolation --no-deps .
+	$(PIP) "relive[plots]"
+	touch $@
+
+# "relive[...]" is the package that is installed already: pip adds what the extra asks for, and builds nothing.
+.venv/installed: .venv/package
 	$(PIP) "relive[dev]"
+	touch $@
+
+.venv/docs .venv/bench: .venv/%: .venv/installed
+	$(PIP) "relive[$*]"
 	touch $@
 
 .venv/sanitize: .venv/installed
 	touch $@
 
-.venv/docs: .venv/installed
-	$(PIP) "relive[docs]"
-	touch $@
-
-.venv/bench: .venv/installed
-	$(PIP) "relive[bench]"
-	touch $@
-
 .venv/torchrl .venv/agilerl: .venv/%: .venv/python constraints.txt
 	$(PYTHON) -m venv $@
-	$@/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 gymnasium==1.4.0 rich $(PINNED_$*)
+	$@/bin/pip install --quiet --disable-pip-version-check gymnasium==1.4.0 rich $(PINNED_$*)
 
 clean:
 	rm -rf .venv build dist

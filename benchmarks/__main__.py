@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     for suite in options.only:
         module, extra = NEEDS.get(suite, ("", ""))
         if module and find_spec(module) is None:
-            remedy = escape(f'pip install "relive[{extra}]"')
+            remedy = escape(f'pip install ".[{extra}]"')
             console.print(f"[yellow]skipped[/yellow] {suite}: it needs {module}: {remedy}")
             continue
         console.rule(f"{suite}: {SUITES[suite]}")

@@ -28,14 +28,15 @@ struct MaybeReleased {
 
 inline Array read_or_throw(nanobind::handle object, const char* what) {
     Array array;
-    if (!border().read(object.ptr(), array)) throw std::invalid_argument(std::string(what) + ": not a plain CPU array");
-    if (!array.contiguous()) throw std::invalid_argument(std::string(what) + ": not contiguous");
+    if (!border().read(object.ptr(), array))
+        throw std::invalid_argument(std::string(what) + ": expected a plain array in host memory");
+    if (!array.contiguous()) throw std::invalid_argument(std::string(what) + ": expected contiguous memory");
     return array;
 }
 
 inline Array read_index(nanobind::handle object) {
     Array array = read_or_throw(object, "index");
-    if (array.dtype != kInt64 || array.ndim != 1) throw std::invalid_argument("index: not a vector of int64");
+    if (array.dtype != kInt64 || array.ndim != 1) throw std::invalid_argument("index: expected a vector of int64");
     return array;
 }
 
@@ -44,7 +45,8 @@ template <class T>
 T* memory_of(nanobind::handle object, DataType dtype, int64_t elements, const char* what) {
     const Array array = read_or_throw(object, what);
     if (array.dtype != dtype || array.elements() != elements)
-        throw std::invalid_argument(std::string(what) + ": wrong shape or dtype");
+        throw std::invalid_argument(std::string(what) + ": expected " + std::to_string(elements) + " elements of the declared dtype, got " +
+                                    std::to_string(array.elements()));
     return reinterpret_cast<T*>(array.data);
 }
 

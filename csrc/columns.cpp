@@ -65,7 +65,8 @@ public:
     Columns(nb::list arrays, nb::list optional, int lead) : owner_(arrays) {
         for (size_t i = 0; i < arrays.size(); ++i) {
             const Array array = read_or_throw(arrays[i], "column");
-            if (array.ndim < 1 + lead || array.shape[0] < 1) throw std::invalid_argument("column: no rows");
+            if (array.ndim < 1 + lead || array.shape[0] < 1)
+                throw std::invalid_argument("column: expected at least one row");
             Column column{};
             column.data = array.data;
             column.dtype = array.dtype;
@@ -83,11 +84,14 @@ public:
     // Write one row of the columns `which`. Returns -1, or the position of the first leaf that is no exact fit; then
     // nothing has been written.
     int64_t write(int64_t row, nb::tuple leaves, nb::handle which) const {
-        if (row < 0 || row >= rows_) throw std::out_of_range("row");
+        if (row < 0 || row >= rows_)
+            throw std::out_of_range("row: expected 0 to " + std::to_string(rows_ - 1) + ", got " + std::to_string(row));
         const bool all = which.is_none();
         const auto count = static_cast<int64_t>(leaves.size());
-        if (all && count != static_cast<int64_t>(columns_.size())) throw std::invalid_argument("leaves: one for each column");
-        if (count > kMostLeaves) throw std::invalid_argument("leaves: too many");
+        if (all && count != static_cast<int64_t>(columns_.size()))
+            throw std::invalid_argument("leaves: expected " + std::to_string(columns_.size()) + ", got " + std::to_string(count));
+        if (count > kMostLeaves)
+            throw std::invalid_argument("leaves: expected at most " + std::to_string(kMostLeaves) + ", got " + std::to_string(count));
         Write writes[kMostLeaves];
         int64_t bytes = 0;
         for (int64_t i = 0; i < count; ++i) {
@@ -150,14 +154,15 @@ public:
     // The same into arrays of the caller's.
     void take_into(nb::handle index, int64_t start, int64_t stop, nb::list arrays, bool padded) const {
         const int64_t* rows = checked(index, start, stop, padded);
-        if (arrays.size() != sources_.size()) throw std::invalid_argument("out: one array for each source");
+        if (arrays.size() != sources_.size())
+            throw std::invalid_argument("out: expected " + std::to_string(sources_.size()) + " arrays, got " + std::to_string(arrays.size()));
         char* targets[kMostLeaves];
         for (size_t i = 0; i < sources_.size(); ++i) {
             const Array array = read_or_throw(arrays[i], "out");
             const Source& source = sources_[i];
             bool fits = array.dtype == source.dtype && array.ndim == source.ndim + 1 && array.shape[0] == stop - start;
             for (int d = 0; fits && d < source.ndim; ++d) fits = array.shape[d + 1] == source.shape[d];
-            if (!fits) throw std::invalid_argument("out: another shape or dtype than the source");
+            if (!fits) throw std::invalid_argument("out: expected the shape and dtype of the source");
             targets[i] = array.data;
         }
         run(targets, rows, stop - start, padded);
@@ -166,9 +171,11 @@ public:
 private:
     const int64_t* checked(nb::handle index, int64_t start, int64_t stop, bool padded) const {
         const Array array = read_index(index);
-        if (start < 0 || stop < start || stop > array.shape[0]) throw std::out_of_range("start, stop");
+        if (start < 0 || stop < start || stop > array.shape[0])
+            throw std::out_of_range("start, stop: expected a range of the index");
         const int64_t* rows = reinterpret_cast<const int64_t*>(array.data) + start;
-        if (!in_range(rows, stop - start, items_, padded ? -1 : 0)) throw std::out_of_range("index");
+        if (!in_range(rows, stop - start, items_, padded ? -1 : 0))
+            throw std::out_of_range("index: expected 0 to " + std::to_string(items_ - 1) + ", got one outside");
         return rows;
     }
 
@@ -201,7 +208,8 @@ BitGenerator& generator_in(nb::handle capsule) {
 
 void shuffle_index(nb::handle index, nb::handle capsule) {
     const Array array = read_index(index);
-    if (array.shape[0] >= (int64_t{1} << 32)) throw std::invalid_argument("index: 2^32 entries or more");
+    if (array.shape[0] >= (int64_t{1} << 32))
+        throw std::invalid_argument("index: expected fewer than 2^32 entries, got " + std::to_string(array.shape[0]));
     BitGenerator& random = generator_in(capsule);
     MaybeReleased released(array.shape[0] * 8);
     shuffle(reinterpret_cast<int64_t*>(array.data), array.shape[0], random);
@@ -209,7 +217,8 @@ void shuffle_index(nb::handle index, nb::handle capsule) {
 
 // A fresh tensor of 0 … count - 1, shuffled.
 nb::object permutation(int64_t count, nb::handle capsule) {
-    if (count >= (int64_t{1} << 32)) throw std::invalid_argument("count: 2^32 or more");
+    if (count >= (int64_t{1} << 32))
+        throw std::invalid_argument("count: expected less than 2^32, got " + std::to_string(count));
     BitGenerator& random = generator_in(capsule);
     nb::object made = nb::none();
     auto* numbers = target<int64_t>(made, kInt64, count);

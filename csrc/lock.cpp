@@ -88,7 +88,7 @@ public:
             cell_->is_mended = 0;
             pthread_mutex_consistent(&cell_->mutex);
         } else if (status != 0) {
-            throw std::runtime_error("lock: not one of this process");
+            throw std::runtime_error("lock: expected the shared memory of a live buffer, got error " + std::to_string(status));
         }
         cell_->last.store(me_, std::memory_order_relaxed);
         ++depth_;

@@ -220,7 +220,8 @@ void RingMemory::stack(nb::handle slots, int64_t leaf_index, nb::handle out) con
     const Array in = read_index(slots);
     const Leaf& leaf = leaves_.at(static_cast<size_t>(leaf_index));
     const Array target = read_or_throw(out, "out");
-    if (target.elements() * target.itemsize() != leaf.given_bytes * in.shape[0]) throw std::invalid_argument("out");
+    if (target.elements() * target.itemsize() != leaf.given_bytes * in.shape[0])
+        throw std::invalid_argument("out: expected the bytes of one leaf per row");
     check_slots(in);
     MaybeReleased released(leaf.given_bytes * in.shape[0]);
     read({&leaf, leaf.column, reinterpret_cast<const int64_t*>(in.data), target.data}, in.shape[0]);
@@ -255,7 +256,7 @@ void RingMemory::ask_for_row(int64_t flat) const {
 }
 
 void RingMemory::plan(Fresh& fresh, const Leaf& leaf, int lead_ndim, const int64_t* lead) {
-    if (lead_ndim + leaf.ndim > kMaxDims) throw std::invalid_argument("leaf: an axis too many");
+    if (lead_ndim + leaf.ndim > kMaxDims) throw std::invalid_argument("leaf: expected fewer axes");
     int64_t shape[kMaxDims];
     std::copy(lead, lead + lead_ndim, shape);
     std::copy(leaf.shape, leaf.shape + leaf.ndim, shape + lead_ndim);
@@ -288,7 +289,7 @@ int64_t RingMemory::recent(int64_t behind) const {
 void RingMemory::check_slots(const Array& slots) const {
     auto* from = reinterpret_cast<const int64_t*>(slots.data);
     for (int64_t i = 0; i < slots.shape[0]; ++i)
-        if (from[i] >= ring_.slots * ring_.envs) throw std::out_of_range("slot");
+        if (from[i] >= ring_.slots * ring_.envs) throw std::out_of_range("slot: expected slots of the ring");
 }
 
 template <class F>
@@ -304,7 +305,7 @@ nb::object RingMemory::map(nb::handle slots, nb::object out, F f) const {
 Array RingMemory::checked_slots(nb::handle slots) const {
     const Array in = read_index(slots);
     if (!in_range(reinterpret_cast<const int64_t*>(in.data), in.shape[0], ring_.slots * ring_.envs))
-        throw std::out_of_range("slot");
+        throw std::out_of_range("slot: expected slots of the ring");
     return in;
 }
 

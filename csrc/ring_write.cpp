@@ -39,7 +39,8 @@ RingMemory::RingMemory(nb::list columns, nb::list stacks, std::vector<int> obser
     ring_.floor = memory_of<int64_t>(state[6], kInt64, envs, "floor");
     if (!journal.is_none()) ring_.journal = memory_of<int64_t>(journal, kInt64, envs, "journal");
     if (!seals.is_none()) seals_ = memory_of<uint64_t>(seals, kInt64, 2 * ring_.slots * envs, "seals");
-    if (columns.size() + next_columns.size() > kMostLeaves) throw std::invalid_argument("columns: too many");
+    if (columns.size() + next_columns.size() > kMostLeaves)
+        throw std::invalid_argument("columns: expected at most " + std::to_string(kMostLeaves));
     for (size_t i = 0; i < columns.size(); ++i) leaves_.push_back(describe_leaf(columns[i], stacks[i], ring_.slots, envs));
     for (size_t i = 0; i < next_columns.size(); ++i)
         next_columns_.push_back(
@@ -49,7 +50,8 @@ RingMemory::RingMemory(nb::list columns, nb::list stacks, std::vector<int> obser
 int64_t RingMemory::write(nb::tuple values, nb::tuple nexts, nb::handle env_ids, int64_t steps, bool blocks) {
     const int64_t envs = count_envs(env_ids);
     const size_t total = leaves_.size() + observed_.size();
-    if (values.size() != leaves_.size() || nexts.size() != observed_.size()) throw std::invalid_argument("leaves");
+    if (values.size() != leaves_.size() || nexts.size() != observed_.size())
+        throw std::invalid_argument("leaves: expected one for each column");
     if (given_.size() != total) given_.resize(total);
     const Lead lead{steps, envs, blocks, single_};
     int64_t bytes = 0;
@@ -140,7 +142,8 @@ int64_t RingMemory::count_envs(nb::handle env_ids) {
     const Array array = read_index(env_ids);
     auto* ids = reinterpret_cast<const int64_t*>(array.data);
     for (int64_t i = 0; i < array.shape[0]; ++i) {
-        if (ids[i] < 0 || ids[i] >= ring_.envs) throw std::out_of_range("env_ids");
+        if (ids[i] < 0 || ids[i] >= ring_.envs)
+            throw std::out_of_range("env_ids: expected 0 to " + std::to_string(ring_.envs - 1) + ", got " + std::to_string(ids[i]));
         env_index_.push_back(ids[i]);
     }
     return array.shape[0];

@@ -23,10 +23,13 @@ struct SequenceIndex {
     SequenceIndex(int64_t steps, nb::handle terminated, nb::handle truncated, nb::handle mask, nb::handle starting,
                   int64_t length, int64_t stride, bool split, bool keep_tail) {
         const Array ends = read_or_throw(terminated, "terminated");
-        if (ends.ndim != 2 || ends.dtype != kBool) throw std::invalid_argument("terminated: not a matrix of flags");
-        if (steps < 0 || steps > ends.shape[0]) throw std::out_of_range("steps");
+        if (ends.ndim != 2 || ends.dtype != kBool)
+            throw std::invalid_argument("terminated: expected a matrix of bools");
+        if (steps < 0 || steps > ends.shape[0])
+            throw std::out_of_range("steps: expected 0 to " + std::to_string(ends.shape[0]) + ", got " + std::to_string(steps));
         // A longer stride would leave steps out, and lead beyond the last one.
-        if (length < 0 || stride < 1 || (length && stride > length)) throw std::invalid_argument("length, stride: out of range");
+        if (length < 0 || stride < 1 || (length && stride > length))
+            throw std::invalid_argument("length, stride: expected 1 <= stride <= length, got " + std::to_string(length) + ", " + std::to_string(stride));
         rows = steps * ends.shape[1];
         const Flags flags{reinterpret_cast<const bool*>(ends.data),
                           memory_of<bool>(truncated, kBool, ends.elements(), "truncated"),
@@ -48,11 +51,14 @@ public:
         : index_(nb::cast<const SequenceIndex&>(index)), length_(length), packed_(std::strcmp(layout, "packed") == 0),
           time_first_(std::strcmp(layout, "time_first") == 0), steps_(read_sources(steps, step_ndims, index_.rows)),
           carried_(read_sources(carried, carried_ndims, 0)), owner_(nb::make_tuple(index, steps, carried, kept)) {
-        if (length < index_.found.longest) throw std::invalid_argument("length: below the longest");
-        if (kept.size() != carried.size()) throw std::invalid_argument("kept: one for each that is carried");
+        if (length < index_.found.longest)
+            throw std::invalid_argument("length: expected at least " + std::to_string(index_.found.longest) + ", got " + std::to_string(length));
+        if (kept.size() != carried.size())
+            throw std::invalid_argument("kept: expected " + std::to_string(carried.size()) + ", got " + std::to_string(kept.size()));
         for (nb::handle places : kept) {
             const Array array = places.is_none() ? Array{} : read_index(places);
-            if (array.data && array.shape[0] < index_.rows) throw std::invalid_argument("kept: fewer than there are rows");
+            if (array.data && array.shape[0] < index_.rows)
+                throw std::invalid_argument("kept: expected " + std::to_string(index_.rows) + " rows, got " + std::to_string(array.shape[0]));
             kept_.push_back(reinterpret_cast<const int64_t*>(array.data));
         }
         steps_.push_back({reinterpret_cast<char*>(index_.found.is_first.get()), kBool, index_.rows, 1, 0, {}});
@@ -63,10 +69,12 @@ public:
     // ones and the longest sequence first, and there are batch sizes in place of a mask.
     nb::list take(nb::handle which, int64_t start, int64_t stop) const {
         const Array chosen = read_index(which);
-        if (start < 0 || stop <= start || stop > chosen.shape[0]) throw std::out_of_range("start, stop");
+        if (start < 0 || stop <= start || stop > chosen.shape[0])
+            throw std::out_of_range("start, stop: expected a range of the sequences");
         const int64_t* picked = reinterpret_cast<const int64_t*>(chosen.data) + start;
         const std::vector<Run>& all = index_.found.runs;
-        if (!in_range(picked, stop - start, static_cast<int64_t>(all.size()))) throw std::out_of_range("which");
+        if (!in_range(picked, stop - start, static_cast<int64_t>(all.size())))
+            throw std::out_of_range("which: expected 0 to " + std::to_string(all.size() - 1) + ", got one outside");
         std::vector<Run> runs;
         runs.reserve(static_cast<size_t>(stop - start));
         for (int64_t i = 0; i < stop - start; ++i) runs.push_back(all[static_cast<size_t>(picked[i])]);
@@ -126,7 +134,8 @@ private:
         for (size_t c = 0; c < carried_.size(); ++c) {
             for (size_t i = 0; i < items.size(); ++i) items[i] = kept_[c] ? kept_[c][first[i]] : first[i];
             const Source& source = carried_[c];
-            if (!in_range(items.data(), count, source.items)) throw std::out_of_range("kept");
+            if (!in_range(items.data(), count, source.items))
+                throw std::out_of_range("kept: expected 0 to " + std::to_string(source.items - 1) + ", got one outside");
             gather(fresh.data(steps_.size() + 2 + c), source.data, items.data(), count, source.bytes, source.items);
         }
     }

@@ -45,7 +45,7 @@ struct Lead {
 inline Leaf describe_leaf(nb::handle object, nb::handle stack, int64_t slots, int64_t envs) {
     const Array array = read_or_throw(object, "column");
     if (array.ndim < 2 || array.shape[0] != slots || array.shape[1] != envs)
-        throw std::invalid_argument("column: not [slots, envs, …]");
+        throw std::invalid_argument("column: expected shape [slots, envs, …]");
     Leaf leaf{};
     leaf.column = array.data;
     leaf.dtype = array.dtype;
@@ -58,7 +58,8 @@ inline Leaf describe_leaf(nb::handle object, nb::handle stack, int64_t slots, in
         const int axis = nb::cast<int>(described[1]);
         leaf.frames.k = nb::cast<int64_t>(described[0]);
         leaf.frames.repeat = nb::cast<bool>(described[2]);
-        if (leaf.frames.k > kMostFrames || axis < 0 || axis > leaf.ndim) throw std::invalid_argument("stack");
+        if (leaf.frames.k > kMostFrames || axis < 0 || axis > leaf.ndim)
+            throw std::invalid_argument("stack: expected fewer frames along an axis of the leaf");
         leaf.frames.inner = array.itemsize();
         for (int d = 0; d < leaf.ndim; ++d) (d < axis ? leaf.frames.outer : leaf.frames.inner) *= leaf.shape[d];
         for (int d = leaf.ndim; d > axis; --d) leaf.shape[d] = leaf.shape[d - 1];

@@ -37,7 +37,8 @@ public:
 
     // How many numbers the leaves, their sums, their minima and the summary take.
     static nb::tuple sizes(int64_t num_leaves) {
-        if (num_leaves < 1) throw std::invalid_argument("num_leaves: none");
+        if (num_leaves < 1)
+            throw std::invalid_argument("num_leaves: expected at least 1, got " + std::to_string(num_leaves));
         const int64_t levels = tree::Levels::size(num_leaves);
         return nb::make_tuple((num_leaves + tree::kFan - 1) / tree::kFan * tree::kFan, levels, levels,
                               static_cast<int64_t>(sizeof(tree::Summary) / sizeof(double)));
@@ -112,7 +113,8 @@ public:
     // Set the leaves of the slots that were touched to `mass` where they hold a transition by now, else to zero.
     void mark(const Touched& touched, double mass) {
         const auto count = static_cast<int64_t>(touched.slots.size());
-        if (!in_range(touched.slots.data(), count, tree_.num_leaves(), 0)) throw std::out_of_range("leaf: no slot");
+        if (!in_range(touched.slots.data(), count, tree_.num_leaves(), 0))
+            throw std::out_of_range("leaf: expected slots of the tree");
         std::vector<double> values(touched.slots.size());
         for (size_t i = 0; i < values.size(); ++i) values[i] = touched.kind[touched.slots[i]] == kTransition ? mass : 0.0;
         MaybeReleased released(count * kBytesTouched);
@@ -135,8 +137,12 @@ private:
 
     const int64_t* in_bounds(const Array& index) const {
         const auto* rows = reinterpret_cast<const int64_t*>(index.data);
-        if (!in_range(rows, index.shape[0], tree_.num_leaves(), 0)) throw std::out_of_range("leaf: outside the tree");
+        if (!in_range(rows, index.shape[0], tree_.num_leaves(), 0)) throw outside();
         return rows;
+    }
+
+    std::out_of_range outside() const {
+        return std::out_of_range("leaf: expected 0 to " + std::to_string(tree_.num_leaves() - 1) + ", got one outside");
     }
 
     // In (0, 1]: what is too small for a float is the smallest float, since a weight of zero would hide the row.
@@ -165,7 +171,7 @@ private:
             if (rows[i] >= 0) largest = std::max(largest, priority);
             masses[static_cast<size_t>(i)] = mass;
         }
-        if (!in_range(rows, count, tree_.num_leaves(), -1)) throw std::out_of_range("leaf: outside the tree");
+        if (!in_range(rows, count, tree_.num_leaves(), -1)) throw outside();
         std::vector<int64_t> kept(static_cast<size_t>(count));
         size_t size = 0;
         for (int64_t i = 0; i < count; ++i) {
@@ -181,7 +187,7 @@ private:
     }
 
     bool can_draw(int64_t count) const {
-        if (count < 0) throw std::out_of_range("count");
+        if (count < 0) throw std::out_of_range("count: expected at least 0, got " + std::to_string(count));
         return !tree_.empty();
     }
 

@@ -11,18 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
+from relive.conformance import case
 from relive.conformance.outcome import PASSES
 from relive.conformance.report import SYMBOLS, Report
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-TELLING = {
-    "T2": "time limit bootstraps",
-    "T7": "`next_obs` as given",
-    "T9": "NaN priority refused",
-    "T12": "stale priority skipped",
-    "T28": "failed `add` undone",
-}
+TELLING = [case(number) for number in ("T2", "T7", "T9", "T12", "T28")]
 TRAININGS = {
     "PPO": "PPO, CartPole, 40,000 steps",
     "DQN": "DQN, CartPole, 30,000 steps",
@@ -35,12 +30,12 @@ BEFORE, AFTER = "Stable-Baselines3", "relive"
 def conformance() -> Iterator[str]:
     """A line for each library: how many cases, and the most telling ones."""
     report = Report.from_json((ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
-    telling = (f"{told} ({number})" for number, told in TELLING.items())
+    telling = (f"{one.title} ({one.number})" for one in TELLING)
     yield f"| | {_BESIDE.join(SYMBOLS.values())} | " + " | ".join(telling) + " |"
     yield "|---|" + ":-:|" * (1 + len(TELLING))
     for result in sorted(report.results, key=lambda result: -result.count(PASSES)):
         counts = _BESIDE.join(str(result.count(status)) for status in SYMBOLS)
-        cells = [counts, *(SYMBOLS[result.outcomes[number].status] for number in TELLING)]
+        cells = [counts, *(SYMBOLS[result.outcomes[one.number].status] for one in TELLING)]
         yield f"| {result.name} | " + " | ".join(cells) + " |"
 
 

@@ -1,6 +1,6 @@
 """Ape-X in one file: actors in processes of their own and one learner share a prioritized memory, on CartPole-v1.
 
-    pip install "relive[ray]"
+    pip install ".[ray]"
     python examples/apex_dqn_ray.py
     python examples/apex_dqn_ray.py --seed 2 --actors 4 --shards 2 --checkpoint runs/apex
 

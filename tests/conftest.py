@@ -8,28 +8,41 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
+import torch
 
 from relive import kernels
+from tests.times import Times
 from tests.totals import taken
 
 BACKENDS = {"native": nullcontext, "torch": kernels.force_torch, "no_exchange": kernels.without_exchange}
 
 
 _totals: list[str] = []
+_times = Times()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep what a test has told, with the time it took."""
+    """Keep what a test has told, and the time it took."""
+    _times.add(report.nodeid, report.duration)
     if report.when == "call":
         _totals.extend(f"{line} [{report.outcome}, {report.duration:.1f} s]" for line in taken())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what was tried: faults, inputs, kills, and the places that they hit."""
-    if _totals:
-        terminalreporter.section("what was tried")
-        for line in _totals:
+    """Print what was tried (faults, inputs, kills, and the places that they hit), and where the time went."""
+    for title, lines in (("what was tried", _totals), ("where the time went", list(_times.lines()))):
+        if lines:
+            terminalreporter.section(title)
+        for line in lines:
             terminalreporter.write_line(line)
+
+
+@pytest.fixture(autouse=True)
+def _the_same_threads_after() -> Iterator[None]:
+    """Pages whose code trains set the number of torch's threads."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=BACKENDS)
@@ -45,7 +58,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 def cluster() -> Iterator[str]:
     """Where Ray is: started once for all tests that need it, and always shut down."""
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (else 15: on a busy machine they hardly ever come to run)
-    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own, about settings of later versions
         ray.init(num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)

@@ -111,7 +111,7 @@ class TestRollout:
         for changed, message in (
             ({"reward": {"fox": reward["fox"]}}, r"^reward: expected the keys .*, got the keys \['fox'\]"),
             ({"reward": reward["fox"]}, r"^reward: expected the keys \['fox', 'pack'\], got ndarray"),
-            ({"value": {**value, "pack": None}}, "^value.pack: expected a value, got none"),
+            ({"value": {**value, "pack": None}}, "^value.pack: expected a value, got None"),
             ({"value": {**value, "pack": value["fox"]}}, r"^value.pack: expected shape \(3, 2\)"),
         ):  # fmt: skip
             with pytest.raises(rl.SchemaError, match=message):
@@ -119,7 +119,7 @@ class TestRollout:
         for wrong, message in (
             ({"fox": np.zeros(N)}, r"^last_value: expected the keys \['fox', 'pack'\]"),
             ({**last, "pack": np.zeros(N)}, r"^last_value.pack: expected shape \(3, 2\)"),
-            (None, "^last_value.*: expected a value, got none"),
+            (None, "^last_value.*: expected a value, got None"),
         ):
             with pytest.raises(rl.SchemaError, match=message):
                 rollout.compute_advantage(wrong)
@@ -132,7 +132,9 @@ class TestRollout:
         rollout = make(value=value)
         empty = {name: np.zeros((N, *shape)) for name, shape in value.items()} if value else np.zeros(N)
         rollout.add(**one_step(value=empty))
-        with pytest.raises(rl.SchemaError, match="^value: expected one for each reward .*Pass value= to the buffer"):
+        with pytest.raises(
+            rl.SchemaError, match="^value: expected one value for each reward .*Pass value= to the buffer"
+        ):
             rollout.compute_advantage(empty)
 
     def test_an_agent_that_ends_early_has_the_targets_of_its_own_end(self, backend: str) -> None:
@@ -210,9 +212,9 @@ class TestAttach:
         numbers = np.zeros((1, N))
         wrongs: tuple[tuple[dict[str, Any], str], ...] = (
             ({"tag": {}}, "^tag: expected at least one field, got an empty dict"),
-            ({"tag": {3: numbers}}, "^tag: expected names that are strings, got 3"),
+            ({"tag": {3: numbers}}, "^tag: expected field names that are strings, got 3"),
             ({"tag": {"a": numbers, "b": np.zeros((N, 1))}}, r"^tag.b: expected shape \(1, 3\)"),
-            ({"reward": {"fox": numbers}}, "^reward: expected a name of its own"),
+            ({"reward": {"fox": numbers}}, "^attach: expected an unused name, got 'reward'"),
         )
         for wrong, message in wrongs:
             with pytest.raises(rl.SchemaError, match=message):

@@ -81,7 +81,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "objects": (np.full((2, 3), None), "numbers or bools, got dtype object."),
     "strings": ([["a"] * 3] * 2, "numbers or bools, got dtype <U1."),
     "ragged": ([[1.0], [1.0, 2.0]], "an array, got list."),
-    "nothing": (None, "a value, got none. Pass the field or stage it."),
+    "nothing": (None, "a value, got None. Pass the field or stage it."),
     "another device": (torch.zeros(2, 3, device="meta"), "a tensor on cpu, got meta. Call .to('cpu')."),
     "eight-bit floats": (torch.zeros(2, 3).to(torch.float8_e4m3fn), "numbers or bools, got torch.float8_e4m3fn."),
     "sparse": (torch.zeros(2, 3).to_sparse(), "a dense tensor, got torch.sparse_coo. Call .to_dense()."),

@@ -40,7 +40,7 @@ def test_the_sampler_draws_the_newest_rows_and_the_view_adds_the_change(names: d
 def test_the_sampler_goes_on_after_a_load_and_with_views_of_ours(names: dict[str, Any], tmp_path: Path) -> None:
     replay = filled(names["Recent"](10))
     replay.save(tmp_path)
-    again = rl.load(tmp_path, sampler=names["Recent"](10))
+    again = rl.load(tmp_path, rl.ReplayBuffer, sampler=names["Recent"](10))
     for view in (names["Delta"](), rl.NStep(3, 0.9), rl.Sequence(4)):
         assert torch.equal(again.sample(50, view)["index"], replay.sample(50, view)["index"])
 

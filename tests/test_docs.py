@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 import relive as rl
+from relive.conformance import CASES
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -31,12 +34,47 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
         exec(compile(block, f"docs/{page}, block {number}", "exec", dont_inherit=True), names)
 
 
+def exported(module: str) -> set[str]:
+    """The public names of a module, which may need a library that is not installed here."""
+    code = (Path(rl.__file__).parent / module / "__init__.py").read_text("utf-8")
+    (names,) = re.findall(r"^__all__ = (\[.*?\])", code, re.MULTILINE | re.DOTALL)
+    return {f"{module}.{name}" for name in ast.literal_eval(names)}
+
+
 def test_every_public_name_is_in_the_reference() -> None:
-    listed = set(re.findall(r"^::: relive\.(\w+)$", (DOCS / "reference.md").read_text(), re.MULTILINE))
-    assert listed == set(rl.__all__) - {"kernels"}
+    listed = re.findall(r"^::: relive\.([\w.]+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    public = (set(rl.__all__) - {"kernels"}) | exported("distributed") | exported("datasets")
+    assert set(listed) == public | {"inspector.Report", "kernels.backend", "kernels.force_torch"}
+
+
+def _is_called(made: Any) -> bool:
+    return inspect.isfunction(made) or (inspect.isclass(made) and not issubclass(made, Exception))
+
+
+@pytest.mark.parametrize("name", [name for name in rl.__all__ if _is_called(getattr(rl, name))])
+def test_every_argument_is_explained(name: str) -> None:
+    """Of every public constructor and function, below "Args:" of the docstring, which the reference shows as a list."""
+    made = getattr(rl, name)
+    arguments = list(inspect.signature(made).parameters)
+    _, _, section = (inspect.getdoc(made) or "").partition("Args:\n")
+    section, _, _ = section.partition("\n\n")
+    assert sorted(re.findall(r"^    (\w+): \S", section, re.MULTILINE)) == sorted(arguments)
 
 
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (DOCS.parent / "mkdocs.yml").read_text()
     for page in DOCS.rglob("*.md"):
         assert str(page.relative_to(DOCS)) in navigation, page
+
+
+def test_a_conformance_case_has_its_title_wherever_it_is_mentioned() -> None:
+    titles = {case.number: case.title for case in CASES}
+    assert len(set(titles.values())) == len(titles)
+    mentioned = 0
+    for page in sorted(DOCS.rglob("*.md")):
+        prose = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        for number, words in re.findall(r"\b(T\d+)\b(.{0,80})", prose):
+            mentioned += 1
+            assert words.startswith(f" {titles[number]}"), f"{page.name}: {number}{words}"
+    assert mentioned > 2 * len(CASES)

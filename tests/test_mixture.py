@@ -141,7 +141,7 @@ def test_a_batch_is_filled_or_moved_as_a_buffer_does_it() -> None:
 def test_a_buffer_of_ratio_zero_may_be_empty_and_another_may_not() -> None:
     mixture = rl.Mixture({"a": fill(0), "b": fill(1, 0)}, (1, 0))
     assert mixture.sample(5)["source"].tolist() == [0] * 5
-    with pytest.raises(rl.NotReadyError, match="sample: b: expected stored transitions, got none"):
+    with pytest.raises(rl.NotReadyError, match="sample: b: expected at least 1 stored transition, got 0"):
         rl.Mixture({"a": fill(0), "b": fill(1, 0)}, (1, 1)).sample(4)
 
 
@@ -155,10 +155,10 @@ def test_ratios_are_one_number_for_each_buffer(ratios: Any) -> None:
 
 def test_only_buffers_of_the_same_fields_can_be_mixed() -> None:
     other = rl.ReplayBuffer(10, obs=2, action=(), extra={"note": 1})
-    with pytest.raises(rl.SchemaError, match=r"Mixture: b: expected the fields .* of a, got others \(note\)"):
+    with pytest.raises(rl.SchemaError, match=r"Mixture: b: expected the fields .* of a, got other fields \(note\)"):
         rl.Mixture({"a": fill(0), "b": other}, (1, 1))
     with pytest.raises(rl.SchemaError, match="Mixture: b: expected a ReplayBuffer, got DistillationBuffer"):
         rl.Mixture({"a": fill(0), "b": rl.DistillationBuffer(9, 2)}, (1, 1))  # pyright: ignore[reportArgumentType]
     same = fill(0)
-    with pytest.raises(rl.SchemaError, match="Mixture: expected different buffers, got one twice"):
+    with pytest.raises(rl.SchemaError, match="Mixture: expected distinct buffers, got one buffer twice among a, b"):
         rl.Mixture({"a": same, "b": same}, (1, 1))

@@ -55,7 +55,7 @@ def test_an_error_comes_in_its_turn_and_then_it_goes_on() -> None:
     replay = filled(0)
     with rl.prefetch(replay, 4) as batches:
         for _ in range(2):
-            with pytest.raises(rl.NotReadyError, match="sample: expected stored transitions, got none"):
+            with pytest.raises(rl.NotReadyError, match="sample: expected at least 1 stored transition, got 0"):
                 next(batches)
         replay.add([0.0], 0.0, 0.0, False, False, [1.0])
         assert next(batches)["next_obs"].tolist() == [[1.0]] * 4

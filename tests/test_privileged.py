@@ -92,7 +92,7 @@ class TestRollout:
         for batch in rollout.minibatches(11, fields=[("obs", "critic"), "index"], out=out):
             expected = rollout["obs", "critic"].flatten(0, 1)[batch["index"]]
             assert torch.equal(batch["obs", "critic"], expected)
-        with pytest.raises(rl.SchemaError, match="fields: expected names of .*, got obs.nobody"):
+        with pytest.raises(rl.SchemaError, match=r"fields: expected stored fields \(.*\), got obs.nobody"):
             rollout.minibatches(8, fields=[("obs", "nobody")])
 
     @every_mode

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import threading
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 import relive as rl
 from relive.concurrent import Handle
+from tests.faults.processes import CONTEXT
 
 
 def buffer(**options: Any) -> rl.ReplayBuffer:
@@ -46,7 +46,7 @@ class TestWaiting:
     def test_who_is_ahead_is_told_so(self) -> None:
         limit = rl.RateLimit(buffer(), samples_per_insert=2, min_size=1, tolerance=4, timeout=0)
         add(limit, 3)
-        counts = r"\(3 inserts and 0 samples, at 2 samples an insert\)"
+        counts = r"\(3 inserts and 0 samples, at 2 samples per insert\)"
         with pytest.raises(TimeoutError, match=rf"insert: waited .* Inserts are ahead {counts}: sample more\."):
             add(limit)
         limit.sample(6)
@@ -92,7 +92,7 @@ def _adding(handle: Handle) -> None:
 def test_processes_are_held_together() -> None:
     replay = rl.ReplayBuffer(1000, 1, (), num_envs=1, device=rl.Memory.shared(), seed=0)
     limit = rl.RateLimit(replay, samples_per_insert=4, min_size=10, tolerance=100, timeout=60)
-    process = multiprocessing.get_context("spawn").Process(target=_adding, args=(replay.handle(),))
+    process: Any = CONTEXT.Process(target=_adding, args=(replay.handle(),))
     process.start()
     for _ in range(20):
         limit.sample(15)
@@ -106,13 +106,13 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"samples_per_insert": 0}, "samples_per_insert: expected a finite number of more than 0, got 0"),
-            ({"samples_per_insert": float("nan")}, "samples_per_insert: expected a finite number of more than 0"),
-            ({"samples_per_insert": True}, "samples_per_insert: expected a finite number of more than 0, got True"),
+            ({"samples_per_insert": 0}, "samples_per_insert: expected a finite number above 0, got 0"),
+            ({"samples_per_insert": float("nan")}, "samples_per_insert: expected a finite number above 0"),
+            ({"samples_per_insert": True}, "samples_per_insert: expected a finite number above 0, got True"),
             ({"samples_per_insert": 1, "min_size": 0}, "min_size: expected a positive int"),
             (
                 {"samples_per_insert": 1, "min_size": 1001},
-                "min_size: expected at most the capacity 1000, got 1001. Sam",
+                "min_size: expected at most the capacity 1000, got 1001. Low",
             ),
             ({"samples_per_insert": 1, "tolerance": -1}, "tolerance: expected a finite number of at least 0"),
             ({"samples_per_insert": 1, "timeout": -1}, "timeout: expected a finite number of at least 0"),

@@ -66,7 +66,7 @@ class TestStoring:
 
     def test_a_full_buffer_refuses_another_step(self) -> None:
         rollout = make()
-        with pytest.raises(rl.BufferFullError, match=r"add: expected at most 4 steps, got one more\. Learn from"):
+        with pytest.raises(rl.BufferFullError, match=r"add: expected at most 4 steps, got 5\. Train on"):
             rollout.add(**step(5))
         with pytest.raises(rl.BufferFullError):
             rollout.stage(obs=np.zeros((N, 2)))
@@ -81,14 +81,14 @@ class TestStoring:
 
     @pytest.mark.parametrize("name", ["obs", "action", "reward", "terminated", "truncated"])
     def test_a_missing_field_is_named(self, backend: str, name: str) -> None:
-        with pytest.raises(rl.SchemaError, match=f"^{name}: expected a value, got none"):
+        with pytest.raises(rl.SchemaError, match=f"^{name}: expected a value, got None"):
             make(filled=0).add(**{**step(0), name: None})
 
     def test_an_unknown_field_is_named_with_the_known_ones(self) -> None:
         rollout = make(filled=0, extra={"hint": 1})
         with pytest.raises(rl.SchemaError, match=r"^hont: expected a declared field \(obs, action, .*hint\)"):
             rollout.add(**step(0), hont=np.zeros((N, 1)))
-        with pytest.raises(rl.SchemaError, match="^hint: expected a value, got none"):
+        with pytest.raises(rl.SchemaError, match="^hint: expected a value, got None"):
             rollout.add(**step(0))
 
     def test_extra_fields_of_any_kind_join_the_batches(self, backend: str) -> None:
@@ -158,7 +158,7 @@ class TestStoring:
 
     @pytest.mark.parametrize("name", ["obs", "reward", "mask", "index", "advantage", "return"])
     def test_extra_cannot_take_a_reserved_name(self, name: str) -> None:
-        with pytest.raises(rl.SchemaError, match=f"extra.{name}: expected a name of its own"):
+        with pytest.raises(rl.SchemaError, match=f"extra: expected names that are not reserved, got '{name}'"):
             rl.RolloutBuffer(2, 2, obs=1, action=1, extra={name: 1})
 
     def test_a_reward_that_is_no_number_is_refused(self) -> None:
@@ -184,9 +184,9 @@ class TestStaging:
     def test_a_field_given_twice_is_refused_and_nothing_changes(self) -> None:
         rollout = make(filled=1)
         rollout.stage(obs=np.full((N, 2), 1.0))
-        with pytest.raises(rl.SchemaError, match="obs: expected a field once a step, got it twice"):
+        with pytest.raises(rl.SchemaError, match="obs: expected one value per step, got a second value"):
             rollout.add(**step(7))
-        with pytest.raises(rl.SchemaError, match="obs: expected a field once a step, got it twice"):
+        with pytest.raises(rl.SchemaError, match="obs: expected one value per step, got a second value"):
             rollout.stage(obs=np.full((N, 2), 8.0))
         rollout.add(**step(1, obs=None))
         assert rollout["obs"][1].tolist() == [[1.0, 1.0]] * N
@@ -228,7 +228,7 @@ class TestAdvantage:
             rollout.env_major,
             lambda: rollout.attach(x=torch.zeros(0, N)),
         ):
-            with pytest.raises(rl.NotReadyError, match="expected stored steps, got none"):
+            with pytest.raises(rl.NotReadyError, match="expected at least 1 stored step, got 0"):
                 call()
         assert len(rollout) == 0
 
@@ -266,7 +266,7 @@ class TestAdvantage:
         for wrong in ([1.0], 0.0, torch.tensor(0.0), torch.zeros(0, 7)):
             with pytest.raises(rl.SchemaError, match=r"final_value: expected shape \(0,\)"):
                 rollout.compute_advantage(np.zeros(N), final_value=wrong)
-        with pytest.raises(rl.SchemaError, match="final_value: expected none with bootstrap_truncated=False"):
+        with pytest.raises(rl.SchemaError, match="final_value: expected None with bootstrap_truncated=False"):
             rollout.compute_advantage(np.zeros(N), final_value=[1.0], bootstrap_truncated=False)
         rollout.compute_advantage(np.zeros(N), final_value=torch.zeros(0))
 
@@ -296,7 +296,7 @@ class TestAdvantage:
     def test_a_staged_step_must_be_completed_first(self) -> None:
         rollout = make(filled=2)
         rollout.stage(value=np.zeros(N))
-        with pytest.raises(rl.NotReadyError, match="expected whole steps, got a staged one"):
+        with pytest.raises(rl.NotReadyError, match="expected complete steps, got a step with staged value"):
             rollout.compute_advantage(np.zeros(N))
 
     def test_what_was_attached_does_not_outlive_another_step(self) -> None:
@@ -329,7 +329,7 @@ class TestEnvMajor:
         assert not rollout.env_major()["obs"][:, -1].any()
         assert not rollout.env_major()["value"][:, -1].any()
         rollout.stage(obs=np.ones((N, 2)))
-        with pytest.raises(rl.NotReadyError, match="env_major: expected whole steps"):
+        with pytest.raises(rl.NotReadyError, match="env_major: expected complete steps"):
             rollout.env_major()
 
     @pytest.mark.parametrize("mode", [None, "SAME_STEP", "DISABLED"])
@@ -531,7 +531,9 @@ class TestMemoryInOtherHands:
         fields = step(0)
         for obs in (np.zeros((N, 2), np.float32), torch.zeros(N, 2)):
             taken = (obs, fields["reward"], fields["terminated"], fields["truncated"], {})
-            with pytest.raises(rl.SchemaError, match="next_obs: expected memory of its own, got that of obs.*stage"):
+            with pytest.raises(
+                rl.SchemaError, match="next_obs: expected memory apart from obs, got memory shared with obs.*stage"
+            ):
                 rollout.add_step(obs, fields["action"], taken)
         obs = np.zeros((N, 2), np.float32)
         rollout.stage(obs=obs)
@@ -545,9 +547,9 @@ class TestMemoryInOtherHands:
         rollout = make()
         out = next(rollout.minibatches(3))
         out["obs"] = rollout.data["obs"][0]
-        with pytest.raises(rl.SchemaError, match="out: expected memory of the caller's"):
+        with pytest.raises(rl.SchemaError, match="out: expected memory outside the rollout, got memory of the rollout"):
             rollout.minibatches(3, out=out)
-        with pytest.raises(rl.SchemaError, match="out: expected no device= beside it"):
+        with pytest.raises(rl.SchemaError, match="out: expected no device= together with out="):
             rollout.minibatches(3, out=out.clone(), device="cpu")
         with pytest.raises(rl.SchemaError, match=r"out\..*: expected contiguous .* on cpu"):
             rollout.minibatches(3, out=out.to("meta"))
@@ -572,7 +574,7 @@ class TestAttach:
 
     @pytest.mark.parametrize("name", ["obs", "mask", "index", "log_prob"])
     def test_stored_names_are_refused(self, name: str) -> None:
-        with pytest.raises(rl.SchemaError, match=f"^{name}: expected a name of its own"):
+        with pytest.raises(rl.SchemaError, match=f"^attach: expected an unused name, got {name!r}"):
             make().attach({name: torch.zeros(4, N)})
 
     def test_takes_what_add_takes(self) -> None:
@@ -585,7 +587,7 @@ class TestAttach:
         for wrong in wrongs:
             with pytest.raises(rl.SchemaError, match="^x: expected"):
                 rollout.attach(x=wrong)
-        with pytest.raises(rl.SchemaError, match="^x: expected a name of its own"):
+        with pytest.raises(rl.SchemaError, match="^attach: expected an unused name, got 'x'"):
             rollout.attach({"x": fixed}, x=fixed)
 
     @pytest.mark.parametrize("shape", [(N, 4), (4,), (3, N), (4, 1), ()])
@@ -650,7 +652,7 @@ class TestMinibatches:
         batch = next(rollout.minibatches(2, fields=["action", ("e", "b")]))
         assert set(batch.keys(True, True)) == {"action", ("e", "b")}
         assert set(next(rollout.minibatches(2, fields=("e",)))["e"].keys()) == {"a", "b"}
-        with pytest.raises(rl.SchemaError, match=r"fields: expected names of .*, got e\.c"):
+        with pytest.raises(rl.SchemaError, match=r"fields: expected stored fields \(.*\), got e\.c"):
             rollout.minibatches(2, fields=[("e", "c")])
 
     def test_out_is_filled_and_returned(self, backend: str) -> None:
@@ -668,7 +670,7 @@ class TestMinibatches:
     def test_an_out_that_does_not_fit_is_refused(self) -> None:
         rollout = make()
         out = next(rollout.minibatches(4))
-        with pytest.raises(rl.SchemaError, match="out: expected batches of 5 only, got 12 transitions"):
+        with pytest.raises(rl.SchemaError, match="out: expected full batches of 5 transitions, got 12 transitions"):
             rollout.minibatches(5, out=next(rollout.minibatches(5)))
         with pytest.raises(rl.SchemaError, match=r"out\.obs: expected contiguous torch.float32 of shape \(6, 2\)"):
             rollout.minibatches(6, out=out)
@@ -682,7 +684,9 @@ class TestMinibatches:
         batches = rollout.minibatches(4)
         next(batches)
         rollout.clear()
-        with pytest.raises(rl.NotReadyError, match="expected the same rollout, got a cleared one"):
+        with pytest.raises(
+            rl.NotReadyError, match="expected the rollout that the epochs began with, got a cleared one"
+        ):
             next(batches)
 
     def test_a_rollout_cleared_before_the_first_batch_is_noticed_too(self) -> None:
@@ -691,7 +695,9 @@ class TestMinibatches:
         rollout.clear()
         for t in range(4):
             rollout.add(**step(t + 10))
-        with pytest.raises(rl.NotReadyError, match="expected the same rollout, got a cleared one"):
+        with pytest.raises(
+            rl.NotReadyError, match="expected the rollout that the epochs began with, got a cleared one"
+        ):
             next(batches)
 
     @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, None])
@@ -773,7 +779,7 @@ class TestForEnv:
             make(autoreset="sometimes")
 
     def test_final_obs_has_no_meaning_under_next_step(self) -> None:
-        with pytest.raises(rl.SchemaError, match="final_obs: expected none under autoreset=NEXT_STEP"):
+        with pytest.raises(rl.SchemaError, match="final_obs: expected None under autoreset=NEXT_STEP"):
             make(filled=0, autoreset="NEXT_STEP").add(**step(0), final_obs=np.zeros((N, 2)))
 
     @pytest.mark.parametrize("mode", ["sync", "async", "vector_entry_point"])

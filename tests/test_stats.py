@@ -230,7 +230,7 @@ class TestRefusing:
         [
             ({"reward": np.ones((3, 1))}, r"reward: expected shape \(3,\) for 3 environments, got \(3, 1\)\. Squeeze"),
             ({"reward": 1.0}, r"reward: expected shape \(3,\)"),
-            ({"reward": None}, "reward: expected a value, got none"),
+            ({"reward": None}, "reward: expected a value, got None"),
             ({"reward": ["a"] * 3}, "reward: expected numbers or bools"),
             ({"reward": np.ones(3, complex)}, "reward: expected float64, got complex128"),
             ({"terminated": np.ones(3)}, "terminated: expected bool, got float64. Compare"),
@@ -528,8 +528,8 @@ class TestBuffers:
     def test_statistics_that_do_not_fit_are_refused_when_the_buffer_is_made(self, make: Any) -> None:
         options = {"obs": 1, "action": (), "extra": {"force": (3,)}}
         for stats, message in (
-            (rl.EpisodeStats(3), "stats: expected num_envs=2 as the buffer's, got 3"),
-            (rl.EpisodeStats(None), "stats: expected num_envs=2 as the buffer's, got None"),
+            (rl.EpisodeStats(3), "stats: expected num_envs=2, as in the buffer, got 3"),
+            (rl.EpisodeStats(None), "stats: expected num_envs=2, as in the buffer, got None"),
             (rl.EpisodeStats(2, metrics=("force",)), "stats: force: expected a field of one real number"),
             (rl.EpisodeStats, "stats: expected an EpisodeStats, got <class"),
         ):

@@ -9,7 +9,7 @@ import atexit
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import combinations_with_replacement
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch
 
 import relive as rl
 from tests.faults.traffic import Traffic
+from tests.tiers import select
 from tests.totals import tell
 
 LONG = float(os.environ.get("RELIVE_THREAD_SECONDS", "1800"))
@@ -28,15 +29,6 @@ WATCHDOG = 60.0
 """No few short calls take this long, however busy the machine is."""
 REFUSALS = (rl.SchemaError, rl.NotReadyError, rl.BufferFullError, IndexError)
 """What a call may say about what another thread has done meanwhile."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors here are small; torch's own threads would only wait for ours."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def at_once(*works: Callable[[], object], times: int, watchdog: float = WATCHDOG) -> list[BaseException]:
@@ -75,13 +67,14 @@ class TestTraffic:
         traffic.count(traffic.replay[traffic.replay.ids()])
         assert (traffic.torn, traffic.unknown) == (0, 0)
 
+    @pytest.mark.promise("D1")
     def test_no_row_is_torn_or_unknown(self, tmp_path: Path) -> None:
         traffic = Traffic(64, rl.Prioritized(), tmp_path)
         self.assert_whole(traffic, rows=200_000, seconds=10)
         assert traffic.saves >= 5
 
     # Rows of this size are copied without the GIL: only the buffer's lock keeps a reader from half a row.
-    @pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized()], ids=repr)
+    @pytest.mark.parametrize("sampler", select(rl.Prioritized(), of=[rl.Uniform(), rl.Prioritized()]), ids=repr)
     def test_no_large_row_is_torn_or_unknown(self, sampler: Any) -> None:
         self.assert_whole(Traffic(1 << 16, sampler), rows=200_000, seconds=3)
 
@@ -262,7 +255,8 @@ def test_every_public_name_is_among_the_calls(kind: str) -> None:
     assert public == {name for name in calls if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.promise("D4")
+@pytest.mark.parametrize("kind", select("rollout", "distillation", of=KINDS))
 def test_every_pair_of_calls_from_two_threads_returns(kind: str) -> None:
     _, make, calls = KINDS[kind]
     pairs = list(combinations_with_replacement(calls, 2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from relive.border import conform, dotted, refuse_reused_leaves
 from relive.errors import SchemaError, explain
-from relive.schema import Field, Schema, Tree, given_shape
+from relive.schema import Declaration, Field, Schema, Tree, given_shape
 
 _FLAG, _NUMBER = Field((), torch.bool), Field((), torch.float64)
 
@@ -39,9 +39,9 @@ def autoreset_of(env: Any) -> AutoresetMode:
             raise SchemaError(
                 explain(
                     "autoreset",
-                    'metadata["autoreset_mode"] of the vector environment',
-                    "none",
-                    "Pass autoreset= to say how it resets: NEXT_STEP, SAME_STEP or DISABLED.",
+                    'metadata["autoreset_mode"] in the vector environment',
+                    None,
+                    "Pass autoreset= to say how the environment resets: NEXT_STEP, SAME_STEP or DISABLED.",
                 )
             )
         return mode
@@ -52,23 +52,33 @@ def autoreset_of(env: Any) -> AutoresetMode:
     return AutoresetMode.DISABLED
 
 
-def settings_of(env: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """What a Gymnasium environment says about its buffer, where `options` do not say otherwise."""
+class Settings(NamedTuple):
+    """What a buffer needs to know of an environment."""
+
+    obs: Declaration
+    action: Declaration
+    num_envs: int | None
+    autoreset: AutoresetMode | str
+
+
+def settings_of(
+    env: Any, obs: Declaration | None, action: Declaration | None, autoreset: AutoresetMode | str | None
+) -> Settings:
+    """What a Gymnasium environment says about its buffer, where the caller does not say otherwise."""
     vector = is_vector(env)
-    known = {
-        "obs": env.single_observation_space if vector else env.observation_space,
-        "action": env.single_action_space if vector else env.action_space,
-        "num_envs": env.num_envs if vector else None,
-    }
-    mode = options.get("autoreset")
-    return {**known, **options, "autoreset": autoreset_of(env) if mode is None else mode}
+    return Settings(
+        obs=obs if obs is not None else env.single_observation_space if vector else env.observation_space,
+        action=action if action is not None else env.single_action_space if vector else env.action_space,
+        num_envs=env.num_envs if vector else None,
+        autoreset=autoreset_of(env) if autoreset is None else autoreset,
+    )
 
 
 def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
     """The five parts of what `env.step` returned, for a buffer that knows how the environment resets."""
     if mode is None:
         remedy = "Pass autoreset= to the buffer: NEXT_STEP, SAME_STEP or DISABLED."
-        raise SchemaError(explain("autoreset", "the environment's mode for add_step", None, remedy))
+        raise SchemaError(explain("autoreset", "the environment's autoreset mode, which add_step needs", None, remedy))
     if not isinstance(step, tuple) or len(step) != 5:
         got = f"{type(step).__name__} of length {len(step)}" if isinstance(step, Sequence) else type(step).__name__
         raise SchemaError(explain("step", "the 5-tuple of env.step", got, "Pass step=env.step(action)."))
@@ -100,9 +110,14 @@ def true_next_obs(
     known, finals = final_rows(info, envs, schema, lead, device)
     if len(known) < len(envs):
         missing = next(env for env in envs if env not in known)
-        remedy = "Let the environment give it, or pass the true next_obs to add."
+        remedy = "Make the environment provide it, or pass the true next_obs to add."
         raise SchemaError(
-            explain('info["final_obs"]', f"the final observation of environment {missing}", "none", remedy)
+            explain(
+                'info["final_obs"]',
+                f"an observation for environment {missing}",
+                f"observations for environments {known}",
+                remedy,
+            )
         )
     fixed = [leaf.clone() for leaf in observation(schema, next_obs, lead, device, prefix="next_")]
     at = torch.tensor(known, device=device)

@@ -66,7 +66,7 @@ def selected(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | No
     for head in wanted - leaves.keys():
         if not any(path[: len(head)] == head for path in leaves):
             names = ", ".join(sorted({path[0] for path in leaves}))
-            raise SchemaError(explain("fields", f"names of {names}", ".".join(head), "Name stored fields only."))
+            raise SchemaError(explain("fields", f"stored fields ({names})", ".".join(head), "Name only stored fields."))
     return chosen
 
 
@@ -83,7 +83,7 @@ def checked_targets(
     out: TensorDict, like: Mapping[Path, tuple[tuple[int, ...], torch.dtype]], device: torch.device
 ) -> list[torch.Tensor]:
     """The tensors of `out` in the order of `like`, if they are just those."""
-    remedy = "Take an earlier batch as out=."
+    remedy = "Pass an earlier batch as out=."
     if not isinstance(out, TensorDictBase):
         raise SchemaError(explain("out", "a TensorDict", type(out).__name__, remedy))
     keys = {key if isinstance(key, tuple) else (key,) for key in out.keys(True, True)}
@@ -95,7 +95,8 @@ def checked_targets(
         target = out.get(path)
         plain = target.is_contiguous() and not target.requires_grad
         if tuple(target.shape) != shape or target.dtype != dtype or not plain or target.device != device:
-            got = f"{target.dtype} of shape {tuple(target.shape)} on {target.device}"
+            got = f"{target.dtype} of shape {tuple(target.shape)} and strides {target.stride()} on {target.device}"
+            got += ", with a gradient" if target.requires_grad else ""
             expected = f"contiguous {dtype} of shape {shape} on {device}, without a gradient"
             raise SchemaError(explain(f"out.{'.'.join(path)}", expected, got, remedy))
         targets.append(target)
@@ -105,7 +106,9 @@ def checked_targets(
 def check_destination(device: torch.device | str | None, out: TensorDict | None = None) -> torch.device | None:
     """A batch goes into the caller's tensors or to another device, not both; returns that device."""
     if device is not None and out is not None:
-        raise SchemaError(explain("out", "no device= beside it", repr(device), "Move the filled batch yourself."))
+        raise SchemaError(
+            explain("out", "no device= together with out=", repr(device), "Move the filled batch yourself.")
+        )
     return None if device is None else device_of(device)
 
 
@@ -115,7 +118,7 @@ def check_size(where: str, batch_size: object) -> int:
         return batch_size
     size = positive(where, batch_size)
     if size > _LARGEST:
-        raise SchemaError(explain(where, f"at most {_LARGEST} rows", size, "Take smaller batches."))
+        raise SchemaError(explain(where, f"at most {_LARGEST} rows", size, "Pass a smaller batch_size."))
     return size
 
 

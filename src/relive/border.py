@@ -36,7 +36,7 @@ def conform(
     of the first axis are taken, and only they are cast.
     """
     if value is None:
-        raise SchemaError(explain(where, "a value", "none", "Pass the field or stage it."))
+        raise SchemaError(explain(where, "a value", None, "Pass the field or stage it."))
     if rows is None and _fits(field, value, (*lead, *field.shape), device):
         return value
     tensor = as_tensor(where, value, device)
@@ -59,7 +59,7 @@ def row_ids(index: Any, device: torch.device) -> torch.Tensor:
         ids = as_tensor("index", index, device).to(device)
     if ids.ndim != 1 or ids.dtype != torch.int64:
         got = f"{ids.dtype} of shape {tuple(ids.shape)}"
-        raise SchemaError(explain("index", "int64 in one axis", got, "Pass batch['index']."))
+        raise SchemaError(explain("index", "a vector of int64", got, "Pass batch['index']."))
     # No numbers may lie at any stride, which the native core minds.
     return ids.contiguous() if len(ids) else ids.new_empty(0)
 
@@ -82,7 +82,7 @@ def _from_torch(where: str, tensor: torch.Tensor, device: torch.device) -> torch
     if tensor.device != device:
         raise SchemaError(explain(where, f"a tensor on {device}", tensor.device, f"Call .to({str(device)!r})."))
     if tensor.dtype not in DTYPES:
-        raise SchemaError(explain(where, "numbers or bools", tensor.dtype, "Convert it first."))
+        raise SchemaError(explain(where, "numbers or bools", tensor.dtype, "Convert it to a numeric or bool dtype."))
     return tensor.detach().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
 
 
@@ -92,9 +92,11 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     try:
         array = np.asarray(value)
     except Exception as error:
-        raise SchemaError(explain(where, "an array", type(value).__name__, f"It cannot be read: {error}")) from error
+        raise SchemaError(explain(where, "an array", type(value).__name__, f"numpy cannot read it: {error}")) from error
     if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16:
-        raise SchemaError(explain(where, "numbers or bools", f"dtype {array.dtype}", "Convert it first."))
+        raise SchemaError(
+            explain(where, "numbers or bools", f"dtype {array.dtype}", "Convert it to a numeric or bool dtype.")
+        )
     if array.dtype not in DTYPES.values():  # another byte order, or a long double
         native = array.dtype.newbyteorder("=")
         array = array.astype(native if native in DTYPES.values() else np.float64)
@@ -107,11 +109,11 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
 def environments(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:
     """Which environments are meant: different ints below `num_envs`, as int64 on `device`."""
     if num_envs is None:
-        raise SchemaError(explain("env_ids", "none for one environment", env_ids, "Declare num_envs."))
+        raise SchemaError(explain("env_ids", "None without num_envs", env_ids, "Make the buffer with num_envs=."))
     there = _HOST if isinstance(env_ids, torch.Tensor) and env_ids.is_cpu else device
     ids = as_tensor("env_ids", env_ids, there).cpu().numpy()
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(set(ids.tolist())) != len(ids) or not len(ids):
-        raise SchemaError(explain("env_ids", "different ints in one axis", env_ids, "Pass each environment once."))
+        raise SchemaError(explain("env_ids", "a vector of distinct ints", env_ids, "Pass each environment once."))
     if ids.min() < 0 or ids.max() >= num_envs:
         raise IndexError(explain("env_ids", f"environments 0 to {num_envs - 1}", env_ids, "Number them from 0."))
     return torch.as_tensor(ids.astype(np.int64), device=device)
@@ -155,7 +157,7 @@ def restored(where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str
 
     got = kinds(snapshot) if isinstance(snapshot, Mapping) else type(snapshot).__name__
     if got != kinds(like):
-        remedy = "Make it with the arguments of the one that was saved."
+        remedy = "Construct it with the arguments that the saved object had."
         raise SchemaError(explain(where, f"a snapshot of {kinds(like)}", got, remedy))
     return {name: snapshot[name].to(tensor.device, copy=True) for name, tensor in like.items()}
 
@@ -227,7 +229,9 @@ def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[
                 "The environment reuses its array: stage(obs=…) before the step, or pass copies (also of constants)."
             )
             name = dotted(schema.paths[i])
-            raise SchemaError(explain(f"next_{name}", "memory of its own", f"that of {name}", remedy))
+            raise SchemaError(
+                explain(f"next_{name}", f"memory apart from {name}", f"memory shared with {name}", remedy)
+            )
 
 
 def host_view(value: Any) -> np.ndarray | None:

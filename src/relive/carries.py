@@ -98,9 +98,9 @@ class SparseCarries:
         for column, kept in self._kept.items():
             if cuts.length is not None and cuts.stride % kept.every:
                 where = f"sequences with {'.'.join(self._paths[column])} kept every {kept.every} steps"
-                expected = f"starts a multiple of {kept.every} steps apart"
-                remedy = "Take another length or mode, or declare Carry(every=1)."
-                raise SchemaError(explain(where, expected, f"every {cuts.stride} steps", remedy))
+                expected = f"starts at multiples of {kept.every} steps"
+                remedy = "Change length or mode, or declare Carry(every=1)."
+                raise SchemaError(explain(where, expected, f"a start every {cuts.stride} steps", remedy))
 
     def kept(self, column: int) -> Carried:
         """A leaf of the rows where sequences start."""
@@ -128,7 +128,7 @@ class _Kept:
         shape = (max(self._count, len(self._values)), *self._field.shape)
         require_form(where, self._values, shape, self._field.dtype, due.device)
         place = self._place[rows]
-        require_all(place == torch.arange(len(rows), device=due.device), where, "rows in their order", place)
+        require_all(place == torch.arange(len(rows), device=due.device), where, "rows in order", place)
 
     @torch.inference_mode(False)  # what grows now is written later, in whatever mode
     def append(self, rows: torch.Tensor, values: torch.Tensor) -> None:
@@ -143,7 +143,8 @@ class _Kept:
     def refuse(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         """A ValueError unless these are rows of the rollout, each with a value."""
         if len(rows) != len(values) or not bool(((rows >= 0) & (rows < len(self._place))).all()):
-            raise ValueError(f"carries: expected a value for each of some rows below {len(self._place)}")
+            got = f"{len(values)} values for rows {rows.tolist()}"
+            raise ValueError(f"carries: expected one value for each row, rows below {len(self._place)}, got {got}")
 
     def carried(self) -> Carried:
         return Carried(self._values, 1, self._place)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from relive.batch import assemble, assembler, check_destination, check_size, checked_targets, moved
 from relive.border import as_tensor, conform, dotted, row_ids
+from relive.display import buffer_card, size_told
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.guard import lock_for
 from relive.invariants.distillation import check_distillation
@@ -24,6 +25,7 @@ from relive.replay import ReplayBuffer
 from relive.ring import HostRing
 from relive.rollout import RolloutBuffer
 from relive.schema import Declaration, Field, Schema, Tree, declare, positive, refuse_reserved, unstacked
+from relive.vocabulary import answers, missing_attribute
 
 _RESERVED = ("obs", "action", "index", "round", "self")
 
@@ -36,9 +38,16 @@ class DistillationBuffer:
     """The newest `capacity` rows of observations and a teacher's actions, with the round that each row came from.
 
     What `add` is given is one row or a batch of rows, told by the observation's number of axes; a batch is stored as
-    its rows one after the other would be. When `action` is not declared, the first `add` tells its shape and dtype and
-    those of further fields (float64 is kept as float32); from then on they are fixed. `extra` fields are what else the
-    teacher says: the parameters of its distribution, weights, values.
+    its rows one after the other would be.
+
+    Args:
+        capacity: rows that are kept; a further row overwrites the oldest.
+        obs: one observation: a shape, a `Field`, or a dict or tuple of them.
+        action: what the teacher does there, declared likewise. When it is None, the first `add` tells its shape and
+            dtype and those of further fields (float64 is kept as float32); from then on they are fixed.
+        extra: what else the teacher says, by name: the parameters of its distribution, weights, values.
+        device: where the rows are stored: a torch device, or a `Memory`.
+        seed: seed of the draws; None takes one from the system.
 
     For DAgger (Ross et al., A Reduction of Imitation Learning to No-Regret Online Learning, 2011) each round adds what
     the teacher would have done in states that a mixture of teacher and student met:
@@ -57,6 +66,7 @@ class DistillationBuffer:
     (24, 3)
     """
 
+    @answers
     def __init__(
         self,
         capacity: int,
@@ -126,7 +136,7 @@ class DistillationBuffer:
         column, leaf = self._schema.columns[name][0], self._schema.flatten(name, value)[0]
         where, inner = prefix + dotted(self._schema.paths[column]), self._schema.fields[column].shape
         if leaf is None:
-            raise SchemaError(explain(where, "a value", "none", "Pass it."))
+            raise SchemaError(explain(where, "a value", None, "Pass one row or a batch of rows."))
         shape = tuple(leaf.shape if hasattr(leaf, "shape") else as_tensor(where, leaf, self.device).shape)
         if len(shape) not in (len(inner), len(inner) + 1):
             expected = f"shape {inner}, or {('rows', *inner)} for a batch"
@@ -155,7 +165,7 @@ class DistillationBuffer:
         """
         positive("batch_size", batch_size)
         if not len(source):
-            raise NotReadyError(explain("fill", "stored transitions", "none", "Add some to the source first."))
+            raise NotReadyError(explain("fill", "at least 1 stored transition", 0, "Add steps to the source first."))
         with self._lock, torch.no_grad():
             before = self._schema, self._columns, self._ring.head
             overwrites = len(self._ring) + len(source) > self.capacity
@@ -175,8 +185,8 @@ class DistillationBuffer:
         for name in names:
             if name not in batch.keys():
                 known = ", ".join(sorted(map(str, batch.keys())))
-                remedy = "Let a teacher say it."
-                raise SchemaError(explain(f"fill: {name}", f"a field of the source ({known})", "another", remedy))
+                remedy = "Pass a teacher that returns it."
+                raise SchemaError(explain("fill", f"fields of the source ({known})", repr(name), remedy))
         return batch["action"].to(self.device), {name: batch[name].to(self.device) for name in names}
 
     def clear(self) -> None:
@@ -216,8 +226,8 @@ class DistillationBuffer:
         """
         with self._lock:
             if "action" not in self._schema.names:
-                remedy = "Declare action=, or add the teacher's first."
-                raise NotReadyError(explain("mix", "a known action", "none yet", remedy))
+                remedy = "Declare action=, or add a row first."
+                raise NotReadyError(explain("mix", "a declared action", f"the fields {self._schema.names}", remedy))
             schema, share = self._schema, _share("beta", beta(self.round) if callable(beta) else beta)
             lead = self._lead("action", teacher_action, "teacher_")
             teacher = _conformed(schema, "action", teacher_action, lead, self.device, "teacher_")
@@ -234,6 +244,7 @@ class DistillationBuffer:
 
     # Reading
 
+    @answers
     def sample(
         self,
         batch_size: int,
@@ -256,6 +267,7 @@ class DistillationBuffer:
             batch = self._read(self._drawn(windows, batch_size), targets, out)
         return batch if target is None else moved(batch, target)
 
+    @answers
     def epochs(
         self,
         batch_size: int,
@@ -280,11 +292,11 @@ class DistillationBuffer:
             targets = self._targets(out, batch_size)
         stop = len(rows) - len(rows) % batch_size if drop_last else len(rows)
         if not stop:
-            remedy = "Add rows, or take smaller batches."
+            remedy = "Add rows, or pass a smaller batch_size."
             raise NotReadyError(explain("epochs", f"{batch_size} rows", len(rows), remedy))
         if out is not None and stop % batch_size:
-            remedy = "Pass drop_last=True or a batch_size that divides them."
-            raise SchemaError(explain("out", f"batches of {batch_size} only", f"{stop} rows", remedy))
+            remedy = "Pass drop_last=True, or a batch_size that divides the rows."
+            raise SchemaError(explain("out", f"full batches of {batch_size} rows", f"{stop} rows", remedy))
         batches = (
             self._next(oldest, order[start : min(start + batch_size, stop)], targets, out)
             for order in self._orders(rows, epochs, shuffle)
@@ -303,8 +315,9 @@ class DistillationBuffer:
     ) -> TensorDict:
         with self._lock:
             if oldest < self._ring.oldest:
-                remedy = "Finish the epochs before adding more than fits."
-                raise NotReadyError(explain("epochs", "the rows it began with", "newer ones", remedy))
+                remedy = "Finish the epochs before you add rows that overwrite theirs."
+                expected = f"row {oldest}, the oldest of these epochs, to be stored"
+                raise NotReadyError(explain("epochs", expected, f"rows from {self._ring.oldest}", remedy))
             return self._read(rows.clone(), targets, out)
 
     def __getitem__(self, index: Any) -> TensorDict:
@@ -315,7 +328,7 @@ class DistillationBuffer:
             ids = row_ids(index, self.device).clone()
             wrong = (ids < self._ring.oldest) | (ids >= self._ring.head)
             if wrong.any():
-                expected = f"rows that are stored ({self._ring.oldest} to {self._ring.head - 1})"
+                expected = f"stored rows ({self._ring.oldest} to {self._ring.head - 1})"
                 raise IndexError(explain("index", expected, int(ids[wrong][0]), "Sample again."))
             return self._read(ids, None, None)
 
@@ -324,8 +337,8 @@ class DistillationBuffer:
         start = 0 if recent is None else self._starts[-min(positive("recent", recent), len(self._starts))]
         start = max(start, self._ring.oldest)
         if start == self._ring.head:
-            rows = "stored rows" if recent is None else f"rows of the newest {recent} rounds"
-            raise NotReadyError(explain(where, rows, "none", "Add rows first."))
+            rows = "at least 1 stored row" if recent is None else f"at least 1 row in the newest {recent} rounds"
+            raise NotReadyError(explain(where, rows, 0, "Add rows first."))
         return start
 
     def _windows(self, where: str, recent: Recent) -> list[tuple[int, float]]:
@@ -387,11 +400,22 @@ class DistillationBuffer:
         """What this buffer keeps, in bytes; nothing before its fields are known."""
         return sum(column.numel() * column.element_size() for column in self._columns)
 
+    if not TYPE_CHECKING:  # else every attribute would pass
+        __getattr__ = missing_attribute("DistillationBuffer")
+
     def __repr__(self) -> str:
         return (
             f"DistillationBuffer({len(self)} of {self.capacity} rows, round={self.round}, "
             f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
         )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "rows": f"{len(self):,} of {self.capacity:,}",
+            "round": self.round,
+            "memory": f"{size_told(self.nbytes)} on {self.device}",
+        }
+        return buffer_card("DistillationBuffer", facts.items(), self._schema)
 
 
 def _inferred(where: str, value: Any, lead: tuple[int, ...], device: torch.device) -> Tree:
@@ -418,7 +442,7 @@ def _conformed(
 
 def _share(where: str, share: object) -> float:
     if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= float(share) <= 1:
-        raise SchemaError(explain(where, "a share in [0, 1]", repr(share), "Pass one."))
+        raise SchemaError(explain(where, "a share in [0, 1]", repr(share), "Pass a number from 0 to 1."))
     return float(share)
 
 

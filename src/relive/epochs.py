@@ -24,7 +24,7 @@ Read = Callable[[torch.Tensor, int, int], TensorDict]
 def read_in_batches(where: str, total: int, size: int, drop_last: bool, expected: str) -> int:
     """How many of `total` are read an epoch; there is at least one batch."""
     if total == 0 or (drop_last and total < size):
-        raise NotReadyError(explain(where, expected, total, "Add steps, or take smaller batches."))
+        raise NotReadyError(explain(where, expected, total, "Add steps, or pass a smaller batch_size."))
     return total - total % size if drop_last else total
 
 
@@ -60,10 +60,12 @@ def read_into(
     like = {path: ((batch_size, *column.shape[2:]), column.dtype) for path, column in columns.items()}
     targets = checked_targets(out, like, device)
     if any(overlaps(target, column) for target in targets for column in columns.values()):
-        raise SchemaError(explain("out", "memory of the caller's", "the rollout's own", "Take a batch as out=."))
+        raise SchemaError(
+            explain("out", "memory outside the rollout", "memory of the rollout", "Pass a batch as out=.")
+        )
     if total % batch_size:
-        remedy = "Pass drop_last=True or a batch_size that divides them."
-        raise SchemaError(explain("out", f"batches of {batch_size} only", f"{total} transitions", remedy))
+        remedy = "Pass drop_last=True, or a batch_size that divides the transitions."
+        raise SchemaError(explain("out", f"full batches of {batch_size} transitions", f"{total} transitions", remedy))
 
     def read(index: torch.Tensor, start: int, stop: int) -> TensorDict:
         source.found().take_into(index, start, stop, targets)

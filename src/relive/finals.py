@@ -68,7 +68,7 @@ class Finals:
                 field, where = self._schema.fields[i], f"final_{dotted(self._schema.paths[i])} of step {found.step}"
                 require_form(where, leaf, (len(found.envs), *given_shape(field)), field.dtype, self._device)
         places = self.places
-        require(places == sorted(set(places)), "final_obs", "one a step, by step and environment", places)
+        require(places == sorted(set(places)), "final_obs", "one for each (step, environment), in order", places)
         if cut.device.type == "meta":  # which has no values to look at
             return
         truncated = set(map(tuple, cut.nonzero().tolist())) if places else set()

@@ -34,8 +34,7 @@ class Closed:
 
     def __enter__(self) -> NoReturn:
         raise RuntimeError(
-            "buffer: expected use before close(), got use after it. "
-            "Make the buffer again, or relive.load() what is kept of it."
+            "buffer: expected use before close(), got use after it. Make a new buffer, or relive.load() the saved one."
         )
 
     def __exit__(self, *_: object) -> None: ...

@@ -15,7 +15,7 @@ from relive.autoreset import told_by_info
 from relive.border import dotted, light
 from relive.errors import SchemaError, explain
 from relive.invariants.require import require
-from relive.norm import RunningNorm
+from relive.norm import Norms, RunningNorm
 from relive.schema import Field, Path, Schema, given_shape
 from relive.stats import EpisodeStats
 
@@ -28,12 +28,13 @@ class Listeners:
     def __init__(
         self,
         stats: EpisodeStats | None,
-        norm: Mapping[str | Path, RunningNorm] | None,
+        norm: Norms | None,
         schema: Schema,
         num_envs: int | None,
         device: torch.device,
     ) -> None:
-        self.stats, self.norm = stats, dict(norm or {})
+        self.stats: EpisodeStats | None = stats
+        self.norm: dict[str | Path, RunningNorm] = dict((norm or {}).items())
         self._num_envs = num_envs
         self._device = device
         self._fields = _fields_of(stats, schema) if stats is not None else {}
@@ -49,7 +50,7 @@ class Listeners:
         if stats is not None:
             if stats.num_envs != num_envs:
                 remedy = f"Pass EpisodeStats({num_envs})."
-                raise SchemaError(explain("stats", f"num_envs={num_envs} as the buffer's", stats.num_envs, remedy))
+                raise SchemaError(explain("stats", f"num_envs={num_envs}, as in the buffer", stats.num_envs, remedy))
             self._asked = tuple(name for name in (*stats.metrics, *stats.reasons) if name not in self._fields)
             stats.to(device)
         for one in self._norms.values():
@@ -121,7 +122,7 @@ class Listeners:
     def check(self) -> None:
         """Verify each of them, and that they are where the steps are."""
         for one in (*(() if self.stats is None else (self.stats,)), *self._norms.values()):
-            require(one.device == self._device, type(one).__name__, f"it on {self._device}", one.device)
+            require(one.device == self._device, type(one).__name__, f"device {self._device}", one.device)
             one.check()
 
     def restarted(self, env_ids: Any = None) -> None:
@@ -139,7 +140,9 @@ def _fields_of(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
     for name in (*stats.metrics, *stats.reasons):
         tree = schema.trees.get(name)
         if tree is not None and (not isinstance(tree, Field) or tree.shape or tree.dtype.is_complex):
-            raise SchemaError(explain(f"stats: {name}", "a field of one real number", tree, "Rename one of them."))
+            raise SchemaError(
+                explain(f"stats: {name}", "a field of one real number", tree, "Rename the field or the metric.")
+            )
     return {name: columns[0] for name, columns in found.items()}
 
 
@@ -152,13 +155,13 @@ def _of_all_agents(rewards: list[Any]) -> Any:
     return reduce(add, (x.reshape(*x.shape[:2], -1).sum(-1) for x in wide))
 
 
-def _norms_of(norm: Mapping[str | Path, RunningNorm], schema: Schema) -> dict[int, RunningNorm]:
+def _norms_of(norm: Norms, schema: Schema) -> dict[int, RunningNorm]:
     found: dict[int, RunningNorm] = {}
     for path, one in norm.items():
         column = _column_of(path, schema, one)
         if column in found:
             where = f"norm: {dotted(schema.paths[column])}"
-            raise SchemaError(explain(where, "one norm", "two", "A name and its path mean the same leaf."))
+            raise SchemaError(explain(where, "one norm", "two", "Remove one: a name and its path mean the same leaf."))
         found[column] = one
     return found
 
@@ -168,7 +171,7 @@ def _column_of(path: str | Path, schema: Schema, norm: RunningNorm) -> int:
     where = f"norm: {dotted(whole)}"
     if whole not in schema.paths:
         leaves = ", ".join(map(dotted, schema.paths))
-        raise SchemaError(explain(where, f"a leaf ({leaves})", "another", "Give each leaf a norm of its own."))
+        raise SchemaError(explain("norm", f"leaves ({leaves})", dotted(whole), "Pass one norm for each leaf."))
     if not isinstance(norm, RunningNorm):
         raise SchemaError(explain(where, "a RunningNorm", repr(norm), "Pass rl.RunningNorm(shape)."))
     column = schema.paths.index(whole)

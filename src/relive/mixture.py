@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from relive.batch import assemble, check_destination, check_size, fill, moved
 from relive.border import row_ids
+from relive.display import card
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.replay import ReplayBuffer
 from relive.samplers.prioritized import refuse_priorities
@@ -23,13 +24,17 @@ from relive.views.protocol import Leaves
 
 
 class Mixture:
-    """Draws each batch from several replay buffers, in these `ratios`; they need not add up to 1.
+    """Draws each batch from several replay buffers, in fixed ratios.
 
     A batch has exactly its share of each buffer, rounded, and what rounding left over is made up for in the next ones:
     of two buffers neither is ever a whole row behind. Rows are in the order of the buffers, and "source" says
     which one each comes from. "index" is a row's id in its own buffer · the number of buffers + its source, so that
     `update_priority` finds the way back. Where some buffers weigh rows and others do not, theirs weigh 1; the weights
     of a buffer are relative to its own largest.
+
+    Args:
+        buffers: the replay buffers, by name. Their batches have the same fields.
+        ratios: the share of each buffer, by name or in their order; they need not add up to 1.
 
     >>> online, demos = (ReplayBuffer(100, obs=1, action=(), seed=0) for _ in range(2))
     >>> for buffer, value in ((online, 0.0), (demos, 1.0)):
@@ -92,8 +97,8 @@ class Mixture:
     def _require_rows(self, counts: list[int]) -> None:
         for (name, buffer), count in zip(self.buffers.items(), counts, strict=True):
             if count and not len(buffer):
-                remedy = "Fill it first, or give it the ratio 0."
-                raise NotReadyError(explain(f"sample: {name}", "stored transitions", "none", remedy))
+                remedy = "Add steps to this buffer first, or give it the ratio 0."
+                raise NotReadyError(explain(f"sample: {name}", "at least 1 stored transition", 0, remedy))
 
     def _drawn(self, counts: list[int], view: View | None, out: TensorDict | None) -> TensorDict:
         parts: list[Leaves] = []
@@ -125,8 +130,9 @@ class Mixture:
         buffers = list(self.buffers.values())
         prioritized = [hasattr(buffer._draws, "update") for buffer in buffers]
         if not any(prioritized):
-            remedy = "Make one of them with sampler=rl.Prioritized()."
-            raise SchemaError(explain("update_priority", "a buffer with priorities", "none", remedy))
+            remedy = "Make at least one buffer with sampler=rl.Prioritized()."
+            samplers = ", ".join(f"{name}: {buffer.sampler}" for name, buffer in self.buffers.items())
+            raise SchemaError(explain("update_priority", "a buffer with priorities", samplers, remedy))
         ids = row_ids(index, buffers[0].device)
         values = torch.as_tensor(priority, device=ids.device).detach()
         if values.shape != ids.shape:
@@ -145,13 +151,18 @@ class Mixture:
         parts = (f"{name}: {part / sum(self._parts):.3g}" for name, part in shares)
         return f"Mixture({', '.join(parts)}; {len(self)} transitions)"
 
+    def _repr_html_(self) -> str:
+        shares = zip(self.buffers.items(), self._parts, strict=True)
+        rows = [(name, f"{part / sum(self._parts):.3g}", buffer) for (name, buffer), part in shares]
+        return card("Mixture", [("transitions", f"{len(self):,}")], ("name", "share", "buffer"), rows)
+
 
 def _whole_parts(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:
     given = [ratios.get(name) for name in names] if isinstance(ratios, Mapping) else list(ratios)
     known = not isinstance(ratios, Mapping) or set(ratios) == set(names)
     right = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= float(x) < float("inf") for x in given]
     if not names or len(given) != len(names) or not known or not all(right) or not any(given):
-        remedy = "Pass one for each buffer, not all 0."
+        remedy = "Pass one ratio for each buffer, not all of them 0."
         raise SchemaError(
             explain("ratios", f"numbers of at least 0 for {', '.join(names) or 'buffers'}", ratios, remedy)
         )
@@ -164,7 +175,7 @@ def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
     first: tuple[str, Any] | None = None
     for name, buffer in buffers.items():
         if not isinstance(buffer, ReplayBuffer):
-            remedy = "Read other data into one, say with relive.datasets."
+            remedy = "Read other data into a ReplayBuffer, for example with relive.datasets."
             raise SchemaError(explain(f"Mixture: {name}", "a ReplayBuffer", type(buffer).__name__, remedy))
         schema = buffer._schema
         fields = {path: (given_shape(leaf), leaf.dtype) for path, leaf in zip(schema.paths, schema.fields, strict=True)}
@@ -172,11 +183,14 @@ def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
         first = first or (name, form)
         if form != first[1]:
             odd = [".".join(path) for path in {**fields, **first[1][1]} if fields.get(path) != first[1][1].get(path)]
-            got = f"others ({', '.join(odd)})" if odd else f"it on {buffer.device}"
+            got = f"other fields ({', '.join(odd)})" if odd else f"device {buffer.device}"
             expected = f"the fields and the device of {first[0]}"
             raise SchemaError(explain(f"Mixture: {name}", expected, got, "Declare both buffers alike."))
     if len({id(buffer) for buffer in buffers.values()}) < len(buffers):
-        raise SchemaError(explain("Mixture", "different buffers", "one twice", "Give it a larger ratio."))
+        names = ", ".join(buffers)
+        raise SchemaError(
+            explain("Mixture", "distinct buffers", f"one buffer twice among {names}", "Give it a larger ratio.")
+        )
 
 
 def _joined(parts: list[Leaves]) -> Leaves:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -13,11 +13,15 @@ from relive.errors import SchemaError, explain
 from relive.estimators.arguments import positive
 from relive.invariants.require import require, require_all, require_form
 from relive.memory import device_of
-from relive.schema import DTYPES, Field
+from relive.schema import DTYPES, Field, Path
 
 _FLAG = Field((), torch.bool)
 _MOST_ROWS = 2.0**53
 """Up to here float64 counts exactly."""
+
+
+Norms: TypeAlias = "Mapping[str, RunningNorm] | Mapping[Path, RunningNorm] | Mapping[str | Path, RunningNorm]"
+"""Norms by field or path; written out, because the keys of a Mapping are invariant."""
 
 
 class _Fit(NamedTuple):
@@ -38,6 +42,12 @@ class RunningNorm:
     with the variance of the population; before the first row it is the identity. One norm is one leaf: a dict
     observation has a norm for each of its entries. Rows are merged as whole groups (Chan et al., Updating formulae
     and a pairwise algorithm for computing sample variances, 1979) in float64.
+
+    Args:
+        shape: shape of one row.
+        eps: added to the variance, so that a constant is not divided by 0.
+        clip: bound of normalised values; None does not clip.
+        device: where the moments are kept.
 
     >>> norm = RunningNorm(2)
     >>> norm.update([[1.0, 10.0], [3.0, 30.0]])
@@ -68,6 +78,9 @@ class RunningNorm:
         self._lock = threading.Lock()
         """Whoever makes the next state of this one holds it: of two updates at once none is lost."""
 
+    def __repr__(self) -> str:
+        return f"RunningNorm(shape={self.shape}, eps={self.eps:g}, clip={self.clip}; {self.count} rows)"
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
@@ -97,7 +110,7 @@ class RunningNorm:
         """Take in everything that `other` was told, as if it had been told here."""
         shape = other.shape if isinstance(other, RunningNorm) else type(other).__name__
         if shape != self.shape:
-            raise SchemaError(explain("merge", f"a norm of shape {self.shape}", shape, "Merge like with like."))
+            raise SchemaError(explain("merge", f"a norm of shape {self.shape}", shape, "Merge norms of equal shape."))
         self._merge(*(tensor.to(self.device) for tensor in other._state.values()))
 
     def _merge(self, count: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:

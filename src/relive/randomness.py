@@ -21,7 +21,9 @@ class Randomness:
 
     def __init__(self, seed: int | None = None) -> None:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0):
-            raise SchemaError(explain("seed", "a non-negative int or None", repr(seed), "Pass such a seed."))
+            raise SchemaError(
+                explain("seed", "a non-negative int or None", repr(seed), "Pass an int of at least 0, or None.")
+            )
         self.bits = np.random.PCG64DXSM(seed)
         """The bit generator that all draws on the host come from, native ones too."""
         self.capsule = self.bits.capsule

@@ -15,13 +15,14 @@ from tensordict import TensorDict
 from relive.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from relive.batch import assemble, check_destination, check_size, fill, moved
 from relive.border import Environments, as_tensor, conform, dotted, light, refuse_reused_leaves, row_ids
+from relive.display import buffer_card, size_told
 from relive.episodes import ordered, stored_slots
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.guard import Closed, lock_for, mend_later
 from relive.invariants.replay import check_seals, check_staged, check_storage
 from relive.listeners import Listeners
 from relive.memory import Heap, Memory
-from relive.norm import RunningNorm
+from relive.norm import Norms, RunningNorm
 from relive.randomness import Randomness
 from relive.replay_storage import ReplayStorage
 from relive.samplers import Prioritized, Sampler, Uniform
@@ -30,6 +31,7 @@ from relive.stats import EpisodeStats
 from relive.steps import check_replay, replay_nbytes, replay_schema
 from relive.views import NStep, Sequence, Transition, View
 from relive.views.protocol import Leaves
+from relive.vocabulary import answers, missing_attribute
 
 if TYPE_CHECKING:
     from relive.concurrent.processes import Handle
@@ -42,9 +44,25 @@ class ReplayBuffer:
 
     What was passed is what is sampled: when the observation of a step is, bit by bit, the one that the step before led
     to, nothing is copied; when it is not, the episode is cut there and the older row keeps its `next_obs`.
-    `next_obs="stored"` keeps an explicit copy instead, for unordered data. `Stacked` observations must be given from an
-    episode's start on, also after `clear()` and `cut()`: only then can their frames be told apart. `stats` and `norm`
-    are told of every transition, as a rollout buffer tells its own.
+    `Stacked` observations must be given from an episode's start on, also after `clear()` and `cut()`: only then can
+    their frames be told apart.
+
+    Args:
+        capacity: rows in all, a multiple of `num_envs`.
+        obs: one environment's observation: a shape, a `Field`, or a dict or tuple of them.
+        action: one environment's action, declared likewise.
+        num_envs: environments that write here. None is one environment without an environment axis.
+        reward: one environment's reward, declared likewise; one number by default.
+        extra: further fields of a row, by name.
+        sampler: which rows `sample` draws: `Uniform()` by default.
+        device: where the rows are stored: a torch device, or a `Memory` (pinned, shared, on disk).
+        next_obs: "shared" stores each observation once; "stored" keeps an explicit copy of every next observation, for
+            unordered data.
+        autoreset: how the vector environment resets: "NEXT_STEP", "SAME_STEP" or "DISABLED". `add_step` needs it.
+        stats: counts every transition; its metrics and reasons are the fields of these names, or come from the info
+            that `add_step` gets.
+        norm: running norms by field (or path to a leaf). Each takes in the values of its field from every transition.
+        seed: seed of the draws; None takes one from the system.
 
     A critic that sees more than the policy: `obs={"policy": 4, "critic": 9}` gives both parts of `obs` and `next_obs`.
     Several agents are an axis (`reward=(A,)`) or a dict of agents (`reward={"fox": (), "hare": ()}`). `terminated` and
@@ -59,6 +77,7 @@ class ReplayBuffer:
     True
     """
 
+    @answers
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
         self,
@@ -74,7 +93,7 @@ class ReplayBuffer:
         next_obs: Literal["shared", "stored"] = "shared",
         autoreset: AutoresetMode | str | None = None,
         stats: EpisodeStats | None = None,
-        norm: Mapping[str | Path, RunningNorm] | None = None,
+        norm: Norms | None = None,
         seed: int | None = None,
     ) -> None:
         self.capacity = capacity = positive("capacity", capacity)
@@ -113,9 +132,44 @@ class ReplayBuffer:
             self._keeper.settle(self, resumes=seed is None)
 
     @classmethod
-    def for_env(cls, env: Any, capacity: int, **options: Any) -> ReplayBuffer:
-        """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets."""
-        return cls(capacity, **settings_of(env, options))
+    @answers
+    def for_env(
+        cls,
+        env: Any,
+        capacity: int,
+        *,
+        obs: Declaration | None = None,
+        action: Declaration | None = None,
+        reward: Declaration = (),
+        extra: Mapping[str, Declaration] | None = None,
+        sampler: Sampler | None = None,
+        device: torch.device | str | Memory = "cpu",
+        next_obs: Literal["shared", "stored"] = "shared",
+        autoreset: AutoresetMode | str | None = None,
+        stats: EpisodeStats | None = None,
+        norm: Norms | None = None,
+        seed: int | None = None,
+    ) -> ReplayBuffer:
+        """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets.
+
+        `obs`, `action` and `autoreset` replace what the environment says.
+        """
+        settings = settings_of(env, obs, action, autoreset)
+        return cls(
+            capacity,
+            settings.obs,
+            settings.action,
+            num_envs=settings.num_envs,
+            reward=reward,
+            extra=extra,
+            sampler=sampler,
+            device=device,
+            next_obs=next_obs,
+            autoreset=settings.autoreset,
+            stats=stats,
+            norm=norm,
+            seed=seed,
+        )
 
     @staticmethod
     def estimate_bytes(
@@ -206,7 +260,7 @@ class ReplayBuffer:
             for name, value in fields.items():
                 self._schema.require(name)
                 if name in self._staged:
-                    raise SchemaError(explain(name, "a field once a step", "it twice", "Stage it once."))
+                    raise SchemaError(explain(name, "one value per step", "a second value", "Stage it once per step."))
                 leaves = zip(self._schema.columns[name], self._schema.flatten(name, value), strict=True)
                 fresh[name] = tuple(self._conform(i, leaf, self._storage.lead).clone() for i, leaf in leaves)
             self._staged |= fresh
@@ -229,7 +283,7 @@ class ReplayBuffer:
             shape = as_tensor("terminated", batch["terminated"], self.device).shape
             steps = shape[0] if shape else 0
             if steps == 0:
-                raise SchemaError(explain("extend", "at least one step", "none", "Pass blocks of steps."))
+                raise SchemaError(explain("extend", "at least one step", 0, "Pass blocks of steps."))
             nexts = self._schema.flatten("obs", batch["next_obs"])
             # Of a block that is cut out of one array, the observations of one step are the next ones of another.
             pair = (tuple(leaves[i] for i in self._schema.columns["obs"]), nexts)
@@ -316,7 +370,9 @@ class ReplayBuffer:
         if name not in self._staged:
             return value
         if value is not None:
-            raise SchemaError(explain(name, "a field once a step", "it twice", "It has been staged: leave it out."))
+            raise SchemaError(
+                explain(name, "one value per step", "a second value", "It is staged already: leave it out.")
+            )
         return None
 
     def _flat(self, name: str, value: Any) -> tuple[Any, ...]:
@@ -370,6 +426,7 @@ class ReplayBuffer:
 
     # Reading
 
+    @answers
     def sample(
         self,
         batch_size: int,
@@ -423,7 +480,7 @@ class ReplayBuffer:
 
     def _require_rows(self) -> None:
         if not len(self._storage) if self.device.type == "cpu" else self._storage.is_empty:
-            raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
+            raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
 
     def _needs_no_lock(self, view: View | None, out: TensorDict | None) -> bool:
         """Whether rows may be copied while others write: all that is read then is there as long as the row itself."""
@@ -467,6 +524,7 @@ class ReplayBuffer:
             leaves[("weight",)] = drawn.weight
         return leaves
 
+    @answers
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.
 
@@ -501,9 +559,7 @@ class ReplayBuffer:
             slots = self._storage.locate(ids)
             if (slots < 0).any():
                 gone = int(ids[slots < 0][0])
-                raise IndexError(
-                    explain("index", "rows that are stored", f"{gone}, which was overwritten", "Sample again.")
-                )
+                raise IndexError(explain("index", "stored rows", f"{gone}, which was overwritten", "Sample again."))
             before = self._random.snapshot()
             try:
                 leaves = self._leaves_at(slots, chosen)
@@ -570,7 +626,7 @@ class ReplayBuffer:
         with self._lock:
             own = type(self.sampler).__name__
             if state["sampler"] != own:
-                remedy = "Make the buffer with the sampler of the one that was saved."
+                remedy = "Make the buffer with the sampler of the saved buffer."
                 raise SchemaError(explain("load_state_dict", f"the state of {own}", state["sampler"], remedy))
             with self._refilled():
                 self._storage.load_state_dict(state["storage"])
@@ -612,11 +668,24 @@ class ReplayBuffer:
         with self._lock:
             return len(self._storage)
 
+    if not TYPE_CHECKING:  # else every attribute would pass
+        __getattr__ = missing_attribute("ReplayBuffer")
+
     def __repr__(self) -> str:
         return (
             f"ReplayBuffer({len(self)} of {self.capacity} rows, num_envs={self.num_envs}, "
             f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
         )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "rows": f"{len(self):,} of {self.capacity:,}",
+            "environments": self.num_envs,
+            "autoreset": None if self.autoreset is None else self.autoreset.name,
+            "sampler": self.sampler,
+            "memory": f"{size_told(self.nbytes)} on {self.device}",
+        }
+        return buffer_card("ReplayBuffer", facts.items(), self._schema)
 
 
 _TRANSITION = Transition()
@@ -629,9 +698,12 @@ _NEVER_FAIL = (Transition, NStep, Sequence)
 
 def _instance(where: str, thing: Any, method: str) -> Any:
     if isinstance(thing, type):
-        raise SchemaError(explain(where, f"{thing.__name__}(…)", f"the class {thing.__name__}", "Make one of it."))
+        name = thing.__name__
+        raise SchemaError(explain(where, f"{name}(…)", f"the class {name}", f"Pass an instance: {name}(…)."))
     if not hasattr(thing, method):
-        raise SchemaError(explain(where, f"a {where} with a method {method}", repr(thing), "Pass one of relive's."))
+        raise SchemaError(
+            explain(where, f"a {where} with a method {method}", repr(thing), f"Pass a {where} of relive.")
+        )
     return thing
 
 

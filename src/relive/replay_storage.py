@@ -68,9 +68,9 @@ class ReplayStorage:
         self._native = self._native_twin()
         if room.outlives and self._native is None:
             remedy = "Declare fewer leaves, axes or frames, or keep the buffer in this process's own memory."
-            got = f"{len(self.columns)} leaves that it cannot write"
+            got = f"{len(self.columns)} leaves that it cannot"
             raise SchemaError(
-                explain("device", "fields for the native core, as memory that outlives a process", got, remedy)
+                explain("device", "fields that the native core can write, as shared and disk memory need", got, remedy)
             )
         self._is_alone = self._native is not None and not room.outlives
         """The native core works on memory that nobody else writes, and none of its pages are asked for."""
@@ -142,7 +142,7 @@ class ReplayStorage:
         own = self.state_dict()
         given, like = ({k: (tuple(t.shape), t.dtype) for k, t in tensors.items()} for tensors in (state, own))
         if given != like:
-            remedy = "Make the buffer with the settings of the one that was saved."
+            remedy = "Make the buffer with the settings of the saved buffer."
             raise SchemaError(explain("load_state_dict", f"tensors like {like}", given, remedy))
         for name, tensor in own.items():
             tensor.copy_(state[name])
@@ -205,7 +205,7 @@ class ReplayStorage:
     def _require_rows_left(self, steps: int) -> None:
         self.count_rows_left()  # fewer rows may have been used than were allowed for
         if self._rows_left < MOST_ROWS * steps:
-            expected, got = "ids below 2^63", f"room for {self._rows_left} rows an environment"
+            expected, got = "ids below 2^63", f"room for {self._rows_left} rows per environment"
             raise OverflowError(explain("add", expected, got, "Make a new buffer."))
 
     def _conformed(
@@ -234,8 +234,8 @@ class ReplayStorage:
         expected = (
             "obs one frame later" if is_next else "the stored frames, or an episode's first frame and its padding"
         )
-        remedy = "Only stacks that can be rebuilt from single frames are stored; check k, axis and pad."
-        return SchemaError(explain(where, f"a stack of {expected}", "another", remedy))
+        remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
+        return SchemaError(explain(where, f"a stack of {expected}", "a stack of other frames", remedy))
 
     def touched(self) -> Touched:
         """The slots that the last write made transitions or took away, in the order it happened."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from relive.batch import check_destination, moved
 from relive.border import light
 from relive.carries import SparseCarries
 from relive.columns import Columns
+from relive.display import buffer_card, size_told
 from relive.epochs import Read, order_of, read_fresh, read_in_batches, read_into
 from relive.errors import BufferFullError, NotReadyError, SchemaError, explain
 from relive.finals import Finals, Found
@@ -28,7 +29,7 @@ from relive.kernels.sequence_index import Flags, find_sequences
 from relive.kernels.sequence_reader import Layout, sequence_reader
 from relive.listeners import Listeners
 from relive.memory import Memory
-from relive.norm import RunningNorm
+from relive.norm import Norms, RunningNorm
 from relive.randomness import Randomness
 from relive.resets import Resets
 from relive.schema import Declaration, Path, positive, refuse_sparse
@@ -38,6 +39,7 @@ from relive.step_writer import StepWriter
 from relive.steps import rollout_schema
 from relive.storage import Storage
 from relive.targets import Advantages, attachable
+from relive.vocabulary import answers, missing_attribute
 
 _OPTIONAL = frozenset(("value", "log_prob"))
 
@@ -47,11 +49,24 @@ _NOTHING: Mapping[str, Any] = {}
 class RolloutBuffer:
     """`num_steps` steps of `num_envs` environments, stored once as `[num_steps + 1, num_envs, …]`.
 
-    Everything at index t belongs to the action taken at t. `num_envs=None` is one environment without an environment
-    axis. `extra` declares further fields (action masks, privileged observations, …); a `log_prob` declared there
-    replaces the default, which has the reward's shape. `stats` is told of every transition, with metrics and reasons
-    from the fields of these names, or from the info that `add_step` gets. `norm` names fields (or paths to
-    leaves) whose stored values each norm takes in: those of transitions, not of rows that only reset.
+    Everything at index t belongs to the action taken at t.
+
+    Args:
+        num_steps: steps of every environment in one rollout.
+        num_envs: environments that are stepped together. None is one environment without an environment axis.
+        obs: one environment's observation: a shape, a `Field`, or a dict or tuple of them.
+        action: one environment's action, declared likewise.
+        reward: one environment's reward, declared likewise; one number by default.
+        value: what the critic says of one observation, declared likewise; one number by default.
+        extra: further fields by name (action masks, privileged observations, …). A `log_prob` declared here replaces
+            the default, which has the reward's shape.
+        autoreset: how the vector environment resets: "NEXT_STEP", "SAME_STEP" or "DISABLED". `add_step` needs it.
+        device: where the rollout is stored: a torch device, or a `Memory`.
+        stats: counts every transition; its metrics and reasons are the fields of these names, or come from the info
+            that `add_step` gets.
+        norm: running norms by field (or path to a leaf). Each takes in the stored values of its field: those of
+            transitions, not of rows that only reset.
+        seed: seed of the shuffling; None takes one from the system.
 
     >>> rollout = RolloutBuffer(num_steps=2, num_envs=None, obs=3, action=())
     >>> for step in range(2):
@@ -79,6 +94,7 @@ class RolloutBuffer:
     tensor([-1.5000])
     """
 
+    @answers
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
         self,
@@ -93,7 +109,7 @@ class RolloutBuffer:
         autoreset: AutoresetMode | str | None = None,
         device: torch.device | str | Memory = "cpu",
         stats: EpisodeStats | None = None,
-        norm: Mapping[str | Path, RunningNorm] | None = None,
+        norm: Norms | None = None,
         seed: int | None = None,
     ) -> None:
         self.num_steps = num_steps = positive("num_steps", num_steps)
@@ -118,9 +134,42 @@ class RolloutBuffer:
         self._empty()
 
     @classmethod
-    def for_env(cls, env: Any, num_steps: int, **options: Any) -> RolloutBuffer:
-        """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets."""
-        return cls(num_steps, **settings_of(env, options))
+    @answers
+    def for_env(
+        cls,
+        env: Any,
+        num_steps: int,
+        *,
+        obs: Declaration | None = None,
+        action: Declaration | None = None,
+        reward: Declaration = (),
+        value: Declaration = (),
+        extra: Mapping[str, Declaration] | None = None,
+        autoreset: AutoresetMode | str | None = None,
+        device: torch.device | str | Memory = "cpu",
+        stats: EpisodeStats | None = None,
+        norm: Norms | None = None,
+        seed: int | None = None,
+    ) -> RolloutBuffer:
+        """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets.
+
+        `obs`, `action` and `autoreset` replace what the environment says.
+        """
+        settings = settings_of(env, obs, action, autoreset)
+        return cls(
+            num_steps,
+            settings.num_envs,
+            settings.obs,
+            settings.action,
+            reward=reward,
+            value=value,
+            extra=extra,
+            autoreset=settings.autoreset,
+            device=device,
+            stats=stats,
+            norm=norm,
+            seed=seed,
+        )
 
     # Writing
 
@@ -146,8 +195,10 @@ class RolloutBuffer:
             if row == self.num_steps:
                 raise self._one_too_many()
             if final_obs is not None and self.autoreset is AutoresetMode.NEXT_STEP:
-                remedy = "Leave it out: the row after an end holds it."
-                raise SchemaError(explain("final_obs", "none under autoreset=NEXT_STEP", "an observation", remedy))
+                remedy = "Leave it out: the row after an end holds the final observation."
+                raise SchemaError(
+                    explain("final_obs", "None under autoreset=NEXT_STEP", type(final_obs).__name__, remedy)
+                )
             finals = None
             if final_obs is not None:
                 cut_off = self._resets.cut_off(row, terminated, truncated, self._staged)
@@ -212,7 +263,7 @@ class RolloutBuffer:
         """
         count = self.num_steps if num_steps is None else num_steps
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= self.num_steps:
-            remedy = "Say how many rows were written."
+            remedy = "Pass the number of rows that were written."
             raise SchemaError(explain("take_back", f"0 to {self.num_steps} steps", repr(count), remedy))
         count = int(count)
         with self._lock:
@@ -267,8 +318,8 @@ class RolloutBuffer:
         """Which environments only reset in the coming row [1, N], for those who are told of it."""
 
     def _one_too_many(self) -> BufferFullError:
-        remedy = "Learn from the rollout and clear() it."
-        return BufferFullError(explain("add", f"at most {self.num_steps} steps", "one more", remedy))
+        remedy = "Train on the rollout, then clear() it."
+        return BufferFullError(explain("add", f"at most {self.num_steps} steps", self.num_steps + 1, remedy))
 
     def _commit(self, row: int, finals: Found | None, valued: bool, measured: Mapping[str, Any] = _NOTHING) -> None:
         """Make the written row part of the rollout; until here nothing has changed for anybody."""
@@ -309,6 +360,7 @@ class RolloutBuffer:
         with self._lock:
             return self._finals.obs
 
+    @answers
     def compute_advantage(
         self,
         last_value: Any,
@@ -358,6 +410,7 @@ class RolloutBuffer:
 
     # Reading
 
+    @answers
     def minibatches(
         self,
         batch_size: int,
@@ -402,7 +455,9 @@ class RolloutBuffer:
             with self._lock:
                 if self._generation != generation:
                     remedy = "Finish the epochs before clear()."
-                    raise NotReadyError(explain("batch", "the same rollout", "a cleared one", remedy))
+                    raise NotReadyError(
+                        explain("batch", "the rollout that the epochs began with", "a cleared one", remedy)
+                    )
                 if index is None or start == 0:
                     index = order()
                 batch = read(index, start, min(start + size, per_epoch))
@@ -416,6 +471,7 @@ class RolloutBuffer:
     def _num_rows(self) -> int:
         return self._num_stored * (self.num_envs or 1)
 
+    @answers
     def sequences(
         self,
         length: int | None = None,
@@ -459,7 +515,7 @@ class RolloutBuffer:
             flags = Flags(steps, *ends, resets.mask(steps), resets.starting)
             index = find_sequences(flags, cuts, natively=kernels.reads_natively(columns))
             size = len(index) if batch_size is None else positive("batch_size", batch_size)
-            stop = read_in_batches("sequences", len(index), size, drop_last, f"at least {size or 1}")
+            stop = read_in_batches("sequences", len(index), size, drop_last, f"{size or 1} or more sequences")
             read_of = (index, length or index.longest, layout, list(chosen.values()), list(carried.values()))
             source = self._columns.following(columns, lambda: sequence_reader(*read_of))
         paths = [*chosen, ("is_first",), ("batch_sizes" if layout == "packed" else "mask",), ("index",), *carried]
@@ -507,7 +563,7 @@ class RolloutBuffer:
             return data[name]
         except KeyError:
             known = ", ".join(map(str, data.keys()))
-            raise KeyError(explain(str(name), f"one of {known}", "another", "See rollout.data.")) from None
+            raise KeyError(explain("rollout", f"one of {known}", repr(name), "See rollout.data.")) from None
 
     def check(self) -> None:
         """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""
@@ -522,11 +578,25 @@ class RolloutBuffer:
             mask = self._resets.mask(self._num_stored) if self._num_stored else None
             return self._num_rows() if mask is None else int(mask.sum())
 
+    if not TYPE_CHECKING:  # else every attribute would pass
+        __getattr__ = missing_attribute("RolloutBuffer")
+
     def __repr__(self) -> str:
         return (
             f"RolloutBuffer({self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}, "
             f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
         )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "steps": f"{self.num_stored:,} of {self.num_steps:,}",
+            "environments": self.num_envs,
+            "transitions": f"{len(self):,}",
+            "attached": ", ".join(map(".".join, self._attached)) or None,
+            "autoreset": None if self.autoreset is None else self.autoreset.name,
+            "memory": f"{size_told(self.nbytes)} on {self.device}",
+        }
+        return buffer_card("RolloutBuffer", facts.items(), self._schema)
 
     @property
     def stats(self) -> EpisodeStats | None:
@@ -558,10 +628,12 @@ class RolloutBuffer:
         """How many steps are stored, if none is staged in the slot after them."""
         if self._staged:
             remedy = "Complete the staged step with add first."
-            raise NotReadyError(explain(where, "whole steps", "a staged one", remedy))
+            raise NotReadyError(
+                explain(where, "complete steps", f"a step with staged {', '.join(sorted(self._staged))}", remedy)
+            )
         return self._stored(where)
 
     def _stored(self, where: str) -> int:
         if not self._num_stored:
-            raise NotReadyError(explain(where, "stored steps", "none", "Add steps first."))
+            raise NotReadyError(explain(where, "at least 1 stored step", 0, "Add steps first."))
         return self._num_stored

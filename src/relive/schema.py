@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from relive.errors import SchemaError, explain
+from relive.vocabulary import meant_field
 
 DTYPES: dict[torch.dtype, np.dtype | None] = {
     torch.bool: np.dtype(np.bool_),
@@ -40,6 +41,10 @@ Path: TypeAlias = tuple[str, ...]
 class Field:
     """One leaf of one environment's step.
 
+    Args:
+        shape: its shape in one environment, an int for one axis; one number by default.
+        dtype: its dtype, of torch or numpy.
+
     >>> Field(3)
     Field(shape=(3,), dtype=torch.float32)
     """
@@ -57,8 +62,11 @@ class Field:
 class Carry(Field):
     """A field that sequences return only at their start: the hidden state of a recurrent policy.
 
-    A rollout buffer keeps it at every step, or only every few steps of an episode: `every=16` for sequences of 16, 32,
-    … steps takes a sixteenth of the memory.
+    Args:
+        shape: its shape in one environment, an int for one axis.
+        dtype: its dtype, of torch or numpy.
+        every: a rollout buffer keeps it only every so many steps of an episode. `every=16` for sequences of 16, 32, …
+            steps takes a sixteenth of the memory.
     """
 
     every: int
@@ -78,8 +86,13 @@ class Carry(Field):
 class Stacked(Field):
     """k frames stacked along `axis`, stored as single frames and rebuilt when they are sampled.
 
-    `field` is one frame; what is given and sampled has k of them along `axis`. Before an episode's first frame stands
-    that frame again (`pad="repeat"`) or zeros (`pad="zero"`). A rollout buffer stores the stacks as they are.
+    A rollout buffer stores the stacks as they are.
+
+    Args:
+        field: one frame.
+        k: how many frames one observation has, at least 2.
+        axis: the axis of the observation along which they are stacked, oldest first.
+        pad: what stands before an episode's first frame: that frame again ("repeat") or zeros ("zero").
 
     >>> Stacked(Field((84, 84), torch.uint8), 4)
     Stacked(shape=(84, 84), dtype=torch.uint8, k=4, axis=2, pad='repeat')
@@ -96,7 +109,9 @@ class Stacked(Field):
         super().__init__(frame.shape, frame.dtype)
         ndim = len(frame.shape) + 1
         if isinstance(axis, bool) or not isinstance(axis, int) or not -ndim <= axis < ndim:
-            raise SchemaError(explain("Stacked", f"an axis of {ndim} axes", repr(axis), "Pass where the frames lie."))
+            raise SchemaError(
+                explain("Stacked", f"an axis from {-ndim} to {ndim - 1}", repr(axis), "Pass the axis of the frames.")
+            )
         if positive("Stacked", k) < 2:
             raise SchemaError(explain("Stacked", "k of at least 2", k, "Declare a plain Field."))
         if pad not in ("repeat", "zero"):
@@ -142,7 +157,7 @@ def _dtype(where: str, dtype: object) -> torch.dtype:
             found = None
     if found is None:
         known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-        raise SchemaError(explain(where, f"a dtype of {known}", dtype, "Pass a torch dtype."))
+        raise SchemaError(explain(where, f"one of the dtypes {known}", dtype, "Pass a torch dtype."))
     return found
 
 
@@ -164,7 +179,10 @@ def declare(where: str, declaration: object) -> Tree:
         return {str(i): declare(f"{where}.{i}", value) for i, value in enumerate(declaration)}
     raise SchemaError(
         explain(
-            where, "a Field, an int, a shape, a space, a dict or a tuple", repr(declaration), "Declare the field so."
+            where,
+            "a Field, an int, a shape, a space, a dict or a tuple",
+            repr(declaration),
+            "Declare the field as one of these.",
         )
     )
 
@@ -174,13 +192,13 @@ def declare_real(where: str, declaration: object) -> Tree:
     tree = declare(where, declaration)
     for path, field in leaves_of((where,), tree):
         if not field.dtype.is_floating_point:
-            raise SchemaError(explain(".".join(path), "a floating-point field", field, "Pass a shape or a Field."))
+            raise SchemaError(explain(".".join(path), "a floating-point field", field, "Pass a floating-point dtype."))
     return tree
 
 
 def _name(where: str, key: object) -> str:
     if not isinstance(key, str) or not key:
-        raise SchemaError(explain(where, "names that are strings", repr(key), "Rename the field."))
+        raise SchemaError(explain(where, "field names that are strings", repr(key), "Rename the field."))
     return key
 
 
@@ -231,7 +249,9 @@ class Schema:
         """Refuse a name that was not declared."""
         if name not in self.columns:
             declared = ", ".join(self.names)
-            raise SchemaError(explain(name, f"a declared field ({declared})", "another", "Declare it in extra=."))
+            raise SchemaError(
+                explain(name, f"a declared field ({declared})", name, meant_field(name, (*self.columns, "next_obs")))
+            )
 
     def flatten(self, name: str, value: Any, where: str = "") -> tuple[Any, ...]:
         """The leaves of one name's value; None stands for "not given" and stays None in every leaf.
@@ -269,7 +289,7 @@ def named_leaves(name: str, tree: Any) -> list[tuple[Path, Any]]:
 def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
     if isinstance(tree, Field):
         if value is None:
-            raise SchemaError(explain(where, "a value", "none", "Pass all of the field or nothing of it."))
+            raise SchemaError(explain(where, "a value", None, "Pass every leaf of the field, or none of them."))
         yield value
         return
     parts = {str(i): part for i, part in enumerate(value)} if isinstance(value, tuple | list) else value
@@ -284,7 +304,7 @@ def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
 def positive(where: str, number: object) -> int:
     """`number`, if it is a positive int."""
     if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
-        raise SchemaError(explain(where, "a positive int", repr(number), "Pass one."))
+        raise SchemaError(explain(where, "a positive int", repr(number), "Pass an int of at least 1."))
     return int(number)
 
 
@@ -292,7 +312,7 @@ def refuse_reserved(extra: Mapping[str, object], reserved: Iterable[str]) -> Non
     """Further fields may not have the names that the buffer itself gives."""
     for name in extra:
         if name in reserved:
-            raise SchemaError(explain(f"extra.{name}", "a name of its own", "a reserved one", "Rename the field."))
+            raise SchemaError(explain("extra", "names that are not reserved", repr(name), "Rename the field."))
 
 
 def refuse_sparse(schema: Schema, where: str, names: Iterable[str] | None = None) -> None:
@@ -302,7 +322,7 @@ def refuse_sparse(schema: Schema, where: str, names: Iterable[str] | None = None
             field = schema.fields[column]
             if isinstance(field, Carry) and field.every > 1:
                 path = ".".join(schema.paths[column])
-                remedy = "Keep it at every step."
+                remedy = "Declare Carry(every=1)."
                 raise SchemaError(explain(path, f"every=1 in {where}", f"every={field.every}", remedy))
 
 

@@ -14,6 +14,7 @@ from relive.errors import SchemaError, explain
 from relive.invariants.require import require, require_all, require_form
 from relive.memory import device_of
 from relive.schema import Field, positive
+from relive.vocabulary import answers
 
 _NUMBER, _FLAG = Field((), torch.float64), Field((), torch.bool)
 _FITS = {torch.float64: {np.dtype(np.float32), np.dtype(np.float64)}, torch.bool: {np.dtype(np.bool_)}}
@@ -26,9 +27,14 @@ _MOMENTS = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
 class EpisodeStats:
     """The last `window` finished episodes of `num_envs` environments, in the order of time, then environment.
 
-    `metrics` names numbers of a step that are summed over the episode, as rewards are; `reasons` names why episodes
-    end. `num_envs=None` is one environment without an environment axis. A return is a team's: buffers add up the
-    rewards of several agents. What one agent gets may be a metric.
+    A return is a team's: buffers add up the rewards of several agents. What one agent gets may be a metric.
+
+    Args:
+        num_envs: environments that are counted. None is one environment without an environment axis.
+        window: how many of the newest episodes the summary is about.
+        metrics: names of numbers of a step that are summed over the episode, as rewards are.
+        reasons: names of the reasons why episodes end.
+        device: where the counts are kept.
 
     >>> stats = EpisodeStats(num_envs=2, reasons=("fall",))
     >>> stats.update([1.0, 5.0], terminated=[False, False], truncated=[False, False])
@@ -38,6 +44,7 @@ class EpisodeStats:
     (3.0, 2.0, 1.0, 1.0)
     """
 
+    @answers
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
         self,
@@ -66,6 +73,14 @@ class EpisodeStats:
             "counts": torch.zeros(2, dtype=torch.int64, device=self.device),
         }
         self._bind()
+
+    def __repr__(self) -> str:
+        summary = self.summary()
+        told = ", ".join(f"{name}={summary[name]:g}" for name in ("return_mean", "length_mean") if name in summary)
+        return (
+            f"EpisodeStats(num_envs={self.num_envs}, window={self.window}, metrics={self.metrics}, "
+            f"reasons={self.reasons}; {summary['episodes']:g} episodes{told and ', '}{told})"
+        )
 
     def _bind(self) -> None:
         """Find the memory again: numpy is much faster than torch for few numbers, and both write the same formulas."""
@@ -147,7 +162,9 @@ class EpisodeStats:
         names = np.asarray(reasons, dtype=object)
         if names.shape != self._lead:
             of = "" if self.num_envs is None else f" for each of {self.num_envs} environments"
-            raise SchemaError(explain("reasons", f"a name or None{of}", repr(reasons), "Pass just that."))
+            raise SchemaError(
+                explain("reasons", f"a name or None{of}", repr(reasons), "Pass names or None in this shape.")
+            )
         found = {name for name in names.reshape(-1).tolist() if name is not None}
         return {name: np.asarray(names == name, dtype=np.bool_) for name in found}
 
@@ -225,17 +242,19 @@ class EpisodeStats:
         episodes, steps = self._tensors["counts"].tolist()
         require(0 <= episodes <= steps, "stats: episodes", f"0 to {steps}, the steps", episodes)
         running, finished = self._tensors["open"][1], self._finished()
-        require_all((running >= 0) & (running == running.floor()), "stats: running length", "whole steps", running)
+        require_all(
+            (running >= 0) & (running == running.floor()), "stats: running length", "a whole number of steps", running
+        )
         step, length, flags = finished[:, 0], finished[:, 2], finished[:, 1 + len(self._sums) :]
         whole = (length >= 1) & (length == length.floor()) & (length <= step)
-        require_all(whole, "stats: length", "whole steps, of those counted", length)
-        require_all(step.diff() >= 0, "stats: step", "numbers in order of time", step)
+        require_all(whole, "stats: length", "a whole number of the counted steps", length)
+        require_all(step.diff() >= 0, "stats: step", "steps in order of time", step)
         require_all(step <= steps, "stats: step", f"at most {steps}, the steps", step)
         require_all((flags == 0) | (flags == 1), "stats: ends", "flags of 0 or 1", flags)
         played = float(running.sum() + length.sum())
         require(played <= steps, "stats: steps", f"at least the {played:.0f} of the episodes", steps)
         rest = self._tensors["ring"][episodes : self.window]
-        require_all(rest == 0, "stats: window", "0 behind the last episode", rest)
+        require_all(rest == 0, "stats: window", "0 after the last episode", rest)
 
     # Moving and saving
 
@@ -276,7 +295,7 @@ def _check_names(metrics: tuple[str, ...], reasons: tuple[str, ...]) -> None:
     names += [f"step_{name}" for name in ("reward", *metrics)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise SchemaError(explain("EpisodeStats", "names of their own", f"{twice!r} twice", "Rename one."))
+        raise SchemaError(explain("EpisodeStats", "distinct names", f"{twice!r} twice", "Rename one."))
 
 
 def _known(where: str, given: Mapping[str, Any], names: tuple[str, ...]) -> Mapping[str, Any]:

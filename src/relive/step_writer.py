@@ -27,9 +27,9 @@ class StepWriter:
         for name, value in fields.items():
             self._schema.require(name)
             if name in self.staged:
-                raise SchemaError(explain(name, "a field once a step", "it twice", "Stage it once."))
+                raise SchemaError(explain(name, "one value per step", "a second value", "Stage it once per step."))
             if value is None:
-                raise SchemaError(explain(name, "a value", "none", "Leave it out of stage."))
+                raise SchemaError(explain(name, "a value", None, "Leave it out of stage."))
             leaves += self._schema.flatten(name, value)
             which += self._schema.columns[name]
         self._storage.write(row, leaves, which)
@@ -58,5 +58,7 @@ class StepWriter:
             if name not in self.staged:
                 which.extend(columns)
             elif any(leaves[i] is not None for i in columns):
-                raise SchemaError(explain(name, "a field once a step", "it twice", "It has been staged: leave it out."))
+                raise SchemaError(
+                    explain(name, "one value per step", "a second value", "It is staged already: leave it out.")
+                )
         self._storage.write(row, tuple(leaves[i] for i in which), tuple(which))

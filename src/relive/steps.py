@@ -85,8 +85,8 @@ def check_replay(capacity: int, num_envs: int | None, next_obs: object, schema: 
         raise SchemaError(explain("next_obs", '"shared" or "stored"', repr(next_obs), "Pass one of them."))
     for i, field in enumerate(schema.fields):
         if isinstance(field, Stacked) and (next_obs == "stored" or i not in schema.columns["obs"]):
-            remedy = "Stack leaves of obs in a buffer with shared next_obs."
-            raise SchemaError(explain(dotted(schema.paths[i]), "a field stored as it is", "Stacked", remedy))
+            remedy = 'Use Stacked for leaves of obs only, with next_obs="shared".'
+            raise SchemaError(explain(dotted(schema.paths[i]), "a plain Field", "Stacked", remedy))
     refuse_sparse(schema, "a replay buffer")
 
 

@@ -32,8 +32,8 @@ class Advantages:
             raise NotReadyError(explain("compute_advantage", f"a value at {steps} steps", valued, remedy))
         if not self._agents:
             reward, value = (self._schema.trees[name] for name in ("reward", "value"))
-            remedy = "Pass value= to the buffer in the form of reward=."
-            raise SchemaError(explain("value", f"one for each reward ({reward})", value, remedy))
+            remedy = "Pass value= to the buffer with the keys and shapes of reward=."
+            raise SchemaError(explain("value", f"one value for each reward ({reward})", value, remedy))
 
     def estimated(
         self, steps: int, last: list[torch.Tensor], final_value: Any, *, bootstrap: bool, gamma: float, lam: float
@@ -61,15 +61,16 @@ class Advantages:
         known = self._finals.places
         if not bootstrap:
             if final_value is not None:
-                remedy = "Leave one of them out."
-                raise SchemaError(explain("final_value", "none with bootstrap_truncated=False", "values", remedy))
+                remedy = "Leave out final_value= or bootstrap_truncated=False."
+                raise SchemaError(
+                    explain("final_value", "None with bootstrap_truncated=False", type(final_value).__name__, remedy)
+                )
             return None, []
         if not self._resets.next_step:
             _require_finals(truncated & ~ends, known)
         if final_value is None and known:
             remedy = "Pass final_value=critic(rollout.final_obs), or bootstrap_truncated=False to count them as ends."
-            where = f"final_value of {len(known)} truncated steps"
-            raise NotReadyError(explain(where, "their values", "none", remedy))
+            raise NotReadyError(explain("final_value", f"values of {len(known)} truncated steps", None, remedy))
         if final_value is None:
             return None, []
         values = self.values("final_value", final_value, (len(known),), "truncated steps")
@@ -91,7 +92,7 @@ def _require_finals(cut: torch.Tensor, known: list[tuple[int, int]]) -> None:
     step, env = next((t, n) for t, n in cut.nonzero().tolist() if (t, n) not in set(known))
     remedy = "Pass final_obs= to add, use add_step, or pass bootstrap_truncated=False to count it as an end."
     where = f"final_obs of step {step}, environment {env}"
-    raise NotReadyError(explain(where, "the state a truncated step led to", "none", remedy))
+    raise NotReadyError(explain(where, "the observation that the truncated step led to", None, remedy))
 
 
 def attachable(trees: Iterable[tuple[Any, Any]], steps: int, storage: Storage) -> dict[Path, torch.Tensor]:
@@ -101,7 +102,7 @@ def attachable(trees: Iterable[tuple[Any, Any]], steps: int, storage: Storage) -
     taken = {*storage.schema.columns, *MADE_BY_ROLLOUT}
     for name, tree in trees:
         if not isinstance(name, str) or name in taken:
-            raise SchemaError(explain(str(name), "a name of its own", "a taken one", "Attach it as another."))
+            raise SchemaError(explain("attach", "an unused name", repr(name), "Attach it under another name."))
         taken.add(name)
         for path, value in named_leaves(name, tree):
             tensor = as_tensor(dotted(path), value, device)

@@ -47,7 +47,9 @@ class CaseItem(pytest.Item):
         if outcome.status == "not offered":
             pytest.skip(f"not offered: {outcome.reason}")
         if outcome.status == "differs":
-            raise Difference(f"{self.case.sentence}\nexpected  {outcome.expected}\ngot       {outcome.got}")
+            raise Difference(
+                f"{self.case.title}: {self.case.sentence}\nexpected  {outcome.expected}\ngot       {outcome.got}"
+            )
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The figures, not the way to them."""

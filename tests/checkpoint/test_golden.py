@@ -59,7 +59,7 @@ def _replies(folder: Path, subject: Kind, scratch: Path) -> Any:
     """What the public API says of the buffer in a folder, of which a copy is opened."""
     root = scratch / folder.name
     shutil.copytree(folder, root)
-    buffer = rl.load(root)
+    buffer: Any = rl.load(root)
     buffer.check()
     found = _stored(buffer) | {"batches": [subject.read(buffer) for _ in range(2)]}
     for n in range(35, 45):

@@ -52,7 +52,7 @@ def test_a_suite_whose_library_is_missing_says_how_to_get_it(
 ) -> None:
     monkeypatch.setattr(suites, "find_spec", lambda name: None)
     assert main(["bench", "--only", "ray_service"]) == 2
-    assert 'skipped ray_service: it needs ray: pip install "relive[ray]"' in capsys.readouterr().out
+    assert 'skipped ray_service: it needs ray: pip install ".[ray]"' in capsys.readouterr().out
     assert not started
 
 

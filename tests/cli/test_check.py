@@ -34,7 +34,7 @@ def test_a_damaged_checkpoint_is_told_with_its_place(tmp_path: Path, capsys: pyt
 def test_where_nothing_was_saved_the_answer_is_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path / "nowhere")]) == 1
     assert "relive check: " in (told := capsys.readouterr()).err
-    assert "expected a folder of checkpoints, got none" in told.err
+    assert "expected a folder of checkpoints, got no file FORMAT in it" in told.err
 
 
 @pytest.mark.parametrize("on_disk", [False, True])

@@ -47,7 +47,7 @@ def test_demo_says_how_to_get_the_picture_without_matplotlib(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(small_demo) == 1
-    assert 'pip install "relive[plots]"' in capsys.readouterr().out
+    assert 'pip install ".[plots]"' in capsys.readouterr().out
     assert [file.name for file in (tmp_path / "tiny").iterdir()] == ["report.html"]
 
 
@@ -191,10 +191,17 @@ def test_the_version_alone_is_asked_for_as_everywhere(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"relive {relive.__version__}\n"
 
 
+def test_python_dash_m_is_the_same_command() -> None:
+    command = [sys.executable, "-m", "relive", "--version"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout == f"relive {relive.__version__}\n"
+
+
+@pytest.mark.thorough
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "relive.cli", "version"]
+    command = [sys.executable, "-m", "relive", "version"]
     ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (141, "")

@@ -111,7 +111,7 @@ def test_disk_memory_that_is_in_use_is_said_with_exit_code_one(
 ) -> None:
     with disk_memory(tmp_path, rl.Uniform()) as replay:
         assert main(["inspect", str(tmp_path)]) == 1
-        assert "expected one process at a time, got it in use by another" in capsys.readouterr().err
+        assert "expected one process at a time, got a folder that another process uses" in capsys.readouterr().err
         assert len(replay) == 10
 
 

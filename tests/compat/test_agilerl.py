@@ -408,7 +408,9 @@ def test_returns_match_the_written_out_recurrences_also_after_a_wrap(data: st.Da
 
 
 def test_computing_returns_of_nothing_says_what_to_do() -> None:
-    with pytest.raises(rl.NotReadyError, match="compute_returns_and_advantages: expected stored steps, got none"):
+    with pytest.raises(
+        rl.NotReadyError, match="compute_returns_and_advantages: expected at least 1 stored step, got 0"
+    ):
         buffer(2).compute_returns_and_advantages(np.zeros(1), np.zeros(1))
     target = buffer(2)
     target.add(np.zeros(2), 0, 0.0, False, 0.0, 0.0)

@@ -440,7 +440,7 @@ class TestSteps:
 
     def test_step_counts_and_starts_again(self) -> None:
         buffer = filled()
-        with pytest.raises(IndexError, match=r"add: expected at most 4 steps, got one more\. Learn .* set step = 0"):
+        with pytest.raises(IndexError, match=r"add: expected at most 4 steps, got 5\. Train .* set step = 0"):
             buffer.add(**step(9))
         assert buffer.step == T
         buffer.step = 0

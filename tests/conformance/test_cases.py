@@ -10,7 +10,7 @@ from relive.conformance import CASES, Case, case
 from relive.conformance.outcome import DIFFERS, PASSES
 from relive.conformance.peers import ours
 from relive.conformance.peers.protocol import Peer
-from tests.conformance.mutants import MUTANTS
+from tests.conformance.mutants import MUTANTS, SharesNextObservations
 from tests.conformance.reference_buffer import reference
 
 
@@ -20,6 +20,7 @@ def test_relive_passes(case: Case) -> None:
     assert outcome.status == PASSES, (outcome.expected, outcome.got, outcome.reason)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_reference_passes(case: Case) -> None:
     outcome = case.run(reference())
@@ -32,12 +33,22 @@ def names(changed: dict[str, Any]) -> str:
     return getattr(part, "__name__", "lambda")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("number", "changed"), MUTANTS, ids=[f"{n}-{names(changed)}" for n, changed in MUTANTS])
 def test_a_mistake_is_noticed_with_its_figures(number: str, changed: dict[str, Any]) -> None:
     outcome = case(number).run(reference(**changed))
     assert outcome.status == DIFFERS
     assert outcome.expected
     assert outcome.got
+
+
+def test_a_difference_of_an_option_names_the_option() -> None:
+    said = {
+        "": case("T7").run(reference(replay=SharesNextObservations)).expected,
+        "sharing": case("T7").run(reference(replay_saving={"sharing": SharesNextObservations})).expected,
+    }
+    assert "option" not in said[""]
+    assert said["sharing"].endswith(" with the option sharing")
 
 
 def test_every_case_has_a_mutant() -> None:

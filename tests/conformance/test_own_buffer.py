@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relive.cli import main
+from relive.cli import conformance, main
 from relive.conformance import CASES, Differs, Peer, case
 from relive.conformance.outcome import DIFFERS, PASSES
 from relive.conformance.report import ask
@@ -61,9 +62,14 @@ def test_json_goes_to_the_output_alone(capsys: pytest.CaptureFixture[str], tmp_p
     assert not (tmp_path / "not").exists()
 
 
+@pytest.mark.thorough
 def test_another_interpreter_is_asked_what_is_missing_here(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    installed = tmp_path / "site-packages" / "relive"
+    shutil.copytree(Path(conformance.__file__).parents[1], installed)
+    (installed.parent / "numpy.py").write_text("raise ImportError('the numpy of the wrong environment')")
+    monkeypatch.setattr(conformance, "__file__", str(installed / "cli" / "conformance.py"))
     from relive.conformance.peers import discovery  # noqa: PLC0415
 
     found = discovery.discover(["ours"])

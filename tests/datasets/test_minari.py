@@ -17,8 +17,8 @@ from relive.checkpoint import progress
 from relive.cli import main
 from relive.datasets import from_minari, to_minari
 
-minari = pytest.importorskip("minari", reason='needs Minari: pip install "relive[minari]"')
-pytest.importorskip("h5py", reason='needs the files of Minari: pip install "relive[minari]"')
+minari = pytest.importorskip("minari", reason='needs Minari: pip install ".[minari]"')
+pytest.importorskip("h5py", reason='needs the files of Minari: pip install ".[minari]"')
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +155,7 @@ def test_infos_are_chosen_by_name() -> None:
     assert set(next(replay.episodes())["info"].keys()) == {"level"}
     assert "info" not in next(from_minari(collected_again(), infos=()).episodes()).keys()
     with pytest.raises(
-        rl.SchemaError, match="episode 0: infos: expected 'speed' in every episode, got one with deep, level"
+        rl.SchemaError, match="episode 0: infos: expected 'speed' in every episode, got an episode with deep, level"
     ):
         from_minari("test/collected-v0", infos=("speed",))
 
@@ -194,11 +194,11 @@ def test_a_rollout_takes_all_steps_with_the_final_observations() -> None:
     assert rollout["reward"].tolist() == [0, 1, 10, 11, 12]
     assert rollout["level"].tolist() == [1.5, 2.5, 11.5, 12.5, 13.5]
     assert rollout.final_obs["x"][:, 0].tolist() == [13], "of the truncated step"
-    with pytest.raises(rl.SchemaError, match="from_minari: expected a rollout of one environment, got 2"):
+    with pytest.raises(rl.SchemaError, match="from_minari: expected a rollout with num_envs=None, got 2"):
         from_minari("test/collected-v0", rl.RolloutBuffer(5, 2, obs={"x": 2}, action=1))
     to_minari(rich(), "test/rich-v0")
     declared = {name: DECLARED[name] for name in ("obs", "action")}
-    with pytest.raises(rl.SchemaError, match="episode 2: expected an end that is flagged, got none"):
+    with pytest.raises(rl.SchemaError, match="episode 2: expected terminated or truncated at its end, got neither"):
         from_minari("test/rich-v0", rl.RolloutBuffer(50, None, **declared))
 
 

@@ -59,7 +59,7 @@ def outcome(plan: Any) -> str:
     if failure is None:
         shard._buffer.check()
         shard.save()
-        return "older" if any("passed over" in str(one.message) for one in told) else "loaded"
+        return "older" if any("skipped a damaged" in str(one.message) for one in told) else "loaded"
     is_typed = isinstance(failure, rl.CorruptCheckpoint | rl.IncompatibleCheckpoint)
     return type(failure).__name__ if is_typed else f"untyped {type(failure).__name__}: {failure}"
 
@@ -113,7 +113,7 @@ def test_a_note_that_cannot_be_is_passed_over_for_an_older_checkpoint(tmp_path: 
     state = State(shard, max(int(path.stem) for path in (shard / "manifests").iterdir()))
     state.arrays[f"note.{name}"] = change(state.arrays[f"note.{name}"]).contiguous()
     state.write()
-    with pytest.warns(UserWarning, match=f"passed over a damaged checkpoint for .*note.{name}"):
+    with pytest.warns(UserWarning, match=f"skipped a damaged checkpoint and loaded number .*note.{name}"):
         assert Shard(plan, 0)._failure is None
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
 
 import os
 import random
@@ -100,7 +100,7 @@ class Samples(Client):
 
 def stored(path: Path, shard: int) -> list[int]:
     """The steps that a shard's checkpoint holds of its environment, oldest first."""
-    buffer = rl.load(path / f"shard-{shard}")
+    buffer = rl.load(path / f"shard-{shard}", rl.ReplayBuffer)
     buffer.check()
     rows = buffer[buffer.ids()]
     assert set(rows["obs"][:, 0].int().tolist()) == {shard}
@@ -156,6 +156,7 @@ def judge(totals: dict[str, Any], kills: int) -> None:
     assert totals["longest"] < PATIENCE + 5  # nobody hangs; the machine may be busy
 
 
+@pytest.mark.promise("F1")
 def test_three_kills_under_load(tmp_path: Path, cluster: str) -> None:
     totals = stress(tmp_path, kills=3, pause=1.0, seed=0)
     tell(f"F1: {totals}")

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
 
 from itertools import pairwise
 from pathlib import Path
@@ -106,6 +106,7 @@ def test_every_row_arrives_once_and_in_order_whatever_dies(
     run(tmp_path_factory.mktemp("service"), data)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("broken", [Forgetful, Amnesiac])
 def test_a_shard_that_forgets_what_it_was_sent_is_found_out(tmp_path_factory: Any, broken: type[Shard]) -> None:
     @given(data=st.data())
@@ -143,7 +144,7 @@ def test_what_is_kept_no_more_is_reported_as_lost(tmp_path: Path, monkeypatch: p
         service.extend(steps_of([0], first, 5))
     calls.die(0)
     service.extend(steps_of([0], 25, 5))
-    with pytest.warns(UserWarning, match="without 20 rows that are gone"):
+    with pytest.warns(UserWarning, match="restarted, and lost 20 rows"):
         service.flush()
     assert stored(calls) == {0: [*range(5), *range(25, 30)]}
     stats = service.stats()
@@ -276,5 +277,5 @@ def test_an_id_of_before_a_restart_is_stale_after_it(tmp_path: Path) -> None:
 def test_an_empty_service_says_so() -> None:
     for shards in (1, 2):
         service: ReplayService = local_service(plan_of(8, 2, shards))[0]
-        with pytest.raises(NotReadyError, match="sample: expected stored transitions, got none"):
+        with pytest.raises(NotReadyError, match="sample: expected at least 1 stored transition, got 0"):
             service.sample(1)

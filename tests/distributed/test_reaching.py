@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
 
 from collections.abc import Callable
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -246,7 +246,7 @@ class SlowCalls(LocalCalls):
 def test_rows_that_are_under_way_are_waited_for_before_an_empty_memory_is_refused() -> None:
     plan = plan_of(40, 4, 2)
     service = client_of(SlowCalls(plan), plan)
-    with pytest.raises(NotReadyError, match="stored transitions"):
+    with pytest.raises(NotReadyError, match="at least 1 stored transition, got 0"):
         service.sample(1)
     service.extend(steps_of(range(4), 0, 3))
     assert service.sample(8)["obs"].shape == (8, 2)

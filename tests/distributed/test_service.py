@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
 
 import os
 import pickle
@@ -24,7 +24,7 @@ from relive.errors import IncompatibleCheckpoint, SchemaError
 from relive.memory.shared import shares_memory
 from tests.distributed.local import steps_of
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.thorough]
 
 
 def kill(service: ReplayService, shard: int = 0) -> None:
@@ -112,7 +112,7 @@ def test_without_a_checkpoint_a_dead_shard_is_gone_and_nobody_waits_for_it() -> 
     service.extend(steps_of([0], 0, 5))
     kill(service)
     started = time.monotonic()
-    with pytest.raises(ShardUnavailable, match="a living process, got none") as caught:
+    with pytest.raises(ShardUnavailable, match="a running process, got a dead one") as caught:
         service.sample(1)
     assert not caught.value.retry
     assert time.monotonic() - started < 15
@@ -121,7 +121,7 @@ def test_without_a_checkpoint_a_dead_shard_is_gone_and_nobody_waits_for_it() -> 
 
 def test_a_closed_service_is_saved_gone_and_goes_on_under_the_same_name(tmp_path: Path) -> None:
     service = ReplayService("closed", 40, 2, (), checkpoint=tmp_path)
-    with pytest.raises(SchemaError, match="one that is free, got 'closed'"):
+    with pytest.raises(SchemaError, match="a name not in use, got 'closed'"):
         ReplayService("closed", 40, 2, ())
     service.extend(steps_of([0], 0, 5))
     service.close()

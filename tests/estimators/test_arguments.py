@@ -40,21 +40,21 @@ def gae(**changed: Any) -> Any:
     [
         (
             {"value": torch.zeros(5, 8, 1)},
-            "value: expected shape (5, 8) to go with reward, got (5, 8, 1). Squeeze the last axis.",
+            "value: expected shape (5, 8) to match reward, got (5, 8, 1). Squeeze the last axis.",
         ),
         (
             {"next_value": torch.zeros(8, 5)},
-            "next_value: expected shape (5, 8) to go with reward, got (8, 5). Transpose it: time comes first.",
+            "next_value: expected shape (5, 8) to match reward, got (8, 5). Transpose it: time comes first.",
         ),
-        ({"value": torch.zeros(8)}, f"value: expected shape (5, 8) to go with reward, got (8,). {ONE_EACH}"),
-        ({"value": torch.zeros(())}, f"value: expected shape (5, 8) to go with reward, got (). {ONE_EACH}"),
+        ({"value": torch.zeros(8)}, f"value: expected shape (5, 8) to match reward, got (8,). {ONE_EACH}"),
+        ({"value": torch.zeros(())}, f"value: expected shape (5, 8) to match reward, got (). {ONE_EACH}"),
         (
             {"next_value": torch.zeros(5, 1)},
-            f"next_value: expected shape (5, 8) to go with reward, got (5, 1). {ONE_EACH}",
+            f"next_value: expected shape (5, 8) to match reward, got (5, 1). {ONE_EACH}",
         ),
         (
             {"terminated": torch.zeros(5, dtype=torch.bool)},
-            f"terminated: expected shape (5, 8) to go with reward, got (5,). {ONE_EACH}",
+            f"terminated: expected shape (5, 8) to match reward, got (5,). {ONE_EACH}",
         ),
         ({"truncated": torch.zeros(5, 8)}, f"truncated: expected dtype torch.bool, got torch.float32. {COMPARE}"),
         (
@@ -64,7 +64,7 @@ def gae(**changed: Any) -> Any:
         ({"mask": torch.ones(5, 8)}, f"mask: expected dtype torch.bool, got torch.float32. {COMPARE}"),
         (
             {"mask": torch.ones(5, 8, 1).bool()},
-            "mask: expected shape (5, 8) to go with reward, got (5, 8, 1). Squeeze the last axis.",
+            "mask: expected shape (5, 8) to match reward, got (5, 8, 1). Squeeze the last axis.",
         ),
         ({"reward": np.zeros((5, 8), np.float32)}, f"reward: expected a torch.Tensor, got numpy.ndarray. {CONVERT}"),
         ({"value": [1.0, 2.0]}, f"value: expected a torch.Tensor, got list. {CONVERT}"),
@@ -84,11 +84,11 @@ def gae(**changed: Any) -> Any:
         ),
         (
             {"value": torch.zeros(5, 8, device="meta")},
-            "value: expected a tensor on cpu to go with reward, got meta. Call .to('cpu').",
+            "value: expected a tensor on cpu to match reward, got meta. Call .to('cpu').",
         ),
         (
             {"mask": torch.ones(5, 8, device="meta").bool()},
-            "mask: expected a tensor on cpu to go with reward, got meta. Call .to('cpu').",
+            "mask: expected a tensor on cpu to match reward, got meta. Call .to('cpu').",
         ),
         ({"gamma": 1.5}, "gamma: expected a number from 0 to 1, got 1.5. Pass a discount inside that range."),
         ({"lam": -0.1}, "lam: expected a number from 0 to 1, got -0.1. Pass a discount inside that range."),
@@ -97,7 +97,7 @@ def gae(**changed: Any) -> Any:
         ({"lam": True}, "lam: expected a number, got bool. Pass a Python float."),
         ({"gamma": None}, "gamma: expected a number, got None. Pass a Python float."),
         ({"gamma": torch.tensor(0.9)}, "gamma: expected a number, got torch.Tensor. Pass a Python float."),
-        ({"gamma": 10**400}, "gamma: expected a number, got an int too large for a float. Pass a Python float."),
+        ({"gamma": 10**400}, "gamma: expected a number, got an int too large for a float. Pass a smaller number."),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(changed: dict[str, Any], message: str) -> None:
@@ -134,7 +134,7 @@ def test_last_value_is_one_row_of_the_reward() -> None:
     for wrong in (torch.zeros(8, 1), torch.zeros(1, 8), torch.zeros(())):
         told = refusal(rl.discounted_return, reward, none, none, gamma=0.9, last_value=wrong)
         got = tuple(wrong.shape)
-        assert told.startswith(f"last_value: expected shape (8,) to go with one row of reward, got {got}.")
+        assert told.startswith(f"last_value: expected shape (8,) to match one row of reward, got {got}.")
     told = refusal(rl.discounted_return, reward, none, none, gamma=0.9, last_value=0.0)
     assert told == "last_value: expected a tensor of shape (8,), got float. Pass one value per environment."
     told = refusal(rl.discounted_return, reward, none, none, gamma=0.9, last_value=torch.zeros(8, device="meta"))
@@ -145,7 +145,10 @@ def test_last_value_is_one_row_of_the_reward() -> None:
     ("changed", "message"),
     [
         ({"group_size": 1}, f"group_size: expected an int of at least 2, got 1. {GROUP}"),
-        ({"group_size": 3}, "group_size: expected a divisor of 8 environments, got 3. Choose one that divides."),
+        (
+            {"group_size": 3},
+            "group_size: expected a divisor of 8 environments, got 3. Choose a group_size that divides them.",
+        ),
         ({"group_size": 2.0}, f"group_size: expected an int of at least 2, got float. {GROUP}"),
         (
             {"reward": torch.zeros(5), "done": torch.zeros(5).bool()},

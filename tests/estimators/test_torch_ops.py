@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from relive import estimators as rl
 from relive import kernels
 from tests.estimators.calls import ARGUMENTS, SETTINGS, assert_equal, call, every_estimator, sample
+from tests.tiers import select
 
 
 class Launches(TorchDispatchMode):
@@ -75,7 +76,7 @@ def test_the_other_functions_give_shapes_of_tensors_without_data_too() -> None:
 
 
 @every_estimator
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", select(True, of=[False, True]))
 def test_compiling_gives_one_graph_and_the_same_numbers(name: str, masked: bool) -> None:
     torch.compiler.reset()
     tensors = sample(9, 6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.examples.test_examples import load, one_thread  # noqa: F401 (a fixture for every test here)
+from tests.examples.test_examples import load
 from tests.examples.test_replay_examples import command
 
 

@@ -3,24 +3,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
+
+from tests.tiers import select
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As the examples do when run: on a busy machine the threads of torch wait for each other most of the time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def load(name: str) -> ModuleType:
@@ -38,7 +29,7 @@ def test_an_example_is_one_short_file(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 200
 
 
-@pytest.mark.parametrize("autoreset", ["NEXT_STEP", "SAME_STEP"])
+@pytest.mark.parametrize("autoreset", select("SAME_STEP", of=["NEXT_STEP", "SAME_STEP"]))
 @pytest.mark.parametrize(("env_id", "steps"), [("CartPole-v1", 1500), ("Pendulum-v1", 4000)])
 def test_ppo_runs_for_a_few_steps_and_repeats_itself(env_id: str, steps: int, autoreset: str) -> None:
     ppo = load("ppo")
@@ -56,6 +47,7 @@ def test_ppo_learns_pendulum(autoreset: str) -> None:
     assert sum(returns[-50:]) / 50 > -300
 
 
+@pytest.mark.thorough
 def test_ppo_as_a_command_saves_its_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "curves" / "cartpole.png"
@@ -100,7 +92,7 @@ def test_every_room_can_be_solved_and_both_parts_of_the_observation_are_true() -
         assert tuple(room.goal) in reached
 
 
-@pytest.mark.parametrize("memory", [True, False])
+@pytest.mark.parametrize("memory", select(False, of=[True, False]))
 def test_recurrent_ppo_runs_for_a_few_steps_and_repeats_itself(memory: bool) -> None:
     example = load("recurrent_ppo")
     curve = example.train(1, 4500, memory=memory)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.examples.test_replay_examples import EXAMPLES
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
 
 
 def run(cluster: str, *arguments: object) -> str:
@@ -20,6 +20,7 @@ def run(cluster: str, *arguments: object) -> str:
     return ended.stdout
 
 
+@pytest.mark.thorough
 def test_actors_and_a_learner_run_as_a_command(cluster: str, tmp_path: object) -> None:
     said = run(cluster, "--total-steps", 1400, "--actors", 2, "--shards", 2, "--checkpoint", f"{tmp_path}/memory")
     assert "mean return of the last" in said.splitlines()[-1]

@@ -3,7 +3,6 @@
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -13,17 +12,9 @@ import pytest
 import torch
 
 import relive as rl
+from tests.tiers import select
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Examples run on one thread; other tests go on with as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def load(name: str, **constants: float) -> ModuleType:
@@ -45,7 +36,9 @@ def command(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: object) -> N
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
 
-@pytest.mark.parametrize(("name", "steps", "learning_starts"), [("dqn", 1000, 200), ("sac", 450, 300)])
+@pytest.mark.parametrize(
+    ("name", "steps", "learning_starts"), select(("sac", 450, 300), of=[("dqn", 1000, 200), ("sac", 450, 300)])
+)
 def test_an_example_repeats_itself_for_a_seed_and_not_for_another(name: str, steps: int, learning_starts: int) -> None:
     example = load(name, LEARNING_STARTS=learning_starts, BATCH_SIZE=16)
     episodes = example.train(1, steps)
@@ -54,7 +47,7 @@ def test_an_example_repeats_itself_for_a_seed_and_not_for_another(name: str, ste
     assert episodes != example.train(2, steps)
 
 
-@pytest.mark.parametrize(("name", "steps"), [("dqn", 1100), ("sac", 520)])
+@pytest.mark.parametrize(("name", "steps"), select(("dqn", 1100), of=[("dqn", 1100), ("sac", 520)]))
 def test_an_example_as_a_command_saves_its_picture(
     name: str,
     steps: int,
@@ -157,6 +150,7 @@ def test_her_flips_fifteen_bits() -> None:
     assert np.mean([success for _, success in her.train(1, 60_000, hindsight=False)[-200:]]) < 0.05
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
 def test_acting_and_learning_in_two_processes_runs_as_a_command(tmp_path: Path) -> None:
     picture = tmp_path / "async_sac.png"

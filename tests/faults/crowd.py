@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,6 @@ import torch
 import relive as rl
 from relive.concurrent import Handle
 from relive.ring import Ring
-
-processes = get_context("forkserver")
-processes.set_forkserver_preload(["tests.faults.crowd"])
 
 WRITERS, SAMPLERS = 3, 2
 PATTERN = np.random.default_rng(7).integers(0, 256, 1 << 20, np.uint8)

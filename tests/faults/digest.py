@@ -27,6 +27,8 @@ CACHES = {
     "is_exposed",
 }
 """What is made anew from the rest, or means nothing to what is stored."""
+PLAIN = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device}
+"""What is told by its `repr`. Asked for first: `isinstance` of a type of torch is slow."""
 
 
 def digest(*things: Any) -> str:
@@ -37,7 +39,7 @@ def digest(*things: Any) -> str:
 
 
 def _add(total: Any, thing: Any, seen: dict[int, Any]) -> None:
-    if isinstance(thing, bool | int | float | complex | str | bytes | torch.dtype | torch.device | None | type):
+    if type(thing) in PLAIN or isinstance(thing, int | float | str | torch.dtype | type):
         total.update(repr(thing).encode())
         return
     if id(thing) in seen:

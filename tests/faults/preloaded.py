@@ -1,6 +1,8 @@
 """What the fork server imports before the first process is asked for."""
 
-from tests.faults import test_i_leaks, test_j_streams
+from tests import test_rate_limit
+from tests.faults import crowd, test_i_leaks, test_j_streams
 from tests.faults.checkpoint import test_c_files, victim
+from tests.faults.disk import writer
 
-__all__ = ["test_c_files", "test_i_leaks", "test_j_streams", "victim"]
+__all__ = ["crowd", "test_c_files", "test_i_leaks", "test_j_streams", "test_rate_limit", "victim", "writer"]

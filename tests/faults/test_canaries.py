@@ -30,6 +30,8 @@ from tests.faults.test_abuse import Case, complaint, forget, prioritized, replay
 from tests.faults.traffic import Traffic
 from tests.test_threads import at_once
 
+pytestmark = pytest.mark.thorough
+
 CPU = torch.device("cpu")
 
 
@@ -266,7 +268,7 @@ def test_histories_of_a_broken_buffer_are_not_those_of_the_model(name: str, monk
 def test_a_load_that_forgets_the_generator_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("uniform", "rollout", "distillation"):
         buffer = streams.lived(kind, 3, tmp_path / kind)
-        twin = rl.load(tmp_path / kind)
+        twin: Any = rl.load(tmp_path / kind)
         if hasattr(buffer, "_tests_clock"):
             twin._tests_clock = buffer._tests_clock.copy()
         twin._random.restore(rl.randomness.Randomness(1).snapshot())  # type: ignore[attr-defined]

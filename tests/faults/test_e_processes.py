@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import relive as rl
-from tests.faults.crowd import SAMPLERS, WRITERS, Board, look, processes, sample, write
+from tests.faults.crowd import SAMPLERS, WRITERS, Board, look, sample, write
+from tests.faults.processes import CONTEXT, killed
+from tests.tiers import select
 from tests.totals import tell
 
 LONG = float(os.environ.get("RELIVE_PROCESS_SECONDS", "1800"))
@@ -37,7 +39,7 @@ def shared(width: int, sampler: Any) -> rl.ReplayBuffer:
 @contextmanager
 def samplers(replay: rl.ReplayBuffer, board: Board, batch_size: int) -> Iterator[None]:
     running = [
-        processes.Process(target=sample, args=(replay.handle(), board.place, WRITERS + i, batch_size), daemon=True)
+        CONTEXT.Process(target=sample, args=(replay.handle(), board.place, WRITERS + i, batch_size), daemon=True)
         for i in range(SAMPLERS)
     ]
     for process in running:
@@ -56,7 +58,7 @@ def crowd(width: int, rows: int, seconds: float, sampler: Any) -> Board:
     steps = rows // WRITERS
     with samplers(replay, board, 8):
         args = [(replay.handle(), board.place, env, width, steps) for env in range(WRITERS)]
-        writers = [processes.Process(target=write, args=each, daemon=True) for each in args]
+        writers = [CONTEXT.Process(target=write, args=each, daemon=True) for each in args]
         for process in writers:
             process.start()
         for process in writers:
@@ -91,7 +93,7 @@ def killing(width: int, kills: int, sampler: Any, seed: int) -> Board:
     start = time.monotonic()
 
     def started(env: int) -> Any:
-        process = processes.Process(target=write, args=(replay.handle(), board.place, env, width, 1 << 40), daemon=True)
+        process = CONTEXT.Process(target=write, args=(replay.handle(), board.place, env, width, 1 << 40), daemon=True)
         process.start()
         return process
 
@@ -130,13 +132,20 @@ def assert_whole(board: Board) -> None:
     assert board.numbers[:, -1].max() < STALL
 
 
-@pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized()], ids=["uniform", "prioritized"])
+@pytest.mark.promise("E1")
+@pytest.mark.parametrize(
+    "sampler", select(rl.Prioritized(), of=[rl.Uniform(), rl.Prioritized()]), ids=["uniform", "prioritized"]
+)
 def test_rows_that_several_processes_write_and_read_at_once_are_whole_and_all_there(sampler: Any) -> None:
     board = crowd(1 << 16, 50_000, 20, sampler)
     assert_whole(board)
 
 
-@pytest.mark.parametrize(("width", "sampler"), [(1 << 16, rl.Prioritized()), (1 << 20, rl.Uniform())])
+@pytest.mark.promise("E3")
+@pytest.mark.parametrize(
+    ("width", "sampler"),
+    select((1 << 16, rl.Prioritized()), of=[(1 << 16, rl.Prioritized()), (1 << 20, rl.Uniform())]),
+)
 def test_the_others_go_on_with_whole_rows_when_a_writer_is_killed(width: int, sampler: Any) -> None:
     assert_whole(killing(width // 2, 20, sampler, random.randrange(1 << 30)))
 
@@ -156,16 +165,15 @@ def test_five_thousand_writers_are_killed() -> None:
     tell(f"E3: {killed} kills in {time.monotonic() - start:.0f} s")
 
 
-def test_nothing_is_left_behind_by_processes_that_were_all_killed() -> None:
+def share_and_die(told: Path) -> None:
+    replay = rl.ReplayBuffer(64, 4, (), device=rl.Memory.shared())
+    replay.add(np.zeros(4, np.float32), 0.0, 0.0, False, False, np.ones(4, np.float32))
+    told.write_text(str(rl.connect(replay.handle())))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_nothing_is_left_behind_by_processes_that_were_all_killed(tmp_path: Path) -> None:
     before = set(Path("/dev/shm").iterdir())
-    code = (
-        "import numpy as np, relive as rl, os, signal\n"
-        "replay = rl.ReplayBuffer(64, 4, (), device=rl.Memory.shared())\n"
-        "replay.add(np.zeros(4, np.float32), 0.0, 0.0, False, False, np.ones(4, np.float32))\n"
-        "print(rl.connect(replay.handle()), flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == -9
-    assert "1 of 64 rows" in done.stdout
+    assert killed(share_and_die, tmp_path / "told")
+    assert "1 of 64 rows" in (tmp_path / "told").read_text()
     assert set(Path("/dev/shm").iterdir()) == before

@@ -140,7 +140,7 @@ def test_what_cannot_be_opened_now_is_not_taken_for_damage(tmp_path: Path, folde
     with pytest.raises(rl.CheckpointError, match="Nothing is known to be wrong with the file") as caught:
         rl.load(tmp_path, files=failing(getattr(errno, name), folder))
     assert type(caught.value) is rl.CheckpointError
-    with pytest.warns(UserWarning, match="passed over a damaged checkpoint for 1"):
+    with pytest.warns(UserWarning, match="skipped a damaged checkpoint and loaded number 1"):
         rl.load(tmp_path, files=failing(errno.EIO, folder))
 
 
@@ -153,7 +153,8 @@ def load_with_few_files(root: Path, more: int) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return f"checkpoint {rl.load(root)._checkpoint.number}"
+            buffer: Any = rl.load(root)
+            return f"checkpoint {buffer._checkpoint.number}"
     except Exception as error:
         return type(error).__name__
     finally:

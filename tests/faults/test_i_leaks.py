@@ -92,15 +92,16 @@ def cycle() -> Work:
 
 def save_and_load(kind: str, root: Path) -> Work:
     """A step, a save on top of the others, and a load that the next step goes on from."""
-    buffers = [KINDS[kind].make()]
+    buffers: list[Any] = [KINDS[kind].make()]
 
     def once(n: int) -> None:
         KINDS[kind].act(buffers[0], n)
         clock = getattr(buffers[0], "_tests_clock", None)
         buffers[0].save(root)
-        buffers[0] = rl.load(root)
+        loaded: Any = rl.load(root)
         if clock is not None:
-            buffers[0]._tests_clock = clock
+            loaded._tests_clock = clock
+        buffers[0] = loaded
 
     return once
 
@@ -133,6 +134,7 @@ def live_long(cycles: int, saves: int) -> None:
     )
 
 
+@pytest.mark.promise("I4")
 def test_a_life_leaves_nothing_behind() -> None:
     live_long(trials("I4", 20_000), trials("I4_SAVES", 30))
 
@@ -174,6 +176,7 @@ def leak(what: str, cycles: int) -> dict[str, int]:
             path.unlink()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("what", "cycles"), [(what, 900 if what == "memory" else 60) for what in Held._fields])
 def test_what_is_left_behind_is_seen(what: str, cycles: int) -> None:
     assert what in apart(leak, what, cycles)

@@ -14,6 +14,7 @@ import relive as rl
 from relive.checkpoint.contents import bytes_of
 from tests.checkpoint.traffic import KINDS
 from tests.faults.processes import started
+from tests.tiers import select
 from tests.totals import SEED, tell, trials
 
 BATCHES = 1_000
@@ -54,7 +55,7 @@ def streams_of_loaded(kind: str, runs: list[tuple[int, Path, Any]]) -> list[str]
     """In a new process: load each, and go on."""
     found = []
     for seed, root, clock in runs:
-        buffer = rl.load(root)
+        buffer: Any = rl.load(root)
         if clock is not None:
             buffer._tests_clock = clock
         found.append(stream(kind, buffer, seed))
@@ -79,7 +80,8 @@ def resume(path: Path, kind: str, scripts: int, seed: int) -> None:
     tell(f"J1: {kind}, {scripts} scripts of {BATCHES} batches each in a new process, seeds from {seed}")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.promise("J1")
+@pytest.mark.parametrize("kind", select("prioritized", "rollout", of=KINDS))
 def test_a_new_process_goes_on_with_the_same_batches(kind: str, tmp_path: Path) -> None:
     resume(tmp_path, kind, trials("J1", 20), SEED)
 

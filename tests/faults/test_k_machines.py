@@ -15,6 +15,7 @@ from tests.faults.machines.distillation import DistillationMachine
 from tests.faults.machines.machine import Machine
 from tests.faults.machines.replay import ReplayMachine
 from tests.faults.machines.rollout import RolloutMachine
+from tests.tiers import select
 from tests.totals import tell, trials
 
 SAMPLERS = {"uniform": rl.Uniform(), "prioritized": rl.Prioritized(), "epochs": rl.WithoutReplacement()}
@@ -49,7 +50,8 @@ def share(kind: str, histories: int) -> int:
     return histories if kind in ("rollout", "distillation") else -(-histories // 9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.promise("K1")
+@pytest.mark.parametrize("kind", select("shared prioritized", "rollout", of=KINDS))
 def test_any_history_is_that_of_the_model(kind: str) -> None:
     live(kind, share(kind, trials("K1", 100)), 50)
 

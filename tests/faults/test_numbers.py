@@ -17,6 +17,7 @@ import torch
 import relive as rl
 from relive.kernels.priority import PriorityTree, priority_tree
 from tests.faults.digest import digest
+from tests.tiers import select
 from tests.totals import tell
 
 CPU = torch.device("cpu")
@@ -41,6 +42,7 @@ def drift(tree: PriorityTree, updates: int) -> float:
     return max(*errors, abs(float(tree.total()) / math.fsum(brute) - 1))
 
 
+@pytest.mark.promise("H")
 @pytest.mark.parametrize("updates", [10**6, pytest.param(10**7, marks=pytest.mark.long)])
 def test_the_tree_does_not_drift(backend: str, updates: int) -> None:
     worst = drift(priority_tree(1 << 17, CPU), updates)
@@ -79,6 +81,7 @@ def check_weights(batch: Any, priorities: list[float], normalize: str, power: fl
     assert weight == pytest.approx(np.maximum(expected, np.finfo(np.float32).tiny), rel=1e-4)
 
 
+@pytest.mark.promise("H")
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0, 3.0])
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
 @pytest.mark.parametrize("normalize", ["batch", "global"])
@@ -188,7 +191,8 @@ def first_row(border: int, unit: int, slots: int) -> int:
     return (border // unit // slots - 2) * slots
 
 
-@pytest.mark.parametrize("unit", [1, ENVS], ids=["rows", "ids"])
+@pytest.mark.promise("I1")
+@pytest.mark.parametrize("unit", select(ENVS, of=[1, ENVS]), ids=["rows", "ids"])
 @pytest.mark.parametrize("border", BORDERS)
 def test_a_replay_buffer_passes_a_border_as_if_it_were_none(backend: str, border: int, unit: int) -> None:
     replay, twin = make(), make()
@@ -203,7 +207,7 @@ def test_a_replay_buffer_ends_before_its_ids_do(backend: str) -> None:
     start = first_row(2**63, ENVS, replay._storage.ring.slots)
     begin_at(replay, start)
     steps = live_together(replay, twin, start * ENVS)
-    with pytest.raises(OverflowError, match="add: expected ids below 2\\^63, got room for . rows an environment"):
+    with pytest.raises(OverflowError, match="add: expected ids below 2\\^63, got room for . rows per environment"):
         list(steps)
     assert 0 < 2**63 - 1 - int(replay.ids().max()) < 30
     before = digest(replay)
@@ -224,6 +228,7 @@ def distillation(row: int) -> rl.DistillationBuffer:
     return buffer
 
 
+@pytest.mark.promise("I1")
 @pytest.mark.parametrize("border", BORDERS)
 def test_a_distillation_buffer_passes_a_border_as_if_it_were_none(backend: str, border: int) -> None:
     start = border - 16

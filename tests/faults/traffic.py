@@ -120,8 +120,9 @@ class Traffic:
                 self.updated += 8
 
     def _save(self) -> None:
-        number = self.replay.save(self.folder)  # pyright: ignore[reportArgumentType]
-        loaded = rl.load(self.folder, number=number)  # pyright: ignore[reportArgumentType]
+        assert self.folder is not None
+        number = self.replay.save(self.folder)
+        loaded = rl.load(self.folder, rl.ReplayBuffer, number=number)
         loaded.check()
         self.count(loaded[loaded.ids()])
         self.saves += 1

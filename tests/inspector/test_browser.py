@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,11 @@ def opened(browser: chromium.Chromium, buffer: Any, folder: Path) -> None:
     rl.inspect(buffer, html=folder / "page.html")
     browser.open(folder / "page.html")
     browser.run("document.querySelector('main').focus()")
+
+
+def every(browser: chromium.Chromium, selector: str, what: str) -> Any:
+    """An expression in `x` for each element."""
+    return browser.run(f"[...document.querySelectorAll({selector!r})].map(x => {what})")
 
 
 def text(browser: chromium.Chromium, selector: str) -> str:
@@ -296,3 +303,111 @@ def test_the_parts_of_a_field_unfold(browser: chromium.Chromium, tmp_path: Path)
     click(browser, "#fields button")
     assert browser.run(shown)[:3] == ["obs", "obs[0]", "obs[1]"]
     assert browser.run("document.querySelector('#fields button').getAttribute('aria-expanded')") == "true"
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_every_plot_has_named_axes_with_ticks(make: Any, browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, make(), tmp_path)
+    plots = every(browser, ".plot", "x.closest('.axes') !== null")
+    assert all(plots)
+    names = every(browser, ".axes", "[...x.querySelectorAll(':scope > .name')].map(name => name.textContent.trim())")
+    assert len(names) == len(plots)
+    assert all(len(both) == 2 and all(both) for both in names), names
+    assert all(count >= 1 for count in every(browser, ".axes .ticks, .axes .yticks", "x.children.length"))
+    if make is not empty:
+        lanes = every(browser, ".lane:not(.foot)", "x.querySelectorAll('.yticks span').length")
+        assert lanes
+        assert all(1 <= count <= 2 for count in lanes)
+        assert every(browser, ".lane.foot .ticks", "x.children.length > 0") == [True]
+    apart = """[...document.querySelectorAll('.ticks')].filter(x => { const boxes = [...x.children].map(
+        y => y.getBoundingClientRect()); return boxes.some((box, i) => i && box.left < boxes[i - 1].right) }).length"""
+    for width in (1280, 420):
+        browser.resize(width, 900)
+        try:
+            assert browser.run(apart) == 0, "ticks do not cover each other"
+            assert browser.run("document.documentElement.scrollWidth") == width
+        finally:
+            browser.resize(1200, 900)
+
+
+def test_ticks_stand_where_their_numbers_are(browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, walk([2, 2, 2, 2, 3, 4, 4]), tmp_path)
+    lengths = "#episodes figure:nth-child(2)"
+    middle = "(b => [b.left + b.width / 2, b.top + b.height / 2])(x.getBoundingClientRect())"
+    bars = every(browser, f"{lengths} .bar", "(b => [b.left + b.width / 2, b.top])(x.getBoundingClientRect())")
+    across = every(browser, f"{lengths} .ticks span", middle)
+    assert [x for x, _ in across] == pytest.approx([x for x, _ in bars], abs=1)
+    heights = every(browser, f"{lengths} .yticks span", f"[x.textContent, {middle}[1]]")
+    # four episodes of 2 steps, one of 3, two of 4
+    assert [dict(heights)[count] for count in ("4", "1", "2")] == pytest.approx([top for _, top in bars], abs=1.5)
+    # obs[1] of the newest episode goes from 0 to 3
+    lane = "[...document.querySelectorAll('.lane')].find(x => x.textContent.startsWith('obs[1]'))"
+    assert browser.run(f"[...{lane}.querySelectorAll('.yticks span')].map(x => x.textContent)") == ["0", "3"]
+    assert every(browser, ".lane.foot .ticks span", "x.textContent") == ["0", "1", "2", "3"]
+
+
+def test_rows_in_no_order_are_counted_in_the_buffer(browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, unordered(), tmp_path)
+    browser.run("document.querySelector('.list li:last-child button').click()")
+    assert text(browser, ".stage h3") == "Rows 86 to 149"
+    press(browser, "ArrowRight")
+    assert text(browser, ".stage output") == "row 87 of 149"
+    assert every(browser, ".lane.foot .ticks span", "x.textContent") == ["100", "120", "140"]
+    values = "[...document.querySelectorAll('.lane .what')].map(x => x.lastChild.textContent)"
+    assert browser.run(values)[-1] == "87", "the observation is the number of its row"
+
+
+def test_arrow_keys_step_as_soon_as_the_page_is_open(browser: chromium.Chromium, tmp_path: Path) -> None:
+    rl.inspect(walk([3, 5]), html=tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    press(browser, "ArrowDown")
+    assert text(browser, ".stage h3") == "Episode 2", "it scrolls the page, as elsewhere"
+    press(browser, "ArrowRight", 2)
+    assert text(browser, ".stage output") == "step 2 of 4"
+    seen = "(b => b.top >= 0 && b.top < innerHeight)(document.querySelector('.stage output').getBoundingClientRect())"
+    browser.wait(lambda: browser.run(seen))
+    press(browser, "ArrowLeft")
+    assert text(browser, ".stage output") == "step 1 of 4"
+    press(browser, "ArrowDown")
+    assert text(browser, ".stage h3") == "Episode 1"
+
+
+def test_an_empty_buffer_is_said_to_be_empty(browser: chromium.Chromium, tmp_path: Path) -> None:
+    opened(browser, empty(), tmp_path)
+    assert text(browser, ".warnings") == "ReplayBuffer is empty: it holds no transitions."
+    assert "Nothing looks odd" not in text(browser, "main")
+
+
+@pytest.mark.parametrize(("truncated", "terminated", "running"), [(11, 0, 1), (7, 0, 1), (37, 3, 1), (199, 1, 0)])
+def test_a_warning_and_its_panel_say_the_same(
+    truncated: int, terminated: int, running: int, browser: chromium.Chromium, tmp_path: Path
+) -> None:
+    replay = rl.ReplayBuffer(1000, obs=1, action=(), seed=0)
+    ends = [(True, False)] * terminated + [(False, True)] * truncated + [(False, False)] * running
+    for episode, end in enumerate(ends):
+        for t in range(2):
+            flags = end if t == 1 else (False, False)
+            replay.add([10 * episode + t], 0.0, float(episode == 3), *flags, next_obs=[10 * episode + t + 1])
+    opened(browser, replay, tmp_path)
+    warned = re.search(r"(\d[\d.]* %) of episodes end by time limit", text(browser, ".warnings"))
+    assert warned is not None
+    panel = dict(every(browser, "#episodes .key li", "[x.children[1].textContent, x.children[2].textContent]"))
+    assert panel["truncated by a time limit"] == f"{truncated} ({warned[1]})"
+    assert panel.get("still running") == (str(running) if running else None)
+    zero = re.search(r"The reward is 0 in (\d[\d.]* %) of rows", text(browser, ".warnings"))
+    if zero is not None:
+        assert f"0 in {zero[1]} of rows" in text(browser, "#actions")
+        assert zero[1] in text(browser, ".figures")
+
+
+def test_the_title_has_the_path_and_the_date(browser: chromium.Chromium, tmp_path: Path) -> None:
+    replay = walk([3])
+    replay.save(tmp_path / "<run>")
+    today = datetime.now().astimezone().strftime("%Y-%m-%d")
+    opened(browser, tmp_path / "<run>", tmp_path)
+    for told in (browser.run("document.title"), text(browser, ".lead")):
+        assert str(tmp_path / "<run>") in told
+        assert today in told
+    assert browser.run("document.title").startswith("ReplayBuffer · ")
+    opened(browser, replay, tmp_path)
+    assert "in memory" in text(browser, ".lead")

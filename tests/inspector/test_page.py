@@ -72,6 +72,7 @@ def test_values_and_advantages_have_timelines_of_their_own(tmp_path: Path) -> No
     assert (len(data["browser"]["series"]), data["browser"]["left_out"]) == (16, 10)
 
 
+@pytest.mark.thorough
 def test_a_large_buffer_makes_a_small_page_that_says_what_is_missing(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lengths = [int(length) for length in rng.integers(1, 400, 300)]

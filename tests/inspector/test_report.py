@@ -213,19 +213,21 @@ def test_a_distillation_buffer_has_fields_and_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "what"),
     [
-        lambda: rl.ReplayBuffer(9, obs=1, action=()),
-        lambda: rl.ReplayBuffer(9, obs=1, action=(), sampler=rl.Counted(rl.Prioritized())),
-        lambda: rl.RolloutBuffer(3, 2, obs=1, action=()),
-        lambda: rl.DistillationBuffer(9, obs=1),
+        (lambda: rl.ReplayBuffer(9, obs=1, action=()), "transitions"),
+        (lambda: rl.ReplayBuffer(9, obs=1, action=(), sampler=rl.Counted(rl.Prioritized())), "transitions"),
+        (lambda: rl.RolloutBuffer(3, 2, obs=1, action=()), "transitions"),
+        (lambda: rl.DistillationBuffer(9, obs=1), "rows"),
     ],
 )
-def test_an_empty_buffer_has_a_report_too(make: Any, tmp_path: Path) -> None:
-    found = rl.inspect(make(), html=tmp_path / "page.html")
+def test_an_empty_buffer_has_a_report_that_says_so(make: Any, what: str, tmp_path: Path) -> None:
+    buffer = make()
+    found = rl.inspect(buffer, html=tmp_path / "page.html")
     assert found.as_dict()["source"]["rows"] == 0
-    assert found.warnings == []
-    assert "rows" in str(found)
+    assert found.warnings == [f"{type(buffer).__name__} is empty: it holds no {what}."]
+    assert found.warnings[0] in str(found)
+    assert "rows ago" not in str(found), "no row is the oldest"
 
 
 def test_unordered_rows_have_no_episodes() -> None:
@@ -351,6 +353,25 @@ def test_what_looks_odd_is_said_in_words(case: str) -> None:
     assert any(warning.startswith(sentence) for warning in warnings), warnings
 
 
+def test_a_running_episode_has_not_stopped_and_is_in_no_share() -> None:
+    rows = [{"truncated": t % 10 == 9} for t in range(115)]
+    found = rl.inspect(replay_of(rows))
+    assert found.as_dict()["episodes"]["stopped"] == 11
+    assert "100 % of episodes end by time limit." in found.warnings
+    assert "truncated 11 (100 %), running 1\n" in str(found)
+
+
+def test_rows_written_and_the_oldest_row_say_per_what() -> None:
+    replay = rl.ReplayBuffer(8, obs=1, action=(), num_envs=2)
+    for t in range(6):
+        obs = np.full((2, 1), t)
+        replay.add(obs, np.zeros(2), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool), obs + 1)
+    text = str(rl.inspect(replay))
+    assert re.search(r"written +12 rows so far, in all 2 environments together\n", text)
+    assert re.search(r"oldest +4 rows ago, counted in its own environment\n", text)
+    assert re.search(r"written +10 rows so far\n", str(rl.inspect(replay_of([{}] * 10))))
+
+
 def test_nothing_is_said_of_healthy_data() -> None:
     rng = np.random.default_rng(0)
     rows = [{"terminated": t % 9 == 8, "action": rng.normal(size=1), "reward": rng.normal()} for t in range(90)]
@@ -395,7 +416,7 @@ def test_a_terminal_sees_colours_and_a_text_has_none() -> None:
     assert "\x1b[" in console.file.getvalue()
     assert "\x1b" not in str(found)
     assert repr(found) == str(found)
-    assert "terminated 1 (25 %), truncated 1 (25 %), cut 1 (25 %), running 1 (25 %)" in str(found)
+    assert "terminated 1 (33 %), truncated 1 (33 %), cut 1 (33 %), running 1\n" in str(found)
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are() -> None:

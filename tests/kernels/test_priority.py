@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import random
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -24,16 +23,7 @@ from tests.reference.priority import SlowTree
 
 CPU = torch.device("cpu")
 HUGE, TINY = 1.7e308, 5e-324
-pytestmark = pytest.mark.usefixtures("one_thread", "backend")
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors here are small; torch's threads would wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 def doubles(values: Any) -> torch.Tensor:

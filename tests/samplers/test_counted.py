@@ -84,16 +84,16 @@ def test_counts_go_with_a_checkpoint_into_another_capacity(tmp_path: Path) -> No
     for _ in range(5):
         replay.sample(6)
     replay.save(tmp_path)
-    assert rl.load(tmp_path).sampler == rl.Counted(rl.Prioritized())
-    assert counts(rl.load(tmp_path)) == counts(replay)
+    assert rl.load(tmp_path, rl.ReplayBuffer).sampler == rl.Counted(rl.Prioritized())
+    assert counts(rl.load(tmp_path, rl.ReplayBuffer)) == counts(replay)
     with pytest.warns(UserWarning, match="capacity 9 became 5"):
-        smaller = rl.load(tmp_path, capacity=5)
+        smaller = rl.load(tmp_path, rl.ReplayBuffer, capacity=5)
     assert counts(smaller) == {i: counts(replay)[i] for i in range(4, 9)}
 
 
 def test_there_is_one_thing_to_count() -> None:
     for wrong in (rl.Counted(), "uniform"):
-        with pytest.raises(rl.SchemaError, match="Counted: expected a sampler to count the draws of"):
+        with pytest.raises(rl.SchemaError, match="Counted: expected a sampler whose draws are counted"):
             rl.Counted(wrong)  # pyright: ignore[reportArgumentType]
 
 

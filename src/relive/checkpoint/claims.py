@@ -89,7 +89,8 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
 def require_flags(tensor: torch.Tensor, where: str) -> None:
     """A byte that is neither 0 nor 1 is no bool, and kernels may do anything with it."""
     if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
-        raise CorruptCheckpoint(explain(where, "bools of 0 and 1", "others", "Copy it again."))
+        largest = int(tensor.view(torch.uint8).max())
+        raise CorruptCheckpoint(explain(where, "bools of 0 and 1", largest, "Copy it again."))
 
 
 @contextmanager
@@ -135,7 +136,7 @@ class Read:
         if form is not None and has_axes and all(map(_is_one_of, shape, lead)):
             return form
         shape = tuple("any" if want is None else want for want in lead)
-        raise self.at(name).wrong(f"an array of shape {shape}{' and more' if only_lead else ''}")
+        raise self.at(name).wrong(f"an array of {'leading ' if only_lead else ''}shape {shape}")
 
     def array(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """An array of the state that must be just as `like` is."""

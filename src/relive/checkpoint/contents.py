@@ -129,7 +129,9 @@ class Contents:
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor, its own memory where that is the host's and in one piece."""
     if sys.byteorder != "little":
-        raise CheckpointError(explain("save", "a little-endian machine", sys.byteorder, "Save elsewhere."))
+        raise CheckpointError(
+            explain("save", "a little-endian machine", sys.byteorder, "Save on a little-endian machine.")
+        )
     whole = tensor.detach().cpu().contiguous()
     # An axis of length one may have any stride, which a view of bytes minds: say that memory is in one piece.
     flat = whole.as_strided((whole.numel(),), (1,))
@@ -168,7 +170,7 @@ def declared(node: Node) -> Tree:
     kind, *rest = parts
     sizes = {"field": 2, "carry": 3, "stacked": 5}
     if len(rest) != sizes[kind.one_of(sizes)]:
-        raise node.wrong(f"a {kind.value}")
+        raise node.wrong(f"{sizes[kind.value]} entries after {kind.value!r}")
     shape, dtype = rest[0].shape(), DTYPES[rest[1].one_of(DTYPES)]
     if any(size < 1 for size in shape):
         raise rest[0].wrong("positive sizes")
@@ -182,7 +184,7 @@ def declared(node: Node) -> Tree:
 
 def _checked(name: str) -> str:
     if not NAME.fullmatch(name):
-        raise CheckpointError(explain(f"save: {name!r}", f"a name like {NAME.pattern}", "another", "Rename the field."))
+        raise CheckpointError(explain("save", f"field names like {NAME.pattern}", repr(name), "Rename the field."))
     return name
 
 
@@ -204,7 +206,9 @@ def here(name: str | torch.device) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         got = str(error).partition("\n")[0]
-        raise IncompatibleCheckpoint(explain(f"device {name}", "one that is here", got, "Pass device=.")) from None
+        raise IncompatibleCheckpoint(
+            explain(f"device {name}", "a device of this machine", got, "Pass device=.")
+        ) from None
 
 
 # Samplers
@@ -229,8 +233,10 @@ def sampler_of(node: Node, given: Sampler | None) -> Sampler:
     if given is not None:
         return given
     if node.optional() is None:
-        remedy = "Pass sampler= to load: the one that the buffer had."
-        raise IncompatibleCheckpoint(explain("sampler", "one that can be saved", "one of the caller's", remedy))
+        remedy = "Pass sampler= to load, equal to the sampler of the saved buffer."
+        raise IncompatibleCheckpoint(
+            explain("sampler", "a sampler of relive, which load can make", "a custom sampler", remedy)
+        )
     kind = node.entry("name").one_of(_SAMPLERS)
     if kind == "Counted":
         return Counted(sampler_of(node.entry("sampler"), None))  # refuses another Counted
@@ -267,20 +273,20 @@ def restore_random(random: Randomness, node: Node, arrays: Arrays, *, devices: b
     names = node.entry("devices")
     saved = {device_of(name): arrays.get(f"device{i}") for i, name in enumerate(names.items(64))} if devices else {}
     if any(state is None or device.type in ("cpu", "meta") for device, state in saved.items()):
-        raise names.wrong("devices other than the host, each with a state")
+        raise names.wrong("accelerators, each with a generator state")
     try:
         random.restore((bits, saved))  # pyright: ignore[reportArgumentType]
     except (RuntimeError, TypeError) as error:  # what a device says of bytes that are no state of its generator
-        raise names.wrong(f"states of generators ({error})") from None
+        raise names.wrong(f"generator states ({error})") from None
 
 
 def _big(node: Node) -> int:
     """A number of 128 bits, which JSON readers elsewhere would round."""
     if not isinstance(node.value, str) or not node.value.isascii() or not node.value.isdigit() or len(node.value) > 39:
-        raise node.wrong("a number of at most 128 bits")
+        raise node.wrong("an integer of at most 128 bits, in decimal digits")
     number = int(node.value)
     if number >= 1 << 128:
-        raise node.wrong("a number of at most 128 bits")
+        raise node.wrong("an integer of at most 128 bits, in decimal digits")
     return number
 
 

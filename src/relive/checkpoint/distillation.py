@@ -50,7 +50,7 @@ def make(read: Read, options: dict[str, Any]) -> DistillationBuffer:
     config = read.config
     trees = {name: declared(tree) for name, tree in config.entry("fields").entries().items()}
     if "obs" not in trees:
-        raise config.entry("fields").wrong("an obs among them")
+        raise config.entry("fields").wrong("an entry 'obs'")
     obs, action = trees.pop("obs"), trees.pop("action", None)
     capacity = options.get("capacity") or config.entry("capacity").integer(1, 1 << 50)
     device = options.get("device") or device_of(config.entry("device"))
@@ -68,7 +68,7 @@ def restore(buffer: DistillationBuffer, read: Read, *, same_device: bool) -> tor
     ring.floor = node.entry("floor").integer(0, ring.head)
     starts = read.shaped("ring.starts", (range(1, MOST_OF_ROUNDS),), torch.int64)
     if starts[0] != 0 or bool((starts.diff() < 0).any()) or int(starts[-1]) > ring.head:
-        raise read.at("ring.starts", "others").wrong("rounds in order, from 0 to the head")
+        raise read.at("ring.starts", starts.tolist()).wrong(f"rising rows from 0 to the head {ring.head}")
     buffer._set_rounds(starts.tolist())
     restore_random(buffer._random, *read.part("random", MOST_OF_RANDOM), devices=same_device)
     return torch.tensor([ring.head])

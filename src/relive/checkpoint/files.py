@@ -166,7 +166,7 @@ class Files:
             file = os.open(name, flags, dir_fd=at)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            raise OSError(f"{folder}/{name} is no regular file")
+            raise OSError(f"{folder}/{name} is not a regular file")
         return file
 
     def size(self, name: str) -> int:

@@ -19,5 +19,12 @@ def of(buffer: Any) -> ModuleType:
     """The module that takes such a buffer apart."""
     kind = KINDS.get(type(buffer).__name__)
     if kind is None:
-        raise CheckpointError(explain("save", f"one of {', '.join(KINDS)}", type(buffer).__name__, "Save its core."))
+        raise CheckpointError(
+            explain(
+                "save",
+                f"one of {', '.join(KINDS)}",
+                type(buffer).__name__,
+                "Save one of these; of an adapter, save its core.",
+            )
+        )
     return kind

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
@@ -35,52 +35,113 @@ from relive.memory import Memory
 from relive.samplers import Counted, Prioritized, Sampler, Uniform
 from relive.schema import positive
 
+if TYPE_CHECKING:
+    from relive.distillation import DistillationBuffer
+    from relive.replay import ReplayBuffer
+    from relive.rollout import RolloutBuffer
 
+Buffer = TypeVar("Buffer", "ReplayBuffer", "RolloutBuffer", "DistillationBuffer")
+
+
+@overload
 def load(
     path: str | PathLike[str],
+    kind: None = None,
     *,
     number: int | None = None,
     device: torch.device | str | Memory | None = None,
     capacity: int | None = None,
     sampler: Sampler | None = None,
     files: type[Files] = Files,
-    accept: Accept | None = None,
+) -> ReplayBuffer | RolloutBuffer | DistillationBuffer: ...
+
+
+@overload
+def load(
+    path: str | PathLike[str],
+    kind: type[Buffer],
+    *,
+    number: int | None = None,
+    device: torch.device | str | Memory | None = None,
+    capacity: int | None = None,
+    sampler: Sampler | None = None,
+    files: type[Files] = Files,
+) -> Buffer: ...
+
+
+def load(
+    path: str | PathLike[str],
+    kind: Any = None,
+    *,
+    number: int | None = None,
+    device: torch.device | str | Memory | None = None,
+    capacity: int | None = None,
+    sampler: Sampler | None = None,
+    files: type[Files] = Files,
 ) -> Any:
     """The buffer that was saved below `path`: the newest valid checkpoint, or the one called `number`.
 
-    It goes on exactly as the saved one would have: the same draws, the same epochs, the same statistics. `device` (also
-    a `Memory`) and `capacity` (of a replay or distillation buffer, whose newest rows then stay) change it, and a
-    warning says how.
-    `sampler` is needed where the saved one was the caller's own, or had a function for `beta`.
+    It goes on exactly as the saved one would have: the same draws, the same epochs, the same statistics. Where `device`
+    or `capacity` change it, a warning says how.
 
     Where `path` is the folder of a buffer in disk memory, that buffer is reopened; nothing of it can be changed then.
 
     A damaged checkpoint is passed over for an older one with a warning, unless it was named. CorruptCheckpoint,
     IncompatibleCheckpoint and NoCheckpoint say what is wrong and where. Nothing in a checkpoint is executed.
+
+    Args:
+        path: the folder that `save` was given, or that of a buffer in disk memory.
+        kind: the buffer class that is expected there; any other is an IncompatibleCheckpoint. None takes any.
+        number: which checkpoint, as `save` returned it; None takes the newest valid one.
+        device: where to load it: a torch device, or a `Memory`; None is where it was.
+        capacity: a new capacity, of a replay or distillation buffer; its newest rows stay.
+        sampler: needed where the saved one was the caller's own, or had a function for `beta`.
+        files: how files are read; for tests that make disks fail.
     """
     if capacity is not None:
         positive("capacity", capacity)
-    root = Path(path).absolute()
     options = {"device": device, "capacity": capacity, "sampler": sampler}
+    return found(Path(path).absolute(), kind, number, options, files=files)
+
+
+def found(
+    root: Path,
+    kind: type | None,
+    number: int | None,
+    options: dict[str, Any],
+    *,
+    files: type[Files] = Files,
+    accept: Accept | None = None,
+) -> Any:
+    """See `load`; a checkpoint that `accept` calls corrupt is passed over as a damaged one is."""
     if is_disk_memory(root):
+        _require_kind(root, kind, "ReplayBuffer")
         return reopened(root, {"number": number, **options})
     vault = Vault(root, files)
     with vault.reading():
         if number is not None:
-            return _loaded(vault, number, options, accept)
+            return _loaded(vault, number, kind, options, accept)
         damaged: list[str] = []  # no errors, whose tracebacks would keep all that was read
         for candidate in _worth_trying(vault):
             try:
-                buffer = _loaded(vault, candidate, options, accept)
+                buffer = _loaded(vault, candidate, kind, options, accept)
             except CorruptCheckpoint as error:
                 damaged.append(str(error))
                 continue
             for wrong in damaged:
-                warnings.warn(f"load: passed over a damaged checkpoint for {candidate}. {wrong}", stacklevel=2)
+                warnings.warn(
+                    f"load: skipped a damaged checkpoint and loaded number {candidate}. {wrong}", stacklevel=3
+                )
             return buffer
     if damaged:
         raise CorruptCheckpoint(damaged[0])
-    raise NoCheckpoint(explain(str(root), "a checkpoint", "none", "Save a buffer there first."))
+    raise NoCheckpoint(explain(str(root), "at least 1 checkpoint", 0, "Save a buffer there first."))
+
+
+def _require_kind(root: Path, kind: type | None, found: str) -> None:
+    if kind is not None and kind.__name__ != found:
+        remedy = "Load it without kind, or look for the right folder."
+        raise IncompatibleCheckpoint(explain(str(root), f"a {kind.__name__}", f"a {found}", remedy))
 
 
 _MOST_TRIED, _TRIED_ANYHOW, _PATIENCE, _MOST_READ = 64, 8, 60.0, 1 << 24
@@ -101,16 +162,18 @@ Accept = Callable[[Any, Read], None]
 """Takes a buffer and what was read of it; a CheckpointError says that this is not what it should be."""
 
 
-def _loaded(vault: Vault, number: int, options: dict[str, Any], accept: Accept | None) -> Any:
+def _loaded(vault: Vault, number: int, kind: type | None, options: dict[str, Any], accept: Accept | None) -> Any:
     with named(f"manifests/{number:08}.json"):
-        return _made(vault, vault.manifest(number), dict(options), accept)
+        manifest = vault.manifest(number)
+        _require_kind(vault.root, kind, manifest.kind)
+        return _made(vault, manifest, dict(options), accept)
 
 
 def _made(vault: Vault, manifest: Manifest, options: dict[str, Any], accept: Accept | None) -> Any:
     vault.require_files(manifest)
     where = f"manifests/{manifest.number:08}.json"
     if manifest.kind not in kinds.KINDS:
-        remedy = "Load it with the relive that saved it."
+        remedy = "Load it with the version of relive that saved it."
         raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(kinds.KINDS)}", manifest.kind, remedy))
     kind = kinds.KINDS[manifest.kind]
     config = Node(f"{where}: config", manifest.config)
@@ -132,17 +195,19 @@ def _made(vault: Vault, manifest: Manifest, options: dict[str, Any], accept: Acc
         if accept is not None:
             accept(buffer, read)
     except MemoryError as error:
-        raise IncompatibleCheckpoint(f"{where}: a buffer that this machine cannot hold. {error}") from error
+        raise IncompatibleCheckpoint(
+            f"{where}: the buffer does not fit into the memory of this machine. {error}"
+        ) from error
     except SchemaError as error:  # what a buffer refuses to be made of
-        raise CorruptCheckpoint(f"{where}: a description that cannot be. {error}") from error
+        raise CorruptCheckpoint(f"{where}: the description of the buffer is invalid. {error}") from error
     except InvariantError as error:  # what a buffer never is
-        raise CorruptCheckpoint(f"state/{manifest.state.name}: contents that cannot be. {error}") from error
+        raise CorruptCheckpoint(f"state/{manifest.state.name}: the contents are invalid. {error}") from error
     if not changes:
         buffer._checkpoint = Base(vault.root, manifest.lineage, manifest.number, segments, saved)
     if memory is not None and memory != buffer._storage.room.name:
         changes.append(f"{memory} memory became {buffer._storage.room.name} memory.")
     for change in changes:
-        warnings.warn(f"load: {change}", stacklevel=5)
+        warnings.warn(f"load: {change}", stacklevel=6)
     return buffer
 
 
@@ -156,7 +221,7 @@ def _require_columns(manifest: Manifest, columns: Arrays) -> None:
     for where, arrays, lead in held:
         found = [(array.name, DTYPES[array.dtype], array.shape[lead:]) for array in arrays]
         if found != wanted:
-            odd = next((got for got in found if got not in wanted), "fewer")
+            odd = next((got for got in found if got not in wanted), f"{len(found)} of {len(wanted)} columns")
             raise CorruptCheckpoint(explain(where, "the columns that the manifest declares", odd, "Copy it again."))
 
 
@@ -165,8 +230,8 @@ def _changes(kind: str, config: Node, options: dict[str, Any]) -> list[str]:
     changes: list[str] = []
     if options["capacity"] is not None:
         if kind == "RolloutBuffer":
-            remedy = "Make a new buffer: a rollout is thrown away anyhow."
-            raise IncompatibleCheckpoint(explain("capacity", "none for a rollout", options["capacity"], remedy))
+            remedy = "Leave capacity= out, or make a new buffer: a rollout is collected anew anyway."
+            raise IncompatibleCheckpoint(explain("capacity", "no capacity= for a rollout", options["capacity"], remedy))
         saved = config.entry("capacity").integer(1)
         envs = config.value.get("num_envs") or 1
         if isinstance(envs, int) and options["capacity"] % envs:
@@ -175,14 +240,14 @@ def _changes(kind: str, config: Node, options: dict[str, Any]) -> list[str]:
             raise IncompatibleCheckpoint(explain("capacity", expected, options["capacity"], remedy))
         if options["capacity"] != saved:
             changes.append(
-                f"capacity {saved} became {options['capacity']}; draws go on otherwise than they would have."
+                f"capacity {saved} became {options['capacity']}; draws will differ from those of the saved buffer."
             )
         else:
             options["capacity"] = None
     if options["device"] is not None:
         before, after = config.entry("device").value, str(here(Memory.of(options["device"]).device))
         if before != after:
-            changes.append(f"device {before} became {after}; draws go on otherwise than they would have.")
+            changes.append(f"device {before} became {after}; draws will differ from those of the saved buffer.")
     return changes
 
 
@@ -211,7 +276,7 @@ class _Source:
     def finish(self) -> None:
         """Nothing may be left."""
         if len(self._rest) or next(self._pieces, None) is not None:
-            raise CorruptCheckpoint(explain("file", "the bytes of its arrays", "more", "Copy it again."))
+            raise CorruptCheckpoint(explain("file", "only the bytes of its arrays", "further bytes", "Copy it again."))
 
 
 def _longest(read: Read) -> int:
@@ -223,7 +288,9 @@ def _longest(read: Read) -> int:
 def _read_rows(vault: Vault, manifest: Manifest, rows: Rows | None, read: Read) -> list[Segment]:
     if rows is None:
         if manifest.segments:
-            raise CorruptCheckpoint(explain("segments", "none", len(manifest.segments), "Copy the checkpoint again."))
+            raise CorruptCheckpoint(
+                explain("segments", "no segments", len(manifest.segments), "Copy the checkpoint again.")
+            )
         return []
     total = sum(file.nbytes for file in manifest.segments)
     longest, segments, covered, ended = _longest(read), [], rows.first.clone(), torch.zeros_like(rows.first)
@@ -232,11 +299,13 @@ def _read_rows(vault: Vault, manifest: Manifest, rows: Rows | None, read: Read) 
         first, stop = _read_segment(vault, file, rows, total, longest, ended)
         ended = stop
         if bool((first > covered).any()):
-            raise CorruptCheckpoint(explain(f"segments/{file.name}", "rows that follow", "a gap", "Copy it again."))
+            expected = f"first rows of at most {covered.tolist()}"
+            raise CorruptCheckpoint(explain(f"segments/{file.name}", expected, first.tolist(), "Copy it again."))
         covered = torch.maximum(covered, stop)
         segments.append(Segment(file, stop, stamp))
     if bool((covered != rows.stop).any()):
-        raise CorruptCheckpoint(explain("segments", "all rows up to the newest", "fewer or more", "Copy them again."))
+        expected = f"rows up to {rows.stop.tolist()}"
+        raise CorruptCheckpoint(explain("segments", expected, f"rows up to {covered.tolist()}", "Copy them again."))
     return segments
 
 
@@ -247,29 +316,34 @@ def _read_segment(
     envs = len(rows.first)
     expected = [Array(name, "int64", (envs,)) for name in ("first", "stop")]
     if list(file.arrays[:2]) != expected:
-        raise CorruptCheckpoint(explain(where, f"the bounds of {envs} environments", "others", "Copy it again."))
+        raise CorruptCheckpoint(explain(where, f"the arrays {expected} first", list(file.arrays[:2]), "Copy it again."))
     source = _Source(watched(vault.read("segments", file), total, "loading rows"))
     first, stop = (torch.empty(envs, dtype=torch.int64) for _ in range(2))
     for bound in (first, stop):
         source.fill(memory_of(bound))
     most = (1 << 62) // max(envs, 1)
     if bool(((first < 0) | (stop < first) | (stop > most)).any()) or int((stop - first).max()) > most // 4:
-        raise CorruptCheckpoint(explain(where, "rows in order", "others", "Copy it again."))
+        got = f"{first.tolist()} and {stop.tolist()}"
+        raise CorruptCheckpoint(explain(where, "first rows from 0, and stops after them", got, "Copy it again."))
     if bool((first < ended).any()) or bool((first == stop).all()):
         expected = "rows, after those of the segment before"
-        raise CorruptCheckpoint(explain(where, expected, "others, or none", "Copy it again."))
-    if int((stop - first).max()) > longest:
-        raise CorruptCheckpoint(explain(where, f"at most {longest} rows of an environment", "more", "Copy it again."))
+        got = f"rows from {first.tolist()} to {stop.tolist()}"
+        raise CorruptCheckpoint(explain(where, expected, got, "Copy it again."))
+    most = int((stop - first).max())
+    if most > longest:
+        raise CorruptCheckpoint(explain(where, f"at most {longest} rows of an environment", most, "Copy it again."))
     held = Rows(rows.columns, first, stop)
     count = sum(int(size) for size in (stop - first).tolist())
     wanted = tuple(
         (array.name, array.dtype, (count, *array.shape[1:]))
         for array in Rows(rows.columns, first[:1], first[:1]).arrays[2:]
     )
-    if tuple((array.name, array.dtype, array.shape) for array in file.arrays[2:]) != wanted:
-        raise CorruptCheckpoint(explain(where, f"{count} rows of the columns", "others", "Copy it again."))
+    found = tuple((array.name, array.dtype, array.shape) for array in file.arrays[2:])
+    if found != wanted:
+        raise CorruptCheckpoint(explain(where, f"the columns {wanted}", found, "Copy it again."))
     if bool((stop > rows.stop).any()):
-        raise CorruptCheckpoint(explain(where, "rows before the newest", "later ones", "Copy it again."))
+        expected = f"rows up to {rows.stop.tolist()}"
+        raise CorruptCheckpoint(explain(where, expected, f"rows up to {stop.tolist()}", "Copy it again."))
     places = held.places(rows.slots)
     # Of rows that fall on one slot the later stays, and rows that were overwritten since are left out.
     row, env = held.numbers()
@@ -327,7 +401,7 @@ def examined(path: str | PathLike[str]) -> Iterator[tuple[int, CheckpointError |
     vault = Vault(root)
     with vault.reading():
         if not vault.numbers():
-            raise NoCheckpoint(explain(str(path), "a checkpoint", "none", "Save a buffer there first."))
+            raise NoCheckpoint(explain(str(path), "at least 1 checkpoint", 0, "Save a buffer there first."))
         for number in vault.numbers():
             try:
                 look(path, number=number)

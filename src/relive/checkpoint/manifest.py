@@ -144,13 +144,14 @@ def require_wrapping(where: str, first: bytes, found: int, nbytes: int) -> None:
     header = re.fullmatch(rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first)
     if header is None:
         place = f"{where}, bytes 0 to {min(len(first), 64)}"
-        raise CorruptCheckpoint(explain(place, "relive's first line", "another", _REMEDY))
+        raise CorruptCheckpoint(explain(place, "relive's first line", repr(first[:64]), _REMEDY))
     if int(header[1]) > FORMAT:
-        remedy = "Load it with a newer relive."
+        remedy = "Load it with a newer version of relive."
         raise IncompatibleCheckpoint(explain(where, f"format {FORMAT} at most", int(header[1]), remedy))
     if found != int(header[2], 16):
         place = f"{where}, bytes {len(first) + 1} to {nbytes}"
-        raise CorruptCheckpoint(explain(place, f"the checksum {int(header[2], 16):08x}", "another", _REMEDY))
+        expected = f"the checksum {int(header[2], 16):08x}"
+        raise CorruptCheckpoint(explain(place, expected, f"{found:08x}", _REMEDY))
 
 
 def from_json(where: str, body: bytes) -> Node:
@@ -168,7 +169,8 @@ _REMEDY = "Load an older checkpoint, or copy this one again."
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key twice")
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
     return found
 
 
@@ -218,14 +220,14 @@ class Node:
     def items(self, most: int = 1 << 20) -> list[Node]:
         """The items of a list."""
         if not isinstance(self.value, list) or len(self.value) > most:
-            raise self.wrong(f"a list of at most {most}")
+            raise self.wrong(f"a list of at most {most} items")
         return [Node((self, f"[{i}]"), value) for i, value in enumerate(self.value)]
 
     def parts(self, count: int) -> list[Node]:
         """The items of a list that has just so many."""
         found = self.items(count)
         if len(found) != count:
-            raise self.wrong(f"a list of {count}")
+            raise self.wrong(f"a list of {count} items")
         return found
 
     def integer(self, least: int = 0, most: int = _MOST) -> int:
@@ -270,10 +272,10 @@ class Node:
 def _manifest(document: Node, number: int) -> Manifest:
     version = document.entry("format").integer(1)
     if version > FORMAT:
-        remedy = "Load it with a newer relive."
+        remedy = "Load it with a newer version of relive."
         raise IncompatibleCheckpoint(explain(document.where, f"format {FORMAT} at most", version, remedy))
     if document.entry("number").integer() != number:
-        raise document.entry("number").wrong(f"{number}, as the file is called")
+        raise document.entry("number").wrong(f"{number}, the number in the file name")
     config, values = document.entry("config"), document.entry("values")
     for part in (config, values):
         if not isinstance(part.value, dict):
@@ -299,7 +301,7 @@ def _file(node: Node) -> File:
         tuple(checksum.integer(0, 2**32 - 1) for checksum in node.entry("checksums").items()),
     )
     if len(file.checksums) != -(-file.nbytes // CHUNK):
-        raise node.entry("checksums").wrong(f"a checksum for every {CHUNK} of {file.nbytes} bytes")
+        raise node.entry("checksums").wrong(f"one checksum per {CHUNK} bytes of {file.nbytes}")
     return file
 
 
@@ -307,7 +309,7 @@ def arrays_of(node: Node) -> tuple[Array, ...]:
     """The arrays that `list_of` was given."""
     arrays = tuple(_array(array) for array in node.items(MOST_ARRAYS))
     if len({array.name for array in arrays}) != len(arrays):
-        raise node.wrong("arrays of different names")
+        raise node.wrong("arrays with distinct names")
     return arrays
 
 

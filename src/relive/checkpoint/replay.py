@@ -98,8 +98,10 @@ def make(read: Read, options: dict[str, Any]) -> ReplayBuffer:
     replay = made(read, options)
     if replay._storage.room.is_found:
         replay.close()
-        remedy = "Load into an empty folder; what is there already is reopened by load(its path)."
-        raise IncompatibleCheckpoint(explain("device", "disk memory without rows of its own", "some with", remedy))
+        remedy = "Load into an empty folder; relive.load(folder) reopens the buffer that is there."
+        raise IncompatibleCheckpoint(
+            explain("device", "an empty folder for disk memory", "a folder that holds a buffer", remedy)
+        )
     return replay
 
 
@@ -132,7 +134,7 @@ def _require_backing(read: Read) -> None:
     least = read.config.entry("capacity").integer(1, 1 << 50) // envs
     form = read.arrays.form("ring.kind")
     if form is None or len(form[1]) != 2 or form[1][1] != envs or form[1][0] < least:
-        raise read.at("ring.kind").wrong(f"a slot for each of {least} rows of {envs} environments")
+        raise read.at("ring.kind").wrong(f"at least {least} slots for each of {envs} environments")
 
 
 def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Tensor:
@@ -181,7 +183,7 @@ def check_ring(kind: torch.Tensor, head: torch.Tensor, count: torch.Tensor, floo
         ("kind", kind <= HISTORY, kind, f"a kind of 0 to {HISTORY}"),
         ("head", (head >= 0) & (head < most), head, f"a row of 0 to {most}"),
         ("floor", (floor >= 0) & (floor <= head), floor, "a row of 0 to the head"),
-        ("count", count == (kind == TRANSITION).sum(0), count, "as many as there are transitions"),
+        ("count", count == (kind == TRANSITION).sum(0), count, "the number of transitions"),
     ):
         if not bool(right.all()):
             place = (~right).nonzero()[0].tolist()
@@ -222,7 +224,7 @@ def resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor,
     _, saved = read.part("sampler", max(nbytes_of(expected), _MOST_OF_SLOT * slots) + (1 << 20))
     forms = [{name: (array.dtype, array.ndim) for name, array in arrays.items()} for arrays in (saved, expected)]
     if forms[0] != forms[1]:
-        remedy = "Pass the sampler that the buffer had."
+        remedy = "Pass sampler= to load, equal to the sampler of the saved buffer."
         raise IncompatibleCheckpoint(explain("sampler", f"the state of {replay.sampler}", sorted(saved), remedy))
     if placed is not None:
         source, target = placed

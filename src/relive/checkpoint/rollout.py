@@ -163,7 +163,7 @@ def _restore_finals(rollout: RolloutBuffer, read: Read) -> None:
     ]
     for i, (step, env) in enumerate(places):
         if not (0 <= step < rollout._num_stored and 0 <= env < (rollout.num_envs or 1)):
-            raise Node("state: finals.places", [step, env]).wrong("stored steps of environments")
+            raise Node("state: finals.places", [step, env]).wrong("a stored step and its environment")
         rollout._finals.keep(Found(step, [env], [leaf[i : i + 1] for leaf in leaves]))
 
 

@@ -87,11 +87,11 @@ class Vault:
     def _refused(self, error: OSError, needed: int) -> CheckpointError:
         where = f"save to {self.root}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            remedy = "Make room, or save elsewhere; the older checkpoint is whole."
+            remedy = "Free disk space, or save elsewhere; the previous checkpoint is intact."
             got = f"{self.files.free_bytes():,} bytes free ({error.strerror})"
             return CheckpointError(explain(where, f"room for about {needed:,} bytes", got, remedy))
-        remedy = "See whether the folder can be written; the older checkpoint is whole."
-        return CheckpointError(explain(where, "a folder to write to", error, remedy))
+        remedy = "Check that the folder can be written; the previous checkpoint is intact."
+        return CheckpointError(explain(where, "a writable folder", error, remedy))
 
     def numbers(self) -> list[int]:
         """The checkpoints, valid or not, oldest first."""
@@ -106,7 +106,9 @@ class Vault:
         number = max(self.numbers(), default=0) + 1
         if number >= 10**18:
             remedy = "Remove the manifest of that number, or save elsewhere."
-            raise CheckpointError(explain(f"save to {self.root}", "numbers of 18 digits", number, remedy))
+            raise CheckpointError(
+                explain(f"save to {self.root}", "checkpoint numbers of at most 18 digits", number, remedy)
+            )
         return number
 
     def is_long(self, number: int) -> bool:
@@ -194,9 +196,13 @@ class Vault:
                 yield
         except FileNotFoundError:
             if self.numbers():
-                raise CorruptCheckpoint(explain("FORMAT", "a file", "none", "Copy the folder again.")) from None
-            remedy = "Save a buffer there first, or look for the right folder."
-            raise NoCheckpoint(explain(str(self.root), "a folder of checkpoints", "none", remedy)) from None
+                raise CorruptCheckpoint(
+                    explain("FORMAT", "a file of this name", "no file", "Copy the folder again.")
+                ) from None
+            remedy = "Save a buffer there first, or pass the right folder."
+            raise NoCheckpoint(
+                explain(str(self.root), "a folder of checkpoints", "no file FORMAT in it", remedy)
+            ) from None
         except OSError as error:
             raise unreadable(str(self.root), error) from error
 
@@ -210,7 +216,7 @@ class Vault:
             return
         newer = re.fullmatch(rb"recollect checkpoint ([0-9]{1,9})\n", found)
         if newer is not None and int(newer[1]) > FORMAT:
-            remedy = "Load it with a newer relive."
+            remedy = "Load it with a newer version of relive."
             raise IncompatibleCheckpoint(explain("FORMAT", f"format {FORMAT} at most", int(newer[1]), remedy))
         place = f"FORMAT, bytes 0 to {len(found)}"
         raise CorruptCheckpoint(explain(place, repr(_HEADER.decode()), repr(found), "Copy the folder again."))
@@ -220,12 +226,12 @@ class Vault:
         name = _name(number)
         if not 0 <= number < 10**18 or not self._exists(name):
             known = ", ".join(map(str, self.numbers()[-_MOST_TOLD:])) or "none"
-            raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", "another", "Name one."))
+            raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", number, "Pass one of these numbers."))
         with self._readable(name) as file:
             data = self.files.read(file, MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             place = f"{name}, bytes 0 to {MOST_BYTES}"
-            raise CorruptCheckpoint(explain(place, f"at most {MOST_BYTES} bytes", "more", "Copy it again."))
+            raise CorruptCheckpoint(explain(place, f"at most {MOST_BYTES} bytes", "a longer file", "Copy it again."))
         return parse(data, number)
 
     def _exists(self, name: str) -> bool:
@@ -286,7 +292,8 @@ class Vault:
         if len(piece) != min(CHUNK, file.nbytes - i * CHUNK) or zlib.crc32(piece) != expected:
             place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + len(piece)}"
             remedy = "Load an older checkpoint, or copy this one again."
-            raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", "another", remedy))
+            got = f"{zlib.crc32(piece):08x}"
+            raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", got, remedy))
 
     def stamp(self, file: File) -> Stamp:
         """That of a segment."""

@@ -25,7 +25,7 @@ def register(commands: Any) -> None:
         description="Time every hot path beside the experience libraries that are installed here, check their results "
         "first, print tables, and say what got slower since the last kept run. Suites that need what is not "
         "installed are skipped and say so.",
-        epilog='Libraries to compare with: pip install "relive[bench]". Exit code: 0 if all suites ran, 1 if one '
+        epilog='Libraries to compare with: pip install ".[bench]" in a clone. Exit code: 0 if all suites ran, 1 if one '
         "failed, 2 if none could run.",
     )
     parser.add_argument(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -121,16 +123,19 @@ def _asked(libraries: Sequence[str], cases: Sequence[Case], progress: Progress) 
 
 
 def _elsewhere(python: str, libraries: Sequence[str], cases: Sequence[Case]) -> Report:
-    """The same command in another interpreter, with this relive on its path."""
-    source = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    """The same command in another interpreter, with a copy of this relive on its path.
+
+    A copy, because the folder of an installed relive also holds the torch that the other interpreter must not find.
+    """
     numbers = ",".join(case.number for case in cases)
-    command = [python, "-m", "relive.cli", "conformance", "--json", "--cases", numbers]
+    command = [python, "-m", "relive", "conformance", "--json", "--cases", numbers]
     command += ["--libraries", ",".join(libraries)]
-    answer = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
-    if answer.returncode not in (PASSED, DIFFERED):
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(Path(__file__).parents[1], Path(folder) / "relive", ignore=shutil.ignore_patterns("*.pyc"))
+        path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+        settings = {**os.environ, "PYTHONPATH": path}
+        answer = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
+    if answer.returncode not in (PASSED, DIFFERED) or "{" not in answer.stdout:
         raise ValueError(f"{python} ended with {answer.returncode}: {answer.stderr.strip()[-400:]}")
     return Report.from_json(answer.stdout[answer.stdout.index("{") :])
 

@@ -85,8 +85,8 @@ class StepRolloutBuffer:
     def add(self, obs: Any, action: Any, reward: Any, done: Any, value: Any, logprob: Any) -> None:
         """Store one step of every environment."""
         if self.core.is_full:
-            remedy = "Learn from the rollout and set step = 0."
-            raise IndexError(explain("add", f"at most {self.num_steps} steps", "one more", remedy))
+            remedy = "Train on the rollout, then set step = 0."
+            raise IndexError(explain("add", f"at most {self.num_steps} steps", self.num_steps + 1, remedy))
         obs, action, reward, done, value, logprob = map(self._here, (obs, action, reward, done, value, logprob))
         never = torch.zeros_like(self.dones[0])
         self.core.add(obs, action, reward, done != 0, never, value=value, log_prob=logprob)
@@ -163,7 +163,9 @@ class RolloutBuffer:
             raise ValueError("RolloutBuffer only accepts its shared rollout TensorDict.")
         size = (self.num_envs, self.rollout_len + 1)
         if tuple(rollout.batch_size) != size:
-            raise SchemaError(explain("rollout", f"batch size {size}", tuple(rollout.batch_size), "Leave it as it is."))
+            raise SchemaError(
+                explain("rollout", f"batch size {size}", tuple(rollout.batch_size), "Keep its batch size.")
+            )
         for name, shared in self._shared.items():
             for kind, expected, got in (
                 ("shape", tuple(shared.shape), tuple(rollout[name].shape)),
@@ -226,10 +228,10 @@ def compute_gae(rollout: TensorDict, gamma: float, gae_lambda: float) -> tuple[t
     """
     reward, value = rollout["reward"], rollout["value"]
     if reward.ndim != 2:
-        raise SchemaError(explain("reward", "shape [N, T + 1]", tuple(reward.shape), "Pass one for each step."))
+        raise SchemaError(explain("reward", "shape [N, T + 1]", tuple(reward.shape), "Pass one reward per step."))
     if value.shape != reward.shape:
         raise SchemaError(
-            explain("value", f"shape {tuple(reward.shape)}", tuple(value.shape), "Pass one for each slot.")
+            explain("value", f"shape {tuple(reward.shape)}", tuple(value.shape), "Pass one value per slot.")
         )
     truncated = rollout["truncated"]
     terminated = rollout["terminated"] | (rollout["done"] & ~truncated)

@@ -35,6 +35,13 @@ def prefetch(
     meanwhile, they are the same. What is added or updated takes effect `depth` batches later. An error of `sample` is
     raised in its turn, and the next batch is then tried anew.
 
+    Args:
+        replay: what is sampled: a `ReplayBuffer`, a `Mixture`, or a `RateLimit` around one.
+        batch_size: rows of a batch.
+        view: what is read around each row; `Transition()` by default.
+        depth: batches that are made ahead, at least 1.
+        device: where the batches go; None leaves them where the buffer is.
+
     >>> from relive import ReplayBuffer
     >>> replay = ReplayBuffer(100, obs=2, action=(), seed=0)
     >>> replay.add([0.0, 0.0], 0.5, 1.0, terminated=False, truncated=False, next_obs=[1.0, 0.0])
@@ -75,6 +82,10 @@ class _Ahead:
             raise made
         return made
 
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else f"{len(self._made)} of {self._depth} batches ready"
+        return f"batch_size={self._batch_size}, view={self._view}; {state}, from {self._source!r}"
+
     def _make(self) -> None:
         going = True
         while going:
@@ -109,6 +120,9 @@ class Prefetch(Iterator[TensorDict]):
 
     def __next__(self) -> TensorDict:
         return self._ahead.take()
+
+    def __repr__(self) -> str:
+        return f"Prefetch({self._ahead!r})"
 
     def close(self) -> None:
         """End the thread. Batches that were made ahead are dropped, and the iterator is at its end."""

@@ -26,8 +26,8 @@ def handle_of(replay: ReplayBuffer) -> Handle:
     """See `ReplayBuffer.handle`."""
     room = replay._storage.room
     if not isinstance(room, SharedRoom):
-        remedy = "Make it with device=rl.Memory.shared()."
-        raise SchemaError(explain("handle", "a buffer in shared memory", f"one on {replay.device}", remedy))
+        remedy = "Make the buffer with device=rl.Memory.shared()."
+        raise SchemaError(explain("handle", "a buffer in shared memory", f"a buffer on {replay.device}", remedy))
     trees = dict(replay._schema.trees)
     named = {name: trees.pop(name) for name in ("obs", "action", "reward")}
     for name in ("terminated", "truncated"):
@@ -47,10 +47,13 @@ def handle_of(replay: ReplayBuffer) -> Handle:
 def connect(handle: Handle, *, seed: int | None = None) -> ReplayBuffer:
     """The buffer that `replay.handle()` was called on, in this process: the same rows, priorities and ids.
 
-    Draws, epochs and staged fields are each process's own, and so is `seed`; how many rows were drawn is counted
-    together. The process that made the handle must be alive now, but not later: the memory goes with the last process
-    that has it.
+    Draws, epochs and staged fields are each process's own; how many rows were drawn is counted together. The process
+    that made the handle must be alive now, but not later: the memory goes with the last process that has it.
+
+    Args:
+        handle: what `replay.handle()` returned in the other process.
+        seed: seed of this process's draws; None takes one from the system.
     """
     if not isinstance(handle, Handle):
-        raise SchemaError(explain("connect", "what replay.handle() gives", repr(handle), "Pass that."))
+        raise SchemaError(explain("connect", "a handle", repr(handle), "Pass replay.handle()."))
     return ReplayBuffer(**handle.settings, device=Memory(torch.device("cpu"), place=handle.address), seed=seed)

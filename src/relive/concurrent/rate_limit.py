@@ -16,6 +16,7 @@ from relive.errors import SchemaError, explain
 from relive.replay import ReplayBuffer
 from relive.schema import positive
 from relive.views import View
+from relive.vocabulary import answers
 
 _KINDS = ("insert", "sample")
 _PAUSES = (0.0002, 0.005)
@@ -25,13 +26,19 @@ _PAUSES = (0.0002, 0.005)
 class RateLimit:
     """A replay buffer whose writers and samplers wait for each other.
 
-    Of every transition, `samples_per_insert` are sampled on average: samples = samples_per_insert · (inserts −
-    min_size) ± `tolerance`. Sampling waits for `min_size` transitions at first and whenever it is ahead by more than
-    the tolerance; adding waits when it is ahead. Rows are counted, not calls: `sample(256)` are 256 samples. Whoever
-    waits longer than `timeout` seconds gets a TimeoutError that says for what; None waits for ever.
+    samples = samples_per_insert · (inserts − min_size) ± tolerance. Sampling waits whenever it is ahead by more than
+    the tolerance; adding waits when it is ahead. Rows are counted, not calls: `sample(256)` are 256 samples.
 
     Threads share one RateLimit. Processes make one each, with the same settings, around the same buffer in shared
     memory. What goes through a RateLimit is counted since the buffer was made, steps that only reset too.
+
+    Args:
+        replay: the buffer.
+        samples_per_insert: how often each transition is sampled on average.
+        min_size: transitions that sampling waits for at first.
+        tolerance: samples by which either side may be ahead; by default what `min_size` transitions, or one step of all
+            environments, are worth.
+        timeout: seconds after which whoever waits gets a TimeoutError that says for what; None waits for ever.
 
     >>> replay = ReplayBuffer(100, obs=1, action=(), seed=0)
     >>> limit = RateLimit(replay, samples_per_insert=4, min_size=2, tolerance=16, timeout=0.01)
@@ -41,6 +48,7 @@ class RateLimit:
     16
     """
 
+    @answers
     def __init__(
         self,
         replay: ReplayBuffer,
@@ -60,7 +68,7 @@ class RateLimit:
         self.tolerance = default if tolerance is None else _at_least("tolerance", tolerance, 0.0)
         self.timeout = None if timeout is None else _at_least("timeout", timeout, 0.0)
         if self.min_size > replay.capacity:
-            remedy = "Sampling would never begin: lower min_size."
+            remedy = "Lower min_size; otherwise sampling would never begin."
             raise SchemaError(explain("min_size", f"at most the capacity {replay.capacity}", self.min_size, remedy))
         self._refuse_deadlock("insert", self._largest["insert"])
 
@@ -102,6 +110,12 @@ class RateLimit:
     def __len__(self) -> int:
         return len(self.replay)
 
+    def __repr__(self) -> str:
+        return (
+            f"RateLimit(samples_per_insert={self.samples_per_insert:g}, min_size={self.min_size}, "
+            f"tolerance={self.tolerance:g}; {self.inserted} inserts, {self.sampled} samples of {self.replay!r})"
+        )
+
     def _insert(self, write: Callable[[], None], env_ids: Any, steps: int = 1) -> None:
         replay = self.replay
         envs = None if env_ids is None else environments(env_ids, replay.num_envs, replay.device)
@@ -131,7 +145,9 @@ class RateLimit:
         if kind == "sample" and stored < self.min_size:
             return f"Sampling begins with {self.min_size} stored transitions, and there are {stored}: add more."
         ahead = self.samples_per_insert * (self.inserted - self.min_size) - self.sampled
-        counts = f"{self.inserted} inserts and {self.sampled} samples, at {self.samples_per_insert:g} samples an insert"
+        counts = (
+            f"{self.inserted} inserts and {self.sampled} samples, at {self.samples_per_insert:g} samples per insert"
+        )
         if kind == "insert" and ahead + self.samples_per_insert * rows > self.tolerance:
             # Until sampling may begin there is nobody to wait for.
             return None if stored < self.min_size else f"Inserts are ahead ({counts}): sample more."
@@ -145,13 +161,15 @@ class RateLimit:
         least = (self.samples_per_insert * largest["insert"] + largest["sample"]) / 2
         if self.tolerance < least:
             expected = f"at least {least:g} for {largest['insert']} inserts and {largest['sample']} samples at once"
-            remedy = "Both sides could wait for each other for ever: raise the tolerance, or use smaller batches."
+            remedy = (
+                "Raise the tolerance or use smaller batches; otherwise both sides could wait for each other forever."
+            )
             raise SchemaError(explain("tolerance", expected, f"{self.tolerance:g}", remedy))
 
 
 def _at_least(where: str, number: Any, least: float, *, strictly: bool = False) -> float:
     known = float(number) if isinstance(number, Real) and not isinstance(number, bool) else inf
     if not least <= known < inf or (strictly and known == least):
-        expected = f"a finite number of {'more than' if strictly else 'at least'} {least:g}"
-        raise SchemaError(explain(where, expected, repr(number), "Pass one."))
+        expected = f"a finite number {'above' if strictly else 'of at least'} {least:g}"
+        raise SchemaError(explain(where, expected, repr(number), "Pass such a number."))
     return known

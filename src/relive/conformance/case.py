@@ -23,6 +23,8 @@ class Case:
     """One thing that a correct buffer does."""
 
     number: str
+    title: str
+    """A few words, shown wherever the number is."""
     sentence: str
     expected: str
     check: Check
@@ -32,6 +34,11 @@ class Case:
 
     def __str__(self) -> str:
         return self.number
+
+    @property
+    def name(self) -> str:
+        """Its number and its title."""
+        return f"{self.number} {self.title}"
 
     def run(self, peer: Peer) -> Outcome:
         """Ask one library; whatever it raises is what it says."""

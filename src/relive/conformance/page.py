@@ -9,6 +9,7 @@ from relive.conformance.cases import CASES
 from relive.conformance.outcome import DIFFERS, NOT_OFFERED, PASSES, Outcome
 from relive.conformance.report import SYMBOLS, Report, Result
 
+_NAMES = {case.number: case.name for case in CASES}
 _CLASSES = {PASSES: "pass", DIFFERS: "differs", NOT_OFFERED: "none"}
 
 _STYLE = """
@@ -22,7 +23,7 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; } p.note {
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; } th, td { border: 1px solid var(--line); padding: .3rem .4rem; text-align: center; }
 th { font-weight: 600; font-size: .87rem; } th small { display: block; color: var(--soft); font-weight: 400; }
-td.case { text-align: left; min-width: 17rem; } td.case b { margin-right: .4rem; }
+td.case { text-align: left; min-width: 17rem; } td.case b { display: block; }
 td.case small { display: block; color: var(--soft); }
 .pass { color: var(--pass); background: var(--pass-back); } .none { color: var(--soft); }
 .differs { color: var(--differs); background: var(--differs-back); } td.differs a { color: inherit; font-weight: 700; }
@@ -60,7 +61,7 @@ def _page(report: Report) -> Iterator[str]:
     yield "</tr></thead><tbody>"
     for case in CASES:
         misuse = " <i>misuse</i>" if case.misuse else ""
-        yield f'<tr><td class="case"><b>{case.number}</b>{escape(case.sentence)}{misuse}'
+        yield f'<tr><td class="case"><b>{escape(case.name)}</b>{escape(case.sentence)}{misuse}'
         yield f"<small>Expected: {escape(case.expected)}.</small></td>"
         for result in report.results:
             yield _cell(result, case.number)
@@ -93,7 +94,7 @@ def _cell(result: Result, number: str) -> str:
 def _difference(result: Result, number: str, outcome: Outcome) -> str:
     code = f"<pre>{escape(outcome.reproduction)}</pre>" if outcome.reproduction else ""
     return (
-        f'<div class="difference" id="{_anchor(result, number)}"><b>{number}</b>'
+        f'<div class="difference" id="{_anchor(result, number)}"><b>{escape(_NAMES[number])}</b>'
         f"<dl><dt>expected</dt><dd>{escape(outcome.expected)}</dd><dt>got</dt><dd>{escape(outcome.got)}</dd></dl>"
         f"{code}</div>"
     )

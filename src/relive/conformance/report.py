@@ -58,7 +58,10 @@ class Report:
         return {
             "date": self.date,
             "python": self.python,
-            "cases": {case.number: {"sentence": case.sentence, "expected": case.expected} for case in CASES},
+            "cases": {
+                case.number: {"title": case.title, "sentence": case.sentence, "expected": case.expected}
+                for case in CASES
+            },
             "results": [
                 {
                     "name": result.name,
@@ -113,6 +116,7 @@ def markdown(report: Report) -> str:
 
 
 def _markdown(report: Report) -> Iterator[str]:
+    names = {case.number: case.name for case in CASES}
     yield "# Conformance: the table"
     yield ""
     yield f"Written by `relive conformance` on {report.date}. [What it means](conformance.md)."
@@ -122,21 +126,21 @@ def _markdown(report: Report) -> Iterator[str]:
     yield "|---|" + ":-:|" * len(report.results)
     for case in CASES:
         cells = (SYMBOLS[r.outcomes[case.number].status] for r in report.results if case.number in r.outcomes)
-        yield f"| {case.number} | " + " | ".join(cells) + " |"
+        yield f"| {case.name} | " + " | ".join(cells) + " |"
     yield "| **passes** | " + " | ".join(str(r.count(PASSES)) for r in report.results) + " |"
     yield "| **differs** | " + " | ".join(str(r.count(DIFFERS)) for r in report.results) + " |"
     yield ""
     yield "## The cases"
     yield ""
     for case in CASES:
-        yield f"- **{case.number}** {case.sentence} Expected: {case.expected}."
+        yield f"- **{case.name}**: {case.sentence} Expected: {case.expected}."
     for result in report.results:
         if result.differences:
             yield ""
             yield f"## {result.name} {result.version}"
         for number, outcome in result.differences.items():
             yield ""
-            yield f"**{number}**: expected {outcome.expected}, got {outcome.got}."
+            yield f"**{names[number]}**: expected {outcome.expected}, got {outcome.got}."
             if outcome.reproduction:
                 yield ""
                 yield f"```python\n{outcome.reproduction}\n```"

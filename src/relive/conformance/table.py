@@ -21,7 +21,9 @@ _ABREAST = 10
 def show(console: Console, report: Report, cases: Sequence[Case]) -> None:
     """The table, then every difference with its figures, then what did not import."""
     for start in range(0, len(cases), _ABREAST):
-        console.print(_matrix(report, cases[start : start + _ABREAST]))
+        abreast = cases[start : start + _ABREAST]
+        console.print(_matrix(report, abreast))
+        console.print(Text(", ".join(case.name for case in abreast), "dim"))
     console.print(Text.assemble(*(part for status in SYMBOLS for part in _legend(status))))
     for result in report.results:
         _differences(console, result, {case.number: case for case in cases})
@@ -51,7 +53,7 @@ def _differences(console: Console, result: Result, cases: dict[str, Case]) -> No
     console.print()
     console.print(Text(shown(f"{result.name} {result.version}".strip()), "bold"))
     for number, outcome in result.differences.items():
-        console.print(Text.assemble((f"  {number} ", "bold red"), cases[number].sentence), soft_wrap=True)
+        console.print(Text.assemble((f"  {cases[number].name}: ", "bold red"), cases[number].sentence), soft_wrap=True)
         figures = f"     expected  {outcome.expected}\n     got       {outcome.got}"
         console.print(Text(shown(figures)), soft_wrap=True)
         if outcome.reproduction:

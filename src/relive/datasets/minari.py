@@ -57,13 +57,18 @@ def from_minari(
 ) -> Any:
     """Read a Minari dataset, episode by episode, into a buffer; returns the buffer.
 
-    `dataset` is a `MinariDataset`, the id of a local one, or a path. Without a `buffer` a ReplayBuffer is made that has
-    room for all of it and keeps every number as it is, float64 too; `sampler`, `device` and `seed` are its. `infos`
-    names what is kept of the infos, in the field "info": all of it by default, which must be arrays of numbers.
-
     A given replay buffer with several environments gets each episode into the one with the fewest steps so far. A field
     of its own, or of a DistillationBuffer, that is called "info" takes the infos; any other takes the info of that
     name. A RolloutBuffer has one environment and room for all steps. When it takes long, a terminal shows how far.
+
+    Args:
+        dataset: a `MinariDataset`, the id of a local one, or a path.
+        buffer: where the steps go. None makes a ReplayBuffer with room for all of them, which keeps every number as it
+            is, float64 too.
+        infos: names of what is kept of the infos, in the field "info": all by default, which must be arrays of numbers.
+        sampler: the sampler of the buffer that is made.
+        device: where the buffer that is made keeps its rows.
+        seed: the seed of the buffer that is made.
     """
     source = opened(dataset)
     if buffer is None:
@@ -128,7 +133,8 @@ def _minari() -> Any:
     try:
         import minari  # noqa: PLC0415 (an extra)
     except ImportError as error:
-        raise ImportError('Minari is not installed. pip install "relive[minari]" brings it.') from error
+        remedy = 'Run pip install ".[minari]" in a clone of relive.'
+        raise ImportError(explain("relive.datasets", "Minari to be installed", error, remedy)) from error
     return minari
 
 
@@ -150,7 +156,9 @@ def _episode(data: Any, names: list[str] | None) -> Episode:
     where = f"episode {number}"
     for path, leaf in leaves_of(("observations",), _mapped(data.observations)):
         if len(leaf) != steps + 1:
-            raise SchemaError(explain(f"{where}: {dotted(path)}", f"{steps + 1} observations", len(leaf), "Repair it."))
+            raise SchemaError(
+                explain(f"{where}: {dotted(path)}", f"{steps + 1} observations", len(leaf), "Repair the dataset.")
+            )
     given = data.infos or {}
     info = {name: _info(f"{where}: infos", given, name, steps) for name in (given if names is None else names)}
     terminated, truncated = (np.asarray(flag).astype(bool) for flag in (data.terminations, data.truncations))
@@ -170,7 +178,9 @@ def _mapped(tree: Any) -> Any:
 def _info(where: str, given: Mapping[str, Any], name: str, steps: int) -> Any:
     if name not in given:
         known = ", ".join(map(str, given)) or "none"
-        raise SchemaError(explain(where, f"{name!r} in every episode", f"one with {known}", "Leave it out of infos=."))
+        raise SchemaError(
+            explain(where, f"{name!r} in every episode", f"an episode with {known}", "Leave it out of infos=.")
+        )
     return _per_step(f"{where}: {name}", _mapped(given[name]), steps)
 
 
@@ -179,7 +189,7 @@ def _per_step(where: str, tree: Any, steps: int) -> Any:
         return {name: _per_step(f"{where}.{name}", part, steps) for name, part in tree.items()}
     if tree.dtype.kind not in "biufc" or not tree.ndim or len(tree) not in (steps, steps + 1):
         got = f"dtype {tree.dtype} of shape {tree.shape}"
-        remedy = "Name those to keep in infos=, or none with infos=()."
+        remedy = "Pass infos= with the names to keep, or infos=() to keep none."
         raise SchemaError(explain(where, f"numbers, an entry for each of {steps} steps", got, remedy))
     return tree[1:] if len(tree) == steps + 1 else tree  # the first is what reset gave
 
@@ -189,7 +199,7 @@ def _made(
 ) -> ReplayBuffer:
     first = next(episodes_of(dataset, infos), None)
     if first is None:
-        raise SchemaError(explain("from_minari", "a dataset with episodes", "none", "Pass another."))
+        raise SchemaError(explain("from_minari", "at least 1 episode", 0, "Pass a dataset that has episodes."))
     real = first.reward.dtype if first.reward.dtype.kind == "f" else np.dtype(np.float64)
     return ReplayBuffer(
         # The observation that an episode ended with takes a row too.
@@ -227,9 +237,9 @@ def _extra(trees: Mapping[str, Tree], known: tuple[str, ...], episode: Episode) 
     given = {"info": episode.info, **episode.info}
     for name in trees:
         if name not in known and name not in given:
-            where = f"episode {episode.number}: {name}"
-            expected = f"one of its infos ({', '.join(episode.info) or 'none'})"
-            raise SchemaError(explain(where, expected, "another", "Declare fields that it has."))
+            where, remedy = f"episode {episode.number}", "Declare only fields that every episode has."
+            expected = f"one of its infos ({', '.join(episode.info) or 'none'}) for each further field"
+            raise SchemaError(explain(where, expected, repr(name), remedy))
     return {name: given[name] for name in trees if name not in known}
 
 
@@ -258,12 +268,14 @@ def _slice(tree: Any, at: Any) -> Any:
 
 def _to_rollout(rollout: RolloutBuffer, episodes: Iterable[Episode]) -> None:
     if rollout.num_envs is not None:
-        remedy = "Make it with num_envs=None: episodes come one after the other."
-        raise SchemaError(explain("from_minari", "a rollout of one environment", f"{rollout.num_envs}", remedy))
+        remedy = "Make it with num_envs=None: episodes are read one after the other."
+        raise SchemaError(explain("from_minari", "a rollout with num_envs=None", rollout.num_envs, remedy))
     for episode in episodes:
         if not (episode.terminated[-1] or episode.truncated[-1]):
-            remedy = "Read it into a ReplayBuffer."
-            raise SchemaError(explain(f"episode {episode.number}", "an end that is flagged", "none", remedy))
+            remedy = "Read the dataset into a ReplayBuffer."
+            raise SchemaError(
+                explain(f"episode {episode.number}", "terminated or truncated at its end", "neither", remedy)
+            )
         extra = _extra(rollout._schema.trees, (*_STEP, "value", "log_prob"), episode)
         for t in range(episode.size):
             step = {name: _slice(getattr(episode, name), t) for name in _STEP}
@@ -283,15 +295,20 @@ def _to_distillation(buffer: DistillationBuffer, episodes: Iterable[Episode]) ->
 def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
     """Write the episodes of a replay buffer as the local Minari dataset `dataset_id`; returns the MinariDataset.
 
-    `options` are those of `minari.create_dataset_from_buffers`: `env=` or spaces, author and so on. Without them the
-    spaces are the widest that the fields allow. What was added beside obs, action, reward and ends becomes infos, the
-    parts of a field "info" each under its own name; before the first step, where reset would have given some, they are
-    zero. Pictures are not compressed as JPEG, which loses some of them, unless `jpeg_encoding=True` asks for it.
+    What was added beside obs, action, reward and ends becomes infos, the parts of a field "info" each under its own
+    name; before the first step, where reset would have given some, they are zero. Pictures are not compressed as JPEG,
+    which loses some of them, unless `jpeg_encoding=True` asks for it.
+
+    Args:
+        replay: a replay buffer in the order of time.
+        dataset_id: the name of the dataset, as Minari has them: "namespace/name-v0".
+        options: those of `minari.create_dataset_from_buffers`: `env=` or spaces, author and so on. Without them the
+            spaces are the widest that the fields allow.
     """
     minari = _minari()
     if type(replay) is not ReplayBuffer or replay._storage.keeps_next:
-        remedy = 'Only a ReplayBuffer with next_obs="shared" knows all observations of an episode in their order.'
-        raise SchemaError(explain("to_minari", "a replay buffer in time order", type(replay).__name__, remedy))
+        remedy = 'Use a ReplayBuffer with next_obs="shared": only it stores the observations of an episode in order.'
+        raise SchemaError(explain("to_minari", "a replay buffer in time order", repr(replay), remedy))
     trees = replay._schema.trees
     given = {"observation_space": _space(trees["obs"]), "action_space": _space(trees["action"])}
     options = {**({} if "env" in options else given), "jpeg_encoding": False, **options}

@@ -83,12 +83,14 @@ class Folder:
                 self.files.make_bare_root()
             lock = self.files.lock_kept(only_reads=self.only_reads)
         except OSError as error:
-            remedy = "Pass a folder that can be written."
+            remedy = "Pass a writable folder."
             raise CheckpointError(explain(str(self.root), "a folder for disk memory", error, remedy)) from error
         if lock >= 0:
             return lock
-        remedy = "close() it there first; processes share a buffer with device=Memory.shared()."
-        raise CheckpointError(explain(str(self.root), "one process at a time", "it in use by another", remedy))
+        remedy = "Call close() there first; to share a buffer between processes, use device=Memory.shared()."
+        raise CheckpointError(
+            explain(str(self.root), "one process at a time", "a folder that another process uses", remedy)
+        )
 
     def _refuse_foreign(self) -> None:
         """Where it is not said that this is disk memory, nothing but our own is written over."""
@@ -107,8 +109,8 @@ class Folder:
         """Remove what somebody died making; nothing was ever added to that."""
         names = self.files.names("")
         if self.only_reads or self._has_rows(names):
-            remedy = "Copy the folder again, with all of its files; if there are no more, remove it."
-            raise CorruptCheckpoint(explain(FORMAT, "a file", "none", remedy))
+            remedy = "Copy the folder again, with all of its files; if they are lost, remove the folder."
+            raise CorruptCheckpoint(explain(FORMAT, "a file of this name", "no file", remedy))
         for name in self.files.regular(""):
             if name != "LOCK" and _OURS.fullmatch(name):
                 self.files.remove(name)
@@ -175,7 +177,7 @@ class Folder:
         file = self.files.create_kept(name)
         try:
             if self.files.free_bytes() < nbytes:
-                raise OSError("it is full")
+                raise OSError("the disk is full")
             self.files.grow(file, nbytes)
         except OSError as error:
             self.files.close(file)
@@ -183,7 +185,7 @@ class Folder:
             needed = sum(len(array.memory) for array in self.arrays.values()) + nbytes
             self.close()
             free = f"{self.files.free_bytes():,} bytes free ({error.strerror or error})"
-            remedy = "Lower capacity, make room, or use another disk."
+            remedy = "Lower capacity, free disk space, or use another disk."
             raise MemoryError(explain(str(self.root), f"room for at least {needed:,} bytes", free, remedy)) from error
         return file
 
@@ -301,5 +303,7 @@ def is_made(files: Files) -> bool:
         return True
     newer = re.fullmatch(rb"recollect disk memory ([0-9]{1,9})\n", found)
     if newer is not None and int(newer[1]) > 1:
-        raise IncompatibleCheckpoint(explain(FORMAT, "format 1 at most", int(newer[1]), "Use a newer relive."))
+        raise IncompatibleCheckpoint(
+            explain(FORMAT, "format 1 at most", int(newer[1]), "Use a newer version of relive.")
+        )
     raise CorruptCheckpoint(explain(FORMAT, repr(HEADER.decode()), repr(found), "Pass a folder of disk memory."))

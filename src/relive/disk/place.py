@@ -31,9 +31,13 @@ class Disk:
     def of(path: str | PathLike[str], commit_every: int | None) -> Disk:
         """The folder that arguments name."""
         if not isinstance(path, str | PathLike) or not os.fspath(path):
-            raise SchemaError(explain("Memory.disk", "the path of a folder", repr(path), "Pass one."))
+            raise SchemaError(explain("Memory.disk", "the path of a folder", repr(path), "Pass a str or a Path."))
         every = None if commit_every is None else positive("commit_every", commit_every)
         return Disk(Path(path).absolute(), every)
+
+    def __repr__(self) -> str:
+        every = "" if self.commit_every is None else f", commit_every={self.commit_every}"
+        return f"Memory.disk({str(self.root)!r}{every})"
 
     def open(self, owner: Any) -> DiskRoom:
         """The folder, locked, with what was found there compared with the settings of the owner."""

@@ -104,7 +104,8 @@ def parse(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Reco
     head, found, _ = read_at(MOST_BYTES + 1, start).partition(b"\n")
     if not found or len(head) > MOST_BYTES:
         place = f"{where}, bytes {start} to {start + len(head)}"
-        raise CorruptCheckpoint(explain(place, f"a line of at most {MOST_BYTES} bytes", "more", "Copy it again."))
+        expected = f"a line of at most {MOST_BYTES} bytes"
+        raise CorruptCheckpoint(explain(place, expected, "a longer line", "Copy it again."))
     node, rest = from_json(where, head), start + len(head) + 1
     arrays = Stored(where, arrays_of(node.entry("arrays")), _filler(where, read_at, rest))
     if arrays.nbytes != nbytes - rest:
@@ -141,7 +142,7 @@ def _filler(where: str, read_at: Callable[[int, int], bytes], start: int) -> Cal
         while len(target):
             piece = read_at(min(len(target), CHUNK), start + offset)
             if not piece:
-                raise CorruptCheckpoint(explain(where, "all of its bytes", "fewer", "Copy it again."))
+                raise CorruptCheckpoint(explain(where, "all bytes of its arrays", "a shorter file", "Copy it again."))
             target[: len(piece)] = piece
             target, offset = target[len(piece) :], offset + len(piece)
 
@@ -156,7 +157,7 @@ def newest(root: Path) -> Record:
         try:
             record = _parsed(Files(root), name)
             if record.name != name:
-                raise CorruptCheckpoint(explain(name, f"not commit {record.number}", "it", "Copy it again."))
+                raise CorruptCheckpoint(explain(name, "the commit of this name", record.name, "Copy it again."))
             found.append(record)
         except CorruptCheckpoint as error:
             wrong.append(str(error))  # the error itself would keep alive whoever asked

@@ -41,7 +41,7 @@ def restored(buffer: ReplayBuffer, record: Record, checksum: Callable[[], int], 
         _resume(buffer, read, record, resumes)
         buffer._check_numbers()
     except (SchemaError, InvariantError) as error:
-        raise CorruptCheckpoint(f"{record.name}: arrays that cannot be. {error}") from error
+        raise CorruptCheckpoint(f"{record.name}: the arrays are invalid. {error}") from error
 
 
 def _resume(buffer: ReplayBuffer, read: Read, record: Record, resumes: bool) -> None:
@@ -62,15 +62,16 @@ def _resume(buffer: ReplayBuffer, read: Read, record: Record, resumes: bool) -> 
 def _check_flags(ring: Ring) -> None:
     for flags in (ring.first, ring.open, ring.resetting):
         if bool((flags.view(torch.uint8) > 1).any()):
-            raise CorruptCheckpoint(explain("ring", "flags of 0 and 1", "others", "Copy the folder again."))
+            got = int(flags.view(torch.uint8).max())
+            raise CorruptCheckpoint(explain("ring", "flags of 0 and 1", got, "Copy the folder again."))
 
 
 def _require_closed(ring: Ring, read: Read, is_same: bool) -> None:
     assert ring.journal is not None
     heads = all(torch.equal(getattr(ring, name), _saved(ring, read, name)) for name in ("head", "open", "floor"))
     if not (is_same and heads and not bool(ring.journal.any())):
-        remedy = "Something has changed the files since: copy the folder again, or load a checkpoint."
-        raise CorruptCheckpoint(explain("arrays", "those that were closed", "others", remedy))
+        remedy = "Copy the folder again, or load a checkpoint."
+        raise CorruptCheckpoint(explain("arrays", "the contents at close()", "files that were changed since", remedy))
 
 
 def _saved(ring: Ring, read: Read, name: str) -> torch.Tensor:
@@ -87,7 +88,10 @@ def _recover(storage: ReplayStorage, read: Read, record: Record) -> None:
     head, floor = _saved(ring, read, "head"), _saved(ring, read, "floor")
     most = (1 << 62) // (2 * ring.num_envs)
     if bool(((floor < 0) | (head < floor) | (head >= most)).any()) or record.reach > most:
-        raise CorruptCheckpoint(explain(record.name, "rows in order", "others", "Copy the folder again."))
+        got = f"{floor.tolist()} and {head.tolist()} (reach {record.reach})"
+        raise CorruptCheckpoint(
+            explain(record.name, "a floor from 0 and a head after it", got, "Copy the folder again.")
+        )
     if record.boot == boot() and _is_left_by_a_kill(ring, head, floor, record.reach):
         ring.mend()
         if not storage.broken_rows(head - record.reach, ring.head + 1).any():

@@ -38,16 +38,16 @@ def reopened(root: Path, options: dict[str, Any], *, only_reads: bool = False) -
     """The buffer in a folder, made with the settings that its last commit names; of options only a sampler is taken."""
     changes = [name for name, value in options.items() if value is not None and name != "sampler"]
     if changes:
-        remedy = "Save the buffer, and load the checkpoint so."
+        remedy = "Save the buffer, and load that checkpoint with this argument."
         got = f"{changes[0]}={options[changes[0]]!r}"
-        raise IncompatibleCheckpoint(explain(f"load {root}", "disk memory as it is", got, remedy))
+        raise IncompatibleCheckpoint(explain(f"load {root}", "no changes to disk memory", got, remedy))
     require_support(IncompatibleCheckpoint)
     record = newest(root)
     memory = Memory(torch.device("cpu"), place=Disk(root, only_reads=only_reads))
     try:
         return replays.made(record.read, {"device": memory, "sampler": options.get("sampler")})
     except SchemaError as error:
-        raise CorruptCheckpoint(f"{record.name}: a description that cannot be. {error}") from error
+        raise CorruptCheckpoint(f"{record.name}: the description of the buffer is invalid. {error}") from error
 
 
 def peek(path: str | PathLike[str]) -> ReplayBuffer:

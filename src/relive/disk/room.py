@@ -114,9 +114,9 @@ class DiskRoom:
             self._folder.sync()
             self._write(record)
         except OSError as error:
-            remedy = "See whether the disk is well; what was committed before is whole."
+            remedy = "Check the disk; everything committed before is intact."
             raise CheckpointError(
-                explain(f"commit to {self._folder.root}", "a disk to write to", error, remedy)
+                explain(f"commit to {self._folder.root}", "a writable disk", error, remedy)
             ) from error
         self._number, self._committed, self._reach = record.number, self._ring.head.clone(), reach
         self._left, self._due = reach - coming, time.monotonic() + COMMIT_SECONDS

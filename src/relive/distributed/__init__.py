@@ -1,13 +1,15 @@
 """One replay memory for many machines: named, sharded buffers in the processes of a Ray cluster."""
 
+from relive.errors import IncompatibleService, ShardUnavailable, explain
+
 try:
     import ray as _ray  # noqa: F401
 except ImportError as error:
-    raise ImportError("relive.distributed: expected Ray, got none. Install relive[ray].") from error
+    remedy = 'Run pip install ".[ray]" in a clone of relive.'
+    raise ImportError(explain("relive.distributed", "Ray to be installed", error, remedy)) from error
 
 from relive.distributed.plan import Checkpoint
 from relive.distributed.service import ReplayService
 from relive.distributed.writer import Writer
-from relive.errors import IncompatibleService, ShardUnavailable
 
 __all__ = ["Checkpoint", "IncompatibleService", "ReplayService", "ShardUnavailable", "Writer"]

@@ -56,8 +56,8 @@ class Calls:
             cause = getattr(error, "cause", None)
             raise (cause if isinstance(cause, Exception) else error) from None
         except ActorDiedError:
-            remedy = "The service is closed, or had no checkpoint to start again from: start it anew."
-            raise self._unavailable(shard, "a living process", "none", remedy, retry=False) from None
+            remedy = "Start the service again: it was closed, or had no checkpoint to restart from."
+            raise self._unavailable(shard, "a running process", "a dead one", remedy, retry=False) from None
         except RayError as error:
             # Whoever asks again and again at a shard that keeps on dying comes past here.
             raise (Interrupted() if time.monotonic() < deadline else self.late(shard)) from error
@@ -81,8 +81,8 @@ class Calls:
 
     def late(self, shard: int) -> ShardUnavailable:
         """What is raised when a shard has not answered in time."""
-        remedy = "Try again; it may be starting or busy."
-        return self._unavailable(shard, f"an answer within {self._timeout:g} s", "none", remedy, retry=True)
+        remedy = "Try again; the shard may be starting or busy."
+        return self._unavailable(shard, f"an answer within {self._timeout:g} s", "no answer", remedy, retry=True)
 
     def _unavailable(self, shard: int, expected: str, got: str, remedy: str, *, retry: bool) -> ShardUnavailable:
         where = f"shard {shard} of {self._service!r}"

@@ -24,7 +24,7 @@ class Identity:
         """The number of the last of them."""
         self._envs, self._num_envs = envs, num_envs
         if (life + 1) * ROWS * num_envs >= 1 << 63:
-            raise OverflowError(explain("index", "ids below 2^63", f"life {life}", "Make a new service."))
+            raise OverflowError(explain("index", "ids below 2^63", f"{life} restarts", "Start a new service."))
 
     def reborn(self, head: np.ndarray, oldest: np.ndarray) -> Identity:
         """The shard starts again: rows from `head` [envs] on are of a new life, and those before `oldest` forgotten."""

@@ -30,8 +30,13 @@ _HOST = torch.device("cpu")
 class Checkpoint:
     """Where the shards of a service save themselves, and how often: what a restarted shard goes on from.
 
-    A shard saves after a push when `seconds` have passed or `rows` steps have come since the last time (whichever is
-    first), and when asked. On several machines `path` must be a folder that all of them see.
+    A shard saves after a push when `seconds` have passed or `rows` steps have come, and when asked.
+
+    Args:
+        path: a folder, which on several machines all of them see.
+        seconds: time since the last save.
+        rows: steps since the last save; None does not count them.
+        keep: how many of the newest checkpoints stay.
     """
 
     path: str | PathLike[str]
@@ -41,7 +46,9 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         if not isinstance(self.seconds, int | float) or not self.seconds > 0:
-            raise SchemaError(explain("Checkpoint.seconds", "more than 0", repr(self.seconds), "Pass such a number."))
+            raise SchemaError(
+                explain("Checkpoint.seconds", "a number above 0", repr(self.seconds), "Pass such a number.")
+            )
         if self.rows is not None:
             positive("Checkpoint.rows", self.rows)
         positive("Checkpoint.keep", self.keep)
@@ -70,10 +77,10 @@ class Plan:
     def __post_init__(self) -> None:
         positive("num_envs", self.num_envs)
         if positive("num_shards", self.num_shards) > self.num_envs:
-            remedy = "An environment belongs to one shard: start fewer."
+            remedy = "Start fewer shards: each environment belongs to one shard."
             raise SchemaError(explain("num_shards", f"at most num_envs={self.num_envs}", self.num_shards, remedy))
         if not isinstance(self.sampler, Uniform | Prioritized):
-            remedy = "Other samplers cannot be drawn from in parts."
+            remedy = "Pass one of these: other samplers cannot be split across shards."
             raise SchemaError(explain("sampler", "Uniform(…) or Prioritized(…)", repr(self.sampler), remedy))
         self._make(self.capacity, self.num_envs, self.sampler, "meta")  # a buffer that keeps nothing refuses the rest
 
@@ -156,7 +163,7 @@ def in_words(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a service as plain data."""
     unknown = set(arguments) - set(_COMPARED)
     if unknown:
-        remedy = f"Pass some of {', '.join(_COMPARED)}."
+        remedy = f"Pass only {', '.join(_COMPARED)}."
         raise SchemaError(explain("connect", "arguments of a service", sorted(unknown), remedy))
     return {name: _in_words(name, value) for name, value in arguments.items()}
 

@@ -43,13 +43,27 @@ class ReplayService:
     `ReplayBuffer`. What comes out is what one buffer would give: `index` names a row for the whole life of the service,
     and prioritized rows are drawn in proportion to their priority among all shards, with weights from all of them.
 
-    With a `checkpoint` (a path, or a `Checkpoint`) the shards save themselves, and one whose process dies starts again
-    from its newest checkpoint; clients send again what it has lost. Without, a shard that dies is gone, and so is the
-    service. It lives as long as the job that has made it and this object, or until `close()`.
+    With a `checkpoint` the shards save themselves, and one whose process dies starts again from its newest checkpoint;
+    clients send again what it has lost. Without, a shard that dies is gone, and so is the service. It lives as long as
+    the job that has made it and this object, or until `close()`.
 
-    No call waits for longer than `timeout` seconds: ShardUnavailable says which shard did not answer, and whether
-    trying again may help. A client has at most `max_pending` blocks under way to a shard. `ray_options` go to the
-    processes' actors (`num_cpus`, `resources`, `scheduling_strategy`, …).
+    Args:
+        name: what other processes of the cluster find it by.
+        capacity: rows in all shards together, a multiple of `num_envs`.
+        obs: one environment's observation: a shape, a `Field`, or a dict or tuple of them.
+        action: one environment's action, declared likewise.
+        num_shards: processes that keep the rows.
+        num_envs: environments that write here, in all processes together.
+        reward: one environment's reward, declared likewise; one number by default.
+        extra: further fields of a row, by name.
+        sampler: which rows `sample` draws: `Uniform()` by default.
+        autoreset: how the vector environments reset: "NEXT_STEP", "SAME_STEP" or "DISABLED".
+        checkpoint: where and how often the shards save themselves: a path, or a `Checkpoint`.
+        seed: seed of the draws; None takes one from the system.
+        timeout: seconds that a call waits at most. ShardUnavailable says which shard did not answer, and whether trying
+            again may help.
+        max_pending: blocks that a client has under way to a shard at most.
+        ray_options: options of the processes' actors (`num_cpus`, `resources`, `scheduling_strategy`, …).
     """
 
     def __init__(
@@ -144,7 +158,7 @@ class ReplayService:
         envs = self._envs(env_ids)
         steps = len(as_tensor("terminated", batch["terminated"], _HOST).reshape(-1)) // len(envs)
         if not steps:
-            raise SchemaError(explain("extend", "at least one step", "none", "Pass blocks of steps."))
+            raise SchemaError(explain("extend", "at least one step", 0, "Pass blocks of steps."))
 
         def fit(name: str, declared: str, prefix: str = "") -> list[torch.Tensor]:
             leaves = zip(schema.columns[declared], schema.flatten(declared, batch[name], name), strict=True)
@@ -275,12 +289,12 @@ class ReplayService:
     def _random_shares(self, count: int, batch_size: int, standings: list[Standing]) -> np.ndarray:
         """How many of the rows of each batch are of each shard [S, count], if each row is drawn on its own."""
         if not sum(standing.rows for standing in standings):
-            raise NotReadyError(explain("sample", "stored transitions", "none", "Add steps first."))
+            raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
         mantissas, exponents = np.array([standing.mass for standing in standings]).T
         mass = np.ldexp(mantissas, (exponents - exponents[mantissas > 0].max(initial=-2000)).astype(np.int64))
         if not mass.any():
-            remedy = "Update some priority to more than 0, or use eps > 0."
-            raise NotReadyError(explain("sample", "a row of positive priority", "none", remedy))
+            remedy = "Update at least one priority to more than 0, or use eps > 0."
+            raise NotReadyError(explain("sample", "a row of positive priority", "only zeros", remedy))
         with self._lock:
             return self._random.multinomial(batch_size, mass / mass.sum(), count).T
 
@@ -291,7 +305,7 @@ class ReplayService:
         """
         sampler = self.plan.sampler
         if not isinstance(sampler, Prioritized):
-            remedy = "Make the service with sampler=rl.Prioritized()."
+            remedy = "Start the service with sampler=rl.Prioritized()."
             raise SchemaError(explain("update_priority", "a sampler with priorities", sampler, remedy))
         ids = row_ids(index.cpu() if isinstance(index, torch.Tensor) else index, _HOST).numpy()
         values = as_tensor("priority", priority.cpu() if isinstance(priority, torch.Tensor) else priority, _HOST)
@@ -356,7 +370,7 @@ class ReplayService:
 def _start(name: str, plan: Plan, options: Mapping[str, Any]) -> list[Any]:
     """Start the processes of a service."""
     if not isinstance(name, str) or not name:
-        raise SchemaError(explain("name", "a name", repr(name), "Pass one."))
+        raise SchemaError(explain("name", "a str that is not empty", repr(name), "Pass a name for the service."))
     settings = {
         "namespace": NAMESPACE,
         "max_restarts": 0 if plan.checkpoint is None else -1,
@@ -373,7 +387,7 @@ def _start(name: str, plan: Plan, options: Mapping[str, Any]) -> list[Any]:
         for actor in actors:
             ray.kill(actor)
         remedy = "Connect to it with ReplayService.connect, close it, or choose another name."
-        raise SchemaError(explain("name", "one that is free", repr(name), remedy)) from None
+        raise SchemaError(explain("name", "a name not in use", repr(name), remedy)) from None
     return actors
 
 
@@ -381,9 +395,11 @@ def _actor(name: str, shard: int) -> Any:
     try:
         return ray.get_actor(actor_name(name, shard), namespace=NAMESPACE)
     except ValueError:
-        remedy = "Start the service, or look for its name; its driver may have ended."
+        remedy = "Start the service, or check its name; its driver may have ended."
         where = f"shard {shard} of {name!r}"
-        raise ShardUnavailable(explain(where, "a process in this cluster", "none", remedy), retry=True) from None
+        raise ShardUnavailable(
+            explain(where, "a process in this cluster", "no such process", remedy), retry=True
+        ) from None
 
 
 def _reconnect(name: str, settings: dict[str, Any]) -> ReplayService:
@@ -395,9 +411,11 @@ def _require_same(name: str, found: Mapping[str, Any], expected: Mapping[str, An
     wanted = {"relive": relive.__version__, **in_words(expected)}
     differs = difference(wanted, {key: found.get(key) for key in wanted})
     if differs:
-        where = f"service {name!r} (expected against found)"
-        remedy = "Connect with what it was made of, or with its version of relive."
-        raise IncompatibleService(explain(where, "the service that the client knows", differs, remedy))
+        where = f"service {name!r}"
+        remedy = "Connect with the settings of the service, and with its version of relive."
+        raise IncompatibleService(
+            explain(where, "the settings of the client (client against service)", differs, remedy)
+        )
 
 
 def _weights(sampler: Prioritized, draws: list[Draw], standings: list[Standing], before: int) -> torch.Tensor:

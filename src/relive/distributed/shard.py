@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from relive.checkpoint import load, save
+from relive.checkpoint import save
 from relive.checkpoint.claims import MOST_OF_NOTE, Read
+from relive.checkpoint.loading import found
 from relive.checkpoint.manifest import Node
 from relive.checkpoint.replay import config_of
 from relive.checkpoint.replay import rows as complete_rows
@@ -93,7 +94,8 @@ class Shard(Reading):
             return
         with suppress(NoCheckpoint):
             path = plan.checkpoint.of_shard(self._number)
-            load(path, sampler=plan.shard_sampler, device=plan.memory, accept=self._restore)
+            options = {"device": plan.memory, "capacity": None, "sampler": plan.shard_sampler}
+            found(path, ReplayBuffer, None, options, accept=self._restore)
         # Whoever starts after this one must know that it has lived, and given ids.
         self.save()
 
@@ -102,21 +104,23 @@ class Shard(Reading):
         assert self._plan.checkpoint is not None
         path = self._plan.checkpoint.of_shard(self._number)
         if "note" not in read.values.value:
-            remedy = "Load it with relive.load."
-            raise IncompatibleCheckpoint(explain(str(path), "a shard of a service", "a buffer of its own", remedy))
+            remedy = "Load it with relive.load, or pass another folder."
+            raise IncompatibleCheckpoint(explain(str(path), "a shard of a service", "a single buffer", remedy))
         note = read.values.entry("note")
         plan = note.entry("plan")
         if not isinstance(plan.value, dict):
             raise plan.wrong("the description of a service")
         differs = difference(self._described(), plan.value)
         if differs:
-            remedy = "Start the service as it was, or save elsewhere."
-            raise IncompatibleCheckpoint(explain(str(path), "the service that was saved", differs, remedy))
+            remedy = "Start the service with the saved settings, or pass another folder."
+            expected = "the saved settings (service against folder)"
+            raise IncompatibleCheckpoint(explain(str(path), expected, differs, remedy))
         self._require_own(buffer, plan)
         clients = [client.text() for client in note.entry("clients").items(MOST_CLIENTS)]
         positions = read.shaped("note.positions", (len(clients),), torch.int64)
         if len(set(clients)) != len(clients) or bool(((positions < 0) | (positions >= 1 << 62)).any()):
-            raise read.at("note.positions", "others").wrong("a number of rows for each client, who comes once")
+            got = positions.tolist()
+            raise read.at("note.positions", got).wrong("a number of rows for each client, and each client once")
         rows = complete_rows(buffer)
         before = self._saved_identity(note, read, rows.stop)
         self._applied = dict(zip(clients, positions.tolist(), strict=True))
@@ -138,7 +142,9 @@ class Shard(Reading):
         # Rows are below `ROWS`, and two more lives must have ids.
         life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS * num_envs) - 3)
         if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):
-            raise read.at("note.starts", "others").wrong("the first rows of lives, in order, up to the newest row")
+            raise read.at("note.starts", starts.tolist()).wrong(
+                "the first rows of lives, in order, up to the newest row"
+            )
         return Identity(envs, num_envs, starts.numpy(), life)
 
     def _described(self) -> dict[str, Any]:
@@ -186,7 +192,8 @@ class Shard(Reading):
         buffer = self._buffer
         steps = push.rows // len(push.envs)
         if int(self._head.max()) + 4 * steps >= ROWS:
-            raise OverflowError(explain("extend", f"fewer than {ROWS} rows an environment", "more", "Start anew."))
+            expected, got = f"fewer than {ROWS} rows per environment", int(self._head.max()) + 4 * steps
+            raise OverflowError(explain("extend", expected, got, "Start a new service."))
         with buffer._lock:
             if len(push.cut):
                 buffer.cut(push.cut)
@@ -239,7 +246,7 @@ class Shard(Reading):
         checkpoint = self._plan.checkpoint
         if checkpoint is None:
             raise SchemaError(
-                explain("save", "a service with a checkpoint", "one without", "Make it with checkpoint=.")
+                explain("save", "a service with a checkpoint", None, "Start the service with checkpoint=.")
             )
         note = {"plan": self._described(), "life": self._identity.life, "clients": list(self._applied)}
         positions = torch.tensor(list(self._applied.values()), dtype=torch.int64)

@@ -119,7 +119,7 @@ class Stream:
         self._send()
         if ack.lost:
             self.lost += ack.lost
-            warnings.warn(f"shard {self._shard} has started again without {ack.lost} rows that are gone.", stacklevel=2)
+            warnings.warn(f"shard {self._shard}: restarted, and lost {ack.lost} rows.", stacklevel=2)
 
     def _forget(self, ack: Ack) -> None:
         while self._kept and self._kept[0].end <= ack.durable:

@@ -19,10 +19,15 @@ _HOST = torch.device("cpu")
 
 
 class Writer:
-    """The steps of some environments of a service; `block` of them go together.
+    """The steps of some environments of a service, sent in blocks; `ReplayService.writer` makes one.
 
     A full block is sent when the next step comes, so that a call which raises has not taken its step, and may be
     repeated. At the end of a `with` block what is left is sent, and waited for.
+
+    Args:
+        service: where the steps go.
+        envs: the environments of this writer.
+        block: steps that are sent together.
     """
 
     def __init__(self, service: ReplayService, envs: torch.Tensor, block: int) -> None:

@@ -7,8 +7,10 @@ from torch import Tensor
 
 from relive import kernels
 from relive.estimators.arguments import conform, fraction, positive
+from relive.vocabulary import answers
 
 
+@answers
 def gae(
     reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, lam: float, mask: Tensor | None = None,
@@ -48,6 +50,7 @@ def gae(
         return kernels.estimate("gae", 2, [*values, *flags, mask], settings)
 
 
+@answers
 def vtrace(
     log_ratio: Tensor, reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, lam: float = 1.0, rho_bar: float = 1.0, c_bar: float = 1.0, mask: Tensor | None = None,
@@ -64,9 +67,16 @@ def vtrace(
 
     Args:
         log_ratio: like reward; log π(a|s) − log μ(a|s), the learner's policy against the one that acted.
-        reward: [T], [T, N] or [T, N, …]; the other tensors, `gamma`, `lam` and `mask` are as in `gae`.
+        reward: [T], [T, N] or [T, N, …]; consequence of the action at t.
+        value: like reward; as in `gae`.
+        next_value: like reward; as in `gae`.
+        terminated: bool, like reward or its leading axes [T, N]; as in `gae`.
+        truncated: bool, like terminated; as in `gae`.
+        gamma: discount γ in [0, 1].
+        lam: λ in [0, 1].
         rho_bar: bound of the ratio at the step itself, above 0; decides what the values converge to.
         c_bar: bound of the ratio along the trace, above 0; decides how fast.
+        mask: bool, like terminated; as in `gae`.
     """
     if not torch.compiler.is_compiling() and type(log_ratio) is Tensor and log_ratio.layout == torch.strided:
         native = kernels.native()

@@ -43,7 +43,7 @@ def conform(
 
 def check_same_shape(name: str, tensor: Tensor, first: str, shape: torch.Size) -> None:
     if tensor.shape != shape:
-        expected = f"shape {tuple(shape)} to go with {first}"
+        expected = f"shape {tuple(shape)} to match {first}"
         raise SchemaError(
             explain(name, expected, tuple(tensor.shape), _shape_remedy(tuple(tensor.shape), tuple(shape)))
         )
@@ -56,7 +56,7 @@ def number(name: str, value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise SchemaError(explain(name, "a number", "an int too large for a float", "Pass a Python float.")) from None
+        raise SchemaError(explain(name, "a number", "an int too large for a float", "Pass a smaller number.")) from None
 
 
 def fraction(name: str, value: Any) -> float:
@@ -69,7 +69,7 @@ def fraction(name: str, value: Any) -> float:
 def positive(name: str, value: Any) -> float:
     checked = number(name, value)
     if not checked > 0:
-        raise SchemaError(explain(name, "a number above 0", value, "Pass infinity for no bound."))
+        raise SchemaError(explain(name, "a number above 0", value, "Pass math.inf for no bound."))
     return checked
 
 
@@ -109,7 +109,7 @@ def _check_same_place(name: str, value: Tensor, first: str, like: Tensor) -> Non
 def _check_same_device(name: str, value: Tensor, first: str, like: Tensor) -> None:
     if value.device != like.device:
         remedy = f"Call .to({str(like.device)!r})."
-        raise SchemaError(explain(name, f"a tensor on {like.device} to go with {first}", value.device, remedy))
+        raise SchemaError(explain(name, f"a tensor on {like.device} to match {first}", value.device, remedy))
 
 
 def _shape_remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:

@@ -8,9 +8,11 @@ from torch import Tensor
 from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import conform, count, fraction, number
+from relive.vocabulary import answers
 
 
 @torch.no_grad()
+@answers
 def group_advantage(
     reward: Tensor, done: Tensor, *,
     group_size: int, gamma: float = 1.0, first_episode_only: bool = True, eps: float = 1e-8, mask: Tensor | None = None,
@@ -50,7 +52,14 @@ def group_advantage(
         raise SchemaError(explain("reward", expected, tuple(reward.shape), "Pass one reward per environment."))
     steps, envs, *agents = reward.shape
     if envs % size:
-        raise SchemaError(explain("group_size", f"a divisor of {envs} environments", size, "Choose one that divides."))
+        raise SchemaError(
+            explain(
+                "group_size",
+                f"a divisor of {envs} environments",
+                size,
+                "Choose a group_size that divides them.",
+            )
+        )
     never = torch.zeros_like(done)
     nothing = torch.zeros_like(reward)
     seq_return = kernels.estimate("lambda_return", 1, [reward, nothing, done, never, mask], (gamma, 1.0))

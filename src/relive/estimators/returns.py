@@ -10,8 +10,10 @@ from torch import Tensor
 from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import check_same_shape, conform, count, fraction, number
+from relive.vocabulary import answers
 
 
+@answers
 def lambda_return(
     reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, lam: float, mask: Tensor | None = None,
@@ -27,7 +29,9 @@ def lambda_return(
         reward: [T], [T, N] or [T, N, …].
         next_value: like reward; V of the observation that t led to, before any reset. Not read where terminated, and
             with λ = 1 only where the chain stops.
-        terminated, truncated, mask: bool, like reward or its leading axes [T, N]; as in `gae`.
+        terminated: bool, like reward or its leading axes [T, N]; as in `gae`.
+        truncated: bool, like terminated; as in `gae`.
+        mask: bool, like terminated; as in `gae`.
         gamma: discount γ in [0, 1].
         lam: λ in [0, 1].
     """
@@ -46,6 +50,7 @@ def lambda_return(
     )
 
 
+@answers
 def n_step_return(
     reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, n: int, mask: Tensor | None = None,
@@ -60,7 +65,9 @@ def n_step_return(
     Args:
         reward: [T], [T, N] or [T, N, …].
         next_value: like reward; V of the observation that t led to, before any reset. Read at a window's last row only.
-        terminated, truncated, mask: bool, like reward or its leading axes [T, N]; as in `gae`.
+        terminated: bool, like reward or its leading axes [T, N]; as in `gae`.
+        truncated: bool, like terminated; as in `gae`.
+        mask: bool, like terminated; as in `gae`.
         gamma: discount γ in [0, 1].
         n: steps to sum, at least 1.
     """
@@ -88,6 +95,7 @@ def _return_of_any(
 
 
 @torch.no_grad()
+@answers
 def discounted_return(
     reward: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, last_value: Tensor | float | None = None, next_value: Tensor | None = None,
@@ -102,7 +110,9 @@ def discounted_return(
 
     Args:
         reward: [T], [T, N] or [T, N, …].
-        terminated, truncated, mask: bool, like reward or its leading axes [T, N]; as in `gae`.
+        terminated: bool, like reward or its leading axes [T, N]; as in `gae`.
+        truncated: bool, like terminated; as in `gae`.
+        mask: bool, like terminated; as in `gae`.
         gamma: discount γ in [0, 1].
         last_value: [N, …], a reward without its time axis (a number when reward is [T]); V of the observation after the
             last row, read where the last row is neither terminated nor truncated.

@@ -14,8 +14,13 @@ def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, corre
 
         (x − mean) / (std + eps)
 
-    with the deviation of `torch.std`: unbiased, or with correction=0 that of the population. A single entry becomes 0.
-    Where `mask` (bool, like x or its leading axes [T, N]) is False an entry is not counted and becomes 0.
+    with the deviation of `torch.std`. A single entry becomes 0.
+
+    Args:
+        x: [T, N, …], or any other shape.
+        mask: bool, like x or its leading axes [T, N]; where it is False an entry is not counted and becomes 0.
+        eps: added to the deviation, so that equal entries become 0.
+        correction: 1 gives the unbiased deviation, 0 that of the population.
     """
     eps = number("eps", eps)
     (x,), _, mask = conform({"x": x}, {}, mask)
@@ -29,8 +34,12 @@ def explained_variance(value: Tensor, return_: Tensor, *, mask: Tensor | None = 
 
         1 − Var(return − value) / Var(return)
 
-    0 is what any constant value reaches. `value` and `return_` have one shape [T, N, …]; `mask` (bool, like them or
-    their leading axes [T, N]) says which entries count.
+    0 is what any constant value reaches.
+
+    Args:
+        value: [T, N, …]; what the critic said.
+        return_: like value; what it should have said.
+        mask: bool, like value or its leading axes [T, N]; which entries count.
     """
     (value, return_), _, mask = conform({"value": value, "return_": return_}, {}, mask)
     unexplained, total = (_centered(x, mask)[0].square().sum() for x in (return_ - value, return_))

@@ -232,6 +232,7 @@ def _episodes(source: Source, steps: Steps | None, returns: np.ndarray, ends: np
         "count": len(episodes),
         "whole": int(whole.sum()),
         "ends": {name: int((ends == i).sum()) for i, name in enumerate(ENDS)},
+        "stopped": int((ends != ENDS.index("running")).sum()),
         "both_flags": int((steps.terminated & steps.truncated).sum()),
         "returns": _moments(returns[whole]),
         "lengths": _moments(lengths[whole]),

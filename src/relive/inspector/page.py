@@ -8,6 +8,7 @@ import html
 import json
 import math
 import re
+from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ import torch
 from relive.border import dotted
 from relive.inspector.measures import Measured, place
 from relive.inspector.pictures import frame, is_picture, png
+from relive.inspector.remarks import percent
 from relive.inspector.source import ENDS, Source
-from relive.inspector.terminal import FACTS, reuse_told, told
+from relive.inspector.terminal import ends_told, facts_told, reuse_told, share_told
 from relive.schema import Path as FieldPath
 
 _MOST_EPISODES, _MOST_STEPS, _ALL_STEPS = 48, 1000, 12_000
@@ -148,14 +150,12 @@ def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | 
         assets.joinpath(name).read_text("utf-8") for name in ("page.html", "page.css", "page.js")
     )
     source = contents["source"]
-    shown = {
-        **contents,
-        "facts": [[FACTS[name], told(name, source[name])] for name in FACTS if source.get(name) is not None],
-        "reuse_told": [] if contents["reuse"] is None else list(reuse_told(contents["reuse"])),
-        "browser": episodes,
-    }
+    inspected = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    shown = {**contents, "inspected": inspected, "told": _told(contents), "browser": episodes}
     parts = {
-        "title": html.escape(f"{source['kind']}, {source['rows']:,} rows"),
+        "title": html.escape(
+            " · ".join(filter(None, (source["kind"], source.get("path", source.get("id")), inspected)))
+        ),
         "style": style,
         "script": script,
         "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
@@ -164,6 +164,27 @@ def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | 
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template), "utf-8")
+
+
+def _told(contents: dict[str, Any]) -> dict[str, Any]:
+    """What the page says as the terminal and the warnings say it: no number is worded twice."""
+    episodes, reward, priorities = contents["episodes"] or {}, contents["reward"], contents["priorities"]
+    stats = episodes.get("stats")
+    told: dict[str, Any] = {
+        "facts": list(facts_told(contents["source"])),
+        "reuse": list(reuse_told(contents["reuse"] or {})),
+    }
+    if "ends" in episodes:
+        told["ends"] = ends_told(episodes["ends"], episodes["stopped"])
+    if stats is not None:
+        told["stats_ends"] = ends_told({name: stats[name] for name in ("terminated", "truncated")}, stats["window"])
+        told["reasons"] = [[name, share_told(count, stats["window"])] for name, count in stats["reasons"].items()]
+    if reward is not None:
+        told["zero"] = percent(reward["zero"] / reward["rows"])
+    if priorities is not None and priorities["effective"] is not None:
+        told["effective"] = percent(priorities["effective"] / priorities["rows"])
+        told["cumulative"] = [percent(min(share, 1.0)) for share in priorities["cumulative"]]
+    return told
 
 
 def _hash(text: str) -> str:

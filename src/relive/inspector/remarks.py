@@ -13,6 +13,7 @@ _FEW_EPISODES = 5
 def remarks(report: dict[str, Any]) -> list[str]:
     """Sentences, the gravest first."""
     return [
+        *_nothing(report),
         *_broken_numbers(report["fields"]),
         *_constants(report["fields"], report["read"]),
         *_endings(report["episodes"] or {}),
@@ -41,6 +42,12 @@ def number(value: float | None) -> str:
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:.4g}"
+
+
+def _nothing(report: dict[str, Any]) -> Iterator[str]:
+    if not report["source"]["rows"]:
+        rewarded = any(field["name"].partition(".")[0] == "reward" for field in report["fields"])
+        yield f"{report['source']['kind']} is empty: it holds no {'transitions' if rewarded else 'rows'}."
 
 
 def _parts(field: dict[str, Any]) -> list[dict[str, Any]]:
@@ -85,14 +92,12 @@ def _constants(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[s
 def _endings(episodes: dict[str, Any]) -> Iterator[str]:
     if "count" not in episodes:
         return
-    ends = episodes["ends"]
-    ended = ends["terminated"] + ends["truncated"]
-    if ended >= _FEW_EPISODES and ends["truncated"] >= 0.9 * ended:
-        yield f"{percent(ends['truncated'] / ended)} of episodes end by time limit."
-    if not ended and episodes["count"]:
+    ends, stopped = episodes["ends"], episodes["stopped"]
+    if stopped >= _FEW_EPISODES and ends["truncated"] >= 0.9 * stopped:
+        yield f"{percent(ends['truncated'] / stopped)} of episodes end by time limit."
+    if not ends["terminated"] + ends["truncated"] and episodes["count"]:
         yield "No episode ends: neither terminated nor truncated is ever set."
-    stopped = ended + ends["cut"]
-    if ends["cut"] and stopped >= _FEW_EPISODES and ends["cut"] >= 0.1 * stopped:
+    if stopped >= _FEW_EPISODES and ends["cut"] >= 0.1 * stopped:
         yield (
             f"{percent(ends['cut'] / stopped)} of episodes stop without an end: the next step began elsewhere than "
             "the last one led. Are observations changed between the steps?"
@@ -146,7 +151,7 @@ def _saturated(field: dict[str, Any]) -> Iterator[str]:
 
 def _values(fit: float | None) -> Iterator[str]:
     if fit is not None and fit <= 0:
-        yield f"The values explain nothing of the returns (explained variance {fit:.2f})."
+        yield f"The values explain nothing of the returns (explained variance {number(fit)})."
 
 
 def _favourites(priorities: dict[str, Any] | None) -> Iterator[str]:

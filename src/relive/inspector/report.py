@@ -14,12 +14,13 @@ from rich.console import Console, RenderableType
 
 from relive.checkpoint.loading import look
 from relive.datasets.minari import dataset_folder, opened
+from relive.display import card
 from relive.inspector.dataset import source_of_dataset
 from relive.inspector.measures import measure
 from relive.inspector.page import browsed, write_page
-from relive.inspector.remarks import remarks
+from relive.inspector.remarks import number, remarks
 from relive.inspector.source import Source, source_of
-from relive.inspector.terminal import render
+from relive.inspector.terminal import episodes_told, facts_told, form_told, render
 from relive.stats import EpisodeStats
 
 
@@ -53,16 +54,31 @@ class Report:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        found = self._contents
+        facts = [*facts_told(found["source"])]
+        if (found["episodes"] or {}).get("count"):
+            facts += ((f"episodes: {name}", text) for name, text in episodes_told(found["episodes"]))
+        rows = [
+            (field["name"], form_told(field), *(number(field[which]) for which in ("min", "mean", "max", "std")))
+            for field in found["fields"]
+        ]
+        return card("Report", facts, ("field", "form", "min", "mean", "max", "std"), rows, found["warnings"])
+
 
 def inspect(
     buffer_or_path: Any, html: str | PathLike[str] | None = None, *, stats: EpisodeStats | None = None
 ) -> Report:
     """Look at what is stored: episodes and how they end, every field, priorities, reuse, and what looks odd.
 
-    What is inspected is a buffer (of `relive.compat` too, where it has a core), the path of a checkpoint, a Minari
-    dataset or the path of one. `html` is where to write the same as one self-contained page, with episodes to step
-    through. `stats` are shown in place of the buffer's own. Nothing is changed. Of large buffers fields are read in
-    evenly spaced stretches, and the report says of how many rows.
+    Nothing is changed. Of large buffers fields are read in evenly spaced stretches, and the report says of how many
+    rows.
+
+    Args:
+        buffer_or_path: a buffer (of `relive.compat` too, where it has a core), the path of a checkpoint, a Minari
+            dataset or the path of one.
+        html: where to write the same as one self-contained page, with episodes to step through.
+        stats: statistics that are shown in place of the buffer's own.
 
     >>> from relive import ReplayBuffer
     >>> replay = ReplayBuffer(100, obs=2, action=())

@@ -117,7 +117,7 @@ def _of_replay(replay: ReplayBuffer) -> Source:
 
     rows = ids // ring.num_envs
     written = int((ring.head - ring.floor).sum())
-    oldest = int((ring.newest()[ids % ring.num_envs] - rows).max()) if len(ids) else 0
+    oldest = int((ring.newest()[ids % ring.num_envs] - rows).max()) if len(ids) else None
     about = _facts(replay, capacity=replay.capacity, num_envs=replay.num_envs, written=written, oldest=oldest)
     about |= {
         "autoreset": _autoreset(replay),
@@ -211,7 +211,7 @@ def _of_distillation(buffer: DistillationBuffer) -> Source:
         buffer,
         capacity=buffer.capacity,
         written=ring.head - ring.floor,
-        oldest=max(len(rows) - 1, 0),
+        oldest=len(rows) - 1 if len(rows) else None,
         round=buffer.round,
     )
     return Source(about, len(rows), columns, read)

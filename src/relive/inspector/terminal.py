@@ -10,6 +10,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from relive.display import size_told
 from relive.errors import shown
 from relive.inspector.remarks import number, percent
 
@@ -87,24 +88,28 @@ def _pairs(rows: Iterator[tuple[str, RenderableType]]) -> Table:
     return table
 
 
-def told(name: str, value: Any) -> str:
-    """A fact as it is read."""
-    if name == "bytes":
-        for unit in ("B", "KiB", "MiB"):
-            if value < 1024:
-                return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
-            value /= 1024
-        return f"{value:,.2f} GiB"
-    if name == "oldest":
-        return f"{value:,} rows ago"
-    if name == "written":
-        return f"{value:,} rows so far"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def facts_told(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is known without reading, by its name."""
+    several = (source.get("num_envs") or 1) > 1
+    for name, title in FACTS.items():
+        value = source.get(name)
+        if value is None:
+            continue
+        if name == "bytes":
+            text = size_told(value)
+        elif name == "oldest":
+            text = f"{value:,} rows ago" + (", counted in its own environment" if several else "")
+        elif name == "written":
+            text = f"{value:,} rows so far" + (
+                f", in all {source['num_envs']:,} environments together" if several else ""
+            )
+        else:
+            text = f"{value:,}" if isinstance(value, int) else str(value)
+        yield title, text
 
 
 def _facts(source: dict[str, Any]) -> Table:
-    known = ((FACTS[name], Text(told(name, source[name]))) for name in FACTS if source.get(name) is not None)
-    return _pairs(iter(known))
+    return _pairs((title, Text(text)) for title, text in facts_told(source))
 
 
 def bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
@@ -119,25 +124,45 @@ def bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
     return "".join(_BLOCKS[min(-(-8 * count // most), 8)] for count in counts)
 
 
+def _spread_told(moments: dict[str, Any]) -> str:
+    words = f"{number(moments['min'])} to {number(moments['max'])}, mean {number(moments['mean'])}"
+    return f"{words}, median {number(moments['median'])}"
+
+
 def _spread(moments: dict[str, Any]) -> Text:
-    words = f"{number(moments['min'])} to {number(moments['max'])}, mean {number(moments['mean'])}, "
-    return Text.assemble(f"{words}median {number(moments['median'])}  ", (bars(moments["histogram"]), "cyan"))
+    return Text.assemble(f"{_spread_told(moments)}  ", (bars(moments["histogram"]), "cyan"))
 
 
-def _shares(counts: dict[str, int]) -> str:
-    total = sum(counts.values()) or 1
-    return ", ".join(f"{name} {count:,} ({percent(count / total)})" for name, count in counts.items() if count)
+def share_told(count: int, of: int) -> str:
+    """A count and its share of all."""
+    return f"{count:,} ({percent(count / (of or 1))})"
+
+
+def ends_told(ends: dict[str, int], stopped: int) -> dict[str, str]:
+    """How many episodes stopped in each way, and their share of those that stopped: what still runs has none."""
+    known = {name: count for name, count in ends.items() if count}
+    return {name: f"{count:,}" if name == "running" else share_told(count, stopped) for name, count in known.items()}
+
+
+def _ends(ends: dict[str, int], stopped: int) -> str:
+    return ", ".join(f"{name} {text}" for name, text in ends_told(ends, stopped).items())
+
+
+def episodes_told(episodes: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """How many episodes are stored, what they were worth, how long they were and how they ended."""
+    yield "stored", f"{episodes['count']:,}, {episodes['whole']:,} of them whole"
+    if episodes["returns"] is not None:
+        yield "returns", _spread_told(episodes["returns"])
+        yield "lengths", _spread_told(episodes["lengths"])
+    yield "ends", _ends(episodes["ends"], episodes["stopped"])
 
 
 def _episodes(episodes: dict[str, Any]) -> Table:
-    def rows() -> Iterator[tuple[str, RenderableType]]:
-        yield "stored", Text(f"{episodes['count']:,}, {episodes['whole']:,} of them whole")
-        if episodes["returns"] is not None:
-            yield "returns", _spread(episodes["returns"])
-            yield "lengths", _spread(episodes["lengths"])
-        yield "ends", Text(_shares(episodes["ends"]))
-
-    return _pairs(rows())
+    plots = {name: bars((episodes[name] or {}).get("histogram")) for name in ("returns", "lengths")}
+    return _pairs(
+        (name, Text.assemble(text, (f"  {plots[name]}" if plots.get(name) else "", "cyan")))
+        for name, text in episodes_told(episodes)
+    )
 
 
 def _statistics(stats: dict[str, Any]) -> Table:
@@ -146,9 +171,9 @@ def _statistics(stats: dict[str, Any]) -> Table:
         for name in ("returns", "lengths"):
             if stats[name] is not None:
                 yield name, _spread(stats[name])
-        yield "ends", Text(_shares({name: stats[name] for name in ("terminated", "truncated")}))
+        yield "ends", Text(_ends({name: stats[name] for name in ("terminated", "truncated")}, stats["window"]))
         for name, count in stats["reasons"].items():
-            yield f"reason: {name}", Text(f"{count:,} ({percent(count / (stats['window'] or 1))})")
+            yield f"reason: {name}", Text(share_told(count, stats["window"]))
         for name, moments in stats["metrics"].items():
             if moments is not None:
                 yield f"metric: {name}", _spread(moments)
@@ -161,7 +186,7 @@ def _reward(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     yield "zero", Text(f"{reward['zero']:,} of {reward['rows']:,} rows ({percent(reward['zero'] / reward['rows'])})")
     yield "values", Text(bars(reward["histogram"]), "cyan")
     if report["fit"] is not None:
-        yield "explained variance", Text(f"{report['fit']:.3f} of the returns, by the values")
+        yield "explained variance", Text(f"{number(report['fit'])} of the returns, by the values")
 
 
 def _fields(fields: list[dict[str, Any]]) -> Table:
@@ -173,13 +198,17 @@ def _fields(fields: list[dict[str, Any]]) -> Table:
     table.add_column("values", no_wrap=True)
     table.add_column("")
     for field in fields:
-        form = f"{field['dtype']}{field['shape'] or ''}"
-        _field_row(table, field, field["name"], form)
+        _field_row(table, field, field["name"], form_told(field))
         for part in field["dimensions"][:_MOST_PARTS] if len(field["dimensions"]) > 1 else ():
             _field_row(table, part, f"  {part['name']}", "")
         if len(field["dimensions"]) > _MOST_PARTS:
             table.add_row(Text(f"  and {len(field['dimensions']) - _MOST_PARTS} more", "dim"))
     return table
+
+
+def form_told(field: dict[str, Any]) -> str:
+    """The dtype and shape of a field: `float32[3]`."""
+    return f"{field['dtype']}{field['shape'] or ''}"
 
 
 def _field_row(table: Table, part: dict[str, Any], name: str, form: str) -> None:

@@ -19,7 +19,7 @@ def check_distillation(buffer: DistillationBuffer) -> None:
     ring, schema, columns, starts = buffer._ring, buffer._schema, buffer._columns, buffer._starts
     require(ring.capacity == buffer.capacity, "capacity", buffer.capacity, ring.capacity)
     require(0 <= ring.floor <= ring.head, "rows", f"a first row of 0 to {ring.head}", ring.floor)
-    require(columns or not ring.head, "fields", "known before the first row", f"none for {ring.head} rows")
+    require(columns or not ring.head, "fields", "columns before the first row", f"0 columns for {ring.head} rows")
     require(len(columns) in (0, len(schema.fields)), "fields", f"{len(schema.fields)} columns", len(columns))
     for path, field, column in zip(schema.paths, schema.fields, columns, strict=False):
         require_form(dotted(path), column, (buffer.capacity, *field.shape), field.dtype, buffer.device)
@@ -28,4 +28,6 @@ def check_distillation(buffer: DistillationBuffer) -> None:
     require_form("rounds", buffer._starts_there, (len(starts),), torch.int64, buffer.device)
     if buffer.device.type != "meta":  # which has no values to look at
         found = buffer._starts_there
-        require_all(found == torch.tensor(starts, device=found.device), "rounds", "the same on the device", found)
+        require_all(
+            found == torch.tensor(starts, device=found.device), "rounds", "equal first rows on the device", found
+        )

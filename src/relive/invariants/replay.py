@@ -25,9 +25,9 @@ def check_storage(storage: ReplayStorage, capacity: int) -> None:
     _check_form(storage, capacity)
     if storage.device.type == "meta":  # which has no values to look at
         return
-    remedy = "Only stacks that can be rebuilt from single frames are stored; check k, axis and pad."
+    remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
     broken = int(storage.broken)
-    require(not broken, "obs", "stacks of the stored frames", f"{broken} steps with others", remedy)
+    require(not broken, "obs", "stacks of the stored frames", f"{broken} steps with other stacks", remedy)
     _check_heads(storage)
     rows = _Rows(storage.ring)
     _check_kinds(storage, rows)
@@ -40,7 +40,7 @@ def check_staged(storage: ReplayStorage, staged: Mapping[str, tuple[torch.Tensor
     """What waits for the rest of its step is what the schema declares."""
     schema = storage.schema
     for name, leaves in staged.items():
-        require(name in schema.names, "staged fields", f"names of {', '.join(schema.names)}", name)
+        require(name in schema.names, "staged fields", f"declared fields ({', '.join(schema.names)})", name)
         for i, leaf in zip(schema.columns[name], leaves, strict=True):
             shape = (*storage.lead, *given_shape(schema.fields[i]))
             require_form(f"staged {dotted(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, storage.device)
@@ -54,8 +54,8 @@ def check_seals(storage: ReplayStorage) -> None:
     if broken.any():
         slot, env = broken.nonzero()[0].tolist()
         where = f"row {int(storage.ring.rows()[slot, env])}, environment {env} (slot {slot})"
-        remedy = "The disk has changed it: clear() the buffer, or load a checkpoint."
-        got = f"others (of {int(broken.sum())} rows)"
+        remedy = "Call clear(), or load a checkpoint: the disk has changed the row."
+        got = f"other bytes (in {int(broken.sum())} rows)"
         raise InvariantError(explain(where, "the bytes that were written", got, remedy))
 
 
@@ -81,19 +81,19 @@ def _check_heads(storage: ReplayStorage) -> None:
     flags = {name: storage.columns[storage.schema.columns[name][0]] for name in ("terminated", "truncated")}
     for name, tensor in (*flags.items(), ("first", ring.first), ("open", ring.open), ("resetting", ring.resetting)):
         require_flags(name, tensor)
-    require_all(ring.floor >= 0, "floor", "a row from 0 on", ring.floor)
-    require_all(ring.head >= ring.floor, "head", "a row from the floor on", ring.head)
+    require_all(ring.floor >= 0, "floor", "a row of at least 0", ring.floor)
+    require_all(ring.head >= ring.floor, "head", "a row of at least the floor", ring.head)
     most = torch.iinfo(torch.int64).max // ring.num_envs - 1
     require_all(ring.head <= most, "head", f"a row of at most {most}, for ids of int64", ring.head)
     may_open = (ring.head > ring.floor) & (not storage.keeps_next)
-    require_all(may_open | ~ring.open, "open", "a step that led to an open row", ring.open)
+    require_all(may_open | ~ring.open, "open", "False without a step before the row", ring.open)
     may_reset = (ring.open | storage.keeps_next | (ring.head == ring.floor)) & storage.next_step
-    expected = "an end under autoreset=NEXT_STEP, before a reset"
+    expected = "False, except after an end under autoreset=NEXT_STEP"
     require_all(may_reset | ~ring.resetting, "resetting", expected, ring.resetting)
     written = bool((ring.head > ring.floor).any())
     # What other processes wrote this one was not told.
     told = storage.room.outlives or storage.is_empty != written
-    require(told, "is_empty", f"{not written} as the heads say", storage.is_empty)
+    require(told, "is_empty", f"{not written}, as the heads show", storage.is_empty)
 
 
 class _Rows:
@@ -122,7 +122,7 @@ class _Rows:
         slot, env = (~holds).nonzero()[0].tolist()
         where = f"{what} of row {int(self.row[slot, env])}, environment {env}"
         found = _KINDS[int(got[slot, env])] if what == "kind" else got[slot, env].item()
-        remedy = "Something else than the buffer's methods changed it: clear() it, or load a checkpoint."
+        remedy = "Call clear(), or load a checkpoint: the memory was changed from outside the buffer."
         raise InvariantError(explain(where, expected, found, remedy))
 
 
@@ -135,7 +135,7 @@ def _check_kinds(storage: ReplayStorage, rows: _Rows) -> None:
     is_open = rows.is_newest & ring.open
     rows.require((kind == PENDING) | ~is_open, "kind", "pending at the open head", kind)
     rows.require((kind != PENDING) | is_open, "kind", "pending only at an open head", kind)
-    rows.require(rows.is_alive | (kind != TRANSITION), "kind", f"no transition {ring.alive} rows behind", kind)
+    rows.require(rows.is_alive | (kind != TRANSITION), "kind", f"no transition {ring.alive} rows before the head", kind)
     # What comes right after rows that are lost may be what other rows are stacks of, and no stack itself.
     may_be_history = ~rows.is_alive | (rows.row < ring.floor + ring.slots - ring.alive)
     rows.require(may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.alive} rows", kind)
@@ -154,10 +154,10 @@ def _check_episodes(storage: ReplayStorage, rows: _Rows) -> None:
         twice = final & after_final
         rows.require(~(final & rows.after(twice)), "kind", "at most two final rows in a row", kind)
     if storage.keeps_next:
-        rows.require(first | ~rows.is_stored, "first", "every unordered row a start", first)
+        rows.require(first | ~rows.is_stored, "first", "a start in every unordered row", first)
     else:
-        rows.require(first | ~after_final, "first", "a start behind a final row", first)
-        rows.require(~first | ~(rows.follows & ~after_final), "first", "a start only behind a final row", first)
+        rows.require(first | ~after_final, "first", "a start after a final row", first)
+        rows.require(~first | ~(rows.follows & ~after_final), "first", "a start only after a final row", first)
 
 
 def _check_ends(storage: ReplayStorage, rows: _Rows) -> None:
@@ -171,14 +171,19 @@ def _check_ends(storage: ReplayStorage, rows: _Rows) -> None:
         rows.require(after_end | ~is_reset, "kind", "an end before the row that resets", kind)
     else:
         closed = (kind == FINAL) | ((kind == PENDING) & storage.next_step)
-        rows.require(closed | ~after_end, "kind", "final behind an end", kind)
+        rows.require(closed | ~after_end, "kind", "final after an end", kind)
     if not storage.next_step:
         return
     # After an end the coming row resets; what is stored beside its rows shows no cut that has undone that.
     envs = torch.arange(ring.num_envs, device=storage.device)
     stored = ring.head > ring.floor
     led_by_end = stored & ended.view(-1)[ring.at((ring.head - 1).clamp(min=0), envs)]
-    require_all(led_by_end | ~(ring.resetting & stored), "resetting", "an end in the newest row", ring.resetting)
+    require_all(
+        led_by_end | ~(ring.resetting & stored),
+        "resetting",
+        "False, except after an end in the newest row",
+        ring.resetting,
+    )
     require_all(ring.resetting | ~(led_by_end & ring.open), "resetting", "True after an end", ring.resetting)
 
 
@@ -187,14 +192,14 @@ def _check_counts(storage: ReplayStorage) -> None:
     ring = storage.ring
     drawable = ring.kind == TRANSITION
     counted = drawable.sum(0)
-    require_all(ring.count == counted, "count", "as many as there are transitions", ring.count)
+    require_all(ring.count == counted, "count", "the number of transitions", ring.count)
     total = int(counted.sum())
-    require(len(storage) == total, "len", f"{total} as there are transitions", len(storage))
+    require(len(storage) == total, "len", f"{total}, the number of transitions", len(storage))
     slots = drawable.view(-1).nonzero().squeeze(1)
     ids = storage.ids(slots)
-    require_all(ring.locate(ids)[0] == slots, "ids", "those that lead back to their slots", ids)
+    require_all(ring.locate(ids)[0] == slots, "ids", "ids that map back to their slots", ids)
     if storage._shares is not None:
         expected = drawable.view(-1).cumsum(0).double() / total
-        require_all(storage._shares == expected, "running shares", "those of the transitions", storage._shares)
+        require_all(storage._shares == expected, "running shares", "the shares of the transitions", storage._shares)
     if storage._row_ids is not None:
-        require_all(storage._row_ids == ring.ids(), "ids of slots", "those of the rows", storage._row_ids)
+        require_all(storage._row_ids == ring.ids(), "ids of slots", "the ids of the rows", storage._row_ids)

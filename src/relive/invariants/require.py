@@ -10,7 +10,7 @@ from relive.border import dotted
 from relive.errors import InvariantError, explain
 from relive.schema import Path
 
-_TAMPERED = "Something else than the buffer's methods changed it: load a checkpoint, or make a new one."
+_TAMPERED = "Load a checkpoint, or make a new buffer: the memory was changed from outside the buffer."
 
 
 def require(holds: object, where: str, expected: object, got: object, remedy: str = _TAMPERED) -> None:
@@ -33,7 +33,7 @@ def require_form(
     got = f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
     expected = f"{dtype} of shape {tuple(shape)} on {device}"
     require(got == expected, where, expected, got)
-    require(tensor.is_contiguous(), where, "memory in one piece", f"strides {tensor.stride()}")
+    require(tensor.is_contiguous(), where, "contiguous memory", f"strides {tensor.stride()}")
 
 
 def require_flags(where: str, flags: torch.Tensor) -> None:
@@ -46,7 +46,9 @@ def require_addresses(paths: Iterable[Path], tensors: Iterable[torch.Tensor], ad
     """Tensors are where the native core was told that they are."""
     for path, tensor, address in zip(paths, tensors, addresses, strict=True):
         there = tensor.data_ptr()
-        require(there == address, f"memory of {dotted(path)}", f"the address {address} that is written to", there)
+        require(
+            there == address, f"memory of {dotted(path)}", f"the address {address}, which the buffer writes to", there
+        )
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

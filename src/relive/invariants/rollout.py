@@ -51,10 +51,12 @@ def _check_form(rollout: RolloutBuffer) -> None:
 def _check_steps(rollout: RolloutBuffer) -> None:
     steps, staged = rollout._num_stored, rollout._staged
     require(0 <= steps <= rollout.num_steps, "num_stored", f"0 to {rollout.num_steps} steps", steps)
-    require(0 <= rollout._valued <= steps, "values", f"those of 0 to {steps} steps", rollout._valued)
+    require(0 <= rollout._valued <= steps, "values", f"values of 0 to {steps} steps", rollout._valued)
     names = rollout._schema.names
-    require(staged <= set(names), "staged fields", f"names of {', '.join(names)}", sorted(staged))
-    require(not staged or steps < rollout.num_steps, "staged fields", "none of a full rollout", sorted(staged))
+    require(staged <= set(names), "staged fields", f"declared fields ({', '.join(names)})", sorted(staged))
+    require(
+        not staged or steps < rollout.num_steps, "staged fields", "no staged fields in a full rollout", sorted(staged)
+    )
     if rollout.device.type == "meta":  # which has no values to look at
         return
     ends = {name: rollout._resets.flag(name)[:steps] for name in ("terminated", "truncated")}
@@ -62,7 +64,10 @@ def _check_steps(rollout: RolloutBuffer) -> None:
         require_flags(name, flags)
     may_reset = rollout.autoreset is AutoresetMode.NEXT_STEP
     require_all(
-        ~rollout._resets.resetting | may_reset, "resetting", "False but under NEXT_STEP", rollout._resets.resetting
+        ~rollout._resets.resetting | may_reset,
+        "resetting",
+        "False unless autoreset=NEXT_STEP",
+        rollout._resets.resetting,
     )
 
 
@@ -71,10 +76,10 @@ def _check_attached(rollout: RolloutBuffer) -> None:
     steps, columns, schema = rollout._num_stored, rollout._storage.columns, rollout._schema
     lead = (rollout.num_steps + 1, rollout.num_envs or 1)
     for path, column in rollout._attached.items():
-        require(path[0] not in schema.names, dotted(path), "a name of its own", "that of a field")
+        require(path[0] not in schema.names, dotted(path), "a name that no field has", "the name of a field")
         require_form(dotted(path), column, (*lead, *column.shape[2:]), column.dtype, rollout.device)
         if rollout.device.type != "meta":
-            require_all(column[steps:] == 0, dotted(path), f"zeros behind step {steps - 1}", column[steps:])
+            require_all(column[steps:] == 0, dotted(path), f"zeros after step {steps - 1}", column[steps:])
     if rollout._last is None or rollout._staged or rollout.device.type == "meta":
         return
     for name, leaves in zip(("value", "obs"), rollout._last, strict=True):
@@ -87,4 +92,4 @@ def _check_listened(rollout: RolloutBuffer, valid: torch.Tensor) -> None:
     """Those who are told of steps know which environments only reset in the coming row."""
     if rollout._listeners.columns and rollout.autoreset is AutoresetMode.NEXT_STEP and valid.device.type != "meta":
         coming = torch.as_tensor(rollout._coming, device=valid.device)
-        require_all(coming == ~valid[-1:], "coming resets", "those of the stored flags", coming)
+        require_all(coming == ~valid[-1:], "coming resets", "the resets that the stored flags announce", coming)

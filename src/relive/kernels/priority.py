@@ -257,7 +257,7 @@ class _TorchTree:
         if self._waits and len(leaves):
             numbers = leaves.numpy()
             if numbers.min() < 0 or numbers.max() >= self.num_leaves:
-                raise IndexError("leaf: outside the tree")
+                raise IndexError(f"leaf: expected 0 to {self.num_leaves - 1}, got {numbers.min()} to {numbers.max()}.")
 
 
 def _last_of_each(leaves: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -29,8 +29,15 @@ class Place(Protocol):
 class Memory:
     """What `device=` of a buffer names, when it is more than a device.
 
-    >>> Memory.of("cpu")
-    Memory(device=device(type='cpu'), is_pinned=False, place=None)
+    `Memory.pinned()`, `Memory.shared()` and `Memory.disk(path)` make one.
+
+    Args:
+        device: the torch device of the tensors.
+        is_pinned: whether an accelerator can copy from it asynchronously.
+        place: where the data is, if it is not this process's own.
+
+    >>> Memory.of("cpu"), Memory.shared()
+    (Memory.of('cpu'), Memory.shared())
     """
 
     device: torch.device
@@ -42,7 +49,7 @@ class Memory:
     def pinned() -> Memory:
         """Host memory that an accelerator copies from asynchronously."""
         if not torch.accelerator.is_available():
-            raise SchemaError(explain("Memory.pinned", "an accelerator", "none", 'Pass device="cpu".'))
+            raise SchemaError(explain("Memory.pinned", "an accelerator", "a machine without one", 'Pass device="cpu".'))
         return Memory(torch.device("cpu"), is_pinned=True)
 
     @staticmethod
@@ -73,6 +80,11 @@ class Memory:
         """The memory that a `device=` argument names."""
         return device if isinstance(device, Memory) else Memory(device_of(device))
 
+    def __repr__(self) -> str:
+        if self.place is not None:
+            return repr(self.place)
+        return "Memory.pinned()" if self.is_pinned else f"Memory.of({str(self.device)!r})"
+
     def open(self, owner: Any) -> Room:
         """Room for one buffer, which has all of its settings but no arrays yet."""
         return Heap(self.device, self.is_pinned) if self.place is None else self.place.open(owner)
@@ -80,7 +92,7 @@ class Memory:
     def own(self, kind: str) -> Room:
         """Room for a buffer of a kind that is only kept in a process's own memory."""
         if self.place is not None:
-            remedy = "Only a ReplayBuffer is shared or kept on a disk."
+            remedy = "Pass a torch device. Only a ReplayBuffer can be in shared or disk memory."
             raise SchemaError(explain("device", f"a torch device for a {kind}", self.place, remedy))
         return self.open(None)
 
@@ -94,7 +106,7 @@ class Memory:
         else:  # elsewhere: what a number of bytes can be
             free = available_bytes() if self.device.type == "cpu" else 1 << 62
         if free is not None and nbytes > free:
-            expected = f"at most {free / 2**30:.2f} GiB, which is what this machine has free"
+            expected = f"at most {free / 2**30:.2f} GiB, the free memory of this machine"
             remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
             raise MemoryError(explain(where, expected, f"{nbytes / 2**30:.2f} GiB", remedy))
 
@@ -104,4 +116,4 @@ def device_of(device: Any) -> torch.device:
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise SchemaError(explain("device", "a torch device", repr(device), 'Pass one, as in "cpu".')) from error
+        raise SchemaError(explain("device", "a torch device", repr(device), 'Pass a device such as "cpu".')) from error

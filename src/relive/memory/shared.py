@@ -31,6 +31,9 @@ class Shared:
     def free_bytes(self) -> int | None:
         return available_bytes()
 
+    def __repr__(self) -> str:
+        return "Memory.shared()"
+
 
 @dataclass(frozen=True)
 class Address:
@@ -89,7 +92,7 @@ def shares_memory() -> bool:
 def _require_support() -> None:
     if not shares_memory():
         expected = "Linux and relive's native core"
-        got = sys.platform if sys.platform != "linux" else "none"
+        got = sys.platform if sys.platform != "linux" else "no native core"
         remedy = "Keep the buffer in one process, or use relive.distributed."
         raise SchemaError(explain("Memory.shared", expected, got, remedy))
 
@@ -100,14 +103,14 @@ def _reopened(token: str, address: Address, name: str) -> int:
         path = f"/proc/{address.process}/fd/{address.files[name]}"
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        remedy = "Make a new handle where the buffer still is."
-        got = f"nothing of process {address.process} ({error.strerror})"
-        raise ConnectionError(explain("connect", "a process that has the buffer", got, remedy)) from error
+        remedy = "Call handle() again in a process that still has the buffer."
+        got = f"no such memory in process {address.process} ({error.strerror})"
+        raise ConnectionError(explain("connect", "a process that still has the buffer", got, remedy)) from error
     if os.readlink(f"/proc/self/fd/{file}") == f"/memfd:{token}-{name} (deleted)":
         return file
     os.close(file)
-    remedy = "Make a new handle where the buffer still is."
-    got = f"another file of process {address.process}"
+    remedy = "Call handle() again in a process that still has the buffer."
+    got = f"another file in process {address.process}"
     raise ConnectionError(explain("connect", f"the shared memory {token}", got, remedy))
 
 

@@ -24,6 +24,9 @@ class Counted:
     A row's count begins at 0 when it is stored and goes when it is overwritten. It costs eight bytes a row, one
     addition a drawn row and one write a stored row; other samplers count nothing.
 
+    Args:
+        sampler: the sampler that chooses the rows.
+
     >>> from relive import Prioritized, ReplayBuffer
     >>> replay = ReplayBuffer(100, obs=2, action=(), sampler=Counted(Prioritized()))
     """
@@ -33,7 +36,7 @@ class Counted:
     def __post_init__(self) -> None:
         if isinstance(self.sampler, Counted) or not hasattr(self.sampler, "start"):
             remedy = "Pass the sampler that chooses rows."
-            raise SchemaError(explain("Counted", "a sampler to count the draws of", repr(self.sampler), remedy))
+            raise SchemaError(explain("Counted", "a sampler whose draws are counted", repr(self.sampler), remedy))
 
     def start(self, storage: ReplayStorage, random: Randomness) -> _Draws:
         return _Draws(self.sampler.start(storage, random), storage)
@@ -96,7 +99,8 @@ class _Draws:
     def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
         drawn = saved["drawn"]
         if drawn.shape != self._counts.shape or bool((drawn < 0).any()):
-            raise ValueError(f"counts of draws: expected {len(self._counts)} numbers of at least 0")
+            got = f"shape {tuple(drawn.shape)} with minimum {drawn.min() if drawn.numel() else None}"
+            raise ValueError(f"counts of draws: expected {len(self._counts)} numbers of at least 0, got {got}")
         self._inner.resume({name: tensor for name, tensor in saved.items() if name != "drawn"})
         self._counts.copy_(drawn)
 

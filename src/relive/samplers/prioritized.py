@@ -18,16 +18,23 @@ from relive.randomness import Randomness
 from relive.replay_storage import ReplayStorage
 from relive.ring import TRANSITION
 from relive.samplers.protocol import Drawn
+from relive.vocabulary import worded
 
 
+@worded
 @dataclass(frozen=True)
 class Prioritized:
     """Draws row i with probability p_i / Σp, where p = (priority + eps)^alpha.
 
-    weight_i = (M · P(i))^-beta, divided by the largest weight of the batch (`normalize="batch"`) or by the largest that
-    any stored row could have (`"global"`), so that weights are in (0, 1]. `beta` is a number, or a function of how many
-    rows were drawn so far. A new row gets the largest priority accepted so far, 1 at first. With `eps=0` a row of
-    priority zero is never drawn. (Schaul et al., Prioritized Experience Replay, 2016.)
+    weight_i = (M · P(i))^-beta, divided by the largest weight, so that weights are in (0, 1]. A new row gets the
+    largest priority accepted so far, 1 at first. (Schaul et al., Prioritized Experience Replay, 2016.)
+
+    Args:
+        alpha: how much priorities count: 0 draws uniformly, 1 in proportion.
+        beta: how much of the bias the weights correct: a number, or a function of how many rows were drawn so far.
+        eps: added to every priority. With 0, a row of priority zero is never drawn.
+        normalize: which weight becomes 1: the largest of the batch ("batch"), or the largest that any stored row could
+            have ("global").
     """
 
     alpha: float = 0.6
@@ -42,7 +49,7 @@ class Prioritized:
             _check_rate("Prioritized.beta", self.beta)
         if not math.isfinite(_power(1.0 + float(self.eps), float(self.alpha))):
             expected = "(1 + eps)^alpha, the mass of a first row, to be finite"
-            remedy = "Lower one of them."
+            remedy = "Lower alpha or eps."
             raise SchemaError(explain("Prioritized", expected, f"alpha={self.alpha}, eps={self.eps}", remedy))
         if self.normalize not in ("batch", "global"):
             remedy = "Pass one of them."
@@ -88,7 +95,7 @@ def _power(base: float, exponent: float) -> float:
 
 def _check_rate(where: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
-        raise SchemaError(explain(where, "a finite number of at least 0", repr(value), "Pass one."))
+        raise SchemaError(explain(where, "a finite number of at least 0", repr(value), "Pass such a number."))
 
 
 class _Draws:
@@ -132,8 +139,8 @@ class _Draws:
         beta = self._settings.beta_after(self._draws)
         drawn = self._tree.draw_weighted(count, self._random, beta, self._settings.normalize == "global")
         if drawn is None:
-            remedy = "Update some priority to more than 0, or use eps > 0."
-            raise NotReadyError(explain("sample", "a row of positive priority", "none", remedy))
+            remedy = "Update at least one priority to more than 0, or use eps > 0."
+            raise NotReadyError(explain("sample", "a row of positive priority", "only zeros", remedy))
         self._draws += count
         return Drawn(*drawn)
 
@@ -213,7 +220,9 @@ class _Draws:
         require(nowhere == 0, "priority of no row", 0, float(nowhere))
         self._check_own()
         error = self._tree.check()
-        require(error <= 1e-9, "sums of priorities", "those of the rows, to 1e-9", f"a relative error of {error:.1e}")
+        require(
+            error <= 1e-9, "sums of priorities", "the sums over the rows, to 1e-9", f"a relative error of {error:.1e}"
+        )
 
     def _check_own(self) -> None:
         """Its own two numbers, which may come from a file."""
@@ -264,5 +273,5 @@ def refuse_priorities(bad: torch.Tensor, values: torch.Tensor) -> None:
     if bad.any():
         at = int(bad.nonzero()[0])
         expected = "a finite number of at least 0 (and finite to the power of alpha)"
-        remedy = "Pass absolute errors; look where they come from."
+        remedy = "Pass absolute errors that are finite."
         raise PriorityError(explain(f"priority[{at}]", expected, float(values[at]), remedy))

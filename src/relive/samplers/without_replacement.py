@@ -13,13 +13,18 @@ from relive.randomness import Randomness
 from relive.replay_storage import ReplayStorage
 from relive.ring import TRANSITION
 from relive.samplers.protocol import Drawn
+from relive.vocabulary import worded
 
 
+@worded
 @dataclass(frozen=True)
 class WithoutReplacement:
     """An epoch permutes what is stored when it starts; rows that are overwritten meanwhile are skipped.
 
-    The last batch of an epoch is what is left of it, or is left out with `drop_last=True`; then the next epoch starts.
+    The last batch of an epoch is what is left of it; then the next epoch starts.
+
+    Args:
+        drop_last: leave out a last batch that is shorter than the others.
     """
 
     drop_last: bool = False
@@ -46,7 +51,7 @@ class _Draws:
     def draw(self, count: int) -> Drawn:
         stored = len(self._storage)
         if count > stored:
-            remedy = "Without replacement no batch can be larger than what is stored."
+            remedy = "Add steps or pass a smaller batch_size: without replacement a batch holds each transition once."
             raise NotReadyError(explain("sample", f"at least {count} stored transitions", stored, remedy))
         slots = self._next(count)
         if len(slots) < (count if self._drop_last else 1):
@@ -69,7 +74,7 @@ class _Draws:
 
     def check(self) -> None:
         """What is left of the epoch are rows that were issued since the last clear, each once."""
-        require(self._at >= 0, "epoch", "a place from 0 on", self._at)
+        require(self._at >= 0, "epoch", "a place of at least 0", self._at)
         ring, left = self._storage.ring, self._ids[self._at :]
         slots, never = ring.locate(left)
         require_all(~never, "epoch", "ids of transitions", left)
@@ -78,7 +83,7 @@ class _Draws:
         coming = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=left.device)
         coming[slots[slots >= 0]] = True
         twice = int((slots >= 0).sum() - coming.sum())
-        require(not twice, "epoch", "every row once", f"{twice} rows again")
+        require(not twice, "epoch", "every row once", f"{twice} rows twice")
 
     def written(self) -> None: ...
 

@@ -18,6 +18,7 @@ from relive.replay_storage import ReplayStorage
 from relive.schema import Field, Path
 from relive.views.protocol import Leaves, named, named_next, require_order
 from relive.views.transition import Transition
+from relive.vocabulary import worded
 
 Relabel = Callable[[torch.Tensor, torch.Tensor, TensorDict], tuple[torch.Tensor, torch.Tensor]]
 """fn(achieved_next [M, …], goal [M, …], rows [M]) → (reward [M], terminated [M]).
@@ -37,14 +38,22 @@ class Steps(Protocol):
     def reduce(self, storage: ReplayStorage, windows: torch.Tensor, steps: Leaves) -> Leaves: ...
 
 
+@worded
 @dataclass(frozen=True)
 class Hindsight:
     """A share `ratio` of the drawn rows pretends that its goal was one that the same episode reached.
 
-    `goal` and `achieved` name leaves of the observation (a name inside `obs`, or a whole path). `strategy` says which
-    achieved goal is taken: of a step from the drawn one on ("future"), of the last step ("final"), of any ("episode");
-    always the one *after* that step. Reward and terminated are recomputed by `fn` from the state each step led to, for
-    every step that the inner view reads. (Andrychowicz et al., Hindsight Experience Replay, 2017.)
+    Reward and terminated are recomputed from the state each step led to, for every step that the inner view reads.
+    (Andrychowicz et al., Hindsight Experience Replay, 2017.)
+
+    Args:
+        goal: the leaf of the observation that holds the goal: a name inside `obs`, or a whole path.
+        achieved: the leaf of the observation that holds what was achieved, named likewise.
+        fn: fn(achieved_next [M, …], goal [M, …], rows [M]) returns (reward [M], terminated [M]).
+        ratio: share of the drawn rows whose goal is replaced, in [0, 1].
+        strategy: which achieved goal is taken: of a step from the drawn one on ("future"), of the last step ("final"),
+            of any step ("episode"); always the one *after* that step.
+        view: what is read around each row: `Transition`, `NStep` or `Sequence`.
     """
 
     goal: str | Path
@@ -56,7 +65,7 @@ class Hindsight:
 
     def __post_init__(self) -> None:
         if isinstance(self.ratio, bool) or not isinstance(self.ratio, Real) or not 0 <= self.ratio <= 1:
-            raise SchemaError(explain("Hindsight.ratio", "a number in [0, 1]", repr(self.ratio), "Pass one."))
+            raise SchemaError(explain("Hindsight.ratio", "a number in [0, 1]", repr(self.ratio), "Pass such a number."))
         if self.strategy not in ("future", "final", "episode"):
             remedy = "Pass one of them."
             raise SchemaError(explain("Hindsight.strategy", '"future", "final" or "episode"', self.strategy, remedy))
@@ -66,7 +75,7 @@ class Hindsight:
         require_order(storage, self)
         goal, achieved = (_field(storage, _leaf(storage, name)) for name in (self.goal, self.achieved))
         if goal != achieved:
-            remedy = "A goal is something that can be achieved: declare both alike."
+            remedy = "Declare goal and achieved goal alike."
             raise SchemaError(explain("Hindsight", f"an achieved goal like {goal}", achieved, remedy))
 
     def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
@@ -113,7 +122,7 @@ class Hindsight:
         rows = assemble(steps, torch.Size((len(changed),)))
         results = self.fn(steps[("next_obs", *achieved[1:])], steps[goal], rows)
         if not isinstance(results, tuple) or len(results) != 2:
-            remedy = "Return both."
+            remedy = "Return a tuple of both."
             raise SchemaError(explain("Hindsight.fn", "(reward, terminated)", type(results).__name__, remedy))
         for name, result in zip(("reward", "terminated"), results, strict=True):
             leaves = storage.schema.flatten(name, result, f"Hindsight.fn: {name}")

@@ -13,10 +13,12 @@ from relive.replay_storage import ReplayStorage
 from relive.ring import TRANSITION
 from relive.schema import positive
 from relive.views.protocol import Leaves, named, named_next, require_order
+from relive.vocabulary import worded
 
 _ENDS = ("terminated", "truncated")
 
 
+@worded
 @dataclass(frozen=True)
 class NStep:
     """reward = Σ_{i<k} γ^i r[t+i], next_obs after k steps, discount = γ^k, where k = min(n, steps that there are).
@@ -24,6 +26,10 @@ class NStep:
     A window ends where its episode ends or at the newest row, so that the last n−1 rows of an episode are read too;
     `terminated` and `truncated` are those of its last step. The learner's target is
     reward + discount · (1 − terminated) · Q(next_obs).
+
+    Args:
+        n: steps to sum, at least 1.
+        gamma: discount γ in [0, 1].
     """
 
     n: int
@@ -32,7 +38,7 @@ class NStep:
     def __post_init__(self) -> None:
         positive("NStep.n", self.n)
         if isinstance(self.gamma, bool) or not isinstance(self.gamma, Real) or not 0 <= self.gamma <= 1:
-            raise SchemaError(explain("NStep.gamma", "a number in [0, 1]", repr(self.gamma), "Pass one."))
+            raise SchemaError(explain("NStep.gamma", "a number in [0, 1]", repr(self.gamma), "Pass such a number."))
 
     def check(self, storage: ReplayStorage) -> None:
         """Refuse a buffer whose rows are in no order."""

@@ -12,17 +12,23 @@ from relive.randomness import Randomness
 from relive.replay_storage import ReplayStorage
 from relive.schema import Carry, positive
 from relive.views.protocol import Leaves, named, named_next, require_order
+from relive.vocabulary import worded
 
 _MARKS = ("mask",), ("train",), ("is_first",)
 
 
+@worded
 @dataclass(frozen=True)
 class Sequence:
     """`burn_in + length` steps [B, L, …] around each drawn row, which is the first trained one.
 
     Burn-in lies before it. "mask" says which steps are real, "train" which of them are no burn-in, "is_first" which
-    start an episode; what is not real is zero. A sequence ends with its episode, or goes on into the next one with
-    `cross_episodes=True`. `Carry` fields are those of the first real step [B, …].
+    start an episode; what is not real is zero. `Carry` fields are those of the first real step [B, …].
+
+    Args:
+        length: steps to train on, at least 1.
+        burn_in: steps before them, for a recurrent network to find its state.
+        cross_episodes: go on into the next episode; otherwise a sequence ends with its episode.
     """
 
     length: int
@@ -32,7 +38,9 @@ class Sequence:
     def __post_init__(self) -> None:
         positive("Sequence.length", self.length)
         if isinstance(self.burn_in, bool) or not isinstance(self.burn_in, Integral) or self.burn_in < 0:
-            raise SchemaError(explain("Sequence.burn_in", "a non-negative int", repr(self.burn_in), "Pass one."))
+            raise SchemaError(
+                explain("Sequence.burn_in", "a non-negative int", repr(self.burn_in), "Pass an int of at least 0.")
+            )
 
     def check(self, storage: ReplayStorage) -> None:
         """Refuse a buffer whose rows are in no order."""
@@ -57,7 +65,7 @@ class Sequence:
     def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor:
         """The steps that are read: [B, L] flat slots, -1 where there is none."""
         if self.cross_episodes:
-            remedy = "Goals are of one episode: leave cross_episodes=False."
+            remedy = "Pass cross_episodes=False: goals belong to one episode."
             raise SchemaError(explain("Sequence", "one episode", "cross_episodes=True", remedy))
         return storage.windows(slots, self.burn_in, self.length)[0]
 

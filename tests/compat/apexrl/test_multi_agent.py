@@ -144,7 +144,7 @@ class TestMultiAgent:
             ({"dones": {**good["dones"], "flyer": torch.full((N,), 0.5)}}, "dones: expected zeros and ones, got 0.5"),
             ({"observations": {"walker": torch.ones(N, 2)}}, "obs: expected the keys"),
             ({"actions": {**good["actions"], "walker": torch.full((N,), 0.5)}}, "action.walker: expected int64, got"),
-            ({"state": None}, "state: expected a value, got none"),
+            ({"state": None}, "state: expected a value, got None"),
         ):
             with pytest.raises(rl.SchemaError, match=message):
                 buffer.add(**{**good, **wrong})
@@ -152,7 +152,7 @@ class TestMultiAgent:
             buffer.compute_returns_and_advantages(
                 last_values={"walker": torch.ones(N), "flyer": torch.ones(1)}, gamma=0.9, gae_lambda=0.8
             )
-        with pytest.raises(rl.SchemaError, match="state: expected none, got one that is not declared"):
+        with pytest.raises(rl.SchemaError, match="state: expected None without state_spec, got Tensor"):
             team(state_spec=None).add(**good)
         assert buffer.step == 1
         buffer.add(**good)

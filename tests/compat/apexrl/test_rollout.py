@@ -199,11 +199,11 @@ class TestRollout:
 
     def test_privileged_observations_are_never_stale_and_never_dropped(self) -> None:
         with_them = make(filled=0, num_privileged_obs=3)
-        with pytest.raises(rl.SchemaError, match="privileged_observations: expected a value, got none"):
+        with pytest.raises(rl.SchemaError, match="privileged_observations: expected a value, got None"):
             with_them.add(**step(0))
         without = make(filled=0)
         with pytest.raises(
-            rl.SchemaError, match="privileged_observations: expected none, got some that are not declared"
+            rl.SchemaError, match="privileged_observations: expected None without privileged_obs_shape, got Tensor"
         ):
             without.add(**step(0, privileged_observations=torch.ones(N, 3)))
         assert len(with_them) == len(without) == 0

@@ -215,10 +215,16 @@ def _torn(data: bytes, safe: int, rng: random.Random) -> bytes:
 
 
 def build(state: State, root: Path) -> None:
-    """Make a state real."""
-    if root.exists():
-        shutil.rmtree(root)
+    """Make a state real, over whatever an earlier one has left there: folders stay, which removes and makes none."""
+    root.mkdir(exist_ok=True)
+    for folder in FOLDERS:
+        if folder not in state:
+            shutil.rmtree(root / folder, ignore_errors=True)
     for folder, files in state.items():
-        (root / folder).mkdir(parents=True, exist_ok=True)
+        at = root / folder
+        at.mkdir(exist_ok=True)
+        for path in at.iterdir():
+            if path.is_file() and path.name not in files:
+                path.unlink()
         for name, data in files.items():
-            (root / folder / name).write_bytes(data)
+            (at / name).write_bytes(data)

@@ -30,6 +30,7 @@ from tests.faults.checkpoint.disk import (
     state_of,
 )
 from tests.faults.processes import CONTEXT, killed, loaded_apart
+from tests.tiers import select
 from tests.totals import SEED, tell, trials
 
 
@@ -63,6 +64,7 @@ def kill_saves(path: Path, count: int, seed: int) -> None:
     assert len(outcomes) == 2
 
 
+@pytest.mark.promise("A1")
 def test_a_kill_during_a_save_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     kill_saves(tmp_path, trials("A1", 44), SEED)
 
@@ -95,6 +97,7 @@ def kill_at_random_times(path: Path, count: int, seed: int) -> None:
     tell(f"A1: {count} kills at random times, after {numbers[:20]}… saves, seed {seed}")
 
 
+@pytest.mark.promise("A1")
 def test_a_kill_at_a_random_time_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     kill_at_random_times(tmp_path, trials("A1_TIMES", 16), SEED)
 
@@ -119,6 +122,7 @@ def kill_first_saves(path: Path, count: int, seed: int) -> None:
     assert outcomes["new"]
 
 
+@pytest.mark.promise("A2")
 def test_a_kill_during_the_first_save_leaves_nothing_or_the_new(tmp_path: Path) -> None:
     kill_first_saves(tmp_path, trials("A2", 20), SEED)
 
@@ -155,6 +159,7 @@ def interrupt_saves(path: Path, count: int, seed: int) -> None:
     tell(f"A3: {interrupted} interrupts, seed {seed}")
 
 
+@pytest.mark.promise("A3")
 def test_ctrl_c_during_a_save_leaves_the_old_or_the_new_and_a_buffer_that_works(tmp_path: Path) -> None:
     interrupt_saves(tmp_path, trials("A3", 20), SEED)
 
@@ -208,7 +213,8 @@ def lose_power_of_all(path: Path, kind: str, states: int) -> None:
         assert found >= 2 * prefixes, "too little was lost: the model disk is too kind"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.promise("A5")
+@pytest.mark.parametrize("kind", select("prioritized", "rollout", of=KINDS))
 def test_a_power_failure_leaves_the_old_or_the_new_and_after_save_the_new(kind: str, tmp_path: Path) -> None:
     lose_power_of_all(tmp_path, kind, trials("A5", 16))
 

@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from relive.checkpoint.files import Files
 from relive.checkpoint.saving import save
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.faults.checkpoint.disk import before, count_operations, gone_on, loaded, old_checkpoint, one_of
+from tests.tiers import select
 from tests.totals import tell
 
 
+@pytest.mark.promise("B1")
 @pytest.mark.parametrize(
     ("kind", "code"),
-    [(kind, code) for kind in KINDS for code in (errno.EIO, errno.ENOSPC)],
+    select(("prioritized", errno.EIO), ("rollout", errno.ENOSPC), of=product(KINDS, (errno.EIO, errno.ENOSPC))),
 )
 def test_whichever_operation_fails_the_old_checkpoint_loads(kind: str, code: int, tmp_path: Path) -> None:
     template = tmp_path / "template"
@@ -60,6 +63,7 @@ def test_whichever_operation_fails_the_old_checkpoint_loads(kind: str, code: int
     assert raised >= 10
 
 
+@pytest.mark.promise("B2")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_disk_is_an_error_with_the_bytes_needed_and_free(kind: str, tmp_path: Path) -> None:
     buffer = KINDS[kind].make()

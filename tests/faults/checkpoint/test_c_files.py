@@ -35,6 +35,7 @@ from tests.faults.checkpoint.forgery import (
 from tests.faults.checkpoint.forgery import body as body_of
 from tests.faults.digest import digest as whole_digest
 from tests.faults.processes import apart
+from tests.tiers import select
 from tests.totals import SEED, tell, trials
 
 
@@ -46,7 +47,8 @@ def checked_files(root: Path, number: int = 2) -> list[Path]:
     return [root / "FORMAT", manifest, root / "state" / document["state"]["name"], *segments]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.promise("C1")
+@pytest.mark.parametrize("kind", select("prioritized", "rollout", of=KINDS))
 def test_a_file_of_another_length_is_named(kind: str, tmp_path: Path) -> None:
     old_checkpoint(kind, tmp_path)
     rng, count = random.Random(SEED), 0
@@ -104,6 +106,7 @@ def test_every_bit_of_a_manifests_first_line_is_seen(tmp_path: Path) -> None:
             rl.load(tmp_path, number=2)
 
 
+@pytest.mark.promise("C2")
 def test_every_flipped_bit_is_seen(tmp_path: Path) -> None:
     flip_bits(tmp_path, trials("C2", 2_000), SEED)
 
@@ -151,6 +154,7 @@ def read_forged(root: Path, bodies: list[bytes] | int, seed: int) -> Outcome:
     return outcomes, slowest, grown, wrong
 
 
+@pytest.mark.promise("C4")
 @pytest.mark.parametrize("kind", ["prioritized", "rollout", "distillation"])
 def test_manifests_forged_by_hand_are_refused(kind: str, tmp_path: Path) -> None:
     old_checkpoint(kind, tmp_path)
@@ -203,6 +207,7 @@ def forge(path: Path, count: int, seed: int) -> None:
         assert grown < 64
 
 
+@pytest.mark.thorough
 def test_generated_manifests_are_refused_or_are_buffers(tmp_path: Path) -> None:
     forge(tmp_path, trials("C4", 5_000), SEED)
 
@@ -258,6 +263,7 @@ def forge_states(path: Path, count: int, seed: int) -> None:
         assert outcomes["CorruptCheckpoint"] > 0
 
 
+@pytest.mark.thorough
 def test_generated_states_are_refused_or_are_buffers(tmp_path: Path) -> None:
     forge_states(tmp_path, trials("C4_STATES", 1_400), SEED)
 
@@ -275,14 +281,14 @@ def no_transition(kinds: torch.Tensor) -> None:
 BY_HAND: dict[str, tuple[str, str, Any, str]] = {
     "a negative head": ("uniform", "ring.head", lambda x: x[0].fill_(-1), "state: ring.head[0]: expected a row"),
     "a head beyond all": ("uniform", "ring.head", lambda x: x[1].fill_(2**62), "state: ring.head[1]: expected a row"),
-    "a later head": ("uniform", "ring.head", lambda x: x[0].add_(1), "segments: expected all rows up to"),
+    "a later head": ("uniform", "ring.head", lambda x: x[0].add_(1), "segments: expected rows up to"),
     "a floor above": (
         "uniform",
         "ring.floor",
         lambda x: x[2].fill_(10**6),
         "state: ring.floor[2]: expected a row of 0 to",
     ),
-    "too many": ("uniform", "ring.count", lambda x: x[0].fill_(10**6), "state: ring.count[0]: expected as many as"),
+    "too many": ("uniform", "ring.count", lambda x: x[0].fill_(10**6), "state: ring.count[0]: expected the number of"),
     "no kind": (
         "uniform",
         "ring.kind",
@@ -292,13 +298,18 @@ BY_HAND: dict[str, tuple[str, str, Any, str]] = {
     "a kind of another row": ("uniform", "ring.kind", no_transition, "state: ring.count"),
     "no flag": ("uniform", "ring.open", lambda x: x.view(torch.uint8)[0].fill_(7), "ring.open: expected bools"),
     "open and closed": ("uniform", "ring.open", lambda x: x.logical_not_(), "segments"),
-    "resets without a reason": ("next step", "ring.resetting", lambda x: x.fill_(True), "contents that cannot be"),
+    "resets without a reason": ("next step", "ring.resetting", lambda x: x.fill_(True), "the contents are invalid"),
     "NaN priorities": ("prioritized", "sampler.mass", lambda x: x[:3].fill_(float("nan")), "state: sampler"),
     "negative priorities": ("prioritized", "sampler.mass", lambda x: x.neg_(), "state: sampler"),
     "infinite priorities": ("prioritized", "sampler.mass", lambda x: x[0].fill_(float("inf")), "state: sampler"),
     "priorities of nothing": ("prioritized", "sampler.mass", lambda x: x.add_(1), "0 where there is no transition"),
     "a negative largest": ("prioritized", "sampler.largest", lambda x: x.fill_(-1), "state: sampler"),
-    "draws before zero": ("prioritized", "sampler.draws", lambda x: x.fill_(-5), "draws: expected a number from 0"),
+    "draws before zero": (
+        "prioritized",
+        "sampler.draws",
+        lambda x: x.fill_(-5),
+        "draws: expected a number of at least 0",
+    ),
     "an epoch of strangers": (
         "epochs",
         "sampler.ids",
@@ -310,21 +321,22 @@ BY_HAND: dict[str, tuple[str, str, Any, str]] = {
         "distillation",
         "ring.starts",
         lambda x: x.copy_(x.flip(0)),
-        "ring.starts: expected rounds in order",
+        "ring.starts: expected rising rows",
     ),
     "rounds to come": (
         "distillation",
         "ring.starts",
         lambda x: x[-1].fill_(10**9),
-        "ring.starts: expected rounds in order",
+        "ring.starts: expected rising rows",
     ),
     "finals of no step": ("rollout", "finals.places", lambda x: x.fill_(99), "state: finals.places"),
     "hidden states of no step": ("rollout", "carries.8.rows", lambda x: x.fill_(-1), "state: carries"),
     "hidden states of no axis": ("rollout", "carries.in_episode", lambda x: x.resize_(()), "state: carries"),
-    "statistics of no time": ("uniform", "listeners.stats.counts", lambda x: x.fill_(-3), "contents that cannot be"),
+    "statistics of no time": ("uniform", "listeners.stats.counts", lambda x: x.fill_(-3), "the contents are invalid"),
 }
 
 
+@pytest.mark.promise("C4")
 @pytest.mark.parametrize("name", BY_HAND)
 def test_numbers_that_cannot_be_are_refused_by_name(name: str, tmp_path: Path) -> None:
     kind, array, edit, words = BY_HAND[name]
@@ -414,6 +426,7 @@ def watch_load(root: Path) -> tuple[str, list[str]]:
     return told, seen
 
 
+@pytest.mark.promise("C5")
 @pytest.mark.parametrize("what", [*PLANTS, "folder as link", "folder as fifo"])
 def test_planted_files_are_refused_and_nothing_outside_is_touched(what: str, tmp_path: Path) -> None:
     root = tmp_path / "root"
@@ -443,13 +456,14 @@ def test_a_damaged_manifest_is_passed_over_whatever_it_is(tmp_path: Path) -> Non
         root = tmp_path / what
         old_checkpoint("uniform", root)
         planted(root, tmp_path / f"{what} outside", what)
-        with pytest.warns(UserWarning, match="passed over a damaged checkpoint for 1"):
+        with pytest.warns(UserWarning, match="skipped a damaged checkpoint and loaded number 1"):
             rl.load(root)
 
 
 # Checkpoints of something else
 
 
+@pytest.mark.promise("C10")
 def test_checkpoints_that_do_not_fit_here_say_so(tmp_path: Path) -> None:
     def changed(kind: str, edit: Any) -> Path:
         root = tmp_path / f"{len(list(tmp_path.iterdir()))}"
@@ -520,11 +534,16 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "a capacity between": ("uniform", {"capacity": 25}, "capacity: expected a multiple of num_envs=3, got 25. Pass 24"),
     "a capacity too small": ("uniform", {"capacity": 2}, "capacity: expected a multiple of num_envs=3, got 2. Pass 3"),
-    "a capacity of a rollout": ("rollout", {"capacity": 12}, "capacity: expected none for a rollout, got 12"),
-    "a capacity beyond memory": ("uniform", {"capacity": 3 * 2**44}, "a buffer that this machine cannot hold"),
+    "a capacity of a rollout": ("rollout", {"capacity": 12}, "capacity: expected no capacity= for a rollout, got 12"),
+    "a capacity beyond memory": (
+        "uniform",
+        {"capacity": 3 * 2**44},
+        "the buffer does not fit into the memory of this machine",
+    ),
 }
 
 
+@pytest.mark.promise("C10")
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_what_load_is_asked_for_and_cannot_give_is_said(name: str, tmp_path: Path) -> None:
     kind, arguments, words = ARGUMENTS[name]
@@ -538,7 +557,7 @@ def test_what_load_is_asked_for_and_cannot_give_is_said(name: str, tmp_path: Pat
 def test_a_device_that_is_not_here_is_said(kind: str, tmp_path: Path) -> None:
     old_checkpoint(kind, tmp_path)
     name = "mps" if torch.cuda.is_available() else "cuda"
-    with pytest.raises(rl.IncompatibleCheckpoint, match=f"device {name}.*: expected one that is here"):
+    with pytest.raises(rl.IncompatibleCheckpoint, match=f"device {name}.*: expected a device of this machine"):
         rl.load(tmp_path, device=name)
 
 

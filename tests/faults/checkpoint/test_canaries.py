@@ -19,6 +19,8 @@ from tests.faults.checkpoint import test_a_crashes as a
 from tests.faults.checkpoint import test_c_files as c
 from tests.faults.checkpoint.disk import loaded, old_checkpoint, state_of
 
+pytestmark = pytest.mark.thorough
+
 Broken = tuple[type, str, Callable[..., Any]]
 
 

@@ -18,6 +18,8 @@ from tests.faults.disk.test_kills import killed_after
 from tests.faults.disk.test_power import Machine, lose_power, other_boot  # noqa: F401 (a fixture)
 from tests.faults.disk.writer import LAYOUTS, Story, verify, write
 
+pytestmark = pytest.mark.thorough
+
 
 def no_seals(storage: ReplayStorage, *_: Any) -> torch.Tensor:
     """Whatever a row is, it is taken for what was written."""
@@ -38,7 +40,7 @@ def cut_off(path: Path) -> tuple[Path, list[Any]]:
 
 def reopened(root: Path, lives: list[Any]) -> None:
     layout = LAYOUTS["large rows"]
-    verify(rl.load(root), Story(layout, [0]), lives)
+    verify(rl.load(root, rl.ReplayBuffer), Story(layout, [0]), lives)
 
 
 def publish_early(root: Path) -> None:
@@ -80,10 +82,10 @@ def test_rows_that_are_not_compared_with_their_seals_are_noticed(
     del replay
     lives: list[Any] = [(0, np.zeros(layout.envs, np.int64), clock)]
     shutil.copytree(tmp_path / "memory", tmp_path / "again")
-    verify(rl.load(tmp_path / "again"), story, lives)
+    verify(rl.load(tmp_path / "again", rl.ReplayBuffer), story, lives)
     monkeypatch.setattr(ReplayStorage, "broken_rows", no_seals)
     with pytest.raises(AssertionError):
-        verify(rl.load(tmp_path / "memory"), story, lives)
+        verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), story, lives)
 
 
 def lose_power_again_and_again(path: Path, machine: Machine, rng: random.Random) -> None:

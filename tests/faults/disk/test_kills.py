@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import multiprocessing
 import os
 import random
 import shutil
@@ -20,16 +19,15 @@ from relive.ring import TRANSITION
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk import writer
 from tests.faults.disk.writer import LAYOUTS, Life, Story, verify
+from tests.faults.processes import CONTEXT, killed
+from tests.tiers import select
 from tests.totals import SEED, tell, trials
-
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.faults.disk.writer", "tests.faults.checkpoint.victim"])
 
 
 def killed_after(seconds: float, name: str, root: Path, counts: Path, begins: list[int]) -> None:
     """Kill a writer some time after its first step; of 0 seconds: when it is seen in the middle of another one."""
     np.zeros((3, LAYOUTS[name].envs), np.int64).tofile(counts)
-    process: Any = _processes.Process(target=writer.write_for_ever, args=(name, root, counts, begins))
+    process: Any = CONTEXT.Process(target=writer.write_for_ever, args=(name, root, counts, begins))
     process.start()
     told = np.memmap(counts, np.int64, "r", shape=(3, LAYOUTS[name].envs))
     while not told[2, 0]:
@@ -48,14 +46,6 @@ def killed_after(seconds: float, name: str, root: Path, counts: Path, begins: li
 def _mapped(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-
-
-def killed(target: Any, *arguments: Any) -> bool:
-    process: Any = _processes.Process(target=target, args=arguments)
-    process.start()
-    process.join(120)
-    assert process.exitcode in (0, -signal.SIGKILL)
-    return process.exitcode != 0
 
 
 def kill_writers(path: Path, count: int, seed: int) -> None:
@@ -91,6 +81,7 @@ def kill_writers(path: Path, count: int, seed: int) -> None:
     tell(f"A7: {count} kills of writers, {rows} rows done, {torn} inside a step, none wrong, seed {seed}")
 
 
+@pytest.mark.promise("A7")
 def test_a_killed_writer_leaves_every_row_that_was_added(tmp_path: Path) -> None:
     kill_writers(tmp_path, trials("A7", 21), SEED)
 
@@ -127,7 +118,7 @@ def say_that_steps_were_cut_off(root: Path, envs: int) -> int:
 
 
 @pytest.mark.parametrize("boot", [None, "another"], ids=["kill", "power loss"])
-@pytest.mark.parametrize("name", ["several environments", "stacked", "next step"])
+@pytest.mark.parametrize("name", select("stacked", of=["several environments", "stacked", "next step"]))
 def test_a_kill_while_memory_is_mended_changes_nothing(
     name: str, boot: str | None, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -46,6 +46,7 @@ def fill_and_sample(root: Path, told: Path) -> None:
         told.write_text(f"not allowed: {error}")
 
 
+@pytest.mark.thorough
 def test_a_buffer_larger_than_memory_is_filled_and_sampled(tmp_path: Path) -> None:
     told = tmp_path / "told"
     process = multiprocessing.get_context("spawn").Process(target=fill_and_sample, args=(tmp_path / "memory", told))

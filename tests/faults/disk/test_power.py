@@ -122,7 +122,7 @@ def lose_power(path: Path, name: str, machine: Machine, rng: random.Random, stat
     for state in range(states):
         found = path / f"found{state}"
         machine.after(root, found, rng)
-        again = rl.load(found)
+        again = rl.load(found, rl.ReplayBuffer)
         reach = max(every, MOST_ROWS * layout.block)
         check_after_power_loss(again, story, due, clock + layout.block, reach)
         once = digest(again)
@@ -172,6 +172,7 @@ def lose_power_often(path: Path, monkeypatch: pytest.MonkeyPatch, count: int, st
     assert left > written // 20
 
 
+@pytest.mark.promise("A7")
 @pytest.mark.usefixtures("other_boot")
 def test_after_a_loss_of_power_what_was_committed_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lose_power_often(tmp_path, monkeypatch, trials("A7_POWER", 28), 2)

@@ -107,4 +107,4 @@ def _save(path: Path, report: Report, settings: Settings, seed: int) -> Text:
     saved = save_curve(path, report.stats, window=AVERAGED, target=settings.target, title=title)
     if saved:
         return Text.assemble("learning curve: ", (str(path), "cyan"))
-    return Text('No picture: matplotlib is not installed. pip install "relive[plots]" brings it.', "yellow")
+    return Text('No picture: matplotlib is not installed. Run pip install ".[plots]" in a clone.', "yellow")

@@ -81,7 +81,7 @@ class ReplayBuffer:
     def size(self, size: int) -> None:
         if self.core is None or not 0 < size <= self.max_size:
             expected = f"1 to {self.max_size} after the first add"
-            raise SchemaError(explain("size", expected, size, "Add rows, or clear() to forget all."))
+            raise SchemaError(explain("size", expected, size, "Add rows first, or call clear() to remove all of them."))
         rows, counter = self.core.columns["row"][:size].squeeze(1).clone(), self.counter
         ReplayBuffer.clear(self)
         ReplayBuffer.add(self, rows)
@@ -192,7 +192,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
         known = self.n_step_buffer[-1] if self.n_step_buffer else data
         expected, got = ((list(step.batch_size), _fields(step.to_dict())) for step in (known, data))
         if got != expected:
-            remedy = "Add the same fields of all environments at once."
+            remedy = "Add the same fields for all environments in every call."
             raise SchemaError(explain("add", f"batch size and fields {expected} as before", got, remedy))
         window = [*self.n_step_buffer, data][-self.n_step :]
         if len(window) == self.n_step:

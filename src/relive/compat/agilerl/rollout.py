@@ -227,7 +227,7 @@ class RolloutBuffer:
         steps, device = self._steps, self.core.device
         if not steps:
             remedy = "Add steps first."
-            raise NotReadyError(explain("compute_returns_and_advantages", "stored steps", "none", remedy))
+            raise NotReadyError(explain("compute_returns_and_advantages", "at least 1 stored step", 0, remedy))
         lead = (self.num_envs,)
         last = conform("last_value", Field(), self._by_env("last_value", last_value), lead, device)
         over = conform("last_done", _FLAG, self._by_env("last_done", last_done) != 0, lead, device)

@@ -55,5 +55,7 @@ class Column:
     def __set__(self, buffer: Any, value: torch.Tensor) -> None:
         if self._field not in SCORES:
             expected = f"an assignment to {' or '.join(SCORES)}"
-            raise AttributeError(explain(self._field, expected, "one to it", "Write into the tensor, or add steps."))
+            raise AttributeError(
+                explain(self._field, expected, f"one to {self._field}", "Write into the tensor, or add steps.")
+            )
         buffer.core.attach({self._field: value[: buffer.core.num_stored]})

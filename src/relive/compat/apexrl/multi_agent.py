@@ -126,7 +126,8 @@ class MultiAgentRolloutBuffer:
         if self.state_spec is not None:
             return {"state": placed(self.state_spec, state, self.device)}
         if state is not None:
-            raise SchemaError(explain("state", "none", "one that is not declared", "Pass state_spec= to the buffer."))
+            remedy = "Make the buffer with state_spec=."
+            raise SchemaError(explain("state", "None without state_spec", type(state).__name__, remedy))
         return {}
 
     def compute_returns_and_advantages(

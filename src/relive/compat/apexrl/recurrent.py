@@ -138,7 +138,7 @@ class RolloutRNNBuffer:
             raise ValueError("num_steps must be divisible by sequence_length for recurrent PPO")
         if self.step % sequence_length:
             where, expected = "get_sequence_minibatches", f"a multiple of {sequence_length} steps"
-            raise NotReadyError(explain(where, expected, self.step, "Add the missing steps."))
+            raise NotReadyError(explain(where, expected, self.step, f"Add {-self.step % sequence_length} more."))
         return map(self._named, self._sequences(sequence_length, minibatch_size, shuffle))
 
     def _sequences(self, length: int, batch_size: int, shuffle: bool) -> Iterable[TensorDict]:

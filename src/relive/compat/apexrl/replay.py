@@ -129,8 +129,9 @@ class ReplayBuffer:
         if self.critic_obs_shape is not None:
             observed[_CRITIC] = placed(self.critic_obs_shape, critic_observations, self.device)
         elif critic_observations is not None:
-            remedy = "Pass critic_obs_shape= to the buffer."
-            raise SchemaError(explain(prefix + _CRITIC, "none", "some that are not declared", remedy))
+            remedy = "Make the buffer with critic_obs_shape=."
+            got = type(critic_observations).__name__
+            raise SchemaError(explain(prefix + _CRITIC, "None without critic_obs_shape", got, remedy))
         return observed
 
     def sample(self, batch_size: int) -> dict[str, Any]:

@@ -228,8 +228,9 @@ def observed(buffer: Any, observations: Any, privileged_observations: Any) -> di
     if buffer.privileged_obs_shape is not None:
         seen[PRIVILEGED] = placed(buffer.privileged_obs_shape, privileged_observations, buffer.device)
     elif privileged_observations is not None:
-        remedy = "Declare their shape where the buffer is made."
-        raise SchemaError(explain(PRIVILEGED, "none", "some that are not declared", remedy))
+        remedy = "Make the buffer with privileged_obs_shape=."
+        got = type(privileged_observations).__name__
+        raise SchemaError(explain(PRIVILEGED, "None without privileged_obs_shape", got, remedy))
     return seen
 
 

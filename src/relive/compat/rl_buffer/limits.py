@@ -119,7 +119,7 @@ class BaseBuffer:
             conform(name, self._fields[name], value, (self.num_envs,), self.store_device)
         if "next_obs" in step and overlaps(step["obs"], step["next_obs"]):
             remedy = "The environment reuses its array: pass copies."
-            raise SchemaError(explain("next_obs", "memory of its own", "that of obs", remedy))
+            raise SchemaError(explain("next_obs", "memory apart from obs", "memory shared with obs", remedy))
 
     def _make_room(self) -> None:
         if self.reset_strategy is ResetStrategy.AUTO:

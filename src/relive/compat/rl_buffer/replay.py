@@ -15,6 +15,7 @@ from relive.compat.rl_buffer.limits import CPU, BaseBuffer, ResetStrategy, field
 from relive.compat.rl_buffer.statistics import StatsTracker
 from relive.compat.rl_buffer.sum_tree import SumTree
 from relive.concurrent import Handle, connect
+from relive.errors import explain
 from relive.memory import Memory
 from relive.replay import ReplayBuffer as _Replay
 from relive.samplers import Prioritized
@@ -190,9 +191,13 @@ class SharedReplayBuffer(_Transitions):
     ) -> None:
         given = shared_memory_components
         if is_main_process and (given is not None or shared_states is not None):
-            raise ValueError("SharedReplayBuffer: expected no shared components in the main process, which makes them.")
+            remedy = "Leave them out: the main process makes them."
+            where, expected = "SharedReplayBuffer", "no shared components in the main process"
+            raise ValueError(explain(where, expected, type(shared_states if given is None else given).__name__, remedy))
         if not is_main_process and given is None:
-            raise ValueError("SharedReplayBuffer: expected the main process's shared components in a worker, got none.")
+            remedy = "Pass shared_memory_components= of the main process's buffer."
+            where, expected = "SharedReplayBuffer", "the main process's shared components in a worker"
+            raise ValueError(explain(where, expected, None, remedy))
         super().__init__(
             buffer_size, num_envs, obs_shape, action_shape, stats_tracker, obs_dtype, action_dtype,
             device, CPU, reset_strategy, None, seed, Memory.shared() if given is None else given.handle,

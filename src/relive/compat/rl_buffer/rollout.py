@@ -128,7 +128,7 @@ class RolloutBuffer(BaseBuffer):
         data = self.core.data
         if name not in data.keys():
             remedy = "Call compute_returns_and_advantages first."
-            raise NotReadyError(explain(where, "advantages and returns", "none", remedy))
+            raise NotReadyError(explain(where, "advantages and returns", f"a rollout without {name!r}", remedy))
         return data[name]
 
     @property

@@ -37,14 +37,18 @@ class SumTree:
         if not 0 <= idx < self.capacity:
             raise IndexError(explain("idx", f"0 to {self.capacity - 1}", idx, "Number priorities from 0."))
         if not 0 <= priority < float("inf"):
-            raise PriorityError(explain("priority", "a finite number of at least 0", priority, "Pass such a one."))
+            raise PriorityError(
+                explain("priority", "a finite number of at least 0", priority, "Pass a priority in that range.")
+            )
         self._tree.set(torch.tensor([idx], device=self._leaves.device), float(priority))
 
     def get(self, s: float) -> tuple[int, float]:
         """The first number whose running sum lies beyond `s`, and its priority; never one of priority 0."""
         ends = self._leaves.cumsum(0)
         if not ends[-1] > 0:
-            raise NotReadyError(explain("get", "a priority above 0", "none", "Add one first."))
+            raise NotReadyError(
+                explain("get", "a priority above 0", "only zeros", "Call update with a positive priority first.")
+            )
         last = self._leaves.nonzero()[-1]
         idx = torch.searchsorted(ends, ends.new_tensor([s]), right=True).minimum(last)
         return int(idx), float(self._leaves[idx])

@@ -16,9 +16,9 @@ except ImportError as error:
     raise ImportError(
         explain(
             "relive.compat.stable_baselines3",
-            "an installed stable-baselines3",
-            "none",
-            "Run pip install 'relive[sb3]'.",
+            "stable-baselines3 to be installed",
+            error,
+            'Run pip install ".[sb3]" in a clone of relive.',
         )
     ) from error
 

@@ -75,7 +75,9 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
     def set_env(self, env: VecEnv) -> None:
         """Say whose `compute_reward` is asked, after loading."""
         if self.env is not None:
-            raise SchemaError(explain("set_env", "a buffer without an environment", "one that has it", "Set it once."))
+            raise SchemaError(
+                explain("set_env", "a buffer without an environment", f"one with {self.env}", "Set it once.")
+            )
         self.env = env
 
     def add(
@@ -102,7 +104,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
     def _judge(self, achieved: torch.Tensor, goal: torch.Tensor, rows: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
         """The rewards of steps for other goals; whether they ended their episodes stays."""
         if self.env is None:
-            raise NotReadyError(explain("sample", "an environment to compute rewards", "none", "Call set_env(env)."))
+            raise NotReadyError(explain("sample", "an environment to compute rewards", None, "Call set_env(env)."))
         infos: Any = [{} for _ in range(len(goal))]
         if self.copy_info_dict:
             infos = copy.deepcopy(self.infos.reshape(-1)[rows["place"].numpy()])

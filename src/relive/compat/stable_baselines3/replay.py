@@ -152,8 +152,8 @@ class ReplayBuffer(theirs.ReplayBuffer):
         index, stored = self._index_at(torch.as_tensor(batch_inds), torch.as_tensor(envs))
         if not stored.all():
             gone = int(batch_inds[int((~stored).nonzero()[0])])
-            remedy = "The last observation of an episode takes a row too."
-            raise IndexError(explain("batch_inds", "positions that are stored", gone, remedy))
+            remedy = "Pass positions of stored transitions; the last observation of an episode takes a position too."
+            raise IndexError(explain("batch_inds", "stored positions", gone, remedy))
         return self._samples(self._core.read(index, self._view(env)), env)
 
     def _index_at(self, positions: torch.Tensor, envs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -210,7 +210,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         newest = (self.pos - 1) % self.buffer_size
         envs = marks[newest].nonzero()[0]
         if marks.sum() > len(envs):
-            remedy = "What older steps led to has been learnt from already."
+            remedy = "Mark only the newest step: older steps have been sampled already."
             raise SchemaError(explain("dones", f"a mark at the newest position {newest}", repr(key), remedy))
         if len(envs):
             self._core.cut(envs)

@@ -54,6 +54,7 @@ def _count(script: Script, mode: AutoresetMode) -> int:
 CASES = (
     Case(
         "T3",
+        "one meaning for every autoreset",
         "One scripted environment under NEXT_STEP, SAME_STEP and DISABLED autoreset.",
         "identical transitions, no reset row, the true final observation",
         every_mode_gives_the_same_transitions,

@@ -119,12 +119,14 @@ def nothing_happened(peer: Peer) -> None:
 CASES = (
     Case(
         "T21",
+        "inputs and batches copied",
         "Arrays that are changed after they were added, and batches that the caller changes.",
         "the buffer is as it was",
         copies,
     ),
     Case(
         "T22",
+        "dtypes kept or refused",
         "uint8 observations, float64 rewards, and a float into an integer field.",
         "uint8 comes out as uint8, rewards are accepted, the float is refused",
         dtypes,
@@ -132,6 +134,7 @@ CASES = (
     ),
     Case(
         "T27",
+        "no silent broadcast",
         "Shapes that could be broadcast: one environment's row or a number where eight are expected.",
         "refused",
         shapes,
@@ -139,6 +142,7 @@ CASES = (
     ),
     Case(
         "T28",
+        "failed add undone",
         "An add that raises, because one field has the wrong shape.",
         "size, content and the place of the next row are as before",
         nothing_happened,

@@ -99,18 +99,21 @@ def too_little_data(peer: Peer) -> None:
 CASES = (
     Case(
         "T13",
+        "draws in proportion",
         "χ² of uniform and of prioritized draws, before and after the ring wrapped, and after a load.",
         "rows are drawn in proportion",
         in_proportion,
     ),
     Case(
         "T20",
+        "seeded draws",
         "Draws of two buffers with the same seed, with other seeds, and without.",
         "the seed decides, without one they differ, and global generators are untouched",
         the_seed_decides,
     ),
     Case(
         "T23",
+        "too little data refused",
         "Sampling an empty buffer; 8 rows of 1 without replacement.",
         "an error",
         too_little_data,

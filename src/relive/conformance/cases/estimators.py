@@ -58,12 +58,14 @@ def a_truncation_inside(peer: Peer) -> None:
 CASES = (
     Case(
         "T1",
+        "an end inside a rollout",
         "GAE with an episode's end inside: reward [1, 1, 1], value [0, 0, 10], terminated after step 1, γ = λ = 1.",
         "returns [2, 1, 1]",
         an_end_inside,
     ),
     Case(
         "T2",
+        "time limit bootstraps",
         "The same with a truncation whose final observation has the value 5: bootstrapped, and the chain is cut.",
         "returns [7, 6, 1]",
         a_truncation_inside,

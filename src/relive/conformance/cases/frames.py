@@ -61,6 +61,7 @@ def _equal(what: str, got: Array, expected: Array) -> None:
 CASES = (
     Case(
         "T26",
+        "frame stacks rebuilt",
         "Frame stacks rebuilt from single frames, across starts of episodes and the ring's seam.",
         "the stacks that the environment gave",
         rebuilt,

@@ -57,6 +57,7 @@ def _check(replay: GoalReplay, strategy: str) -> None:
 CASES = (
     Case(
         "T14",
+        "hindsight goals",
         "Hindsight goals of episodes that wrap around the ring, strategies future and final.",
         "goals of the same episode only, final is what was achieved after its last step, rewards are computed anew",
         goals,

@@ -57,6 +57,7 @@ def shortened(peer: Peer) -> None:
 CASES = (
     Case(
         "T5",
+        "n-step windows",
         "n-step transitions, n = 1 … 5: ends on the first step, inside, last; a truncation inside; at the ring's head; "
         "two environments out of phase.",
         "rewards are summed up to the end; flag and next observation are those of the last step of the window",
@@ -64,6 +65,7 @@ CASES = (
     ),
     Case(
         "T6",
+        "shortened n-step windows",
         "Shortened n-step windows at the end of an episode.",
         "the discount is γ^k of the k steps taken, and the last n − 1 rows of an episode are drawn, too",
         shortened,

@@ -165,12 +165,14 @@ def a_stale_update(peer: Peer) -> None:
 CASES = (
     Case(
         "T8",
+        "importance weights",
         "Importance weights of prioritized draws.",
         "p^(−αβ) up to a factor at any scale, at most 1; 1 for equal priorities, also after a tiny one was replaced",
         weights,
     ),
     Case(
         "T9",
+        "NaN priority refused",
         "Priorities NaN, ∞, −∞ and −1; and zero where nothing is added to priorities.",
         "refused, and nothing changes; a row of priority zero is never drawn",
         no_priorities,
@@ -178,13 +180,21 @@ CASES = (
     ),
     Case(
         "T10",
+        "a million priority updates",
         "A million updates with priorities from 1e-8 to 1e8.",
         "draws and weights follow the priorities of the end",
         after_a_million_updates,
     ),
-    Case("T11", "The same row twice in one update.", "the last priority counts", the_last_of_duplicates),
+    Case(
+        "T11",
+        "duplicate priorities",
+        "The same row twice in one update.",
+        "the last priority counts",
+        the_last_of_duplicates,
+    ),
     Case(
         "T12",
+        "stale priority skipped",
         "A priority for a row that was overwritten since it was drawn.",
         "skipped: the new row keeps the priority that it was born with",
         a_stale_update,

@@ -50,8 +50,12 @@ def _holds_the_newest(probe: Probe, story: Story, pushed: int, how: str) -> None
 
 
 def next_observations(peer: Peer) -> None:
-    makers = [*((peer.replay,) if peer.replay else ()), *peer.replay_saving.values()]
-    tried = [_follows(make, num_envs) for make in makers for num_envs in (1, 2)]
+    tried = [_follows(peer.replay, num_envs) for num_envs in (1, 2) if peer.replay]
+    for option, make in peer.replay_saving.items():
+        try:
+            tried += [_follows(make, num_envs) for num_envs in (1, 2)]
+        except Differs as difference:
+            raise Differs(f"{difference.expected} with the option {option}", difference.got) from None
     if not any(tried):
         raise NotOffered("no replay buffer")
 
@@ -187,25 +191,29 @@ def same_windows(probe: Probe, story: Story, n: int, envs: tuple[int, ...] | Non
 CASES = (
     Case(
         "T4",
+        "rows around the ring",
         "Capacity c, and c − 1, c, c + 1, 2c + 1 rows pushed, singly and in one call.",
         "every field of a row stays together; the newest c rows are there and no others",
         around_the_ring,
     ),
     Case(
         "T7",
+        "next_obs as given",
         "The next observation of a drawn row, over 10,000 random layouts of episodes and ring positions, also with the "
-        "settings that save memory.",
+        "options that save memory.",
         "the one that was given, also where an episode ended",
         next_observations,
     ),
     Case(
         "T24",
+        "clear forgets everything",
         "clear(), then new rows.",
         "rows, priorities and open windows from before are forgotten",
         cleared,
     ),
     Case(
         "T25",
+        "ends of one environment only",
         "Three environments whose episodes end at different times.",
         "an end affects only its own environment: estimates, transitions, n-step windows",
         every_end_is_its_own,

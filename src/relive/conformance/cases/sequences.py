@@ -86,12 +86,14 @@ def burn_in(peer: Peer) -> None:
 CASES = (
     Case(
         "T15",
+        "sequences inside episodes",
         "Sequences around ends of episodes, the ring's seam and unwritten rows.",
         "steps of one episode in their order; the last step of an episode is in some sequence",
         runs,
     ),
     Case(
         "T16",
+        "burn-in mask",
         "Burn-in at the start of an episode.",
         "steps before the episode's first are masked, and the first can be trained on",
         burn_in,

@@ -60,4 +60,4 @@ def _check(batch: ReplayBatch) -> None:
         raise Differs(f"every field of row {x[row]:g}", f"fields of rows {figures(said[row])}")
 
 
-CASES = (Case("T19", "One thread writes while others sample.", "no torn row", whole_rows),)
+CASES = (Case("T19", "no torn row", "One thread writes while others sample.", "no torn row", whole_rows),)

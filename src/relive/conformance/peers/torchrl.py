@@ -3,7 +3,8 @@
 """TorchRL: `TensorDictReplayBuffer` with its samplers and transforms, and `generalized_advantage_estimate`.
 
 Transitions are TensorDicts whose consequences lie under "next", scalars with an axis of length 1. Rows of several
-environments are extended into one ring. Prioritized sampling is native code that must fit the installed torch.
+environments are extended into one ring. Prioritized sampling is native code, which loads only beside the torch that
+the release was built for: 2.14.1 for TorchRL 0.14.1.
 """
 
 from __future__ import annotations
@@ -16,22 +17,34 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torchrl.data import (
+    HERReplayBuffer,
     LazyTensorStorage,
     PrioritizedSampler,
     RandomSampler,
+    ReplayBuffer,
     SamplerWithoutReplacement,
+    Sequence,
     SliceSampler,
     TensorDictReplayBuffer,
 )
-from torchrl.envs.transforms import MultiStepTransform
+from torchrl.envs.transforms import CatFrames, MultiStepTransform
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
-from relive.conformance.peers.off_policy import ALPHA, BETA, NotOffered, ReplayBatch, ReplayShape, Transitions, whole
+from relive.conformance.peers.off_policy import (
+    ALPHA,
+    BETA,
+    GoalBatch,
+    GoalStep,
+    NotOffered,
+    ReplayBatch,
+    ReplayShape,
+    Transitions,
+    missed,
+    whole,
+)
 from relive.conformance.peers.protocol import Array, Peer, Trajectory
 
 logging.getLogger("torchrl").setLevel(logging.WARNING)  # it announces every storage
-
-CANNOT_RUN = f"its native part does not load with torch {torch.__version__}"
 
 
 class TorchRlGae:
@@ -54,10 +67,11 @@ class TorchRlReplay:
     """`TensorDictReplayBuffer` on a `LazyTensorStorage`, given a generator."""
 
     default_seed = "without a generator draws come from torch's global one, as documented"
+    _kind: type[ReplayBuffer] = TensorDictReplayBuffer
 
     def __init__(self, shape: ReplayShape, **options: Any) -> None:
         generator = None if shape.seed is None else torch.Generator().manual_seed(shape.seed)
-        self._buffer = TensorDictReplayBuffer(
+        self._buffer = self._kind(
             storage=LazyTensorStorage(shape.capacity),
             sampler=self._sampler(shape),
             generator=generator,
@@ -135,21 +149,18 @@ class TorchRlReplayWithoutReplacement(TorchRlReplay):
 
 
 class TorchRlPrioritized(TorchRlReplay):
-    """`PrioritizedSampler`, where its native part loads."""
+    """`PrioritizedSampler`, whose priorities are float32 unless told otherwise."""
 
     extend = None
 
     def _sampler(self, shape: ReplayShape) -> Any:
-        try:
-            return PrioritizedSampler(shape.capacity, ALPHA, BETA)
-        except (NameError, RuntimeError) as error:
-            raise NotOffered(CANNOT_RUN) from error
+        return PrioritizedSampler(shape.capacity, ALPHA, BETA)
 
     def read(self, batch: Any) -> ReplayBatch:
         return super().read(batch)._replace(weight=whole(batch["priority_weight"]))
 
     def priority(self, values: Array) -> torch.Tensor:
-        return torch.from_numpy(values)
+        return torch.from_numpy(values).float()
 
     def update(self, batch: Any, priority: torch.Tensor) -> None:
         self._buffer.update_priority(batch["index"], priority)
@@ -158,7 +169,7 @@ class TorchRlPrioritized(TorchRlReplay):
         return batch["index"].numpy()
 
     def set_priority(self, handles: Array, priority: Array) -> None:
-        self._buffer.update_priority(torch.from_numpy(handles), torch.from_numpy(priority))
+        self._buffer.update_priority(torch.from_numpy(handles), self.priority(priority))
 
 
 class TorchRlNStep(TorchRlReplay):
@@ -196,8 +207,77 @@ class TorchRlSequence(TorchRlReplay):
         return ReplayBatch(*(leaf.reshape(-1, self._length, *leaf.shape[1:]) for leaf in steps if leaf is not None))
 
 
+class TorchRlBurnIn(TorchRlReplay):
+    """`Sequence` as the unit that is sampled: steps before an episode's first are marked invalid."""
+
+    def __init__(self, shape: ReplayShape, burn_in: int, length: int) -> None:
+        self._length = burn_in + length
+        super().__init__(shape, sample_unit=Sequence(length, burn_in=burn_in))
+
+    def read(self, batch: Any) -> ReplayBatch:
+        steps = (*super().read(batch)[:5], batch["validity_mask"].numpy())
+        *leaves, mask = (leaf.reshape(-1, self._length, *leaf.shape[1:]) for leaf in steps if leaf is not None)
+        return ReplayBatch(*leaves, mask=mask)
+
+
+class TorchRlStacked(TorchRlReplay):
+    """`CatFrames.make_rb_transform_and_sampler`: frames [1, H, W] are stored, and stacked when they are drawn."""
+
+    _kind = ReplayBuffer
+
+    def __init__(self, shape: ReplayShape) -> None:
+        frames = CatFrames(shape.obs[-1], dim=-3, in_keys=["observation"], out_keys=["stack"], reset_key="_reset")
+        transform, self._slices = frames.make_rb_transform_and_sampler(32, end_key=("next", "done"))
+        super().__init__(shape, transform=transform)
+
+    def _sampler(self, shape: ReplayShape) -> Any:
+        return self._slices
+
+    def prepare(self, step: Transitions) -> Any:
+        steps = super().prepare(step)
+        for key in ("observation", ("next", "observation")):
+            steps[key] = steps[key][..., -1].unsqueeze(1)
+        return steps
+
+    def read(self, batch: Any) -> ReplayBatch:
+        obs, next_obs = (batch[key].movedim(1, -1).numpy() for key in ("stack", ("next", "stack")))
+        return super().read(batch)._replace(obs=obs, next_obs=next_obs)
+
+
+class TorchRlHindsight:
+    """`HERReplayBuffer`, told that a goal is achieved by the state that a step leads to."""
+
+    def __init__(self, capacity: int, strategy: str) -> None:
+        self._buffer = HERReplayBuffer(
+            lambda batch: torch.from_numpy(missed(batch["next", "achieved_goal"], batch["desired_goal"])),
+            strategy=strategy,
+            achieved_goal_key=("next", "achieved_goal"),
+            storage=LazyTensorStorage(capacity),
+            batch_size=16,
+        )
+
+    def add(self, step: GoalStep) -> None:
+        def number(value: float) -> torch.Tensor:
+            return torch.tensor([value], dtype=torch.float32)
+
+        done, terminated = torch.tensor([step.terminated or step.truncated]), torch.tensor([step.terminated])
+        following = {"achieved_goal": number(step.next_at), "reward": number(step.reward)}
+        following |= {"done": done, "terminated": terminated}
+        at, goal = number(step.at), number(step.goal)
+        self._buffer.add(TensorDict({"achieved_goal": at, "desired_goal": goal, "next": following}))
+
+    def sample(self, batch_size: int) -> GoalBatch:
+        batch = self._buffer.sample(batch_size)
+        columns = batch["achieved_goal"], batch["desired_goal"], batch["next", "achieved_goal"], batch["next", "reward"]
+        return GoalBatch(*(whole(column) for column in columns))
+
+
 def peer() -> Peer:
-    """TorchRL."""
+    """TorchRL. Without its native part it does not count as installed: it would be judged by what is left of it."""
+    try:
+        PrioritizedSampler(1, ALPHA, BETA)
+    except RuntimeError as error:
+        raise ImportError(f"the native part of TorchRL does not load with torch {torch.__version__}") from error
     return Peer(
         "TorchRL",
         version("torchrl"),
@@ -207,4 +287,7 @@ def peer() -> Peer:
         prioritized=TorchRlPrioritized,
         n_step=TorchRlNStep,
         sequence=TorchRlSequence,
+        burn_in=TorchRlBurnIn,
+        stacked=TorchRlStacked,
+        hindsight=TorchRlHindsight,
     )

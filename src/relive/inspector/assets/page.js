@@ -30,24 +30,55 @@
     const text = size >= 1e5 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
     return text.replace(/-/g, "−");
   }
-  const share = (part, whole) => {
-    if (!whole) return "0 %";
-    const percent = 100 * part / whole;
-    if (percent > 0 && percent < 0.1) return "<0.1 %";
-    if (percent < 100 && percent > 99.9) return ">99.9 %";
-    return `${percent >= 1 && percent <= 99 ? percent.toFixed(0) : Number(percent.toFixed(1))} %`;
-  };
   const plural = (count, word) => `${num(count)} ${word}${count === 1 ? "" : "s"}`;
 
-  // Plots: a drawing that stretches, a line under it that says what the pointer or the arrow keys are at.
+  // Axes: a tick is [place from 0 to 1, text]. A drawing stretches, so its ticks are text beside it.
 
-  function figure(title, aside, drawing, items, ticks, { pick = null, even = false } = {}) {
+  function steps(low, high, most, whole) {
+    const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((x) => x * power).find((x) => x >= rough * 0.999);
+    return whole ? Math.max(1, Math.round(step)) : step;
+  }
+  function tickText(value, step) {
+    if (value === 0) return "0";
+    const digits = Math.floor(Math.log10(step) + 1e-9), size = Math.floor(Math.log10(Math.abs(value)) + 1e-9);
+    const text = size >= 6 || size < -3 ? value.toExponential(Math.min(Math.max(size - digits, 0), 8))
+      : value.toLocaleString("en-US", { minimumFractionDigits: Math.max(-digits, 0), maximumFractionDigits: Math.max(-digits, 0) });
+    return text.replace(/-/g, "−");
+  }
+  // Round numbers between two others.
+  function numberTicks(low, high, { most = 5, whole = false } = {}) {
+    if (!(high > low)) return [[0.5, num(low)]];
+    const step = steps(low, high, most, whole), found = [];
+    for (let k = Math.ceil(low / step - 1e-6); k * step <= high + step * 1e-6; k++)
+      found.push([(k * step - low) / (high - low), tickText(k * step, step)]);
+    return found;
+  }
+  function placed(ticks, edge) {
+    return ticks.map(([at, text]) => {
+      const span = el("span", {}, text);
+      span.style[edge] = `${100 * at}%`;
+      return span;
+    });
+  }
+  function axes(drawing, x, y) {
+    const box = el("div", { class: "axes" }, el("span", { class: "name" }, y.name),
+      el("div", { class: "yticks", "aria-hidden": "true" }, placed(y.ticks, "bottom")), drawing,
+      el("div", { class: "ticks", "aria-hidden": "true" }, placed(x.ticks, "left")), el("span", { class: "name x" }, x.name));
+    box.style.setProperty("--room", `${Math.max(...y.ticks.map(([, text]) => text.length), 1)}ch`);
+    return box;
+  }
+  const lines = (ticks) => ticks.map(([at]) => svg("line", { class: "rule", x1: 0, x2: 1000, y1: 100 - 100 * at, y2: 100 - 100 * at }));
+
+  // Plots: a drawing between its axes, a line above it that says what the pointer or the arrow keys are at.
+
+  function figure(title, aside, drawing, items, x, y, pick = null) {
     const readout = el("p", { class: "readout", "aria-live": "polite" }, aside);
     const cursor = svg("line", { class: "cursor", y1: 0, y2: 100, visibility: "hidden" });
     const plot = svg("svg", {
       class: "plot", viewBox: "0 0 1000 100", preserveAspectRatio: "none", tabindex: 0, role: "img",
-      "aria-label": `${title}. ${aside}. Use the arrow keys to read values.`,
-    }, drawing, cursor);
+      "aria-label": `${title}: ${y.name} by ${x.name}. ${aside}. Use the arrow keys to read values.`,
+    }, lines(y.ticks), drawing, cursor);
     let at = -1;
     const show = (i) => {
       if (items[at] && items[at].mark) items[at].mark.classList.remove("on");
@@ -74,8 +105,7 @@
       if (event.key === "Enter" && pick && at >= 0) pick(items[at]);
     });
     if (pick) plot.addEventListener("click", (event) => pick(items[nearest(event)]));
-    return el("figure", { class: "card" },
-      el("h3", {}, title), readout, plot, el("div", { class: even ? "ticks even" : "ticks" }, ticks.map((tick) => el("span", {}, tick))));
+    return el("figure", { class: "card" }, el("h3", {}, title), readout, axes(plot, x, y));
   }
 
   function bars(histogram, of) {
@@ -92,28 +122,36 @@
     });
   }
 
-  function barPlot(title, aside, histogram, of, pick) {
-    const items = bars(histogram, of);
-    const edges = histogram.values || histogram.edges;
-    const even = Boolean(histogram.values) && edges.length <= 10;
-    const ticks = even ? edges : [edges[0], edges[edges.length >> 1], edges[edges.length - 1]];
-    return figure(title, aside, items.map((item) => item.mark), items, ticks.map(num), { pick, even });
+  // Where bars stand for single values each has a tick, or every second, third … where that is too much to read.
+  function barTicks(histogram) {
+    if (histogram.edges) return numberTicks(histogram.edges[0], histogram.edges[histogram.edges.length - 1]);
+    const texts = histogram.values.map(num), every = Math.max(1, Math.ceil(texts.join("").length / 30));
+    return texts.map((text, i) => [(i + 0.5) / texts.length, text]).filter((_, i) => i % every === 0);
   }
 
-  function curvePlot(title, aside, curve) {
-    const known = curve.mean.map((mean, i) => ({ mean, low: curve.min[i], high: curve.max[i], at: curve.at[i] })).filter((x) => x.mean !== null && x.low !== null);
-    const low = Math.min(...known.map((x) => x.low)), high = Math.max(...known.map((x) => x.high)), span = high - low || 1;
-    const y = (value) => 97 - 94 * (value - low) / span, last = known.length - 1;
-    const x = (i) => last ? 1000 * i / last : 500;
-    const over = known.map((p, i) => `${x(i)} ${y(p.high)}`), under = known.map((p, i) => `${x(i)} ${y(p.low)}`).reverse();
-    const items = known.map((p, i) => {
-      const from = i ? known[i - 1].at + 1 : 1;
-      const which = from === p.at ? `Episode ${num(p.at)}` : `Episodes ${num(from)} to ${num(p.at)}`;
-      return { x: x(i), text: `${which}: ${from === p.at ? num(p.mean) : `mean ${num(p.mean)}, from ${num(p.low)} to ${num(p.high)}`}` };
+  function barPlot(title, aside, histogram, name, of, pick) {
+    const items = bars(histogram, of), most = Math.max(...histogram.counts, 1);
+    const y = { name: `${of}s`, ticks: numberTicks(0, most, { whole: true }).map(([at, text]) => [0.98 * at, text]) };
+    return figure(title, aside, items.map((item) => item.mark), items, { name, ticks: barTicks(histogram) }, y, pick);
+  }
+
+  function curvePlot(title, aside, curve, name, before = 0) {
+    const known = curve.mean.map((mean, i) => ({ mean, low: curve.min[i], high: curve.max[i], from: before + (i ? curve.at[i - 1] : 0) + 1, at: before + curve.at[i] }))
+      .filter((p) => p.mean !== null && p.low !== null);
+    if (!known.length) return null;
+    const low = Math.min(...known.map((p) => p.low)), high = Math.max(...known.map((p) => p.high)), span = high - low;
+    const first = known[0].at, last = known[known.length - 1].at;
+    const y = (value) => span ? 97 - 94 * (value - low) / span : 50;
+    const x = (p) => last > first ? 1000 * (p.at - first) / (last - first) : 500;
+    const over = known.map((p) => `${x(p)} ${y(p.high)}`), under = known.map((p) => `${x(p)} ${y(p.low)}`).reverse();
+    const items = known.map((p) => {
+      const which = p.from === p.at ? `Episode ${num(p.at)}` : `Episodes ${num(p.from)} to ${num(p.at)}`;
+      return { x: x(p), text: `${which}: ${p.from === p.at ? num(p.mean) : `mean ${num(p.mean)}, from ${num(p.low)} to ${num(p.high)}`}` };
     });
     const drawing = [svg("path", { class: "band", d: `M${over.join("L")}L${under.join("L")}Z` }),
-      svg("path", { class: "line", d: `M${known.map((p, i) => `${x(i)} ${y(p.mean)}`).join("L")}` })];
-    return figure(title, aside, drawing, items, ["oldest", `${num(low)} to ${num(high)}`, "newest"]);
+      svg("path", { class: "line", d: `M${known.map((p) => `${x(p)} ${y(p.mean)}`).join("L")}` })];
+    return figure(title, aside, drawing, items, { name, ticks: numberTicks(first, last, { whole: true }) },
+      { name: "return", ticks: numberTicks(low, high).map(([at, text]) => [span ? 0.03 + 0.94 * at : 0.5, text]) });
   }
 
   // Sections
@@ -128,7 +166,8 @@
 
   function top() {
     const source = DATA.source, episodes = DATA.episodes || {};
-    main.append(el("h1", {}, source.kind), el("p", { class: "lead" }, source.path || "what an agent learns from, as it is stored"));
+    const when = [source.path || source.id || "in memory", source.saved && `saved ${source.saved}`, `inspected ${DATA.inspected}`];
+    main.append(el("h1", {}, source.kind), el("p", { class: "lead" }, when.filter(Boolean).join(" · ")));
     const figures = [];
     const add = (name, value, small) => figures.push(el("div", {}, el("dt", {}, name), el("dd", {}, value, small ? el("small", {}, small) : null)));
     add("rows", num(source.rows), source.capacity ? `of ${num(source.capacity)}` : source.num_steps ? `${num(source.num_stored)} of ${num(source.num_steps)} steps` : null);
@@ -136,13 +175,13 @@
     if (episodes.returns) add("mean return", num(episodes.returns.mean), `${num(episodes.returns.min)} to ${num(episodes.returns.max)}`);
     if (episodes.lengths) add("mean length", num(episodes.lengths.mean), `${num(episodes.lengths.min)} to ${num(episodes.lengths.max)}`);
     if (DATA.fit !== null) add("explained variance", num(DATA.fit), "of returns, by values");
-    if (DATA.priorities && DATA.priorities.effective !== null) add("effective sample", num(Math.round(DATA.priorities.effective)), share(DATA.priorities.effective, DATA.priorities.rows) + " of rows");
-    if (DATA.reward) add("reward is 0", share(DATA.reward.zero, DATA.reward.rows), "of rows");
-    const memory = DATA.facts.find(([name]) => name === "memory");
+    if (DATA.priorities && DATA.priorities.effective !== null) add("effective sample", num(Math.round(DATA.priorities.effective)), `${DATA.told.effective} of rows`);
+    if (DATA.reward) add("reward is 0", DATA.told.zero, "of rows");
+    const memory = DATA.told.facts.find(([name]) => name === "memory");
     if (memory) add("memory", memory[1], null);
     main.append(el("dl", { class: "figures" }, figures));
     main.append(el("details", { class: "more" }, el("summary", {}, "All facts"),
-      el("dl", {}, DATA.facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]))));
+      el("dl", {}, DATA.told.facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]))));
     main.append(DATA.warnings.length
       ? el("ul", { class: "warnings", "aria-label": "Warnings" }, DATA.warnings.map((line) => el("li", {}, line)))
       : el("p", { class: "fine" }, "Nothing looks odd."));
@@ -150,21 +189,24 @@
 
   const grid = (cards) => el("div", { class: cards.length % 3 === 1 || cards.length === 2 ? "grid two" : "grid" }, cards);
 
-  function endsCard(title, counts, reasons) {
-    const total = ENDS.reduce((sum, name) => sum + (counts[name] || 0), 0);
+  function endsCard(counts, told, reasons) {
+    const running = counts.running || 0, stopped = ENDS.reduce((sum, name) => sum + (counts[name] || 0), 0) - running;
     let x = 0;
-    const bar = svg("svg", { viewBox: "0 0 1000 10", preserveAspectRatio: "none", role: "img", "aria-label": `${title} by kind` },
-      ENDS.filter((name) => counts[name]).map((name) => {
-        const width = 1000 * counts[name] / total;
+    const bar = svg("svg", { viewBox: "0 0 1000 10", preserveAspectRatio: "none", role: "img", "aria-label": "How episodes stopped, as shares" },
+      ENDS.filter((name) => counts[name] && name !== "running").map((name) => {
+        const width = 1000 * counts[name] / stopped;
         const piece = svg("rect", { class: name, x, y: 0, width: Math.max(width - 2, 1), height: 10, stroke: "none" });
         x += width;
         return piece;
       }));
-    const line = (kind, what, count) => el("li", {}, el("i", { class: kind }), el("span", { class: "what" }, what), el("b", {}, `${num(count)} · ${share(count, total)}`));
-    return el("figure", { class: "card" }, el("h3", {}, title), el("p", { class: "readout" }, plural(total, "episode")),
-      el("div", { class: "ends" }, bar),
-      el("ul", { class: "key" }, ENDS.filter((name) => counts[name]).map((name) => line(name, MEANING[name], counts[name])),
-        Object.entries(reasons || {}).map(([name, count]) => line("reason", name, count))));
+    const line = (kind, what, text) => el("li", {}, el("i", { class: kind }), el("span", { class: "what" }, what), el("b", {}, text));
+    const shares = placed([0, 0.25, 0.5, 0.75, 1].map((at) => [at, `${100 * at} %`]), "left");
+    return el("figure", { class: "card" }, el("h3", {}, "Ends"),
+      el("p", { class: "readout" }, running ? `${num(stopped)} of ${plural(stopped + running, "episode")} stopped` : plural(stopped, "episode")),
+      stopped ? [el("div", { class: "ends" }, bar), el("div", { class: "ticks", "aria-hidden": "true" }, shares),
+        el("span", { class: "name x" }, "share of the episodes that stopped")] : null,
+      el("ul", { class: "key" }, ENDS.filter((name) => counts[name]).map((name) => line(name, MEANING[name], told[name])),
+        (reasons || []).map(([name, text]) => line("reason", name, text))));
   }
 
   function episodes() {
@@ -175,23 +217,24 @@
     if (found && found.count) {
       const cards = [];
       if (found.returns) {
-        cards.push(barPlot("Returns", spread(found.returns), found.returns.histogram, "episode", (item) => openIn(item)));
-        cards.push(barPlot("Lengths", spread(found.lengths), found.lengths.histogram, "episode"));
-        if (found.curve && found.curve.at.length > 1) cards.push(curvePlot("Return by episode", spread(found.returns), found.curve));
+        cards.push(barPlot("Returns", spread(found.returns), found.returns.histogram, "return", "episode", (item) => openIn(item)));
+        cards.push(barPlot("Lengths", spread(found.lengths), found.lengths.histogram, "length in steps", "episode"));
+        if (found.curve && found.curve.at.length > 1) cards.push(curvePlot("Return by episode", spread(found.returns), found.curve, "whole episode, oldest first"));
       }
-      cards.push(endsCard("Ends", found.ends, counted && !apart ? stats.reasons : null));
+      cards.push(endsCard(found.ends, DATA.told.ends, counted && !apart ? DATA.told.reasons : null));
       section("episodes", "Episodes", found.whole === found.count ? null : found.whole
         ? `${num(found.whole)} of ${num(found.count)} are stored from their first step to their end; returns and lengths are of these.`
         : "None is stored from its first step to its end, so that no return is known.",
         grid(cards));
     }
     if (apart) {
-      const cards = stats.curve && stats.curve.at.length > 1 ? [curvePlot("Return by episode", spread(stats.returns), stats.curve)] : [];
-      cards.push(barPlot("Returns", spread(stats.returns), stats.returns.histogram, "episode"),
-        barPlot("Lengths", spread(stats.lengths), stats.lengths.histogram, "episode"),
-        endsCard("Ends", { terminated: stats.terminated, truncated: stats.truncated }, stats.reasons));
+      const cards = [];
+      if (stats.curve && stats.curve.at.length > 1) cards.push(curvePlot("Return by episode", spread(stats.returns), stats.curve, "episode", stats.episodes - stats.window));
+      cards.push(barPlot("Returns", spread(stats.returns), stats.returns.histogram, "return", "episode"),
+        barPlot("Lengths", spread(stats.lengths), stats.lengths.histogram, "length in steps", "episode"),
+        endsCard({ terminated: stats.terminated, truncated: stats.truncated }, DATA.told.stats_ends, DATA.told.reasons));
       for (const [name, moments] of Object.entries(stats.metrics))
-        if (moments && moments.histogram) cards.push(barPlot(name, spread(moments), moments.histogram, "episode"));
+        if (moments && moments.histogram) cards.push(barPlot(name, spread(moments), moments.histogram, `${name}, summed over the episode`, "episode"));
       section("statistics", "Statistics", `What was counted while it ran: ${plural(stats.episodes, "episode")} in ${plural(stats.steps, "step")}, stored or not.${stats.window < stats.episodes ? ` Shown are the last ${num(stats.window)}.` : ""}`, grid(cards));
     }
   }
@@ -202,16 +245,16 @@
       const head = field.name.split(".")[0];
       if (head !== "action") continue;
       for (const part of (field.dimensions.length ? field.dimensions : [field]).slice(0, 12))
-        if (part.histogram) cards.push(barPlot(part.name, `${num(part.min)} to ${num(part.max)}`, part.histogram, "row"));
+        if (part.histogram) cards.push(barPlot(part.name, `${num(part.min)} to ${num(part.max)}`, part.histogram, part.name, "row"));
     }
     if (DATA.reward && DATA.reward.histogram)
-      cards.unshift(barPlot("reward", `0 in ${share(DATA.reward.zero, DATA.reward.rows)} of rows`, DATA.reward.histogram, "row"));
+      cards.unshift(barPlot("reward", `0 in ${DATA.told.zero} of rows`, DATA.reward.histogram, "reward of a step", "row"));
     if (cards.length) section("actions", DATA.reward ? "Rewards and actions" : "Actions", null, grid(cards));
   }
 
   function spark(histogram, name) {
     if (!histogram) return null;
-    return svg("svg", { class: "spark", viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img", "aria-label": `Histogram of ${name}` },
+    return svg("svg", { class: "spark", viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img", "aria-label": `Histogram of ${name} from its least to its largest value` },
       bars(histogram, "value").map((item) => item.mark));
   }
 
@@ -248,29 +291,33 @@
     section("fields", "Fields", read.rows === read.of ? null
       : `Read from ${num(read.rows)} of ${num(read.of)} rows, in evenly spaced stretches; rewards and ends are of all rows.`,
       el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {},
-        ["field", "form", "min", "mean", "max", "std", "values", ""].map((name, i) => el("th", { scope: "col", class: i === 1 || i === 6 ? "left" : null }, name)))), body)));
+        ["field", "form", "min", "mean", "max", "std", "min to max", ""].map((name, i) => el("th", { scope: "col", class: i === 1 || i === 6 ? "left" : null }, name)))), body)));
   }
 
   function priorities() {
     const found = DATA.priorities;
     if (!found || found.effective === null) return;
-    const most = Math.log(found.rows) || 1;
+    const most = Math.log10(found.rows) || 1, place = (rank) => Math.log10(rank) / most;
     const items = found.ranks.map((rank, i) => ({
-      x: 1000 * Math.log(rank) / most, y: 97 - 94 * found.cumulative[i],
-      text: `The ${rank === 1 ? "first row has" : `${num(rank)} highest rows have`} ${share(found.cumulative[i], 1)} of the mass`,
+      x: 1000 * place(rank), y: 97 - 94 * found.cumulative[i],
+      text: `The ${rank === 1 ? "first row has" : `${num(rank)} highest rows have`} ${DATA.told.cumulative[i]} of the mass`,
     }));
     const line = items.map((item) => `${item.x} ${item.y}`).join("L");
     const drawing = [svg("path", { class: "band", d: `M0 97L${line}L1000 97Z` }), svg("path", { class: "line", d: `M${line}` })];
-    const cards = [figure("Mass of the highest rows", `effective sample ${num(Math.round(found.effective))} of ${num(found.rows)}`, drawing, items, ["1 row", "logarithmic", `${num(found.rows)} rows`])];
-    if (found.relative) cards.push(barPlot("Spectrum", "powers of ten of the mean", found.relative, "row"));
+    const ranks = [];
+    for (let rank = 1; rank <= found.rows; rank *= 10) ranks.push([place(rank), num(rank)]);
+    const shares = [0, 0.25, 0.5, 0.75, 1].map((at) => [0.03 + 0.94 * at, `${100 * at} %`]);
+    const cards = [figure("Mass of the highest rows", `effective sample ${num(Math.round(found.effective))} of ${num(found.rows)}`, drawing, items,
+      { name: "rows, highest priority first (logarithmic)", ticks: ranks }, { name: "share of the mass", ticks: shares })];
+    if (found.relative) cards.push(barPlot("Spectrum", "mass of a row, compared with the mean", found.relative, "power of ten of the mean", "row"));
     section("priorities", "Priorities", null, grid(cards));
   }
 
   function reuse() {
     if (!DATA.reuse) return;
     const counted = DATA.reuse.counted;
-    const cards = [el("div", { class: "card" }, el("dl", { class: "words" }, DATA.reuse_told.map(([name, line]) => [el("dt", {}, name), el("dd", {}, line)])))];
-    if (counted && counted.histogram) cards.push(barPlot("Draws of a row", `mean ${num(counted.mean)}`, counted.histogram, "row"));
+    const cards = [el("div", { class: "card" }, el("dl", { class: "words" }, DATA.told.reuse.map(([name, line]) => [el("dt", {}, name), el("dd", {}, line)])))];
+    if (counted && counted.histogram) cards.push(barPlot("Draws of a row", `mean ${num(counted.mean)}`, counted.histogram, "draws of a row", "row"));
     section("reuse", "Reuse", null, grid(cards));
   }
 
@@ -292,6 +339,8 @@
     const list = el("ul", { "aria-label": "Episodes" }), stage = el("div", { class: "card stage" });
     const select = el("select", { "aria-label": "Order of the episodes", onchange: () => fillList() }, Object.keys(orders).map((name) => el("option", {}, name)));
     let order = [], current = null, step = 0, show = () => {};
+    // Steps are counted in their episode; rows that are in no order, in the buffer.
+    const firstOf = (episode) => episode.first + (found.ordered ? 0 : episode.row);
     const label = (episode) => found.ordered ? `Episode ${num(episode.number + 1)}` : `Rows ${num(episode.row)} to ${num(episode.row + episode.length - 1)}`;
 
     function fillList() {
@@ -333,8 +382,8 @@
       show = (to) => {
         step = Math.max(0, Math.min(count - 1, to));
         slider.value = step;
-        slider.setAttribute("aria-valuetext", `step ${episode.first + step}`);
-        output.textContent = `step ${num(episode.first + step)} of ${num(episode.length - 1)}`;
+        output.textContent = `${found.ordered ? "step" : "row"} ${num(firstOf(episode) + step)} of ${num(firstOf(episode) + count - 1)}`;
+        slider.setAttribute("aria-valuetext", output.textContent);
         back.disabled = step === 0; forward.disabled = step === count - 1;
         lanes.forEach((one) => one.show(step));
         films.forEach((one) => one.show(step));
@@ -348,7 +397,13 @@
       if (episode.began === false) chip("its beginning is not stored");
       if (episode.first) chip(`the last ${num(count)} steps are in this page`);
       return [el("header", {}, el("h3", {}, label(episode))), el("div", { class: "chips" }, chips),
-        el("div", { class: "steps" }, back, slider, forward, output), films.map((one) => one.node), lanes.map((one) => one.node)].flat();
+        el("div", { class: "steps" }, back, slider, forward, output), films.map((one) => one.node), lanes.map((one) => one.node), stepAxis(episode, count)].flat();
+    }
+
+    function stepAxis(episode, count) {
+      return el("div", { class: "lane foot", "aria-hidden": "true" }, el("span", {}), el("span", {}),
+        el("div", {}, el("div", { class: "ticks" }, placed(numberTicks(firstOf(episode), firstOf(episode) + count - 1, { whole: true, most: 6 }), "left")),
+          el("span", { class: "name x" }, found.ordered ? "step of the episode" : "row")));
     }
 
     function lane(name, values, episode, count) {
@@ -372,9 +427,10 @@
       };
       drawing.addEventListener("pointerdown", pick);
       drawing.addEventListener("pointermove", pick);
-      const value = el("b", {});
+      const value = el("b", {}), ends = span ? [[0.06, num(bottom)], [0.94, num(bottom + span)]] : finite.length ? [[0.5, num(bottom)]] : [];
       return {
-        node: el("div", { class: /^(reward|value|advantage|return)/.test(name) ? "lane main" : "lane" }, el("div", { class: "what" }, name, value), drawing),
+        node: el("div", { class: /^(reward|value|advantage|return)/.test(name) ? "lane main" : "lane" }, el("div", { class: "what" }, name, value),
+          el("div", { class: "yticks", "aria-hidden": "true" }, placed(ends, "bottom")), drawing),
         show: (t) => { value.textContent = num(values[t]); cursor.setAttribute("x1", x(t)); cursor.setAttribute("x2", x(t)); },
       };
     }
@@ -407,8 +463,15 @@
     }
 
     const shell = el("div", { class: "browser" }, el("div", { class: "card list" }, found.ordered ? select : null, list), stage);
-    shell.addEventListener("keydown", (event) => {
-      if (event.target.tagName === "SELECT" || event.altKey || event.ctrlKey || event.metaKey) return;
+    // ← and → step from anywhere on the page and lead there; the other keys scroll the page until the reader is there.
+    document.addEventListener("keydown", (event) => {
+      if (event.defaultPrevented || event.target.tagName === "SELECT" || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
+      if (!shell.contains(event.target)) {
+        if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+        stage.querySelector(".steps input").focus({ preventScroll: true });
+        const box = stage.getBoundingClientRect();
+        if (box.top < 0 || box.top > innerHeight / 2) document.getElementById("browser").scrollIntoView();
+      }
       const steps = { ArrowLeft: step - 1, ArrowRight: step + 1, PageUp: step - 10, PageDown: step + 10, Home: 0, End: Infinity }[event.key];
       const other = { ArrowUp: -1, ArrowDown: 1 }[event.key];
       if (steps !== undefined) { event.preventDefault(); show(steps); }
@@ -425,7 +488,7 @@
     const shown = found.ordered && found.episodes.length < found.of
       ? `${num(found.episodes.length)} of ${num(found.of)} episodes are in this page: the newest, the best, the worst, the longest, and some in between. ` : "";
     const rest = found.left_out ? ` ${num(found.left_out)} more numbers of each step are not drawn.` : "";
-    const keys = el("p", { class: "note" }, shown, el("kbd", {}, "←"), " ", el("kbd", {}, "→"), " step, ", el("kbd", {}, "↑"), " ", el("kbd", {}, "↓"),
+    const keys = el("p", { class: "note" }, shown, el("kbd", {}, "←"), "\u00a0", el("kbd", {}, "→"), " step, from anywhere on this page; then ", el("kbd", {}, "↑"), "\u00a0", el("kbd", {}, "↓"),
       found.ordered ? " change the episode." : " change the rows.", rest);
     section("browser", found.ordered ? "Step through" : "Rows", null, keys, shell);
     fillList();

@@ -1,4 +1,4 @@
-"""`python -m relive.cli` is `relive`."""
+"""`python -m relive` is `relive`."""
 
 import sys
 

@@ -1,0 +1,49 @@
+"""Draws the learning curve of the README's first loop: it runs the loop as printed.
+
+Run it as `python docs/pictures/first_loop.py`; it writes docs/images/first_loop.png, which is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from relive import EpisodeStats
+from relive.cli.demo.curve import trailing_mean
+
+ROOT = Path(__file__).parents[2]
+WINDOW = 50
+
+
+def trained() -> EpisodeStats:
+    """The statistics that the loop leaves."""
+    loop = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+    names: dict[str, Any] = {}
+    exec(compile(loop, "README.md", "exec"), names)
+    return names["stats"]
+
+
+def draw(path: Path, stats: EpisodeStats) -> None:
+    """Every episode as a point, told apart by how it ended, and their mean as a line."""
+    episodes = {name: column.numpy() for name, column in stats.episodes().items()}
+    steps, returns = episodes["step"], episodes["return"]
+    figure = Figure(figsize=(8, 3.2), layout="constrained", facecolor="white")
+    axes = figure.add_subplot(xlabel="environment steps", ylabel="return", ylim=(0, 520))
+    for name, color, told in (
+        ("terminated", "tab:blue", "an episode: the pole fell"),
+        ("truncated", "tab:orange", "an episode: the time limit of 500 steps"),
+    ):
+        ended = episodes[name]
+        axes.plot(steps[ended], returns[ended], ".", color=color, alpha=0.5, label=told)
+    axes.plot(steps, trailing_mean(returns, WINDOW), color="black", linewidth=2, label=f"mean of the last {WINDOW}")
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    axes.grid(alpha=0.25)
+    axes.legend(loc="lower right", frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    draw(ROOT / "docs" / "images" / "first_loop.png", trained())

@@ -1,0 +1,186 @@
+"""The words of other libraries: a wrong keyword, method or field name is answered with the name it has here."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from relive.errors import explain
+
+P = ParamSpec("P")
+T = TypeVar("T")
+C = TypeVar("C", bound=type)
+
+_KEYWORDS: Mapping[str, tuple[str, ...]] = {
+    "num_envs": ("n_envs", "n_env", "num_env", "nenvs", "num_processes", "num_actors", "env_num"),
+    "capacity": ("buffer_size", "max_size", "maxlen", "max_len", "memory_size", "replay_size", "size"),
+    "num_steps": (
+        "n_steps", "buffer_size", "memory_size", "horizon", "rollout_length", "num_transitions_per_env",
+        "num_steps_per_env", "max_size", "capacity",
+    ),
+    "lam": ("gae_lambda", "lambda_", "lmbda", "gae_lam", "tau"),
+    "gamma": ("discount", "discount_factor", "gamma_"),
+    "epochs": ("n_epochs", "num_epochs", "num_learning_epochs", "update_epochs"),
+    "length": ("seq_len", "seq_length", "sequence_length", "slice_len", "unroll_length"),
+    "n": ("n_step", "n_steps", "nstep", "num_steps", "steps"),
+    "burn_in": ("burnin", "burn_in_length", "warmup"),
+    "obs": (
+        "observation", "observations", "observation_space", "observation_spec", "obs_shape", "obs_dim", "obs_space",
+        "state", "states", "state_dim", "state_shape",
+    ),
+    "action": ("actions", "action_space", "action_spec", "action_shape", "action_dim", "act", "act_dim"),
+    "reward": ("rewards", "rew", "reward_shape"),
+    "terminated": ("terminal", "terminals", "termination", "terminations", "terminateds"),
+    "truncated": ("timeout", "timeouts", "time_outs", "truncation", "truncations", "truncateds"),
+    "next_obs": (
+        "next_observation", "next_observations", "obs_next", "new_obs", "next_state", "next_states", "obs2",
+    ),
+    "value": ("values", "state_value", "vf_preds"),
+    "next_value": ("next_values", "last_value", "bootstrap_value"),
+    "last_value": ("last_values", "next_value", "next_values", "bootstrap_value"),
+    "log_prob": ("log_probs", "logprob", "logprobs", "logp", "old_log_prob", "actions_log_prob", "action_log_prob"),
+    "index": ("indices", "indexes", "idx", "idxs", "idxes", "ids"),
+    "priority": ("priorities", "td_error", "td_errors", "new_priorities", "weights"),
+    "batch_size": ("n_samples", "num_samples", "sample_size", "minibatch_size", "mini_batch_size", "batch"),
+    "drop_last": ("drop_tail", "drop_remainder"),
+    "extra": ("extras", "extra_fields"),
+    "device": ("storage_device",),
+    "autoreset": ("autoreset_mode",),
+    "seed": ("random_state", "rng", "generator"),
+    "min_size": ("min_size_to_sample", "learning_starts"),
+}  # fmt: skip
+"""Our keyword, and what others call it."""
+
+_PRIORITIZED = "Pass sampler=rl.Prioritized(alpha=…, beta=…)."
+_N_STEP = "Sample with a view: replay.sample(256, rl.NStep(n, gamma))."
+_BATCHES = "Pass batch_size=len(rollout) // {value}."
+_REMEDIES: Mapping[str, Mapping[str, str]] = {
+    "ReplayBuffer": {
+        **dict.fromkeys(("alpha", "beta", "prioritized", "per"), _PRIORITIZED),
+        **dict.fromkeys(("n_step", "n_steps", "nstep", "gamma"), _N_STEP),
+        **dict.fromkeys(("batch_size", "minibatch_size"), "Leave it out: sample(batch_size) takes it."),
+        "optimize_memory_usage": "Leave it out: every observation is always stored once.",
+        "handle_timeout_termination": "Leave it out: terminated and truncated are always stored apart.",
+        "prefetch": "Wrap the buffer: rl.prefetch(replay, batch_size).",
+    },
+    "RolloutBuffer": {
+        **dict.fromkeys(("gae_lambda", "lam", "gamma"), "Leave it out: compute_advantage(gamma=…, lam=…) takes it."),
+        **dict.fromkeys(("batch_size", "minibatch_size"), "Leave it out: minibatches(batch_size) takes it."),
+        "hidden_state": "Declare it: extra={'hidden': rl.Carry(shape)}.",
+    },
+    "minibatches": dict.fromkeys(
+        ("num_mini_batches", "num_minibatches", "n_minibatches", "mini_batches", "num_batches"), _BATCHES
+    ),
+}
+"""Keywords without a counterpart, by class or function: what to do instead."""
+
+_DONE = "terminated and truncated: a time limit is not a failure"
+_DONES = ("done", "dones", "episode_end", "is_done", "ended")
+_ADD = ("push", "store", "append", "put", "insert", "store_transition", "add_transition", "add_transitions", "remember")
+_METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "ReplayBuffer": {
+        "add": (*_ADD, "save_to_memory"),
+        "extend": ("add_batch", "add_trajectory", "push_batch"),
+        "sample": ("sample_batch", "get", "get_batch", "sample_from_indices", "sample_indices"),
+        "update_priority": ("update_priorities", "update_weight", "set_priority", "set_priorities"),
+        "clear": ("reset", "empty", "flush"),
+        "len": ("size", "pos", "full", "is_full", "current_size", "get_stored_size", "counter"),
+    },
+    "RolloutBuffer": {
+        "add": _ADD,
+        "compute_advantage": (
+            "compute_returns", "compute_returns_and_advantage", "compute_returns_and_advantages", "compute_gae",
+            "compute_advantages", "finish_path", "compute_return",
+        ),
+        "minibatches": (
+            "get", "sample", "sample_batch", "mini_batch_generator", "feed_forward_generator", "get_minibatches",
+            "get_minibatch", "get_generator", "batches", "generator", "iterate",
+        ),
+        "sequences": ("recurrent_generator", "recurrent_mini_batch_generator", "get_sequences"),
+        "clear": ("reset", "empty", "after_update", "flush"),
+        "is_full": ("full",),
+        "num_stored": ("size", "pos", "step", "ptr", "current_size"),
+    },
+    "DistillationBuffer": {
+        "add": (*_ADD, "extend", "add_batch"),
+        "sample": ("sample_batch", "get", "get_batch"),
+        "epochs": ("minibatches", "mini_batch_generator", "batches"),
+        "clear": ("reset", "empty", "flush"),
+        "len": ("size", "pos", "full"),
+    },
+}  # fmt: skip
+"""What other libraries call the methods of each class."""
+
+
+def answers(function: Callable[P, T]) -> Callable[P, T]:
+    """Let a TypeError about an unknown keyword of `function` name the keyword that was meant."""
+    parameters = inspect.signature(function).parameters
+    where = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            unknown = next((name for name in kwargs if name not in parameters), None)
+            if unknown is None:
+                raise
+            ours = tuple(name for name in parameters if name != "self")
+            message = _answer(where, unknown, kwargs[unknown], ours)
+        raise TypeError(message)
+
+    return call
+
+
+def worded(cls: C) -> C:
+    """A class whose constructor answers as `answers` says: for dataclasses, whose `__init__` is nowhere written."""
+    cls.__init__ = answers(cls.__init__)
+    return cls
+
+
+def missing_attribute(owner: str) -> Callable[[object, str], Any]:
+    """A `__getattr__` for the class `owner`: the method of another library is answered with the one that it has."""
+    ours = {word: name for name, words in _METHODS[owner].items() for word in words}
+
+    def missing(self: object, name: str) -> Any:
+        if name not in ours:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        meant = "len(buffer)" if ours[name] == "len" else f"{owner}.{ours[name]}"
+        raise AttributeError(explain(owner, meant, name, f"Use {meant} instead."))
+
+    return missing
+
+
+def meant_field(name: str, declared: Iterable[str]) -> str:
+    """What to do about a field `name` that was not declared: the name it has here, or how to declare it."""
+    if name in _DONES:
+        return f"Pass {_DONE}."
+    known = _ours(name, tuple(declared))
+    return f"Pass it as {known}." if known else f"Declare it: extra={{{name!r}: shape}}."
+
+
+def _answer(where: str, name: str, value: object, ours: Collection[str]) -> str:
+    remedy = _REMEDIES.get(where, {}).get(name)
+    got = f"{name}={_short(value)}"
+    if remedy is not None:
+        return explain(where, f"keywords among {', '.join(ours)}", got, remedy.format(value=_short(value)))
+    if name in _DONES and "terminated" in ours:
+        return explain(where, "terminated and truncated", got, f"Pass {_DONE}.")
+    known = _ours(name, tuple(ours))
+    if known is None:
+        return explain(where, f"keywords among {', '.join(ours)}", got, "Leave it out.")
+    return explain(where, f"the keyword {known}", got, f"Write {known}={_short(value)}.")
+
+
+def _ours(name: str, ours: Collection[str]) -> str | None:
+    meant = (known for known, words in _KEYWORDS.items() if name in words and known in ours)
+    close = iter(difflib.get_close_matches(name, ours, n=1, cutoff=0.75))
+    return next(meant, next(close, None))
+
+
+def _short(value: object) -> str:
+    """A number or a short name as it is written; otherwise only that there is a value."""
+    return repr(value) if isinstance(value, bool | int | float | str) and len(repr(value)) <= 20 else "…"
