@@ -228,7 +228,7 @@ class _Draws:
         """Its own two numbers, which may come from a file."""
         largest, draws = float(self._numbers[0]), float(self._numbers[1])
         require(1 <= largest < math.inf, "largest priority", "a finite number of at least 1", largest)
-        require(0 <= draws < 1 << 62 and draws == int(draws), "draws", "a number from 0 on", draws)
+        require(0 <= draws < 1 << 62 and draws == int(draws), "draws", "a number of at least 0", draws)
 
     # As one of several buffers that are drawn from as if they were one
 

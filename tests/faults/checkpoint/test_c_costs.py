@@ -163,10 +163,10 @@ def many_arrays(root: Path) -> None:
     commit(root, change)
 
 
-def sparse_commit(root: Path) -> None:
+def long_commit(root: Path) -> None:
     def change(document: dict[str, Any], rest: bytes) -> tuple[bytes, bytes]:
-        more = [["sampler.ids", "int64", [(GIB - (1 << 22)) // 8]]]
-        return body({**document, "arrays": document["arrays"] + more}), rest + bytes(GIB - (1 << 22))
+        more = [["sampler.ids", "int64", [1 << 24]]]
+        return body({**document, "arrays": document["arrays"] + more}), rest + bytes(1 << 27)
 
     commit(root, change)
 
@@ -181,7 +181,7 @@ def overflowing_commit(root: Path) -> None:
 COMMITS: dict[str, Callable[[Path], None]] = {
     "100 MB of JSON": much_json,
     "80,000 arrays of a byte": many_arrays,
-    "an unknown array of 1 GiB": sparse_commit,
+    "an unknown array of 128 MiB": long_commit,
     "a shape that overflows": overflowing_commit,
 }
 
@@ -200,7 +200,12 @@ def cost(root: Path) -> tuple[str, str, float, float]:
     return kind, said, time.process_time() - began, grown
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+SELECTED = ("a shape that overflows", "an unknown array of a known part", "60,000 arrays of a byte")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SELECTED else pytest.param(name, marks=pytest.mark.thorough) for name in CHECKPOINTS]
+)
 def test_a_forged_checkpoint_costs_little_and_an_older_one_is_tried(name: str, tmp_path: Path) -> None:
     CHECKPOINTS[name](tmp_path)
     kind, said, seconds, grown = apart(cost, tmp_path)
@@ -214,6 +219,7 @@ def test_a_forged_checkpoint_costs_little_and_an_older_one_is_tried(name: str, t
             rl.load(tmp_path, number=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", COMMITS)
 def test_a_forged_commit_costs_little(name: str, tmp_path: Path) -> None:
     apart(COMMITS[name], tmp_path)
@@ -222,7 +228,7 @@ def test_a_forged_commit_costs_little(name: str, tmp_path: Path) -> None:
     assert kind in ("CorruptCheckpoint", "loaded"), said
     assert kind == "loaded" or "commit" in said
     assert grown < 64
-    assert seconds < 4  # a checksum of a gigabyte takes most of it
+    assert seconds < 2
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -1.0, 1e300], ids=str)
@@ -240,7 +246,7 @@ def test_numbers_of_a_sampler_on_disk_that_cannot_be_are_refused(
     numbers[place] = value
     del numbers
     try:
-        loaded = rl.load(tmp_path)
+        loaded = rl.load(tmp_path, rl.ReplayBuffer)
     except rl.CorruptCheckpoint:
         return
     assert not closes
