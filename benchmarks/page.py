@@ -15,41 +15,41 @@ SUITES = {
     "sequences": "Sequences of rollouts",
     "replay": "Replay",
     "save_load": "Saving and loading",
-    "disk": "On disk",
+    "disk": "Disk memory",
     "processes": "Threads and processes",
-    "ray_service": "On Ray",
-    "training": "Whole trainings",
+    "ray_service": "Ray service",
+    "training": "Training runs",
     "prefetch": "Prefetching",
 }
 NOTES = {
-    "training": "CPU time inside the buffer of a whole training of Stable-Baselines3, with its buffers and with ours; "
-    "what is learnt is on [its page](migrating/stable_baselines3.md).",
-    "processes": "A call of all writers or all samplers together; how it works is on the page about "
-    "[scaling](scaling.md).",
-    "ray_service": "A row of all clients together; how it works is on the page about [scaling](scaling.md).",
-    "disk": "A transition of 84×84 bytes, with less memory than there is data and with enough. RAM is the limit.",
-    "save_load": "Ours is on disk when `save` returns, and whole or not at all; the others leave to the system when, "
-    "and what they left is written while ours waits for the disk. Our `load` verifies the checksum of every byte and "
-    "every invariant of the buffer.",
-    "prefetch": "An update of a DQN. A ratio below 1 says that prefetching costs more than it gains there: the thread "
-    "that samples needs a core which the learner leaves alone.",
+    "training": "CPU time inside the buffer during a complete training run of Stable-Baselines3, with its buffers and "
+    "with ours; [its page](migrating/stable_baselines3.md) shows the returns.",
+    "processes": "Time per call of all writers or all samplers together; [Scaling](scaling.md) explains how it works.",
+    "ray_service": "Time per row of all clients together; [Scaling](scaling.md) explains how it works.",
+    "disk": "Transitions of 84×84 bytes, with less memory than data and with enough memory. The limit is a buffer in "
+    "RAM.",
+    "save_load": "Our checkpoint is on disk when `save` returns, and is complete or absent. The other libraries leave "
+    "it to the system when to write, and their pending bytes are written while our `save` waits for the disk. "
+    "Our `load` verifies the checksum of every byte and every invariant of the buffer.",
+    "prefetch": "One update of a DQN. A ratio below 1 means that prefetching costs more than it gains: the sampling "
+    "thread needs a core that the learner does not use.",
 }
 HEAD = """# Performance
 
-Measured beside other libraries by the scripts in `benchmarks/`, everybody interleaved in one run, medians with the
-durations that a tenth of the samples lie below and above (p10–p90). `make bench` or `relive bench --quick` does it
-on your machine in about twelve minutes. Machines are noisy, so only ratios within one run mean anything: ours to the
-fastest peer of that run, with the interval that a bootstrap gives in 95 of 100 cases. "Bar" is what we want to reach;
-one that is not met says so. The limit is a copy of the same bytes (or what else its name says), which nobody can beat:
-a dashed line in every picture.
+The scripts in `benchmarks/` measure relive and other libraries, interleaved in one run. The tables show medians and
+the range between the 10th and 90th percentile (p10–p90). `make bench` or `relive bench --quick` repeats this on your
+machine in about twelve minutes. Machines are noisy, so only ratios within one run are meaningful: relive against the
+fastest peer of that run, with a 95 % bootstrap interval. "Bar" is the ratio that we aim for, and "met" says whether
+we reach it. The limit is a copy of the same bytes (unless its name says otherwise), which no library can beat; it is
+the dashed line in every plot.
 
-This page is written by `python -m benchmarks.page` from the newest results in `benchmarks/results/`.
+`python -m benchmarks.page` writes this page from the newest results in `benchmarks/results/`.
 """
 GPU = """
-## On a GPU
+## GPUs
 
-None of these figures is of a GPU; there the buffers run on torch operations alone. What costs time there is how many of
-them are launched, and waiting for one of them, so both are counted in the tests (`tests/test_dispatched_ops.py`):
+None of these figures was measured on a GPU. There the buffers use only torch operations, and the costs are the number
+of launched operations and waiting for the device; the tests count both (`tests/test_dispatched_ops.py`):
 
 | hot path | launches | bound |
 |---|---:|---:|
@@ -58,18 +58,18 @@ them are launched, and waiting for one of them, so both are counted in the tests
 | a uniform batch of 7 fields | 10 | fields + 3 |
 | a prioritized batch and its new priorities | 60 | 60 |
 
-- **Nothing waits.** No hot path reads a number back from the device. `update_priority` returns how many rows were gone
-  as a tensor there; `int()` of it waits. What would need a look is trusted and counted on the device, and `check()`
-  tells.
-- **`out=`.** `sample(…, out=batch)` and `minibatches(…, out=batch)` fill tensors of yours. Fresh tensors from torch's
-  caching allocator are cheap on a GPU, and a batch that is kept stays whole; reuse is for graphs, and for large batches
-  on the CPU.
-- **CUDA graphs.** Capture the learner's update and leave the buffer outside: sample into the graph's static inputs with
-  `out=`, then replay it. The estimators have fixed shapes and no synchronisation, so `rl.gae` can be captured (and
-  compiled) with the update. `sample` cannot: the first batch after an `add` rebuilds a table, and a captured generator
-  must be registered with the graph.
-- **Where the memory is.** `device="cuda"` keeps rows there; `Memory.pinned()` keeps them on the host and
-  `sample(…, device="cuda")` copies a batch asynchronously, which `rl.prefetch` does one batch ahead.
+- **No waiting.** No hot path reads a number back from the device. There `update_priority` returns the number of stale
+  rows as a tensor; calling `int()` on it waits. Values that could only be checked by waiting are trusted; violations
+  are counted on the device, and `check()` reports them.
+- **`out=`.** `sample(…, out=batch)` and `minibatches(…, out=batch)` fill your own tensors. Fresh tensors from torch's
+  caching allocator are cheap on a GPU, and later batches do not overwrite a batch that you keep; reuse tensors for
+  CUDA graphs, and for large batches on the CPU.
+- **CUDA graphs.** Capture the learner's update and leave the buffer outside: sample into the graph's static inputs
+  with `out=`, then replay it. The estimators have fixed shapes and no synchronisation, so `rl.gae` can be captured
+  (and compiled) with the update. `sample` cannot: the first batch after an `add` rebuilds a table, and a captured
+  generator must be registered with the graph.
+- **Memory.** `device="cuda"` keeps rows on the GPU; `Memory.pinned()` keeps them on the host, and `sample(…,
+  device="cuda")` copies a batch asynchronously, which `rl.prefetch` does one batch ahead.
 """
 
 
@@ -82,14 +82,14 @@ def page(folder: Path = RESULTS, images: Path | None = None) -> str:
             parts += [f"\n## {title}\n\n", *_section(suite, run, images)]
     if (memory := last_kept("memory", folder)) is not None:
         parts.append(
-            f"\n## Memory\n\nBytes a transition that can be sampled. {about(memory)}\n\n{memory_table(memory)}"
+            f"\n## Memory\n\nBytes per transition that can be sampled. {about(memory)}\n\n{memory_table(memory)}"
         )
     if (scaling := last_kept("scaling", folder)) is not None:
         picture = "images/performance_scaling.png"
         if images is not None:
             curves(scaling["points"], images / Path(picture).name)
-        words = "how advantages, minibatches, samples and adds grow with T, N, batch and capacity"
-        parts.append(f"\n## How cost grows\n\n{about(scaling)}\n\n![{words}]({picture})\n")
+        words = "cost of advantages, minibatches, samples and adds by T, N, batch size and capacity"
+        parts.append(f"\n## Scaling with size\n\n{about(scaling)}\n\n![{words}]({picture})\n")
     return "".join([*parts, GPU])
 
 
@@ -99,7 +99,7 @@ def _section(suite: str, run: dict[str, Any], images: Path | None) -> Iterator[s
         bars(run["cases"], images / picture)
     if suite in NOTES:
         yield f"{NOTES[suite]}\n\n"
-    yield f"{about(run)}\n\n![durations of every library, the limit as a line](images/{picture})\n\n{table(run)}"
+    yield f"{about(run)}\n\n![durations of every library, with the limit as a line](images/{picture})\n\n{table(run)}"
     for case, found in run["cases"].items():
         for name, reason in found["refused"].items():
             yield f"\nNot timed at {case}: {name}, {reason}.\n"
@@ -113,7 +113,7 @@ def about(run: Mapping[str, Any]) -> str:
     threads = f"{machine.get('torch_threads', '?')} torch threads"
     if machine.get("thread_variables"):
         threads += f" ({', '.join(f'{k}={v}' for k, v in machine['thread_variables'].items())})"
-    busy = " **Others used the machine meanwhile**, so these ratios are indications." if machine.get("busy") else ""
+    busy = " **Other jobs used the machine**, so these ratios are only indications." if machine.get("busy") else ""
     where = f"{machine.get('cpu', 'unknown processor')}, {machine.get('cores', '?')} cores, {threads}"
     return f"{run['date'][:10]}; {where}; Python {machine.get('python', '?')}, {named}.{busy}"
 
@@ -144,7 +144,10 @@ def _line(case: str, name: str, timing: Mapping[str, Any], bar: Mapping[str, Any
 
 def memory_table(run: Mapping[str, Any]) -> str:
     """A line for each library at each shape."""
-    lines = ["| case | library | held | process grew by | bar | met | wrong |", "|---|---|---:|---:|---:|---|---|"]
+    lines = [
+        "| case | library | bytes held | process growth | bar | met | wrong results |",
+        "|---|---|---:|---:|---:|---|---|",
+    ]
     for case, found in run["memory"].items():
         for number, (name, line) in enumerate(found["libraries"].items()):
             held, grown = (f"{x:,.1f}" if x is not None else "–" for x in (line["held"], line["resident"]))

@@ -23,16 +23,20 @@ void write_behind(int file, int64_t offset, int64_t bytes) {
 
 void bind_ring(nb::module_& m) {
     m.attr("MOST_FRAMES") = kMostFrames;
+    m.attr("LOOKS_CUT") = kLooksCut;
+    m.attr("LOOKS_RESET") = kLooksReset;
     nb::class_<Touched>(m, "Touched").def_ro("slots", &Touched::slots);
     nb::class_<RingMemory>(m, "RingMemory")
-        .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::tuple, nb::object, nb::object, int64_t, bool, bool, int, int, int>(),
+        .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::tuple, nb::object, nb::object, int64_t, bool, bool, bool, int, int, int>(),
              nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
-             nb::arg(), nb::arg(), nb::arg())
+             nb::arg(), nb::arg(), nb::arg(), nb::arg())
         .def("write", &RingMemory::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
         .def("seal_all", &RingMemory::seal_all)
         .def("find_broken", &RingMemory::find_broken)
         .def("fetch", &RingMemory::fetch)
         .def_static("write_behind", &write_behind)
+        .def("counted", &RingMemory::counted)
+        .def("foreseen", &RingMemory::foreseen)
         .def("keep_touched", &RingMemory::keep_touched)
         .def_prop_ro("touched", &RingMemory::touched, nb::rv_policy::reference_internal)
         .def("stored", &RingMemory::stored)

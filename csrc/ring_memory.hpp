@@ -9,17 +9,56 @@
 
 namespace relive {
 
+// How the steps that one object has written are joined, so that broken chains are noticed; no part of what is stored.
+struct Chains {
+    int64_t followed = 0;  // steps after one that did not end its episode
+    int64_t cut = 0;       // of these, steps that do not start where the one before led to
+    int64_t ended = 0;     // ends of episodes that a step was seen after
+    int64_t reset = 0;     // of these, ends that lead to the observation of that step and not to their own one
+    bool look_cut() const { return may_look_cut(0); }
+    bool look_reset() const { return may_look_reset(0); }
+
+    // After so many more steps, or ends, at the worst.
+    bool may_look_cut(int64_t more) const { return followed + more >= 64 && 2 * cut + more > followed; }
+    bool may_look_reset(int64_t more) const { return reset == ended && ended + more >= 8; }
+
+    nb::tuple told() const { return nb::make_tuple(followed, cut, ended, reset); }
+
+    void count_step(bool joined) {
+        ++followed;
+        cut += !joined;
+    }
+
+    // An end that leads to where the next episode starts. A truncated one may be an episode that simply goes on, unless
+    // the environments are known to reset in the same step.
+    void count_end(bool leads_to_start, bool surely_over) {
+        if (leads_to_start && !surely_over) return;
+        ++ended;
+        reset += leads_to_start;
+    }
+};
+
+constexpr int64_t kLooksCut = INT64_MIN, kLooksReset = INT64_MIN + 1;
+
 class RingMemory {
 public:
     // `columns[i]` is [slots, envs, …]. `stacks[i]` is (k, axis, repeat) or None. `observed` says which columns are
     // observations; `next_columns` are theirs for next observations when those are kept beside the rows.
     RingMemory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::tuple state,
-               nb::object journal, nb::object seals, int64_t alive, bool next_step, bool single, int reward, int terminated, int truncated);
+               nb::object journal, nb::object seals, int64_t alive, bool next_step, bool same_step, bool single, int reward, int terminated,
+               int truncated);
 
     // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 when it is done; i when leaf i (then the
-    // next observations' leaves) is no exact fit, -2 - i when the stack of leaf i cannot be rebuilt from what is stored.
-    // Anything but -1 has changed nothing.
+    // next observations' leaves) is no exact fit, -2 - i when the stack of leaf i cannot be rebuilt from what is stored;
+    // kLooksCut and kLooksReset, each once, when `chains` would look broken with these steps.
+    // Anything but -1 has stored nothing.
     int64_t write(nb::tuple values, nb::tuple nexts, nb::handle env_ids, int64_t steps, bool blocks);
+
+    // (followed, cut, ended, reset) of what was written.
+    nb::tuple counted() const { return chains_.told(); }
+
+    // The same with the steps that `write` has returned kLooksCut or kLooksReset for.
+    nb::tuple foreseen() const { return foreseen_.told(); }
 
     void keep_touched(bool on) { keep_touched_ = on; }
 
@@ -64,7 +103,8 @@ public:
     // Whether every slot still holds the row of this id, and it can be drawn.
     bool holds(nb::handle slots, nb::handle ids) const;
 
-    // The slots of windows [before | drawn row | after] around each slot, -1 where there is no step; see views/sequence.
+    // The slots of windows around each slot: up to `before` steps, the row itself, the steps after it, then -1; see
+    // views/sequence.
     void window(nb::handle slots, int64_t before, int64_t after, bool cross, nb::handle out, nb::handle first) const;
 
     // Fresh tensors of every leaf at each slot, then of the observations that these rows led to, then the rows' ids.
@@ -76,7 +116,7 @@ public:
 
     // Fresh tensors of windows (see `window`): every leaf that is not carried [B, L, …], the observations that these steps
     // led to, which steps are real, which of them are no burn-in, which start an episode, the `carried` leaves at the first
-    // real step [B, …], the ids of the drawn rows.
+    // step [B, …], the ids of the drawn rows.
     nb::list sequences(nb::handle slots, int64_t before, int64_t after, bool cross, const std::vector<int>& carried);
 
     // Rebuild the frame stacks of column `leaf` at each slot; a slot of -1 gives zeros.
@@ -123,6 +163,28 @@ private:
     void copy_step(const Leaf& leaf, int64_t flat, const char* given) const;
 
     void write_one(int64_t env, int64_t i);
+
+    // Count the end that step i follows, if it follows one that is still stored. An episode of one step tells nothing: a
+    // bandit may well pass the next context as the next observation.
+    void count_end(int64_t env, int64_t i, Chains& chains) const;
+
+    // Of step i and the one before it in a block: it leads to where step i starts, and not to where it started itself.
+    bool leads_to_start(int64_t i, int64_t envs) const;
+
+    // What `chains_` will be after these steps.
+    Chains foresee(int64_t steps, int64_t envs) const;
+
+    // At most so many steps of a call follow an end.
+    int64_t most_ends(int64_t steps, int64_t envs) const;
+
+    // Before anything is written: whether `doubt` has to look at the steps, as it hardly ever has.
+    bool may_doubt(int64_t count) const {
+        return !ring_.keeps_next && ((!told_cut_ && chains_.may_look_cut(count)) ||
+                                     (!told_reset_ && !ring_.next_step && chains_.may_look_reset(count)));
+    }
+
+    // kLooksCut, kLooksReset or -1.
+    int64_t doubt(int64_t steps, int64_t envs);
 
     // Reading
 
@@ -181,6 +243,9 @@ private:
     std::vector<Given> given_;
     std::vector<int64_t> env_index_;
     Touched touched_;
+    Chains chains_, foreseen_;
+    bool told_cut_ = false, told_reset_ = false;
+    bool same_step_;  // environments are known to reset in the step that ends an episode
     std::vector<uint8_t> joined_;        // of stacks: which steps of this call go on where the one before led to
     mutable std::vector<char> rebuilt_;  // a stack, for comparison
     bool keep_touched_ = false;

@@ -170,11 +170,12 @@ nb::list RingMemory::sequences(nb::handle slots, int64_t before, int64_t after, 
     if (before > kMostSteps || after > kMostSteps || count > kMostSteps) throw std::bad_alloc();
     const int64_t length = before + after, steps = count * length;
     const auto* drawn = reinterpret_cast<const int64_t*>(in.data);
-    std::vector<int64_t> at(static_cast<size_t>(steps)), next(at.size()), start(static_cast<size_t>(count));
+    std::vector<int64_t> at(static_cast<size_t>(steps)), next(at.size());
+    std::vector<int64_t> start(static_cast<size_t>(count)), burn_in(start.size());
     for (int64_t i = 0; i < count; ++i) {
-        int64_t* window = at.data() + i * length;
-        window_around(ring_, drawn[i], before, after, cross, window);
-        start[static_cast<size_t>(i)] = *std::find_if(window, window + length, [](int64_t slot) { return slot >= 0; });
+        const auto b = static_cast<size_t>(i);
+        burn_in[b] = window_around(ring_, drawn[i], before, after, cross, at.data() + i * length);
+        start[b] = at[static_cast<size_t>(i * length)];
     }
     for (size_t i = 0; i < at.size(); ++i) next[i] = at[i] < 0 ? -1 : ring_.after(at[i]);
     if (seals_) fetch_rows(at.data(), steps);
@@ -212,7 +213,8 @@ nb::list RingMemory::sequences(nb::handle slots, int64_t before, int64_t after, 
     read_runs(is_first, reinterpret_cast<const char*>(ring_.first), runs, 1, ring_.envs);
     for (int64_t i = 0; i < steps; ++i) mask[i] = at[static_cast<size_t>(i)] >= 0;
     std::memcpy(train, mask, static_cast<size_t>(steps));
-    for (int64_t i = 0; i < count; ++i) std::memset(train + i * length, 0, static_cast<size_t>(before));
+    for (int64_t i = 0; i < count; ++i)
+        std::memset(train + i * length, 0, static_cast<size_t>(burn_in[static_cast<size_t>(i)]));
     return out;
 }
 

@@ -19,8 +19,8 @@ struct Emptied {
 }  // namespace
 
 RingMemory::RingMemory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::tuple state,
-           nb::object journal, nb::object seals, int64_t alive, bool next_step, bool single, int reward, int terminated, int truncated)
-    : observed_(std::move(observed)), single_(single), reward_(reward), terminated_(terminated), truncated_(truncated) {
+           nb::object journal, nb::object seals, int64_t alive, bool next_step, bool same_step, bool single, int reward, int terminated, int truncated)
+    : observed_(std::move(observed)), same_step_(same_step), single_(single), reward_(reward), terminated_(terminated), truncated_(truncated) {
     owner_ = nb::make_tuple(columns, next_columns, state, journal, seals);
     const Array first = read_or_throw(columns[0], "column");
     ring_.slots = first.shape[0];
@@ -70,6 +70,10 @@ int64_t RingMemory::write(nb::tuple values, nb::tuple nexts, nb::handle env_ids,
     if (bad != -1) return bad;
     const Emptied emptied{given_};
     MaybeReleased released(bytes);
+    if (may_doubt(steps * envs)) {
+        const int64_t doubtful = doubt(steps, envs);
+        if (doubtful != -1) return doubtful;
+    }
     for (int64_t t = 0; t < steps; ++t) {
         if (write_together(t)) continue;
         for (int64_t i = 0; i < envs; ++i) write_one(env_index_.empty() ? i : env_index_[static_cast<size_t>(i)], t * envs + i);
@@ -251,6 +255,8 @@ bool RingMemory::write_together(int64_t t) {
         const char* given = item(static_cast<size_t>(o), leaf.bytes, first);
         if (open && std::memcmp(leaf.column + flat * leaf.bytes, given, bytes) != 0) return false;
     }
+    if (open) chains_.followed += envs;
+    else for (int64_t e = 0; e < envs; ++e) count_end(e, first + e, chains_);
     std::vector<int64_t>* touched = keep_touched_ ? &touched_.slots : nullptr;
     for (int64_t e = 0; e < envs; ++e) ring_.begin(e);
     for (int64_t e = 0; e < envs && !open; ++e) ring_.advance(row, e, touched);
@@ -291,8 +297,11 @@ void RingMemory::write_one(int64_t env, int64_t i) {
     const bool reset = ring_.next_step && ring_.resetting[env];
     int64_t row = ring_.head[env];
     bool open = ring_.open[env];
+    const bool joined = !open || reset || goes_on(row, env, i);
+    if (!open) count_end(env, i, chains_);
+    else if (!reset) chains_.count_step(joined);
     ring_.begin(env);
-    if (open && !reset && !goes_on(row, env, i)) {
+    if (!joined) {
         ring_.kind[ring_.at(row, env)] = kFinal;
         ++row;
         open = false;
@@ -333,6 +342,83 @@ void RingMemory::write_one(int64_t env, int64_t i) {
     ring_.head[env] = ahead + closes;
     ring_.open[env] = !closes;
     ring_.complete(env);
+}
+
+void RingMemory::count_end(int64_t env, int64_t i, Chains& chains) const {
+    const int64_t row = ring_.head[env] - 2;  // the step that ended; after it lies the observation that it led to
+    if (ring_.next_step || ring_.keeps_next || row < ring_.floor[env]) return;
+    const int64_t flat = ring_.at(row, env), final = ring_.at(row + 1, env);
+    const bool is_step = ring_.kind[flat] == kTransition || ring_.kind[flat] == kHistory;
+    if (ring_.kind[final] != kFinal || !is_step || ring_.first[flat]) return;
+    const bool terminated = leaves_[static_cast<size_t>(terminated_)].column[flat];
+    if (!terminated && !leaves_[static_cast<size_t>(truncated_)].column[flat]) return;  // cut
+    const bool leads_away = std::any_of(observed_.begin(), observed_.end(), [&](int o) {
+        const Leaf& leaf = leaves_[static_cast<size_t>(o)];
+        const char *own = leaf.column + flat * leaf.bytes, *last = leaf.column + final * leaf.bytes;
+        return std::memcmp(own, last, static_cast<size_t>(leaf.bytes)) != 0;
+    });
+    chains.count_end(leads_away && continuous(final, i), terminated || same_step_);
+}
+
+bool RingMemory::leads_to_start(int64_t i, int64_t envs) const {
+    if (!joins(i, envs)) return false;
+    for (size_t o = 0; o < observed_.size(); ++o) {
+        const Leaf& leaf = leaves_[static_cast<size_t>(observed_[o])];
+        if (std::memcmp(item(static_cast<size_t>(observed_[o]), leaf.given_bytes, i - envs),
+                        item(leaves_.size() + o, leaf.given_bytes, i - envs), static_cast<size_t>(leaf.given_bytes)) != 0)
+            return true;
+    }
+    return false;
+}
+
+Chains RingMemory::foresee(int64_t steps, int64_t envs) const {
+    Chains chains = chains_;
+    // Of the step before in each column: it only resets; it starts an episode.
+    std::vector<uint8_t> reset(static_cast<size_t>(envs), 0), starts(reset.size(), 0);
+    for (int64_t i = 0; i < steps * envs; ++i) {
+        const auto n = static_cast<size_t>(i % envs);
+        const int64_t env = env_index_.empty() ? i % envs : env_index_[n], before = i - envs;
+        const bool later = before >= 0, after_end = later && ended(before) && !reset[n];
+        const bool resets = ring_.next_step && (later ? after_end : ring_.resetting[env]);
+        const bool open = later ? ring_.next_step || !after_end : ring_.open[env];
+        bool joined = false;
+        if (open && !resets) {
+            joined = !joined_.empty() ? joined_[static_cast<size_t>(i)]
+                     : later          ? joins(i, envs)
+                                      : continuous(ring_.at(ring_.head[env], env), i);
+            chains.count_step(joined);
+        } else if (!later) {
+            if (!open) count_end(env, i, chains);
+        } else if (!ring_.next_step && !starts[n]) {
+            const bool terminated = given_[static_cast<size_t>(terminated_)].data[before];
+            chains.count_end(leads_to_start(i, envs), terminated || same_step_);
+        }
+        starts[n] = !joined && !resets;
+        reset[n] = resets;
+    }
+    return chains;
+}
+
+int64_t RingMemory::most_ends(int64_t steps, int64_t envs) const {
+    int64_t closed = 0;
+    for (int64_t i = 0; i < envs; ++i) closed += !ring_.open[env_index_.empty() ? i : env_index_[static_cast<size_t>(i)]];
+    return closed + (steps - 1) * envs;
+}
+
+int64_t RingMemory::doubt(int64_t steps, int64_t envs) {
+    const bool may_cut = !told_cut_ && chains_.may_look_cut(steps * envs);
+    const bool may_reset = !told_reset_ && !ring_.next_step && chains_.may_look_reset(most_ends(steps, envs));
+    if (!may_cut && !may_reset) return -1;
+    foreseen_ = foresee(steps, envs);
+    if (may_cut && foreseen_.look_cut()) {
+        told_cut_ = true;
+        return kLooksCut;
+    }
+    if (may_reset && foreseen_.look_reset()) {
+        told_reset_ = true;
+        return kLooksReset;
+    }
+    return -1;
 }
 
 }  // namespace relive

@@ -1,5 +1,6 @@
 // Windows of steps around rows of a ring, read in runs: steps that follow each other are copied at once.
 #pragma once
+#include <algorithm>
 #include <vector>
 
 #include "columns.hpp"
@@ -20,23 +21,25 @@ inline void window_forward(const Ring& ring, int64_t slot, int64_t length, bool 
     }
 }
 
-// The slots of the steps before a row, which is none of them.
-inline void window_backward(const Ring& ring, int64_t slot, int64_t length, bool cross, int64_t* out) {
-    for (int64_t j = length - 1; j >= 0; --j) {
-        int64_t previous = slot < 0 || (ring.first[slot] && !cross) ? -1 : ring.before(slot);
-        for (int skipped = 0; cross && previous >= 0 && ring.kind[previous] == kFinal && skipped < ring.slots; ++skipped)
-            previous = ring.before(previous);
-        const bool there = previous >= 0 && ring.kind[previous] == kTransition &&
-                           (!cross || ring.row_of(previous) < ring.row_of(slot));
-        slot = there ? previous : -1;
-        out[j] = slot;
-    }
+// The slot of the step before a row; -1 if none is stored.
+inline int64_t step_before(const Ring& ring, int64_t slot, bool cross) {
+    if (ring.first[slot] && !cross) return -1;
+    int64_t previous = ring.before(slot);
+    for (int skipped = 0; cross && ring.kind[previous] == kFinal && skipped < ring.slots; ++skipped)
+        previous = ring.before(previous);
+    const bool older = !cross || ring.row_of(previous) < ring.row_of(slot);
+    return older && ring.kind[previous] == kTransition ? previous : -1;
 }
 
-// The slots of `before` steps before a row, of the row and of the steps after it, `before + after` in all.
-inline void window_around(const Ring& ring, int64_t slot, int64_t before, int64_t after, bool cross, int64_t* out) {
-    window_forward(ring, slot, after, cross, out + before);
-    window_backward(ring, slot, before, cross, out);
+// The slots of up to `before` steps before a row, of the row and of the steps after it, then -1: `before + after` in all.
+// Returns how many steps lie before the row.
+inline int64_t window_around(const Ring& ring, int64_t slot, int64_t before, int64_t after, bool cross, int64_t* out) {
+    int64_t burn_in = 0;
+    for (int64_t previous = slot; burn_in < before && (previous = step_before(ring, previous, cross)) >= 0; ++burn_in)
+        slot = previous;
+    window_forward(ring, slot, burn_in + after, cross, out);
+    std::fill(out + burn_in + after, out + before + after, int64_t{-1});
+    return burn_in;
 }
 
 // Steps that lie one after the other in their environment's column, from a slot on; none of them is there if it is -1.

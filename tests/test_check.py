@@ -457,7 +457,12 @@ def planted(tensor: torch.Tensor, place: Any, value: Any) -> torch.Tensor:
 
 ROLLOUT: dict[str, tuple[dict[str, Any], Break, str]] = {
     "more steps than fit": ({}, attribute("_num_stored", 5), "^num_stored: expected 0 to 4 steps, got 5"),
-    "more values than steps": ({}, attribute("_valued", 4), "^values: expected values of 0 to 3 steps, got 4"),
+    "a value that is given and missing": (
+        {}, attribute("_gives_value", False), r"^missing fields: expected .*'value'\], got"
+    ),
+    "a staged field that no other step has": (
+        {}, attribute("_staged", {"log_prob"}), r"^staged fields: expected none of \['log_prob'\], got \['log_prob'\]"
+    ),
     "an unknown staged field": (
         {}, attribute("_staged", {"hont"}), r"^staged fields: expected declared fields \(obs, .*hidden"
     ),
@@ -703,7 +708,10 @@ def _act(rollout: rl.RolloutBuffer, random: np.random.Generator, every: int) -> 
     if rollout.is_full or choice < 0.1:
         rollout.clear(restarted=random.random() < 0.3)
     elif choice < 0.7:
-        given: dict[str, Any] = {"value": numbers[:, 0]} if choice < 0.6 else {}
+        valued = choice < 0.6 if not rollout.num_stored else rollout._gives_value
+        given: dict[str, Any] = {"value": numbers[:, 0]} if valued else {}
+        if rollout.num_stored and rollout._gives_log_prob:
+            given["log_prob"] = numbers[:, 0]
         if rollout.autoreset is None or rollout.autoreset.name != "NEXT_STEP":
             given["final_obs"] = numbers + 1
         if "obs" not in rollout._staged:
@@ -713,7 +721,9 @@ def _act(rollout: rl.RolloutBuffer, random: np.random.Generator, every: int) -> 
     elif choice < 0.8 and not rollout._staged:
         rollout.stage(obs=numbers)
     elif rollout.num_stored and not rollout._staged:
-        if rollout._valued == rollout.num_stored:
+        if "value" not in rollout and choice < 0.9:
+            rollout.attach(value=random.normal(size=(rollout.num_stored, n)))
+        if "value" in rollout:
             final = torch.zeros(len(rollout.final_obs))
             rollout.compute_advantage(numbers[:, 0], last_obs=numbers, final_value=final)
         rollout.attach(extra_target=random.normal(size=(rollout.num_stored, n)))

@@ -298,9 +298,9 @@ class TestBuffers:
     @pytest.mark.parametrize("make", [rl.RolloutBuffer, rl.ReplayBuffer])
     def test_norms_that_do_not_fit_are_refused_when_the_buffer_is_made(self, make: Any) -> None:
         for norm, message in (
-            ({"obs": rl.RunningNorm(3)}, "norm: obs: expected a leaf"),
+            ({"obs": rl.RunningNorm(3)}, r"norm: expected leaves \(obs\.state, .*\), got obs\."),
             ({("obs", "state"): rl.RunningNorm(3)}, r"norm: obs.state: expected shape \(2,\), got \(3,\)"),
-            ({"speed": rl.RunningNorm(3)}, r"norm: speed: expected a leaf \(obs\.state, action"),
+            ({"speed": rl.RunningNorm(3)}, r"norm: expected leaves \(obs\.state, action.*\), got speed\."),
             ({"reward": 3}, "norm: reward: expected a RunningNorm, got 3"),
             ({"reward": rl.RunningNorm(), ("reward",): rl.RunningNorm()}, "norm: reward: expected one norm, got two"),
         ):

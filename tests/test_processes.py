@@ -278,7 +278,9 @@ class TestRefusals:
         "make", [lambda m: rl.RolloutBuffer(4, 2, 1, (), device=m), lambda m: rl.DistillationBuffer(4, 1, device=m)]
     )
     def test_only_replay_buffers_are_shared(self, make: Any) -> None:
-        with pytest.raises(rl.SchemaError, match=r"device: expected a torch device for a .*Buffer, got Memory.shared"):
+        with pytest.raises(
+            rl.SchemaError, match=r"device: expected a torch device for a .*Buffer, got Memory\.shared\(\)"
+        ):
             make(rl.Memory.shared())
 
     def test_without_the_native_core_there_is_no_shared_memory(self) -> None:
@@ -302,6 +304,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", select("prioritized", of=LAYOUTS))
 @pytest.mark.parametrize("end", [3, 1000])
+@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # `steps` numbers observations on through ends
 def test_whatever_of_a_step_was_written_when_its_process_died_the_rest_is_exact(layout: str, end: int) -> None:
     """A step is stopped half-way: of the bytes that it changes, any subset has been written."""
     random = np.random.default_rng(0)

@@ -20,7 +20,7 @@ def buffer(**options: Any) -> rl.ReplayBuffer:
 
 def add(limit: rl.RateLimit, count: int = 1) -> None:
     for _ in range(count):
-        limit.add([0.0], 0.0, 0.0, False, False, [1.0])
+        limit.add([0.0], 0.0, 0.0, False, False, [0.0])
 
 
 class TestWaiting:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import relive as rl
 from relive.ring import TRANSITION
 from tests.layouts import Both, arrays
+from tests.reference.sequences import around
 from tests.scripted import Scripted, act
 
 
@@ -439,6 +440,7 @@ class TestReading:
     @pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement()])
     @pytest.mark.parametrize("active", [1, 2, 40])
     @pytest.mark.parametrize("obs", [2, {"a": 1, "b": (2,)}])
+    @pytest.mark.filterwarnings("ignore::relive.DataWarning")  # random observations: every step cuts, on purpose
     def test_one_native_call_reads_what_the_long_way_reads(
         self, view: Any, long: Any, sampler: Any, active: int, obs: Any
     ) -> None:
@@ -715,6 +717,7 @@ class TestViews:
             real = batch["mask"][i]
             goals = batch["obs", "goal"][i][real].unique()
             assert len(goals) == 1
+            assert batch["obs", "at"][i][batch["train"][i]][0] == batch["index"][i]
             hit = (batch["next_obs", "at"][i] == goals).squeeze(-1) & real
             assert torch.equal(batch["reward"][i] == 1, hit)
         assert set(batch.keys()) >= {"mask", "train", "is_first", "index"}
@@ -731,6 +734,8 @@ class TestViews:
         view = rl.Hindsight("goal", "at", view.fn, ratio=1.0, view=rl.Sequence(3, burn_in=1))
         batch = replay.sample(20, view)
         assert batch["hidden"].shape == (20, 3)
+        assert batch["mask"][:, 0].all()
+        assert torch.equal(batch["hidden"][:, 0], batch["obs", "at"][:, 0, 0])
         assert not batch["obs", "goal"][~batch["mask"]].any()
         steps = rl.Hindsight("goal", "at", view.fn, view=rl.NStep(2, 0.9))
         out = replay.sample(4, steps)
@@ -769,19 +774,50 @@ class TestViews:
         add(1.0, -1.0, False, 2.0)  # the reset row, leading to an observation that nobody acts on
         add(5.0, 5.0, False, 6.0)
         batch = replay.sample(30, rl.Sequence(2, burn_in=1, cross_episodes=True))
-        assert batch["reward"][batch["index"] == 0][0].tolist() == [0.0, 0.0, 5.0]
+        assert batch["reward"][batch["index"] == 0][0].tolist() == [0.0, 5.0, 0.0]
+        assert batch["train"][batch["index"] == 0][0].tolist() == [True, True, False]
         assert batch["reward"][batch["index"] == 3][0].tolist() == [0.0, 5.0, 0.0]
         assert batch["mask"][batch["index"] == 3][0].tolist() == [True, True, False]
+        assert batch["train"][batch["index"] == 3][0].tolist() == [False, True, False]
 
-    def test_carry_fields_come_once_at_the_first_real_step(self, backend: str) -> None:
+    @pytest.mark.parametrize("cross", [False, True])
+    def test_a_sequence_starts_with_a_real_step_and_its_carry(self, backend: str, cross: bool) -> None:
         replay = rl.ReplayBuffer(32, obs=1, action=(), extra={"hidden": rl.Carry((2, 3))}, seed=0)
-        for t in range(6):
-            replay.add([float(t)], 0.0, 0.0, False, False, [t + 1.0], hidden=np.full((2, 3), t))
-        batch = replay.sample(20, rl.Sequence(3, burn_in=2))
-        assert batch["hidden"].shape == (20, 2, 3)
-        first = batch["mask"].long().argmax(1)
-        start = batch["obs"][torch.arange(20), first, 0]
-        assert torch.equal(batch["hidden"][:, 0, 0], start)
+        for t in range(9):
+            replay.add([float(t)], 0.0, 0.0, t == 5, False, [t + 1.0], hidden=np.full((2, 3), t))
+        batch = replay.read(replay.ids(), rl.Sequence(4, burn_in=3, cross_episodes=cross))
+        assert batch["hidden"].shape == (9, 2, 3)
+        assert batch["mask"][:, 0].all()
+        assert torch.equal(batch["hidden"][:, 0, 0], batch["obs"][:, 0, 0])
+        episodes = [list(range(9))] if cross else [list(range(6)), list(range(6, 9))]
+        for episode in episodes:
+            for place, t in enumerate(episode):
+                steps, mask, train = around(episode[:place], episode[place:], 4, 3)
+                assert batch["mask"][t].tolist() == mask
+                assert batch["train"][t].tolist() == train
+                assert batch["obs"][t, :, 0].tolist() == [step or 0.0 for step in steps]
+                drawn = train.index(True)
+                assert batch["obs"][t, drawn, 0] == int(batch["index"][t]) - (
+                    t > 5
+                )  # the final row of t = 5 has an id too
+
+    def test_a_recurrent_net_over_a_sequence_is_where_it_was_when_it_acted(self, backend: str) -> None:
+        """The obvious loop: the stored state pushed through a sequence gives the states that were stored."""
+        torch.manual_seed(0)
+        cell = torch.nn.GRUCell(1, 5)
+        replay = rl.ReplayBuffer(64, obs=1, action=(), extra={"hidden": rl.Carry(5), "seen": rl.Field(5)}, seed=0)
+        hidden = torch.zeros(1, 5)
+        with torch.no_grad():
+            for t in range(40):
+                after = cell(torch.tensor([[t / 10]]), hidden)
+                replay.add([t / 10], 0.0, 0.0, t % 9 == 8, False, [(t + 1) / 10], hidden=hidden[0], seen=after[0])
+                hidden = torch.zeros(1, 5) if t % 9 == 8 else after
+            batch = replay.sample(64, rl.Sequence(4, burn_in=3))
+            hidden = batch["hidden"]
+            assert (batch["train"].long().argmax(1) < 3).any()  # some start near their episode's start
+            for j in range(7):
+                hidden, real = cell(batch["obs"][:, j], hidden), batch["mask"][:, j]
+                torch.testing.assert_close(hidden[real], batch["seen"][real, j])
 
     def test_several_rewards_are_summed_apart(self, backend: str) -> None:
         replay = rl.ReplayBuffer(16, obs=1, action=(), reward=(2,), seed=0)

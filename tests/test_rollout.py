@@ -72,12 +72,12 @@ class TestStoring:
             rollout.stage(obs=np.zeros((N, 2)))
         assert len(rollout) == 4 * N
 
-    def test_value_and_log_prob_are_zero_when_not_given_never_stale(self, backend: str) -> None:
+    def test_value_and_log_prob_are_zero_in_the_memory_when_not_given_never_stale(self, backend: str) -> None:
         rollout = make()
         rollout.clear()
         rollout.add(**step(1, value=None, log_prob=None))
-        assert not rollout["value"].any()
-        assert not rollout["log_prob"].any()
+        assert not rollout.columns["value"][0].any()
+        assert not rollout.columns["log_prob"][0].any()
 
     @pytest.mark.parametrize("name", ["obs", "action", "reward", "terminated", "truncated"])
     def test_a_missing_field_is_named(self, backend: str, name: str) -> None:
@@ -214,9 +214,10 @@ class TestStaging:
 
 class TestAdvantage:
     def test_needs_a_value_at_every_step(self) -> None:
-        rollout = make(filled=2)
-        rollout.add(**step(2, value=None))
-        with pytest.raises(rl.NotReadyError, match="a value at 3 steps, got 2. Pass value= to every add"):
+        rollout = make(filled=0)
+        for t in range(3):
+            rollout.add(**step(t, value=None))
+        with pytest.raises(rl.NotReadyError, match="a value at 3 steps, got none. Pass value= to every add"):
             rollout.compute_advantage(np.zeros(N))
 
     def test_an_empty_rollout_is_not_ready(self) -> None:
@@ -1038,3 +1039,50 @@ def test_a_kept_leaf_of_a_large_batch_stays_as_it_was_when_the_rest_is_freed() -
     assert len(kept) == 10
     for obs, index in kept:
         torch.testing.assert_close(obs, index.float().unsqueeze(1).expand(-1, 64))
+
+
+class TestRowsThatAllReset:
+    """NEXT_STEP, and every environment ended with the last step of the rollout before."""
+
+    @staticmethod
+    def reset_only(steps: int = 1) -> rl.RolloutBuffer:
+        rollout = make(steps, filled=0, autoreset="NEXT_STEP")
+        for t in range(steps):
+            rollout.add(**step(t, terminated=np.full(N, t == steps - 1)))
+        rollout.clear()
+        rollout.add(**step(0))
+        return rollout
+
+    @pytest.mark.parametrize("drop_last", [False, True])
+    def test_there_is_nothing_to_learn_from(self, backend: str, drop_last: bool) -> None:
+        rollout = self.reset_only()
+        assert rollout.is_full
+        assert len(rollout) == 0
+        rollout.compute_advantage(np.zeros(N))
+        for shuffle in (False, True):
+            options = {"drop_last": drop_last, "shuffle": shuffle, "epochs": 2}
+            assert list(rollout.minibatches(4, **options)) == []
+            assert list(rollout.minibatches(1, device="cpu", **options)) == []
+            for length in (None, 1, 3):
+                for layout in ("batch_first", "time_first", "packed"):
+                    assert list(rollout.sequences(length, batch_size=2, layout=layout, **options)) == []
+                    assert list(rollout.sequences(length, layout=layout, **options)) == []
+
+    def test_out_stays_as_it_was(self) -> None:
+        rollout = self.reset_only(2)
+        rollout.add(**step(1))
+        out = next(rollout.minibatches(N))
+        before = out.clone()
+        rollout.clear()
+        rollout.add(**step(2, terminated=np.ones(N, bool)))
+        rollout.clear()
+        rollout.add(**step(2))
+        assert list(rollout.minibatches(N, out=out)) == []
+        assert (out == before).all()
+
+    def test_an_empty_rollout_is_still_not_ready(self) -> None:
+        rollout = self.reset_only()
+        rollout.clear()
+        for read in (lambda: rollout.minibatches(4), rollout.sequences):
+            with pytest.raises(rl.NotReadyError, match="expected at least 1 stored step, got 0"):
+                read()

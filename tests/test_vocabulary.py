@@ -145,6 +145,7 @@ def test_a_method_of_another_library_is_answered_with_ours(name: str) -> None:
         getattr(make(), name)
     assert str(caught.value).endswith(answer)
     assert not hasattr(make(), name)
+    assert name not in dir(make())
 
 
 def test_an_attribute_that_nobody_has_is_missing_as_usual() -> None:
@@ -160,6 +161,11 @@ def test_no_word_of_another_library_hides_a_name_of_ours() -> None:
             assert not [word for word in words if hasattr(cls, word)], owner
     known = {name for cls in (rl.ReplayBuffer, rl.RolloutBuffer) for name in inspect.signature(cls).parameters}
     assert known >= {"num_envs", "capacity", "num_steps", "obs", "action", "reward", "value", "autoreset", "seed"}
+
+
+@pytest.mark.parametrize("cls", [rl.ReplayBuffer, rl.RolloutBuffer, rl.DistillationBuffer])
+def test_attributes_of_a_buffer_are_as_fast_as_those_of_any_object(cls: type) -> None:
+    assert not hasattr(cls, "__getattr__")  # with it every access takes the slow path: add costs a fifth more
 
 
 def test_wrapped_callables_keep_their_signatures() -> None:

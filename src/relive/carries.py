@@ -143,7 +143,7 @@ class _Kept:
     def refuse(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         """A ValueError unless these are rows of the rollout, each with a value."""
         if len(rows) != len(values) or not bool(((rows >= 0) & (rows < len(self._place))).all()):
-            got = f"{len(values)} values for rows {rows.tolist()}"
+            got = f"{len(values)} values for {len(rows)} rows, first {rows[:8].tolist()}"
             raise ValueError(f"carries: expected one value for each row, rows below {len(self._place)}, got {got}")
 
     def carried(self) -> Carried:

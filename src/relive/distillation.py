@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from relive.batch import assemble, assembler, check_destination, check_size, checked_targets, moved
 from relive.border import as_tensor, conform, dotted, row_ids
 from relive.display import buffer_card, size_told
-from relive.errors import NotReadyError, SchemaError, explain
+from relive.errors import NotReadyError, SchemaError, explain, uniterable
 from relive.guard import lock_for
 from relive.invariants.distillation import check_distillation
 from relive.kernels.reader import reader
@@ -25,7 +25,7 @@ from relive.replay import ReplayBuffer
 from relive.ring import HostRing
 from relive.rollout import RolloutBuffer
 from relive.schema import Declaration, Field, Schema, Tree, declare, positive, refuse_reserved, unstacked
-from relive.vocabulary import answers, missing_attribute
+from relive.vocabulary import answers, understands
 
 _RESERVED = ("obs", "action", "index", "round", "self")
 
@@ -34,6 +34,7 @@ Recent: TypeAlias = "int | Mapping[int, float] | None"
 all rows, None draws everything from all rows."""
 
 
+@understands
 class DistillationBuffer:
     """The newest `capacity` rows of observations and a teacher's actions, with the round that each row came from.
 
@@ -332,6 +333,12 @@ class DistillationBuffer:
                 raise IndexError(explain("index", expected, int(ids[wrong][0]), "Sample again."))
             return self._read(ids, None, None)
 
+    def __iter__(self, *_indices: Any) -> NoReturn:
+        """Raises a TypeError that names what to loop over."""
+        raise uniterable(self, "Loop over epochs(batch_size), or draw batches with sample(batch_size).")
+
+    __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
+
     def _oldest(self, where: str, recent: int | None) -> int:
         """The first stored row, or the first of the newest rounds; at least one row follows."""
         start = 0 if recent is None else self._starts[-min(positive("recent", recent), len(self._starts))]
@@ -399,9 +406,6 @@ class DistillationBuffer:
     def nbytes(self) -> int:
         """What this buffer keeps, in bytes; nothing before its fields are known."""
         return sum(column.numel() * column.element_size() for column in self._columns)
-
-    if not TYPE_CHECKING:  # else every attribute would pass
-        __getattr__ = missing_attribute("DistillationBuffer")
 
     def __repr__(self) -> str:
         return (

@@ -22,8 +22,8 @@ Read = Callable[[torch.Tensor, int, int], TensorDict]
 
 
 def read_in_batches(where: str, total: int, size: int, drop_last: bool, expected: str) -> int:
-    """How many of `total` are read an epoch; there is at least one batch."""
-    if total == 0 or (drop_last and total < size):
+    """How many of `total` are read an epoch: with `drop_last` a batch at least, unless there is nothing at all."""
+    if drop_last and 0 < total < size:
         raise NotReadyError(explain(where, expected, total, "Add steps, or pass a smaller batch_size."))
     return total - total % size if drop_last else total
 

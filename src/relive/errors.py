@@ -59,6 +59,15 @@ class InvariantError(RuntimeError):
     """A buffer is not what its own methods make of it: something else has changed it."""
 
 
+class DataWarning(UserWarning):
+    """Legal data that looks like a mistake."""
+
+
+def uniterable(buffer: object, remedy: str) -> TypeError:
+    """What a loop over a buffer raises: of its rows, episodes and batches it cannot know which are meant."""
+    return TypeError(explain(type(buffer).__name__, "a loop over what its methods give", "one over the buffer", remedy))
+
+
 def explain(where: str, expected: object, got: object, remedy: str) -> str:
     """The one sentence pattern of all messages: `<where>: expected <what>, got <what>. <What to do>.`"""
     return shown(f"{where}: expected {expected}, got {got}. {remedy}")

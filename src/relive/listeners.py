@@ -66,17 +66,19 @@ class Listeners:
     def tell(self, block: Mapping[int, Any], mask: Any, measured: Mapping[str, Any], envs: Any = None) -> None:
         """Steps in time order: columns [T, K, …] of the environments `envs` (or of all), transitions where `mask`.
 
-        Everything is as `light` makes it. `measured` belongs to a block of one step.
+        Everything is as `light` makes it. A field that the steps did not give is not in the block. `measured` belongs
+        to a block of one step.
         """
         if self.stats is not None:
             self._tell_stats(self.stats, block, mask, measured, envs)
         for column, norm in self._norms.items():
-            norm.update(block[column], mask)
+            if column in block:
+                norm.update(block[column], mask)
 
     def _tell_stats(
         self, stats: EpisodeStats, block: Mapping[int, Any], mask: Any, measured: Mapping[str, Any], envs: Any
     ) -> None:
-        named = {name: block[column] for name, column in self._fields.items()}
+        named = {name: block[column] for name, column in self._fields.items() if column in block}
         named.update(measured)
         named["reward"] = _of_all_agents([block[column] for column in self._rewards])
         if mask is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -15,9 +15,10 @@ from tensordict import TensorDict
 from relive.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from relive.batch import assemble, check_destination, check_size, fill, moved
 from relive.border import Environments, as_tensor, conform, dotted, light, refuse_reused_leaves, row_ids
+from relive.chains import of_stored, speak
 from relive.display import buffer_card, size_told
 from relive.episodes import ordered, stored_slots
-from relive.errors import NotReadyError, SchemaError, explain
+from relive.errors import NotReadyError, SchemaError, explain, uniterable
 from relive.guard import Closed, lock_for, mend_later
 from relive.invariants.replay import check_seals, check_staged, check_storage
 from relive.listeners import Listeners
@@ -31,7 +32,7 @@ from relive.stats import EpisodeStats
 from relive.steps import check_replay, replay_nbytes, replay_schema
 from relive.views import NStep, Sequence, Transition, View
 from relive.views.protocol import Leaves
-from relive.vocabulary import answers, missing_attribute
+from relive.vocabulary import answers, understands
 
 if TYPE_CHECKING:
     from relive.concurrent.processes import Handle
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _NOTHING: Mapping[str, Any] = {}
 
 
+@understands
 class ReplayBuffer:
     """The newest `capacity` rows, each environment's column a ring of its own; every observation stored once.
 
@@ -118,6 +120,7 @@ class ReplayBuffer:
             room,
             keeps_next=next_obs == "stored",
             next_step=self.autoreset is AutoresetMode.NEXT_STEP,
+            same_step=self.autoreset is AutoresetMode.SAME_STEP,
         )
         self._environments = Environments(self.num_envs, self.device)
         self._draws = self.sampler.start(self._storage, self._random)
@@ -225,9 +228,13 @@ class ReplayBuffer:
         with self._lock:
             values = (obs, action, reward, terminated, truncated)
             if self._is_plain and not (extra or self._staged):  # a call costs more than the copy of a small step
-                self._write(values, (next_obs,), None if env_ids is None else self._envs(env_ids))
+                doubt = self._write(values, (next_obs,), None if env_ids is None else self._envs(env_ids))
             else:
-                self._write(self._leaves(values, extra), self._schema.flatten("obs", next_obs), self._envs(env_ids))
+                nexts = self._schema.flatten("obs", next_obs)
+                doubt = self._write(self._leaves(values, extra), nexts, self._envs(env_ids))
+        if doubt is not None:
+            speak(doubt)
+            self.add(obs, action, reward, terminated, truncated, next_obs, env_ids=env_ids, **extra)
 
     def add_step(
         self,
@@ -251,7 +258,11 @@ class ReplayBuffer:
             nexts, reward, terminated, truncated = true_next_obs(step, self.autoreset, self._schema, lead, self.device)
             info = unpack_step(step, self.autoreset)[4]
             leaves = self._leaves((obs, action, reward, terminated, truncated), extra)
-            self._write(leaves, nexts, envs, measured=self._listeners.measured(info, lead, self.autoreset))
+            measured = self._listeners.measured(info, lead, self.autoreset)
+            doubt = self._write(leaves, nexts, envs, measured=measured)
+        if doubt is not None:
+            speak(doubt)
+            self.add_step(obs, action, step, env_ids=env_ids, **extra)
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
@@ -288,7 +299,10 @@ class ReplayBuffer:
             # Of a block that is cut out of one array, the observations of one step are the next ones of another.
             pair = (tuple(leaves[i] for i in self._schema.columns["obs"]), nexts)
             refuse_reused_leaves(self._schema, *([_first_row(leaf) for leaf in group] for group in pair))
-            self._write(leaves, nexts, envs, steps)
+            doubt = self._write(leaves, nexts, envs, steps)
+        if doubt is not None:
+            speak(doubt)
+            self.extend(batch, env_ids=env_ids)
 
     def cut(self, env_ids: Any = None) -> None:
         """The current episodes were abandoned: the coming observation starts a new one."""
@@ -385,17 +399,21 @@ class ReplayBuffer:
         envs: torch.Tensor | None,
         steps: int | None = None,
         measured: Mapping[str, Any] = _NOTHING,
-    ) -> None:
+    ) -> str | None:
+        """Write a step or a block; returns what looks like a mistake, once, and then has written nothing."""
         told = self._told(leaves, envs, steps) if self._listeners.columns else None
         if self._keeper is not None:
             self._keeper.expect(steps or 1)
-        self._storage.write(leaves, nexts, envs, steps)
+        doubt = self._storage.write(leaves, nexts, envs, steps)
+        if doubt is not None:
+            return doubt
         if self._staged:
             self._staged.clear()
         if self._draws.wants_touched:
             self._draws.written()
         if told is not None:
             self._listeners.tell(*told, measured, None if envs is None else light(envs))
+        return None
 
     def _told(
         self, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
@@ -551,6 +569,13 @@ class ReplayBuffer:
             return self[np.array([index])][0]
         return self.read(index)
 
+    def __iter__(self, *_indices: Any) -> NoReturn:
+        """Raises a TypeError that names what to loop over."""
+        remedy = "Loop over replay.episodes(), read replay[replay.ids()], or draw batches with replay.sample."
+        raise uniterable(self, remedy)
+
+    __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
+
     def read(self, index: Any, view: View | None = None) -> TensorDict:
         """The rows `index` [B] read as `view` says: what `sample` gives when the sampler has chosen them."""
         with self._lock:
@@ -646,12 +671,21 @@ class ReplayBuffer:
     def check(self) -> None:
         """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing.
 
-        Where the data is on another device, this is where steps are reported that could not be refused there. Of disk
-        memory every row is read and compared with its checksum.
+        Where the data is on another device, this is where steps are reported that could not be refused there, and a
+        `DataWarning` is issued. Of disk memory every row is read and compared with its checksum.
         """
         self._check_numbers()
         with self._lock, self._in_order():
             check_seals(self._storage)
+        if not self._storage.chains.is_on and self.device.type != "meta":
+            self._check_chains()
+
+    def _check_chains(self) -> None:
+        """Say what could not be counted while it was written."""
+        with self._lock:
+            chains = of_stored(self._storage)
+        while (doubt := self._storage.chains.doubt(chains)) is not None:
+            speak(doubt)
 
     def _check_numbers(self) -> None:
         with self._lock:
@@ -667,9 +701,6 @@ class ReplayBuffer:
         """The number of stored transitions."""
         with self._lock:
             return len(self._storage)
-
-    if not TYPE_CHECKING:  # else every attribute would pass
-        __getattr__ = missing_attribute("ReplayBuffer")
 
     def __repr__(self) -> str:
         return (

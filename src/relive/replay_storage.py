@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from relive import kernels
 from relive.batch import assembler
 from relive.border import conform, dotted, light, refuse_reused_leaves
+from relive.chains import Chains, Counter
 from relive.errors import SchemaError, explain
 from relive.kernels.reader import Reader, reader
 from relive.memory import Room
@@ -33,12 +34,22 @@ class ReplayStorage:
     """
 
     def __init__(
-        self, schema: Schema, rows: int, num_envs: int | None, room: Room, *, keeps_next: bool, next_step: bool
+        self,
+        schema: Schema,
+        rows: int,
+        num_envs: int | None,
+        room: Room,
+        *,
+        keeps_next: bool,
+        next_step: bool,
+        same_step: bool,
     ) -> None:
         self.schema = schema
         self.room = room
         self.keeps_next = keeps_next
         self.next_step = next_step
+        self.same_step = same_step
+        """Environments are known to reset in the step that ends an episode."""
         self.lead = () if num_envs is None else (num_envs,)
         self.observed = schema.columns["obs"]
         self.next_paths = tuple(("next_obs", *schema.paths[i][1:]) for i in self.observed)
@@ -89,6 +100,8 @@ class ReplayStorage:
         """How many rows an environment can be given yet, at least: what the host knows without asking the device."""
         if room.is_found:
             self.count_rows_left()
+        self.chains = Counter(is_on=self.device.type == "cpu")
+        """Of what torch ops have written on the host; the native twin counts for itself."""
         self.is_empty = True
         """Nothing was written since the last clear: what the host knows without asking the device."""
 
@@ -111,6 +124,7 @@ class ReplayStorage:
             kernels.buffer_of(self.seals),
             self.ring.alive,
             self.next_step,
+            self.same_step,
             not self.lead,
             *(self.schema.columns[name][0] for name in ("reward", "terminated", "truncated")),
         )
@@ -173,15 +187,17 @@ class ReplayStorage:
 
     def write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
-    ) -> None:
-        """One step (or a block of `steps` steps in time order) of all environments, or of the environments `envs`."""
+    ) -> str | None:
+        """One step (or a block of `steps` steps in time order) of all environments, or of the environments `envs`.
+
+        Returns None; or, once for each such doubt, what looks like a mistake, and then nothing was written.
+        """
         native = self._native if kernels._active is not None or self.room.outlives else None
         blocks, count = steps is not None, 1 if steps is None else steps
         if self._rows_left < MOST_ROWS * count:
             self._require_rows_left(count)
-        self._shares = None
         if native is not None:
-            self._row_ids = None
+            self._shares = self._row_ids = None
             ids = None if envs is None else kernels.buffer_of(envs)
             status = native.write(leaves, nexts, ids, count, blocks)
             if status >= 0:
@@ -189,13 +205,30 @@ class ReplayStorage:
                 as_buffers = [tuple(map(kernels.buffer_of, group)) for group in (leaves, nexts)]
                 status = native.write(*as_buffers, ids, count, blocks)
             if status < -1:
-                raise self.unstackable(-2 - status)
+                return self._refused(status)
         else:
             leaves, nexts = self._conformed(leaves, nexts, envs, steps)
-            self._changes = TorchWriter(self).write(leaves, nexts, envs, blocks)
+            writer = TorchWriter(self, leaves, nexts, envs, blocks)
+            coming = self.chains.seen + writer.chains() if self.chains.is_on else self.chains.seen
+            doubt = self.chains.doubt(coming)
+            if doubt is not None:
+                return doubt
+            self._shares = None
+            self._changes = writer.write()
+            self.chains.seen = coming
             self._renew_row_ids()
         self.is_empty = False
         self._rows_left -= MOST_ROWS * count
+        return None
+
+    def _refused(self, status: int) -> str:
+        """What the native core has a doubt about; or the stack that it cannot store is raised."""
+        core = kernels._native  # also where torch ops are forced: memory that outlives a process is written natively
+        assert core is not None
+        if status not in (core.LOOKS_CUT, core.LOOKS_RESET):
+            raise self.unstackable(-2 - status)
+        chains = Chains(*self._native.foreseen())
+        return chains.of_cuts() if status == core.LOOKS_CUT else chains.of_resets()
 
     def count_rows_left(self) -> None:
         """Find out how many rows can be numbered yet; for whoever has set the heads."""
@@ -336,7 +369,7 @@ class ReplayStorage:
     def windows(
         self, slots: torch.Tensor, before: int, after: int, *, cross: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The flat slots [B, before + after] of the steps around each row (-1: none), and which start an episode."""
+        """Flat slots [B, before + after] of the steps around each row, then -1, and which of them start an episode."""
         if self.native is None:
             windows = self.ring.windows(slots, before, after, cross)
             return windows, self.ring.first.view(-1)[windows.clamp(min=0)] & (windows >= 0)
@@ -423,7 +456,7 @@ class ReplayStorage:
         """Everything around each row from the native core, see `Sequence`; None where it cannot tell.
 
         The leaves of steps in the order of their columns, next observations, "mask", "train", "is_first", the columns
-        `carried` at the first real step, ids.
+        `carried` at the first step, ids.
         """
         if self.native is None or not kernels.exchange():
             return None

@@ -137,7 +137,7 @@ class Ring:
         return place - last[place, slots % self.num_envs]
 
     def windows(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> torch.Tensor:
-        """Flat slots [B, before + after] of the transitions around each slot, itself the first of `after`; -1: none."""
+        """Flat slots [B, before + after]: up to `before` steps before each slot, itself, steps after it, then -1."""
         forward, back = [slots], []
         for _ in range(after - 1):
             forward.append(self._neighbour(forward[-1], 1, cross))
@@ -145,7 +145,14 @@ class Ring:
         for _ in range(before):
             at = self._neighbour(at, -1, cross)
             back.append(at)
-        return torch.stack(back[::-1] + forward, 1)
+        windows = torch.stack(back[::-1] + forward, 1)
+        if not before:
+            return windows
+        # Shift each window to the left by the steps that it lacks at its start.
+        missing = (windows[:, :before] < 0).sum(1, keepdim=True)
+        places = torch.arange(before + after, device=slots.device) + missing
+        inside = places < before + after
+        return torch.where(inside, windows.gather(1, places.clamp(max=before + after - 1)), -1)
 
     def _neighbour(self, slots: torch.Tensor, step: int, cross: bool) -> torch.Tensor:
         inside = slots.clamp(min=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -17,10 +17,10 @@ from relive.autoreset import observation, parse_autoreset, refuse_reused, settin
 from relive.batch import check_destination, moved
 from relive.border import light
 from relive.carries import SparseCarries
-from relive.columns import Columns
+from relive.columns import Columns, absence_of
 from relive.display import buffer_card, size_told
 from relive.epochs import Read, order_of, read_fresh, read_in_batches, read_into
-from relive.errors import BufferFullError, NotReadyError, SchemaError, explain
+from relive.errors import BufferFullError, NotReadyError, SchemaError, explain, uniterable
 from relive.finals import Finals, Found
 from relive.guard import lock_for
 from relive.invariants.rollout import check_rollout
@@ -36,16 +36,15 @@ from relive.schema import Declaration, Path, positive, refuse_sparse
 from relive.sequences import Mode, check_layout, cuts_of, moved_sequences
 from relive.stats import EpisodeStats
 from relive.step_writer import StepWriter
-from relive.steps import rollout_schema
+from relive.steps import OPTIONAL, rollout_schema
 from relive.storage import Storage
 from relive.targets import Advantages, attachable
-from relive.vocabulary import answers, missing_attribute
-
-_OPTIONAL = frozenset(("value", "log_prob"))
+from relive.vocabulary import answers, understands
 
 _NOTHING: Mapping[str, Any] = {}
 
 
+@understands
 class RolloutBuffer:
     """`num_steps` steps of `num_envs` environments, stored once as `[num_steps + 1, num_envs, …]`.
 
@@ -116,7 +115,7 @@ class RolloutBuffer:
         self.num_envs = num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
         schema = rollout_schema(obs, action, reward, value, extra or {})
-        self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), _OPTIONAL)
+        self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), frozenset(OPTIONAL))
         self.device = self._storage.device
         self._schema = schema
         self._writer = StepWriter(self._storage, schema.names[7:])
@@ -131,6 +130,7 @@ class RolloutBuffer:
         self._columns = Columns(self._storage, self._carries, num_steps + 1)
         self._attached = self._columns.attached
         self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
+        self._expect(value=True, log_prob=True)
         self._empty()
 
     @classmethod
@@ -205,10 +205,13 @@ class RolloutBuffer:
                 finals = self._finals.among(row, final_obs, cut_off)
             values = (obs, action, reward, terminated, truncated, value, log_prob)
             if self._is_plain and not (extra or self._staged):  # a call costs more than the copy of a small step
+                if (value is None) is self._gives_value or (log_prob is None) is self._gives_log_prob:
+                    self._check_given(row, value, log_prob)
                 self._storage.write(row, values)
             else:
+                self._check_given(row, value, log_prob)
                 self._writer.write(row, values, extra)
-            self._commit(row, finals, value is not None)
+            self._commit(row, finals)
 
     def add_step(
         self,
@@ -236,15 +239,21 @@ class RolloutBuffer:
             if self.autoreset is not AutoresetMode.NEXT_STEP:
                 cut_off = self._resets.cut_off(row, terminated, truncated, self._staged)
                 finals = self._finals.of_step(row, parts, cut_off, self.autoreset)
+            self._check_given(row, value, log_prob)
             self._writer.write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            self._commit(row, finals, value is not None, measured)
+            self._commit(row, finals, measured)
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
         with self._lock:
-            if self._num_stored == self.num_steps:
+            row = self._num_stored
+            if row == self.num_steps:
                 raise self._one_too_many()
-            self._writer.stage(self._num_stored, fields)
+            if row and self._columns.missing:
+                for name in fields:
+                    if name in self._columns.missing:
+                        raise _differs(name, first=False)
+            self._writer.stage(row, fields)
 
     def lend(self) -> TensorDict:
         """All of the memory as a TensorDict `[N, T + 1]`, for a collector that writes steps there itself.
@@ -271,9 +280,10 @@ class RolloutBuffer:
             self._storage.follow()
             self._last = None  # the collector may have written a newer one
             for row in range(self._num_stored, count if self._listeners.columns else 0):
-                self._tell(row, _NOTHING)
+                self._tell(row, self._listeners.columns, _NOTHING)
             self._empty()
-            self._num_stored = self._valued = count
+            self._expect(value=True, log_prob=True)
+            self._num_stored = count
             if self.autoreset is AutoresetMode.NEXT_STEP:
                 self._coming = light(self._resets.rows(count + 1)[-1:])
             self._last = self._columns.row("value", count), self._columns.row("obs", count)
@@ -307,7 +317,6 @@ class RolloutBuffer:
     def _empty(self) -> None:
         self._generation += 1
         self._num_stored = 0
-        self._valued = 0
         self._staged.clear()
         self._finals.clear()
         self._carries.begin(self._resets.resetting)
@@ -321,13 +330,32 @@ class RolloutBuffer:
         remedy = "Train on the rollout, then clear() it."
         return BufferFullError(explain("add", f"at most {self.num_steps} steps", self.num_steps + 1, remedy))
 
-    def _commit(self, row: int, finals: Found | None, valued: bool, measured: Mapping[str, Any] = _NOTHING) -> None:
+    def _check_given(self, row: int, value: Any, log_prob: Any) -> None:
+        """Refuse a step that gives other optional fields than the first one, whose choice it is."""
+        has_value = value is not None or "value" in self._staged
+        has_log_prob = log_prob is not None or "log_prob" in self._staged
+        if not row:
+            self._expect(value=has_value, log_prob=has_log_prob)
+        elif has_value is not self._gives_value:
+            raise _differs("value", self._gives_value)
+        elif has_log_prob is not self._gives_log_prob:
+            raise _differs("log_prob", self._gives_log_prob)
+
+    def _expect(self, *, value: bool, log_prob: bool) -> None:
+        """Let these optional fields be what every step gives."""
+        self._gives_value, self._gives_log_prob = value, log_prob
+        given = {"value": value, "log_prob": log_prob}
+        self._columns.missing = missing = frozenset(name for name, one in given.items() if not one)
+        paths = self._schema.paths
+        self._told = [i for i in self._listeners.columns if paths[i][0] not in missing]
+        """Which columns of a step those who listen are told."""
+
+    def _commit(self, row: int, finals: Found | None, measured: Mapping[str, Any] = _NOTHING) -> None:
         """Make the written row part of the rollout; until here nothing has changed for anybody."""
         if self._listeners.columns:
-            self._tell(row, measured)
+            self._tell(row, self._told, measured)
         if finals is not None:
             self._finals.keep(finals)
-        self._valued += valued or "value" in self._staged
         if self._staged or self._attached:
             self._staged.clear()
             self._attached.clear()
@@ -336,8 +364,8 @@ class RolloutBuffer:
             self._carries.keep(row, self._storage.columns, self._resets.ended(row))
         self._num_stored = row + 1
 
-    def _tell(self, row: int, measured: Mapping[str, Any]) -> None:
-        block = {i: self._storage.array(i, row) for i in self._listeners.columns}
+    def _tell(self, row: int, columns: Iterable[int], measured: Mapping[str, Any]) -> None:
+        block = {i: self._storage.array(i, row) for i in columns}
         mask = ~self._coming if self.autoreset is AutoresetMode.NEXT_STEP else None
         try:
             self._listeners.tell(block, mask, measured)
@@ -369,17 +397,19 @@ class RolloutBuffer:
         final_value: Any = None,
         gamma: float = 0.99,
         lam: float = 0.95,
-        bootstrap_truncated: bool = True,
+        bootstrap_truncated: bool | Literal["own_value"] = True,
     ) -> None:
         """Attach "advantage" and "return": generalised advantage estimation over the stored steps (see `gae`).
 
         `last_value` [N] is the value of the observation after the last step. `final_value` [K] is the value of
-        `final_obs`. `bootstrap_truncated=False` counts truncated steps as ends instead. With a dict of agents all of
-        them are dicts, and every agent's advantages are estimated from its own rewards and values.
+        `final_obs`. `bootstrap_truncated=False` counts truncated steps as ends instead. `"own_value"` is for simulators
+        that never reveal the final observation: where the next value is unknown, the value of the step's own
+        observation stands for it. That is biased, by the discounted difference of the two values. With a dict of agents
+        all of them are dicts, and every agent's advantages are estimated from its own rewards and values.
         """
         with self._lock:
             steps = self._whole("compute_advantage")
-            self._advantages.require(steps, self._valued)
+            self._advantages.require(steps, "value" not in self._columns.absent)
             lead = self._storage.lead
             last = [value.clone() for value in self._advantages.values("last_value", last_value, lead)]
             obs = None
@@ -402,11 +432,14 @@ class RolloutBuffer:
             self._storage.write(row, tuple(obs), self._schema.columns["obs"])
 
     def attach(self, named: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
-        """Let further tensors `[T, N, …]`, or dicts of them, join every batch until `clear()`; they are copied."""
+        """Let further tensors `[T, N, …]`, or dicts of them, join every batch until `clear()`; they are copied.
+
+        A `value` or `log_prob` that the steps did not give may be among them. Adding another step forgets them all.
+        """
         with self._lock:
             steps = self._stored("attach")
             trees = [*({} if named is None else named).items(), *fields.items()]
-            self._columns.attach(attachable(trees, steps, self._storage), steps)
+            self._columns.attach(attachable(trees, steps, self._storage, self._columns.given), steps)
 
     # Reading
 
@@ -514,9 +547,9 @@ class RolloutBuffer:
             ends = resets.flag("terminated"), resets.flag("truncated")
             flags = Flags(steps, *ends, resets.mask(steps), resets.starting)
             index = find_sequences(flags, cuts, natively=kernels.reads_natively(columns))
-            size = len(index) if batch_size is None else positive("batch_size", batch_size)
-            stop = read_in_batches("sequences", len(index), size, drop_last, f"{size or 1} or more sequences")
-            read_of = (index, length or index.longest, layout, list(chosen.values()), list(carried.values()))
+            size = max(len(index), 1) if batch_size is None else positive("batch_size", batch_size)
+            stop = read_in_batches("sequences", len(index), size, drop_last, f"{size} or more sequences")
+            read_of = (index, length or max(index.longest, 1), layout, list(chosen.values()), list(carried.values()))
             source = self._columns.following(columns, lambda: sequence_reader(*read_of))
         paths = [*chosen, ("is_first",), ("batch_sizes" if layout == "packed" else "mask",), ("index",), *carried]
         # What is [L, B] or packed, and what is [B], have no leading axis in common.
@@ -533,16 +566,17 @@ class RolloutBuffer:
             mask = self._resets.mask(steps)
             if mask is None:
                 mask = torch.ones((steps, self.num_envs or 1), dtype=torch.bool, device=self.device)
-            return self._columns.shared(steps, {("mask",): mask})
+            return self._columns.shared(steps, mask)
 
     @property
     def columns(self) -> TensorDict:
         """The whole memory as a TensorDict `[num_steps, N]`, with what is attached.
 
-        Beyond the `num_stored` first rows there are zeros, or an older rollout. For learning there is `data`.
+        It has every declared field, given or not. Beyond the `num_stored` first rows there are zeros, or an older
+        rollout. For learning there is `data`.
         """
         with self._lock:
-            return self._columns.shared(self.num_steps)
+            return self._columns.memory(self.num_steps)
 
     def env_major(self) -> TensorDict:
         """The rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
@@ -558,12 +592,32 @@ class RolloutBuffer:
 
     def __getitem__(self, name: str | Path) -> Any:
         """One field of the stored steps `[T, N, …]`, sharing the buffer's memory."""
+        if not isinstance(name, str | tuple):
+            remedy = "A step is rollout.data[t], a batch comes from minibatches."
+            raise TypeError(explain("rollout[...]", "the name of a field", repr(name), remedy))
         data = self.data
         try:
             return data[name]
         except KeyError:
+            first = name if isinstance(name, str) else name[0]
+            if first in self._columns.absent:
+                raise KeyError(absence_of(first)) from None
             known = ", ".join(map(str, data.keys()))
             raise KeyError(explain("rollout", f"one of {known}", repr(name), "See rollout.data.")) from None
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is such a field, or path to a leaf: a `value` or `log_prob` only if the steps gave it."""
+        path = name if isinstance(name, tuple) else (name,)
+        with self._lock:
+            leaves = (*self._columns.leaves(), ("mask",)) if self._num_stored else ()
+        return any(leaf[: len(path)] == path for leaf in leaves)
+
+    def __iter__(self, *_indices: Any) -> NoReturn:
+        """Raises a TypeError that names what to loop over."""
+        remedy = "Loop over minibatches(batch_size) or sequences(length); rollout.data has the steps."
+        raise uniterable(self, remedy)
+
+    __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
 
     def check(self) -> None:
         """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""
@@ -577,9 +631,6 @@ class RolloutBuffer:
         with self._lock:
             mask = self._resets.mask(self._num_stored) if self._num_stored else None
             return self._num_rows() if mask is None else int(mask.sum())
-
-    if not TYPE_CHECKING:  # else every attribute would pass
-        __getattr__ = missing_attribute("RolloutBuffer")
 
     def __repr__(self) -> str:
         return (
@@ -637,3 +688,9 @@ class RolloutBuffer:
         if not self._num_stored:
             raise NotReadyError(explain(where, "at least 1 stored step", 0, "Add steps first."))
         return self._num_stored
+
+
+def _differs(name: str, first: bool) -> SchemaError:
+    expected, got = ("one, as the first step gave", "none") if first else ("none, as at the first step", "one")
+    remedy = f"Pass {name}= to every step of a rollout, or to none."
+    return SchemaError(explain(name, expected, got, remedy))

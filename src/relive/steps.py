@@ -24,6 +24,9 @@ from relive.schema import (
 
 FLAG = Field((), torch.bool)
 
+OPTIONAL = ("value", "log_prob")
+"""Fields of a rollout that its steps may leave out, all of them alike."""
+
 MADE_BY_ROLLOUT = ("mask", "index", "is_first", "batch_sizes")
 """What reading a rollout adds to a batch."""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from relive.chains import Chains, of_steps
 from relive.errors import SchemaError
 from relive.kernels.reader import bits_of
 from relive.ring import FINAL, PENDING, TRANSITION, Ring
@@ -19,27 +20,39 @@ Changes = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class TorchWriter:
-    """One write into a storage: all of it, or a SchemaError and nothing."""
+    """One write into a storage: all of it, or a SchemaError and nothing.
 
-    def __init__(self, storage: ReplayStorage) -> None:
+    One step, or with `blocks` several in time order, of all environments or of `envs`.
+    """
+
+    def __init__(
+        self,
+        storage: ReplayStorage,
+        leaves: tuple[torch.Tensor, ...],
+        nexts: tuple[torch.Tensor, ...],
+        envs: torch.Tensor | None,
+        blocks: bool,
+    ) -> None:
         self._storage, self._ring = storage, storage.ring
         self._changes: Changes = []
+        self._env = torch.arange(self._ring.num_envs, device=storage.device) if envs is None else envs
+        self._steps, self._next_steps = ([self._lifted(leaf, blocks) for leaf in group] for group in (leaves, nexts))
+        self._blocks = blocks
 
-    def write(
-        self, leaves: tuple[torch.Tensor, ...], nexts: tuple[torch.Tensor, ...], envs: torch.Tensor | None, blocks: bool
-    ) -> Changes:
-        """One step, or with `blocks` several in time order, of all environments or of `envs`."""
-        storage = self._storage
-        env = torch.arange(self._ring.num_envs, device=storage.device) if envs is None else envs
-        steps, next_steps = ([self._lifted(leaf, blocks) for leaf in group] for group in (leaves, nexts))
+    def chains(self) -> Chains:
+        """What these steps add to what was counted; on the host."""
+        return of_steps(self._storage, self._steps, self._next_steps, self._env)
+
+    def write(self) -> Changes:
+        """Store the steps."""
+        storage, steps, next_steps = self._storage, self._steps, self._next_steps
         # Only the stacks of a later step of a block can be refused when something has been written already.
-        undo = (
-            (*self._ring.state, *storage.columns) if storage.stacked and blocks and storage.device.type == "cpu" else ()
-        )
+        undone = storage.stacked and self._blocks and storage.device.type == "cpu"
+        undo = (*self._ring.state, *storage.columns) if undone else ()
         before = [tensor.clone() for tensor in undo]
         for t in range(len(steps[0])):
             try:
-                self._write_step([leaf[t] for leaf in steps], [leaf[t] for leaf in next_steps], env)
+                self._write_step([leaf[t] for leaf in steps], [leaf[t] for leaf in next_steps], self._env)
             except SchemaError:
                 for tensor, old in zip(undo, before, strict=True):
                     tensor.copy_(old)

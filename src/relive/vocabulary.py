@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 from relive.errors import explain
 
@@ -141,17 +141,28 @@ def worded(cls: C) -> C:
     return cls
 
 
-def missing_attribute(owner: str) -> Callable[[object, str], Any]:
-    """A `__getattr__` for the class `owner`: the method of another library is answered with the one that it has."""
-    ours = {word: name for name, words in _METHODS[owner].items() for word in words}
+class _Elsewhere:
+    """An attribute that only other libraries have: it is missing, and the error names ours."""
 
-    def missing(self: object, name: str) -> Any:
-        if name not in ours:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        meant = "len(buffer)" if ours[name] == "len" else f"{owner}.{ours[name]}"
-        raise AttributeError(explain(owner, meant, name, f"Use {meant} instead."))
+    def __init__(self, owner: str, name: str, ours: str) -> None:
+        meant = "len(buffer)" if ours == "len" else f"{owner}.{ours}"
+        self._message = explain(owner, meant, name, f"Use {meant} instead.")
 
-    return missing
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(self._message)
+
+
+def understands(cls: C) -> C:
+    """A class that answers to the method names of other libraries.
+
+    Not by `__getattr__`, which makes every access to an attribute slower.
+    """
+    words = {word: name for name, words in _METHODS[cls.__name__].items() for word in words}
+    names = {"__dir__": lambda self: [name for name in object.__dir__(self) if name not in words]}
+    names |= {word: _Elsewhere(cls.__name__, word, ours) for word, ours in words.items()}
+    for name, value in names.items():
+        setattr(cls, name, value)
+    return cls
 
 
 def meant_field(name: str, declared: Iterable[str]) -> str:

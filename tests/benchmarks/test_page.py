@@ -40,7 +40,7 @@ def test_a_busy_machine_and_a_library_that_was_refused_are_said(tmp_path: Path) 
     content["cases"]["uniform"]["refused"] = {"skrl": "next_obs is not what was stored"}
     keep(tmp_path, "replay-2026-01-02T0304.json", content)
     text = page(tmp_path)
-    assert "**Others used the machine meanwhile**" in text
+    assert "**Other jobs used the machine**" in text
     assert "Not timed at uniform: skrl, next_obs is not what was stored." in text
 
 

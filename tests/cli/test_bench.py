@@ -68,7 +68,10 @@ def test_where_there_are_no_benchmarks_a_sentence_says_so(
 ) -> None:
     monkeypatch.setattr(bench, "_PLACES", ("relive.nowhere",))
     assert main(["bench", "--quick"]) == 2
-    assert "expected the benchmarks beside the package, got none" in capsys.readouterr().err
+    assert (
+        "expected the benchmarks of relive, got neither relive.benchmarks nor a folder benchmarks"
+        in capsys.readouterr().err
+    )
 
 
 def test_every_suite_can_be_started_and_says_what_it_is_for() -> None:

@@ -36,7 +36,7 @@ def test_demo_tells_the_story_and_trains_until_the_bound(
     assert main(small_demo) == 1
     text = capsys.readouterr().out
     assert "one learns -8 from a step that never happened" in text
-    assert "not solved within the bound" in text
+    assert "not solved within --steps" in text
     assert "\x1b" not in text, "no live updates where there is no terminal"
     picture = tmp_path / "tiny" / "learning_curve.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -47,7 +47,7 @@ def test_demo_says_how_to_get_the_picture_without_matplotlib(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(small_demo) == 1
-    assert 'pip install ".[plots]"' in capsys.readouterr().out
+    assert 'pip install ".[plots]" in a clone of relive' in capsys.readouterr().out
     assert [file.name for file in (tmp_path / "tiny").iterdir()] == ["report.html"]
 
 
@@ -56,7 +56,7 @@ def test_demo_ends_with_a_page_about_its_own_run(
 ) -> None:
     assert main(small_demo) == 1
     page = tmp_path / "tiny" / "report.html"
-    assert f"what it learned from: {page}" in capsys.readouterr().out
+    assert f"report on the last rollout: {page}" in capsys.readouterr().out
     data = data_of(page)
     assert data["source"]["kind"] == "RolloutBuffer"
     assert data["episodes"]["stats"]["steps"] >= 2000, "every episode of the run"
@@ -74,7 +74,7 @@ def test_a_solved_demo_exits_with_zero(
     monkeypatch.setattr("relive.cli.demo.Settings", Easy)
     assert main([*small_demo, "--steps", "20000"]) == 0
     text = capsys.readouterr().out
-    assert "result         solved" in text
+    assert "result       solved" in text
     assert "over the last 100 episodes, goal 15" in text
 
 

@@ -70,5 +70,5 @@ def test_the_picture_fits_80_columns_and_concludes_with_the_computed_numbers() -
     assert "  2    2       3        0     3  truncated   True       0.00    8.00     -3.00 ✗" in text
     assert "       3       0        0     -    (reset)  False          -       -     -8.00 ✗" in text
     conclusion = " ".join(" ".join(text).split())
-    assert "3 + 0.5 * V(3) - V(2) = 3 + 0.5 * 10 - 8 = 0, and relive finds the same in all modes" in conclusion
-    assert "the naive loops find -3 and -5, blame the steps before it too, and one learns -8" in conclusion
+    assert "3 + 0.5 * V(3) - V(2) = 3 + 0.5 * 10 - 8 = 0, and relive computes the same in all modes" in conclusion
+    assert "the naive loops compute -3 and -5, blame the steps before it too, and one learns -8" in conclusion

@@ -8,6 +8,7 @@ import inspect
 import pickle
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -547,6 +548,37 @@ class TestPriorities:
         assert model.replay_buffer.progress_remaining < 0.01
         assert 0 < model.replay_buffer.sample(64).weights.min() < 1
 
+    @pytest.mark.parametrize("algorithm", ["DQN", "SAC", "TD3"])
+    def test_an_algorithm_that_never_updates_priorities_is_told_once(self, algorithm: str) -> None:
+        message = "PrioritizedReplayBuffer: expected update_priorities after sample, got 10 batches and no update.*Prio"
+        with pytest.warns(rl.DataWarning, match=message) as said:
+            off_policy(algorithm, replay_buffer_class=ours.PrioritizedReplayBuffer).learn(250)
+        assert sum(issubclass(each.category, rl.DataWarning) for each in said) == 1
+
+    def test_uniform_draws_and_updates_however_late_are_no_mistake(self) -> None:
+        for alpha, update in ((0.0, False), (0.6, True)):
+            mine = ours.PrioritizedReplayBuffer(4, VECTOR, ACTIONS["box"], device="cpu", alpha=alpha)
+            obs = np.zeros((1, 3), np.float32)
+            mine.add(obs, obs + 1, np.zeros((1, 2)), np.zeros(1), np.array([False]), [{}])
+            for i in range(30):
+                batch = mine.sample(2)
+                if update and i == 8:
+                    mine.update_priorities(batch.indices, np.ones(2))
+
+    def test_a_warning_that_is_an_error_draws_nothing(self) -> None:
+        mine = ours.PrioritizedReplayBuffer(4, VECTOR, ACTIONS["box"], device="cpu")
+        for t in range(4):
+            obs = np.full((1, 3), t, np.float32)
+            mine.add(obs, obs + 1, np.zeros((1, 2)), np.array([t]), np.array([False]), [{}])
+        for _ in range(9):
+            mine.sample(2)
+        other = copy.deepcopy(mine)
+        with pytest.raises(rl.DataWarning):
+            mine.sample(3)
+        other.update_priorities(mine._core.ids(), np.ones(4))
+        mine.update_priorities(mine._core.ids(), np.ones(4))
+        assert torch.equal(mine.sample(20).indices, other.sample(20).indices)
+
 
 ROLLOUTS = {"PPO": {"n_steps": 64, "n_epochs": 2}, "A2C": {}}
 REPLAYS = ("DQN", "SAC", "TD3", "DDPG")
@@ -575,7 +607,9 @@ class TestTraining:
     def test_off_policy_algorithms_train(self, algorithm: str, name: str) -> None:
         model = off_policy(algorithm, replay_buffer_class=vars(ours)[name])
         before = copy.deepcopy(model.policy.state_dict())
-        model.learn(150)
+        told = name == "PrioritizedReplayBuffer"  # these never update priorities
+        with pytest.warns(rl.DataWarning, match="no update") if told else nullcontext():
+            model.learn(150)
         assert any(not torch.equal(before[key], tensor) for key, tensor in model.policy.state_dict().items())
 
     def test_the_same_seed_gives_the_same_training(self) -> None:

@@ -216,6 +216,20 @@ class MasksNothing(ListSequence):
         return np.ones_like(real)
 
 
+class PadsBeforeTheStart(ListSequence):
+    """Says which steps are trained on, so that burn-in may be shorter, and pads it in front all the same."""
+
+    def read_at(self, env: int, i: int) -> Row:
+        run = super().read_at(env, i)
+        return {**run, "train": run["mask"] & (np.arange(self.burn_in + self.length) >= self.burn_in)}
+
+
+class TrainsOnBurnIn(ListSequence):
+    def read_at(self, env: int, i: int) -> Row:
+        run = super().read_at(env, i)
+        return {**run, "train": run["mask"]}
+
+
 class ForgetsTheGenerator(ListReplay):
     def load(self, path: str) -> None:
         random = self.random
@@ -370,6 +384,8 @@ MUTANTS: list[tuple[str, dict[str, Any]]] = [
     ("T15", {"sequence": lambda shape, length: CrossesTheSeam(shape, 0, length)}),
     ("T15", {"sequence": lambda shape, length: NeverReachesTheEnd(shape, 0, length)}),
     ("T16", {"burn_in": MasksNothing}),
+    ("T16", {"burn_in": PadsBeforeTheStart}),
+    ("T16", {"burn_in": TrainsOnBurnIn}),
     ("T17", {"replay": ForgetsTheGenerator}),
     ("T17", {"prioritized": LoadsEqualPriorities}),
     ("T18", {"replay": OverwritesTheFile}),

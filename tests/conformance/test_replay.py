@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import relive as rl
 from tests.conformance.test_on_policy import valid_rows
 from tests.layouts import Both, World, arrays, read
+from tests.reference.sequences import around
 from tests.scripted import Script, act, step_and_reset, transitions, vector
 
 MODES = list(AutoresetMode)
@@ -393,10 +394,9 @@ def test_t15_t16_sequences_stay_in_their_episode_and_burn_in_lies_before(
     for i, row in enumerate(ids):
         column = both.columns[row % num_envs]
         before, after = column.run_before(row // num_envs, burn_in), column.run(row // num_envs, length)
-        steps = [None] * (burn_in - len(before)) + before + after + [None] * (length - len(after))
-        assert batch[("mask",)][i].tolist() == [step is not None for step in steps]
-        trained = [step is not None and j >= burn_in for j, step in enumerate(steps)]
-        assert batch[("train",)][i].tolist() == trained
+        steps, mask, train = around(before, after, length, burn_in)
+        assert batch[("mask",)][i].tolist() == mask
+        assert batch[("train",)][i].tolist() == train
         for name in ("obs", "reward", "next_obs", "terminated"):
             found = batch[(name,)][i].flatten().tolist()
             assert found == [step[name] if step else 0.0 for step in steps]
@@ -413,9 +413,10 @@ def test_t15_sequences_may_go_on_into_the_next_episode_on_request(backend: str) 
     steps = [0.0, 1.0, 2.0, 100.0, 101.0, 200.0, 201.0, 202.0, 203.0]
     starts = {0.0, 100.0, 200.0}
     for i in range(len(ids)):
-        window = [steps[j] if 0 <= j < len(steps) else None for j in range(i - 1, i + 5)]
+        window, mask, train = around(steps[:i], steps[i:], 5, 1)
         assert batch[("obs", "at")][i].flatten().tolist() == [at or 0.0 for at in window]
-        assert batch[("mask",)][i].tolist() == [at is not None for at in window]
+        assert batch[("mask",)][i].tolist() == mask
+        assert batch[("train",)][i].tolist() == train
         assert batch[("is_first",)][i].tolist() == [at in starts for at in window]
 
 
@@ -504,8 +505,8 @@ def test_t24_clear_forgets_rows_priorities_and_open_episodes_but_not_the_numbers
     assert set(batch["weight"].tolist()) == {1.0}
     assert replay.update_priority([0, 1, 2], [1.0, 1.0, 1.0]) == 3
     window = read(replay, [3], rl.Sequence(1, burn_in=2))
-    assert window[("mask",)].tolist() == [[False, False, True]]
-    assert window[("is_first",)].tolist() == [[False, False, True]]
+    assert window[("mask",)].tolist() == [[True, False, False]]
+    assert window[("is_first",)].tolist() == [[True, False, False]]
 
 
 def test_t24_the_largest_priority_of_forgotten_rows_is_forgotten(backend: str) -> None:

@@ -63,6 +63,12 @@ def rich(seed: int = 0) -> rl.ReplayBuffer:
     return replay
 
 
+def exact() -> rl.ReplayBuffer:
+    """An empty buffer for what `rich` wrote: its Fields keep float64."""
+    extra = {"info": {**DECLARED["extra"]["info"], "note": 3}}
+    return rl.ReplayBuffer(100, **{**DECLARED, "extra": extra})
+
+
 def leaves(steps: Any) -> dict[Any, torch.Tensor]:
     return {key: steps.get(key) for key in steps.keys(True, True) if key != "index"}
 
@@ -85,9 +91,8 @@ def test_a_round_trip_keeps_every_transition(data_format: str) -> None:
     replay = rich()
     dataset = to_minari(replay, "test/rich-v0", data_format=data_format)
     assert (dataset.total_episodes, dataset.total_steps) == (4, 13)
-    assert_same(replay, from_minari(dataset))
-    assert_same(replay, from_minari("test/rich-v0"))
-    assert_same(replay, from_minari(dataset.storage.data_path))
+    for source in (dataset, "test/rich-v0", dataset.storage.data_path):
+        assert_same(replay, from_minari(source, exact()))
 
 
 def test_minari_itself_reads_what_was_written() -> None:
@@ -142,12 +147,67 @@ def collected() -> Any:
 def test_the_info_of_a_step_is_what_the_step_gave() -> None:
     replay = from_minari(collected())
     first, second = replay.episodes()
-    assert first["obs", "x"].dtype == first["reward"].dtype == torch.float64
+    assert first["obs", "x"].dtype == first["reward"].dtype == first["info", "level"].dtype == torch.float32
     assert second["obs", "x"][:, 0].tolist() == [10, 11, 12]
     assert second["next_obs", "x"][:, 0].tolist() == [11, 12, 13]
     assert second["info", "level"].tolist() == [11.5, 12.5, 13.5]
     assert second["info", "deep", "er"][:, 1].tolist() == [11, 12, 13]
     assert (first["terminated"].tolist(), second["truncated"].tolist()) == ([False, True], [False, False, True])
+
+
+def test_a_buffer_has_the_dtypes_that_for_env_gives() -> None:
+    for dataset in (collected(), to_minari(rich(), "test/rich-v0")):
+        env = gym.Env()
+        env.observation_space, env.action_space = dataset.observation_space, dataset.action_space
+        made, expected = from_minari(dataset), rl.ReplayBuffer.for_env(env, 10)
+        dtypes = [dict(zip(one._schema.paths, one._schema.fields, strict=True)) for one in (made, expected)]
+        assert {path: field for path, field in dtypes[0].items() if path[0] != "info"} == dtypes[1]
+        assert torch.float64 not in {field.dtype for field in dtypes[0].values()}
+
+
+def test_a_field_keeps_float64() -> None:
+    collected()
+    fields: dict[str, Any] = {"obs": {"x": rl.Field(2, torch.float64)}, "extra": {"level": rl.Field((), torch.float64)}}
+    replay = rl.ReplayBuffer(50, action=1, reward=rl.Field((), torch.float64), **fields)
+    first = next(from_minari("test/collected-v0", replay).episodes())
+    assert first["obs", "x"].dtype == first["reward"].dtype == first["level"].dtype == torch.float64
+
+
+class TestRoom:
+    """Five steps in episodes of two and three, each of which has a last observation too."""
+
+    @pytest.mark.parametrize(("capacity", "lost"), [(7, 0), (4, 2), (3, 2), (2, 3)])
+    def test_a_replay_buffer_says_how_many_steps_did_not_fit(self, capacity: int, lost: int) -> None:
+        dataset = collected()
+        replay = rl.ReplayBuffer(capacity, obs={"x": 2}, action=1)
+        for _ in range(2):  # what was there before does not count
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                from_minari(dataset, replay)
+            assert len(replay) == 5 - lost
+            messages = [str(each.message) for each in said if issubclass(each.category, rl.DataWarning)]
+            assert len(messages) == bool(lost)
+            for message in messages:
+                expected = f"from_minari: expected room for 5 steps, got room for {5 - lost}. {lost} steps did not fit"
+                assert message.startswith(expected)
+
+    def test_several_environments_together(self) -> None:
+        replay = rl.ReplayBuffer(4, obs={"x": 2}, action=1, num_envs=2)
+        with pytest.warns(rl.DataWarning, match="expected room for 5 steps, got room for 4. 1 step did not fit"):
+            from_minari(collected(), replay)
+        assert len(replay) == 4
+
+    def test_a_distillation_buffer_says_so_too(self) -> None:
+        buffer = rl.DistillationBuffer(4, obs={"x": 2}, action=1)
+        buffer.add({"x": np.zeros((3, 2))}, np.zeros((3, 1)))
+        with pytest.warns(rl.DataWarning, match="expected room for 5 steps, got room for 4. 1 step did not fit"):
+            from_minari(collected(), buffer)
+
+    def test_a_rollout_refuses_before_the_first_step(self) -> None:
+        rollout = rl.RolloutBuffer(4, None, obs={"x": 2}, action=1)
+        with pytest.raises(rl.BufferFullError, match="from_minari: expected room for 5 steps, got room for 4. 1 step "):
+            from_minari(collected(), rollout)
+        assert rollout.num_stored == 0
 
 
 def test_infos_are_chosen_by_name() -> None:
@@ -173,7 +233,8 @@ def test_a_buffer_of_the_callers_takes_what_it_declares() -> None:
     assert by_env[1]["level"].tolist() == [11.5, 12.5, 13.5]
     assert by_env[1]["obs", "x"].dtype == torch.float32
     wrong = rl.ReplayBuffer(50, obs={"x": 2}, action=1, extra={"speed": ()})
-    with pytest.raises(rl.SchemaError, match=r"episode 0: speed: expected one of its infos \(deep, level\)"):
+    words = r"episode 0: expected one of its infos \(deep, level\) for each further field, got 'speed'"
+    with pytest.raises(rl.SchemaError, match=words):
         from_minari("test/collected-v0", wrong)
     assert len(wrong) == 0
 

@@ -64,6 +64,7 @@ def test_a_row_has_the_id_and_the_content_it_has_in_one_buffer(sampler: rl.Unifo
         assert set(batch.keys()) == set(expected.keys()) | ({"weight"} if sampler != rl.Uniform() else set())
         for name in expected.keys():
             assert torch.equal(batch[name], expected[name]), name
+    assert batch["mask"][:, 0].all()  # padding is only at the end of sequences
     assert set(service.sample(5000)["index"].tolist()) == set(single.ids().tolist())
 
 

@@ -155,4 +155,4 @@ def test_relive_does_not_need_ray() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     code = "import sys; sys.modules['ray'] = None; import relive.distributed"
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert "Install relive[ray]" in ended.stderr
+    assert 'Run pip install ".[ray]" in a clone of relive' in ended.stderr

@@ -62,6 +62,44 @@ def test_an_example_as_a_command_saves_its_picture(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_r2d2_turns_where_the_sign_said_only_with_a_memory() -> None:
+    r2d2 = load("r2d2", COPY_EVERY=50)
+    with_memory, without = (r2d2.train(1, 5_000, memory=memory) for memory in (True, False))
+    assert with_memory == r2d2.train(1, 5_000, memory=True)
+    assert np.mean([return_ for _, return_ in with_memory[-3:]]) > 0.7
+    assert abs(np.mean([return_ for _, return_ in without[-3:]])) < 0.4
+
+
+def test_a_corridor_shows_its_sign_once_and_pays_at_the_fork() -> None:
+    env = load("r2d2").Corridor()
+    for seed in range(20):
+        obs, _ = env.reset(seed=seed)
+        sign, seen, ended, reward = obs[0], [], False, 0.0
+        assert sign in (-1, 1)
+        while not ended:
+            right = bool(obs[1]) and sign > 0
+            obs, reward, ended, _, _ = env.step(np.int64(right))
+            seen.append(obs.copy())
+        assert reward == 1.0
+        assert 5 <= len(seen) <= 11
+        assert not any(part[0] for part in seen)
+        assert [bool(part[1]) for part in seen] == [False] * (len(seen) - 2) + [True, False]
+
+
+@pytest.mark.parametrize("arguments", [("--no-memory",), ("--plot", "corridor.png")])
+def test_r2d2_runs_as_a_command(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--plot" in arguments:
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    command(monkeypatch, "r2d2", "--total-steps", 1700, *arguments)
+    said = capsys.readouterr().out
+    assert "mean return of the last 100 episodes" in said
+    assert ("with memory" in said) == ("--plot" in arguments)
+    assert (tmp_path / "corridor.png").exists() == ("--plot" in arguments)
+
+
 def test_hindsight_reaches_goals_that_plain_learning_does_not() -> None:
     her = load("her", NUM_ENVS=4, LEARNING_STARTS=200, BATCH_SIZE=64, LEARNING_RATE=3e-3)
     rate = {}

@@ -534,9 +534,18 @@ def empty_rollout() -> rl.RolloutBuffer:
     return rollout(0)
 
 
+def beside() -> dict[str, Any]:
+    """What add_step takes beside a step."""
+    return {name: values()[name] for name in ("note", "value", "log_prob")}
+
+
 def rollout_cases() -> Iterator[Case]:
     for label, step in wrong_steps(values(), optional=("value", "log_prob")):
         yield Case(f"rollout.add({label})", rollout, lambda b, step=step: b.add(**step))
+    for name in ("value", "log_prob"):
+        yield Case(f"rollout.add({name} left out)", rollout, lambda b, name=name: b.add(**(values() | {name: None})))
+    yield Case("rollout.add(value given late)", without_values, lambda b: b.add(**values()))
+    yield Case("rollout.stage(value given late)", without_values, lambda b: b.stage(value=values()["value"]))
     yield Case("rollout.add after full", lambda: rollout(4), lambda b: b.add(**values()), rl.BufferFullError)
     yield Case("rollout.stage after full", lambda: rollout(4), lambda b: b.stage(action=[1, 1]), rl.BufferFullError)
     yield Case("rollout.add_step after full", lambda: rollout(4), add_gym_step, rl.BufferFullError)
@@ -555,9 +564,7 @@ def rollout_cases() -> Iterator[Case]:
         )
     for label, step in wrong_gym_steps():
         if label != "next_obs 0":  # a next observation is looked at when there is one
-            yield Case(
-                f"rollout.add_step({label})", rollout, lambda b, step=step: b.add_step(*step, note=right()["note"])
-            )
+            yield Case(f"rollout.add_step({label})", rollout, lambda b, step=step: b.add_step(*step, **beside()))
     yield from stage_cases("rollout", rollout)
     for label, count in {"-1": -1, "5": 5, "1.5": 1.5, "True": True, "text": "x"}.items():
         yield Case(f"rollout.take_back({label})", rollout, lambda b, count=count: b.take_back(count))
@@ -602,7 +609,7 @@ def advantage_cases() -> Iterator[Case]:
 
 
 def without_values() -> rl.RolloutBuffer:
-    made = rollout()
+    made = empty_rollout()
     step = values()
     step.pop("value")
     made.add(**step)

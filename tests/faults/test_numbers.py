@@ -194,6 +194,7 @@ def first_row(border: int, unit: int, slots: int) -> int:
 @pytest.mark.promise("I1")
 @pytest.mark.parametrize("unit", select(ENVS, of=[1, ENVS]), ids=["rows", "ids"])
 @pytest.mark.parametrize("border", BORDERS)
+@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # `play` numbers observations on through ends
 def test_a_replay_buffer_passes_a_border_as_if_it_were_none(backend: str, border: int, unit: int) -> None:
     replay, twin = make(), make()
     start = first_row(border, unit, replay._storage.ring.slots)

@@ -68,8 +68,8 @@ def test_values_and_advantages_have_timelines_of_their_own(tmp_path: Path) -> No
     data = data_of(tmp_path / "page.html")
     assert data["browser"]["series"][:4] == ["reward", "value", "advantage", "return"]
     assert series_of(data, 0)["advantage"] == [3, 1, -1]
-    # reward, value, advantage, return, action and 20 observations, log_prob: 26, of which 16 are drawn
-    assert (len(data["browser"]["series"]), data["browser"]["left_out"]) == (16, 10)
+    # reward, value, advantage, return, action and 20 observations: 25, of which 16 are drawn
+    assert (len(data["browser"]["series"]), data["browser"]["left_out"]) == (16, 9)
 
 
 @pytest.mark.thorough

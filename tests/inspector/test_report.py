@@ -341,7 +341,7 @@ SAYS: dict[str, tuple[Any, str]] = {
         lambda: replay_of([{"action": [max(min(5 * math.sin(t), 1), -1)]} for t in range(100)]),
         "action[0] is at its extremes (-1 and 1) in 8",
     ),
-    "favourites": (favourites, "2 rows have 60 % of the priority mass."),
+    "favourites": (favourites, "2 rows hold 60 % of the priority mass."),
     "never drawn": (never_drawn, "70 % of rows were never drawn."),
 }
 
@@ -374,7 +374,15 @@ def test_rows_written_and_the_oldest_row_say_per_what() -> None:
 
 def test_nothing_is_said_of_healthy_data() -> None:
     rng = np.random.default_rng(0)
-    rows = [{"terminated": t % 9 == 8, "action": rng.normal(size=1), "reward": rng.normal()} for t in range(90)]
+    rows = [
+        {
+            "terminated": t % 9 == 8,
+            "next_obs": [t + 1 + (t % 9 == 8) / 2],
+            "action": rng.normal(size=1),
+            "reward": rng.normal(),
+        }
+        for t in range(90)
+    ]
     assert rl.inspect(replay_of(rows, sampler=rl.Prioritized())).warnings == []
 
 
@@ -383,7 +391,9 @@ def test_useless_values_are_told() -> None:
     for t in range(8):
         rollout.add([t], [t], t % 3, False, False, value=float(t))
     rollout.compute_advantage(0.0)
-    assert any("The values explain nothing of the returns" in line for line in rl.inspect(rollout).warnings)
+    assert any(
+        "The values explain none of the variance of the returns" in line for line in rl.inspect(rollout).warnings
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
-"""Sequences of a rollout as lists of row numbers: slow, and obviously right."""
+"""Sequences of a rollout as lists of row numbers, and of replay as lists of steps: slow, and obviously right."""
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from torch import Tensor
+
+Step = TypeVar("Step")
 
 
 def sequences(
@@ -41,3 +45,18 @@ def cut(run: list[int], length: int, mode: str, keep_tail: bool) -> list[list[in
     if keep_tail and found[-1][-1] != run[-1]:
         found.append(run[starts[-1] + stride :])
     return found
+
+
+def around(
+    before: list[Step], after: list[Step], length: int, burn_in: int
+) -> tuple[list[Step | None], list[bool], list[bool]]:
+    """The steps of `rl.Sequence(length, burn_in)`, which are real, and which are trained on.
+
+    `before` are the stored steps of the episode before the drawn row, `after` are the drawn row and the steps after it.
+    """
+    burnt = before[-burn_in:] if burn_in else []
+    trained = after[:length]
+    padding = burn_in + length - len(burnt) - len(trained)
+    steps = [*burnt, *trained, *[None] * padding]
+    train = [False] * len(burnt) + [True] * len(trained) + [False] * padding
+    return steps, [step is not None for step in steps], train

@@ -299,13 +299,15 @@ def _read_rows(vault: Vault, manifest: Manifest, rows: Rows | None, read: Read) 
         first, stop = _read_segment(vault, file, rows, total, longest, ended)
         ended = stop
         if bool((first > covered).any()):
-            expected = f"first rows of at most {covered.tolist()}"
-            raise CorruptCheckpoint(explain(f"segments/{file.name}", expected, first.tolist(), "Copy it again."))
+            env = int((first > covered).int().argmax())
+            place, expected = f"segments/{file.name}, environment {env}", f"a first row of at most {int(covered[env])}"
+            raise CorruptCheckpoint(explain(place, expected, int(first[env]), "Copy it again."))
         covered = torch.maximum(covered, stop)
         segments.append(Segment(file, stop, stamp))
     if bool((covered != rows.stop).any()):
-        expected = f"rows up to {rows.stop.tolist()}"
-        raise CorruptCheckpoint(explain("segments", expected, f"rows up to {covered.tolist()}", "Copy them again."))
+        env = int((covered != rows.stop).int().argmax())
+        place, expected = f"segments, environment {env}", f"rows up to {int(rows.stop[env])}"
+        raise CorruptCheckpoint(explain(place, expected, f"rows up to {int(covered[env])}", "Copy them again."))
     return segments
 
 
@@ -323,7 +325,7 @@ def _read_segment(
         source.fill(memory_of(bound))
     most = (1 << 62) // max(envs, 1)
     if bool(((first < 0) | (stop < first) | (stop > most)).any()) or int((stop - first).max()) > most // 4:
-        got = f"{first.tolist()} and {stop.tolist()}"
+        got = f"{int(first.min())} to {int(stop.max())}, at most {int((stop - first).max())} per environment"
         raise CorruptCheckpoint(explain(where, "first rows from 0, and stops after them", got, "Copy it again."))
     if bool((first < ended).any()) or bool((first == stop).all()):
         expected = "rows, after those of the segment before"
@@ -342,8 +344,9 @@ def _read_segment(
     if found != wanted:
         raise CorruptCheckpoint(explain(where, f"the columns {wanted}", found, "Copy it again."))
     if bool((stop > rows.stop).any()):
-        expected = f"rows up to {rows.stop.tolist()}"
-        raise CorruptCheckpoint(explain(where, expected, f"rows up to {stop.tolist()}", "Copy it again."))
+        env = int((stop > rows.stop).int().argmax())
+        expected = f"rows up to {int(rows.stop[env])} in environment {env}"
+        raise CorruptCheckpoint(explain(where, expected, f"rows up to {int(stop[env])}", "Copy it again."))
     places = held.places(rows.slots)
     # Of rows that fall on one slot the later stays, and rows that were overwritten since are left out.
     row, env = held.numbers()

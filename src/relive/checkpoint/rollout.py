@@ -25,6 +25,7 @@ from relive.checkpoint.contents import (
 from relive.checkpoint.manifest import Node
 from relive.finals import Found
 from relive.rollout import RolloutBuffer
+from relive.steps import OPTIONAL
 
 _OWN = ("obs", "action", "reward", "value", "terminated", "truncated")
 
@@ -44,10 +45,13 @@ def contents(rollout: RolloutBuffer) -> Contents:
     found = Contents("RolloutBuffer", config)
     stored = rollout.num_stored
     arrays = columns(rollout)
-    arrays |= {f"attached{i}": column for i, column in enumerate(rollout._attached.values())}
+    attached = enumerate(rollout._attached.items())
+    arrays |= {f"attached{i}": leaf for i, (path, leaf) in attached if path not in rollout._schema.paths}
+    given = [name for name in OPTIONAL if stored and name not in rollout._columns.missing]
     values = {
         "num_stored": stored,
-        "valued": rollout._valued,
+        "valued": stored if "value" in given else 0,
+        "given": given,
         "staged": sorted(rollout._staged),
         "attached": [list(path) for path in rollout._attached],
     }
@@ -119,10 +123,18 @@ def restore(rollout: RolloutBuffer, read: Read, *, same_device: bool) -> torch.T
     coming = read.array("flags.coming", rollout._resets.resetting.unsqueeze(0))
     rollout._coming = light(coming.to(rollout.device))
     rollout._num_stored = stored
-    rollout._valued = node.entry("valued").integer(0, stored + 1)
+    given = _given(rollout, read, stored)
+    rollout._expect(**{name: name in given for name in OPTIONAL})
     rollout._staged.update(_declared(rollout, name) for name in node.entry("staged").items(1 << 10))
-    for i, path in enumerate(node.entry("attached").items(1 << 10)):
-        rollout._attached[path_of(path)] = _attached(rollout, read, f"rows.attached{i}")
+    stored_columns = dict(zip(rollout._schema.paths, rollout._storage.columns, strict=True))
+    for i, node_of_path in enumerate(node.entry("attached").items(1 << 10)):
+        path = path_of(node_of_path)
+        if path[0] in rollout._columns.given:
+            raise node_of_path.wrong("a name of its own")
+        column = stored_columns.get(path)  # an optional field: its rows have been read with all others
+        if column is None:
+            column = _attached(rollout, read, f"rows.attached{i}")
+        rollout._attached[path] = column
     _restore_finals(rollout, read)
     _restore_last(rollout, read)
     try:
@@ -132,6 +144,17 @@ def restore(rollout: RolloutBuffer, read: Read, *, same_device: bool) -> torch.T
     restore_random(rollout._random, *read.part("random", MOST_OF_RANDOM), devices=same_device)
     restore_listeners(rollout._listeners, read)
     return torch.zeros(0, dtype=torch.int64)
+
+
+def _given(rollout: RolloutBuffer, read: Read, stored: int) -> set[str]:
+    """Which optional fields the steps gave."""
+    node = read.values.entry("rows")
+    if "given" in node.entries():
+        return {name.one_of(OPTIONAL) for name in node.entry("given").items(len(OPTIONAL))}
+    # An older checkpoint counts the steps that had a value, and says nothing of log_prob: zeros were not given.
+    columns = (read.arrays[f"rows.column{i}"][:stored] for i in rollout._schema.columns["log_prob"])
+    found = {"log_prob"} if any(bool((column != 0).any()) for column in columns) else set()
+    return found | ({"value"} if node.entry("valued").integer(0, stored) == stored else set())
 
 
 def _declared(rollout: RolloutBuffer, name: Node) -> str:

@@ -19,7 +19,7 @@ INTERRUPTED = 130
 UNREAD = 141
 """And of one whose reader went away, as `head` does: 128 + SIGPIPE."""
 
-EXIT_CODES = "Exit codes: 0 yes, 1 the command's own no, 2 wrong usage, 130 Ctrl-C."
+EXIT_CODES = "Exit codes: 0 success, 1 the command found a fault, 2 wrong usage, 130 stopped by Ctrl-C."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="relive",
-        description="The experience memory of reinforcement learning in PyTorch.",
+        description="Experience memory for reinforcement learning in PyTorch.",
         epilog=f"`relive <command> --help` describes a command. {EXIT_CODES}",
     )
     parser.add_argument("--version", action="version", version=f"relive {__version__}")

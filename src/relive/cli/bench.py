@@ -12,8 +12,8 @@ NOT_HERE = 2
 _PLACES = ("relive.benchmarks", "benchmarks")
 """In an installed package, and from the folder of a source tree."""
 MISSING = (
-    "relive bench: expected the benchmarks beside the package, got none. "
-    "Install relive, or run it in the folder of its source tree."
+    "relive bench: expected the benchmarks of relive, got neither relive.benchmarks nor a folder benchmarks. "
+    "Run it in a clone of relive, or after pip install . there."
 )
 
 
@@ -21,18 +21,18 @@ def register(commands: Any) -> None:
     """Add this command to the parser."""
     parser = commands.add_parser(
         "bench",
-        help="time relive beside the libraries that are installed",
-        description="Time every hot path beside the experience libraries that are installed here, check their results "
-        "first, print tables, and say what got slower since the last kept run. Suites that need what is not "
-        "installed are skipped and say so.",
-        epilog='Libraries to compare with: pip install ".[bench]" in a clone. Exit code: 0 if all suites ran, 1 if one '
-        "failed, 2 if none could run.",
+        help="time relive and the other experience libraries that are installed",
+        description="Time every hot path of relive and of the other experience libraries that are installed. Check "
+        "their results first, print tables, and report what became slower since the last kept run. A suite whose "
+        "packages are missing is skipped and says so.",
+        epilog='Libraries to compare with: pip install ".[bench]" in a clone of relive. Exit code: 0 if all suites '
+        "ran, 1 if one failed, 2 if none could run.",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="about twelve minutes, and not for claims (default: hours)"
+        "--quick", action="store_true", help="take about twelve minutes; too noisy for claims (default: hours)"
     )
-    parser.add_argument("--only", metavar="A,B", help="some of the suites; a wrong name lists them")
-    parser.add_argument("--json", metavar="FILE", help="write the results of all suites there, too")
+    parser.add_argument("--only", metavar="A,B", help="run only these suites; an unknown name lists all")
+    parser.add_argument("--json", metavar="FILE", help="also write the results of all suites to FILE")
     parser.set_defaults(run=run)
 
 

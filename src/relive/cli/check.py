@@ -15,13 +15,13 @@ def register(commands: Any) -> None:
     """Add this command to the parser."""
     parser = commands.add_parser(
         "check",
-        help="say of each checkpoint in a folder whether it is whole",
-        description="Read every checkpoint below PATH, or all of a disk memory, to its last byte and print a line for "
-        "each. Nothing is changed.",
-        epilog="Exit code: 0 all are whole, 1 one is not or there is none, 2 wrong usage, 130 Ctrl-C.",
+        help="verify every checkpoint in a folder, or a disk memory",
+        description="Read every checkpoint below PATH, or a whole disk memory, to the last byte and print one line for "
+        "each. No file is changed.",
+        epilog="Exit code: 0 all are whole, 1 one is damaged or there is none, 2 wrong usage, 130 stopped by Ctrl-C.",
     )
-    parser.add_argument("path", metavar="PATH", help="the folder that a buffer was saved to, or lives in")
-    parser.add_argument("--json", action="store_true", help="print the same as JSON, for programs")
+    parser.add_argument("path", metavar="PATH", help="a folder of checkpoints, or of disk memory")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 
 

@@ -32,52 +32,53 @@ def register(commands: Any) -> None:
     """Add this command to the parser."""
     parser = commands.add_parser(
         "conformance",
-        help="ask the installed libraries, or your own buffer, what a correct buffer does",
-        description="Ask 28 cases of every experience library that is installed here, and print pass, differs or not "
-        "offered with expected and got for every difference. With TARGET ask only your own buffer.",
+        help="test the installed libraries, or your own buffer, for correctness",
+        description="Run 28 cases on every experience library that is installed, and print pass, differs or not "
+        "offered, with the expected and the actual result of every difference. With TARGET, test only your own buffer.",
         epilog="For example: relive conformance my_package:MyBuffer --cases T4,T7. "
-        "Exit code: 0 TARGET, or else relive, has no difference, 1 it has one, 2 wrong usage, 130 Ctrl-C.",
+        "Exit code: 0 TARGET (without it, relive) has no difference, 1 it has one, 2 wrong usage, "
+        "130 stopped by Ctrl-C.",
     )
     parser.add_argument(
         "target",
         metavar="TARGET",
         nargs="?",
-        help="my_package:MyBuffer, a class with add, sample and len; docs/conformance.md",
+        help="my_package:MyBuffer, a class with add, sample and len; see docs/conformance.md",
     )
-    parser.add_argument("--cases", metavar="T1,T2", type=_cases, default=CASES, help="ask only these")
+    parser.add_argument("--cases", metavar="T1,T2", type=_cases, default=CASES, help="run only these cases")
     parser.add_argument(
-        "--libraries", metavar="A,B", type=_libraries, default=MODULES, help=f"ask only these of {', '.join(MODULES)}"
+        "--libraries", metavar="A,B", type=_libraries, default=MODULES, help=f"test only these of {', '.join(MODULES)}"
     )
     parser.add_argument(
         "--python",
         metavar="PATH",
         action="append",
         default=[],
-        help="ask libraries that are missing here in this interpreter, too; it needs what relive stands on, "
-        "but not relive. May be given again",
+        help="also test libraries that are missing here in this interpreter, which needs the dependencies of "
+        "relive, but not relive itself; may be repeated",
     )
     parser.add_argument(
         "--out",
         metavar="FOLDER",
         type=Path,
         default=Path("runs/conformance"),
-        help="where to write report.json, .html and .md (default: runs/conformance)",
+        help="folder for report.json, report.html and report.md (default: runs/conformance)",
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON and write nothing")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON and write no files")
     parser.set_defaults(run=run)
 
 
 def _cases(text: str) -> tuple[Case, ...]:
     wanted = text.split(",")
     if unknown := set(wanted) - {case.number for case in CASES}:
-        raise argparse.ArgumentTypeError(f"expected numbers from T1 to T28, got {', '.join(sorted(unknown))}")
+        raise argparse.ArgumentTypeError(f"expected cases from T1 to T28, got {', '.join(sorted(unknown))}")
     return tuple(case for case in CASES if case.number in wanted)
 
 
 def _libraries(text: str) -> tuple[str, ...]:
     wanted = tuple(text.split(","))
     if unknown := set(wanted) - set(MODULES):
-        raise argparse.ArgumentTypeError(f"expected some of {', '.join(MODULES)}, got {', '.join(sorted(unknown))}")
+        raise argparse.ArgumentTypeError(f"expected names from {', '.join(MODULES)}, got {', '.join(sorted(unknown))}")
     return wanted
 
 
@@ -101,17 +102,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace, console: Console) -> Report:
-    with console.status("asking") as status:
+    with console.status("testing") as status:
 
         def progress(name: str, number: str) -> None:
-            status.update(Text(shown(f"asking {name}: {number}")))
+            status.update(Text(shown(f"testing {name}: {number}")))
 
         if arguments.target:
             return Report([ask(find(arguments.target), arguments.cases, progress, arguments.target)])
         report = _asked(arguments.libraries, arguments.cases, progress)
         for python in arguments.python:
             if report.missing:
-                status.update(Text(shown(f"asking in {python}")))
+                status.update(Text(shown(f"testing with {python}")))
                 report.add(_elsewhere(python, tuple(report.missing), arguments.cases))
         return report
 

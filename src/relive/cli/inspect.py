@@ -17,19 +17,19 @@ def register(commands: Any) -> None:
     """Add this command to the parser."""
     parser = commands.add_parser(
         "inspect",
-        help="show what a checkpoint, a disk memory or a dataset holds, and what looks odd",
+        help="show the contents of a checkpoint, a disk memory or a dataset, and what looks odd",
         description=(
-            "Show what a checkpoint, a disk memory or a Minari dataset holds: episodes, returns, ends, every field, "
-            "priorities, reuse, and what looks odd, in words. Nothing is changed."
+            "Show the contents of a checkpoint, a disk memory or a Minari dataset: episodes, returns, ends, every "
+            "field, priorities and reuse, and say what looks odd. No file is changed."
         ),
         epilog="For example: relive inspect runs/replay --html report.html. "
-        "Exit code: 0 it was read (whatever it holds), 1 it cannot be read, 2 wrong usage, 130 Ctrl-C.",
+        "Exit code: 0 PATH was read (whatever it holds), 1 it cannot be read, 2 wrong usage, 130 stopped by Ctrl-C.",
     )
+    parser.add_argument("path", metavar="PATH", help="a folder of checkpoints, of disk memory or of a Minari dataset")
     parser.add_argument(
-        "path", metavar="PATH", help="the folder that a buffer was saved to or lives in, or of a Minari dataset"
+        "--html", type=Path, metavar="FILE", help="also write the report as one self-contained HTML page"
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the same as one self-contained page")
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON, for programs")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.set_defaults(run=run)
 
 

@@ -19,10 +19,10 @@ def register(commands: Any) -> None:
     """Add this command to the parser."""
     parser = commands.add_parser(
         "version",
-        help="print the versions of relive and of what it stands on",
-        description="Print the versions of relive and of what it stands on, and which kernels are in use.",
+        help="print the versions of relive and its dependencies",
+        description="Print the versions of relive and its dependencies, and the kernels in use.",
     )
-    parser.add_argument("--json", action="store_true", help="print the same as JSON, for programs")
+    parser.add_argument("--json", action="store_true", help="print the versions as JSON")
     parser.set_defaults(run=run)
 
 

@@ -36,9 +36,9 @@ pre { background: var(--code); padding: .7rem; overflow-x: auto; font-size: 13px
 _MEANING = """
 <p><b class="pass">✓</b> passes. <b class="differs">✗</b> differs: the call was accepted, or failed, and the outcome is
 not the expected one; the figures are below. <b class="none">·</b> not offered: the library has no such operation, or
-documents that it means something else (hover to read why). Every library is asked by its own documented meaning. Cases
+documents that it means something else (hover to read why). Every library is held to its own documentation. Cases
 marked <i>misuse</i> are about input that no documentation allows: most libraries promise nothing there, and the cell
-says what happens.</p>
+shows what happens.</p>
 """
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from relive.conformance.peers.protocol import Peer
 from relive.errors import explain
 
-_REMEDY = "Name a class with add, sample and __len__ (docs/conformance.md has one of ten lines), or a Peer."
+_REMEDY = "Pass a class with add, sample and __len__ (docs/conformance.md shows one in ten lines), or a Peer."
 
 
 def find(target: str) -> Peer:

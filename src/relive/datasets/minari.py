@@ -18,12 +18,12 @@ from relive.border import as_tensor, dotted
 from relive.checkpoint.progress import watched
 from relive.datasets.hdf5 import require_own_bytes
 from relive.distillation import DistillationBuffer
-from relive.errors import SchemaError, explain
+from relive.errors import BufferFullError, DataWarning, SchemaError, explain
 from relive.memory import Memory
 from relive.replay import ReplayBuffer
 from relive.rollout import RolloutBuffer
 from relive.samplers import Sampler
-from relive.schema import DTYPES, Field, Tree, declare, given_shape, leaves_of
+from relive.schema import DTYPES, Field, Tree, given_shape, leaves_of
 
 _HOST = torch.device("cpu")
 
@@ -61,10 +61,12 @@ def from_minari(
     of its own, or of a DistillationBuffer, that is called "info" takes the infos; any other takes the info of that
     name. A RolloutBuffer has one environment and room for all steps. When it takes long, a terminal shows how far.
 
+    Of a dataset that is larger than the buffer the newest steps stay, and a `DataWarning` says how many did not fit.
+
     Args:
         dataset: a `MinariDataset`, the id of a local one, or a path.
-        buffer: where the steps go. None makes a ReplayBuffer with room for all of them, which keeps every number as it
-            is, float64 too.
+        buffer: where the steps go. None makes a ReplayBuffer with room for all of them and the dtypes that
+            `ReplayBuffer.for_env` gives: float64 becomes float32. A given one keeps what its Fields declare.
         infos: names of what is kept of the infos, in the field "info": all by default, which must be arrays of numbers.
         sampler: the sampler of the buffer that is made.
         device: where the buffer that is made keeps its rows.
@@ -79,8 +81,24 @@ def from_minari(
     if write is None:
         remedy = "Pass a ReplayBuffer, a RolloutBuffer or a DistillationBuffer."
         raise SchemaError(explain("from_minari", "a buffer", type(buffer).__name__, remedy))
-    write(buffer, watched(episodes_of(source, infos), source.total_steps, "reading episodes", lambda one: one.size))
+    if isinstance(buffer, RolloutBuffer):
+        _require_room(source.total_steps, buffer.num_steps - buffer.num_stored)
+    episodes = watched(episodes_of(source, infos), source.total_steps, "reading episodes", lambda one: one.size)
+    kept = write(buffer, episodes)
+    if kept < source.total_steps:
+        remedy = "the oldest were overwritten. Make the buffer larger: the last observation of an episode is a row too."
+        warnings.warn(_too_small(source.total_steps, kept, remedy), DataWarning, stacklevel=2)
     return buffer
+
+
+def _require_room(steps: int, room: int) -> None:
+    if steps > room:
+        raise BufferFullError(_too_small(steps, room, f"make the rollout with num_steps={steps}."))
+
+
+def _too_small(steps: int, room: int, remedy: str) -> str:
+    lost = f"{steps - room} step{'s' if steps - room > 1 else ''} did not fit: {remedy}"
+    return explain("from_minari", f"room for {steps} steps", f"room for {room}", lost)
 
 
 def opened(dataset: Any) -> Any:
@@ -200,13 +218,12 @@ def _made(
     first = next(episodes_of(dataset, infos), None)
     if first is None:
         raise SchemaError(explain("from_minari", "at least 1 episode", 0, "Pass a dataset that has episodes."))
-    real = first.reward.dtype if first.reward.dtype.kind == "f" else np.dtype(np.float64)
     return ReplayBuffer(
         # The observation that an episode ended with takes a row too.
         dataset.total_steps + dataset.total_episodes,
-        _exact("observation_space", dataset.observation_space),
-        _exact("action_space", dataset.action_space),
-        reward=Field(first.reward.shape[1:], real),
+        dataset.observation_space,
+        dataset.action_space,
+        reward=Field(first.reward.shape[1:]),
         extra={"info": _like(first.info)} if first.info else None,
         sampler=sampler,
         device=device,
@@ -214,22 +231,12 @@ def _made(
     )
 
 
-def _exact(where: str, space: gym.Space[Any]) -> Any:
-    """The declaration of a space that keeps its dtype, float64 too."""
-    if isinstance(space, gym.spaces.Dict):
-        return {name: _exact(f"{where}.{name}", part) for name, part in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return {str(i): _exact(f"{where}.{i}", part) for i, part in enumerate(space.spaces)}
-    declared = declare(where, space)
-    assert isinstance(declared, Field)
-    return Field(declared.shape, space.dtype)  # pyright: ignore[reportArgumentType]
-
-
 def _like(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {name: _like(part) for name, part in tree.items()}
     tensor = as_tensor("info", tree[:1], _HOST)
-    return Field(tensor.shape[1:], tensor.dtype)
+    # As of spaces: learners work in float32.
+    return Field(tensor.shape[1:], torch.float32 if tensor.dtype == torch.float64 else tensor.dtype)
 
 
 def _extra(trees: Mapping[str, Tree], known: tuple[str, ...], episode: Episode) -> dict[str, Any]:
@@ -246,7 +253,9 @@ def _extra(trees: Mapping[str, Tree], known: tuple[str, ...], episode: Episode) 
 _STEP = ("obs", "action", "reward", "terminated", "truncated")
 
 
-def _to_replay(replay: ReplayBuffer, episodes: Iterable[Episode]) -> None:
+def _to_replay(replay: ReplayBuffer, episodes: Iterable[Episode]) -> int:
+    """Returns how many of the steps are stored in the end."""
+    before = replay._storage.ring.head.clone()
     taken = [0] * (replay.num_envs or 1)
     for episode in episodes:
         batch = {name: getattr(episode, name) for name in _STEP[1:]}
@@ -260,13 +269,16 @@ def _to_replay(replay: ReplayBuffer, episodes: Iterable[Episode]) -> None:
         else:
             replay.extend({name: _slice(tree, (slice(None), None)) for name, tree in batch.items()}, env_ids=[env])
             replay.cut([env])
+    row, env = replay.ids() // len(taken), replay.ids() % len(taken)
+    return int((row >= before[env]).sum())
 
 
 def _slice(tree: Any, at: Any) -> Any:
     return {name: _slice(part, at) for name, part in tree.items()} if isinstance(tree, dict) else tree[at]
 
 
-def _to_rollout(rollout: RolloutBuffer, episodes: Iterable[Episode]) -> None:
+def _to_rollout(rollout: RolloutBuffer, episodes: Iterable[Episode]) -> int:
+    before = rollout.num_stored
     if rollout.num_envs is not None:
         remedy = "Make it with num_envs=None: episodes are read one after the other."
         raise SchemaError(explain("from_minari", "a rollout with num_envs=None", rollout.num_envs, remedy))
@@ -281,12 +293,15 @@ def _to_rollout(rollout: RolloutBuffer, episodes: Iterable[Episode]) -> None:
             step = {name: _slice(getattr(episode, name), t) for name in _STEP}
             final = {"final_obs": _slice(episode.obs, t + 1)} if episode.truncated[t] else {}
             rollout.add(**step, **final, **_slice(extra, t))
+    return rollout.num_stored - before
 
 
-def _to_distillation(buffer: DistillationBuffer, episodes: Iterable[Episode]) -> None:
+def _to_distillation(buffer: DistillationBuffer, episodes: Iterable[Episode]) -> int:
+    before = buffer._ring.head
     for episode in episodes:
         extra = _extra(buffer._schema.trees, ("obs", "action"), episode)
         buffer.add(_slice(episode.obs, slice(None, -1)), episode.action, **extra)
+    return buffer._ring.head - max(buffer._ring.oldest, before)
 
 
 # Writing

@@ -88,7 +88,7 @@ def _recover(storage: ReplayStorage, read: Read, record: Record) -> None:
     head, floor = _saved(ring, read, "head"), _saved(ring, read, "floor")
     most = (1 << 62) // (2 * ring.num_envs)
     if bool(((floor < 0) | (head < floor) | (head >= most)).any()) or record.reach > most:
-        got = f"{floor.tolist()} and {head.tolist()} (reach {record.reach})"
+        got = f"floors from {int(floor.min())} and heads to {int(head.max())} (reach {record.reach})"
         raise CorruptCheckpoint(
             explain(record.name, "a floor from 0 and a head after it", got, "Copy the folder again.")
         )

@@ -60,6 +60,8 @@ class Ack(NamedTuple):
     """Rows that a restart has undone and that the client cannot send again."""
     refused: Exception | None = None
     """Why a block was not taken."""
+    doubts: tuple[str, ...] = ()
+    """What looks like a mistake in what was taken, each once."""
 
 
 class Shard(Reading):
@@ -176,19 +178,21 @@ class Shard(Reading):
     def push(self, client: str, pushes: list[Push]) -> Ack:
         """Blocks of a client, in order. One that the buffer refuses counts as sent, and the others are taken."""
         refused: Exception | None = None
+        doubts: list[str] = []
         for push in pushes:
             if push.end <= self._applied.get(client, 0):
                 self._counts["duplicate"] += push.rows
             elif push.position == self._applied.get(client, 0):
                 self._advance(client, push.end)
                 try:
-                    self._write(push)
+                    doubts += self._write(push)
                 except Exception as error:
                     refused = refused or error
         self._save_if_due()
-        return self._ack(client)._replace(refused=refused)
+        return self._ack(client)._replace(refused=refused, doubts=tuple(doubts))
 
-    def _write(self, push: Push) -> None:
+    def _write(self, push: Push) -> list[str]:
+        """Take a block; returns what looks like a mistake, for the client to say."""
         buffer = self._buffer
         steps = push.rows // len(push.envs)
         if int(self._head.max()) + 4 * steps >= ROWS:
@@ -197,9 +201,13 @@ class Shard(Reading):
         with buffer._lock:
             if len(push.cut):
                 buffer.cut(push.cut)
-            buffer._write(*unpack(buffer._schema, push.block), torch.as_tensor(np.array(push.envs)), steps)
+            step = *unpack(buffer._schema, push.block), torch.as_tensor(np.array(push.envs)), steps
+            doubts = []
+            while (doubt := buffer._write(*step)) is not None:
+                doubts.append(doubt)
         self._counts["pushed"] += push.rows
         self._unsaved += push.rows
+        return doubts
 
     def resume(self, client: str, position: int, envs: np.ndarray) -> Ack:
         """Go on with a client that has nothing before `position` any more; what is missing is lost to its episodes."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from relive.chains import speak
 from relive.distributed.block import Block
 from relive.distributed.calls import Calls, Interrupted
 from relive.distributed.shard import Ack, Push
@@ -105,6 +106,8 @@ class Stream:
         self._flying = []
         self._forget(ack)
         self._send()
+        for doubt in ack.doubts:
+            speak(doubt)
         if ack.refused is not None:
             raise ack.refused
 

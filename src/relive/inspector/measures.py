@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,7 @@ def measure(source: Source) -> Measured:
         "source": source.about,
         "read": {"rows": read, "of": source.length},
         "episodes": _episodes(source, steps, returns, ends),
+        "chains": asdict(source.chains),
         "reward": None if steps is None else _reward(steps),
         "fields": [_field(path, *source.columns[path], numbers) for path, numbers in fields.items()],
         "fit": _fit(fields),

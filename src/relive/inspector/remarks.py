@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from relive.chains import Chains
+
 _FEW_EPISODES = 5
 """Of fewer episodes no share is told."""
 
@@ -15,6 +17,7 @@ def remarks(report: dict[str, Any]) -> list[str]:
     return [
         *_nothing(report),
         *_broken_numbers(report["fields"]),
+        *_chains(Chains(**report["chains"])),
         *_constants(report["fields"], report["read"]),
         *_endings(report["episodes"] or {}),
         *_rewards(report["reward"]),
@@ -89,6 +92,20 @@ def _constants(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[s
             yield f"{_listed(still)} never change in {rows}."
 
 
+def _chains(chains: Chains) -> Iterator[str]:
+    doubts = dict(chains.doubts())
+    if "cuts" in doubts:
+        yield (
+            f"{chains.cut:,} of {chains.followed:,} steps do not start where the step before led, and cut their "
+            'episodes. Are observations normalised between the steps, or rows in no order (next_obs="stored")?'
+        )
+    if "resets" in doubts:
+        yield (
+            f"All {chains.ended:,} ends lead to the observation that the next episode starts with. Was the observation "
+            'after the reset passed as next_obs, in place of info["final_obs"]?'
+        )
+
+
 def _endings(episodes: dict[str, Any]) -> Iterator[str]:
     if "count" not in episodes:
         return
@@ -99,8 +116,8 @@ def _endings(episodes: dict[str, Any]) -> Iterator[str]:
         yield "No episode ends: neither terminated nor truncated is ever set."
     if stopped >= _FEW_EPISODES and ends["cut"] >= 0.1 * stopped:
         yield (
-            f"{percent(ends['cut'] / stopped)} of episodes stop without an end: the next step began elsewhere than "
-            "the last one led. Are observations changed between the steps?"
+            f"{percent(ends['cut'] / stopped)} of episodes stop without an end: the next step did not start "
+            "where the last one led. Are observations changed between steps?"
         )
     if episodes["both_flags"]:
         yield f"{_rows(episodes['both_flags'])} both terminated and truncated; they count as terminated."
@@ -151,7 +168,7 @@ def _saturated(field: dict[str, Any]) -> Iterator[str]:
 
 def _values(fit: float | None) -> Iterator[str]:
     if fit is not None and fit <= 0:
-        yield f"The values explain nothing of the returns (explained variance {number(fit)})."
+        yield f"The values explain none of the variance of the returns (explained variance {number(fit)})."
 
 
 def _favourites(priorities: dict[str, Any] | None) -> Iterator[str]:
@@ -162,9 +179,9 @@ def _favourites(priorities: dict[str, Any] | None) -> Iterator[str]:
         return
     few, rows = priorities["rows_with"]["60%"], priorities["rows"]
     if few <= 0.05 * rows:
-        yield f"{few:,} row{'s have' if few > 1 else ' has'} 60 % of the priority mass."
+        yield f"{few:,} row{'s hold' if few > 1 else ' holds'} 60 % of the priority mass."
     elif priorities["effective"] <= 0.1 * rows:
-        yield f"The priorities count as {number(round(priorities['effective']))} equal rows of {rows:,}."
+        yield f"The effective sample of the priorities is {number(round(priorities['effective']))} of {rows:,} rows."
     if priorities["zero"] >= 0.5 * rows:
         yield f"{percent(priorities['zero'] / rows)} of rows have priority 0 and are never drawn."
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from relive.chains import Chains, of_stored
 from relive.distillation import DistillationBuffer
 from relive.episodes import ordered
 from relive.errors import SchemaError, explain
@@ -68,6 +69,8 @@ class Source:
     """What the sampler knows of its draws."""
     stacks: dict[Path, int] = field(default_factory=dict)
     """Along which axis of a row several frames are stacked, the newest last."""
+    chains: Chains = field(default_factory=Chains)
+    """How the steps are joined."""
     stretches: list[tuple[int, int]] | None = None
     """Rows that are read together, where not any would do."""
 
@@ -136,6 +139,7 @@ def _of_replay(replay: ReplayBuffer) -> Source:
         mass=saved["mass"][place] if "mass" in saved else None,
         drawn=saved["drawn"][place] if "drawn" in saved else None,
         reuse=_known_reuse(saved, written),
+        chains=of_stored(storage),
         stacks={path: leaf.axis for path, leaf in _leaves_of(replay._schema) if isinstance(leaf, Stacked)},
     )
 

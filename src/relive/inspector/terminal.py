@@ -27,7 +27,7 @@ FACTS = {
     "saved": "saved",
     "rows": "rows",
     "capacity": "capacity",
-    "num_steps": "steps, at most",
+    "num_steps": "maximum steps",
     "num_stored": "steps",
     "reset_rows": "rows that only reset",
     "num_envs": "environments",
@@ -230,23 +230,23 @@ def _priorities(priorities: dict[str, Any]) -> Iterator[tuple[str, RenderableTyp
     yield "effective sample", Text(f"{number(round(effective))} of {rows:,} rows ({percent(effective / rows)})")
     yield "mass", Text(", ".join(f"{share} in {few:,} rows" for share, few in priorities["rows_with"].items()))
     yield "largest", Text(f"{percent(priorities['largest'])} of the mass")
-    yield "spectrum", Text.assemble((bars(priorities["relative"]), "cyan"), "  in powers of ten of the mean")
+    yield "spectrum", Text.assemble((bars(priorities["relative"]), "cyan"), "  relative to the mean, in powers of ten")
 
 
 def _reuse(reuse: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     for name, sentence in reuse_told(reuse):
         yield name, Text(sentence)
     if "counted" in reuse:
-        yield "draws of a row", Text(bars(reuse["counted"]["histogram"]), "cyan")
+        yield "draws per row", Text(bars(reuse["counted"]["histogram"]), "cyan")
 
 
 def reuse_told(reuse: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What is known of how often rows were drawn, and what is not."""
     if "draws" in reuse:
-        each = "" if reuse["per_row"] is None else f", {number(round(reuse['per_row'], 2))} for each row written"
-        yield "drawn in all", f"{reuse['draws']:,} rows{each}"
+        each = "" if reuse["per_row"] is None else f", {number(round(reuse['per_row'], 2))} per row written"
+        yield "drawn in total", f"{reuse['draws']:,} rows{each}"
     if "left_in_epoch" in reuse:
-        yield "this epoch", f"{reuse['left_in_epoch']:,} rows are left"
+        yield "this epoch", f"{reuse['left_in_epoch']:,} rows left"
     counted = reuse.get("counted")
     if counted is None:
         yield "each row", "not counted; sampler=rl.Counted(…) counts the draws of every row"

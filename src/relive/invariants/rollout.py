@@ -51,7 +51,10 @@ def _check_form(rollout: RolloutBuffer) -> None:
 def _check_steps(rollout: RolloutBuffer) -> None:
     steps, staged = rollout._num_stored, rollout._staged
     require(0 <= steps <= rollout.num_steps, "num_stored", f"0 to {rollout.num_steps} steps", steps)
-    require(0 <= rollout._valued <= steps, "values", f"values of 0 to {steps} steps", rollout._valued)
+    gives = {"value": rollout._gives_value, "log_prob": rollout._gives_log_prob}
+    missing = {name for name, given in gives.items() if not given}
+    require(rollout._columns.missing == missing, "missing fields", sorted(missing), sorted(rollout._columns.missing))
+    require(not steps or not staged & missing, "staged fields", f"none of {sorted(missing)}", sorted(staged))
     names = rollout._schema.names
     require(staged <= set(names), "staged fields", f"declared fields ({', '.join(names)})", sorted(staged))
     require(
@@ -75,8 +78,12 @@ def _check_attached(rollout: RolloutBuffer) -> None:
     """What is attached has the rows of the rollout; behind the stored ones are zeros, and the last value."""
     steps, columns, schema = rollout._num_stored, rollout._storage.columns, rollout._schema
     lead = (rollout.num_steps + 1, rollout.num_envs or 1)
+    own = dict(zip(schema.paths, columns, strict=True))
     for path, column in rollout._attached.items():
-        require(path[0] not in schema.names, dotted(path), "a name that no field has", "the name of a field")
+        require(path[0] not in rollout._columns.given, dotted(path), "a name that no field has", "the name of a field")
+        if path in own:
+            require(column is own[path], dotted(path), "the memory of the field", "other memory")
+            continue
         require_form(dotted(path), column, (*lead, *column.shape[2:]), column.dtype, rollout.device)
         if rollout.device.type != "meta":
             require_all(column[steps:] == 0, dotted(path), f"zeros after step {steps - 1}", column[steps:])

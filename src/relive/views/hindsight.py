@@ -35,7 +35,7 @@ class Steps(Protocol):
 
     def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor: ...
 
-    def reduce(self, storage: ReplayStorage, windows: torch.Tensor, steps: Leaves) -> Leaves: ...
+    def reduce(self, storage: ReplayStorage, slots: torch.Tensor, windows: torch.Tensor, steps: Leaves) -> Leaves: ...
 
 
 @worded
@@ -90,9 +90,8 @@ class Hindsight:
         changed = (chosen.unsqueeze(1) & (windows >= 0)).flatten()
         goals = wanted.repeat_interleave(windows.shape[1], 0)
         self._relabel(storage, steps, changed, goals, goal, achieved)
-        return self.view.reduce(
-            storage, windows, {path: leaf.unflatten(0, windows.shape) for path, leaf in steps.items()}
-        )
+        whole = {path: leaf.unflatten(0, windows.shape) for path, leaf in steps.items()}
+        return self.view.reduce(storage, slots, windows, whole)
 
     def _goals(self, storage: ReplayStorage, slots: torch.Tensor, achieved: Path, random: Randomness) -> torch.Tensor:
         """The achieved goal after one step of each row's episode [B, …]."""

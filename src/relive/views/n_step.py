@@ -83,7 +83,7 @@ class NStep:
         """The steps that are read: [B, most steps] flat slots, -1 after an end."""
         return storage.windows(slots, 0, self.most_steps(storage))[0]
 
-    def reduce(self, storage: ReplayStorage, windows: torch.Tensor, steps: Leaves) -> Leaves:
+    def reduce(self, storage: ReplayStorage, slots: torch.Tensor, windows: torch.Tensor, steps: Leaves) -> Leaves:
         """A batch from its steps [B, most steps, …]; a step may have been made an end since."""
         mask = windows >= 0
         terminated = steps[("terminated",)] & mask

@@ -22,13 +22,16 @@ _MARKS = ("mask",), ("train",), ("is_first",)
 class Sequence:
     """`burn_in + length` steps [B, L, …] around each drawn row, which is the first trained one.
 
-    Burn-in lies before it. "mask" says which steps are real, "train" which of them are no burn-in, "is_first" which
-    start an episode; what is not real is zero. `Carry` fields are those of the first real step [B, …].
+    Burn-in lies before it, as much of its episode as is still stored, so that its length varies by row. Real steps come
+    first and padding, which is zero, only at the end: position 0 is always real, and `Carry` fields [B, …] are its
+    state. "mask" says which steps are real, "train" which of them are no burn-in, "is_first" which start an episode.
+    "index" and "weight" are those of the drawn row.
 
     Args:
         length: steps to train on, at least 1.
-        burn_in: steps before them, for a recurrent network to find its state.
-        cross_episodes: go on into the next episode; otherwise a sequence ends with its episode.
+        burn_in: at most so many steps before them, for a recurrent network to find its state.
+        cross_episodes: go on into the next episode, where "is_first" says that the state starts anew; otherwise a
+            sequence ends with its episode.
     """
 
     length: int
@@ -60,7 +63,7 @@ class Sequence:
         steps = named(storage, storage.take(flat, columns, padded=True), columns)
         steps |= named_next(storage, storage.take_next(flat, padded=True))
         batch = {path: leaf.view(*windows.shape, *leaf.shape[1:]) for path, leaf in steps.items()}
-        return batch | self._marks(windows, is_first) | _at_start(storage, windows, carried)
+        return batch | _marks(slots, windows, is_first) | _at_start(storage, windows, carried)
 
     def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor:
         """The steps that are read: [B, L] flat slots, -1 where there is none."""
@@ -69,20 +72,19 @@ class Sequence:
             raise SchemaError(explain("Sequence", "one episode", "cross_episodes=True", remedy))
         return storage.windows(slots, self.burn_in, self.length)[0]
 
-    def reduce(self, storage: ReplayStorage, windows: torch.Tensor, steps: Leaves) -> Leaves:
+    def reduce(self, storage: ReplayStorage, slots: torch.Tensor, windows: torch.Tensor, steps: Leaves) -> Leaves:
         """A batch from its steps [B, L, …]."""
         carried = _carried(storage)
         hidden = {storage.schema.paths[i] for i in carried}
         batch = {path: leaf for path, leaf in steps.items() if path not in hidden}
         is_first = storage.ring.first.view(-1)[windows.clamp(min=0)] & (windows >= 0)
-        return batch | self._marks(windows, is_first) | _at_start(storage, windows, carried)
+        return batch | _marks(slots, windows, is_first) | _at_start(storage, windows, carried)
 
-    def _marks(self, windows: torch.Tensor, is_first: torch.Tensor) -> Leaves:
-        mask = windows >= 0
-        train = mask.clone()
-        if self.burn_in:
-            train[:, : self.burn_in] = False
-        return dict(zip(_MARKS, (mask, train, is_first), strict=True))
+
+def _marks(slots: torch.Tensor, windows: torch.Tensor, is_first: torch.Tensor) -> Leaves:
+    mask = windows >= 0
+    drawn = (windows == slots.unsqueeze(1)).cumsum(1) > 0  # from the drawn row on
+    return dict(zip(_MARKS, (mask, mask & drawn, is_first), strict=True))
 
 
 def _carried(storage: ReplayStorage) -> list[int]:
@@ -90,8 +92,5 @@ def _carried(storage: ReplayStorage) -> list[int]:
 
 
 def _at_start(storage: ReplayStorage, windows: torch.Tensor, carried: list[int]) -> Leaves:
-    """The carried leaves at the first real step of each window [B, …]."""
-    if not carried:
-        return {}
-    start = windows.gather(1, (windows >= 0).long().argmax(1, keepdim=True)).squeeze(1)
-    return named(storage, storage.take(start, carried), carried)
+    """The carried leaves at the first step of each window [B, …]."""
+    return named(storage, storage.take(windows[:, 0].contiguous(), carried), carried) if carried else {}

@@ -22,6 +22,6 @@ class Transition:
         """The steps that are read: [B, 1] flat slots."""
         return slots.unsqueeze(1)
 
-    def reduce(self, storage: ReplayStorage, windows: torch.Tensor, steps: Leaves) -> Leaves:
+    def reduce(self, storage: ReplayStorage, slots: torch.Tensor, windows: torch.Tensor, steps: Leaves) -> Leaves:
         """A batch from its steps [B, 1, …]."""
         return {path: leaf.squeeze(1) for path, leaf in steps.items()}

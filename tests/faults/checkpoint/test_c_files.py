@@ -281,7 +281,7 @@ def no_transition(kinds: torch.Tensor) -> None:
 BY_HAND: dict[str, tuple[str, str, Any, str]] = {
     "a negative head": ("uniform", "ring.head", lambda x: x[0].fill_(-1), "state: ring.head[0]: expected a row"),
     "a head beyond all": ("uniform", "ring.head", lambda x: x[1].fill_(2**62), "state: ring.head[1]: expected a row"),
-    "a later head": ("uniform", "ring.head", lambda x: x[0].add_(1), "segments: expected rows up to"),
+    "a later head": ("uniform", "ring.head", lambda x: x[0].add_(1), "segments, environment 0: expected rows up to"),
     "a floor above": (
         "uniform",
         "ring.floor",

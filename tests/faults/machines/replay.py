@@ -15,6 +15,7 @@ from tensordict import TensorDict
 import relive as rl
 from tests.faults.machines.machine import Machine, WrongCall
 from tests.reference.replay import Column
+from tests.reference.sequences import around
 
 FRAMES = 3
 ENDS = st.sampled_from(["goes on"] * 5 + ["terminated", "truncated", "both"])
@@ -278,17 +279,18 @@ class ReplayMachine(Machine):
 
     def _check_sequences(self, batch: TensorDict, view: rl.Sequence) -> None:
         n, steps = len(self.model.columns), []
-        mask = torch.zeros((len(batch), view.burn_in + view.length), dtype=torch.bool)
-        for i, row in enumerate(batch["index"].tolist()):
+        masks, trains = [], []
+        for row in batch["index"].tolist():
             column = self.model.columns[row % n]
-            earlier = column.run_before(row // n, view.burn_in)
-            run = earlier + column.run(row // n, view.length)
-            start = view.burn_in - len(earlier)
-            mask[i, start : start + len(run)] = True
-            steps += run
-        assert batch["mask"].tolist() == mask.tolist()
+            before, after = column.run_before(row // n, view.burn_in), column.run(row // n, view.length)
+            window, mask, train = around(before, after, view.length, view.burn_in)
+            steps += [step for step in window if step is not None]
+            masks.append(mask)
+            trains.append(train)
+        assert batch["mask"].tolist() == masks
+        assert batch["train"].tolist() == trains
         of_steps = [key for key in batch.keys(True, True) if key not in ("index", "weight")]
-        self._check_rows({key: batch[key][mask] for key in of_steps}, steps)
+        self._check_rows({key: batch[key][batch["mask"]] for key in of_steps}, steps)
 
     @precondition(lambda self: isinstance(self.sampler, rl.Prioritized) and self.model.priority)
     @rule(data=st.data())

@@ -29,7 +29,8 @@ class Model:
     steps: list[dict[str, list[Any]]] = field(default_factory=list)
     finals: dict[tuple[int, int], int] = field(default_factory=dict)
     """The observations that truncated steps led to, by step and environment."""
-    valued: int = 0
+    valued: bool = False
+    """The first step gave a value, and so does every other."""
     staged: dict[str, list[int]] = field(default_factory=dict)
     attached: dict[str, list[list[float]]] = field(default_factory=dict)
 
@@ -108,7 +109,7 @@ class RolloutMachine(Machine):
             if step["truncated"][env] and not step["terminated"][env]:
                 model.finals[at, env] = led[env]
         model.steps.append(step)
-        model.valued += valued
+        model.valued = valued
         model.staged, model.attached = {}, {}
 
     # Writing
@@ -117,6 +118,7 @@ class RolloutMachine(Machine):
     @rule(data=st.data(), valued=st.sampled_from([True, True, True, False]), finals=st.booleans())
     def add(self, data: st.DataObject, valued: bool, finals: bool) -> None:
         finals = finals and self.mode != "NEXT_STEP"
+        valued = self.model.valued if self.model.steps else valued
         step, led = self.step([data.draw(ENDS, "end") for _ in range(self.n)], valued)
         more = {"final_obs": self.observations(led)} if finals else {}
         self.buffer.add(**self.given(step, valued), **more)
@@ -126,15 +128,16 @@ class RolloutMachine(Machine):
     @precondition(lambda self: self.mode is not None and len(self.model.steps) < self.num_steps)
     @rule(data=st.data())
     def add_step(self, data: st.DataObject) -> None:
-        step, led = self.step([data.draw(ENDS, "end") for _ in range(self.n)], valued=True)
-        given = self.given(step, valued=True)
+        valued = self.model.valued or not self.model.steps
+        step, led = self.step([data.draw(ENDS, "end") for _ in range(self.n)], valued)
+        given = self.given(step, valued)
         returned, info = self.observations(led), {}
         if self.mode == "SAME_STEP":
             info = {"final_obs": returned, "_final_obs": given["terminated"] | given["truncated"]}
             returned = self.observations(self.model.now)
         parts = (returned, *(given.pop(name) for name in ("reward", "terminated", "truncated")), info)
         self.buffer.add_step(step=parts, **given)
-        self.stored(step, led, True, finals=self.mode != "NEXT_STEP")
+        self.stored(step, led, valued, finals=self.mode != "NEXT_STEP")
         self.count("add_step")
 
     @precondition(lambda self: len(self.model.steps) < self.num_steps)
@@ -170,7 +173,7 @@ class RolloutMachine(Machine):
             lam=LAM,
             bootstrap_truncated=bootstrap,
         )
-        if model.valued < len(model.steps) or not known:
+        if not model.valued or not known:
             with pytest.raises(rl.NotReadyError):
                 call()
             return
@@ -234,7 +237,9 @@ class RolloutMachine(Machine):
     def _check(self, batch: Any, rows: list[int]) -> None:
         """A batch is these rows."""
         steps = [(self.model.steps[row // self.n], row // self.n, row % self.n) for row in rows]
-        for name in ("action", "reward", "terminated", "truncated", "value", "log_prob", "tag"):
+        assert ("value" in batch.keys()) == ("value" in self.buffer) == self.model.valued
+        given = ("value",) if self.model.valued else ()
+        for name in ("action", "reward", "terminated", "truncated", "log_prob", "tag", *given):
             assert batch[name].tolist() == [step[name][env] for step, _, env in steps], name
         obs = np.array([step["obs"][env] for step, _, env in steps], np.float32)
         np.testing.assert_array_equal(batch["obs", "x"].numpy(), np.stack([obs, -obs], 1))
@@ -254,6 +259,8 @@ class RolloutMachine(Machine):
             (batch,) = buffer.minibatches(10**6, shuffle=False)
             assert batch["index"].tolist() == self.valid
             self._check(batch, self.valid)
+        elif model.steps:
+            assert list(buffer.minibatches(1)) == list(buffer.sequences()) == []
 
     def wrong_calls(self) -> list[WrongCall]:
         buffer, model, n = self.buffer, self.model, self.n
@@ -278,6 +285,10 @@ class RolloutMachine(Machine):
         ]
         if len(model.steps) == self.num_steps:
             calls += [lambda: buffer.add(**good), lambda: buffer.stage(action=good["action"])]
+        if model.steps and not model.valued:
+            calls += [lambda: buffer.add(**good), lambda: buffer.stage(value=good["value"])]
+        if model.valued:
+            calls += [lambda: buffer.add(**{name: x for name, x in good.items() if name != "value"})]
         if not model.steps:
             calls += [lambda: next(buffer.minibatches(1)), lambda: buffer.attach(note=1), lambda: buffer.data]
         if model.staged:

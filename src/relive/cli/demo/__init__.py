@@ -24,29 +24,29 @@ def register(commands: Any) -> None:
     """Add this command to the parser."""
     parser = commands.add_parser(
         "demo",
-        help="see one truncation done right, what a replayed frame costs, and PPO solve CartPole-v1",
+        help="watch one truncation handled correctly, the cost of a replayed frame, and PPO solving CartPole-v1",
         description=(
-            "Show one truncation as a timeline under each autoreset mode, beside what a naive loop gets; what an Atari "
-            "transition costs in a replay buffer, beside the libraries that are installed; then train PPO on "
-            "CartPole-v1 until the mean return of the last 100 episodes is 475, and save the learning curve "
-            "and a page about what was learned from last."
+            "Show one truncation as a timeline under each autoreset mode, next to the result of a naive loop. Show the "
+            "memory of an Atari transition in a replay buffer, next to the other libraries that are installed. "
+            "Then train PPO on CartPole-v1 until the mean return of the last 100 episodes is 475, and save the "
+            "learning curve and a report on the last rollout."
         ),
-        epilog="Exit code: 0 solved (or --no-train), 1 not solved within --steps, 130 stopped by Ctrl-C.",
+        epilog="Exit code: 0 solved (or --no-train), 1 not solved within --steps, 2 wrong usage, 130 Ctrl-C.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
-        "--seed", metavar="N", type=int, default=1, help="of the environments, the nets and the minibatches"
+        "--seed", metavar="N", type=int, default=1, help="seed of the environments, the networks and the minibatches"
     )
     parser.add_argument(
         "--steps",
         metavar="N",
         type=_positive,
         default=Settings.max_transitions,
-        help="train for so many at most, in whole rollouts",
+        help="train for at most this many transitions, in whole rollouts",
     )
-    parser.add_argument("--out", metavar="FOLDER", type=Path, default=Path("runs"), help="folder of all runs")
-    parser.add_argument("--name", default="demo", help="folder of this run in it")
-    parser.add_argument("--no-train", action="store_true", help="show the tables only")
+    parser.add_argument("--out", metavar="FOLDER", type=Path, default=Path("runs"), help="folder for all runs")
+    parser.add_argument("--name", default="demo", help="name of this run's folder in --out")
+    parser.add_argument("--no-train", action="store_true", help="show only the tables")
     parser.set_defaults(run=run)
 
 
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(_summary(report, settings))
     console.print(_save(folder / "learning_curve.png", report, settings, arguments.seed), soft_wrap=True)
     inspect(report.rollout, html=folder / "report.html", stats=report.stats)
-    console.print(Text.assemble("what it learned from: ", (str(folder / "report.html"), "cyan")), soft_wrap=True)
+    console.print(Text.assemble("report on the last rollout: ", (str(folder / "report.html"), "cyan")), soft_wrap=True)
     return SOLVED if report.solved else UNSOLVED
 
 
@@ -86,7 +86,7 @@ def _title(console: Console, title: str) -> None:
 
 def _summary(report: Report, settings: Settings) -> Table:
     episodes, steps = report.stats.num_episodes, report.stats.num_steps
-    verdict = Text("solved", "bold green") if report.solved else Text("not solved within the bound", "bold yellow")
+    verdict = Text("solved", "bold green") if report.solved else Text("not solved within --steps", "bold yellow")
     table = Table.grid(padding=(0, 2))
     for name, value in (
         ("result", verdict),
@@ -96,7 +96,7 @@ def _summary(report: Report, settings: Settings) -> Table:
         ),
         ("transitions", f"{steps:,} in {episodes:,} episodes"),
         ("time", f"{report.seconds:.1f} s, {steps / report.seconds:,.0f} steps/s"),
-        ("in the buffer", f"{report.buffer_share:.1%} of it"),
+        ("buffer", f"{report.buffer_share:.1%} of the time"),
     ):
         table.add_row(Text(name, "dim"), value)
     return table
@@ -107,4 +107,4 @@ def _save(path: Path, report: Report, settings: Settings, seed: int) -> Text:
     saved = save_curve(path, report.stats, window=AVERAGED, target=settings.target, title=title)
     if saved:
         return Text.assemble("learning curve: ", (str(path), "cyan"))
-    return Text('No picture: matplotlib is not installed. Run pip install ".[plots]" in a clone.', "yellow")
+    return Text('No picture: matplotlib is not installed. Run pip install ".[plots]" in a clone of relive.', "yellow")

@@ -52,7 +52,7 @@ def measure(shape: ReplayShape = SHAPE) -> Iterator[Line]:
 def show(console: Console, shape: ReplayShape = SHAPE) -> None:
     """The table, filled as it is measured."""
     table = Table("library", "version")
-    for heading in ("bytes a transition", f"batch of {BATCH}, µs"):
+    for heading in ("bytes per transition", f"batch of {BATCH}, µs"):
         table.add_column(heading, justify="right")
     with Live(table, console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         for line in measure(shape):

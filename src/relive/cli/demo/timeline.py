@@ -233,7 +233,7 @@ def conclusion(stories: list[Story]) -> Text:
         f"The clock, not the walk, ended the episode in state {_short(final)}. The critic here is exact, ",
         "so the advantage is ",
         (arithmetic, "green"),
-        f", and relive finds {'the same' if same else 'something else'} in all modes; the naive loops find ",
+        f", and relive computes {'the same' if same else 'something else'} in all modes; the naive loops compute ",
         (wrong, "red"),
         ", blame the steps before it too, and one learns ",
         (_short(first.naive[reset]), "red"),

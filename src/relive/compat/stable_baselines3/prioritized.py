@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,9 +14,13 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
 from relive.compat.stable_baselines3.replay import ReplayBuffer
+from relive.errors import DataWarning, explain
 from relive.samplers import Prioritized, Sampler
 
 _RISING = LinearSchedule(0.4, 1.0, 1.0)
+
+_PATIENCE = 10
+"""Batches that may be drawn before the first update of priorities."""
 
 
 class PrioritizedReplayBufferSamples(NamedTuple):
@@ -38,11 +43,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     `beta` is the exponent of the weights: a number, or a schedule of the `progress_remaining` that the algorithm sets.
     Any algorithm can draw from this buffer; only those that use `weights` and call `update_priorities` learn from it
-    as they should. All else is `ReplayBuffer`'s. (Schaul et al., Prioritized Experience Replay, 2016.)
+    as they should, and a `DataWarning` says so to the others. All else is `ReplayBuffer`'s. (Schaul et al., Prioritized
+    Experience Replay, 2016.)
     """
 
     progress_remaining = 1.0
     """How much of the training is left: from 1 to 0."""
+    _num_drawn = 0
+    """Batches that were drawn before the first update."""
+    _is_updated = False
 
     def __init__(
         self,
@@ -58,6 +67,23 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _sampler(self) -> Sampler:
         return Prioritized(self.alpha, lambda _: self.beta(self.progress_remaining), self.eps)
 
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """A batch of transitions drawn by their priorities, normalised as `env` says."""
+        if not self._is_updated:
+            self._num_drawn += 1
+            if self._num_drawn == _PATIENCE and self.alpha > 0:
+                self._warn()
+        return super().sample(batch_size, env)
+
+    def _warn(self) -> None:
+        remedy = (
+            "Stable-Baselines3's own algorithms never update priorities, so that draws stay uniform: use "
+            "PrioritizedDQN, PrioritizedSAC or PrioritizedTD3, or call update_priorities(batch.indices, errors)."
+        )
+        got = f"{_PATIENCE} batches and no update"
+        message = explain(type(self).__name__, "update_priorities after sample", got, remedy)
+        warnings.warn(message, DataWarning, stacklevel=3)
+
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> PrioritizedReplayBufferSamples:
         weight = batch.get("weight", None)
         weight = batch["reward"].new_ones(len(batch)) if weight is None else weight  # rows that nobody drew
@@ -70,3 +96,4 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Give the rows `indices` of a batch new priorities, such as absolute TD errors; skip those overwritten."""
         values = torch.as_tensor(priorities).detach().cpu().reshape(-1)
         self._core.update_priority(indices, values)
+        self._is_updated = True

@@ -271,7 +271,7 @@ class _NormalisedSteps:
         leaves = storage.take(windows.flatten(), columns, padded=True)
         leaves[0] = torch.from_numpy(self.env.normalize_reward(leaves[0].numpy()))
         steps = named(storage, [leaf.unflatten(0, windows.shape) for leaf in leaves], columns)
-        summed = self.view.reduce(storage, windows, steps)
+        summed = self.view.reduce(storage, slots, windows, steps)
         return self.view.read(storage, slots, random) | {("reward",): summed[("reward",)]}
 
 

@@ -121,7 +121,7 @@ CASES = (
         "T21",
         "inputs and batches copied",
         "Arrays that are changed after they were added, and batches that the caller changes.",
-        "the buffer is as it was",
+        "the buffer is unchanged",
         copies,
     ),
     Case(
@@ -144,7 +144,7 @@ CASES = (
         "T28",
         "failed add undone",
         "An add that raises, because one field has the wrong shape.",
-        "size, content and the place of the next row are as before",
+        "size, contents and the position of the next row are unchanged",
         nothing_happened,
         misuse=True,
     ),

@@ -63,8 +63,8 @@ def the_seed_decides(peer: Peer) -> None:
 
     before = _global_states()
     first = drawn(3)
-    require(first == drawn(3), "the same draws for the same seed", "others")
-    require(first != drawn(4), "other draws for another seed", "the same")
+    require(first == drawn(3), "the same draws for the same seed", "different draws")
+    require(first != drawn(4), "different draws for different seeds", "the same draws")
     if not Probe(make(story.shape(64))).promise("default_seed"):
         require(drawn(None) != drawn(None), "two buffers without a seed to draw differently", "the same draws")
     require(before == _global_states(), "the generators of random, numpy and torch untouched", "one was used")
@@ -101,20 +101,20 @@ CASES = (
         "T13",
         "draws in proportion",
         "χ² of uniform and of prioritized draws, before and after the ring wrapped, and after a load.",
-        "rows are drawn in proportion",
+        "the frequency of each row matches its probability",
         in_proportion,
     ),
     Case(
         "T20",
         "seeded draws",
-        "Draws of two buffers with the same seed, with other seeds, and without.",
-        "the seed decides, without one they differ, and global generators are untouched",
+        "Draws of two buffers with the same seed, with different seeds, and without a seed.",
+        "the seed determines the draws; without one they differ; global generators are untouched",
         the_seed_decides,
     ),
     Case(
         "T23",
         "too little data refused",
-        "Sampling an empty buffer; 8 rows of 1 without replacement.",
+        "Sampling an empty buffer; sampling 8 rows of 1 without replacement.",
         "an error",
         too_little_data,
         misuse=True,

@@ -63,7 +63,7 @@ CASES = (
         "T26",
         "frame stacks rebuilt",
         "Frame stacks rebuilt from single frames, across starts of episodes and the ring's seam.",
-        "the stacks that the environment gave",
+        "the stacks that the environment returned",
         rebuilt,
     ),
 )

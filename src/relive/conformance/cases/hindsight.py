@@ -51,7 +51,7 @@ def _check(replay: GoalReplay, strategy: str) -> None:
             last = 100.0 * episode + LENGTHS[episode - 1]
             goals_of = (last,) if strategy == "final" else tuple(np.arange(next_at, last + 1))
             require(goal in goals_of, f"a goal of {strategy} in {list(map(float, goals_of))} at {at:g}", f"{goal:g}")
-    require(exchanged > 0, "some goals to be exchanged", "none")
+    require(exchanged > 0, "at least one relabelled goal", "no relabelled goal")
 
 
 CASES = (
@@ -59,7 +59,7 @@ CASES = (
         "T14",
         "hindsight goals",
         "Hindsight goals of episodes that wrap around the ring, strategies future and final.",
-        "goals of the same episode only, final is what was achieved after its last step, rewards are computed anew",
+        "only goals of the same episode; the final goal is achieved after its last step; rewards are recomputed",
         goals,
     ),
 )

@@ -40,7 +40,7 @@ def windows(peer: Peer) -> None:
                 if probe.stored:
                     same_windows(probe, story, n)
                 else:
-                    require(n > 1, f"transitions of one step after {name}", "none")
+                    require(n > 1, f"one-step transitions after {name}", "no transitions")
     if probe is not None and (reason := probe.promise("flags_of_first_step")):
         raise NotOffered(reason)
 

@@ -53,7 +53,7 @@ class Ranked:
         for _ in range(20):
             batch = self.probe.sample(min(32, self.size))
             rows = [t for _, t in self.story.rows_of(batch.obs)]
-            require(batch.weight is not None, "weights in the batch", "none")
+            require(batch.weight is not None, "weights in the batch", "no weights")
             weight = np.asarray(batch.weight, np.float64)
             expected = (priority[rows] / priority[rows].min()) ** (-ALPHA * BETA)
             same(f"weights of {what}, as parts of the largest", weight / weight.max(), expected, _WEIGHT_TOLERANCE)
@@ -173,7 +173,7 @@ CASES = (
     Case(
         "T9",
         "NaN priority refused",
-        "Priorities NaN, ∞, −∞ and −1; and zero where nothing is added to priorities.",
+        "Priorities NaN, ∞, −∞ and −1; and zero, where no constant is added to priorities.",
         "refused, and nothing changes; a row of priority zero is never drawn",
         no_priorities,
         misuse=True,
@@ -182,7 +182,7 @@ CASES = (
         "T10",
         "a million priority updates",
         "A million updates with priorities from 1e-8 to 1e8.",
-        "draws and weights follow the priorities of the end",
+        "draws and weights follow the final priorities",
         after_a_million_updates,
     ),
     Case(
@@ -196,7 +196,7 @@ CASES = (
         "T12",
         "stale priority skipped",
         "A priority for a row that was overwritten since it was drawn.",
-        "skipped: the new row keeps the priority that it was born with",
+        "skipped: the new row keeps its initial priority",
         a_stale_update,
     ),
 )

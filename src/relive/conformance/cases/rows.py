@@ -193,7 +193,7 @@ CASES = (
         "T4",
         "rows around the ring",
         "Capacity c, and c − 1, c, c + 1, 2c + 1 rows pushed, singly and in one call.",
-        "every field of a row stays together; the newest c rows are there and no others",
+        "the fields of a row stay together; exactly the newest c rows are stored",
         around_the_ring,
     ),
     Case(
@@ -201,14 +201,14 @@ CASES = (
         "next_obs as given",
         "The next observation of a drawn row, over 10,000 random layouts of episodes and ring positions, also with the "
         "options that save memory.",
-        "the one that was given, also where an episode ended",
+        "the observation that was added, also at the end of an episode",
         next_observations,
     ),
     Case(
         "T24",
         "clear forgets everything",
         "clear(), then new rows.",
-        "rows, priorities and open windows from before are forgotten",
+        "earlier rows, priorities and open windows are gone",
         cleared,
     ),
     Case(

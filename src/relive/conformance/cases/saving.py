@@ -136,7 +136,7 @@ CASES = (
         "T18",
         "kill during a save",
         "kill −9 in the middle of a save, then load.",
-        "a whole buffer that is no older than the last finished save",
+        "a complete buffer, no older than the last finished save",
         killed,
     ),
 )

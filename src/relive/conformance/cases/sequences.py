@@ -51,7 +51,7 @@ def _check_last_steps(story: Story, seen: set[tuple[int, int]]) -> None:
     newest = range(len(story) - 12, len(story))
     last = {(n, t) for n, env in enumerate(story.envs) for t in newest if env.ended[t]}
     missing = sorted(t for _, t in last - seen)
-    require(not missing, "the last step of every episode in some sequence", f"steps {missing} in none")
+    require(not missing, "the last step of every episode in a sequence", f"steps {missing} in no sequence")
 
 
 def _check_runs(batch: ReplayBatch, story: Story, name: str) -> set[tuple[int, int]]:
@@ -72,14 +72,20 @@ def burn_in(peer: Peer) -> None:
     story, before, length = told([(4, "terminated"), (6, "open")]), 2, 2
     probe = Probe(make(story.shape(24), before, length)).add_all(story.steps())
     batch = probe.draw(200)
-    mask: Array = batch.mask if batch.mask is not None else np.ones(batch.reward.shape[:2], bool)
+    mask: Array = np.ones(batch.reward.shape[:2], bool) if batch.mask is None else batch.mask.astype(bool)
+    train = mask & (np.arange(mask.shape[1]) >= before) if batch.train is None else batch.train.astype(bool)
     starts: set[int] = set()
     for i, obs in enumerate(batch.obs):
-        ((_, t),) = story.rows_of(obs[before : before + 1])
+        real, trained = ([t for _, t in story.rows_of(obs[which[i]])] for which in (mask, train))
+        require(trained, "a sequence with steps to train on", "none")
+        t = trained[0]
         starts.add(t)
-        first = 0 if t < 4 else 4
-        expected = [first <= t + k <= story.last((0, t), len(story)) for k in range(-before, length)]
-        same(f"mask of a sequence from step {t} with a burn-in of {before}", mask[i], expected)
+        first, last = 0 if t < 4 else 4, story.last((0, t), len(story))
+        what = f"of a sequence from step {t} with a burn-in of {before}"
+        same(f"real steps {what}", real, range(max(first, t - before), min(last, t + length - 1) + 1))
+        same(f"trained steps {what}", trained, range(t, min(last, t + length - 1) + 1))
+        if batch.train is not None:  # burn-in of any length: a state can only belong to the first position
+            same(f"mask {what}", mask[i], np.arange(before + length) < len(real))
     require(starts == set(range(10)), "a sequence from every step", f"from {sorted(starts)}")
 
 
@@ -88,14 +94,14 @@ CASES = (
         "T15",
         "sequences inside episodes",
         "Sequences around ends of episodes, the ring's seam and unwritten rows.",
-        "steps of one episode in their order; the last step of an episode is in some sequence",
+        "consecutive steps of one episode; a sequence contains the last step of every episode",
         runs,
     ),
     Case(
         "T16",
         "burn-in mask",
         "Burn-in at the start of an episode.",
-        "steps before the episode's first are masked, and the first can be trained on",
+        "burn-in is of the same episode and not trained on, the rest is padding, and every step can be trained on",
         burn_in,
     ),
 )

@@ -45,7 +45,7 @@ def whole_rows(peer: Peer) -> None:
     for reader in readers:
         reader.join(PATIENCE)
         if reader.is_alive():
-            raise Differs("every call to return", "one that did not")
+            raise Differs("every call to return", "a call that did not return")
     if errors:
         raise errors[0]
 

@@ -76,6 +76,8 @@ class ReplayBatch(NamedTuple):
     """γ^k of an n-step transition; None where the library leaves it to the learner."""
     mask: Array | None = None
     """Which steps of a sequence are real; None says all."""
+    train: Array | None = None
+    """Which steps are trained on; None says that burn-in is always as long as was asked for, padded where it must."""
 
 
 class Replay(Protocol):

@@ -199,7 +199,7 @@ class Peer:
     sequence: Callable[[ReplayShape, int], Replay] | None = None
     """From a shape and a length L to a replay whose batches are runs of steps, [B, L, …]."""
     burn_in: Callable[[ReplayShape, int, int], Replay] | None = None
-    """From a shape, a burn-in and a length to a replay of runs with so many steps before the drawn one."""
+    """From a shape, a burn-in and a length to a replay of runs with up to so many steps before the drawn one."""
     hindsight: Callable[[int, str], GoalReplay] | None = None
     """From a capacity and a strategy, "future" or "final", to a replay that exchanges goals."""
     from_env: Callable[[VectorEnv, int], StepReplay] | None = None
