@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+HASHED := $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes
 SOURCES := $(shell find src csrc -name '*.py' -o -name '*.pyi' -o -name '*.cpp' -o -name '*.hpp') pyproject.toml CMakeLists.txt
 
 SANITIZERS := address undefined thread
@@ -30,7 +31,7 @@ test-long: .venv/installed
 # The native core built with a sanitizer, in build/sanitize-*: a planted mistake is reported, and the tests have none.
 sanitize: $(SANITIZERS:%=sanitize-%)
 
-$(SANITIZERS:%=sanitize-%): sanitize-%: .venv/sanitize
+$(SANITIZERS:%=sanitize-%): sanitize-%: .venv/installed
 	$(BIN)/python -m tests.sanitizers $*
 
 # About twelve minutes: for a look, not for claims; the results stay out of git.
@@ -43,10 +44,10 @@ bench-full: .venv/bench
 	$(BIN)/python -m benchmarks.page
 
 # The wheel that later versions are compared with, built from its commit: build/baseline/*.whl.
-baseline: .venv/python
+baseline: .venv/build
 	rm -rf build/baseline && mkdir -p build/baseline/source
 	git archive $(BASELINE) | tar -x -C build/baseline/source
-	$(BIN)/pip wheel --quiet --disable-pip-version-check --constraint constraints.txt --no-deps -w build/baseline build/baseline/source
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w build/baseline build/baseline/source
 	rm -rf build/baseline/source
 	@ls build/baseline
 
@@ -78,22 +79,25 @@ format: .venv/installed
 	$(PYTHON) -m venv .venv
 	touch $@
 
+# The tools that build and check are installed by hash; torch and users' libraries by version, because their files differ by machine.
+.venv/build: .venv/python requirements/build.txt
+	$(HASHED) -r requirements/build.txt
+	touch $@
+
 # The package is built here and nowhere else, with what `relive demo` needs: matplotlib draws its learning curve.
-.venv/package: .venv/python constraints.txt $(SOURCES)
-	$(PIP) ".[plots]"
+.venv/package: .venv/build constraints.txt $(SOURCES)
+	$(PIP) --no-build-isolation --no-deps .
+	$(PIP) "relive[plots]"
 	touch $@
 
 # "relive[...]" is the package that is installed already: pip adds what the extra asks for, and builds nothing.
-.venv/installed: .venv/package
+.venv/installed: .venv/package requirements/check.txt
+	$(HASHED) -r requirements/check.txt
 	$(PIP) "relive[dev]"
 	touch $@
 
 .venv/docs .venv/bench: .venv/%: .venv/installed
 	$(PIP) "relive[$*]"
-	touch $@
-
-.venv/sanitize: .venv/installed
-	$(PIP) nanobind cmake ninja
 	touch $@
 
 .venv/torchrl .venv/agilerl: .venv/%: .venv/python constraints.txt

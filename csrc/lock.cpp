@@ -9,7 +9,9 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <ctime>
+#include <optional>
 #include <random>
 #include <thread>
 #endif
@@ -43,10 +45,12 @@ constexpr double kEver = 1e9;  // seconds; more may be too many nanoseconds to c
 class ProcessLock {
 public:
     // `memory` is uint8 [128], zeros where `is_new`. `mend` is called by the first holder after one that died.
-    ProcessLock(nb::object memory, bool is_new, nb::callable mend)
+    // Nobody waits for longer than `patience` seconds: a holder may be stopped, which is not death.
+    ProcessLock(nb::object memory, bool is_new, nb::callable mend, double patience)
         : cell_(reinterpret_cast<Cell*>(memory_of<uint8_t>(memory, kUInt8, kLockBytes, "lock"))),
           owner_(std::move(memory)),
-          mend_(std::move(mend)) {
+          mend_(std::move(mend)),
+          patience_(patience) {
         if (!is_new) return;
         pthread_mutexattr_t kind;
         pthread_mutexattr_init(&kind);
@@ -58,15 +62,26 @@ public:
         cell_->is_mended = 1;
     }
 
-    void enter() { enter_by(Clock::time_point::max()); }
+    void enter() {
+        if (enter_within(patience_)) return;
+        char said[256];
+        std::snprintf(said, sizeof said,
+                      "shared buffer: expected its lock within %g s, got it held by another process (thread %d) all the "
+                      "time. Let that process go on, or end it; RELIVE_LOCK_SECONDS sets how long calls wait.",
+                      patience_, owner());
+        PyErr_SetString(PyExc_TimeoutError, said);
+        throw nb::python_error();
+    }
 
-    // False if that is too late. A wait that has begun goes on for up to a slice.
-    bool enter_by(Clock::time_point deadline) {
+    // False if that takes longer. A wait that has begun goes on for up to a slice.
+    bool enter_within(double seconds) {
         if (depth_ == 0 && is_wanted_by_others() && cell_->last.load(std::memory_order_relaxed) == me_) let_others();
         int status = pthread_mutex_trylock(&cell_->mutex);
+        std::optional<Clock::time_point> deadline;  // only who waits reads the clock
         while (status == EBUSY || status == ETIMEDOUT) {
             if (status == ETIMEDOUT && PyErr_CheckSignals() != 0) throw nb::python_error();
-            if (Clock::now() >= deadline) return false;
+            if (!deadline) deadline = seconds < kEver ? Clock::now() + nanoseconds(seconds) : Clock::time_point::max();
+            if (Clock::now() >= *deadline) return false;
             status = wait();
         }
         if (status == EOWNERDEAD) {
@@ -94,6 +109,18 @@ public:
     }
 
 private:
+    static Clock::duration nanoseconds(double seconds) {
+        return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    }
+
+    int owner() const {
+#if defined(__GLIBC__)
+        return cell_->mutex.__data.__owner;
+#else
+        return 0;
+#endif
+    }
+
     bool is_wanted_by_others() const {
         const uint32_t who = cell_->wanted.load(std::memory_order_relaxed);
         return who != 0 && who != me_;
@@ -135,6 +162,7 @@ private:
 
     Cell* cell_;
     nb::object owner_, mend_;
+    double patience_;
     uint32_t me_ = new_name();
     std::atomic<int64_t> depth_{0};  // changed by the holder only; others may see it late, and are then not courteous
 };
@@ -144,12 +172,7 @@ class Within {
 public:
     Within(ProcessLock& lock, double seconds) : lock_(lock), seconds_(seconds) {}
 
-    bool enter() {
-        const bool ends = seconds_ < kEver;
-        const std::chrono::duration<double> patience(ends ? seconds_ : 0.0);
-        const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
-        return is_mine_ = lock_.enter_by(ends ? deadline : Clock::time_point::max());
-    }
+    bool enter() { return is_mine_ = lock_.enter_within(seconds_); }
 
     void exit() {
         if (is_mine_) lock_.exit();
@@ -166,7 +189,7 @@ private:
 void bind_lock(nb::module_& m) {
     m.attr("LOCK_BYTES") = kLockBytes;
     nb::class_<ProcessLock>(m, "ProcessLock")
-        .def(nb::init<nb::object, bool, nb::callable>())
+        .def(nb::init<nb::object, bool, nb::callable, double>())
         .def("__enter__", &ProcessLock::enter)
         .def("__exit__", [](ProcessLock& self, nb::args) { self.exit(); })
         .def(

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""All but tab and newline, and those that turn the direction of writing."""
+
 
 class SchemaError(ValueError):
     """A shape, a dtype, a device, or a field that is missing or unknown."""
@@ -65,4 +70,9 @@ def uniterable(buffer: object, remedy: str) -> TypeError:
 
 def explain(where: str, expected: object, got: object, remedy: str) -> str:
     """The one sentence pattern of all messages: `<where>: expected <what>, got <what>. <What to do>.`"""
-    return f"{where}: expected {expected}, got {got}. {remedy}"
+    return shown(f"{where}: expected {expected}, got {got}. {remedy}")
+
+
+def shown(text: str) -> str:
+    """Text with its control characters as escapes: a terminal shows a name, and does not obey it."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

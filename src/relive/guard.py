@@ -8,6 +8,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+LOCK_SECONDS = float(os.environ.get("RELIVE_LOCK_SECONDS", "600"))
+"""How long a call waits for another process that has a folder or a shared buffer: longer than any save should take."""
+
 _guarded: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from relive.checkpoint.manifest import ITEM_BYTES, NAME, Array, Node
+from relive.checkpoint.claims import DTYPES, Arrays, Read, nbytes_of
+from relive.checkpoint.manifest import NAME, Array, Node
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
 from relive.kernels.reader import bits_of
 from relive.listeners import Listeners
@@ -21,13 +22,10 @@ from relive.samplers import Counted, Prioritized, Sampler, Uniform, WithoutRepla
 from relive.schema import Carry, Field, Path, Stacked, Tree
 from relive.stats import EpisodeStats
 
-DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 _BLOCK = 1 << 22
 """Bytes that are copied at once where memory cannot be written as it lies."""
-
-Arrays = dict[str, torch.Tensor]
 
 
 @dataclass
@@ -295,6 +293,11 @@ def _big(node: Node) -> int:
 # Statistics and norms
 
 
+def restore_listeners(listeners: Listeners, read: Read) -> None:
+    """Go on counting where the saved ones were."""
+    listeners.restore(read.part("listeners", nbytes_of(listeners.snapshot()))[1])
+
+
 def describe_listeners(listeners: Listeners) -> dict[str, Any]:
     """Who is told of every step, as JSON."""
     stats = listeners.stats
@@ -320,7 +323,7 @@ def listeners_of(read: Read, num_envs: int | None) -> dict[str, Any]:
     if stats is not None:
         window = stats.entry("window").integer(1, 1 << 32)
         read.require("listeners.stats.ring", (window + 1,))
-        read.shaped("listeners.stats.open", (None, num_envs or 1), torch.float64)
+        read.require("listeners.stats.open", (None, num_envs or 1), only_lead=False)
         metrics, reasons = ([name.text() for name in stats.entry(key).items(1 << 10)] for key in ("metrics", "reasons"))
         made = EpisodeStats(num_envs, window, metrics, reasons)
     norms: dict[Path, RunningNorm] = {}
@@ -332,49 +335,3 @@ def listeners_of(read: Read, num_envs: int | None) -> dict[str, Any]:
             shape.shape(), eps=eps.number(), clip=None if bound is None else bound.number()
         )
     return {"stats": made, "norm": norms}
-
-
-def _under(prefix: str, arrays: Mapping[str, torch.Tensor]) -> Arrays:
-    return {name.removeprefix(f"{prefix}."): x for name, x in arrays.items() if name.startswith(f"{prefix}.")}
-
-
-@dataclass
-class Read:
-    """What is known of a checkpoint when a buffer is put together again."""
-
-    config: Node
-    values: Node
-    arrays: Arrays
-    """The state's, on the host."""
-
-    def part(self, name: str) -> tuple[Node, Arrays]:
-        """What `Contents.take` was given."""
-        return self.values.entry(name), _under(name, self.arrays)
-
-    def require(self, name: str, lead: tuple[int, ...]) -> None:
-        """Refuse a size that is only claimed: an array of the state must begin with these axes."""
-        found = self.arrays.get(name)
-        if found is None or tuple(found.shape[: len(lead)]) != lead:
-            got = None if found is None else tuple(found.shape)
-            raise Node(f"state: {name}", got).wrong(f"an array of leading shape {lead}")
-
-    def array(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """An array of the state that must be just as `like` is."""
-        return self.shaped(name, tuple(like.shape), like.dtype)
-
-    def shaped(self, name: str, shape: tuple[int | None, ...], dtype: torch.dtype) -> torch.Tensor:
-        """An array of the state that must have this dtype and shape; None is an axis of any length."""
-        found = self.arrays.get(name)
-        lengths = () if found is None else zip(shape, found.shape, strict=False)
-        wrong = found is None or found.dtype != dtype or found.ndim != len(shape)
-        if found is None or wrong or any(want not in (None, length) for want, length in lengths):
-            got = None if found is None else f"{found.dtype} of shape {tuple(found.shape)}"
-            raise Node(f"state: {name}", got).wrong(
-                f"{dtype} of shape {tuple('any' if n is None else n for n in shape)}"
-            )
-        return found
-
-    def copy_into(self, prefix: str, targets: Mapping[str, torch.Tensor]) -> None:
-        """Fill tensors with the arrays of their names."""
-        for name, target in targets.items():
-            target.copy_(self.array(f"{prefix}.{name}", target))

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from relive.checkpoint.claims import MOST_OF_RANDOM, MOST_OF_ROUNDS, Read
 from relive.checkpoint.contents import (
     Contents,
-    Read,
     Rows,
     declared,
     describe,
@@ -16,7 +16,6 @@ from relive.checkpoint.contents import (
     random_state,
     restore_random,
 )
-from relive.checkpoint.manifest import Node
 from relive.distillation import DistillationBuffer
 from relive.schema import Schema
 
@@ -63,16 +62,13 @@ def make(read: Read, options: dict[str, Any]) -> DistillationBuffer:
 
 def restore(buffer: DistillationBuffer, read: Read, *, same_device: bool) -> torch.Tensor:
     """Fill everything but the rows; returns the rows [N] that the next save goes on from."""
-    node, arrays = read.part("ring")
+    node = read.values.entry("ring")
     ring = buffer._ring
     ring.head = node.entry("head").integer()
     ring.floor = node.entry("floor").integer(0, ring.head)
-    starts = arrays.get("starts")
-    if starts is None or starts.dtype != torch.int64 or starts.ndim != 1 or not len(starts) or starts[0] != 0:
-        got = None if starts is None else starts.tolist()
-        raise Node("state: ring.starts", got).wrong("the first rows of rounds, as int64 from 0")
-    if bool((starts.diff() < 0).any()) or int(starts[-1]) > ring.head:
-        raise Node("state: ring.starts", starts.tolist()).wrong(f"rising rows up to the head {ring.head}")
+    starts = read.shaped("ring.starts", (range(1, MOST_OF_ROUNDS),), torch.int64)
+    if starts[0] != 0 or bool((starts.diff() < 0).any()) or int(starts[-1]) > ring.head:
+        raise read.at("ring.starts", starts.tolist()).wrong(f"rising rows from 0 to the head {ring.head}")
     buffer._set_rounds(starts.tolist())
-    restore_random(buffer._random, *read.part("random"), devices=same_device)
+    restore_random(buffer._random, *read.part("random", MOST_OF_RANDOM), devices=same_device)
     return torch.tensor([ring.head])

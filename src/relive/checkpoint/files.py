@@ -10,9 +10,16 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from relive import guard
+from relive.errors import CheckpointError, explain
+
+Stamp = tuple[int, int, int, int, int]
+"""Device, inode, size, and the times of the last write and of the last change of a file."""
 
 FOLDERS = ("manifests", "segments", "state", "tmp")
 
@@ -145,6 +152,11 @@ class Files:
         with self._folder(folder) as at:
             return sorted(os.listdir(at))
 
+    def regular(self, folder: str) -> list[str]:
+        """The regular files in a folder: no links, folders, FIFOs or devices."""
+        with self._folder(folder) as at, os.scandir(at) as found:
+            return sorted(entry.name for entry in found if entry.is_file(follow_symlinks=False))
+
     def open(self, name: str) -> int:
         """A regular file, opened for reading."""
         return self._regular(*_split(name), _READ)
@@ -165,6 +177,15 @@ class Files:
         finally:
             os.close(file)
 
+    def stamp(self, name: str) -> Stamp:
+        """What changes when a regular file is written or replaced, as far as the system tells."""
+        file = self.open(name)
+        try:
+            found = os.fstat(file)
+        finally:
+            os.close(file)
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
     def read(self, file: int, count: int) -> bytes:
         """The next `count` bytes, or the fewer that are left."""
         parts = []
@@ -175,6 +196,11 @@ class Files:
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
+
+    def read_at(self, file: int, count: int, offset: int) -> bytes:
+        """The `count` bytes from `offset` on, or the fewer that there are."""
+        os.lseek(file, offset, os.SEEK_SET)
+        return self.read(file, count)
 
     def free_bytes(self) -> int:
         """What the disk has left for us."""
@@ -197,12 +223,29 @@ class Files:
                 file = -1  # a copy without its lock, or one that we may only read: nobody saves there
         try:
             if file >= 0:
-                fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+                self._lock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
             yield
         finally:
             if file >= 0:
                 fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, and may live long
                 os.close(file)
+
+    def _lock(self, file: int, kind: int) -> None:
+        """Wait for a lock, but not for ever: its holder may be stopped."""
+        deadline, pause = time.monotonic() + guard.LOCK_SECONDS, 0.001
+        while True:
+            try:
+                return fcntl.flock(file, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise CheckpointError(self._held(file)) from None
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+
+    def _held(self, file: int) -> str:
+        expected = f"the folder's lock within {guard.LOCK_SECONDS:g} s"
+        remedy = "Let that process go on, or end it; RELIVE_LOCK_SECONDS sets how long calls wait."
+        return explain(str(self.root), expected, f"it held by {_holder(file)} all the time", remedy)
 
     @contextmanager
     def _folder(self, name: str) -> Iterator[int]:
@@ -218,6 +261,17 @@ class Files:
                 os.close(folder)
         finally:
             os.close(root)
+
+
+def _holder(file: int) -> str:
+    """Who has the lock of a file, where the system tells."""
+    number = f":{os.fstat(file).st_ino}"
+    with suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if len(words) > 5 and words[1] == "FLOCK" and words[5].endswith(number):
+                return f"process {words[4]}"
+    return "another process"
 
 
 def _split(name: str) -> tuple[str, str]:

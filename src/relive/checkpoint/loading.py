@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 
 from relive.checkpoint import kinds
-from relive.checkpoint.contents import DTYPES, Arrays, Read, Rows, here
+from relive.checkpoint.claims import DTYPES, MOST_OF_NOTE, Arrays, Read, Stored, memory_of, named, require_flags
+from relive.checkpoint.contents import Rows, here
 from relive.checkpoint.files import Files
 from relive.checkpoint.manifest import Array, File, Manifest, Node
 from relive.checkpoint.progress import watched
-from relive.checkpoint.saving import Base
+from relive.checkpoint.saving import Base, Segment
 from relive.checkpoint.vault import Vault
 from relive.disk.reopening import examined_disk, is_disk_memory, peek, reopened
 from relive.errors import (
@@ -98,32 +100,41 @@ def load(
     """
     if capacity is not None:
         positive("capacity", capacity)
-    root = Path(path).absolute()
     options = {"device": device, "capacity": capacity, "sampler": sampler}
+    return found(Path(path).absolute(), kind, number, options, files=files)
+
+
+def found(
+    root: Path,
+    kind: type | None,
+    number: int | None,
+    options: dict[str, Any],
+    *,
+    files: type[Files] = Files,
+    accept: Accept | None = None,
+) -> Any:
+    """See `load`; a checkpoint that `accept` calls corrupt is passed over as a damaged one is."""
     if is_disk_memory(root):
         _require_kind(root, kind, "ReplayBuffer")
         return reopened(root, {"number": number, **options})
     vault = Vault(root, files)
     with vault.reading():
-        candidates = vault.numbers()[::-1] if number is None else [number]
-        damaged: list[CorruptCheckpoint] = []
-        for candidate in candidates:
+        if number is not None:
+            return _loaded(vault, number, kind, options, accept)
+        damaged: list[str] = []  # no errors, whose tracebacks would keep all that was read
+        for candidate in _worth_trying(vault):
             try:
-                manifest = vault.manifest(candidate)
-                _require_kind(root, kind, manifest.kind)
-                buffer = _loaded(vault, manifest, options)
+                buffer = _loaded(vault, candidate, kind, options, accept)
             except CorruptCheckpoint as error:
-                if number is not None:
-                    raise
-                damaged.append(error)
+                damaged.append(str(error))
                 continue
-            for error in damaged:
+            for wrong in damaged:
                 warnings.warn(
-                    f"load: skipped a damaged checkpoint and loaded number {candidate}. {error}", stacklevel=2
+                    f"load: skipped a damaged checkpoint and loaded number {candidate}. {wrong}", stacklevel=3
                 )
             return buffer
     if damaged:
-        raise damaged[0]
+        raise CorruptCheckpoint(damaged[0])
     raise NoCheckpoint(explain(str(root), "at least 1 checkpoint", 0, "Save a buffer there first."))
 
 
@@ -133,7 +144,32 @@ def _require_kind(root: Path, kind: type | None, found: str) -> None:
         raise IncompatibleCheckpoint(explain(str(root), f"a {kind.__name__}", f"a {found}", remedy))
 
 
-def _loaded(vault: Vault, manifest: Manifest, options: dict[str, Any]) -> Any:
+_MOST_TRIED, _TRIED_ANYHOW, _PATIENCE, _MOST_READ = 64, 8, 60.0, 1 << 24
+"""Checkpoints, checkpoints, seconds, and bytes of manifests."""
+
+
+def _worth_trying(vault: Vault) -> Iterator[int]:
+    """The newest checkpoints, the newest first: bounded in number, and after the first few in time and in bytes."""
+    began, nbytes = time.monotonic(), 0
+    for i, number in enumerate(vault.numbers()[: -_MOST_TRIED - 1 : -1]):
+        nbytes += vault.size(number)
+        if i >= _TRIED_ANYHOW and (time.monotonic() - began > _PATIENCE or nbytes > _MOST_READ):
+            return
+        yield number
+
+
+Accept = Callable[[Any, Read], None]
+"""Takes a buffer and what was read of it; a CheckpointError says that this is not what it should be."""
+
+
+def _loaded(vault: Vault, number: int, kind: type | None, options: dict[str, Any], accept: Accept | None) -> Any:
+    with named(f"manifests/{number:08}.json"):
+        manifest = vault.manifest(number)
+        _require_kind(vault.root, kind, manifest.kind)
+        return _made(vault, manifest, dict(options), accept)
+
+
+def _made(vault: Vault, manifest: Manifest, options: dict[str, Any], accept: Accept | None) -> Any:
     vault.require_files(manifest)
     where = f"manifests/{manifest.number:08}.json"
     if manifest.kind not in kinds.KINDS:
@@ -141,7 +177,8 @@ def _loaded(vault: Vault, manifest: Manifest, options: dict[str, Any]) -> Any:
         raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(kinds.KINDS)}", manifest.kind, remedy))
     kind = kinds.KINDS[manifest.kind]
     config = Node(f"{where}: config", manifest.config)
-    read = Read(config, Node(f"{where}: values", manifest.values), _arrays(vault, manifest.state))
+    state = Stored(f"state/{manifest.state.name}", manifest.state.arrays, vault.fill("state", manifest.state))
+    read = Read(config, Node(f"{where}: values", manifest.values), state)
     changes = _changes(manifest.kind, config, options)
     memory = _memory(manifest, where) if manifest.kind == "ReplayBuffer" and options["device"] is not None else None
     try:
@@ -150,8 +187,13 @@ def _loaded(vault: Vault, manifest: Manifest, options: dict[str, Any]) -> Any:
         same_device = str(buffer.device) == config.entry("device").value
         with getattr(buffer, "_refilled", nullcontext)():
             saved = kind.restore(buffer, read, same_device=same_device)
-            segments = _read_rows(vault, manifest, kind.rows(buffer))
+            if "note" in manifest.values:
+                read.part("note", MOST_OF_NOTE)
+            read.finish(manifest.kind)
+            segments = _read_rows(vault, manifest, kind.rows(buffer), read)
         buffer.check()
+        if accept is not None:
+            accept(buffer, read)
     except MemoryError as error:
         raise IncompatibleCheckpoint(
             f"{where}: the buffer does not fit into the memory of this machine. {error}"
@@ -161,12 +203,11 @@ def _loaded(vault: Vault, manifest: Manifest, options: dict[str, Any]) -> Any:
     except InvariantError as error:  # what a buffer never is
         raise CorruptCheckpoint(f"state/{manifest.state.name}: the contents are invalid. {error}") from error
     if not changes:
-        note = read.part("note") if "note" in manifest.values else None
-        buffer._checkpoint = Base(vault.root, manifest.lineage, manifest.number, segments, saved, note)
+        buffer._checkpoint = Base(vault.root, manifest.lineage, manifest.number, segments, saved)
     if memory is not None and memory != buffer._storage.room.name:
         changes.append(f"{memory} memory became {buffer._storage.room.name} memory.")
     for change in changes:
-        warnings.warn(f"load: {change}", stacklevel=4)
+        warnings.warn(f"load: {change}", stacklevel=6)
     return buffer
 
 
@@ -216,33 +257,6 @@ def _memory(manifest: Manifest, where: str) -> str:
     return node.entry("name").one_of(("own", "pinned", "shared", "disk"))
 
 
-def _arrays(vault: Vault, file: File) -> Arrays:
-    found: Arrays = {}
-    source = _Source(vault.read("state", file))
-    for array in file.arrays:
-        tensor = torch.empty(array.shape, dtype=DTYPES[array.dtype])
-        source.fill(_bytes(tensor))
-        _require_flags(tensor, f"state/{file.name}: {array.name}")
-        found[array.name] = tensor
-    source.finish()
-    return found
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    """The memory of a tensor on the host, to be written."""
-    if not tensor.numel():
-        return memoryview(bytearray())
-    return tensor.view(-1).view(torch.uint8).numpy().data
-
-
-def _require_flags(tensor: torch.Tensor, where: str) -> None:
-    """A byte that is neither 0 nor 1 is no bool, and kernels may do anything with it."""
-    if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
-        raise CorruptCheckpoint(
-            explain(where, "bools of 0 and 1", int(tensor.view(torch.uint8).max()), "Copy it again.")
-        )
-
-
 class _Source:
     """Checked pieces of a file, read as a stream."""
 
@@ -265,7 +279,13 @@ class _Source:
             raise CorruptCheckpoint(explain("file", "only the bytes of its arrays", "further bytes", "Copy it again."))
 
 
-def _read_rows(vault: Vault, manifest: Manifest, rows: Rows | None) -> list[tuple[File, torch.Tensor]]:
+def _longest(read: Read) -> int:
+    """The most rows of an environment that one segment can have: those that the saved buffer had room for."""
+    kind = read.arrays.form("ring.kind")
+    return read.config.entry("capacity").integer() if kind is None else kind[1][0]
+
+
+def _read_rows(vault: Vault, manifest: Manifest, rows: Rows | None, read: Read) -> list[Segment]:
     if rows is None:
         if manifest.segments:
             raise CorruptCheckpoint(
@@ -273,15 +293,17 @@ def _read_rows(vault: Vault, manifest: Manifest, rows: Rows | None) -> list[tupl
             )
         return []
     total = sum(file.nbytes for file in manifest.segments)
-    segments, covered = [], rows.first.clone()
+    longest, segments, covered, ended = _longest(read), [], rows.first.clone(), torch.zeros_like(rows.first)
     for file in manifest.segments:
-        first, stop = _read_segment(vault, file, rows, total)
+        stamp = vault.stamp(file)  # before it is read: what is written into it afterwards shows
+        first, stop = _read_segment(vault, file, rows, total, longest, ended)
+        ended = stop
         if bool((first > covered).any()):
             env = int((first > covered).int().argmax())
             place, expected = f"segments/{file.name}, environment {env}", f"a first row of at most {int(covered[env])}"
             raise CorruptCheckpoint(explain(place, expected, int(first[env]), "Copy it again."))
         covered = torch.maximum(covered, stop)
-        segments.append((file, stop))
+        segments.append(Segment(file, stop, stamp))
     if bool((covered != rows.stop).any()):
         env = int((covered != rows.stop).int().argmax())
         place, expected = f"segments, environment {env}", f"rows up to {int(rows.stop[env])}"
@@ -289,7 +311,9 @@ def _read_rows(vault: Vault, manifest: Manifest, rows: Rows | None) -> list[tupl
     return segments
 
 
-def _read_segment(vault: Vault, file: File, rows: Rows, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _read_segment(
+    vault: Vault, file: File, rows: Rows, total: int, longest: int, ended: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     where = f"segments/{file.name}"
     envs = len(rows.first)
     expected = [Array(name, "int64", (envs,)) for name in ("first", "stop")]
@@ -298,11 +322,18 @@ def _read_segment(vault: Vault, file: File, rows: Rows, total: int) -> tuple[tor
     source = _Source(watched(vault.read("segments", file), total, "loading rows"))
     first, stop = (torch.empty(envs, dtype=torch.int64) for _ in range(2))
     for bound in (first, stop):
-        source.fill(_bytes(bound))
+        source.fill(memory_of(bound))
     most = (1 << 62) // max(envs, 1)
     if bool(((first < 0) | (stop < first) | (stop > most)).any()) or int((stop - first).max()) > most // 4:
         got = f"{int(first.min())} to {int(stop.max())}, at most {int((stop - first).max())} per environment"
         raise CorruptCheckpoint(explain(where, "first rows from 0, and stops after them", got, "Copy it again."))
+    if bool((first < ended).any()) or bool((first == stop).all()):
+        expected = "rows, after those of the segment before"
+        got = f"rows from {first.tolist()} to {stop.tolist()}"
+        raise CorruptCheckpoint(explain(where, expected, got, "Copy it again."))
+    most = int((stop - first).max())
+    if most > longest:
+        raise CorruptCheckpoint(explain(where, f"at most {longest} rows of an environment", most, "Copy it again."))
     held = Rows(rows.columns, first, stop)
     count = sum(int(size) for size in (stop - first).tolist())
     wanted = tuple(
@@ -336,8 +367,8 @@ def _fill_column(source: _Source, column: torch.Tensor, places: torch.Tensor, ke
         at, kept = places[start : start + step], keep[start : start + step]
         in_order = flat.is_cpu and bool(kept.all()) and bool((at.diff() == 1).all())
         block = flat[at[0] : at[-1] + 1] if in_order else flat.new_empty((len(at), *flat.shape[1:]), device="cpu")
-        source.fill(_bytes(block))
-        _require_flags(block, where)
+        source.fill(memory_of(block))
+        require_flags(block, where)
         if not in_order:
             flat[at[kept].to(flat.device)] = block[kept].to(flat.device)
 

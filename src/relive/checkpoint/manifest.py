@@ -7,6 +7,7 @@ allocated or opened. Nothing here knows torch.
 from __future__ import annotations
 
 import json
+import math
 import re
 import reprlib
 import zlib
@@ -21,6 +22,9 @@ CHUNK = 1 << 22
 """A checksum covers this many bytes of a file; the last one what is left."""
 MOST_BYTES = 1 << 21
 """No manifest is longer: parsed JSON takes up to 24 times as much memory."""
+
+MOST_ARRAYS = 1 << 14
+"""No file has more."""
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _FILE = re.compile(r"[0-9]{8,19}(-[0-9]{1,9})?\.bin")
@@ -45,10 +49,7 @@ class Array:
     @property
     def nbytes(self) -> int:
         """Exact, however large."""
-        product = ITEM_BYTES[self.dtype]
-        for size in self.shape:
-            product *= size
-        return product
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,12 @@ def parse(data: bytes, number: int) -> Manifest:
 def unwrapped(where: str, data: bytes) -> bytes:
     """What `wrapped` was given."""
     first, _, body = data.partition(b"\n")
+    require_wrapping(where, first, zlib.crc32(body), len(data))
+    return body
+
+
+def require_wrapping(where: str, first: bytes, found: int, nbytes: int) -> None:
+    """The first line of a file of `nbytes` has the checksum that was found of the rest."""
     header = re.fullmatch(rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first)
     if header is None:
         place = f"{where}, bytes 0 to {min(len(first), 64)}"
@@ -141,11 +148,10 @@ def unwrapped(where: str, data: bytes) -> bytes:
     if int(header[1]) > FORMAT:
         remedy = "Load it with a newer version of relive."
         raise IncompatibleCheckpoint(explain(where, f"format {FORMAT} at most", int(header[1]), remedy))
-    if zlib.crc32(body) != int(header[2], 16):
-        place = f"{where}, bytes {len(first) + 1} to {len(data)}"
+    if found != int(header[2], 16):
+        place = f"{where}, bytes {len(first) + 1} to {nbytes}"
         expected = f"the checksum {int(header[2], 16):08x}"
-        raise CorruptCheckpoint(explain(place, expected, f"{zlib.crc32(body):08x}", _REMEDY))
-    return body
+        raise CorruptCheckpoint(explain(place, expected, f"{found:08x}", _REMEDY))
 
 
 def from_json(where: str, body: bytes) -> Node:
@@ -182,8 +188,15 @@ def _finite(text: str) -> float:
 class Node:
     """A value of a document that nobody vouches for, and the place it was found at."""
 
-    def __init__(self, where: str, value: Any) -> None:
-        self.where, self.value = where, value
+    __slots__ = ("_at", "value")
+
+    def __init__(self, where: str | tuple[Node, str], value: Any) -> None:
+        self._at, self.value = where, value
+
+    @property
+    def where(self) -> str:
+        """Put together when it is asked for: a document may have a million values."""
+        return self._at if isinstance(self._at, str) else self._at[0].where + self._at[1]
 
     def wrong(self, expected: str) -> CorruptCheckpoint:
         """The error that says what should have been here."""
@@ -196,19 +209,19 @@ class Node:
             raise Node(self.where, sorted(self.value) if isinstance(self.value, dict) else self.value).wrong(
                 f"an object with {key!r}"
             )
-        return Node(f"{self.where}: {key}", self.value[key])
+        return Node((self, f": {key}"), self.value[key])
 
     def entries(self) -> dict[str, Node]:
         """All entries of an object whose keys are names."""
         if not isinstance(self.value, dict) or not all(NAME.fullmatch(key) for key in self.value):
             raise self.wrong("an object with names as keys")
-        return {key: Node(f"{self.where}: {key}", value) for key, value in self.value.items()}
+        return {key: Node((self, f": {key}"), value) for key, value in self.value.items()}
 
     def items(self, most: int = 1 << 20) -> list[Node]:
         """The items of a list."""
         if not isinstance(self.value, list) or len(self.value) > most:
             raise self.wrong(f"a list of at most {most} items")
-        return [Node(f"{self.where}[{i}]", value) for i, value in enumerate(self.value)]
+        return [Node((self, f"[{i}]"), value) for i, value in enumerate(self.value)]
 
     def parts(self, count: int) -> list[Node]:
         """The items of a list that has just so many."""
@@ -267,6 +280,9 @@ def _manifest(document: Node, number: int) -> Manifest:
     for part in (config, values):
         if not isinstance(part.value, dict):
             raise part.wrong("an object")
+    segments = tuple(_file(segment) for segment in document.entry("segments").items())
+    if len({segment.name for segment in segments}) != len(segments):
+        raise document.entry("segments").wrong("every segment once")
     return Manifest(
         number,
         document.entry("lineage").text(_LINEAGE),
@@ -274,7 +290,7 @@ def _manifest(document: Node, number: int) -> Manifest:
         config.value,
         values.value,
         _file(document.entry("state")),
-        tuple(_file(segment) for segment in document.entry("segments").items()),
+        segments,
     )
 
 
@@ -291,7 +307,7 @@ def _file(node: Node) -> File:
 
 def arrays_of(node: Node) -> tuple[Array, ...]:
     """The arrays that `list_of` was given."""
-    arrays = tuple(_array(array) for array in node.items())
+    arrays = tuple(_array(array) for array in node.items(MOST_ARRAYS))
     if len({array.name for array in arrays}) != len(arrays):
         raise node.wrong("arrays with distinct names")
     return arrays
@@ -299,4 +315,8 @@ def arrays_of(node: Node) -> tuple[Array, ...]:
 
 def _array(node: Node) -> Array:
     name, dtype, shape = node.parts(3)
-    return Array(name.text(), dtype.one_of(ITEM_BYTES), shape.shape())
+    array = Array(name.text(), dtype.one_of(ITEM_BYTES), shape.shape())
+    # Strides are products of sizes too, also where another axis is empty.
+    if ITEM_BYTES[array.dtype] * math.prod(max(size, 1) for size in array.shape) > _MOST:
+        raise shape.wrong(f"sizes whose product is at most {_MOST} bytes")
+    return array

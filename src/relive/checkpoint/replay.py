@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from gymnasium.vector import AutoresetMode
 
+from relive.checkpoint.claims import MOST_OF_RANDOM, Read, nbytes_of
 from relive.checkpoint.contents import (
     Contents,
-    Read,
     Rows,
     declared,
     describe,
@@ -18,6 +19,7 @@ from relive.checkpoint.contents import (
     device_of,
     listeners_of,
     random_state,
+    restore_listeners,
     restore_random,
     sampler_of,
 )
@@ -26,10 +28,13 @@ from relive.errors import IncompatibleCheckpoint, explain
 from relive.memory import Heap
 from relive.replay import ReplayBuffer
 from relive.ring import EMPTY, FINAL, HISTORY, TRANSITION, Ring
+from relive.schema import given_shape
 
 _STATE = ("kind", "first", "head", "open", "resetting", "count", "floor")
 _OF_SLOTS = {"mass", "drawn"}
 """What samplers keep of every slot."""
+_MOST_OF_SLOT = 64
+"""Bytes that a sampler saves of a slot."""
 
 
 def contents(replay: ReplayBuffer) -> Contents:
@@ -127,10 +132,9 @@ def _require_backing(read: Read) -> None:
     num_envs = read.config.entry("num_envs").optional()
     envs = 1 if num_envs is None else num_envs.integer(1, 1 << 40)
     least = read.config.entry("capacity").integer(1, 1 << 50) // envs
-    kind = read.arrays.get("ring.kind")
-    if kind is None or kind.ndim != 2 or kind.shape[1] != envs or kind.shape[0] < least:
-        got = None if kind is None else tuple(kind.shape)
-        raise Node("state: ring.kind", got).wrong(f"at least {least} slots for each of {envs} environments")
+    form = read.arrays.form("ring.kind")
+    if form is None or len(form[1]) != 2 or form[1][1] != envs or form[1][0] < least:
+        raise read.at("ring.kind").wrong(f"at least {least} slots for each of {envs} environments")
 
 
 def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Tensor:
@@ -154,8 +158,8 @@ def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Ten
         column = storage.columns[i].flatten(0, 1)
         column[pending] = read.array(f"pending.obs{i}", column[: ring.num_envs]).to(replay.device)
     resume_sampler(replay, read, placed)
-    restore_random(replay._random, *read.part("random"), devices=same_device)
-    replay._listeners.restore(read.part("listeners")[1])
+    restore_random(replay._random, *read.part("random", MOST_OF_RANDOM), devices=same_device)
+    restore_listeners(replay._listeners, read)
     restore_staged(replay, read)
     return ring.head.cpu().clone()
 
@@ -215,8 +219,9 @@ def _resize(ring: Ring, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
 
 def resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
     """Go on with draws that were saved, whose slots may be `placed` elsewhere now."""
-    _, saved = read.part("sampler")
     expected = replay._draws.saved()
+    slots = replay._storage.ring.kind.numel() if placed is None else read.arrays["ring.kind"].numel()
+    _, saved = read.part("sampler", max(nbytes_of(expected), _MOST_OF_SLOT * slots) + (1 << 20))
     forms = [{name: (array.dtype, array.ndim) for name, array in arrays.items()} for arrays in (saved, expected)]
     if forms[0] != forms[1]:
         remedy = "Pass sampler= to load, equal to the sampler of the saved buffer."
@@ -237,7 +242,9 @@ def resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor,
 
 def restore_staged(replay: ReplayBuffer, read: Read) -> None:
     """Fields that wait for the rest of their step."""
-    node, arrays = read.part("staged")
+    fields, envs = replay._schema.fields, replay._storage.ring.num_envs
+    step = envs * sum(math.prod(given_shape(field)) * field.dtype.itemsize for field in fields)
+    node, arrays = read.part("staged", step)
     for name in node.entry("names").items(1 << 10):
         columns = replay._schema.columns.get(name.text())
         if columns is None:

@@ -8,10 +8,9 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.border import light
+from relive.checkpoint.claims import MOST_OF_RANDOM, Arrays, Read
 from relive.checkpoint.contents import (
-    Arrays,
     Contents,
-    Read,
     Rows,
     declared,
     describe,
@@ -20,6 +19,7 @@ from relive.checkpoint.contents import (
     listeners_of,
     path_of,
     random_state,
+    restore_listeners,
     restore_random,
 )
 from relive.checkpoint.manifest import Node
@@ -115,7 +115,7 @@ def make(read: Read, options: dict[str, Any]) -> RolloutBuffer:
 
 def restore(rollout: RolloutBuffer, read: Read, *, same_device: bool) -> torch.Tensor:
     """Fill everything."""
-    node, arrays = read.part("rows")
+    node = read.values.entry("rows")
     stored = node.entry("num_stored").integer(0, rollout.num_steps)
     read.copy_into("rows", columns(rollout))
     read.copy_into("flags", {"resetting": rollout._resets.resetting, "starting": rollout._resets.starting})
@@ -133,26 +133,26 @@ def restore(rollout: RolloutBuffer, read: Read, *, same_device: bool) -> torch.T
             raise node_of_path.wrong("a name of its own")
         column = stored_columns.get(path)  # an optional field: its rows have been read with all others
         if column is None:
-            column = _attached(rollout, f"rows.attached{i}", arrays.get(f"attached{i}"))
+            column = _attached(rollout, read, f"rows.attached{i}")
         rollout._attached[path] = column
     _restore_finals(rollout, read)
     _restore_last(rollout, read)
     try:
-        rollout._carries.resume(read.part("carries")[1])
+        rollout._carries.resume(read.part("carries", _most_carried(rollout))[1])
     except ValueError as error:
         raise Node("state: carries", str(error)).wrong("hidden states of the rollout") from None
-    restore_random(rollout._random, *read.part("random"), devices=same_device)
-    rollout._listeners.restore(read.part("listeners")[1])
+    restore_random(rollout._random, *read.part("random", MOST_OF_RANDOM), devices=same_device)
+    restore_listeners(rollout._listeners, read)
     return torch.zeros(0, dtype=torch.int64)
 
 
 def _given(rollout: RolloutBuffer, read: Read, stored: int) -> set[str]:
     """Which optional fields the steps gave."""
-    node, arrays = read.part("rows")
+    node = read.values.entry("rows")
     if "given" in node.entries():
         return {name.one_of(OPTIONAL) for name in node.entry("given").items(len(OPTIONAL))}
     # An older checkpoint counts the steps that had a value, and says nothing of log_prob: zeros were not given.
-    columns = (arrays[f"column{i}"][:stored] for i in rollout._schema.columns["log_prob"])
+    columns = (read.arrays[f"rows.column{i}"][:stored] for i in rollout._schema.columns["log_prob"])
     found = {"log_prob"} if any(bool((column != 0).any()) for column in columns) else set()
     return found | ({"value"} if node.entry("valued").integer(0, stored) == stored else set())
 
@@ -163,17 +163,20 @@ def _declared(rollout: RolloutBuffer, name: Node) -> str:
     return name.value
 
 
-def _attached(rollout: RolloutBuffer, name: str, found: torch.Tensor | None) -> torch.Tensor:
-    lead = (rollout.num_steps + 1, rollout.num_envs or 1)
-    if found is None or tuple(found.shape[:2]) != lead:
-        raise Node(f"state: {name}", None if found is None else tuple(found.shape)).wrong(
-            f"an array of leading shape {lead}"
-        )
-    return found.to(rollout.device)
+def _attached(rollout: RolloutBuffer, read: Read, name: str) -> torch.Tensor:
+    read.require(name, (rollout.num_steps + 1, rollout.num_envs or 1))
+    return read.arrays[name].to(rollout.device)
+
+
+def _most_carried(rollout: RolloutBuffer) -> int:
+    """The bytes of the hidden states of every step."""
+    steps = (rollout.num_steps + 1) * (rollout.num_envs or 1)
+    return steps * sum(x.element_size() * x.shape[1:].numel() for x in rollout._carries.saved().values())
 
 
 def _restore_finals(rollout: RolloutBuffer, read: Read) -> None:
-    places = read.shaped("finals.places", (None, 2), torch.int64).tolist()
+    most = rollout._num_stored * (rollout.num_envs or 1)
+    places = read.shaped("finals.places", (range(most + 1), 2), torch.int64).tolist()
     if not places:
         return
     fields = [rollout._schema.fields[i] for i in rollout._schema.columns["obs"]]
@@ -188,7 +191,7 @@ def _restore_finals(rollout: RolloutBuffer, read: Read) -> None:
 
 
 def _restore_last(rollout: RolloutBuffer, read: Read) -> None:
-    node, _ = read.part("last")
+    node = read.values.entry("last")
     if not node.entry("value").flag():
         return
     schema, lead = rollout._schema, rollout._storage.lead

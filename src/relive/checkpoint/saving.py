@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import secrets
+import warnings
+from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from relive.checkpoint import kinds
 from relive.checkpoint.contents import Arrays, Contents, Rows, array_of, bytes_of
-from relive.checkpoint.files import Files
-from relive.checkpoint.manifest import File, Manifest, Node
+from relive.checkpoint.files import Files, Stamp
+from relive.checkpoint.manifest import File, Manifest
 from relive.checkpoint.progress import watched
 from relive.checkpoint.vault import Vault
 from relive.errors import CheckpointError
@@ -25,6 +27,16 @@ SEGMENT_BYTES = 1 << 30
 """Longer segments are split, so that rows which are overwritten soon do not keep others on the disk."""
 
 
+class Segment(NamedTuple):
+    """A file of rows that this process has written, or read and found right."""
+
+    file: File
+    stop: torch.Tensor
+    """The rows [N] that it ends before."""
+    stamp: Stamp
+    """What the system said of it then."""
+
+
 @dataclass(frozen=True)
 class Base:
     """What a save goes on from: the checkpoint that this very buffer wrote, or was loaded from."""
@@ -32,19 +44,16 @@ class Base:
     root: Path
     lineage: str
     number: int
-    segments: list[tuple[File, torch.Tensor]]
-    """The files of rows, each with the rows [N] that it ends before."""
+    segments: list[Segment]
     saved: torch.Tensor | None
     """The first rows [N] that are not in them; None for all rows."""
-    note: tuple[Node, Arrays] | None = None
-    """What the owner of the buffer had saved with it, as a load has found it."""
 
     def shorter(self) -> Base:
         """Without its newest segments, as many as are one long one together: their rows are written again as one."""
         kept, nbytes = list(self.segments), 0
-        while kept and nbytes + kept[-1][0].nbytes <= SEGMENT_BYTES:
-            nbytes += kept.pop()[0].nbytes
-        return replace(self, segments=kept, saved=kept[-1][1] if kept else None)
+        while kept and nbytes + kept[-1].file.nbytes <= SEGMENT_BYTES:
+            nbytes += kept.pop().file.nbytes
+        return replace(self, segments=kept, saved=kept[-1].stop if kept else None)
 
 
 def save(
@@ -96,24 +105,41 @@ def _base(buffer: Any, vault: Vault, root: Path) -> Base | None:
         return None
     if manifest.lineage != base.lineage:
         return None
-    return base.shorter() if vault.is_long(base.number) else base
+    return _verified(vault, base.shorter() if vault.is_long(base.number) else base)
 
 
-def _written(vault: Vault, contents: Contents, base: Base | None) -> tuple[Manifest, list[tuple[File, torch.Tensor]]]:
+def _verified(vault: Vault, base: Base) -> Base | None:
+    """The same with segments that are as they were written, each read again if its file may have changed since."""
+    segments = []
+    for segment in base.segments:
+        try:
+            stamp = vault.stamp(segment.file)
+            if stamp != segment.stamp:
+                deque(vault.read("segments", segment.file), 0)
+        except CheckpointError as error:
+            warnings.warn(
+                f"save: a file that was saved before is damaged; all rows are written again. {error}", stacklevel=5
+            )
+            return None
+        segments.append(segment._replace(stamp=stamp))
+    return replace(base, segments=segments)
+
+
+def _written(vault: Vault, contents: Contents, base: Base | None) -> tuple[Manifest, list[Segment]]:
     number = vault.next_number()
     segments = [] if base is None else base.segments
     if contents.rows is not None:
         # A segment whose every row was overwritten is needed no more.
-        segments = [(file, stop) for file, stop in segments if bool((stop > contents.rows.first).any())]
+        segments = [segment for segment in segments if bool((segment.stop > contents.rows.first).any())]
         fresh = contents.rows if base is None or base.saved is None else contents.rows.since(base.saved)
         for part, rows in enumerate(_split(fresh)):
             parts = watched(rows.parts(), rows.nbytes, "saving rows")
             file = vault.put("segments", f"{number:08}-{part}.bin", rows.arrays, parts)
-            segments = [*segments, (file, rows.stop)]
+            segments = [*segments, Segment(file, rows.stop, vault.stamp(file))]
     arrays = tuple(array_of(name, array) for name, array in contents.arrays.items())
     state = vault.put("state", f"{number:08}.bin", arrays, map(bytes_of, contents.arrays.values()))
     lineage = secrets.token_hex(16) if base is None else base.lineage
-    files = tuple(file for file, _ in segments)
+    files = tuple(segment.file for segment in segments)
     return Manifest(number, lineage, contents.kind, contents.config, contents.values, state, files), segments
 
 

@@ -9,16 +9,26 @@ from __future__ import annotations
 import errno
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
-from relive.checkpoint.files import Files
+from relive.checkpoint.files import FOLDERS, Files, Stamp
 from relive.checkpoint.manifest import CHUNK, FORMAT, MOST_BYTES, Array, File, Manifest, dump, parse
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, NoCheckpoint, explain
 
 _HEADER = f"recollect checkpoint {FORMAT}\n".encode()
-_MANIFEST = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})\.json")
+_MOMENTARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)
+_MOST_TOLD = 64
+_NUMBER = r"([0-9]{8}|[1-9][0-9]{8,17})"
+_MANIFEST = re.compile(rf"{_NUMBER}\.json")
+_OWN = {
+    "tmp": re.compile(rf"FORMAT|manifests-{_NUMBER}\.json|segments-{_NUMBER}-[0-9]+\.bin|state-{_NUMBER}\.bin"),
+    "segments": re.compile(rf"{_NUMBER}-[0-9]+\.bin"),
+    "state": re.compile(rf"{_NUMBER}\.bin"),
+}
+"""The names that saves give to files; a file of another name belongs to somebody else."""
 
 
 class Vault:
@@ -34,6 +44,7 @@ class Vault:
     def opened(self, needed: int) -> Iterator[None]:
         """Be the only one who saves here, about `needed` bytes; what an interrupted save has left in tmp/ is swept."""
         try:
+            self._refuse_foreign()
             self.files.make_root()
             with self.files.locked(exclusive=True):
                 self._sweep()
@@ -44,9 +55,34 @@ class Vault:
         except OSError as error:
             raise self._refused(error, needed) from error
 
+    def _refuse_foreign(self) -> None:
+        """Where no FORMAT says that this is a folder of checkpoints, it holds no more than a first save may leave.
+
+        A save writes FORMAT before any other file, so FORMAT is looked for last: another process may be saving here.
+        """
+        found = [name for name in self._names("") if name not in ("LOCK", "FORMAT", *FOLDERS)]
+        found += [f"{folder}/{name}" for folder in FOLDERS for name in self._names(folder)]
+        if "FORMAT" in self._names(""):
+            self._require_format()
+        elif found != ["tmp/FORMAT"] * len(found):
+            remedy = "Pass an empty folder, or one that does not exist yet; nothing was changed."
+            got = f"{next(name for name in found if name != 'tmp/FORMAT')!r} in it"
+            raise CheckpointError(explain(f"save to {self.root}", "a folder of checkpoints", got, remedy))
+
+    def _names(self, folder: str) -> list[str]:
+        try:
+            return self.files.names(folder)
+        except FileNotFoundError:
+            return []
+
     def _sweep(self) -> None:
-        for name in self.files.names("tmp"):
-            self.files.remove(f"tmp/{name}")
+        self._remove_own("tmp", set())
+
+    def _remove_own(self, folder: str, needed: set[str]) -> None:
+        """Remove the files that saves have made in a folder, but for those that are needed."""
+        for name in self.files.regular(folder):
+            if _OWN[folder].fullmatch(name) and f"{folder}/{name}" not in needed:
+                self.files.remove(f"{folder}/{name}")
 
     def _refused(self, error: OSError, needed: int) -> CheckpointError:
         where = f"save to {self.root}"
@@ -79,6 +115,13 @@ class Vault:
         """A manifest lists so many files that the next checkpoint is to list fewer."""
         return self.files.size(_name(number)) > MOST_BYTES // 2
 
+    def size(self, number: int) -> int:
+        """The bytes of a manifest, 0 if it cannot be read."""
+        try:
+            return self.files.size(_name(number))
+        except OSError:
+            return 0
+
     def put(self, folder: str, name: str, arrays: tuple[Array, ...], parts: Iterable[memoryview | bytes]) -> File:
         """Write an immutable file of these arrays, whose bytes are `parts`."""
         checksums = Checksums()
@@ -105,16 +148,15 @@ class Vault:
         What cannot be removed now is removed by a later save.
         """
         try:
-            kept = [number for number in self.numbers() if self._is_valid(number)][-keep:]
+            kept = set(islice((number for number in self.numbers()[::-1] if self._is_valid(number)), keep))
             needed = {name for number in kept for name in self.manifest(number).files}
-            for number in self.numbers():
-                if number not in kept:
-                    self.files.remove(_name(number))
+            for name in self.files.regular("manifests"):
+                number = _MANIFEST.fullmatch(name)
+                if number is not None and int(number[1]) not in kept:
+                    self.files.remove(f"manifests/{name}")
             self.files.sync_folder("manifests")
             for folder in ("segments", "state"):
-                for name in self.files.names(folder):
-                    if f"{folder}/{name}" not in needed:
-                        self.files.remove(f"{folder}/{name}")
+                self._remove_own(folder, needed)
         except OSError:
             return
 
@@ -162,8 +204,7 @@ class Vault:
                 explain(str(self.root), "a folder of checkpoints", "no file FORMAT in it", remedy)
             ) from None
         except OSError as error:
-            remedy = "Check that the folder can be read."
-            raise CorruptCheckpoint(explain(str(self.root), "a folder of checkpoints", error, remedy)) from error
+            raise unreadable(str(self.root), error) from error
 
     def _require_format(self) -> None:
         file = self.files.open("FORMAT")
@@ -183,8 +224,8 @@ class Vault:
     def manifest(self, number: int) -> Manifest:
         """A checkpoint's manifest, checked for itself."""
         name = _name(number)
-        if number not in self.numbers():
-            known = ", ".join(map(str, self.numbers())) or "none"
+        if not 0 <= number < 10**18 or not self._exists(name):
+            known = ", ".join(map(str, self.numbers()[-_MOST_TOLD:])) or "none"
             raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", number, "Pass one of these numbers."))
         with self._readable(name) as file:
             data = self.files.read(file, MOST_BYTES + 1)
@@ -192,6 +233,15 @@ class Vault:
             place = f"{name}, bytes 0 to {MOST_BYTES}"
             raise CorruptCheckpoint(explain(place, f"at most {MOST_BYTES} bytes", "a longer file", "Copy it again."))
         return parse(data, number)
+
+    def _exists(self, name: str) -> bool:
+        try:
+            self.files.size(name)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # whoever reads it says what is wrong
+        return True
 
     def require_files(self, manifest: Manifest) -> None:
         """Every file of a checkpoint is there and has its length."""
@@ -201,7 +251,7 @@ class Vault:
             try:
                 size = self.files.size(name)
             except OSError as error:
-                raise CorruptCheckpoint(explain(name, "a file", error, "Copy the checkpoint again.")) from error
+                raise unreadable(name, error) from error
             if size != file.nbytes:
                 raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
 
@@ -209,14 +259,48 @@ class Vault:
         """The bytes of a file, piece by piece, each handed out after its checksum was found right."""
         name = f"{folder}/{file.name}"
         with self._readable(name) as opened:
-            for i, expected in enumerate(file.checksums):
+            for i in range(len(file.checksums)):
                 piece = self.files.read(opened, min(CHUNK, file.nbytes - i * CHUNK))
-                if len(piece) != min(CHUNK, file.nbytes - i * CHUNK) or zlib.crc32(piece) != expected:
-                    place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + len(piece)}"
-                    remedy = "Load an older checkpoint, or copy this one again."
-                    got = f"{zlib.crc32(piece):08x}"
-                    raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", got, remedy))
+                self._require_checksum(name, file, i, piece)
                 yield piece
+
+    def fill(self, folder: str, file: File) -> Callable[[int, memoryview], None]:
+        """What copies bytes of a file from an offset on, each after its checksum was found right."""
+        name = f"{folder}/{file.name}"
+        last = -1, b""  # small arrays lie in one piece
+
+        def piece(i: int) -> bytes:
+            nonlocal last
+            if last[0] != i:
+                with self._readable(name) as opened:
+                    found = self.files.read_at(opened, min(CHUNK, file.nbytes - i * CHUNK), i * CHUNK)
+                self._require_checksum(name, file, i, found)
+                last = i, found
+            return last[1]
+
+        def fill(offset: int, target: memoryview) -> None:
+            while len(target):
+                part = memoryview(piece(offset // CHUNK))[offset % CHUNK :][: len(target)]
+                target[: len(part)] = part
+                target, offset = target[len(part) :], offset + len(part)
+
+        return fill
+
+    @staticmethod
+    def _require_checksum(name: str, file: File, i: int, piece: bytes) -> None:
+        expected = file.checksums[i]
+        if len(piece) != min(CHUNK, file.nbytes - i * CHUNK) or zlib.crc32(piece) != expected:
+            place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + len(piece)}"
+            remedy = "Load an older checkpoint, or copy this one again."
+            got = f"{zlib.crc32(piece):08x}"
+            raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", got, remedy))
+
+    def stamp(self, file: File) -> Stamp:
+        """That of a segment."""
+        try:
+            return self.files.stamp(f"segments/{file.name}")
+        except OSError as error:
+            raise unreadable(f"segments/{file.name}", error) from error
 
     @contextmanager
     def _readable(self, name: str) -> Iterator[int]:
@@ -228,7 +312,15 @@ class Vault:
             finally:
                 self.files.close(file)
         except OSError as error:
-            raise CorruptCheckpoint(explain(name, "a file that can be read", error, "Copy it again.")) from error
+            raise unreadable(name, error) from error
+
+
+def unreadable(where: str, error: OSError) -> CheckpointError:
+    """The error for a file that could not be read: damage of it, unless the reason is this process or this moment."""
+    if error.errno in _MOMENTARY:
+        remedy = "Nothing is known to be wrong with the file: close other files or free memory, and try again."
+        return CheckpointError(explain(where, "a file that can be opened now", error, remedy))
+    return CorruptCheckpoint(explain(where, "a file that can be read", error, "Copy it again."))
 
 
 def _name(number: int) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from relive.conformance.case import Case
 from relive.conformance.cases import CASES
@@ -22,6 +23,7 @@ from relive.conformance.peers.discovery import MODULES, discover
 from relive.conformance.report import Progress, Report, ask, markdown
 from relive.conformance.table import show
 from relive.conformance.target import find
+from relive.errors import shown
 
 PASSED, DIFFERED, WRONG_USAGE = 0, 1, 2
 
@@ -88,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.out.mkdir(parents=True, exist_ok=True)
         report = _report(arguments, console)
     except (ValueError, TypeError, ImportError, AttributeError, OSError) as error:
-        print(f"relive conformance: {error}", file=sys.stderr)
+        print(f"relive conformance: {shown(str(error))}", file=sys.stderr)
         return WRONG_USAGE
     if arguments.json:
         print(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
@@ -103,14 +105,14 @@ def _report(arguments: argparse.Namespace, console: Console) -> Report:
     with console.status("testing") as status:
 
         def progress(name: str, number: str) -> None:
-            status.update(f"testing {name}: {number}")
+            status.update(Text(shown(f"testing {name}: {number}")))
 
         if arguments.target:
             return Report([ask(find(arguments.target), arguments.cases, progress, arguments.target)])
         report = _asked(arguments.libraries, arguments.cases, progress)
         for python in arguments.python:
             if report.missing:
-                status.update(f"testing with {python}")
+                status.update(Text(shown(f"testing with {python}")))
                 report.add(_elsewhere(python, tuple(report.missing), arguments.cases))
         return report
 
@@ -143,4 +145,5 @@ def _write(folder: Path, report: Report, console: Console) -> None:
     (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n", "utf-8")
     (folder / "report.html").write_text(page(report), "utf-8")
     (folder / "report.md").write_text(markdown(report), "utf-8")
-    console.print(f"\nwritten: report.json, report.html and report.md in {folder}", soft_wrap=True)
+    written = f"\nwritten: report.json, report.html and report.md in {shown(str(folder))}"
+    console.print(written, markup=False, soft_wrap=True)

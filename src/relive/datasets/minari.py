@@ -16,6 +16,7 @@ from tensordict import TensorDict
 
 from relive.border import as_tensor, dotted
 from relive.checkpoint.progress import watched
+from relive.datasets.hdf5 import require_own_bytes
 from relive.distillation import DistillationBuffer
 from relive.errors import BufferFullError, DataWarning, SchemaError, explain
 from relive.memory import Memory
@@ -103,13 +104,35 @@ def _too_small(steps: int, room: int, remedy: str) -> str:
 def opened(dataset: Any) -> Any:
     """The dataset that is meant by an object, a path or an id."""
     minari = _minari()
+    from minari.storage import get_dataset_path  # noqa: PLC0415 (an extra)
+
     if isinstance(dataset, minari.MinariDataset):
+        _require_own_bytes(Path(dataset.storage.data_path))
         return dataset
     if not isinstance(dataset, str | PathLike):
         remedy = "Pass a MinariDataset, its id or its path."
         raise SchemaError(explain("dataset", "a Minari dataset", type(dataset).__name__, remedy))
-    folder = dataset_folder(Path(dataset))
-    return minari.load_dataset(str(dataset)) if folder is None else minari.MinariDataset(folder)
+    folder = dataset_folder(Path(dataset)) or dataset_folder(get_dataset_path(str(dataset)))
+    if folder is None:
+        return minari.load_dataset(str(dataset))  # which says that there is none
+    _require_spaces(folder)
+    _require_own_bytes(folder)
+    return minari.MinariDataset(folder)
+
+
+def _require_spaces(folder: Path) -> None:
+    """Without its spaces Minari makes the environment that a dataset names, whatever code that is."""
+    metadata = json.loads((folder / "metadata.json").read_text("utf-8"))
+    missing = [name for name in ("observation_space", "action_space") if not isinstance(metadata.get(name), str)]
+    if missing:
+        remedy = "Its environment would be made: if you trust it, pass minari.MinariDataset(path) instead of the path."
+        raise SchemaError(explain(f"{folder.name}/metadata.json", f"the {missing[0]}", "none", remedy))
+
+
+def _require_own_bytes(folder: Path) -> None:
+    file = folder / "main_data.hdf5"
+    if file.exists():
+        require_own_bytes(file)
 
 
 def dataset_folder(path: Path) -> Path | None:

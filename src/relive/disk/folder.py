@@ -17,13 +17,14 @@ from typing import Any
 import torch
 
 from relive.checkpoint.files import Files
+from relive.checkpoint.vault import unreadable
 from relive.disk.records import NAMES, Record, newest
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
 from relive.guard import Closed
 
 FORMAT = "FORMAT"
 HEADER = b"recollect disk memory 1\n"
-_OURS = re.compile(r"LOCK|FORMAT\.new|[a-z]+[0-9]*|(ring|tree|sampler)\.[a-z]+")
+_OURS = re.compile(r"LOCK|FORMAT\.new|commit[01]|(column|next)[0-9]+|seals|broken|traffic|(ring|tree|sampler)\.[a-z]+")
 """What a process that died may have left of memory that it was making."""
 _DERIVED = ("tree.sums", "tree.least", "tree.summary")
 """What is added up anew from the rest: not worth a file."""
@@ -94,8 +95,12 @@ class Folder:
     def _refuse_foreign(self) -> None:
         """Where it is not said that this is disk memory, nothing but our own is written over."""
         names = self.files.names("") if self.root.exists() else []
-        foreign = [name for name in names if not _OURS.fullmatch(name)]
-        if FORMAT not in names and (foreign or (names and "LOCK" not in names)):
+        if FORMAT in names:
+            is_made(self.files)
+            return
+        regular = self.files.regular("") if names else []
+        foreign = [name for name in names if name not in regular or not _OURS.fullmatch(name)]
+        if foreign or (names and "LOCK" not in names):
             remedy = "Pass an empty folder, or one that does not exist yet."
             got = f"{(foreign or names)[0]!r} in it"
             raise IncompatibleCheckpoint(explain(str(self.root), "a folder for disk memory", got, remedy))
@@ -106,8 +111,8 @@ class Folder:
         if self.only_reads or self._has_rows(names):
             remedy = "Copy the folder again, with all of its files; if they are lost, remove the folder."
             raise CorruptCheckpoint(explain(FORMAT, "a file of this name", "no file", remedy))
-        for name in names:
-            if name != "LOCK":
+        for name in self.files.regular(""):
+            if name != "LOCK" and _OURS.fullmatch(name):
                 self.files.remove(name)
 
     def _has_rows(self, names: list[str]) -> bool:
@@ -194,7 +199,7 @@ class Folder:
         except OSError as error:
             if file >= 0:
                 self.files.close(file)
-            raise CorruptCheckpoint(explain(name, "a usable file", error, "Copy the folder again.")) from error
+            raise unreadable(name, error) from error
         if size != nbytes:
             self.files.close(file)
             raise CorruptCheckpoint(explain(name, f"{nbytes} bytes", size, "Copy the folder again."))
@@ -289,7 +294,7 @@ def is_made(files: Files) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise CorruptCheckpoint(explain(FORMAT, "a file that can be read", error, "Copy the folder again.")) from error
+        raise unreadable(FORMAT, error) from error
     try:
         found = files.read(file, 64)
     finally:

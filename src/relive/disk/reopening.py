@@ -30,9 +30,7 @@ def is_disk_memory(root: Path) -> bool:
     """Whether a folder says so of itself."""
     try:
         return is_made(Files(root))
-    except CheckpointError as error:
-        if isinstance(error, IncompatibleCheckpoint):  # of a newer relive
-            raise
+    except CorruptCheckpoint:
         return False
 
 

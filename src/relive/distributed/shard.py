@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from relive.checkpoint import load, save
+from relive.checkpoint import save
+from relive.checkpoint.claims import MOST_OF_NOTE, Read
+from relive.checkpoint.loading import found
+from relive.checkpoint.manifest import Node
+from relive.checkpoint.replay import config_of
 from relive.checkpoint.replay import rows as complete_rows
 from relive.distributed.block import Block, unpack, wired
 from relive.distributed.identity import ROWS, Identity
@@ -91,28 +95,59 @@ class Shard(Reading):
         if plan.checkpoint is None:
             return
         with suppress(NoCheckpoint):
-            self._restore(load(plan.checkpoint.of_shard(self._number), sampler=plan.shard_sampler, device=plan.memory))
+            path = plan.checkpoint.of_shard(self._number)
+            options = {"device": plan.memory, "capacity": None, "sampler": plan.shard_sampler}
+            found(path, ReplayBuffer, None, options, accept=self._restore)
         # Whoever starts after this one must know that it has lived, and given ids.
         self.save()
 
-    def _restore(self, buffer: Any) -> None:
-        path, note = buffer._checkpoint.root, buffer._checkpoint.note
-        if note is None:
+    def _restore(self, buffer: Any, read: Read) -> None:
+        """Go on from a checkpoint, if its note is one of this very shard."""
+        assert self._plan.checkpoint is not None
+        path = self._plan.checkpoint.of_shard(self._number)
+        if "note" not in read.values.value:
             remedy = "Load it with relive.load, or pass another folder."
             raise IncompatibleCheckpoint(explain(str(path), "a shard of a service", "a single buffer", remedy))
-        values, arrays = note
-        differs = difference(self._described(), values.entry("plan").value)
+        note = read.values.entry("note")
+        plan = note.entry("plan")
+        if not isinstance(plan.value, dict):
+            raise plan.wrong("the description of a service")
+        differs = difference(self._described(), plan.value)
         if differs:
             remedy = "Start the service with the saved settings, or pass another folder."
             expected = "the saved settings (service against folder)"
             raise IncompatibleCheckpoint(explain(str(path), expected, differs, remedy))
-        clients = [client.text() for client in values.entry("clients").items(MOST_CLIENTS)]
-        self._applied = dict(zip(clients, arrays["positions"].tolist(), strict=True))
-        starts, life = arrays["starts"].numpy(), values.entry("life").integer()
-        self._made = buffer
-        before = Identity(self._plan.envs(self._number), self._plan.num_envs, starts, life)
+        self._require_own(buffer, plan)
+        clients = [client.text() for client in note.entry("clients").items(MOST_CLIENTS)]
+        positions = read.shaped("note.positions", (len(clients),), torch.int64)
+        if len(set(clients)) != len(clients) or bool(((positions < 0) | (positions >= 1 << 62)).any()):
+            got = positions.tolist()
+            raise read.at("note.positions", got).wrong("a number of rows for each client, and each client once")
         rows = complete_rows(buffer)
+        before = self._saved_identity(note, read, rows.stop)
+        self._applied = dict(zip(clients, positions.tolist(), strict=True))
+        self._made = buffer
         self._identity = before.reborn(rows.stop.numpy(), rows.first.numpy())
+
+    def _require_own(self, buffer: Any, plan: Node) -> None:
+        """The buffer beside the note is the one that the note speaks of."""
+        own = config_of(self._made)
+        found = config_of(buffer) if isinstance(buffer, ReplayBuffer) else {}
+        free = ("device", "sampler", "listeners")
+        differs = [name for name in own if name not in free and found.get(name) != own[name]]
+        if differs:
+            raise plan.wrong(f"the buffer of this shard beside it, with {differs[0]} {own[differs[0]]}")
+
+    def _saved_identity(self, note: Node, read: Read, head: torch.Tensor) -> Identity:
+        envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
+        starts = read.shaped("note.starts", (range(1, MOST_OF_NOTE), len(envs)), torch.int64)
+        # Rows are below `ROWS`, and two more lives must have ids.
+        life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS * num_envs) - 3)
+        if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):
+            raise read.at("note.starts", starts.tolist()).wrong(
+                "the first rows of lives, in order, up to the newest row"
+            )
+        return Identity(envs, num_envs, starts.numpy(), life)
 
     def _described(self) -> dict[str, Any]:
         return {**self._plan.described(), "shard": self._number}

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from relive.display import size_told
+from relive.errors import shown
 from relive.inspector.remarks import number, percent
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -44,10 +45,20 @@ FACTS = {
 
 def render(report: dict[str, Any]) -> RenderableType:
     """Everything, the warnings first."""
+    report = _shown(report)
     parts: list[RenderableType] = [_facts(report["source"])]
     for title, body in _sections(report):
         parts += [Text(), Rule(Text(title, "bold"), align="left", characters="─", style="dim"), body]
     return Group(*parts)
+
+
+def _shown(part: Any) -> Any:
+    """The same with names, ids and sentences that a terminal can show."""
+    if isinstance(part, str):
+        return shown(part)
+    if isinstance(part, dict):
+        return {_shown(name): _shown(value) for name, value in part.items()}
+    return [_shown(value) for value in part] if isinstance(part, list) else part
 
 
 def _sections(report: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:

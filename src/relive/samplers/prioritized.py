@@ -184,6 +184,7 @@ class _Draws:
         self._largest = 1.0
 
     def mended(self) -> None:
+        self._check_own()
         ring, leaves = self._storage.ring, self._tree.leaves_view()
         slots, drawable = leaves[:-1], ring.kind.view(-1) == TRANSITION
         known = (slots > 0) | (self._settings.eps == 0)
@@ -217,13 +218,17 @@ class _Draws:
         may_be_zero = ~drawable | (self._settings.eps == 0)
         require_all((slots > 0) | may_be_zero, "priority", "more than 0 for a transition", slots)
         require(nowhere == 0, "priority of no row", 0, float(nowhere))
-        largest = float(self._largest)
-        require(1 <= largest < math.inf, "largest priority", "a finite number of at least 1", largest)
-        require(self._draws >= 0, "draws", "a number of at least 0", self._draws)
+        self._check_own()
         error = self._tree.check()
         require(
             error <= 1e-9, "sums of priorities", "the sums over the rows, to 1e-9", f"a relative error of {error:.1e}"
         )
+
+    def _check_own(self) -> None:
+        """Its own two numbers, which may come from a file."""
+        largest, draws = float(self._numbers[0]), float(self._numbers[1])
+        require(1 <= largest < math.inf, "largest priority", "a finite number of at least 1", largest)
+        require(0 <= draws < 1 << 62 and draws == int(draws), "draws", "a number of at least 0", draws)
 
     # As one of several buffers that are drawn from as if they were one
 

@@ -139,6 +139,29 @@ def test_a_folder_with_other_files_is_not_written_to(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.parametrize("beside", ["LOCK", "LOCK and FORMAT.new", "FORMAT"])
+@pytest.mark.parametrize("name", ["thesis", "makefile", "notes2", "column0"])
+def test_files_without_an_extension_are_not_swept(tmp_path: Path, beside: str, name: str) -> None:
+    for each in beside.split(" and "):
+        (tmp_path / each).write_text("mine")
+    if name == "column0":
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    else:
+        (tmp_path / name).write_text("42")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises((rl.IncompatibleCheckpoint, rl.CorruptCheckpoint), match="expected .*, got .*"):
+        LAYOUT.make(rl.Memory.disk(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_what_an_interrupted_creation_has_left_is_swept(tmp_path: Path) -> None:
+    for name in ("LOCK", "column0", "ring.head", "sampler.numbers", "FORMAT.new"):
+        (tmp_path / name).write_bytes(b"half")
+    made(tmp_path)
+    assert not (tmp_path / "FORMAT.new").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [

@@ -1,0 +1,168 @@
+"""What a file claims to hold, checked before it is believed: one validator for everything that is read from a disk.
+
+Checkpoints, commits of disk memory and the notes of shards all come this way. A document is at most `MOST_BYTES` of
+strict JSON (`manifest.Node` says what is wrong in it, and where). An array is read only when a buffer asks for it, once
+its dtype and shape are known to be right: what nobody asks for takes no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from relive.checkpoint.manifest import ITEM_BYTES, Array, Node
+from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, explain
+from relive.memory.space import available_bytes
+
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
+
+Arrays = dict[str, torch.Tensor]
+
+Form = tuple[torch.dtype, tuple[int, ...]]
+"""What an array is before it is read."""
+
+Lengths = tuple[int | range | None, ...]
+"""A shape whose axes may also have any length of a range, or any at all."""
+
+MOST_OF_RANDOM = 1 << 20
+"""Bytes of the states of generators."""
+MOST_OF_NOTE = 1 << 26
+"""Bytes of a shard's note."""
+MOST_OF_ROUNDS = 1 << 24
+"""Rounds of a distillation buffer."""
+
+
+class Stored:
+    """The arrays of one file. `fill(offset, target)` copies bytes of it whose checksum was found right."""
+
+    def __init__(self, where: str, arrays: Iterable[Array], fill: Callable[[int, memoryview], None]) -> None:
+        self.where, self._fill = where, fill
+        self._arrays: dict[str, tuple[Array, int]] = {}
+        self._found: Arrays = {}
+        offset = 0
+        for array in arrays:
+            self._arrays[array.name] = array, offset
+            offset += array.nbytes
+        self.nbytes = offset
+        free = available_bytes()
+        if free is not None and offset > free:
+            remedy = "Load it where there is more memory."
+            raise IncompatibleCheckpoint(explain(where, f"at most {free:,} bytes, the free memory", offset, remedy))
+
+    def form(self, name: str) -> Form | None:
+        """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
+        if name not in self._arrays:
+            return None
+        array = self._arrays[name][0]
+        return DTYPES[array.dtype], array.shape
+
+    def names(self, part: str) -> dict[str, int]:
+        """The arrays of a part and their bytes."""
+        return {name: x.nbytes for name, (x, _) in self._arrays.items() if name.startswith(f"{part}.")}
+
+    @property
+    def unread(self) -> list[str]:
+        """What nobody has asked for."""
+        return [name for name in self._arrays if name not in self._found]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._found:
+            array, offset = self._arrays[name]
+            tensor = torch.empty(array.shape, dtype=DTYPES[array.dtype])
+            self._fill(offset, memory_of(tensor))
+            require_flags(tensor, f"{self.where}: {name}")
+            self._found[name] = tensor
+        return self._found[name]
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a tensor on the host, to be written."""
+    if not tensor.numel():
+        return memoryview(bytearray())
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def require_flags(tensor: torch.Tensor, where: str) -> None:
+    """A byte that is neither 0 nor 1 is no bool, and kernels may do anything with it."""
+    if tensor.dtype == torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
+        largest = int(tensor.view(torch.uint8).max())
+        raise CorruptCheckpoint(explain(where, "bools of 0 and 1", largest, "Copy it again."))
+
+
+@contextmanager
+def named(file: str) -> Iterator[None]:
+    """Errors that are raised here name the file."""
+    try:
+        yield
+    except (CorruptCheckpoint, IncompatibleCheckpoint) as error:
+        if file.rpartition("/")[2].partition(".")[0] in str(error):
+            raise
+        raise type(error)(f"{file}: {error}") from error.__cause__
+
+
+@dataclass
+class Read:
+    """What is known of a checkpoint when a buffer is put together again."""
+
+    config: Node
+    values: Node
+    arrays: Stored
+    """The state's, on the host."""
+
+    def part(self, name: str, most: int) -> tuple[Node, Arrays]:
+        """What `Contents.take` was given, if its arrays have at most so many bytes."""
+        sizes = self.arrays.names(name)
+        if sum(sizes.values()) > most:
+            largest = max(sizes, key=lambda one: sizes[one])
+            raise self.at(largest, f"{sizes[largest]:,}").wrong(f"at most {most:,} bytes")
+        return self.values.entry(name), {key.removeprefix(f"{name}."): self.arrays[key] for key in sizes}
+
+    def at(self, name: str, got: Any = None) -> Node:
+        """An array as the place of an error."""
+        if got is None:
+            form = self.arrays.form(name)
+            got = None if form is None else f"{form[0]} of shape {form[1]}"
+        return Node(f"{self.arrays.where}: {name}", got)
+
+    def require(self, name: str, lead: Lengths, *, only_lead: bool = True) -> Form:
+        """Refuse a size that is only claimed: an array of the state must begin with these axes."""
+        form = self.arrays.form(name)
+        shape = () if form is None else form[1]
+        has_axes = form is not None and (len(shape) >= len(lead) if only_lead else len(shape) == len(lead))
+        if form is not None and has_axes and all(map(_is_one_of, shape, lead)):
+            return form
+        shape = tuple("any" if want is None else want for want in lead)
+        raise self.at(name).wrong(f"an array of {'leading ' if only_lead else ''}shape {shape}")
+
+    def array(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """An array of the state that must be just as `like` is."""
+        return self.shaped(name, tuple(like.shape), like.dtype)
+
+    def shaped(self, name: str, shape: Lengths, dtype: torch.dtype) -> torch.Tensor:
+        """An array of the state that must have this dtype and shape."""
+        if self.require(name, shape, only_lead=False)[0] != dtype:
+            raise self.at(name).wrong(f"{dtype}")
+        return self.arrays[name]
+
+    def copy_into(self, prefix: str, targets: Mapping[str, torch.Tensor]) -> None:
+        """Fill tensors with the arrays of their names."""
+        for name, target in targets.items():
+            target.copy_(self.array(f"{prefix}.{name}", target))
+
+    def finish(self, what: str) -> None:
+        """Every array was asked for."""
+        if self.arrays.unread:
+            raise self.at(self.arrays.unread[0]).wrong(f"no other array than those of a {what}")
+
+
+def _is_one_of(length: int, want: int | range | None) -> bool:
+    return want is None or (length in want if isinstance(want, range) else length == want)
+
+
+def nbytes_of(arrays: Mapping[str, torch.Tensor]) -> int:
+    """The bytes of tensors, for a limit."""
+    return sum(x.numel() * x.element_size() for x in arrays.values())

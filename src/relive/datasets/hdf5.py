@@ -1,0 +1,88 @@
+"""HDF5 files from anybody: walked before they are read, so that nothing but their own bytes is ever returned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from relive.errors import SchemaError, explain
+from relive.memory.space import available_bytes
+
+_DEEPEST = 64
+"""Groups inside each other."""
+
+
+def require_own_bytes(path: Path) -> None:
+    """A SchemaError unless all arrays of a file lie in it: no links, no external or virtual data, no cycles, no holes.
+
+    HDF5 follows each of these by itself: a dataset from somebody else could put any file of this machine into a buffer,
+    or claim an array of terabytes.
+    """
+    import h5py  # noqa: PLC0415 (an extra)
+
+    free = available_bytes()
+    try:
+        with h5py.File(path, "r") as file:
+            met: set[Any] = set()
+            for name, found in _objects(h5py, file, path, met):
+                if isinstance(found, h5py.Dataset):
+                    _require_bytes(f"{path.name}: {name}", found, free)
+    except OSError as error:
+        raise SchemaError(explain(str(path), "an HDF5 file that can be read", error, "Copy it again.")) from error
+
+
+def _objects(h5py: Any, file: Any, path: Path, met: set[Any]) -> Iterator[tuple[str, Any]]:
+    """Every object below the root with its name, each once; anything but an ordinary tree is refused."""
+    groups: list[tuple[str, Any, int]] = [("", file, 0)]
+    met.add(_address(h5py, file))
+    while groups:
+        prefix, group, depth = groups.pop()
+        for key in group:
+            name = f"{prefix}/{key}"
+            where = f"{path.name}: {name}"
+            link = group.get(key, getlink=True)
+            if not isinstance(link, h5py.HardLink):
+                raise _refused(where, "an object of this file", f"a link to {_target(link)}")
+            found = group[key]
+            address = _address(h5py, found)
+            if address in met or depth == _DEEPEST:
+                raise _refused(where, "a tree", "an object that comes twice, or groups without end")
+            met.add(address)
+            yield name, found
+            if isinstance(found, h5py.Group):
+                groups.append((name, found, depth + 1))
+
+
+def _address(h5py: Any, found: Any) -> Any:
+    info = h5py.h5o.get_info(found.id)
+    return info.fileno, info.addr
+
+
+def _target(link: Any) -> str:
+    return repr(f"{getattr(link, 'filename', '')}:{link.path}".removeprefix(":"))
+
+
+def _require_bytes(where: str, dataset: Any, free: int | None) -> None:
+    if dataset.is_virtual:
+        raise _refused(where, "data of its own", "a virtual dataset, which is put together from other files")
+    if dataset.external:
+        raise _refused(where, "data of its own", f"external data in {dataset.external[0][0]!r}")
+    if not dataset.shape or not math.prod(dataset.shape):
+        return
+    nbytes = math.prod(dataset.shape) * dataset.dtype.itemsize
+    if free is not None and nbytes > free:
+        raise _refused(where, f"at most {free:,} bytes, the free memory", f"{nbytes:,}")
+    if dataset.chunks is None:
+        is_there = dataset.id.get_storage_size() >= nbytes
+    else:
+        chunks = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+        is_there = dataset.id.get_num_chunks() == chunks
+    if not is_there:
+        got = f"a shape {dataset.shape} that fewer bytes are stored of"
+        raise _refused(where, f"{nbytes:,} bytes", got)
+
+
+def _refused(where: str, expected: str, got: str) -> SchemaError:
+    return SchemaError(explain(where, expected, got, "Do not read a dataset that you do not trust; write it anew."))

@@ -1,0 +1,73 @@
+"""Names and ids that a terminal or rich would obey: they are shown."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import relive as rl
+from relive.cli import main
+from relive.conformance import table
+from relive.conformance.cases import CASES
+from relive.conformance.outcome import Outcome
+from relive.conformance.report import Report, Result
+from relive.errors import explain, shown
+from relive.inspector.terminal import render
+
+CLEARS = "\x1b[2J\x1b]0;title\x07\x9b31m\u202efdp\r"
+MARKUP = "x[/a][bold red]y[/]"
+
+
+def test_control_characters_are_shown() -> None:
+    said = shown(CLEARS)
+    assert said == r"\x1b[2J\x1b]0;title\x07\x9b31m\u202efdp\r"
+    assert shown("Ünï\tcode\n✓ [/a]") == "Ünï\tcode\n✓ [/a]"
+    assert explain(CLEARS, "a name", CLEARS, "Rename it.").isprintable()
+
+
+@pytest.mark.parametrize("name", [CLEARS, MARKUP], ids=["controls", "markup"])
+def test_a_report_shows_the_names_of_fields_reasons_and_ids(name: str) -> None:
+    stats = rl.EpisodeStats(None, metrics=(name,), reasons=())
+    replay = rl.ReplayBuffer(8, 2, 1, extra={name: ()}, stats=stats, seed=0)
+    for t in range(4):
+        replay.add(np.zeros(2), np.zeros(1), 0.0, t == 3, False, np.zeros(2), **{name: 1.0})
+    report = rl.inspect(replay)
+    assert shown(name) in str(report)
+    assert not set(str(report)) & set("\x1b\x07\x9b\u202e\r")
+    told = {**report.as_dict(), "source": {**report.as_dict()["source"], "id": name, "path": name}}
+    screen = StringIO()
+    Console(file=screen, width=200, highlight=False, force_terminal=True, color_system=None).print(render(told))
+    assert screen.getvalue().count(shown(name)) >= 3
+    assert "\x1b]" not in screen.getvalue()
+    assert "\x1b[2J" not in screen.getvalue()
+
+
+@pytest.mark.parametrize("name", ["x[/a]", "[bold]y", "z\x1b[2J"])
+def test_the_folder_of_a_conformance_report_is_shown(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["conformance", "--libraries", "ours", "--cases", "T1", "--out", name]) == 0
+    assert f"in {shown(name)}" in capsys.readouterr().out.replace("\n", "")
+    assert (tmp_path / name / "report.json").exists()
+
+
+@pytest.mark.parametrize("name", [CLEARS, MARKUP], ids=["controls", "markup"])
+def test_a_conformance_table_shows_names_and_figures(name: str) -> None:
+    cases = CASES[:1]
+    outcome = Outcome("differs", name, name)
+    screen = StringIO()
+    console = Console(file=screen, width=200, highlight=False, color_system=None)
+    table.show(console, Report([Result(name, name, {cases[0].number: outcome})], {name: name}), cases)
+    assert screen.getvalue().count(shown(name)) >= 6
+    assert not set(screen.getvalue()) & set("\x1b\x07\x9b\u202e\r")
+
+
+@pytest.mark.parametrize("command", ["inspect", "check"])
+def test_errors_show_what_a_path_would_do(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, str(tmp_path / "no\x1b[2Jfolder[/a]")]) == 1
+    assert r"no\x1b[2Jfolder[/a]" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""Locks whose holder is stopped, and files that cannot be opened for the moment: typed errors, in time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relive as rl
+from relive import guard
+from relive.checkpoint import check
+from relive.checkpoint.files import Files
+from tests.checkpoint.traffic import digest, equal
+from tests.faults.checkpoint.disk import old_checkpoint
+from tests.faults.processes import CONTEXT, apart
+
+PATIENCE = 0.5
+
+
+@contextmanager
+def stopped(hold: Any, argument: Any) -> Iterator[None]:
+    """A process that has taken a lock, and was stopped with it."""
+    here, there = CONTEXT.Pipe(duplex=False)
+    process: Any = CONTEXT.Process(target=hold, args=(argument, there))
+    process.start()
+    assert here.poll(120)
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+        process.kill()
+        process.join()
+
+
+def hold_folder(root: Path, told: Any) -> None:
+    with Files(root).locked(exclusive=True):
+        told.send("taken")
+        time.sleep(600)
+
+
+def hold_buffer(handle: Any, told: Any) -> None:
+    with rl.connect(handle)._lock:
+        told.send("taken")
+        time.sleep(600)
+
+
+def impatient(call: str, argument: Any) -> tuple[str, str, float]:
+    """The error of a call that waits for at most `PATIENCE`, and how long it took."""
+    guard.LOCK_SECONDS = PATIENCE
+    buffer = rl.ReplayBuffer(8, 2, 1)
+    calls: dict[str, Any] = {
+        "load": lambda: rl.load(argument),
+        "save": lambda: buffer.save(argument),
+        "check": lambda: check(argument),
+    }
+    began = time.monotonic()
+    try:
+        calls[call]()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - began
+    return "nothing", "", time.monotonic() - began
+
+
+@pytest.mark.parametrize("call", ["load", "save", "check"])
+def test_a_folder_whose_holder_is_stopped_is_given_up(tmp_path: Path, call: str) -> None:
+    old = old_checkpoint("uniform", tmp_path)
+    with stopped(hold_folder, tmp_path):
+        kind, said, seconds = apart(impatient, call, tmp_path, timeout=60)
+        assert kind == "CheckpointError"
+        assert f"expected the folder's lock within {PATIENCE:g} s, got it held by process " in said
+        assert seconds < 30
+    assert equal(digest(rl.load(tmp_path)), old)
+
+
+def shared_calls(handle: Any) -> dict[str, tuple[str, str, float]]:
+    """What becomes of calls of a shared buffer whose lock another process has."""
+    guard.LOCK_SECONDS = PATIENCE
+    row = (np.zeros(2), np.zeros(1), 0.0, False, False, np.zeros(2))
+    replay = rl.connect(handle)
+    found = {}
+    for name, call in {
+        "add": lambda: replay.add(*row),
+        "sample": lambda: replay.sample(4),
+        "update_priority": lambda: replay.update_priority([0], [1.0]),
+        "len": lambda: len(replay),
+    }.items():
+        began = time.monotonic()
+        try:
+            call()
+            found[name] = "nothing", "", 0.0
+        except Exception as error:
+            found[name] = type(error).__name__, str(error), time.monotonic() - began
+    return found
+
+
+def test_a_shared_buffer_whose_holder_is_stopped_is_given_up_and_goes_on_later() -> None:
+    replay = rl.ReplayBuffer(8, 2, 1, sampler=rl.Prioritized(), device=rl.Memory.shared(), seed=0)
+    for _ in range(3):
+        replay.add(np.zeros(2), np.zeros(1), 0.0, False, False, np.zeros(2))
+    with stopped(hold_buffer, replay.handle()):
+        found = apart(shared_calls, replay.handle(), timeout=60)
+    for name, (kind, said, seconds) in found.items():
+        assert kind == "TimeoutError", name
+        assert "shared buffer: expected its lock within 0.5 s, got it held by another process (thread " in said
+        assert seconds < 30
+    assert len(replay) == 3  # the holder was killed, and its lock handed on
+    replay.check()
+
+
+# Too many open files
+
+
+def failing(number: int, folder: str) -> type[Files]:
+    """Files of which those of the newest checkpoint cannot be opened."""
+
+    class Failing(Files):
+        def open(self, name: str) -> int:
+            if name.startswith(f"{folder}/00000002"):
+                raise OSError(number, os.strerror(number))
+            return super().open(name)
+
+    return Failing
+
+
+@pytest.mark.parametrize("folder", ["manifests", "state", "segments"])
+@pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOMEM", "ESTALE"])
+def test_what_cannot_be_opened_now_is_not_taken_for_damage(tmp_path: Path, folder: str, name: str) -> None:
+    old_checkpoint("uniform", tmp_path)
+    with pytest.raises(rl.CheckpointError, match="Nothing is known to be wrong with the file") as caught:
+        rl.load(tmp_path, files=failing(getattr(errno, name), folder))
+    assert type(caught.value) is rl.CheckpointError
+    with pytest.warns(UserWarning, match="skipped a damaged checkpoint and loaded number 1"):
+        rl.load(tmp_path, files=failing(errno.EIO, folder))
+
+
+def load_with_few_files(root: Path, more: int) -> str:
+    """Load where so many files may be opened beside those that are open; which checkpoint it was, or the error."""
+    spare = os.open(os.devnull, os.O_RDONLY)
+    os.close(spare)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare + more, limit[1]))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            buffer: Any = rl.load(root)
+            return f"checkpoint {buffer._checkpoint.number}"
+    except Exception as error:
+        return type(error).__name__
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+def test_with_few_files_left_the_newest_checkpoint_loads_or_nothing_does(tmp_path: Path) -> None:
+    old_checkpoint("uniform", tmp_path)
+    found = {more: apart(load_with_few_files, tmp_path, more) for more in range(8)}
+    assert set(found.values()) == {"CheckpointError", "checkpoint 2"}, found
