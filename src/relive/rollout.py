@@ -211,7 +211,7 @@ class RolloutBuffer:
             else:
                 self._check_given(row, value, log_prob)
                 self._writer.write(row, values, extra)
-            self._commit(row, finals)
+            self._commit(row, None if row else self._given(value, log_prob), finals)
 
     def add_step(
         self,
@@ -241,7 +241,7 @@ class RolloutBuffer:
                 finals = self._finals.of_step(row, parts, cut_off, self.autoreset)
             self._check_given(row, value, log_prob)
             self._writer.write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            self._commit(row, finals, measured)
+            self._commit(row, None if row else self._given(value, log_prob), finals, measured)
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
@@ -333,16 +333,17 @@ class RolloutBuffer:
 
     def _check_given(self, row: int, value: Any, log_prob: Any) -> None:
         """Refuse a step that gives other optional fields than the first one, whose choice it is."""
-        has_value = value is not None or "value" in self._staged
-        has_log_prob = log_prob is not None or "log_prob" in self._staged
-        if not row:
-            self._expect(value=has_value, log_prob=has_log_prob)
-        elif has_value is not self._gives_value:
+        has_value, has_log_prob = self._given(value, log_prob)
+        if row and has_value is not self._gives_value:
             raise _differs("value", self._gives_value)
-        elif has_log_prob is not self._gives_log_prob:
+        if row and has_log_prob is not self._gives_log_prob:
             raise _differs("log_prob", self._gives_log_prob)
 
-    def _expect(self, *, value: bool, log_prob: bool) -> None:
+    def _given(self, value: Any, log_prob: Any) -> tuple[bool, bool]:
+        """Whether a step gives a value and a log_prob, now or staged."""
+        return value is not None or "value" in self._staged, log_prob is not None or "log_prob" in self._staged
+
+    def _expect(self, value: bool, log_prob: bool) -> None:
         """Let these optional fields be what every step gives."""
         self._gives_value, self._gives_log_prob = value, log_prob
         given = {"value": value, "log_prob": log_prob}
@@ -351,10 +352,22 @@ class RolloutBuffer:
         self._told = [i for i in self._listeners.columns if paths[i][0] not in missing]
         """Which columns of a step those who listen are told."""
 
-    def _commit(self, row: int, finals: Found | None, measured: Mapping[str, Any] = _NOTHING) -> None:
-        """Make the written row part of the rollout; until here nothing has changed for anybody."""
+    def _commit(
+        self, row: int, given: tuple[bool, bool] | None, finals: Found | None, measured: Mapping[str, Any] = _NOTHING
+    ) -> None:
+        """Make the written row part of the rollout; until here nothing has changed for anybody.
+
+        `given` are the optional fields that the first step gives.
+        """
+        expected = self._gives_value, self._gives_log_prob
+        if given is not None:
+            self._expect(*given)
         if self._listeners.columns:
-            self._tell(row, self._told, measured)
+            try:
+                self._tell(row, self._told, measured)
+            except BaseException:
+                self._expect(*expected)
+                raise
         if finals is not None:
             self._finals.keep(finals)
         if self._staged or self._attached:

@@ -80,12 +80,14 @@ def resume(path: Path, kind: str, scripts: int, seed: int) -> None:
     tell(f"J1: {kind}, {scripts} scripts of {BATCHES} batches each in a new process, seeds from {seed}")
 
 
+@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # some scripts number observations on through ends
 @pytest.mark.promise("J1")
 @pytest.mark.parametrize("kind", select("prioritized", "rollout", of=KINDS))
 def test_a_new_process_goes_on_with_the_same_batches(kind: str, tmp_path: Path) -> None:
     resume(tmp_path, kind, trials("J1", 20), SEED)
 
 
+@pytest.mark.filterwarnings("ignore::relive.DataWarning")
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_scripts_go_on_with_the_same_batches(kind: str, tmp_path: Path) -> None:

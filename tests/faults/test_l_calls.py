@@ -299,6 +299,7 @@ def _fuzz(seconds: float) -> None:
     tell(f"L: {total} calls with random arguments, {refused} refused; every check() after them passed")
 
 
+@pytest.mark.promise("L")
 @pytest.mark.filterwarnings("ignore")
 def test_any_call_with_any_arguments_leaves_a_buffer() -> None:
     _fuzz(trials("L_SECONDS", 5))
