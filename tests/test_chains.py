@@ -462,7 +462,7 @@ def test_a_user_sees_the_line_that_added(tmp_path: Any) -> None:
 def test_the_adapter_of_stable_baselines3_speaks_at_its_callers_line(
     stream: Callable[[int], Iterator[Step]], expected: str
 ) -> None:
-    pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3: pip install 'relive[sb3]'")
+    pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3: pip install '.[sb3]'")
     from relive.compat.stable_baselines3 import ReplayBuffer  # noqa: PLC0415 (only where it is installed)
 
     box = gym.spaces.Box(-np.inf, np.inf, (1,))
@@ -483,7 +483,7 @@ def test_the_adapter_of_stable_baselines3_speaks_at_its_callers_line(
 
 
 def test_the_client_of_a_service_speaks_for_its_shards() -> None:
-    pytest.importorskip("ray", reason="needs Ray: pip install 'relive[ray]'")
+    pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
     from tests.distributed.local import local_service, plan_of, steps_of  # noqa: PLC0415 (they import Ray)
 
     service, _ = local_service(plan_of(1000, 4, 2))
