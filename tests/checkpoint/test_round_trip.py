@@ -46,6 +46,7 @@ def test_a_loaded_buffer_goes_on_as_the_saved_one(kind: str, tmp_path: Path, bac
     assert len(list((tmp_path / "manifests").iterdir())) == 2
 
 
+@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # the traffic numbers observations on through ends
 @pytest.mark.parametrize("kind", select("epochs", "distillation", of=KINDS))
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=st.integers(0, 60), after=st.integers(0, 30), reads=st.integers(0, 3))

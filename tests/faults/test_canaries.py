@@ -265,6 +265,7 @@ def test_histories_of_a_broken_buffer_are_not_those_of_the_model(name: str, monk
         machines.live(kind, 600, 50, phases=(Phase.generate,))  # the first that goes wrong ends it
 
 
+@pytest.mark.filterwarnings("ignore::relive.DataWarning")  # the traffic numbers observations on through ends
 def test_a_load_that_forgets_the_generator_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("uniform", "rollout", "distillation"):
         buffer = streams.lived(kind, 3, tmp_path / kind)
