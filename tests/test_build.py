@@ -24,6 +24,7 @@ def test_the_native_module_is_hardened() -> None:
     assert "RWE" not in told("-l")
 
 
+@pytest.mark.thorough
 def test_importing_leaves_the_generators_of_others_alone() -> None:
     """rich draws from Python's when it is imported."""
     lines = (

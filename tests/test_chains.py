@@ -16,6 +16,7 @@ import torch
 
 import relive as rl
 from relive.chains import Chains, of_stored
+from tests.tiers import select
 
 CUTS = r"obs: expected steps that start where the step before led, got ([\d,]+) of ([\d,]+) that do not\."
 RESETS = (
@@ -281,7 +282,7 @@ SILENT = [
 
 
 @pytest.mark.parametrize("stream", SILENT)
-@pytest.mark.parametrize("capacity", [1, 1000])
+@pytest.mark.parametrize("capacity", select(1000, of=[1, 1000]))
 def test_honest_streams_stay_silent(backend: str, stream: Callable[[int], Iterator[Step]], capacity: int) -> None:
     buffer = replay(capacity=capacity)
     add_all(buffer, stream(120))
@@ -442,6 +443,7 @@ def test_counters_are_not_saved(backend: str, tmp_path: Any) -> None:
         add(loaded, steps[127])
 
 
+@pytest.mark.thorough
 def test_a_user_sees_the_line_that_added(tmp_path: Any) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -316,6 +316,7 @@ class TestRefusals:
         "a token that is no name": {"token": 7},
     }
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
     def test_forged_handles_are_refused_in_words(self, forged: dict[str, Any]) -> None:
         replay = shared()

@@ -51,6 +51,7 @@ def test_a_constructor_is_shown_with_its_arguments(name: str, reference: dict[st
     assert sorted(explained) == sorted(arguments)
 
 
+@pytest.mark.thorough
 def test_no_line_of_code_is_cut_off_in_a_window_of_1280_pixels(site: Path) -> None:
     program = chromium.find()
     if program is None:

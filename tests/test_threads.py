@@ -74,6 +74,7 @@ class TestTraffic:
         assert traffic.saves >= 5
 
     # Rows of this size are copied without the GIL: only the buffer's lock keeps a reader from half a row.
+    @pytest.mark.thorough
     @pytest.mark.parametrize("sampler", select(rl.Prioritized(), of=[rl.Uniform(), rl.Prioritized()]), ids=repr)
     def test_no_large_row_is_torn_or_unknown(self, sampler: Any) -> None:
         self.assert_whole(Traffic(1 << 16, sampler), rows=200_000, seconds=3)

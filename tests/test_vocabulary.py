@@ -199,6 +199,7 @@ rl.RolloutBuffer.for_env(env, 16, seed="zero")
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     shutil.which("pyright", path=Path(sys.executable).parent) is None, reason="pyright is a tool of dev"
 )

@@ -46,6 +46,7 @@ def test_a_loaded_buffer_goes_on_as_the_saved_one(kind: str, tmp_path: Path, bac
     assert len(list((tmp_path / "manifests").iterdir())) == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::relive.DataWarning")  # the traffic numbers observations on through ends
 @pytest.mark.parametrize("kind", select("epochs", "distillation", of=KINDS))
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -143,6 +144,7 @@ def test_stacks_are_loaded_with_another_capacity(capacity: int, tmp_path: Path) 
     assert other[other.ids()]["obs"][:, 0].tolist() == [[t - 2, t - 1, t] for t in range(40 - capacity, 40)]
 
 
+@pytest.mark.thorough
 def test_a_long_list_of_segments_is_made_shorter_by_one_segment_of_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def test_a_mistake_is_noticed_with_its_figures(number: str, changed: dict[str, A
     assert outcome.got
 
 
+@pytest.mark.thorough
 def test_a_difference_of_an_option_names_the_option() -> None:
     said = {
         "": case("T7").run(reference(replay=SharesNextObservations)).expected,

@@ -117,6 +117,7 @@ def run_pytest(*arguments: str) -> str:
     return answer.stdout + answer.stderr
 
 
+@pytest.mark.thorough
 def test_the_plugin_adds_a_test_for_each_case(tmp_path: Path) -> None:
     said = run_pytest("--rootdir", str(tmp_path), str(tmp_path), "--relive-conformance", TARGET, "-rfs")
     failed = re.findall(r"^FAILED .*\[(T\d+)\]", said, re.MULTILINE)

@@ -88,6 +88,7 @@ def forge(root: Path, count: int, seed: int) -> Counter[str]:
     return outcomes
 
 
+@pytest.mark.thorough
 def test_forged_notes_are_typed_errors_or_older_checkpoints(tmp_path: Path) -> None:
     outcomes = forge(tmp_path, trials("NOTES", 150), SEED)
     tell(f"notes of shards: {dict(outcomes)}, seed {SEED}")

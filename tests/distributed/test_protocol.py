@@ -98,6 +98,7 @@ def run(folder: Path, data: st.DataObject, shard_type: type[Shard] = Shard) -> N
         shard._buffer.check()
 
 
+@pytest.mark.thorough
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_every_row_arrives_once_and_in_order_whatever_dies(

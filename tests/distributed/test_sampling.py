@@ -253,6 +253,7 @@ def test_rows_that_are_under_way_are_waited_for_before_an_empty_memory_is_refuse
     assert service.sample(8)["obs"].shape == (8, 2)
 
 
+@pytest.mark.thorough
 def test_several_threads_of_a_client_sample_and_update_at_once() -> None:
     service, _, _ = filled(rl.Prioritized())
 

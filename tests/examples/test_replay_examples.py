@@ -36,6 +36,7 @@ def command(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: object) -> N
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "steps", "learning_starts"), select(("sac", 450, 300), of=[("dqn", 1000, 200), ("sac", 450, 300)])
 )
@@ -62,6 +63,7 @@ def test_an_example_as_a_command_saves_its_picture(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_r2d2_turns_where_the_sign_said_only_with_a_memory() -> None:
     r2d2 = load("r2d2", COPY_EVERY=50)
     with_memory, without = (r2d2.train(1, 5_000, memory=memory) for memory in (True, False))
@@ -100,6 +102,7 @@ def test_r2d2_runs_as_a_command(
     assert (tmp_path / "corridor.png").exists() == ("--plot" in arguments)
 
 
+@pytest.mark.thorough
 def test_hindsight_reaches_goals_that_plain_learning_does_not() -> None:
     her = load("her", NUM_ENVS=4, LEARNING_STARTS=200, BATCH_SIZE=64, LEARNING_RATE=3e-3)
     rate = {}

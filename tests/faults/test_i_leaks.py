@@ -7,7 +7,7 @@ import gc
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ import torch
 import relive as rl
 from tests.checkpoint.traffic import KINDS
 from tests.faults.processes import apart
+from tests.tiers import select
 from tests.totals import tell, trials
 
 MORE_MEMORY = 16 << 20
@@ -122,21 +123,22 @@ def saves_apart(kind: str, cycles: int) -> dict[str, int]:
     return found | ({"files in tmp": len(left)} if left else {}) | ({"manifests": len(kept)} if len(kept) > 2 else {})
 
 
-def live_long(cycles: int, saves: int) -> None:
+def live_long(cycles: int, saves: int, kinds: Collection[str] = tuple(KINDS)) -> None:
     """All of it, each in a new process."""
     uses = cycles // 100
     assert apart(cycles_apart, cycles, timeout=7200) == {}
-    for kind in KINDS:
+    for kind in kinds:
         assert apart(uses_apart, kind, uses, timeout=7200) == {}, kind
         assert apart(saves_apart, kind, saves, timeout=7200) == {}, kind
     tell(
-        f"I4: {cycles} cycles of add, sample and update; {uses} uses and {saves} saves and loads of {len(KINDS)} kinds"
+        f"I4: {cycles} cycles of add, sample and update; {uses} uses and {saves} saves and loads of {len(kinds)} kinds"
     )
 
 
 @pytest.mark.promise("I4")
-def test_a_life_leaves_nothing_behind() -> None:
-    live_long(trials("I4", 20_000), trials("I4_SAVES", 30))
+@pytest.mark.parametrize("kinds", select(1, of=[1, len(KINDS)]))
+def test_a_life_leaves_nothing_behind(kinds: int) -> None:
+    live_long(trials("I4", 20_000), trials("I4_SAVES", 30), list(KINDS)[:kinds])
 
 
 @pytest.mark.long

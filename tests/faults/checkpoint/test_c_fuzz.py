@@ -156,6 +156,7 @@ def fuzz(root: Path, seconds: float, seed: int) -> None:
     assert grown < 128
 
 
+@pytest.mark.thorough
 def test_forged_files_are_typed_errors_or_buffers(tmp_path: Path) -> None:
     fuzz(tmp_path / "root", trials("FORGED", 8), SEED)
 

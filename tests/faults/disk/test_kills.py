@@ -117,6 +117,7 @@ def say_that_steps_were_cut_off(root: Path, envs: int) -> int:
     return cut
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("boot", [None, "another"], ids=["kill", "power loss"])
 @pytest.mark.parametrize("name", select("stacked", of=["several environments", "stacked", "next step"]))
 def test_a_kill_while_memory_is_mended_changes_nothing(
