@@ -504,3 +504,19 @@ def test_the_client_of_a_service_speaks_for_its_shards() -> None:
         push()
     assert len(caught) == 2  # one of each shard
     assert len(service) == 4 * 125  # every row takes two places
+
+
+def test_an_override_of_add_runs_once_for_each_step_also_when_one_is_doubted() -> None:
+    class Scaled(rl.ReplayBuffer):
+        def add(self, obs: Any = None, action: Any = None, reward: Any = None, *rest: Any, **more: Any) -> None:
+            super().add(obs, action, reward * 0.5, *rest, **more)
+
+    replay = Scaled(1_000, obs=1, action=())
+
+    def play() -> None:
+        for t in range(100):
+            replay.add([float(3 * t)], 0.0, 1.0, False, False, [float(3 * t + 1)])
+
+    with pytest.warns(rl.DataWarning, match="that do not"):
+        play()
+    assert replay[replay.ids()]["reward"].unique().tolist() == [0.5]

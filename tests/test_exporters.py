@@ -315,3 +315,34 @@ def test_whatever_is_exported_is_stored_alike_or_refused() -> None:
         f"exporters: {count} objects of the buffer protocol, {stored} stored alike by both backends, the others refused"
     )
     assert stored > count // 10
+
+
+@pytest.mark.parametrize("as_object", [memoryview, lambda a: array.array("f", a), np.asarray])
+def test_obs_and_next_obs_in_one_memory_are_refused_whatever_exports_it(as_object: Any, backend: str) -> None:
+    one = as_object(np.zeros(2, np.float32))
+    replay = rl.ReplayBuffer(8, obs=2, action=())
+    with pytest.raises(rl.SchemaError, match="next_obs: expected memory of its own|reuses its array"):
+        replay.add(one, 0.0, 1.0, True, False, one)
+    assert len(replay) == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128, np.int16])
+def test_arrays_at_odd_addresses_are_stored(dtype: Any, backend: str) -> None:
+    itemsize = np.dtype(dtype).itemsize
+
+    def odd(value: float) -> np.ndarray:
+        memory = np.zeros(4 * itemsize + 16, np.uint8)
+        start = (-memory.ctypes.data) % 16 + (itemsize // 2 or 1)
+        there = memory[start : start + 2 * itemsize].view(dtype)
+        there[:] = value
+        return there
+
+    field = rl.Field(2, torch.from_numpy(np.zeros(1, dtype)).dtype)
+    replay = rl.ReplayBuffer(8, obs=field, action=())
+    replay.add(odd(1), 0.0, 1.0, True, False, odd(2))
+    assert (replay[0]["obs"] == 1).all()
+    assert (replay[0]["next_obs"] == 2).all()
+    rollout = rl.RolloutBuffer(1, None, obs=field, action=())
+    rollout.add(odd(3), 0.0, 1.0, True, False)
+    assert (rollout["obs"] == 3).all()
+    assert rollout["reward"].tolist() == [1.0]

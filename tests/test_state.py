@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -226,3 +227,18 @@ def test_a_ring_whose_numbers_somebody_else_has_changed_stays_inside_its_memory(
                     replay.sample(4, view)
                 except (rl.NotReadyError, IndexError, ValueError):  # a length below 0 is none
                     continue
+
+
+def test_a_save_after_a_state_was_loaded_has_none_of_the_rows_before(tmp_path: Path) -> None:
+    def filled(rows: int, reward: float) -> rl.ReplayBuffer:
+        replay = rl.ReplayBuffer(20, obs=1, action=(), seed=0)
+        for t in range(rows):
+            replay.add([t], 0.0, reward, False, False, [t + 1])
+        return replay
+
+    replay = filled(10, 100.0)
+    replay.save(tmp_path)
+    replay.load_state_dict(filled(12, 500.0).state_dict())
+    replay.save(tmp_path)
+    again = rl.load(tmp_path, rl.ReplayBuffer)
+    assert again[again.ids()]["reward"].tolist() == [500.0] * 12

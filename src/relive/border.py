@@ -98,7 +98,7 @@ def _from_torch(where: str, tensor: torch.Tensor, device: torch.device) -> torch
 
 
 def _from_host(where: str, value: Any) -> torch.Tensor:
-    if type(value) is np.ndarray and value.dtype in _COMMON and value.flags.writeable and value.flags.c_contiguous:
+    if type(value) is np.ndarray and value.dtype in _COMMON and value.flags.carray:  # in order, aligned, writeable
         return torch.from_numpy(value)
     try:
         array = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else np.asarray(value)
@@ -112,7 +112,9 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
         native = array.dtype.newbyteorder("=")
         array = array.astype(native if native in DTYPES.values() else np.float64)
     array = array.view(np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}"))  # C names several integers alike
-    if not array.flags.writeable or not array.flags.c_contiguous:  # torch has neither read-only nor reversed memory
+    # torch has neither read-only nor reversed memory. At an odd address the native core reads nothing and torch may crash.
+    odd = array.__array_interface__["data"][0] % max(array.itemsize, 1)
+    if odd or not array.flags.writeable or not array.flags.c_contiguous:
         array = array.copy(order="C")
     return torch.from_numpy(array)
 
@@ -250,6 +252,11 @@ def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[
             raise SchemaError(
                 explain(f"next_{name}", f"memory apart from {name}", f"memory shared with {name}", remedy)
             )
+
+
+def misplaced(where: str) -> SchemaError:
+    """What to say of memory that fits its field and cannot be read all the same."""
+    return SchemaError(explain(where, "memory aligned to its dtype", "an odd address", "Pass a copy."))
 
 
 def host_view(value: Any) -> np.ndarray | None:

@@ -235,7 +235,7 @@ class ReplayBuffer:
                 doubt = self._write(self._leaves(values, extra), nexts, self._envs(env_ids))
         if doubt is not None:
             speak(doubt)
-            self.add(obs, action, reward, terminated, truncated, next_obs, env_ids=env_ids, **extra)
+            ReplayBuffer.add(self, obs, action, reward, terminated, truncated, next_obs, env_ids=env_ids, **extra)
 
     def add_step(
         self,
@@ -263,7 +263,7 @@ class ReplayBuffer:
             doubt = self._write(leaves, nexts, envs, measured=measured)
         if doubt is not None:
             speak(doubt)
-            self.add_step(obs, action, step, env_ids=env_ids, **extra)
+            ReplayBuffer.add_step(self, obs, action, step, env_ids=env_ids, **extra)
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
@@ -303,7 +303,7 @@ class ReplayBuffer:
             doubt = self._write(leaves, nexts, envs, steps)
         if doubt is not None:
             speak(doubt)
-            self.extend(batch, env_ids=env_ids)
+            ReplayBuffer.extend(self, batch, env_ids=env_ids)
 
     def cut(self, env_ids: Any = None) -> None:
         """The current episodes were abandoned: the coming observation starts a new one."""
@@ -663,6 +663,7 @@ class ReplayBuffer:
                 storage, staged = self._verified(state)
             except InvariantError as error:
                 raise SchemaError(f"load_state_dict: {error}") from error
+            vars(self).pop("_checkpoint", None)  # the next save must not continue from rows that are replaced
             with self._refilled():
                 self._storage.load(storage)
                 self._draws.resume(state["draws"])

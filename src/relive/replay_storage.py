@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from relive import kernels
 from relive.batch import assembler
-from relive.border import conform, dotted, forms, light, refuse_reused_leaves, true_flags
+from relive.border import conform, dotted, forms, light, misplaced, refuse_reused_leaves, true_flags
 from relive.chains import Chains, Counter
 from relive.errors import SchemaError, explain
 from relive.kernels.reader import Reader, reader
@@ -218,6 +218,8 @@ class ReplayStorage:
                 leaves, nexts = self._conformed(leaves, nexts, envs, steps)
                 as_buffers = [tuple(map(kernels.buffer_of, group)) for group in (leaves, nexts)]
                 status = native.write(*as_buffers, ids, count, blocks)
+                if status >= 0:
+                    raise misplaced((*map(dotted, self.schema.paths), *map(dotted, self.next_paths))[status])
             if status < -1:
                 return self._refused(status)
         else:
@@ -270,7 +272,10 @@ class ReplayStorage:
         if steps is None:
             refuse_reused_leaves(schema, [leaves[i] for i in self.observed], nexts)
         fitted = tuple(fit(i, value) for i, value in enumerate(leaves))
-        return fitted, tuple(fit(i, value, "next_") for i, value in zip(self.observed, nexts, strict=True))
+        fitted_nexts = tuple(fit(i, value, "next_") for i, value in zip(self.observed, nexts, strict=True))
+        if steps is None:  # again: other objects than arrays and tensors are seen through only now
+            refuse_reused_leaves(schema, [fitted[i] for i in self.observed], fitted_nexts)
+        return fitted, fitted_nexts
 
     def unstackable(self, leaf: int) -> SchemaError:
         """What to say of a stack (of a column, or after those of a next observation) that cannot be rebuilt."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from relive import kernels
-from relive.border import conform, dotted, light, true_flags
+from relive.border import conform, dotted, light, misplaced, true_flags
 from relive.memory import Memory
 from relive.schema import Schema, is_sparse
 
@@ -66,7 +66,9 @@ class Storage:
         if native is not None and kernels._active is not None:
             misfit = native.write(row, leaves, which)
             if misfit >= 0:
-                native.write(row, tuple(map(kernels.buffer_of, self._conformed(leaves, which))), which)
+                misfit = native.write(row, tuple(map(kernels.buffer_of, self._conformed(leaves, which))), which)
+            if misfit >= 0:
+                raise misplaced(dotted(self.schema.paths[misfit if which is None else which[misfit]]))
             return
         self._write_torch(row, self._conformed(leaves, which), which)
 

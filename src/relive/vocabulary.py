@@ -128,7 +128,7 @@ def answers(function: Callable[P, T]) -> Callable[P, T]:
             unknown = next((name for name in kwargs if name not in parameters), None)
             if unknown is None:
                 raise
-            ours = tuple(name for name in parameters if name != "self")
+            ours = tuple(name for name in parameters if name not in ("self", "cls"))
             message = _answer(where, unknown, kwargs[unknown], ours)
         raise TypeError(message)
 

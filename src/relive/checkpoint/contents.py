@@ -190,7 +190,10 @@ def _checked(name: str) -> str:
 
 def path_of(node: Node) -> Path:
     """A path to a leaf."""
-    return tuple(name.text() for name in node.items(64))
+    names = node.items(64)
+    if not names:
+        raise node.wrong("at least one name")
+    return tuple(name.text() for name in names)
 
 
 def device_of(node: Node) -> torch.device:
