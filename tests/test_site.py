@@ -14,6 +14,8 @@ import pytest
 import relive as rl
 from tests.inspector import chromium
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parent.parent
 CLASSES = [
     name for name in rl.__all__ if inspect.isclass(made := getattr(rl, name)) and not issubclass(made, Exception)

@@ -19,6 +19,8 @@ from tests.reference.sequences import around
 from tests.scripted import Script, act, step_and_reset, transitions, vector
 from tests.tiers import select
 
+pytestmark = pytest.mark.thorough
+
 MODES = list(AutoresetMode)
 seeds = st.integers(0, 2**32 - 1)
 

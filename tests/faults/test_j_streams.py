@@ -82,7 +82,7 @@ def resume(path: Path, kind: str, scripts: int, seed: int) -> None:
 
 @pytest.mark.filterwarnings("ignore::relive.DataWarning")  # some scripts number observations on through ends
 @pytest.mark.promise("J1")
-@pytest.mark.parametrize("kind", select("prioritized", "rollout", of=KINDS))
+@pytest.mark.parametrize("kind", select("prioritized", of=KINDS))
 def test_a_new_process_goes_on_with_the_same_batches(kind: str, tmp_path: Path) -> None:
     resume(tmp_path, kind, trials("J1", 20), SEED)
 

@@ -51,7 +51,7 @@ def share(kind: str, histories: int) -> int:
 
 
 @pytest.mark.promise("K1")
-@pytest.mark.parametrize("kind", select("shared prioritized", "rollout", of=KINDS))
+@pytest.mark.parametrize("kind", select("rollout", of=KINDS))
 def test_any_history_is_that_of_the_model(kind: str) -> None:
     live(kind, share(kind, trials("K1", 100)), 50)
 
