@@ -112,7 +112,8 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
         native = array.dtype.newbyteorder("=")
         array = array.astype(native if native in DTYPES.values() else np.float64)
     array = array.view(np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}"))  # C names several integers alike
-    # torch has neither read-only nor reversed memory, and may crash at an odd address, where the native core reads nothing.
+    # torch has neither read-only nor reversed memory. At an odd address the native core reads nothing and torch may
+    # crash.
     odd = array.__array_interface__["data"][0] % max(array.itemsize, 1)
     if odd or not array.flags.writeable or not array.flags.c_contiguous:
         array = array.copy(order="C")
