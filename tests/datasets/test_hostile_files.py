@@ -14,8 +14,8 @@ import relive as rl
 from relive.cli import main
 from relive.datasets import from_minari, to_minari
 
-minari = pytest.importorskip("minari", reason='needs Minari: pip install "relive[minari]"')
-h5py = pytest.importorskip("h5py", reason='needs the files of Minari: pip install "relive[minari]"')
+minari = pytest.importorskip("minari", reason='needs Minari: pip install ".[minari]"')
+h5py = pytest.importorskip("h5py", reason='needs the files of Minari: pip install ".[minari]"')
 
 SECRET = b"0123456789abcdefghijklmnopqrstuvwxyz" * 8
 
