@@ -22,6 +22,8 @@ import torch
 
 import relive as rl
 from relive.checkpoint import check
+from relive.checkpoint.contents import path_of
+from relive.checkpoint.manifest import Node
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.faults.checkpoint.disk import old_checkpoint
 from tests.faults.checkpoint.forgery import (
@@ -583,3 +585,8 @@ def test_the_state_of_another_buffer_is_refused_and_changes_nothing(name: str) -
     with pytest.raises(rl.SchemaError, match="load_state_dict: expected"):
         mine.load_state_dict(rl.ReplayBuffer(**(settings | OTHERS[name])).state_dict())
     assert whole_digest(mine) == before
+
+
+def test_a_path_without_names_is_corrupt() -> None:
+    with pytest.raises(rl.CorruptCheckpoint, match="expected at least one name"):
+        path_of(Node("values.rows.attached", []))
