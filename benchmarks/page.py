@@ -49,7 +49,7 @@ GPU = """
 ## GPUs
 
 None of these figures was measured on a GPU. There the buffers use only torch operations, and the costs are the number
-of launched operations and waiting for the device; the tests count both (`tests/test_dispatched_ops.py`):
+of launched operations and waiting for the device; the tests count both (`tests/kernels/test_dispatched_ops.py`):
 
 | hot path | launches | bound |
 |---|---:|---:|

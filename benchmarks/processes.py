@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import relive as rl
-from relive.samplers import Sampler
+from relive.replay.samplers import Sampler
 
 from . import machine
 from .report import Result

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import relive as rl
-from relive.views import View
+from relive.replay.views import View
 from tests.reference.replay import Column
 
 

@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive import replay as replay_module
-from relive import rollout as rollout_module
+from relive.replay import buffer as replay_module
+from relive.rollout import buffer as rollout_module
 
 N = 3
 SHAPES: dict[str, tuple[int, ...]] = {"fox": (), "pack": (2,)}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import relive as rl
 from relive import kernels
 from relive.errors import InvariantError
-from relive.ring import FINAL, HISTORY, PENDING, TRANSITION
+from relive.replay.ring import FINAL, HISTORY, PENDING, TRANSITION
 from tests.conftest import BACKENDS
 from tests.layouts import Both, World, arrays
 

@@ -26,16 +26,16 @@ from relive.estimators import (
     normalize,
     vtrace,
 )
+from relive.fields.schema import Carry, Field, Stacked
 from relive.inspector import inspect
 from relive.memory import Memory
-from relive.mixture import Mixture
-from relive.norm import RunningNorm
-from relive.replay import ReplayBuffer
-from relive.rollout import RolloutBuffer
-from relive.samplers import Counted, Prioritized, Uniform, WithoutReplacement
-from relive.schema import Carry, Field, Stacked
-from relive.stats import EpisodeStats
-from relive.views import Hindsight, NStep, Sequence, Transition
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.mixture import Mixture
+from relive.replay.samplers import Counted, Prioritized, Uniform, WithoutReplacement
+from relive.replay.views import Hindsight, NStep, Sequence, Transition
+from relive.rollout.buffer import RolloutBuffer
+from relive.statistics.episodes import EpisodeStats
+from relive.statistics.norm import RunningNorm
 
 __version__ = "0.1.0"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from numbers import Real
 from os import PathLike
 from typing import Any, NoReturn, TypeAlias
@@ -12,20 +13,20 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from relive.batch import assemble, assembler, check_destination, check_size, checked_targets, moved
-from relive.border import as_tensor, conform, dotted, row_ids
-from relive.display import buffer_card, size_told
 from relive.errors import NotReadyError, SchemaError, explain, uniterable
-from relive.guard import lock_for
-from relive.invariants.distillation import check_distillation
+from relive.fields.batch import assemble, assembler, check_destination, check_size, checked_targets, moved
+from relive.fields.conversion import as_tensor, conform, dotted, row_ids
+from relive.fields.display import buffer_card, size_told
+from relive.fields.invariants import require, require_all, require_form
+from relive.fields.schema import Declaration, Field, Schema, Tree, declare, positive, refuse_reserved, unstacked
+from relive.fields.vocabulary import answers, understands
 from relive.kernels.reader import reader
+from relive.locking import lock_for
 from relive.memory import Memory
 from relive.randomness import Randomness
-from relive.replay import ReplayBuffer
-from relive.ring import HostRing
-from relive.rollout import RolloutBuffer
-from relive.schema import Declaration, Field, Schema, Tree, declare, positive, refuse_reserved, unstacked
-from relive.vocabulary import answers, understands
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.ring import HostRing
+from relive.rollout.buffer import RolloutBuffer
 
 _RESERVED = ("obs", "action", "index", "round", "self")
 
@@ -394,7 +395,7 @@ class DistillationBuffer:
     def check(self) -> None:
         """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""
         with self._lock:
-            check_distillation(self)
+            _check(self)
             self._random.check()
 
     def __len__(self) -> int:
@@ -467,3 +468,22 @@ def _in_order(source: ReplayBuffer | RolloutBuffer, batch_size: int) -> Iterator
     if isinstance(source, RolloutBuffer):
         return source.minibatches(batch_size, shuffle=False)
     raise SchemaError(explain("fill", "a ReplayBuffer or a RolloutBuffer", type(source).__name__, "Add rows with add."))
+
+
+def _check(buffer: DistillationBuffer) -> None:
+    """The ring is inside its columns, these are as they were declared, and rounds begin one after the other."""
+    ring, schema, columns, starts = buffer._ring, buffer._schema, buffer._columns, buffer._starts
+    require(ring.capacity == buffer.capacity, "capacity", buffer.capacity, ring.capacity)
+    require(0 <= ring.floor <= ring.head, "rows", f"a first row of 0 to {ring.head}", ring.floor)
+    require(columns or not ring.head, "fields", "columns before the first row", f"0 columns for {ring.head} rows")
+    require(len(columns) in (0, len(schema.fields)), "fields", f"{len(schema.fields)} columns", len(columns))
+    for path, field, column in zip(schema.paths, schema.fields, columns, strict=False):
+        require_form(dotted(path), column, (buffer.capacity, *field.shape), field.dtype, buffer.device)
+    in_order = all(one <= other for one, other in pairwise([0, *starts, ring.head]))
+    require(starts and starts[0] == 0 and in_order, "rounds", f"first rows from 0 to {ring.head}, in order", starts)
+    require_form("rounds", buffer._starts_there, (len(starts),), torch.int64, buffer.device)
+    if buffer.device.type != "meta":  # which has no values to look at
+        found = buffer._starts_there
+        require_all(
+            found == torch.tensor(starts, device=found.device), "rounds", "equal first rows on the device", found
+        )

@@ -9,7 +9,7 @@ import torch
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.invariants.require import require
+from relive.fields.invariants import require
 
 
 class Randomness:

@@ -21,7 +21,7 @@ from tensordict import TensorDictBase
 
 import relive as rl
 from relive import kernels
-from relive.disk import room
+from relive.memory.disk import room
 from tests.checkpoint.traffic import KINDS, Kind
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -15,7 +15,7 @@ import relive as rl
 from relive.checkpoint import kinds
 from relive.checkpoint.contents import bytes_of
 from relive.kernels.reader import bits_of
-from relive.ring import HISTORY, TRANSITION
+from relive.replay.ring import HISTORY, TRANSITION
 
 N = 3
 

@@ -11,7 +11,7 @@ from relive.distributed import Checkpoint, ReplayService
 from relive.distributed.calls import Calls, Interrupted
 from relive.distributed.plan import Plan
 from relive.distributed.shard import Shard
-from relive.samplers import Uniform
+from relive.replay.samplers import Uniform
 
 HEALTHY, DIES_BEFORE, DIES_AFTER = "healthy", "dies before", "dies after"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from relive.distributed.block import pack, unpack, unwired, wire
 from relive.distributed.plan import Plan
-from relive.schema import Field
+from relive.fields.schema import Field
 from tests.distributed.local import plan_of, steps_of
 
 

@@ -14,10 +14,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import relive as rl
-from relive.checkpoint.files import Files
 from relive.distributed import Checkpoint, ReplayService, stream
 from relive.distributed.shard import Ack, Push, Shard
 from relive.errors import IncompatibleCheckpoint, NotReadyError, SchemaError
+from relive.memory.files import Files
 from tests.distributed.local import (
     DIES_AFTER,
     DIES_BEFORE,

@@ -12,7 +12,7 @@ import torch
 
 import relive as rl
 from relive.concurrent import Handle
-from relive.ring import Ring
+from relive.replay.ring import Ring
 
 WRITERS, SAMPLERS = 3, 2
 PATTERN = np.random.default_rng(7).integers(0, 256, 1 << 20, np.uint8)

@@ -20,9 +20,9 @@ from relive.checkpoint import replay as replay_files
 from relive.checkpoint.contents import Rows
 from relive.kernels import priority
 from relive.kernels.priority import PriorityTree, priority_tree
-from relive.replay_storage import ReplayStorage
-from relive.samplers import Drawn, without_replacement
-from relive.samplers.prioritized import _Draws as prioritized_draws
+from relive.replay.samplers import Drawn, without_replacement
+from relive.replay.samplers.prioritized import _Draws as prioritized_draws
+from relive.replay.storage import ReplayStorage
 from tests.faults import test_j_streams as streams
 from tests.faults import test_k_machines as machines
 from tests.faults import test_numbers as numbers
@@ -80,7 +80,7 @@ def test_weights_that_are_not_kept_above_zero_are_noticed() -> None:
 def test_counters_that_are_not_of_64_bits_are_noticed(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     of = rl.ring.Ring.id_of  # type: ignore[attr-defined]
     narrow = {"ids of 32 bits": lambda x: x.int().long(), "heads in float64": lambda x: (x.double() + 0.0).long()}
-    monkeypatch.setattr("relive.ring.Ring.id_of", lambda ring, slots: narrow[broken](of(ring, slots)))
+    monkeypatch.setattr("relive.replay.ring.Ring.id_of", lambda ring, slots: narrow[broken](of(ring, slots)))
     border = 2**31 if "32" in broken else 2**53
     with rl.kernels.force_torch(), pytest.raises((AssertionError, IndexError)):
         numbers.test_a_replay_buffer_passes_a_border_as_if_it_were_none("torch", border, 1)

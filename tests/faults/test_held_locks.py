@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import relive as rl
-from relive import guard
+from relive import locking
 from relive.checkpoint import check
-from relive.checkpoint.files import Files
+from relive.memory.files import Files
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.checkpoint.disk import old_checkpoint
 from tests.faults.processes import CONTEXT, apart
@@ -57,7 +57,7 @@ def hold_buffer(handle: Any, told: Any) -> None:
 
 def impatient(call: str, argument: Any) -> tuple[str, str, float]:
     """The error of a call that waits for at most `PATIENCE`, and how long it took."""
-    guard.LOCK_SECONDS = PATIENCE
+    locking.LOCK_SECONDS = PATIENCE
     buffer = rl.ReplayBuffer(8, 2, 1)
     calls: dict[str, Any] = {
         "load": lambda: rl.load(argument),
@@ -85,7 +85,7 @@ def test_a_folder_whose_holder_is_stopped_is_given_up(tmp_path: Path, call: str)
 
 def shared_calls(handle: Any) -> dict[str, tuple[str, str, float]]:
     """What becomes of calls of a shared buffer whose lock another process has."""
-    guard.LOCK_SECONDS = PATIENCE
+    locking.LOCK_SECONDS = PATIENCE
     row = (np.zeros(2), np.zeros(1), 0.0, False, False, np.zeros(2))
     replay = rl.connect(handle)
     found = {}

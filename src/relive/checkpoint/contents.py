@@ -14,13 +14,13 @@ import torch
 from relive.checkpoint.claims import DTYPES, Arrays, Read, nbytes_of
 from relive.checkpoint.manifest import NAME, Array, Node
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
+from relive.fields.schema import Carry, Field, Path, Stacked, Tree
 from relive.kernels.reader import bits_of
-from relive.listeners import Listeners
-from relive.norm import RunningNorm
 from relive.randomness import Randomness
-from relive.samplers import Counted, Prioritized, Sampler, Uniform, WithoutReplacement
-from relive.schema import Carry, Field, Path, Stacked, Tree
-from relive.stats import EpisodeStats
+from relive.replay.samplers import Counted, Prioritized, Sampler, Uniform, WithoutReplacement
+from relive.statistics.episodes import EpisodeStats
+from relive.statistics.norm import RunningNorm
+from relive.statistics.observers import Listeners
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")

@@ -17,7 +17,7 @@ from relive.checkpoint.contents import (
     restore_random,
 )
 from relive.distillation import DistillationBuffer
-from relive.schema import Schema
+from relive.fields.schema import Schema
 
 
 def contents(buffer: DistillationBuffer) -> Contents:

@@ -15,12 +15,10 @@ import torch
 from relive.checkpoint import kinds
 from relive.checkpoint.claims import DTYPES, MOST_OF_NOTE, Arrays, Read, Stored, memory_of, named, require_flags
 from relive.checkpoint.contents import Rows, here
-from relive.checkpoint.files import Files
 from relive.checkpoint.manifest import Array, File, Manifest, Node
 from relive.checkpoint.progress import watched
 from relive.checkpoint.saving import Base, Segment
 from relive.checkpoint.vault import Vault
-from relive.disk.reopening import examined_disk, is_disk_memory, peek, reopened
 from relive.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -30,15 +28,17 @@ from relive.errors import (
     SchemaError,
     explain,
 )
+from relive.fields.schema import positive
 from relive.kernels.reader import bits_of
 from relive.memory import Memory
-from relive.samplers import Counted, Prioritized, Sampler, Uniform
-from relive.schema import positive
+from relive.memory.disk.reopening import examined_disk, is_disk_memory, peek, reopened
+from relive.memory.files import Files
+from relive.replay.samplers import Counted, Prioritized, Sampler, Uniform
 
 if TYPE_CHECKING:
     from relive.distillation import DistillationBuffer
-    from relive.replay import ReplayBuffer
-    from relive.rollout import RolloutBuffer
+    from relive.replay.buffer import ReplayBuffer
+    from relive.rollout.buffer import RolloutBuffer
 
 Buffer = TypeVar("Buffer", "ReplayBuffer", "RolloutBuffer", "DistillationBuffer")
 

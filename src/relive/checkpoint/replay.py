@@ -25,10 +25,10 @@ from relive.checkpoint.contents import (
 )
 from relive.checkpoint.manifest import Node
 from relive.errors import IncompatibleCheckpoint, explain
+from relive.fields.schema import given_shape
 from relive.memory import Heap
-from relive.replay import ReplayBuffer
-from relive.ring import EMPTY, FINAL, HISTORY, TRANSITION, Ring
-from relive.schema import given_shape
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.ring import EMPTY, FINAL, HISTORY, TRANSITION, Ring
 
 _STATE = ("kind", "first", "head", "open", "resetting", "count", "floor")
 _OF_SLOTS = {"mass", "drawn"}

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from gymnasium.vector import AutoresetMode
 
-from relive.border import light
 from relive.checkpoint.claims import MOST_OF_RANDOM, Arrays, Read
 from relive.checkpoint.contents import (
     Contents,
@@ -23,9 +22,10 @@ from relive.checkpoint.contents import (
     restore_random,
 )
 from relive.checkpoint.manifest import Node
-from relive.finals import Found
-from relive.rollout import RolloutBuffer
-from relive.steps import OPTIONAL
+from relive.fields.buffer_schemas import OPTIONAL
+from relive.fields.conversion import light
+from relive.rollout.buffer import RolloutBuffer
+from relive.rollout.finals import Found
 
 _OWN = ("obs", "action", "reward", "value", "terminated", "truncated")
 

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from relive.checkpoint.files import FOLDERS, Files, Stamp
 from relive.checkpoint.manifest import CHUNK, FORMAT, MOST_BYTES, Array, File, Manifest, dump, parse
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, NoCheckpoint, explain
+from relive.memory.files import FOLDERS, Files, Stamp
 
 _HEADER = f"recollect checkpoint {FORMAT}\n".encode()
 _MOMENTARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)

@@ -21,13 +21,13 @@ import torch
 from tensordict import TensorDict
 from torch.nn.functional import pad
 
-from relive.batch import moved
 from relive.errors import SchemaError, explain
 from relive.estimators import gae, group_advantage
+from relive.fields.batch import moved
+from relive.fields.schema import Field, positive
 from relive.memory import device_of
 from relive.randomness import Randomness
-from relive.rollout import RolloutBuffer as _Rollout
-from relive.schema import Field, positive
+from relive.rollout.buffer import RolloutBuffer as _Rollout
 
 __all__ = [
     "RolloutBuffer",

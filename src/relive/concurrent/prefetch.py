@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDict
 
-from relive.batch import check_size
-from relive.schema import positive
-from relive.views import Transition, View
+from relive.fields.batch import check_size
+from relive.fields.schema import positive
+from relive.replay.views import Transition, View
 
 
 class Source(Protocol):

@@ -11,7 +11,7 @@ import torch
 from relive.errors import SchemaError, explain
 from relive.memory import Memory
 from relive.memory.shared import Address, SharedRoom
-from relive.replay import ReplayBuffer
+from relive.replay.buffer import ReplayBuffer
 
 _SETTINGS = {"obs", "action", "reward", "capacity", "num_envs", "extra", "sampler", "next_obs", "autoreset"}
 

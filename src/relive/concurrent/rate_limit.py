@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from tensordict import TensorDict
 
-from relive.batch import check_size
-from relive.border import environments
 from relive.errors import SchemaError, explain
-from relive.replay import ReplayBuffer
-from relive.schema import positive
-from relive.views import View
-from relive.vocabulary import answers
+from relive.fields.batch import check_size
+from relive.fields.conversion import environments
+from relive.fields.schema import positive
+from relive.fields.vocabulary import answers
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.views import View
 
 _KINDS = ("insert", "sample")
 _PAUSES = (0.0002, 0.005)

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from relive.border import as_tensor, dotted
 from relive.checkpoint.progress import watched
 from relive.datasets.hdf5 import require_own_bytes
 from relive.distillation import DistillationBuffer
 from relive.errors import BufferFullError, DataWarning, SchemaError, explain
+from relive.fields.conversion import as_tensor, dotted
+from relive.fields.schema import DTYPES, Field, Tree, given_shape, leaves_of
 from relive.memory import Memory
-from relive.replay import ReplayBuffer
-from relive.rollout import RolloutBuffer
-from relive.samplers import Sampler
-from relive.schema import DTYPES, Field, Tree, given_shape, leaves_of
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.samplers import Sampler
+from relive.rollout.buffer import RolloutBuffer
 
 _HOST = torch.device("cpu")
 

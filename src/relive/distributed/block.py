@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from relive.schema import Path, Schema
+from relive.fields.schema import Path, Schema
 
 _NO_TWIN = np.dtype("V2")
 """What stands for bfloat16, which numpy has not."""

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 
 import relive
-from relive.autoreset import parse_autoreset
-from relive.border import conform, dotted
 from relive.checkpoint.contents import describe, describe_sampler
 from relive.errors import SchemaError, explain
+from relive.fields.autoreset import parse_autoreset
+from relive.fields.conversion import conform, dotted
+from relive.fields.schema import Field, Schema, declare, given_shape, positive
 from relive.memory import Memory
 from relive.memory.shared import shares_memory
-from relive.replay import ReplayBuffer
-from relive.samplers import Prioritized, Sampler, Uniform
-from relive.schema import Field, Schema, declare, given_shape, positive
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.samplers import Prioritized, Sampler, Uniform
 
 _HOST = torch.device("cpu")
 

@@ -9,10 +9,10 @@ import torch
 
 from relive.distributed.identity import Identity
 from relive.distributed.plan import Plan
-from relive.replay import ReplayBuffer
-from relive.samplers import Prioritized
-from relive.schema import Path
-from relive.views import View
+from relive.fields.schema import Path
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.samplers import Prioritized
+from relive.replay.views import View
 
 
 class Standing(NamedTuple):

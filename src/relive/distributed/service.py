@@ -16,8 +16,6 @@ import torch
 from tensordict import TensorDict
 
 import relive
-from relive.batch import assemble, check_destination, check_size, moved
-from relive.border import as_tensor, environments, row_ids
 from relive.distributed.block import joined, pack
 from relive.distributed.calls import NAMESPACE, Calls, actor_name
 from relive.distributed.near import Reader
@@ -27,10 +25,12 @@ from relive.distributed.shard import Shard
 from relive.distributed.stream import Stream
 from relive.distributed.writer import Writer
 from relive.errors import IncompatibleService, NotReadyError, SchemaError, ShardUnavailable, explain
+from relive.fields.batch import assemble, check_destination, check_size, moved
+from relive.fields.conversion import as_tensor, environments, row_ids
+from relive.fields.schema import Declaration, positive
 from relive.kernels.priority import weights
-from relive.samplers import Prioritized, Sampler, Uniform
-from relive.schema import Declaration, positive
-from relive.views import View
+from relive.replay.samplers import Prioritized, Sampler, Uniform
+from relive.replay.views import View
 
 _HOST = torch.device("cpu")
 _TIMEOUT, _MAX_PENDING = 60.0, 16

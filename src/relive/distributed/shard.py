@@ -23,8 +23,8 @@ from relive.distributed.plan import Plan, difference
 from relive.distributed.reading import Draw, Reading
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
 from relive.memory.shared import SharedRoom
-from relive.replay import ReplayBuffer
-from relive.views import View
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.views import View
 
 MOST_CLIENTS = 4096
 """So many clients are remembered; of more, those that have been silent the longest are forgotten."""

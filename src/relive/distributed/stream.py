@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from relive.chains import speak
 from relive.distributed.block import Block
 from relive.distributed.calls import Calls, Interrupted
 from relive.distributed.shard import Ack, Push
+from relive.replay.chains import speak
 
 KEPT_BYTES = 64 << 20
 """Blocks that the shard has but no checkpoint has yet are kept up to this size, to be sent again after a restart."""

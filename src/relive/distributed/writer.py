@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from relive.autoreset import parse_autoreset, true_next_obs
 from relive.errors import SchemaError, explain
-from relive.schema import Schema, given_shape, positive
+from relive.fields.autoreset import parse_autoreset, true_next_obs
+from relive.fields.schema import Schema, given_shape, positive
 
 if TYPE_CHECKING:
     from relive.distributed.service import ReplayService

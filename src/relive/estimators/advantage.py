@@ -7,7 +7,7 @@ from torch import Tensor
 
 from relive import kernels
 from relive.estimators.arguments import conform, fraction, positive
-from relive.vocabulary import answers
+from relive.fields.vocabulary import answers
 
 
 @answers

@@ -8,7 +8,7 @@ from torch import Tensor
 from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import conform, count, fraction, number
-from relive.vocabulary import answers
+from relive.fields.vocabulary import answers
 
 
 @torch.no_grad()

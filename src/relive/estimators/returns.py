@@ -10,7 +10,7 @@ from torch import Tensor
 from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import check_same_shape, conform, count, fraction, number
-from relive.vocabulary import answers
+from relive.fields.vocabulary import answers
 
 
 @answers

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.border import as_tensor
 from relive.datasets.minari import Episode, episodes_of
 from relive.errors import SchemaError
+from relive.fields.conversion import as_tensor
+from relive.fields.schema import Path, leaves_of
 from relive.inspector.source import Columns, Episodes, Source
-from relive.schema import Path, leaves_of
 
 _HOST = torch.device("cpu")
 _FIELDS = ("obs", "action", "reward", "terminated", "truncated", "info")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.border import dotted
+from relive.fields.conversion import dotted
+from relive.fields.schema import Path
 from relive.inspector.source import ENDS, Episodes, Source
-from relive.schema import Path
 
 READ_VALUES = 1 << 25
 """Not many more numbers than these are read: where there are, rows are taken in evenly spaced stretches."""

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.border import dotted
+from relive.fields.conversion import dotted
+from relive.fields.schema import Path as FieldPath
 from relive.inspector.measures import Measured, place
 from relive.inspector.pictures import frame, is_picture, png
 from relive.inspector.remarks import percent
 from relive.inspector.source import ENDS, Source
 from relive.inspector.terminal import ends_told, facts_told, reuse_told, share_told
-from relive.schema import Path as FieldPath
 
 _MOST_EPISODES, _MOST_STEPS, _ALL_STEPS = 48, 1000, 12_000
 _MOST_SERIES, _FRAMES, _ALL_FRAME_BYTES = 16, (4, 16), 1 << 20

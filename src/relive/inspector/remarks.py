@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from relive.chains import Chains
+from relive.replay.chains import Chains
 
 _FEW_EPISODES = 5
 """Of fewer episodes no share is told."""

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from relive.checkpoint.loading import look
 from relive.datasets.minari import dataset_folder, opened
-from relive.display import card
+from relive.fields.display import card
 from relive.inspector.dataset import source_of_dataset
 from relive.inspector.measures import measure
 from relive.inspector.remarks import number, remarks
 from relive.inspector.source import Source, source_of
-from relive.stats import EpisodeStats
+from relive.statistics.episodes import EpisodeStats
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

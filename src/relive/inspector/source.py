@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.chains import Chains, of_stored
 from relive.distillation import DistillationBuffer
-from relive.episodes import ordered
 from relive.errors import SchemaError, explain
-from relive.replay import ReplayBuffer
-from relive.ring import FINAL
-from relive.rollout import RolloutBuffer
-from relive.schema import Field, Path, Schema, Stacked, given_shape
-from relive.stats import EpisodeStats
+from relive.fields.schema import Field, Path, Schema, Stacked, given_shape
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.chains import Chains, of_stored
+from relive.replay.episodes import ordered
+from relive.replay.ring import FINAL
+from relive.rollout.buffer import RolloutBuffer
+from relive.statistics.episodes import EpisodeStats
 
 ENDS = ("terminated", "truncated", "cut", "running")
 """How an episode stops: it ended, a time limit struck, nobody went on with it, or it is not over."""

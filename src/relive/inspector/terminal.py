@@ -10,8 +10,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from relive.display import size_told
 from relive.errors import shown
+from relive.fields.display import size_told
 from relive.inspector.remarks import number, percent
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"

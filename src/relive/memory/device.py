@@ -71,7 +71,7 @@ class Memory:
         adding: when `commit_every` steps were added since the last time (by default an eighth of what fits or 256 MiB,
         whichever is less), and after a minute. Linux only, with relive's native core.
         """
-        from relive.disk.place import Disk  # noqa: PLC0415 (which knows buffers)
+        from relive.memory.disk.place import Disk  # noqa: PLC0415 (which knows buffers)
 
         return Memory(torch.device("cpu"), place=Disk.of(path, commit_every))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from relive import guard, kernels
+from relive import kernels, locking
 from relive.errors import SchemaError, explain
 from relive.memory.mapped import grown, mapped
 from relive.memory.space import available_bytes
@@ -90,7 +90,7 @@ class SharedRoom:
     def lock(self, mend: Callable[[], None]) -> AbstractContextManager[Any]:
         native = kernels.native()
         memory = self.allocate("lock", (native.LOCK_BYTES,), torch.uint8)
-        return native.ProcessLock(kernels.buffer_of(memory), not self.is_found, mend, guard.LOCK_SECONDS)
+        return native.ProcessLock(kernels.buffer_of(memory), not self.is_found, mend, locking.LOCK_SECONDS)
 
     @property
     def address(self) -> Address:

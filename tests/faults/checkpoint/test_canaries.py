@@ -12,8 +12,8 @@ import pytest
 
 import relive as rl
 from relive.checkpoint import replay as replay_files
-from relive.checkpoint.files import Files
 from relive.checkpoint.vault import Vault
+from relive.memory.files import Files
 from tests.checkpoint.traffic import equal
 from tests.faults.checkpoint import test_a_crashes as a
 from tests.faults.checkpoint import test_c_files as c

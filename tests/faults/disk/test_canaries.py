@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import relive as rl
-from relive.disk.folder import Folder
-from relive.replay_storage import ReplayStorage
+from relive.memory.disk.folder import Folder
+from relive.replay.storage import ReplayStorage
 from tests.faults.disk.test_kills import killed_after
 from tests.faults.disk.test_power import Machine, lose_power, other_boot  # noqa: F401 (a fixture)
 from tests.faults.disk.writer import LAYOUTS, Story, verify, write
@@ -106,7 +106,7 @@ def test_a_commit_before_its_data_is_noticed(tmp_path: Path, monkeypatch: pytest
 def test_rows_that_might_be_overwritten_and_are_kept_are_noticed(tmp_path: Path, monkeypatch: Any) -> None:
     go_back = rl.ring.Ring.go_back  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        "relive.ring.Ring.go_back", lambda ring, head, was, where, _: go_back(ring, head, was, where, 0)
+        "relive.replay.ring.Ring.go_back", lambda ring, head, was, where, _: go_back(ring, head, was, where, 0)
     )
     machine, rng = Machine(monkeypatch), random.Random(0)
     with pytest.raises((AssertionError, rl.CorruptCheckpoint, rl.InvariantError)):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import relive as rl
-from relive.ring import TRANSITION
+from relive.replay.ring import TRANSITION
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk import writer
 from tests.faults.disk.writer import LAYOUTS, Life, Story, verify
@@ -132,7 +132,7 @@ def test_a_kill_while_memory_is_mended_changes_nothing(
     else:
         pytest.fail("ten kills, and no step to cut off")
     if boot is not None:
-        monkeypatch.setattr("relive.disk.recovery.boot", lambda: boot)
+        monkeypatch.setattr("relive.memory.disk.recovery.boot", lambda: boot)
     whole = tmp_path / "whole"
     shutil.copytree(root, whole)
     expected = digest(rl.load(whole))

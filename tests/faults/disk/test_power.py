@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import relive as rl
-from relive.checkpoint.files import Files
-from relive.ring import MOST_ROWS
+from relive.memory.files import Files
+from relive.replay.ring import MOST_ROWS
 from tests.checkpoint.traffic import digest, equal
 from tests.faults.disk.writer import LAYOUTS, Layout, Story, verify, write
 from tests.totals import SEED, tell, trials
@@ -62,7 +62,7 @@ class Machine:
                 machine.count()
                 super().overwrite(file, data)
 
-        monkeypatch.setattr("relive.disk.folder.Files", Watched)
+        monkeypatch.setattr("relive.memory.disk.folder.Files", Watched)
 
     def count(self) -> None:
         self.left -= 1
@@ -159,7 +159,7 @@ def check_after_power_loss(
 def other_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every reopening is in a later run of the machine."""
     count = iter(range(1 << 30))
-    monkeypatch.setattr("relive.disk.recovery.boot", lambda: f"boot{next(count)}")
+    monkeypatch.setattr("relive.memory.disk.recovery.boot", lambda: f"boot{next(count)}")
 
 
 def lose_power_often(path: Path, monkeypatch: pytest.MonkeyPatch, count: int, states: int, **how: Any) -> None:

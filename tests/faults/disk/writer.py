@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import relive as rl
-from relive.ring import MOST_ROWS
+from relive.replay.ring import MOST_ROWS
 from tests.faults.traffic import observation
 
 
@@ -210,7 +210,7 @@ def write_for_ever(name: str, root: Path, counts: Path, begins: list[int]) -> No
 def reopen_until(name: str, root: Path, line: int, boot: str | None) -> None:
     """Reopen the memory and be killed at a line of what mends it."""
     if boot is not None:
-        from relive.disk import recovery  # noqa: PLC0415
+        from relive.memory.disk import recovery  # noqa: PLC0415
 
         recovery.boot = lambda: boot
     left = iter(range(line))

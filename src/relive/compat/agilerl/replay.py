@@ -11,9 +11,9 @@ from tensordict import TensorDict
 import relive as rl
 from relive.compat.agilerl.trees import MinSegmentTree, SumSegmentTree
 from relive.errors import SchemaError, explain
+from relive.fields.schema import Field, positive
 from relive.randomness import Randomness
-from relive.samplers import Sampler
-from relive.schema import Field, positive
+from relive.replay.samplers import Sampler
 
 _DISTINCT_BELOW = 16_384
 """The rows of a batch differ while fewer than this are stored; from here on they are drawn with replacement."""

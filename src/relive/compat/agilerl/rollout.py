@@ -11,12 +11,12 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 import relive as rl
-from relive.border import conform
 from relive.compat.agilerl.sequences import BPTTSequenceType, Prepared, mode_of
 from relive.compat.agilerl.spaces import by_env, num_actions, observation, observation_tree, tensor_on
 from relive.errors import NotReadyError, explain
+from relive.fields.conversion import conform
+from relive.fields.schema import Field, positive
 from relive.randomness import Randomness
-from relive.schema import Field, positive
 
 _NAMES = {
     "observations": "obs",

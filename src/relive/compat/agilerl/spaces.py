@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from relive.border import as_tensor
-from relive.schema import Field, Tree
+from relive.fields.conversion import as_tensor
+from relive.fields.schema import Field, Tree
 
 
 def observation_tree(space: spaces.Space[Any]) -> Tree:

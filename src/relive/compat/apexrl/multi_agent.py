@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 import relive as rl
-from relive.border import conform
 from relive.compat.apexrl.attributes import SCORES, TRAINING, Column, plain, read
 from relive.compat.apexrl.rollout import PRIVILEGED, refuse_full
 from relive.compat.apexrl.specs import Spec, declared, ended, placed
 from relive.errors import SchemaError, explain
-from relive.schema import Field
+from relive.fields.conversion import conform
+from relive.fields.schema import Field
 
 _TRAINING = {theirs: ours for theirs, ours in TRAINING.items() if ours != PRIVILEGED}
 

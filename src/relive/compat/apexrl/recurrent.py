@@ -13,7 +13,7 @@ from relive.compat.apexrl.attributes import Column, read, training_data
 from relive.compat.apexrl.rollout import PRIVILEGED, observed, outcome, refilled, refuse_full
 from relive.compat.apexrl.specs import Spec, declared, placed
 from relive.errors import NotReadyError, explain
-from relive.schema import Field
+from relive.fields.schema import Field
 
 _HIDDEN = ("actor_hidden_states", "critic_hidden_states")
 

@@ -12,8 +12,8 @@ import relive as rl
 from relive.compat.apexrl.attributes import plain
 from relive.compat.apexrl.specs import Spec, batch_size_of, declared, ended, inferred, placed, written
 from relive.errors import SchemaError, explain
+from relive.fields.schema import Field
 from relive.randomness import Randomness
-from relive.schema import Field
 
 _CRITIC = "critic_observations"
 _TRANSITION = (

@@ -12,8 +12,8 @@ import relive as rl
 from relive.compat.apexrl.attributes import SCORES, Column, plain, training_data
 from relive.compat.apexrl.specs import Spec, declared, ended, inferred, placed, written
 from relive.errors import SchemaError, explain
+from relive.fields.schema import Field, positive
 from relive.randomness import Randomness
-from relive.schema import Field, positive
 
 PRIVILEGED = "privileged_observations"
 _GIVEN = ("observations", PRIVILEGED, "actions", "rewards", "dones", "values", "log_probs")

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from relive.border import as_tensor
 from relive.errors import SchemaError, explain
-from relive.schema import Field
+from relive.fields.conversion import as_tensor
+from relive.fields.schema import Field
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from relive.border import conform, overlaps
 from relive.compat.rl_buffer.statistics import StatsTracker, on_host
 from relive.errors import SchemaError, explain
-from relive.schema import Field, positive
+from relive.fields.conversion import conform, overlaps
+from relive.fields.schema import Field, positive
 
 CPU = torch.device("cpu")
 

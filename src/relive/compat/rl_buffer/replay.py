@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from relive.batch import moved
 from relive.compat.rl_buffer.limits import CPU, BaseBuffer, ResetStrategy, fields_of, renamed
 from relive.compat.rl_buffer.statistics import StatsTracker
 from relive.compat.rl_buffer.sum_tree import SumTree
 from relive.concurrent import Handle, connect
 from relive.errors import explain
+from relive.fields.batch import moved
+from relive.fields.schema import Field
 from relive.memory import Memory
-from relive.replay import ReplayBuffer as _Replay
-from relive.samplers import Prioritized
-from relive.schema import Field
+from relive.replay.buffer import ReplayBuffer as _Replay
+from relive.replay.samplers import Prioritized
 
 
 @dataclass

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from relive import estimators
-from relive.border import conform
 from relive.compat.rl_buffer.limits import CPU, BaseBuffer, ResetStrategy, fields_of, renamed
 from relive.compat.rl_buffer.statistics import StatsTracker
 from relive.errors import NotReadyError, explain
-from relive.rollout import RolloutBuffer as _Rollout
-from relive.schema import Field
+from relive.fields.conversion import conform
+from relive.fields.schema import Field
+from relive.rollout.buffer import RolloutBuffer as _Rollout
 
 
 def explained_variance(y_pred: torch.Tensor, y_true: torch.Tensor) -> float:

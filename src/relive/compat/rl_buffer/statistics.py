@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.stats import EpisodeStats
+from relive.statistics.episodes import EpisodeStats
 
 _MOMENTS = ("mean", "std", "min", "max")
 

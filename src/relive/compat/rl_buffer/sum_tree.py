@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from relive.errors import NotReadyError, PriorityError, explain
+from relive.fields.schema import positive
 from relive.kernels.priority import priority_tree
-from relive.schema import positive
 
 
 class SumTree:

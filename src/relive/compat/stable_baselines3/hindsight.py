@@ -17,8 +17,8 @@ from tensordict import TensorDict
 
 from relive.compat.stable_baselines3.replay import DictReplayBuffer
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.schema import Declaration, Field
-from relive.views import Hindsight, View
+from relive.fields.schema import Declaration, Field
+from relive.replay.views import Hindsight, View
 
 _STRATEGIES: dict[GoalSelectionStrategy, Literal["future", "final", "episode"]] = {
     GoalSelectionStrategy.FUTURE: "future",

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_obs_shape
 
-from relive.schema import Field
+from relive.fields.schema import Field
 
 Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]
 

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from relive.compat.stable_baselines3.replay import ReplayBuffer
 from relive.errors import DataWarning, explain
-from relive.samplers import Prioritized, Sampler
+from relive.replay.samplers import Prioritized, Sampler
 
 _RISING = LinearSchedule(0.4, 1.0, 1.0)
 

@@ -19,16 +19,16 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from relive.batch import moved
 from relive.compat.stable_baselines3.layout import fields_of, given_shapes, numpy_of, shaped_pair, torch_of
 from relive.errors import SchemaError, explain
+from relive.fields.batch import moved
+from relive.fields.schema import Declaration, Field
 from relive.randomness import Randomness
-from relive.replay import ReplayBuffer as Core
-from relive.replay_storage import ReplayStorage
-from relive.samplers import Sampler, Uniform
-from relive.schema import Declaration, Field
-from relive.views import NStep, Transition, View
-from relive.views.protocol import Leaves, named, named_next
+from relive.replay.buffer import ReplayBuffer as Core
+from relive.replay.samplers import Sampler, Uniform
+from relive.replay.storage import ReplayStorage
+from relive.replay.views import NStep, Transition, View
+from relive.replay.views.protocol import Leaves, named, named_next
 
 
 def _column(name: str) -> Any:

@@ -21,7 +21,7 @@ from tensordict import TensorDict
 
 from relive.compat.stable_baselines3.layout import fields_of, given_shapes, numpy_of, shaped
 from relive.errors import NotReadyError, explain
-from relive.rollout import RolloutBuffer as Core
+from relive.rollout.buffer import RolloutBuffer as Core
 
 _FIELDS = ("obs", "action", "value", "log_prob", "advantage", "return")
 """What a batch consists of, in the order of its tuple."""

@@ -22,8 +22,8 @@ from relive.conformance.peers.off_policy import (
     missed,
 )
 from relive.conformance.peers.protocol import Array, Batch, Peer, RolloutShape, Sequences, Step, Trajectory
-from relive.samplers import Sampler
-from relive.views import View
+from relive.replay.samplers import Sampler
+from relive.replay.views import View
 
 FIELDS = ("obs", "action", "value", "log_prob", "advantage", "return")
 _TRANSITION_FIELDS = ("obs", "action", "reward", "terminated", "truncated", "next_obs")

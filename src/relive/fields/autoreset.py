@@ -1,0 +1,233 @@
+"""How an environment starts again after an end, and where the true final observation then is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+
+from relive.errors import SchemaError, explain
+from relive.fields.conversion import as_tensor, conform, dotted, refuse_reused_leaves
+from relive.fields.schema import Declaration, Field, Schema, Tree, given_shape
+
+_FLAG, _NUMBER = Field((), torch.bool), Field((), torch.float64)
+
+FINAL_KEYS = ("final_obs", "final_observation")
+"""Where SAME_STEP environments put the observation before the reset; the second is the older name."""
+
+
+def parse_autoreset(mode: Any) -> AutoresetMode | None:
+    """An AutoresetMode, its name or its value; None says that the buffer is told everything."""
+    if mode is None or isinstance(mode, AutoresetMode):
+        return mode
+    for known in AutoresetMode:
+        if isinstance(mode, str) and mode.upper() in (known.name, known.value.upper()):
+            return known
+    expected = ", ".join(f"AutoresetMode.{known.name}" for known in AutoresetMode)
+    raise SchemaError(explain("autoreset", f"one of {expected} or None", repr(mode), "Pass the environment's mode."))
+
+
+def autoreset_of(env: Any) -> AutoresetMode:
+    """The mode of a Gymnasium environment; a single one is reset by its user unless a wrapper does it."""
+    if is_vector(env):
+        mode = parse_autoreset((getattr(env, "metadata", None) or {}).get("autoreset_mode"))
+        if mode is None:
+            raise SchemaError(
+                explain(
+                    "autoreset",
+                    'metadata["autoreset_mode"] in the vector environment',
+                    None,
+                    "Pass autoreset= to say how the environment resets: NEXT_STEP, SAME_STEP or DISABLED.",
+                )
+            )
+        return mode
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.wrappers.Autoreset):
+            return AutoresetMode.NEXT_STEP
+        env = env.env
+    return AutoresetMode.DISABLED
+
+
+class Settings(NamedTuple):
+    """What a buffer needs to know of an environment."""
+
+    obs: Declaration
+    action: Declaration
+    num_envs: int | None
+    autoreset: AutoresetMode | str
+
+
+def settings_of(
+    env: Any, obs: Declaration | None, action: Declaration | None, autoreset: AutoresetMode | str | None
+) -> Settings:
+    """What a Gymnasium environment says about its buffer, where the caller does not say otherwise."""
+    vector = is_vector(env)
+    return Settings(
+        obs=obs if obs is not None else env.single_observation_space if vector else env.observation_space,
+        action=action if action is not None else env.single_action_space if vector else env.action_space,
+        num_envs=env.num_envs if vector else None,
+        autoreset=autoreset_of(env) if autoreset is None else autoreset,
+    )
+
+
+def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
+    """The five parts of what `env.step` returned, for a buffer that knows how the environment resets."""
+    if mode is None:
+        remedy = "Pass autoreset= to the buffer: NEXT_STEP, SAME_STEP or DISABLED."
+        raise SchemaError(explain("autoreset", "the environment's autoreset mode, which add_step needs", None, remedy))
+    if not isinstance(step, tuple) or len(step) != 5:
+        got = f"{type(step).__name__} of length {len(step)}" if isinstance(step, Sequence) else type(step).__name__
+        raise SchemaError(explain("step", "the 5-tuple of env.step", got, "Pass step=env.step(action)."))
+    return step
+
+
+def refuse_reused(schema: Schema, obs: Any, next_obs: Any) -> None:
+    """An environment that steps in place has already overwritten the observation that it was given for."""
+    if obs is not None:
+        refuse_reused_leaves(schema, *(schema.flatten("obs", value) for value in (obs, next_obs)))
+
+
+def true_next_obs(
+    step: Any, mode: AutoresetMode | None, schema: Schema, lead: tuple[int, ...], device: torch.device
+) -> tuple[tuple[Any, ...], Any, Any, Any]:
+    """The leaves of the state that each step led to before any reset, and the step's reward and flags."""
+    next_obs, reward, terminated, truncated, info = unpack_step(step, mode)
+    leaves = schema.flatten("obs", next_obs)
+    if mode is not AutoresetMode.SAME_STEP:
+        return leaves, reward, terminated, truncated
+    flags = (
+        conform(name, _FLAG, flag, lead, device)
+        for name, flag in (("terminated", terminated), ("truncated", truncated))
+    )
+    ended = torch.stack(list(flags)).any(0)
+    if not ended.any():
+        return leaves, reward, terminated, truncated
+    envs = ended.nonzero().squeeze(1).tolist() if lead else [0]
+    known, finals = final_rows(info, envs, schema, lead, device)
+    if len(known) < len(envs):
+        missing = next(env for env in envs if env not in known)
+        remedy = "Make the environment provide it, or pass the true next_obs to add."
+        raise SchemaError(
+            explain(
+                'info["final_obs"]',
+                f"an observation for environment {missing}",
+                f"observations for environments {known}",
+                remedy,
+            )
+        )
+    fixed = [leaf.clone() for leaf in observation(schema, next_obs, lead, device, prefix="next_")]
+    at = torch.tensor(known, device=device)
+    for leaf, final in zip(fixed, finals, strict=True):
+        leaf[at if lead else ...] = final
+    return tuple(fixed), reward, terminated, truncated
+
+
+def is_vector(env: Any) -> bool:
+    """Whether `env` steps several environments at once."""
+    return hasattr(env, "single_observation_space")
+
+
+def final_rows(
+    info: Mapping[str, Any], envs: list[int], schema: Schema, lead: tuple[int, ...], device: torch.device
+) -> tuple[list[int], list[torch.Tensor]]:
+    """The final observations that `info` holds of the environments `envs`: which of them, and their leaves [K, …].
+
+    Met in the wild: an object array of one observation (array, dict or tuple) or None for each environment, and a
+    batched array or dict whose rows are valid where the mask `_final_obs` is true.
+    """
+    info = info or {}
+    key = next((key for key in FINAL_KEYS if key in info), None)
+    if key is None:
+        return [], []
+    finals = _without_masks(info[key], schema.trees["obs"])
+    known = envs
+    if lead and (mask := info.get(f"_{key}")) is not None:
+        there = mask.device if isinstance(mask, torch.Tensor) and mask.device.type != "meta" else device
+        flags = as_tensor(f"info: _{key}", mask, there).tolist()
+        known = [env for env in envs if env < len(flags) and flags[env]]
+    if lead and _is_per_environment(finals):
+        each = {env: _of_environment(finals, env) for env in known}
+        known = [env for env in known if each[env] is not None]
+        leaves = [observation(schema, each[env], (), device) for env in known]
+        return known, [torch.stack(group) for group in zip(*leaves, strict=True)]
+    return known, observation(schema, finals, lead, device, rows=known if lead else None) if known else []
+
+
+def told_by_info(
+    info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: torch.device, mode: AutoresetMode | None
+) -> torch.Tensor | None:
+    """The numbers `name` that the info of a step has, float64 [N] and 0 where it says nothing; None where nobody does.
+
+    SAME_STEP environments keep what belongs to an episode's last step in "final_info": a dict as the info itself, or an
+    object array of one dict or None for each environment. The rest of the info is then of the reset.
+    """
+    found = _numbers(info, name, lead, device)
+    finals = info.get("final_info") if mode is AutoresetMode.SAME_STEP else None
+    if finals is None:
+        return found
+    if not isinstance(finals, Mapping):
+        finals, ended = {name: [(of or {}).get(name) for of in finals]}, [of is not None for of in finals]
+    else:
+        ended = info.get("_final_info", np.ones(lead, dtype=np.bool_))
+    last = _numbers(finals, name, lead, device)
+    if found is None and last is None:
+        return None
+    nothing = torch.zeros(lead, dtype=torch.float64, device=device)
+    flags = conform('info["_final_info"]', _FLAG, ended, lead, device)
+    return torch.where(flags, nothing if last is None else last, nothing if found is None else found)
+
+
+def _numbers(info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: torch.device) -> torch.Tensor | None:
+    value = info.get(name)
+    if value is None:
+        return None
+    if isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype == object):
+        value = [0.0 if entry is None else entry for entry in value]
+    numbers = conform(f"info[{name!r}]", _NUMBER, value, lead, device)
+    mask = info.get(f"_{name}")
+    return numbers if mask is None else numbers.where(conform(f"info['_{name}']", _FLAG, mask, lead, device), 0.0)
+
+
+def _without_masks(finals: Any, tree: Tree) -> Any:
+    """Batched dicts may carry a mask beside each entry; the mask of the whole says enough."""
+    if not isinstance(finals, Mapping) or not isinstance(tree, dict):
+        return finals
+    return {key: _without_masks(finals[key], tree[key]) if key in tree else finals[key]
+            for key in finals if key in tree or not key.startswith("_")}  # fmt: skip
+
+
+def _of_environment(finals: Any, env: int) -> Any:
+    if isinstance(finals, Mapping):
+        parts = {key: _of_environment(value, env) for key, value in finals.items()}
+        return None if any(part is None for part in parts.values()) else parts
+    return finals[env] if env < len(finals) else None
+
+
+def _is_per_environment(finals: Any) -> bool:
+    if isinstance(finals, Mapping):
+        return any(map(_is_per_environment, finals.values()))
+    return isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype == object)
+
+
+def observation(
+    schema: Schema,
+    value: Any,
+    lead: tuple[int, ...],
+    device: torch.device,
+    *,
+    rows: list[int] | None = None,
+    prefix: str = "final_",
+) -> list[torch.Tensor]:
+    """The leaves of an observation that no field is declared for (or of some of its rows), checked as any is."""
+    return [
+        conform(prefix + dotted(schema.paths[i]), _whole(schema.fields[i]), leaf, lead, device, rows)
+        for i, leaf in zip(schema.columns["obs"], schema.flatten("obs", value, f"{prefix}obs"), strict=True)
+    ]
+
+
+def _whole(field: Field) -> Field:
+    return Field(given_shape(field), field.dtype)

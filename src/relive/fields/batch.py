@@ -1,0 +1,127 @@
+"""Flat leaves back into the TensorDict a caller reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from relive.errors import SchemaError, explain
+from relive.fields.schema import Path, positive
+from relive.memory import device_of
+
+_LARGEST = 2**31 - 1
+
+# The public constructor checks every leaf's batch size again (4 µs); ours were made with it.
+_unchecked: Any = getattr(TensorDict, "_new_unsafe", None)
+
+
+def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.Size], TensorDict]:
+    """`assemble` for many batches of the same paths."""
+    if sum(map(len, paths)) > len(paths):
+        return lambda leaves, batch_size: assemble(dict(zip(paths, leaves, strict=True)), batch_size)
+    names = [path[0] for path in paths]
+    # Without strict=: a keyword costs as much as the pairs.
+    return lambda leaves, batch_size: _level(dict(zip(names, leaves)), batch_size)  # noqa: B905
+
+
+def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> TensorDict:
+    """A TensorDict of `leaves`, nested where a path has several names."""
+    if sum(map(len, leaves)) == len(leaves):
+        return _level({path[0]: leaf for path, leaf in leaves.items()}, batch_size)
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = leaf
+    return _tensordict(tree, batch_size)
+
+
+def _tensordict(tree: dict[str, Any], batch_size: torch.Size) -> TensorDict:
+    for name, value in tree.items():
+        if type(value) is dict:
+            tree[name] = _tensordict(value, batch_size)
+    return _level(tree, batch_size)
+
+
+def _level(tree: dict[str, Any], batch_size: torch.Size) -> TensorDict:
+    if _unchecked is None:
+        return TensorDict(tree, batch_size=batch_size)
+    return _unchecked(source=tree, batch_size=batch_size, nested=False)
+
+
+def selected(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
+    """The leaves that `fields` names (whole names or paths to leaves), or all of them."""
+    if fields is None:
+        return leaves
+    wanted = {(field,) if isinstance(field, str) else tuple(field) for field in fields}
+    chosen = {
+        path: leaf
+        for path, leaf in leaves.items()
+        if path in wanted or any(path[:depth] in wanted for depth in range(1, len(path)))
+    }
+    for head in wanted - leaves.keys():
+        if not any(path[: len(head)] == head for path in leaves):
+            names = ", ".join(sorted({path[0] for path in leaves}))
+            raise SchemaError(explain("fields", f"stored fields ({names})", ".".join(head), "Name only stored fields."))
+    return chosen
+
+
+def fill(out: TensorDict, leaves: Mapping[Path, torch.Tensor]) -> TensorDict:
+    """Copy leaves into the caller's tensors, which must be the same ones in keys, shapes and dtypes."""
+    like = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()}
+    targets = checked_targets(out, like, next(iter(leaves.values())).device)
+    for target, leaf in zip(targets, leaves.values(), strict=True):
+        target.copy_(leaf)
+    return out
+
+
+def checked_targets(
+    out: TensorDict, like: Mapping[Path, tuple[tuple[int, ...], torch.dtype]], device: torch.device
+) -> list[torch.Tensor]:
+    """The tensors of `out` in the order of `like`, if they are just those."""
+    remedy = "Pass an earlier batch as out=."
+    if not isinstance(out, TensorDictBase):
+        raise SchemaError(explain("out", "a TensorDict", type(out).__name__, remedy))
+    keys = {key if isinstance(key, tuple) else (key,) for key in out.keys(True, True)}
+    if keys != set(like):
+        expected, got = (sorted(".".join(path) for path in paths) for paths in (like, keys))
+        raise SchemaError(explain("out", f"the fields {expected}", got, remedy))
+    targets: list[torch.Tensor] = []
+    for path, (shape, dtype) in like.items():
+        target = out.get(path)
+        plain = target.is_contiguous() and not target.requires_grad
+        if tuple(target.shape) != shape or target.dtype != dtype or not plain or target.device != device:
+            got = f"{target.dtype} of shape {tuple(target.shape)} and strides {target.stride()} on {target.device}"
+            got += ", with a gradient" if target.requires_grad else ""
+            expected = f"contiguous {dtype} of shape {shape} on {device}, without a gradient"
+            raise SchemaError(explain(f"out.{'.'.join(path)}", expected, got, remedy))
+        targets.append(target)
+    return targets
+
+
+def check_destination(device: torch.device | str | None, out: TensorDict | None = None) -> torch.device | None:
+    """A batch goes into the caller's tensors or to another device, not both; returns that device."""
+    if device is not None and out is not None:
+        raise SchemaError(
+            explain("out", "no device= together with out=", repr(device), "Move the filled batch yourself.")
+        )
+    return None if device is None else device_of(device)
+
+
+def check_size(where: str, batch_size: object) -> int:
+    """`batch_size`, if a batch may have it."""
+    if type(batch_size) is int and 0 < batch_size <= _LARGEST:
+        return batch_size
+    size = positive(where, batch_size)
+    if size > _LARGEST:
+        raise SchemaError(explain(where, f"at most {_LARGEST} rows", size, "Pass a smaller batch_size."))
+    return size
+
+
+def moved(batch: TensorDict, device: torch.device) -> TensorDict:
+    """The batch on another device; asynchronously, unless the host would read it before it is there."""
+    return batch.to(device, non_blocking=device.type != "cpu")

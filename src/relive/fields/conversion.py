@@ -1,0 +1,305 @@
+"""The border: whatever a caller passes becomes a tensor that fits its field exactly, or an error that says why not.
+
+The native core copies exact fits without coming here. What it does not take (lists, other dtypes, strided memory) is
+converted here, in one place for every buffer; inside, nothing is checked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from relive.errors import SchemaError, explain
+from relive.fields.schema import DTYPES, Field, Path, Schema
+
+_HOST = torch.device("cpu")
+_COMMON = {np.dtype(kind) for kind in (np.float32, np.float64, np.bool_)}
+"""What nearly every step consists of, and needs no second look."""
+
+
+def conform(
+    where: str,
+    field: Field,
+    value: Any,
+    lead: tuple[int, ...],
+    device: torch.device,
+    rows: list[int] | None = None,
+    *,
+    unit: str = "environments",
+) -> torch.Tensor:
+    """`value` as a plain contiguous tensor of the field's dtype and of shape `lead + field.shape`.
+
+    A tensor must be on `device`; arrays and numbers live on the host and are moved to it. With `rows` only these rows
+    of the first axis are taken, and only they are cast.
+    """
+    if value is None:
+        raise SchemaError(explain(where, "a value", None, "Pass the field or stage it."))
+    if rows is None and _fits(field, value, (*lead, *field.shape), device):
+        return true_flags(value)
+    tensor = as_tensor(where, value, device)
+    _check_shape(where, tuple(tensor.shape), (*lead, *field.shape), lead, unit)
+    if rows is not None:
+        tensor = tensor[torch.tensor(rows, dtype=torch.int64, device=tensor.device)]
+    return _cast(where, tensor, field.dtype).contiguous().to(device)
+
+
+def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
+    """`value` as a plain tensor of whatever dtype and shape it has: of `device`, or on the host."""
+    tensor = _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
+    return true_flags(tensor)
+
+
+def true_flags(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, but of bools with bytes of 0 and 1. Memory that is merely called bool may hold others: true.
+
+    Another device is not asked: there bools are taken on trust.
+    """
+    if tensor.dtype != torch.bool or tensor.device.type != "cpu" or not tensor.numel():
+        return tensor
+    return tensor if int(tensor.numpy().view(np.uint8).max()) <= 1 else tensor.view(torch.uint8) != 0
+
+
+def row_ids(index: Any, device: torch.device) -> torch.Tensor:
+    """The ids of rows [B], as a batch's "index" holds them."""
+    ids = index
+    plain = type(index) is torch.Tensor and index.layout == torch.strided
+    if not plain or index.device != device or index.requires_grad:
+        ids = as_tensor("index", index, device).to(device)
+    if ids.ndim != 1 or ids.dtype != torch.int64:
+        got = f"{ids.dtype} of shape {tuple(ids.shape)}"
+        raise SchemaError(explain("index", "a vector of int64", got, "Pass batch['index']."))
+    # No numbers may lie at any stride, which the native core minds.
+    return ids.contiguous() if len(ids) else ids.new_empty(0)
+
+
+def _fits(field: Field, value: Any, shape: tuple[int, ...], device: torch.device) -> bool:
+    return (
+        type(value) is torch.Tensor
+        and value.dtype == field.dtype
+        and value.shape == shape
+        and value.device == device
+        and value.layout == torch.strided
+        and value.is_contiguous()
+        and not (value.requires_grad or value.is_neg() or value.is_conj())
+    )
+
+
+def _from_torch(where: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if tensor.layout != torch.strided:
+        raise SchemaError(explain(where, "a dense tensor", tensor.layout, "Call .to_dense()."))
+    if tensor.device != device:
+        raise SchemaError(explain(where, f"a tensor on {device}", tensor.device, f"Call .to({str(device)!r})."))
+    if tensor.dtype not in DTYPES:
+        raise SchemaError(explain(where, "numbers or bools", tensor.dtype, "Convert it to a numeric or bool dtype."))
+    return tensor.detach().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
+
+
+def _from_host(where: str, value: Any) -> torch.Tensor:
+    if type(value) is np.ndarray and value.dtype in _COMMON and value.flags.carray:  # in order, aligned, writeable
+        return torch.from_numpy(value)
+    try:
+        array = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else np.asarray(value)
+    except Exception as error:
+        raise SchemaError(explain(where, "an array", type(value).__name__, f"numpy cannot read it: {error}")) from error
+    if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16:
+        raise SchemaError(
+            explain(where, "numbers or bools", f"dtype {array.dtype}", "Convert it to a numeric or bool dtype.")
+        )
+    if array.dtype not in DTYPES.values():  # another byte order, or a long double
+        native = array.dtype.newbyteorder("=")
+        array = array.astype(native if native in DTYPES.values() else np.float64)
+    array = array.view(np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}"))  # C names several integers alike
+    # torch has neither read-only nor reversed memory. At an odd address the native core reads nothing and torch may
+    # crash.
+    odd = array.__array_interface__["data"][0] % max(array.itemsize, 1)
+    if odd or not array.flags.writeable or not array.flags.c_contiguous:
+        array = array.copy(order="C")
+    return torch.from_numpy(array)
+
+
+def environments(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:
+    """Which environments are meant: different ints below `num_envs`, as int64 on `device`."""
+    if num_envs is None:
+        raise SchemaError(explain("env_ids", "None without num_envs", env_ids, "Make the buffer with num_envs=."))
+    there = _HOST if isinstance(env_ids, torch.Tensor) and env_ids.is_cpu else device
+    ids = as_tensor("env_ids", env_ids, there).cpu().numpy()
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(set(ids.tolist())) != len(ids) or not len(ids):
+        raise SchemaError(explain("env_ids", "a vector of distinct ints", env_ids, "Pass each environment once."))
+    if ids.min() < 0 or ids.max() >= num_envs:
+        raise IndexError(explain("env_ids", f"environments 0 to {num_envs - 1}", env_ids, "Number them from 0."))
+    return torch.as_tensor(ids.astype(np.int64), device=device)
+
+
+class Environments:
+    """`environments` for callers who name the same ones step after step: what was found right is remembered."""
+
+    def __init__(self, num_envs: int | None, device: torch.device) -> None:
+        self._num_envs, self._device = num_envs, device
+        self._known: dict[Any, torch.Tensor] = {}
+
+    def __call__(self, env_ids: Any) -> torch.Tensor:
+        key = _key(env_ids)
+        found = self._known.get(key)
+        if found is None:
+            found = environments(env_ids, self._num_envs, self._device)
+            if key is not None and len(self._known) < _MOST_KNOWN:
+                self._known[key] = found
+        return found
+
+
+_MOST_KNOWN = 256
+
+
+def _key(env_ids: Any) -> Any:
+    """What tells sets of environments apart; None where that costs more than to look again."""
+    if type(env_ids) is torch.Tensor:
+        env_ids = host_view(env_ids)
+    if type(env_ids) is np.ndarray and len(env_ids.shape) == 1:
+        return env_ids.dtype.char, env_ids.tobytes()
+    # True is equal to 1, but is no number of an environment.
+    return tuple(env_ids) if type(env_ids) is list and all(type(env) is int for env in env_ids) else None
+
+
+def forms(tensors: Any) -> Any:
+    """The names, shapes and dtypes of tensors in a dict, to be compared; of anything else, what it is."""
+    if not isinstance(tensors, Mapping):
+        return type(tensors).__name__
+    return {
+        name: (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        for name, tensor in tensors.items()
+    }
+
+
+def restored(where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Copies of a snapshot's tensors on the device of `like`, if they have just those names, shapes and dtypes."""
+
+    got = forms(snapshot)
+    if got != forms(like):
+        remedy = "Construct it with the arguments that the saved object had."
+        raise SchemaError(explain(where, f"a snapshot of {forms(like)}", got, remedy))
+    return {name: snapshot[name].to(tensor.device, copy=True) for name, tensor in like.items()}
+
+
+def _check_shape(where: str, got: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...], unit: str) -> None:
+    if got == expected:
+        return
+    if got == (*expected, 1):
+        remedy = "Squeeze the last axis."
+    elif got == (1, *expected):
+        remedy = "Squeeze the first axis."
+    elif lead and got == expected[1:]:
+        remedy = f"Pass a row for each of the {unit}."
+    elif not lead and got[1:] == expected:
+        remedy = "Pass one environment's value, or declare num_envs."
+    else:
+        remedy = "Pass the declared shape."
+    of = f" for {lead[0]} {unit}" if len(lead) == 1 and lead[0] != 1 else ""
+    raise SchemaError(explain(where, f"shape {expected}{of}", got, remedy))
+
+
+def _kind(dtype: torch.dtype) -> int:
+    """Bool 0, integer 1, real 2, complex 3: a cast upwards keeps the meaning, a cast downwards loses it."""
+    if dtype == torch.bool:
+        return 0
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
+
+
+def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if tensor.dtype == dtype:
+        return tensor
+    have, want = _kind(tensor.dtype), _kind(dtype)
+    if have > want:
+        names = str(dtype).removeprefix("torch."), str(tensor.dtype).removeprefix("torch.")
+        remedy = "Compare it to get bools." if want == 0 else "Declare the field with that dtype, or convert it."
+        raise SchemaError(explain(where, *names, remedy))
+    if want == 1:
+        _check_integers_fit(where, tensor, dtype)
+    return tensor.to(dtype)
+
+
+def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    if tensor.dtype == torch.bool or tensor.device.type == "meta" or not tensor.numel():
+        return
+    have, want = torch.iinfo(tensor.dtype), torch.iinfo(dtype)
+    if want.min <= have.min and have.max <= want.max:
+        return
+    values = tensor.to(_HOST).numpy()
+    smallest, largest = int(values.min()), int(values.max())
+    if smallest < want.min or largest > want.max:
+        expected = f"integers in [{want.min}, {want.max}] ({str(dtype).removeprefix('torch.')})"
+        raise SchemaError(explain(where, expected, f"[{smallest}, {largest}]", "Declare a wider dtype."))
+
+
+def overlaps(a: Any, b: Any) -> bool:
+    """Whether two tensors or arrays have bytes in common."""
+    first, second = host_view(a), host_view(b)
+    if first is None or second is None:
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _extents_meet(a, b)
+    # By their extents, which is nearly always the answer, and only then byte by byte.
+    return np.may_share_memory(first, second) and np.shares_memory(first, second)
+
+
+def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[Any]) -> None:
+    """An observation and its next one in the same memory are one: the environment has overwritten the first."""
+    for i, *pair in zip(schema.columns["obs"], obs, next_obs, strict=True):
+        if overlaps(*pair):
+            remedy = (
+                "The environment reuses its array: stage(obs=…) before the step, or pass copies (also of constants)."
+            )
+            name = dotted(schema.paths[i])
+            raise SchemaError(
+                explain(f"next_{name}", f"memory apart from {name}", f"memory shared with {name}", remedy)
+            )
+
+
+def misplaced(where: str) -> SchemaError:
+    """What to say of memory that fits its field and cannot be read all the same."""
+    return SchemaError(explain(where, "memory aligned to its dtype", "an odd address", "Pass a copy."))
+
+
+def host_view(value: Any) -> np.ndarray | None:
+    """The memory of an array, or of a tensor on the host, as an array; None where there is no such view."""
+    if isinstance(value, np.ndarray):
+        return value
+    plain = type(value) is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided
+    if not plain or DTYPES.get(value.dtype) is None or value.is_neg() or value.is_conj():
+        return None
+    return (value.detach() if value.requires_grad else value).numpy()
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor on the host as a tensor with a storage of its own, to be handed out.
+
+    `share_memory_` and the queues of torch.multiprocessing move what they are given into shared memory and free what
+    was there. Of an alias they move a copy: the native core, which knows the memory by its address, keeps it.
+    """
+    if tensor.device.type != "cpu" or not tensor.numel() or not tensor.is_contiguous():
+        return tensor
+    as_bytes = tensor.detach().view(-1).view(torch.uint8).numpy()  # numpy does not have every dtype
+    return torch.from_numpy(as_bytes).view(tensor.dtype).view(tensor.shape)
+
+
+def light(tensor: torch.Tensor) -> Any:
+    """A host tensor's memory as an array, which is quicker for few numbers; of other tensors the tensor itself."""
+    view = host_view(tensor)
+    return tensor if view is None else view
+
+
+def _extents_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.device != b.device or a.device.type == "meta" or a.layout != torch.strided or b.layout != torch.strided:
+        return False
+    (start_a, stop_a), (start_b, stop_b) = ((x.data_ptr(), x.data_ptr() + _extent(x)) for x in (a, b))
+    return start_a < stop_b and start_b < stop_a
+
+
+def _extent(x: torch.Tensor) -> int:
+    reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return (1 + reach) * x.element_size() if x.numel() else 0
+
+
+def dotted(path: Path) -> str:
+    """A leaf's name in messages: `obs.camera`."""
+    return ".".join(path)

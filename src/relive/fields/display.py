@@ -1,0 +1,74 @@
+"""How objects show themselves: sizes in words, and the small tables that a notebook draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from relive.fields.schema import Field, Schema, given_shape
+
+# Colours are inherited, some of them made fainter: that is right in a light notebook and in a dark one.
+_BOX = "display:inline-block;max-width:100%;overflow-x:auto;font:13px/1.5 system-ui,sans-serif;text-align:left"
+_TABLE = "border-collapse:collapse;margin:6px 0;border:0;background:none;font-size:inherit"
+_CELL = "text-align:left;vertical-align:top;padding:1px 16px 1px 0;border:0;background:none;color:inherit"
+_FAINT = f"{_CELL};opacity:.65;font-weight:400"
+_MOST_ROWS = 40
+"""A longer table is cut, and says so."""
+
+
+def size_told(nbytes: float) -> str:
+    """So many bytes, in a unit that leaves few digits."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:,.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.2f} GiB"
+
+
+def card(
+    title: str,
+    facts: Iterable[tuple[str, object]],
+    head: Sequence[str] = (),
+    rows: Sequence[Sequence[object]] = (),
+    notes: Iterable[str] = (),
+) -> str:
+    """HTML of a title, notes, facts (those that are not None) and a table. Whatever is given is shown as text.
+
+    >>> card("<b>", [("rows", 3), ("sampler", None)]).count("<b>")
+    0
+    """
+    more = [(f"and {len(rows) - _MOST_ROWS:,} more",)] if len(rows) > _MOST_ROWS else []
+    parts = [
+        f"<strong>{escape(title)}</strong>",
+        *(f'<div style="margin:4px 0">⚠ {escape(note)}</div>' for note in notes),
+        _table(_row(name, value) for name, value in facts if value is not None),
+        _table([_row(*head, style=_FAINT), *(_row(*row) for row in (*rows[:_MOST_ROWS], *more))]) if rows else "",
+    ]
+    return f'<div style="{_BOX}">{"".join(parts)}</div>'
+
+
+def buffer_card(title: str, facts: Iterable[tuple[str, object]], schema: Schema) -> str:
+    """What a buffer shows in a notebook: facts that need no reading, and its fields."""
+    leaves = zip(schema.paths, schema.fields, strict=True)
+    rows = [
+        (".".join(path), given_shape(leaf), str(leaf.dtype).removeprefix("torch."), _kind(leaf))
+        for path, leaf in leaves
+    ]
+    return card(title, facts, ("field", "shape", "dtype", ""), rows)
+
+
+def _kind(leaf: Field) -> str:
+    return "" if type(leaf) is Field else type(leaf).__name__
+
+
+def _table(rows: Iterable[str]) -> str:
+    return f'<table style="{_TABLE}"><tbody>{"".join(rows)}</tbody></table>'
+
+
+def _row(first: object, *others: object, style: str = _CELL) -> str:
+    cells = ((_FAINT, first), *((style, other) for other in others))
+    return '<tr style="background:none">' + "".join(_cell(style, value) for style, value in cells) + "</tr>"
+
+
+def _cell(style: str, value: object) -> str:
+    return f'<td style="{style}">{escape(str(value))}</td>'

@@ -1,0 +1,56 @@
+"""The few forms in which invariants are stated; each raises an InvariantError that says what is not so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from relive.errors import InvariantError, explain
+from relive.fields.conversion import dotted
+from relive.fields.schema import Path
+
+_TAMPERED = "Load a checkpoint, or make a new buffer: the memory was changed from outside the buffer."
+
+
+def require(holds: object, where: str, expected: object, got: object, remedy: str = _TAMPERED) -> None:
+    """Something is so."""
+    if not holds:
+        raise InvariantError(explain(where, expected, got, remedy))
+
+
+def require_all(holds: torch.Tensor, where: str, expected: object, got: torch.Tensor) -> None:
+    """Something is so everywhere; else the first place where it is not is named, with what is there."""
+    if not holds.all():
+        place = (~holds).nonzero()[0].tolist()
+        raise InvariantError(explain(f"{where}{place or ''}", expected, got[tuple(place)].item(), _TAMPERED))
+
+
+def require_form(
+    where: str, tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> None:
+    """A tensor is declared so."""
+    got = f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+    expected = f"{dtype} of shape {tuple(shape)} on {device}"
+    require(got == expected, where, expected, got)
+    require(tensor.is_contiguous(), where, "contiguous memory", f"strides {tensor.stride()}")
+
+
+def require_flags(where: str, flags: torch.Tensor) -> None:
+    """Every byte of a bool tensor is 0 or 1."""
+    as_bytes = flags.view(torch.uint8)
+    require_all(as_bytes <= 1, where, "a flag of 0 or 1", as_bytes)
+
+
+def require_addresses(paths: Iterable[Path], tensors: Iterable[torch.Tensor], addresses: Iterable[int]) -> None:
+    """Tensors are where the native core was told that they are."""
+    for path, tensor, address in zip(paths, tensors, addresses, strict=True):
+        there = tensor.data_ptr()
+        require(
+            there == address, f"memory of {dotted(path)}", f"the address {address}, which the buffer writes to", there
+        )
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype are the same bytes."""
+    return torch.equal(*(x.reshape(-1).view(torch.uint8) for x in (a, b)))

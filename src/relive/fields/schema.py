@@ -1,0 +1,333 @@
+"""What a step consists of: named, possibly nested fields, declared once. Nothing else lists their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from relive.errors import SchemaError, explain
+from relive.fields.vocabulary import meant_field
+
+DTYPES: dict[torch.dtype, np.dtype | None] = {
+    torch.bool: np.dtype(np.bool_),
+    torch.uint8: np.dtype(np.uint8),
+    torch.uint16: np.dtype(np.uint16),
+    torch.uint32: np.dtype(np.uint32),
+    torch.uint64: np.dtype(np.uint64),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: None,
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.complex64: np.dtype(np.complex64),
+    torch.complex128: np.dtype(np.complex128),
+}
+"""The dtypes a field may have, with their numpy twins."""
+
+_FROM_NUMPY = {twin: dtype for dtype, twin in DTYPES.items() if twin is not None}
+
+Path: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True, init=False)
+class Field:
+    """One leaf of one environment's step.
+
+    Args:
+        shape: its shape in one environment, an int for one axis; one number by default.
+        dtype: its dtype, of torch or numpy.
+
+    >>> Field(3)
+    Field(shape=(3,), dtype=torch.float32)
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __init__(self, shape: int | Sequence[int] = (), dtype: torch.dtype | np.dtype | type = torch.float32) -> None:
+        name = type(self).__name__
+        object.__setattr__(self, "shape", _shape(name, (shape,) if isinstance(shape, int | np.integer) else shape))
+        object.__setattr__(self, "dtype", _dtype(name, dtype))
+
+
+@dataclass(frozen=True, init=False)
+class Carry(Field):
+    """A field that sequences return only at their start: the hidden state of a recurrent policy.
+
+    Args:
+        shape: its shape in one environment, an int for one axis.
+        dtype: its dtype, of torch or numpy.
+        every: a rollout buffer keeps it only every so many steps of an episode. `every=16` for sequences of 16, 32, …
+            steps takes a sixteenth of the memory.
+    """
+
+    every: int
+
+    def __init__(
+        self,
+        shape: int | Sequence[int] = (),
+        dtype: torch.dtype | np.dtype | type = torch.float32,
+        *,
+        every: int = 1,
+    ) -> None:
+        super().__init__(shape, dtype)
+        object.__setattr__(self, "every", positive("Carry.every", every))
+
+
+@dataclass(frozen=True, init=False)
+class Stacked(Field):
+    """k frames stacked along `axis`, stored as single frames and rebuilt when they are sampled.
+
+    A rollout buffer stores the stacks as they are.
+
+    Args:
+        field: one frame.
+        k: how many frames one observation has, at least 2.
+        axis: the axis of the observation along which they are stacked, oldest first.
+        pad: what stands before an episode's first frame: that frame again ("repeat") or zeros ("zero").
+
+    >>> Stacked(Field((84, 84), torch.uint8), 4)
+    Stacked(shape=(84, 84), dtype=torch.uint8, k=4, axis=2, pad='repeat')
+    """
+
+    k: int
+    axis: int
+    pad: str
+
+    def __init__(self, field: Declaration, k: int, axis: int = -1, pad: str = "repeat") -> None:
+        frame = declare("Stacked", field)
+        if not isinstance(frame, Field) or type(frame) is not Field:
+            raise SchemaError(explain("Stacked", "one plain field", frame, "Stack the leaves of a dict one by one."))
+        super().__init__(frame.shape, frame.dtype)
+        ndim = len(frame.shape) + 1
+        if isinstance(axis, bool) or not isinstance(axis, int) or not -ndim <= axis < ndim:
+            raise SchemaError(
+                explain("Stacked", f"an axis from {-ndim} to {ndim - 1}", repr(axis), "Pass the axis of the frames.")
+            )
+        if positive("Stacked", k) < 2:
+            raise SchemaError(explain("Stacked", "k of at least 2", k, "Declare a plain Field."))
+        if pad not in ("repeat", "zero"):
+            raise SchemaError(explain("Stacked", 'pad "repeat" or "zero"', repr(pad), "Pass one of them."))
+        object.__setattr__(self, "k", int(k))
+        object.__setattr__(self, "axis", axis % ndim)
+        object.__setattr__(self, "pad", pad)
+
+
+def is_sparse(field: Field) -> bool:
+    """Whether a field is kept only every few steps."""
+    return isinstance(field, Carry) and field.every > 1
+
+
+def given_shape(field: Field) -> tuple[int, ...]:
+    """The shape that callers pass and receive: with its frames, for a stacked field."""
+    if not isinstance(field, Stacked):
+        return field.shape
+    return (*field.shape[: field.axis], field.k, *field.shape[field.axis :])
+
+
+Tree: TypeAlias = "Field | dict[str, Tree]"
+Declaration: TypeAlias = "Field | int | tuple[Any, ...] | gym.Space[Any] | Mapping[str, Any]"
+
+
+def _shape(where: str, shape: object) -> tuple[int, ...]:
+    if isinstance(shape, str) or not isinstance(shape, Sequence):
+        raise SchemaError(explain(where, "a shape", repr(shape), "Pass an int or a tuple of ints."))
+    sizes = tuple(shape)
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+            raise SchemaError(explain(where, "a shape of positive ints", sizes, "Pass an int or a tuple of ints."))
+    return tuple(int(size) for size in sizes)
+
+
+def _dtype(where: str, dtype: object) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        found = dtype if dtype in DTYPES else None
+    else:
+        try:
+            found = _FROM_NUMPY.get(np.dtype(cast(Any, dtype)))
+        except TypeError:
+            found = None
+    if found is None:
+        known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        raise SchemaError(explain(where, f"one of the dtypes {known}", dtype, "Pass a torch dtype."))
+    return found
+
+
+def declare(where: str, declaration: object) -> Tree:
+    """Read one declaration: a Field, an int, a shape, a Gymnasium space, or a nested dict or tuple of these."""
+    if isinstance(declaration, Field):
+        return declaration
+    if isinstance(declaration, gym.Space):
+        return _declare_space(where, declaration)
+    if isinstance(declaration, int | np.integer) and not isinstance(declaration, bool):
+        return Field(_shape(where, (declaration,)))
+    if isinstance(declaration, Mapping):
+        if not declaration:
+            raise SchemaError(explain(where, "at least one field", "an empty dict", "Declare a field or leave it out."))
+        return {_name(where, key): declare(f"{where}.{key}", value) for key, value in declaration.items()}
+    if isinstance(declaration, tuple):
+        if all(isinstance(size, int | np.integer) for size in declaration):
+            return Field(_shape(where, declaration))
+        return {str(i): declare(f"{where}.{i}", value) for i, value in enumerate(declaration)}
+    raise SchemaError(
+        explain(
+            where,
+            "a Field, an int, a shape, a space, a dict or a tuple",
+            repr(declaration),
+            "Declare the field as one of these.",
+        )
+    )
+
+
+def declare_real(where: str, declaration: object) -> Tree:
+    """Read the declaration of a reward or a value: floating-point numbers, or a dict of agents that have them."""
+    tree = declare(where, declaration)
+    for path, field in leaves_of((where,), tree):
+        if not field.dtype.is_floating_point:
+            raise SchemaError(explain(".".join(path), "a floating-point field", field, "Pass a floating-point dtype."))
+    return tree
+
+
+def _name(where: str, key: object) -> str:
+    if not isinstance(key, str) or not key:
+        raise SchemaError(explain(where, "field names that are strings", repr(key), "Rename the field."))
+    return key
+
+
+def _declare_space(where: str, space: gym.Space[Any]) -> Tree:
+    spaces = gym.spaces
+    if isinstance(space, spaces.Dict):
+        return declare(where, dict(space.spaces))
+    if isinstance(space, spaces.Tuple):
+        return {str(i): declare(f"{where}.{i}", part) for i, part in enumerate(space.spaces)}
+    if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        dtype = _dtype(where, space.dtype)
+        # Learners work in float32; a simulator's float64 would only double the memory.
+        return Field(space.shape or (), torch.float32 if dtype == torch.float64 else dtype)
+    raise SchemaError(
+        explain(
+            where,
+            "a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple space",
+            type(space).__name__,
+            "Wrap the environment so that its observations have a fixed shape.",
+        )
+    )
+
+
+class Schema:
+    """Names to trees of fields, and the flat order of their leaves that storage and kernels work in."""
+
+    def __init__(self, trees: Mapping[str, Tree]) -> None:
+        self.trees = dict(trees)
+        self.names = tuple(self.trees)
+        self.paths: tuple[Path, ...] = ()
+        self.fields: tuple[Field, ...] = ()
+        self.columns: dict[str, tuple[int, ...]] = {}
+        """Which leaves belong to a name."""
+        for name, tree in self.trees.items():
+            leaves = tuple(leaves_of((name,), tree))
+            self.columns[name] = tuple(range(len(self.paths), len(self.paths) + len(leaves)))
+            self.paths += tuple(path for path, _ in leaves)
+            self.fields += tuple(field for _, field in leaves)
+        self.is_flat = all(isinstance(tree, Field) for tree in self.trees.values())
+        """No name is nested: a step's values are its leaves."""
+
+    @property
+    def deepest_stack(self) -> int:
+        """How many frames the largest stack has; 1 where there is none."""
+        return max((field.k for field in self.fields if isinstance(field, Stacked)), default=1)
+
+    def require(self, name: str) -> None:
+        """Refuse a name that was not declared."""
+        if name not in self.columns:
+            declared = ", ".join(self.names)
+            raise SchemaError(
+                explain(name, f"a declared field ({declared})", name, meant_field(name, (*self.columns, "next_obs")))
+            )
+
+    def flatten(self, name: str, value: Any, where: str = "") -> tuple[Any, ...]:
+        """The leaves of one name's value; None stands for "not given" and stays None in every leaf.
+
+        `where` is what messages call it, if not by its name.
+        """
+        tree = self.trees[name]
+        if isinstance(tree, Field):
+            return (value,)
+        if value is None:
+            return (None,) * len(self.columns[name])
+        return tuple(_flatten(where or name, tree, value))
+
+
+def leaves_of(path: Path, tree: Any) -> Iterable[tuple[Path, Any]]:
+    """Everything in a nested dict that is none itself, with its path."""
+    if not isinstance(tree, Mapping):
+        yield path, tree
+        return
+    for key, child in tree.items():
+        yield from leaves_of((*path, key), child)
+
+
+def named_leaves(name: str, tree: Any) -> list[tuple[Path, Any]]:
+    """`leaves_of` what a caller gives under a name of its own."""
+    leaves = list(leaves_of((name,), tree))
+    if not leaves:
+        raise SchemaError(explain(name, "at least one field", "an empty dict", "Leave it out."))
+    for path, _ in leaves:
+        for key in path:
+            _name(name, key)
+    return leaves
+
+
+def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
+    if isinstance(tree, Field):
+        if value is None:
+            raise SchemaError(explain(where, "a value", None, "Pass every leaf of the field, or none of them."))
+        yield value
+        return
+    parts = {str(i): part for i, part in enumerate(value)} if isinstance(value, tuple | list) else value
+    keys = parts.keys() if hasattr(parts, "keys") else None
+    if keys is None or set(keys) != set(tree):
+        got = type(value).__name__ if keys is None else f"the keys {sorted(map(str, keys))}"
+        raise SchemaError(explain(where, f"the keys {sorted(tree)}", got, "Pass exactly the declared fields."))
+    for key, child in tree.items():
+        yield from _flatten(f"{where}.{key}", child, parts[key])
+
+
+def positive(where: str, number: object) -> int:
+    """`number`, if it is a positive int."""
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
+        raise SchemaError(explain(where, "a positive int", repr(number), "Pass an int of at least 1."))
+    return int(number)
+
+
+def refuse_reserved(extra: Mapping[str, object], reserved: Iterable[str]) -> None:
+    """Further fields may not have the names that the buffer itself gives."""
+    for name in extra:
+        if name in reserved:
+            raise SchemaError(explain("extra", "names that are not reserved", repr(name), "Rename the field."))
+
+
+def refuse_sparse(schema: Schema, where: str, names: Iterable[str] | None = None) -> None:
+    """Fields that are kept only every few steps have no place among these names, or in the whole schema."""
+    for name in schema.names if names is None else names:
+        for column in schema.columns[name]:
+            field = schema.fields[column]
+            if isinstance(field, Carry) and field.every > 1:
+                path = ".".join(schema.paths[column])
+                remedy = "Declare Carry(every=1)."
+                raise SchemaError(explain(path, f"every=1 in {where}", f"every={field.every}", remedy))
+
+
+def unstacked(tree: Tree) -> Tree:
+    """The same with every stack as a plain field, for buffers that store stacks as they are."""
+    if isinstance(tree, dict):
+        return {name: unstacked(child) for name, child in tree.items()}
+    return Field(given_shape(tree), tree.dtype) if isinstance(tree, Stacked) else tree

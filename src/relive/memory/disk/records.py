@@ -1,0 +1,186 @@
+"""What a commit says: where the rings were, and everything about a buffer that is not in its arrays.
+
+There are two files for it, written in turn: while one is being written, the other is whole.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relive.checkpoint.claims import Arrays, Read, Stored
+from relive.checkpoint.contents import array_of, bytes_of
+from relive.checkpoint.manifest import (
+    CHUNK,
+    MOST_BYTES,
+    Node,
+    arrays_of,
+    from_json,
+    list_of,
+    require_wrapping,
+    to_json,
+    wrapped,
+)
+from relive.checkpoint.vault import unreadable
+from relive.errors import CheckpointError, CorruptCheckpoint, explain
+from relive.memory.files import Files
+from relive.replay.samplers import Counted, Prioritized
+
+NAMES = ("commit0", "commit1")
+_MOST_BYTES = 1 << 30
+"""No record is longer."""
+_LONGEST_HEADER = 64
+_BOOT = re.compile(r".{0,128}")
+
+
+BESIDE_ROWS = (Prioritized, Counted)
+"""Samplers whose numbers have files of their own."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One commit."""
+
+    number: int
+    boot: str
+    """Which run of the machine wrote it."""
+    is_closed: bool
+    """Nothing was written since."""
+    reach: int
+    """How many rows an environment may have got since, at most."""
+    marks: int
+    """The checksum of what each slot held."""
+    checksum: int
+    """That of all arrays that are no rows, where it is closed."""
+    config: dict[str, Any]
+    values: dict[str, Any]
+    arrays: Stored | Arrays
+    """Those of a file, or those to be written."""
+
+    @property
+    def name(self) -> str:
+        """The file that it is in."""
+        return NAMES[self.number % 2]
+
+    @property
+    def read(self) -> Read:
+        """The same for those who put a buffer together again."""
+        assert isinstance(self.arrays, Stored)
+        return Read(Node(f"{self.name}: config", self.config), Node(f"{self.name}: values", self.values), self.arrays)
+
+
+def dump(record: Record) -> bytes:
+    """A record as bytes: a line with a checksum, a line of JSON, and arrays."""
+    assert isinstance(record.arrays, dict)
+    document = {
+        "number": record.number,
+        "boot": record.boot,
+        "closed": record.is_closed,
+        "reach": record.reach,
+        "marks": record.marks,
+        "checksum": record.checksum,
+        "config": record.config,
+        "values": record.values,
+        "arrays": list_of(array_of(name, array) for name, array in record.arrays.items()),
+    }
+    head, arrays = to_json(document), b"".join(map(bytes_of, record.arrays.values()))
+    for what, nbytes, most in (
+        ("description", len(head), MOST_BYTES),
+        ("arrays", len(arrays), _MOST_BYTES - 2 * MOST_BYTES),
+    ):
+        if nbytes > most:
+            remedy = "Declare fewer fields or environments."
+            raise CheckpointError(explain(f"commit: {what}", f"at most {most} bytes", nbytes, remedy))
+    return wrapped(b"\n".join([head, arrays]))
+
+
+def parse(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Record:
+    """The record in a file of `nbytes`, whose bytes `read_at(count, offset)` gives."""
+    start = _require_whole(where, read_at, nbytes)
+    head, found, _ = read_at(MOST_BYTES + 1, start).partition(b"\n")
+    if not found or len(head) > MOST_BYTES:
+        place = f"{where}, bytes {start} to {start + len(head)}"
+        expected = f"a line of at most {MOST_BYTES} bytes"
+        raise CorruptCheckpoint(explain(place, expected, "a longer line", "Copy it again."))
+    node, rest = from_json(where, head), start + len(head) + 1
+    arrays = Stored(where, arrays_of(node.entry("arrays")), _filler(where, read_at, rest))
+    if arrays.nbytes != nbytes - rest:
+        raise node.entry("arrays").wrong(f"arrays of {nbytes - rest} bytes")
+    config, values = node.entry("config"), node.entry("values")
+    for part in (config, values):
+        if not isinstance(part.value, dict):
+            raise part.wrong("an object")
+    return Record(
+        node.entry("number").integer(1),
+        node.entry("boot").text(_BOOT),
+        node.entry("closed").flag(),
+        node.entry("reach").integer(1),
+        node.entry("marks").integer(0, 2**32 - 1),
+        node.entry("checksum").integer(0, 2**32 - 1),
+        config.value,
+        values.value,
+        arrays,
+    )
+
+
+def _require_whole(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> int:
+    """The checksum of the first line is that of the rest; returns where the rest begins."""
+    first = read_at(_LONGEST_HEADER, 0).partition(b"\n")[0]
+    start, found = len(first) + 1, 0
+    for offset in range(start, nbytes, CHUNK):
+        found = zlib.crc32(read_at(min(CHUNK, nbytes - offset), offset), found)
+    require_wrapping(where, first, found, nbytes)
+    return start
+
+
+def _filler(where: str, read_at: Callable[[int, int], bytes], start: int) -> Callable[[int, memoryview], None]:
+    def fill(offset: int, target: memoryview) -> None:
+        while len(target):
+            piece = read_at(min(len(target), CHUNK), start + offset)
+            if not piece:
+                raise CorruptCheckpoint(explain(where, "all bytes of its arrays", "a shorter file", "Copy it again."))
+            target[: len(piece)] = piece
+            target, offset = target[len(piece) :], offset + len(piece)
+
+    return fill
+
+
+def newest(root: Path) -> Record:
+    """The last commit that is whole."""
+    found: list[Record] = []
+    wrong: list[str] = []
+    for name in NAMES:
+        try:
+            record = _parsed(Files(root), name)
+            if record.name != name:
+                raise CorruptCheckpoint(explain(name, "the commit of this name", record.name, "Copy it again."))
+            found.append(record)
+        except CorruptCheckpoint as error:
+            wrong.append(str(error))  # the error itself would keep alive whoever asked
+    if not found:
+        raise CorruptCheckpoint(wrong[0])
+    return max(found, key=lambda record: record.number)
+
+
+def _parsed(files: Files, name: str) -> Record:
+    def read_at(count: int, offset: int) -> bytes:
+        try:
+            file = files.open(name)
+            try:
+                return files.read_at(file, count, offset)
+            finally:
+                files.close(file)
+        except OSError as error:
+            raise unreadable(name, error) from error
+
+    try:
+        nbytes = files.size(name)
+    except OSError as error:
+        raise unreadable(name, error) from error
+    if nbytes > _MOST_BYTES:
+        raise CorruptCheckpoint(explain(name, f"at most {_MOST_BYTES} bytes", nbytes, "Copy it again."))
+    return parse(name, read_at, nbytes)

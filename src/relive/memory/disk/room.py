@@ -1,0 +1,204 @@
+"""The memory of a replay buffer in a folder: when it is committed, and how it is found again."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from relive.checkpoint.contents import Contents, bytes_of
+from relive.checkpoint.replay import config_of, take_beside
+from relive.errors import CheckpointError, explain
+from relive.memory.disk.folder import ROWS, Door, Folder
+from relive.memory.disk.records import BESIDE_ROWS, Record, dump
+from relive.memory.disk.recovery import boot, marks_of, restored
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.ring import MOST_ROWS
+
+COMMIT_BYTES = 1 << 28
+COMMIT_SECONDS = 60.0
+_FEWEST_ROWS = 32
+"""Between commits of small buffers: waiting for the disk takes milliseconds."""
+_BEHIND_BYTES = 1 << 24
+"""After so much the disk begins to write, lest there be much to wait for at a commit."""
+_REQUEST_BYTES = 1 << 17
+
+
+class DiskRoom:
+    """A room whose arrays are files, and its own keeper."""
+
+    device = torch.device("cpu")
+    name = "disk"
+    outlives = True
+
+    def __init__(self, folder: Folder, commit_every: int | None) -> None:
+        self._folder, self._every = folder, commit_every
+        self.is_found = folder.record is not None
+        self._number = 0 if folder.record is None else folder.record.number
+        self._records: dict[str, int] = {}
+        """The open files of commits."""
+        self._left = self._due = self._until_behind = math.inf
+        """Rows that may be written, and time that may pass, before a commit; steps before the disk is told to begin."""
+        self.in_order = folder.in_order
+
+    @property
+    def keeper(self) -> DiskRoom:
+        return self
+
+    def lock(self, mend: Callable[[], None]) -> AbstractContextManager[Any]:
+        return Door(self._folder)
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        with self._folder.or_let_go():
+            return self._folder.allocate(name, shape, dtype)
+
+    def settle(self, buffer: ReplayBuffer, *, resumes: bool) -> None:
+        self._buffer = weakref.ref(buffer)
+        self._ring = buffer._storage.ring
+        with self._folder.or_let_go():
+            if self._folder.record is not None:
+                restored(buffer, self._folder.record, self._checksum, resumes=resumes)
+            if self._folder.only_reads:
+                return
+            self._plan(buffer)
+            self.commit()
+            if not self.is_found:
+                self._folder.publish()
+
+    def _plan(self, buffer: ReplayBuffer) -> None:
+        """How many rows an environment gets between commits, and between the times that the disk is told to begin."""
+        self._native = buffer._storage.native
+        step = max(buffer._storage.nbytes // self._ring.slots, 1)
+        usual = max(min(COMMIT_BYTES // step, self._ring.slots // 8), _FEWEST_ROWS)
+        self._usual_reach = usual if self._every is None else max(self._every, MOST_ROWS)
+        self._slots_behind = max(_BEHIND_BYTES // step, 1)
+        self._behind = int(self._ring.head.max())
+        """The row that the disk was told of last."""
+
+    # Committing
+
+    def expect(self, steps: int) -> None:
+        self._left -= MOST_ROWS * steps
+        self._until_behind -= steps
+        if self._until_behind < 0:
+            self._write_behind()
+        if self._left < 0 or time.monotonic() > self._due:
+            self._require_reach(MOST_ROWS * steps)
+
+    def _require_reach(self, rows: int) -> None:
+        """No more rows are written than the last commit has allowed for: so many are what a loss of power costs."""
+        used = int((self._ring.head - self._committed).max())  # seldom as many as were allowed for
+        if used + rows > self._reach or time.monotonic() > self._due:
+            self._commit(rows, is_closed=False)
+        else:
+            self._left = self._reach - used - rows
+
+    def commit(self) -> None:
+        self._commit(0, is_closed=False)
+
+    def _commit(self, coming: int, *, is_closed: bool) -> None:
+        """First everything that a record speaks of is on the disk, then the record."""
+        buffer = self._buffer()
+        if buffer is None or self._folder.only_reads:
+            return
+        reach = max(self._usual_reach, coming)
+        record = self._record(buffer, reach, is_closed)
+        try:
+            self._folder.sync()
+            self._write(record)
+        except OSError as error:
+            remedy = "Check the disk; everything committed before is intact."
+            raise CheckpointError(
+                explain(f"commit to {self._folder.root}", "a writable disk", error, remedy)
+            ) from error
+        self._number, self._committed, self._reach = record.number, self._ring.head.clone(), reach
+        self._left, self._due = reach - coming, time.monotonic() + COMMIT_SECONDS
+        self._until_behind = self._slots_behind
+
+    def _record(self, buffer: ReplayBuffer, reach: int, is_closed: bool) -> Record:
+        state = Contents("ReplayBuffer", config_of(buffer))
+        ring = self._ring
+        state.take("ring", ({}, {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}))
+        saved = {} if isinstance(buffer.sampler, BESIDE_ROWS) else buffer._draws.saved()
+        state.take("sampler", ({}, saved))
+        take_beside(buffer, state)
+        sums = marks_of(ring), self._checksum() if is_closed else 0
+        return Record(self._number + 1, boot(), is_closed, reach, *sums, state.config, state.values, state.arrays)
+
+    def _checksum(self) -> int:
+        """Of everything that is no row, and has no checksum beside it."""
+        total = 0
+        for name, array in self._folder.arrays.items():
+            if not ROWS.fullmatch(name) and name != "seals":
+                total = zlib.crc32(bytes_of(array.tensor), total)
+        return total
+
+    def _write(self, record: Record) -> None:
+        files = self._folder.files
+        if record.name not in self._records:
+            exists = record.name in files.names("")
+            file = files.open_kept(record.name, only_reads=False) if exists else files.create_kept(record.name)
+            self._folder.hold(file)
+            self._records[record.name] = file
+        files.overwrite(self._records[record.name], dump(record))
+        files.sync_kept(self._records[record.name])
+
+    def _write_behind(self) -> None:
+        """Let the disk begin to write what was added, and to read what is overwritten next."""
+        slots, head = self._ring.slots, int(self._ring.head.max())
+        first, last = max(self._behind, head - slots), head
+        for array in self._folder.rows:
+            step = array.tensor[0].nbytes
+            for start, stop in _around(first, last, slots):
+                self._native.write_behind(array.file, start * step, (stop - start) * step)
+            if head >= slots:  # else there is nothing yet to be read
+                for start, stop in _around(head, head + min(2 * self._slots_behind, slots), slots):
+                    _ask_for(array.memory, start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step)
+        self._behind, self._until_behind = head, self._slots_behind
+
+    @contextmanager
+    def refilled(self) -> Iterator[None]:
+        buffer = self._buffer()
+        assert buffer is not None
+        had_rows = bool(self._ring.head.any())
+        self._folder.withdraw()
+        self._records.clear()  # they are gone
+        try:
+            yield
+        except BaseException:
+            if not had_rows:  # new memory, which nobody wants then
+                self._folder.close()
+                raise
+            self._publish_again(buffer)
+            raise
+        self._publish_again(buffer)
+
+    def _publish_again(self, buffer: ReplayBuffer) -> None:
+        buffer._storage.seal()
+        self.commit()
+        self._folder.publish()
+
+    def close(self) -> None:
+        self._commit(0, is_closed=True)
+        self._folder.close()
+
+
+def _ask_for(memory: mmap.mmap, start: int, stop: int) -> None:
+    """Let the disk read a piece of a file; of a request that is larger, the system reads only the first so many."""
+    for at in range(start, stop, _REQUEST_BYTES):
+        memory.madvise(mmap.MADV_WILLNEED, at, min(_REQUEST_BYTES, stop - at))
+
+
+def _around(first: int, last: int, slots: int) -> list[tuple[int, int]]:
+    """The slots of the rows from `first` to `last`, at most all of them, in one or two pieces."""
+    if first >= last:
+        return []
+    start, stop = first % slots, last % slots
+    return [(start, stop)] if start < stop else [(start, slots), *([(0, stop)] if stop else [])]

@@ -1,0 +1,8 @@
+"""The off-policy buffer, and what samplers and views are made of."""
+
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.mixture import Mixture
+from relive.replay.samplers import Drawn, Draws, Sampler
+from relive.replay.views import View
+
+__all__ = ["Drawn", "Draws", "Mixture", "ReplayBuffer", "Sampler", "View"]

@@ -1,0 +1,43 @@
+"""The stored transitions of a replay buffer in the order in which they were lived."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+
+from relive.replay.ring import TRANSITION
+from relive.replay.storage import ReplayStorage
+
+
+class Ordered(NamedTuple):
+    """All transitions, by environment and then by time."""
+
+    ids: torch.Tensor
+    slots: torch.Tensor
+    """Where they are, in the flat list of slots."""
+    starts: torch.Tensor
+    """Which of them start an episode, or what is left of it."""
+
+    def episodes(self) -> list[torch.Tensor]:
+        """The ids of each episode."""
+        edges = [*self.starts.nonzero().squeeze(1).tolist(), len(self.starts)]
+        return [self.ids[start:stop] for start, stop in pairwise(edges)]
+
+
+def stored_slots(storage: ReplayStorage) -> torch.Tensor:
+    """The flat slots of all transitions."""
+    return (storage.ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
+
+
+def ordered(storage: ReplayStorage) -> Ordered:
+    """Sort what is stored."""
+    ring, slots = storage.ring, stored_slots(storage)
+    ids = storage.ids(slots)
+    env, row = ids % ring.num_envs, ids // ring.num_envs
+    order = torch.argsort(env * (int(row.max()) + 1 if len(row) else 1) + row)
+    ids, slots = ids[order], slots[order]
+    follows = (ids[1:] == ids[:-1] + ring.num_envs).nonzero().squeeze(1) + 1
+    starts = torch.ones_like(slots, dtype=torch.bool).index_fill(0, follows, False)
+    return Ordered(ids, slots, starts | ring.first.view(-1)[slots])

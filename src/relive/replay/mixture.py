@@ -1,0 +1,200 @@
+"""One batch from several buffers, by ratio: what was seen online beside demonstrations, say."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from numbers import Real
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from relive.errors import NotReadyError, SchemaError, explain
+from relive.fields.batch import assemble, check_destination, check_size, fill, moved
+from relive.fields.conversion import as_tensor, row_ids
+from relive.fields.display import card
+from relive.fields.schema import given_shape
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.samplers.prioritized import refuse_priorities
+from relive.replay.views import View
+from relive.replay.views.protocol import Leaves
+
+
+class Mixture:
+    """Draws each batch from several replay buffers, in fixed ratios.
+
+    A batch has exactly its share of each buffer, rounded, and what rounding left over is made up for in the next ones:
+    of two buffers neither is ever a whole row behind. Rows are in the order of the buffers, and "source" says
+    which one each comes from. "index" is a row's id in its own buffer · the number of buffers + its source, so that
+    `update_priority` finds the way back. Where some buffers weigh rows and others do not, theirs weigh 1; the weights
+    of a buffer are relative to its own largest.
+
+    Args:
+        buffers: the replay buffers, by name. Their batches have the same fields.
+        ratios: the share of each buffer, by name or in their order; they need not add up to 1.
+
+    >>> online, demos = (ReplayBuffer(100, obs=1, action=(), seed=0) for _ in range(2))
+    >>> for buffer, value in ((online, 0.0), (demos, 1.0)):
+    ...     buffer.add([value], 0.0, 0.0, terminated=True, truncated=False, next_obs=[value + 2])
+    >>> mixture = Mixture({"online": online, "demos": demos}, {"online": 3, "demos": 1})
+    >>> mixture.sample(8)["source"]
+    tensor([0, 0, 0, 0, 0, 0, 1, 1])
+    """
+
+    def __init__(self, buffers: Mapping[str, ReplayBuffer], ratios: Mapping[str, float] | Sequence[float]) -> None:
+        self.buffers = dict(buffers)
+        self._parts = _whole_parts(list(self.buffers), ratios)
+        """Whole numbers in the given ratios: what is carried from batch to batch must not drift."""
+        _require_alike(self.buffers)
+        self._owed = [0] * len(self.buffers)
+        """How much each buffer is behind its share, in rows · the sum of the parts; they add up to 0."""
+        self._lock = threading.Lock()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the numbers in "source" mean."""
+        return tuple(self.buffers)
+
+    def __len__(self) -> int:
+        """The number of transitions in all buffers together."""
+        return sum(map(len, self.buffers.values()))
+
+    def sample(
+        self,
+        batch_size: int,
+        view: View | None = None,
+        *,
+        device: torch.device | str | None = None,
+        out: TensorDict | None = None,
+    ) -> TensorDict:
+        """A batch of `batch_size` rows, each buffer's share drawn by its own sampler and read as `view` says.
+
+        It is shorter where a sampler without replacement gives the last rows of an epoch.
+        """
+        check_size("sample", batch_size)
+        target = check_destination(device, out)
+        with self._lock:
+            counts, owed = self._split(batch_size)
+            self._require_rows(counts)
+            batch = self._drawn(counts, view, out)
+            self._owed = owed
+        return batch if target is None else moved(batch, target)
+
+    def _split(self, batch_size: int) -> tuple[list[int], list[int]]:
+        """How many rows come from each buffer, and what each is behind afterwards."""
+        whole = sum(self._parts)
+        counts = [part * batch_size // whole for part in self._parts]
+        owed = [rest + part * batch_size % whole for rest, part in zip(self._owed, self._parts, strict=True)]
+        for _ in range(batch_size - sum(counts)):
+            most = owed.index(max(owed))
+            counts[most] += 1
+            owed[most] -= whole
+        return counts, owed
+
+    def _require_rows(self, counts: list[int]) -> None:
+        for (name, buffer), count in zip(self.buffers.items(), counts, strict=True):
+            if count and not len(buffer):
+                remedy = "Add steps to this buffer first, or give it the ratio 0."
+                raise NotReadyError(explain(f"sample: {name}", "at least 1 stored transition", 0, remedy))
+
+    def _drawn(self, counts: list[int], view: View | None, out: TensorDict | None) -> TensorDict:
+        parts: list[Leaves] = []
+        before: list[tuple[ReplayBuffer, Any]] = []
+        try:
+            for source, (buffer, count) in enumerate(zip(self.buffers.values(), counts, strict=True)):
+                if not count:
+                    continue
+                with buffer._lock:
+                    before.append((buffer, buffer._snapshot()))
+                    part = buffer._drawn(count, buffer._chosen(view))
+                index = part["index",]
+                part["index",] = index * len(self.buffers) + source
+                part["source",] = torch.full_like(index, source)
+                parts.append(part)
+            leaves = _joined(parts)
+            return assemble(leaves, leaves["index",].shape) if out is None else fill(out, leaves)
+        except BaseException:
+            for buffer, snapshot in before:
+                with buffer._lock:
+                    buffer._restore(snapshot)
+            raise
+
+    def update_priority(self, index: Any, priority: Any) -> int:
+        """Give the rows `index` (of a batch) new priorities, each in its own buffer; returns how many were stale.
+
+        Buffers without priorities have nothing to update; when none has any, that is an error.
+        """
+        buffers = list(self.buffers.values())
+        prioritized = [hasattr(buffer._draws, "update") for buffer in buffers]
+        if not any(prioritized):
+            remedy = "Make at least one buffer with sampler=rl.Prioritized()."
+            samplers = ", ".join(f"{name}: {buffer.sampler}" for name, buffer in self.buffers.items())
+            raise SchemaError(explain("update_priority", "a buffer with priorities", samplers, remedy))
+        ids = row_ids(index, buffers[0].device)
+        values = as_tensor("priority", priority, ids.device).to(ids.device)
+        if values.shape != ids.shape:
+            remedy = "Pass a priority for each index."
+            raise SchemaError(explain("priority", f"shape {tuple(ids.shape)}", tuple(values.shape), remedy))
+        if values.is_cpu:  # before any buffer is changed; elsewhere nobody looks
+            refuse_priorities(~(torch.isfinite(values) & (values >= 0)), values)
+        rows, source = ids // len(buffers), ids % len(buffers)
+        parts = [(buffer, source == i) for i, buffer in enumerate(buffers) if prioritized[i]]
+        for buffer, mine in parts:
+            buffer._storage.locate(rows[mine])  # refuses ids that were never given
+        return sum(buffer.update_priority(rows[mine], values[mine]) for buffer, mine in parts)
+
+    def __repr__(self) -> str:
+        shares = zip(self.buffers, self._parts, strict=True)
+        parts = (f"{name}: {part / sum(self._parts):.3g}" for name, part in shares)
+        return f"Mixture({', '.join(parts)}; {len(self)} transitions)"
+
+    def _repr_html_(self) -> str:
+        shares = zip(self.buffers.items(), self._parts, strict=True)
+        rows = [(name, f"{part / sum(self._parts):.3g}", buffer) for (name, buffer), part in shares]
+        return card("Mixture", [("transitions", f"{len(self):,}")], ("name", "share", "buffer"), rows)
+
+
+def _whole_parts(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:
+    given = [ratios.get(name) for name in names] if isinstance(ratios, Mapping) else list(ratios)
+    known = not isinstance(ratios, Mapping) or set(ratios) == set(names)
+    right = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= float(x) < float("inf") for x in given]
+    if not names or len(given) != len(names) or not known or not all(right) or not any(given):
+        remedy = "Pass one ratio for each buffer, not all of them 0."
+        raise SchemaError(
+            explain("ratios", f"numbers of at least 0 for {', '.join(names) or 'buffers'}", ratios, remedy)
+        )
+    exact = [Fraction(ratio) for ratio in given]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return [int(ratio * math.lcm(*(one.denominator for one in exact))) for ratio in exact]
+
+
+def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
+    """The rows of all buffers can be one batch."""
+    first: tuple[str, Any] | None = None
+    for name, buffer in buffers.items():
+        if not isinstance(buffer, ReplayBuffer):
+            remedy = "Read other data into a ReplayBuffer, for example with relive.datasets."
+            raise SchemaError(explain(f"Mixture: {name}", "a ReplayBuffer", type(buffer).__name__, remedy))
+        schema = buffer._schema
+        fields = {path: (given_shape(leaf), leaf.dtype) for path, leaf in zip(schema.paths, schema.fields, strict=True)}
+        form = (str(buffer.device), fields)
+        first = first or (name, form)
+        if form != first[1]:
+            odd = [".".join(path) for path in {**fields, **first[1][1]} if fields.get(path) != first[1][1].get(path)]
+            got = f"other fields ({', '.join(odd)})" if odd else f"device {buffer.device}"
+            expected = f"the fields and the device of {first[0]}"
+            raise SchemaError(explain(f"Mixture: {name}", expected, got, "Declare both buffers alike."))
+    if len({id(buffer) for buffer in buffers.values()}) < len(buffers):
+        names = ", ".join(buffers)
+        raise SchemaError(
+            explain("Mixture", "distinct buffers", f"one buffer twice among {names}", "Give it a larger ratio.")
+        )
+
+
+def _joined(parts: list[Leaves]) -> Leaves:
+    if any(("weight",) in part for part in parts):
+        for part in parts:
+            part.setdefault(("weight",), torch.ones(len(part["index",]), device=part["index",].device))
+    return {path: torch.cat([part[path] for part in parts]) for path in parts[0]}

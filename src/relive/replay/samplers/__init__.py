@@ -1,0 +1,9 @@
+"""Which rows: a sampler chooses, a view says what is read around what was chosen."""
+
+from relive.replay.samplers.counted import Counted
+from relive.replay.samplers.prioritized import Prioritized
+from relive.replay.samplers.protocol import Drawn, Draws, Sampler
+from relive.replay.samplers.uniform import Uniform
+from relive.replay.samplers.without_replacement import WithoutReplacement
+
+__all__ = ["Counted", "Drawn", "Draws", "Prioritized", "Sampler", "Uniform", "WithoutReplacement"]

@@ -1,0 +1,116 @@
+"""Any sampler, with a count of how often each stored row was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from relive.errors import SchemaError, explain
+from relive.fields.invariants import require, require_all
+from relive.randomness import Randomness
+from relive.replay.ring import TRANSITION
+from relive.replay.samplers.protocol import Drawn, Draws, Sampler
+from relive.replay.samplers.uniform import Uniform
+from relive.replay.storage import ReplayStorage
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Draws as `sampler` does and counts the draws of every row, for `relive.inspect` to show how rows are reused.
+
+    A row's count begins at 0 when it is stored and goes when it is overwritten. It costs eight bytes a row, one
+    addition a drawn row and one write a stored row; other samplers count nothing.
+
+    Args:
+        sampler: the sampler that chooses the rows.
+
+    >>> from relive import Prioritized, ReplayBuffer
+    >>> replay = ReplayBuffer(100, obs=2, action=(), sampler=Counted(Prioritized()))
+    """
+
+    sampler: Sampler = field(default_factory=Uniform)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sampler, Counted) or not hasattr(self.sampler, "start"):
+            remedy = "Pass the sampler that chooses rows."
+            raise SchemaError(explain("Counted", "a sampler whose draws are counted", repr(self.sampler), remedy))
+
+    def start(self, storage: ReplayStorage, random: Randomness) -> _Draws:
+        return _Draws(self.sampler.start(storage, random), storage)
+
+
+class _Draws:
+    wants_touched = True
+
+    def __init__(self, inner: Draws, storage: ReplayStorage) -> None:
+        self._inner, self._storage = inner, storage
+        slots = storage.ring.slots * storage.ring.num_envs
+        self._counts = storage.room.allocate("sampler.drawn", (slots,), torch.int64)
+        self._last = torch.empty(0, dtype=torch.int64, device=storage.device)
+        """What the last draw chose, in case it is taken back."""
+        self._number = 0
+        if hasattr(inner, "update"):
+            self.update = inner.update  # pyright: ignore[reportAttributeAccessIssue]
+
+    def draw(self, count: int) -> Drawn:
+        drawn = self._inner.draw(count)
+        self._last, self._number = drawn.slots, self._number + 1
+        self._add(1)
+        return drawn
+
+    def _add(self, times: int) -> None:
+        self._counts.index_add_(0, self._last, torch.full_like(self._last, times))
+
+    def snapshot(self) -> tuple[Any, int]:
+        return self._inner.snapshot(), self._number
+
+    def restore(self, snapshot: tuple[Any, int]) -> None:
+        inner, number = snapshot
+        self._inner.restore(inner)
+        if self._number == number + 1:
+            self._add(-1)
+            self._number = number
+
+    def written(self) -> None:
+        slots, changed = self._storage.touched()
+        if changed is None:
+            self._counts[slots] = 0
+        else:  # a slot may come twice, changed and not
+            self._counts.scatter_reduce_(0, slots, (~changed).long(), "prod")
+        if self._inner.wants_touched:
+            self._inner.written()
+
+    def mended(self) -> None:
+        self._counts *= (self._storage.ring.kind.view(-1) == TRANSITION).long()
+        mended = getattr(self._inner, "mended", None)
+        if mended is not None:
+            mended()
+
+    def cleared(self) -> None:
+        self._counts.zero_()
+        self._inner.cleared()
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        return {"drawn": self._counts, **self._inner.saved()}
+
+    def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
+        drawn = saved["drawn"]
+        if drawn.shape != self._counts.shape or bool((drawn < 0).any()):
+            got = f"shape {tuple(drawn.shape)} with minimum {drawn.min() if drawn.numel() else None}"
+            raise ValueError(f"counts of draws: expected {len(self._counts)} numbers of at least 0, got {got}")
+        self._inner.resume({name: tensor for name, tensor in saved.items() if name != "drawn"})
+        self._counts.copy_(drawn)
+
+    def check(self) -> None:
+        """Only transitions have been drawn."""
+        ring = self._storage.ring
+        require(len(self._counts) == ring.kind.numel(), "counts of draws", ring.kind.numel(), len(self._counts))
+        stored = ring.kind.view(-1) == TRANSITION
+        right = (self._counts == 0) | (stored & (self._counts > 0))
+        require_all(right, "count of draws", "0, or more for a transition", self._counts)
+        check = getattr(self._inner, "check", None)
+        if check is not None:
+            check()

@@ -1,0 +1,277 @@
+"""Rows in proportion to their priority, with the weights that make up for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from relive.errors import NotReadyError, PriorityError, SchemaError, explain
+from relive.fields.invariants import require, require_all
+from relive.fields.vocabulary import worded
+from relive.kernels.priority import NativeTree, priority_tree
+from relive.randomness import Randomness
+from relive.replay.ring import TRANSITION
+from relive.replay.samplers.protocol import Drawn
+from relive.replay.storage import ReplayStorage
+
+
+@worded
+@dataclass(frozen=True)
+class Prioritized:
+    """Draws row i with probability p_i / Σp, where p = (priority + eps)^alpha.
+
+    weight_i = (M · P(i))^-beta, divided by the largest weight, so that weights are in (0, 1]. A new row gets the
+    largest priority accepted so far, 1 at first. (Schaul et al., Prioritized Experience Replay, 2016.)
+
+    Args:
+        alpha: how much priorities count: 0 draws uniformly, 1 in proportion.
+        beta: how much of the bias the weights correct: a number, or a function of how many rows were drawn so far.
+        eps: added to every priority. With 0, a row of priority zero is never drawn.
+        normalize: which weight becomes 1: the largest of the batch ("batch"), or the largest that any stored row could
+            have ("global").
+    """
+
+    alpha: float = 0.6
+    beta: float | Callable[[int], float] = 0.4
+    eps: float = 1e-6
+    normalize: Literal["batch", "global"] = "batch"
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "eps"):
+            _check_rate(f"Prioritized.{name}", getattr(self, name))
+        if not callable(self.beta):
+            _check_rate("Prioritized.beta", self.beta)
+        if not math.isfinite(_power(1.0 + float(self.eps), float(self.alpha))):
+            expected = "(1 + eps)^alpha, the mass of a first row, to be finite"
+            remedy = "Lower alpha or eps."
+            raise SchemaError(explain("Prioritized", expected, f"alpha={self.alpha}, eps={self.eps}", remedy))
+        if self.normalize not in ("batch", "global"):
+            remedy = "Pass one of them."
+            raise SchemaError(explain("Prioritized.normalize", '"batch" or "global"', repr(self.normalize), remedy))
+
+    def start(self, storage: ReplayStorage, random: Randomness) -> _Draws:
+        return _Draws(self, storage, random)
+
+    def mass(self, priority: Any) -> Any:
+        """(priority + eps)^alpha, but zero only for zero: what is positive can be drawn."""
+        base = priority + self.eps
+        if isinstance(base, float):
+            return max(base**self.alpha, 5e-324) if base else 0.0
+        mass = base.pow(self.alpha)
+        if self.eps**self.alpha > 0 and self.eps:  # the smallest of all
+            return mass
+        return mass.clamp_(min=5e-324).masked_fill_(base == 0, 0.0)
+
+    def accept(self, priority: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """New priorities of `count` rows as float64 [count], and their masses; refused if they cannot be some."""
+        values = _checked_priority(priority, count)
+        mass = self.mass(values)
+        if values.device.type == "cpu":
+            # Arrays: what numpy looks at is no launch.
+            given, masses = values.numpy(), mass.numpy()
+            if not ((given >= 0) & np.isfinite(given) & np.isfinite(masses)).all():
+                refuse_priorities(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
+        return values, mass
+
+    def beta_after(self, draws: int) -> float:
+        """The exponent of the weights when so many rows were drawn."""
+        beta = self.beta(draws) if callable(self.beta) else self.beta
+        _check_rate("Prioritized.beta", beta)
+        return float(beta)
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        return base**exponent
+    except OverflowError:
+        return math.inf
+
+
+def _check_rate(where: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
+        raise SchemaError(explain(where, "a finite number of at least 0", repr(value), "Pass such a number."))
+
+
+class _Draws:
+    wants_touched = True
+
+    def __init__(self, settings: Prioritized, storage: ReplayStorage, random: Randomness) -> None:
+        self._settings, self._storage, self._random = settings, storage, random
+        self._slots = storage.ring.slots * storage.ring.num_envs
+        # One leaf more than there are slots: writes to it are writes to nowhere, and need no synchronisation.
+        self._tree = priority_tree(self._slots + 1, storage.device, storage.room)
+        self._numbers: Any = [1.0, 0]
+        """The largest priority accepted so far (a tensor where the data is elsewhere), and how many rows were drawn."""
+        if storage.room.outlives:
+            self._numbers = storage.room.allocate("sampler.numbers", (2,), torch.float64).numpy()
+            if not storage.room.is_found:
+                self._largest = 1.0
+
+    @property
+    def _largest(self) -> Any:
+        return self._numbers[0]
+
+    @_largest.setter
+    def _largest(self, largest: Any) -> None:
+        self._numbers[0] = largest
+
+    @property
+    def _draws(self) -> int:
+        return int(self._numbers[1])
+
+    @_draws.setter
+    def _draws(self, draws: int) -> None:
+        self._numbers[1] = draws
+
+    def snapshot(self) -> int:
+        return self._draws
+
+    def restore(self, snapshot: int) -> None:
+        self._draws = snapshot
+
+    def draw(self, count: int) -> Drawn:
+        beta = self._settings.beta_after(self._draws)
+        drawn = self._tree.draw_weighted(count, self._random, beta, self._settings.normalize == "global")
+        if drawn is None:
+            remedy = "Update at least one priority to more than 0, or use eps > 0."
+            raise NotReadyError(explain("sample", "a row of positive priority", "only zeros", remedy))
+        self._draws += count
+        return Drawn(*drawn)
+
+    def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor | int:
+        """Set the priorities of slots; returns how many are -1, rows that are gone."""
+        if isinstance(self._tree, NativeTree):
+            done = self._tree.update(slots, priority, self._settings.alpha, self._settings.eps)
+            if done is not None and done[0] < 0:
+                self._largest = max(self._largest, done[2])
+                return done[1]
+        values, mass = self._settings.accept(priority, len(slots))
+        is_gone = slots < 0
+        if len(values):
+            self._accept(values.masked_fill(is_gone, 0.0))
+        self._tree.set(slots.masked_fill(is_gone, self._slots), mass.masked_fill_(is_gone, 0.0))
+        return is_gone.sum() if values.device.type != "cpu" else int(is_gone.numpy().sum())
+
+    def _accept(self, values: torch.Tensor) -> None:
+        if values.device.type == "cpu":
+            self._largest = max(self._largest, float(values.numpy().max()))
+        else:
+            self._largest = values.max().clamp_(min=self._largest)
+
+    def written(self) -> None:
+        mass, native = self._settings.mass(self._largest), self._storage.native
+        if isinstance(self._tree, NativeTree) and native is not None:
+            self._tree.mark(native.touched, mass)
+            return
+        slots, changed = self._storage.touched()
+        stored = self._storage.ring.kind_at(slots) == TRANSITION
+        if isinstance(mass, float):  # between two numbers torch would choose float32, where 1e308 and 1e-308 are none
+            mass = torch.full((), mass, dtype=torch.float64, device=slots.device)
+        mass = torch.where(stored, mass, 0.0)
+        if changed is None:
+            self._tree.set(slots, mass)
+        else:
+            self._tree.set(torch.where(changed, slots, self._slots), torch.where(changed, mass, 0.0))
+
+    def cleared(self) -> None:
+        self._tree.set(torch.arange(self._slots, device=self._storage.device), 0.0)
+        self._largest = 1.0
+
+    def mended(self) -> None:
+        self._check_own()
+        ring, leaves = self._storage.ring, self._tree.leaves_view()
+        slots, drawable = leaves[:-1], ring.kind.view(-1) == TRANSITION
+        known = (slots > 0) | (self._settings.eps == 0)
+        slots.copy_(torch.where(drawable, torch.where(known, slots, self._settings.mass(self._largest)), 0.0))
+        leaves[-1] = 0.0
+        self._tree.rebuild()
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        largest = torch.as_tensor(self._largest, dtype=torch.float64)
+        return {"mass": self._tree.leaves_view()[: self._slots], "largest": largest, "draws": torch.tensor(self._draws)}
+
+    def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
+        mass, largest = saved["mass"], float(saved["largest"])
+        if len(mass) != self._slots or not bool((torch.isfinite(mass) & (mass >= 0)).all()):
+            raise ValueError(f"priorities: expected {self._slots} finite numbers of at least 0")
+        if not 0 <= largest < float("inf"):
+            raise ValueError(f"the largest priority: expected a finite number of at least 0, got {largest}")
+        self._tree.leaves_view()[: self._slots].copy_(mass)
+        self._tree.rebuild()
+        self._largest = largest if self._storage.device.type == "cpu" else saved["largest"].to(self._storage.device)
+        self._draws = int(saved["draws"])
+
+    def check(self) -> None:
+        """Transitions have a priority, nothing else has, and the sums are those of the priorities."""
+        ring, leaves = self._storage.ring, self._tree.leaves_view()
+        require(len(leaves) == self._slots + 1, "priorities", self._slots + 1, len(leaves))
+        slots, nowhere = leaves[:-1].view(ring.slots, ring.num_envs), leaves[-1]
+        drawable = ring.kind == TRANSITION
+        require_all(slots.isfinite() & (slots >= 0), "priority", "a finite number of at least 0", slots)
+        require_all(drawable | (slots == 0), "priority", "0 where there is no transition", slots)
+        may_be_zero = ~drawable | (self._settings.eps == 0)
+        require_all((slots > 0) | may_be_zero, "priority", "more than 0 for a transition", slots)
+        require(nowhere == 0, "priority of no row", 0, float(nowhere))
+        self._check_own()
+        error = self._tree.check()
+        require(
+            error <= 1e-9, "sums of priorities", "the sums over the rows, to 1e-9", f"a relative error of {error:.1e}"
+        )
+
+    def _check_own(self) -> None:
+        """Its own two numbers, which may come from a file."""
+        largest, draws = float(self._numbers[0]), float(self._numbers[1])
+        require(1 <= largest < math.inf, "largest priority", "a finite number of at least 1", largest)
+        require(0 <= draws < 1 << 62 and draws == int(draws), "draws", "a number of at least 0", draws)
+
+    # As one of several buffers that are drawn from as if they were one
+
+    @property
+    def drawn(self) -> int:
+        """How many rows were drawn so far."""
+        return self._draws
+
+    def total(self) -> tuple[float, int]:
+        """The mass of all rows as m · 2^e, since a sum of large priorities may be more than a float64 holds."""
+        total = float(self._tree.total())
+        if math.isfinite(total):
+            return math.frexp(total)
+        m, e = math.frexp(float((self._tree.leaves_view() * 2.0**-64).sum()))
+        return m, e + 64
+
+    def smallest(self) -> float:
+        """The smallest mass that is not zero, or infinity."""
+        return float(self._tree.smallest())
+
+    def masses(self, slots: torch.Tensor) -> torch.Tensor:
+        """The masses of rows: float64 [K]."""
+        return self._tree.get(slots)
+
+    def largest(self, elsewhere: float = 0.0) -> float:
+        """The priority of new rows, which is from now on at least what was accepted `elsewhere`."""
+        self._largest = max(self._largest, elsewhere)
+        return float(self._largest)
+
+
+def _checked_priority(priority: torch.Tensor, count: int) -> torch.Tensor:
+    if tuple(priority.shape) != (count,):
+        remedy = "Pass a priority for each index."
+        raise SchemaError(explain("priority", f"shape ({count},)", tuple(priority.shape), remedy))
+    if priority.dtype == torch.bool or priority.is_complex():
+        raise SchemaError(explain("priority", "real numbers", priority.dtype, "Pass absolute errors."))
+    return priority.to(torch.float64)
+
+
+def refuse_priorities(bad: torch.Tensor, values: torch.Tensor) -> None:
+    """Raise for the first of the values that are `bad`."""
+    if bad.any():
+        at = int(bad.nonzero()[0])
+        expected = "a finite number of at least 0 (and finite to the power of alpha)"
+        remedy = "Pass absolute errors that are finite."
+        raise PriorityError(explain(f"priority[{at}]", expected, float(values[at]), remedy))

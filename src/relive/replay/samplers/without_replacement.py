@@ -1,0 +1,101 @@
+"""Epochs: every stored transition once, in a random order, before any comes again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from relive.errors import NotReadyError, explain
+from relive.fields.invariants import require, require_all
+from relive.fields.vocabulary import worded
+from relive.randomness import Randomness
+from relive.replay.ring import TRANSITION
+from relive.replay.samplers.protocol import Drawn
+from relive.replay.storage import ReplayStorage
+
+
+@worded
+@dataclass(frozen=True)
+class WithoutReplacement:
+    """An epoch permutes what is stored when it starts; rows that are overwritten meanwhile are skipped.
+
+    The last batch of an epoch is what is left of it; then the next epoch starts.
+
+    Args:
+        drop_last: leave out a last batch that is shorter than the others.
+    """
+
+    drop_last: bool = False
+
+    def start(self, storage: ReplayStorage, random: Randomness) -> _Draws:
+        return _Draws(storage, random, self.drop_last)
+
+
+class _Draws:
+    wants_touched = False
+
+    def __init__(self, storage: ReplayStorage, random: Randomness, drop_last: bool) -> None:
+        self._storage, self._random, self._drop_last = storage, random, drop_last
+        self._ids = torch.empty(0, dtype=torch.int64, device=storage.device)
+        """The rows of this epoch, in its order."""
+        self._at = 0
+
+    def snapshot(self) -> tuple[torch.Tensor, int]:
+        return self._ids, self._at
+
+    def restore(self, snapshot: tuple[torch.Tensor, int]) -> None:
+        self._ids, self._at = snapshot
+
+    def draw(self, count: int) -> Drawn:
+        stored = len(self._storage)
+        if count > stored:
+            remedy = "Add steps or pass a smaller batch_size: without replacement a batch holds each transition once."
+            raise NotReadyError(explain("sample", f"at least {count} stored transitions", stored, remedy))
+        slots = self._next(count)
+        if len(slots) < (count if self._drop_last else 1):
+            self._begin()
+            slots = self._next(count)
+        return Drawn(slots)
+
+    def _begin(self) -> None:
+        rows = (self._storage.ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
+        self._ids, self._at = self._storage.ids(self._random.shuffled(rows)), 0
+
+    def _next(self, count: int) -> torch.Tensor:
+        """The next `count` rows of the epoch that are still stored, or the fewer that are left."""
+        found = self._ids[:0]
+        while len(found) < count and self._at < len(self._ids):
+            stop = self._at + count - len(found)
+            slots, _ = self._storage.ring.locate(self._ids[self._at : stop])
+            found, self._at = torch.cat([found, slots[slots >= 0]]), stop
+        return found
+
+    def check(self) -> None:
+        """What is left of the epoch are rows that were issued since the last clear, each once."""
+        require(self._at >= 0, "epoch", "a place of at least 0", self._at)
+        ring, left = self._storage.ring, self._ids[self._at :]
+        slots, never = ring.locate(left)
+        require_all(~never, "epoch", "ids of transitions", left)
+        forgotten = left // ring.num_envs < ring.floor[left % ring.num_envs]
+        require_all(~forgotten, "epoch", "rows since the last clear", left)
+        coming = torch.zeros(ring.slots * ring.num_envs, dtype=torch.bool, device=left.device)
+        coming[slots[slots >= 0]] = True
+        twice = int((slots >= 0).sum() - coming.sum())
+        require(not twice, "epoch", "every row once", f"{twice} rows twice")
+
+    def written(self) -> None: ...
+
+    def mended(self) -> None:
+        left = self._ids[self._at :]
+        self._ids, self._at = left[self._storage.ring.locate(left)[0] >= 0], 0
+
+    def cleared(self) -> None:
+        self._ids, self._at = self._ids[:0], 0
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        return {"ids": self._ids[self._at :]}
+
+    def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
+        self._ids, self._at = saved["ids"].to(self._storage.device, copy=True), 0

@@ -1,0 +1,9 @@
+"""What is read around a row: any view works with any sampler."""
+
+from relive.replay.views.hindsight import Hindsight
+from relive.replay.views.n_step import NStep
+from relive.replay.views.protocol import View
+from relive.replay.views.sequence import Sequence
+from relive.replay.views.transition import Transition
+
+__all__ = ["Hindsight", "NStep", "Sequence", "Transition", "View"]

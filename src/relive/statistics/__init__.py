@@ -1,0 +1,1 @@
+"""Statistics of episodes, running norms of fields, and how buffers tell both of every step."""

@@ -1,0 +1,308 @@
+"""How well it goes: returns, lengths, metrics and ends of the last finished episodes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from relive.errors import SchemaError, explain
+from relive.fields.conversion import conform, environments, host_view, restored
+from relive.fields.invariants import require, require_all, require_form
+from relive.fields.schema import Field, positive
+from relive.fields.vocabulary import answers
+from relive.memory import device_of
+
+_NUMBER, _FLAG = Field((), torch.float64), Field((), torch.bool)
+_FITS = {torch.float64: {np.dtype(np.float32), np.dtype(np.float64)}, torch.bool: {np.dtype(np.bool_)}}
+"""What needs no conversion on the host."""
+_MOST_STEPS = 2**53
+"""Up to here float64 counts exactly."""
+_MOMENTS = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
+
+
+class EpisodeStats:
+    """The last `window` finished episodes of `num_envs` environments, in the order of time, then environment.
+
+    A return is a team's: buffers add up the rewards of several agents. What one agent gets may be a metric.
+
+    Args:
+        num_envs: environments that are counted. None is one environment without an environment axis.
+        window: how many of the newest episodes the summary is about.
+        metrics: names of numbers of a step that are summed over the episode, as rewards are.
+        reasons: names of the reasons why episodes end.
+        device: where the counts are kept.
+
+    >>> stats = EpisodeStats(num_envs=2, reasons=("fall",))
+    >>> stats.update([1.0, 5.0], terminated=[False, False], truncated=[False, False])
+    >>> stats.update([2.0, 5.0], terminated=[True, False], truncated=[False, False], reasons=["fall", None])
+    >>> summary = stats.summary()
+    >>> summary["return_mean"], summary["length_mean"], summary["fall_rate"], summary["episodes"]
+    (3.0, 2.0, 1.0, 1.0)
+    """
+
+    @answers
+    @torch.inference_mode(False)  # the memory is written later, in whatever mode
+    def __init__(
+        self,
+        num_envs: int | None,
+        window: int = 100,
+        metrics: Iterable[str] = (),
+        reasons: Iterable[str] = (),
+        *,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
+        self.window = positive("window", window)
+        self.metrics, self.reasons = _names("metrics", metrics), _names("reasons", reasons)
+        _check_names(self.metrics, self.reasons)
+        self._sums = ("return", "length", *self.metrics)
+        self._columns = ("step", *self._sums, "terminated", *self.reasons)
+        self._lead = () if self.num_envs is None else (self.num_envs,)
+        self._lock = threading.Lock()
+        self.device = device_of(device)
+        envs = self.num_envs or 1
+        # float64: a return keeps its digits over long episodes, and every count is exact.
+        self._tensors = {
+            "open": torch.zeros((len(self._sums), envs), dtype=torch.float64, device=self.device),
+            # One row more than the window: what is written there is written nowhere, and needs no synchronisation.
+            "ring": torch.zeros((self.window + 1, len(self._columns)), dtype=torch.float64, device=self.device),
+            "counts": torch.zeros(2, dtype=torch.int64, device=self.device),
+        }
+        self._bind()
+
+    def __repr__(self) -> str:
+        summary = self.summary()
+        told = ", ".join(f"{name}={summary[name]:g}" for name in ("return_mean", "length_mean") if name in summary)
+        return (
+            f"EpisodeStats(num_envs={self.num_envs}, window={self.window}, metrics={self.metrics}, "
+            f"reasons={self.reasons}; {summary['episodes']:g} episodes{told and ', '}{told})"
+        )
+
+    def _bind(self) -> None:
+        """Find the memory again: numpy is much faster than torch for few numbers, and both write the same formulas."""
+        self.device = self._tensors["open"].device  # "cuda" is "cuda:0"
+        self._ops: Any = _array_library(self.device)
+        arrays: Any = [x.numpy() if self._ops is np else x for x in self._tensors.values()]
+        self._open, self._ring, self._counts = arrays
+        self._none = self._as_array(torch.zeros(self.num_envs or 1, dtype=torch.bool, device=self.device))
+
+    def _as_array(self, tensor: torch.Tensor) -> Any:
+        return tensor.numpy() if self._ops is np else tensor
+
+    # Writing
+
+    def update(
+        self,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        *,
+        mask: Any = None,
+        metrics: Mapping[str, Any] | None = None,
+        reasons: Mapping[str, Any] | Sequence[str | None] | str | None = None,
+    ) -> None:
+        """Count one step of every environment; every value is [N].
+
+        Rows where `mask` is False (steps that only reset) are ignored. A metric that is not given adds nothing.
+        `reasons` is a flag [N] for each name, or a name or None for each environment; they count where an episode ends.
+        An episode that is both terminated and truncated is terminated.
+        """
+        gained = [self._given("reward", _NUMBER, reward), *self._metrics_of(metrics)]
+        flags = [self._given("terminated", _FLAG, terminated), *self._reasons_of(reasons)]
+        ended = flags[0] | self._given("truncated", _FLAG, truncated)
+        played: Any = 1
+        if mask is not None:
+            played = self._given("mask", _FLAG, mask)
+            ended = ended & played
+            gained = [self._ops.where(played, x, 0.0) for x in gained]
+        with self._lock:
+            if self._ops is np and self._counts[1] > _MOST_STEPS - len(ended):  # elsewhere nobody looks
+                got = f"{self.num_steps} and {len(ended)} more"
+                raise OverflowError(explain("update", "at most 2^53 steps", got, "Call clear()."))
+            for i, x in enumerate((gained[0], played, *gained[1:])):
+                self._open[i] += x
+            self._counts[1] += len(ended) if mask is None else played.sum()
+            # Looking is free on the host. Elsewhere it would be a synchronisation: all rows go on, and few are kept.
+            at: Any = ended.nonzero()[0] if self._ops is np else slice(None)
+            if self._ops is torch or len(at):
+                self._finish(at, ended[at], [flag[at] for flag in flags])
+
+    def _finish(self, at: Any, ended: Any, flags: list[Any]) -> None:
+        """Move the episodes that ended, of the environments `at`, into the ring."""
+        rank = ended.cumsum(0)
+        kept = ended & (rank > rank[-1] - self.window)
+        slots = self._ops.where(kept, (self._counts[0] + rank - 1) % self.window, self.window)
+        sums = self._open[:, at]
+        self._ring[slots] = self._ops.stack([self._counts[1] + 0 * rank, *sums, *flags], 1)
+        self._counts[0] += rank[-1]
+        self._open[:, at] = self._ops.where(ended, 0.0, sums)
+
+    def _given(self, name: str, field: Field, value: Any) -> Any:
+        if self._ops is np:
+            view = host_view(value)
+            if type(view) is np.ndarray and view.dtype in _FITS[field.dtype] and view.shape == self._lead:
+                view = view if view.dtype != np.bool_ else view.view(np.uint8) != 0  # bytes other than 0 and 1 are true
+                return view if view.ndim else view.reshape(1)
+        return self._as_array(conform(name, field, value, self._lead, self.device).view(-1))
+
+    def _metrics_of(self, metrics: Mapping[str, Any] | None) -> list[Any]:
+        given = _known("metrics", metrics or {}, self.metrics)
+        return [self._given(name, _NUMBER, given[name]) if name in given else self._none for name in self.metrics]
+
+    def _reasons_of(self, reasons: Any) -> list[Any]:
+        given: Any = {} if reasons is None else reasons
+        given = _known("reasons", given if isinstance(given, Mapping) else self._flags_of(given), self.reasons)
+        return [self._given(name, _FLAG, given[name]) if name in given else self._none for name in self.reasons]
+
+    def _flags_of(self, reasons: Sequence[str | None] | str) -> dict[Any, np.ndarray]:
+        """A name or None for each environment, as a flag for each name."""
+        names = np.asarray(reasons, dtype=object)
+        if names.shape != self._lead:
+            of = "" if self.num_envs is None else f" for each of {self.num_envs} environments"
+            raise SchemaError(
+                explain("reasons", f"a name or None{of}", repr(reasons), "Pass names or None in this shape.")
+            )
+        found = {name for name in names.reshape(-1).tolist() if name is not None}
+        return {name: np.asarray(names == name, dtype=np.bool_) for name in found}
+
+    def cut(self, env_ids: Any = None) -> None:
+        """The running episodes were abandoned (of these environments, or of all): they will never be finished."""
+        at = slice(None) if env_ids is None else self._as_array(environments(env_ids, self.num_envs, self.device))
+        with self._lock:
+            self._open[:, at] = 0.0
+
+    def clear(self) -> None:
+        """Forget all episodes, the running ones too."""
+        with self._lock:
+            for tensor in self._tensors.values():
+                tensor.zero_()
+
+    # Reading
+
+    @property
+    def num_episodes(self) -> int:
+        """How many episodes have finished since the start or the last `clear()`."""
+        return int(self._counts[0])
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps have been counted, in all environments together."""
+        return int(self._counts[1])
+
+    def episodes(self) -> dict[str, torch.Tensor]:
+        """The window, oldest first: "step", "return", "length", metrics, "terminated", "truncated" and reasons [E].
+
+        "step" is how many steps had been counted in all environments when the episode ended: the x of a learning curve.
+        """
+        with self._lock:
+            columns = dict(zip(self._columns, self._finished().unbind(1), strict=True))
+        columns["truncated"] = columns["terminated"] == 0
+        kinds = {"step": torch.int64, "length": torch.int64, **dict.fromkeys(("terminated", *self.reasons), torch.bool)}
+        return {name: column.to(kinds.get(name, column.dtype)) for name, column in columns.items()}
+
+    def summary(self) -> dict[str, float]:
+        """Numbers to log, over the window: `<what>_mean`, `_std` (of the population), `_min`, `_max`, and rates.
+
+        What: "return", "length" and each metric, and the same per step of an episode as "step_reward" and
+        "step_<metric>". Rates: "terminated_rate", "truncated_rate" and one for each reason. "episodes" is how many have
+        finished in all; before the first one there is nothing else.
+        """
+        with self._lock:
+            total, finished = float(self._counts[0]), self._finished().cpu().numpy()
+        if not len(finished):
+            return {"episodes": total}
+        columns = dict(zip(self._columns, finished.T, strict=True))
+        measured = {name: columns[name] for name in self._sums}
+        measured["step_reward"] = columns["return"] / columns["length"]
+        measured |= {f"step_{name}": columns[name] / columns["length"] for name in self.metrics}
+        moments = {f"{name}_{kind}": float(of(x)) for name, x in measured.items() for kind, of in _MOMENTS.items()}
+        rates = {f"{name}_rate": float(columns[name].mean()) for name in ("terminated", *self.reasons)}
+        return {"episodes": total, **moments, **rates, "truncated_rate": 1.0 - rates["terminated_rate"]}
+
+    def _finished(self) -> torch.Tensor:
+        """The rows of the window, oldest first."""
+        ring, total = self._tensors["ring"][:-1], self.num_episodes
+        return ring[:total].clone() if total < self.window else ring.roll(-(total % self.window), 0)
+
+    def check(self) -> None:
+        """Verify that what is counted fits together; returns and metrics may be any numbers that were told."""
+        with self._lock:
+            envs, columns = self.num_envs or 1, len(self._columns)
+            shapes = {"open": (len(self._sums), envs), "ring": (self.window + 1, columns), "counts": (2,)}
+            for name, tensor in self._tensors.items():
+                dtype = torch.int64 if name == "counts" else torch.float64
+                require_form(f"stats: {name}", tensor, shapes[name], dtype, self.device)
+            if self.device.type != "meta":  # which has no values to look at
+                self._check_counts()
+
+    def _check_counts(self) -> None:
+        episodes, steps = self._tensors["counts"].tolist()
+        require(0 <= episodes <= steps, "stats: episodes", f"0 to {steps}, the steps", episodes)
+        require(steps <= _MOST_STEPS, "stats: steps", "at most 2^53", steps)
+        running, finished = self._tensors["open"][1], self._finished()
+        require_all(
+            (running >= 0) & (running == running.floor()), "stats: running length", "a whole number of steps", running
+        )
+        step, length, flags = finished[:, 0], finished[:, 2], finished[:, 1 + len(self._sums) :]
+        whole = (length >= 1) & (length == length.floor()) & (length <= step)
+        require_all(whole, "stats: length", "a whole number of the counted steps", length)
+        require_all(step.diff() >= 0, "stats: step", "steps in order of time", step)
+        require_all(step <= steps, "stats: step", f"at most {steps}, the steps", step)
+        require_all((flags == 0) | (flags == 1), "stats: ends", "flags of 0 or 1", flags)
+        played = float(running.sum() + length.sum())
+        require(played <= steps, "stats: steps", f"at least the {played:.0f} of the episodes", steps)
+        rest = self._tensors["ring"][episodes : self.window]
+        require_all(rest == 0, "stats: window", "0 after the last episode", rest)
+
+    # Moving and saving
+
+    def to(self, device: torch.device | str) -> EpisodeStats:
+        """Move to another device, where the coming steps will be; returns itself."""
+        there = device_of(device)
+        with self._lock:
+            self._tensors = {name: tensor.to(there) for name, tensor in self._tensors.items()}
+            self._bind()
+        return self
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """Everything that steps change, as tensors of its own."""
+        with self._lock:
+            return {name: tensor.clone() for name, tensor in self._tensors.items()}
+
+    def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
+        """Go back to a snapshot, of these statistics or of others with the same arguments."""
+        with self._lock:
+            self._tensors = restored("EpisodeStats", snapshot, self._tensors)
+            self._bind()
+
+
+def _array_library(device: torch.device) -> Any:
+    return np if device.type == "cpu" else torch
+
+
+def _names(where: str, names: Iterable[str]) -> tuple[str, ...]:
+    given = tuple(names)
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in given):
+        raise SchemaError(explain(where, "a tuple of names", repr(names), "Pass strings in a tuple."))
+    return given
+
+
+def _check_names(metrics: tuple[str, ...], reasons: tuple[str, ...]) -> None:
+    """Every name of `episodes()` and `summary()` means one thing."""
+    names = ["step", "return", "length", "reward", "terminated", "truncated", *metrics, *reasons]
+    names += [f"step_{name}" for name in ("reward", *metrics)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise SchemaError(explain("EpisodeStats", "distinct names", f"{twice!r} twice", "Rename one."))
+
+
+def _known(where: str, given: Mapping[str, Any], names: tuple[str, ...]) -> Mapping[str, Any]:
+    for name in given:
+        if name not in names:
+            declared = ", ".join(names) or "none"
+            raise SchemaError(explain(where, f"declared names ({declared})", repr(name), f"Declare it in {where}=."))
+    return given

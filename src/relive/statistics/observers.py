@@ -1,0 +1,207 @@
+"""Who is told of every step that a buffer stores: the statistics of episodes, and the norms of fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+
+from relive.errors import SchemaError, explain
+from relive.fields.autoreset import told_by_info
+from relive.fields.conversion import dotted, forms, light
+from relive.fields.invariants import require
+from relive.fields.schema import Field, Path, Schema, given_shape
+from relive.statistics.episodes import EpisodeStats
+from relive.statistics.norm import Norms, RunningNorm
+
+_STEP = ("reward", "terminated", "truncated")
+
+
+class Listeners:
+    """The statistics and norms of one buffer. They are moved to its device, and told of valid transitions only."""
+
+    def __init__(
+        self,
+        stats: EpisodeStats | None,
+        norm: Norms | None,
+        schema: Schema,
+        num_envs: int | None,
+        device: torch.device,
+    ) -> None:
+        self.stats: EpisodeStats | None = stats
+        self.norm: dict[str | Path, RunningNorm] = dict((norm or {}).items())
+        self._num_envs = num_envs
+        self._device = device
+        self._fields = _fields_of(stats, schema) if stats is not None else {}
+        """Which columns the statistics read, by name."""
+        self._rewards = schema.columns["reward"] if stats is not None else ()
+        self._norms = _norms_of(self.norm, schema)
+        self._flags = tuple(schema.columns[name][0] for name in ("terminated", "truncated"))
+        listened = {*self._fields.values(), *self._rewards, *self._norms}
+        self.columns = tuple(listened.union(self._flags)) if listened else ()
+        """Which columns are to be told; none when nobody listens."""
+        self._asked: tuple[str, ...] = ()
+        """Metrics and reasons that are no fields of the buffer but may be in the info of a step."""
+        if stats is not None:
+            if stats.num_envs != num_envs:
+                remedy = f"Pass EpisodeStats({num_envs})."
+                raise SchemaError(explain("stats", f"num_envs={num_envs}, as in the buffer", stats.num_envs, remedy))
+            self._asked = tuple(name for name in (*stats.metrics, *stats.reasons) if name not in self._fields)
+            stats.to(device)
+        for one in self._norms.values():
+            one.to(device)
+
+    def measured(
+        self, info: Mapping[str, Any] | None, lead: tuple[int, ...], mode: AutoresetMode | None
+    ) -> dict[str, Any]:
+        """The metrics and reasons that the info of a step has, as numbers [1, N], checked before anything is stored."""
+        told = {name: told_by_info(info or {}, name, lead, self._device, mode) for name in self._asked}
+        return {name: light(value.view(1, -1)) for name, value in told.items() if value is not None}
+
+    def tell(self, block: Mapping[int, Any], mask: Any, measured: Mapping[str, Any], envs: Any = None) -> None:
+        """Steps in time order: columns [T, K, …] of the environments `envs` (or of all), transitions where `mask`.
+
+        Everything is as `light` makes it. A field that the steps did not give is not in the block. `measured` belongs
+        to a block of one step.
+        """
+        if self.stats is not None:
+            self._tell_stats(self.stats, block, mask, measured, envs)
+        for column, norm in self._norms.items():
+            if column in block:
+                norm.update(block[column], mask)
+
+    def _tell_stats(
+        self, stats: EpisodeStats, block: Mapping[int, Any], mask: Any, measured: Mapping[str, Any], envs: Any
+    ) -> None:
+        named = {name: block[column] for name, column in self._fields.items() if column in block}
+        named.update(measured)
+        named["reward"] = _of_all_agents([block[column] for column in self._rewards])
+        if mask is not None:
+            named["mask"] = mask
+        elif envs is not None:
+            named["mask"] = named["terminated"] | True
+        for t in range(len(named["reward"])):
+            step = {name: self._whole(values[t], envs) for name, values in named.items()}
+            metrics = {name: step[name] for name in stats.metrics if name in step}
+            reasons = {name: step[name] != 0 for name in stats.reasons if name in step}
+            stats.update(*(step[name] for name in _STEP), mask=step.get("mask"), metrics=metrics, reasons=reasons)
+
+    def ended(self, block: Mapping[int, Any]) -> Any:
+        """Which steps of a block end an episode [T, K], by their flags."""
+        terminated, truncated = self._flags
+        return block[terminated] | block[truncated]
+
+    def _whole(self, values: Any, envs: Any) -> Any:
+        """A row for every environment: zeros (in the mask: no transition) for those that the step is not about."""
+        if self._num_envs is None:
+            return values[0]
+        if envs is None:
+            return values
+        count, is_tensor = self._num_envs, isinstance(values, torch.Tensor)
+        whole = values.new_zeros(count) if is_tensor else np.zeros(count, values.dtype)
+        whole[envs] = values
+        return whole
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """What the steps have changed in all of them."""
+        found = {} if self.stats is None else _prefixed("stats", self.stats.snapshot())
+        for i, norm in enumerate(self.norm.values()):
+            found |= _prefixed(f"norm{i}", norm.snapshot())
+        return found
+
+    def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
+        """Go on counting where a snapshot was."""
+        if self.stats is not None:
+            self.stats.restore(_under("stats", snapshot))
+        for i, norm in enumerate(self.norm.values()):
+            norm.restore(_under(f"norm{i}", snapshot))
+
+    def verify(self, snapshot: Any) -> None:
+        """Raise if a snapshot is not one of listeners like these, or holds what no steps could have told them."""
+        own, given = forms(self.snapshot()), forms(snapshot)
+        if given != own:
+            remedy = "Make the buffer with the stats and norms of the one that was saved."
+            raise SchemaError(explain("listeners", f"a snapshot of {own}", given, remedy))
+        trial: list[tuple[str, EpisodeStats | RunningNorm]] = [
+            (f"norm{i}", RunningNorm(norm.shape, device=self._device)) for i, norm in enumerate(self.norm.values())
+        ]
+        if self.stats is not None:
+            told = self.stats.window, self.stats.metrics, self.stats.reasons
+            trial.append(("stats", EpisodeStats(self._num_envs, *told, device=self._device)))
+        for name, one in trial:
+            one.restore(_under(name, snapshot))
+            one.check()
+
+    def check(self) -> None:
+        """Verify each of them, and that they are where the steps are."""
+        for one in (*(() if self.stats is None else (self.stats,)), *self._norms.values()):
+            require(one.device == self._device, type(one).__name__, f"device {self._device}", one.device)
+            one.check()
+
+    def restarted(self, env_ids: Any = None) -> None:
+        """These environments (or all) begin anew: what they were doing is no episode."""
+        if self.stats is not None:
+            self.stats.cut(env_ids)
+
+
+def _fields_of(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
+    if not isinstance(stats, EpisodeStats):
+        raise SchemaError(explain("stats", "an EpisodeStats", repr(stats), "Pass rl.EpisodeStats(num_envs)."))
+    found = {
+        name: schema.columns[name] for name in (*_STEP[1:], *stats.metrics, *stats.reasons) if name in schema.columns
+    }
+    for name in (*stats.metrics, *stats.reasons):
+        tree = schema.trees.get(name)
+        if tree is not None and (not isinstance(tree, Field) or tree.shape or tree.dtype.is_complex):
+            raise SchemaError(
+                explain(f"stats: {name}", "a field of one real number", tree, "Rename the field or the metric.")
+            )
+    return {name: columns[0] for name, columns in found.items()}
+
+
+def _of_all_agents(rewards: list[Any]) -> Any:
+    """Rewards [T, K] of the rewards [T, K, …] of one agent or several."""
+    if len(rewards) == 1 and rewards[0].ndim == 2:
+        return rewards[0]
+    # float64: agents may differ in dtype, and numpy does not have all of them.
+    wide = (light(x.double()) if isinstance(x, torch.Tensor) else x.astype(np.float64) for x in rewards)
+    return reduce(add, (x.reshape(*x.shape[:2], -1).sum(-1) for x in wide))
+
+
+def _norms_of(norm: Norms, schema: Schema) -> dict[int, RunningNorm]:
+    found: dict[int, RunningNorm] = {}
+    for path, one in norm.items():
+        column = _column_of(path, schema, one)
+        if column in found:
+            where = f"norm: {dotted(schema.paths[column])}"
+            raise SchemaError(explain(where, "one norm", "two", "Remove one: a name and its path mean the same leaf."))
+        found[column] = one
+    return found
+
+
+def _column_of(path: str | Path, schema: Schema, norm: RunningNorm) -> int:
+    whole = (path,) if isinstance(path, str) else tuple(path)
+    where = f"norm: {dotted(whole)}"
+    if whole not in schema.paths:
+        leaves = ", ".join(map(dotted, schema.paths))
+        raise SchemaError(explain("norm", f"leaves ({leaves})", dotted(whole), "Pass one norm for each leaf."))
+    if not isinstance(norm, RunningNorm):
+        raise SchemaError(explain(where, "a RunningNorm", repr(norm), "Pass rl.RunningNorm(shape)."))
+    column = schema.paths.index(whole)
+    shape = given_shape(schema.fields[column])
+    if norm.shape != shape:
+        raise SchemaError(explain(where, f"shape {shape}", norm.shape, f"Pass RunningNorm({shape})."))
+    return column
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(f"{prefix}."): x for name, x in tensors.items() if name.startswith(f"{prefix}.")}

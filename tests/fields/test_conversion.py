@@ -1,0 +1,127 @@
+"""What a caller may pass for a field, and what is refused with which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relive import Field, Prioritized, ReplayBuffer, SchemaError
+from relive.fields.conversion import conform
+from relive.fields.schema import DTYPES
+
+CPU = torch.device("cpu")
+EXPECTED = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+ACCEPTED: dict[str, Any] = {
+    "float32": EXPECTED.clone(),
+    "float64": EXPECTED.double(),
+    "float16": EXPECTED.half(),
+    "bfloat16": EXPECTED.bfloat16(),
+    "int64": EXPECTED.long(),
+    "uint8": EXPECTED.to(torch.uint8),
+    "a gradient": EXPECTED.clone().requires_grad_(),
+    "a parameter": torch.nn.Parameter(EXPECTED.clone()),
+    "a subclass": EXPECTED.clone().as_subclass(Subclass),
+    "transposed": EXPECTED.T.contiguous().T,
+    "strided": torch.stack([EXPECTED, EXPECTED], -1)[..., 0],
+    "negated lazily": torch._neg_view(-EXPECTED),
+    "the imaginary part of a conjugate": torch.complex(EXPECTED, -EXPECTED).conj().imag,
+    "numpy": EXPECTED.numpy(),
+    "numpy float64": EXPECTED.double().numpy(),
+    "numpy negative strides": EXPECTED.numpy()[::-1].copy()[::-1],
+    "numpy fortran order": np.asfortranarray(EXPECTED.numpy()),
+    "numpy read-only": read_only(EXPECTED.numpy().copy()),
+    "numpy big-endian": EXPECTED.numpy().astype(">f4"),
+    "numpy long double": EXPECTED.numpy().astype(np.longdouble),
+    "lists": EXPECTED.tolist(),
+    "lists of ints": [[1, 2, 3], [4, 5, 6]],
+    "a tuple of arrays": tuple(EXPECTED.numpy()),
+    "a list of tensors": list(EXPECTED),
+}
+
+
+@pytest.mark.parametrize("value", ACCEPTED.values(), ids=ACCEPTED)
+def test_what_means_the_same_is_accepted(value: Any) -> None:
+    tensor = conform("obs", Field(3), value, (2,), CPU)
+    assert type(tensor) is torch.Tensor
+    assert not tensor.requires_grad
+    assert tensor.is_contiguous()
+    assert tensor.dtype == torch.float32
+    assert torch.equal(tensor, EXPECTED)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "one axis more": (np.zeros((2, 3, 1)), "shape (2, 3) for 2 environments, got (2, 3, 1). Squeeze the last axis."),
+    "one axis more in front": (
+        np.zeros((1, 2, 3)),
+        "shape (2, 3) for 2 environments, got (1, 2, 3). Squeeze the first",
+    ),
+    "one environment": (
+        np.zeros(3),
+        "shape (2, 3) for 2 environments, got (3,). Pass a row for each of the environments.",
+    ),
+    "transposed": (np.zeros((3, 2)), "shape (2, 3) for 2 environments, got (3, 2). Pass the declared shape."),
+    "a number": (1.0, "shape (2, 3) for 2 environments, got ()."),
+    "complex": (np.zeros((2, 3), complex), "float32, got complex128."),
+    "objects": (np.full((2, 3), None), "numbers or bools, got dtype object."),
+    "strings": ([["a"] * 3] * 2, "numbers or bools, got dtype <U1."),
+    "ragged": ([[1.0], [1.0, 2.0]], "an array, got list."),
+    "nothing": (None, "a value, got None. Pass the field or stage it."),
+    "another device": (torch.zeros(2, 3, device="meta"), "a tensor on cpu, got meta. Call .to('cpu')."),
+    "eight-bit floats": (torch.zeros(2, 3).to(torch.float8_e4m3fn), "numbers or bools, got torch.float8_e4m3fn."),
+    "sparse": (torch.zeros(2, 3).to_sparse(), "a dense tensor, got torch.sparse_coo. Call .to_dense()."),
+}
+
+
+@pytest.mark.parametrize(("value", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_is_refused_with_a_remedy(value: Any, words: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        conform("obs", Field(3), value, (2,), CPU)
+    assert str(caught.value).startswith(f"obs: expected {words}")
+
+
+@given(st.sampled_from(list(DTYPES)), st.sampled_from(list(DTYPES)))
+def test_a_cast_is_accepted_exactly_when_it_keeps_the_meaning(have: torch.dtype, want: torch.dtype) -> None:
+    rank = {torch.bool: 0}
+    kinds = [rank.get(d, 3 if d.is_complex else 2 if d.is_floating_point else 1) for d in (have, want)]
+    value = torch.ones(2).to(have)
+    if kinds[0] <= kinds[1]:
+        assert torch.equal(conform("x", Field((), want), value, (2,), CPU), torch.ones(2).to(want))
+    else:
+        with pytest.raises(SchemaError, match="^x: expected"):
+            conform("x", Field((), want), value, (2,), CPU)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(256, torch.uint8), (-1, torch.uint8), (2**31, torch.int32), (-129, torch.int8)]
+)
+def test_an_integer_that_does_not_fit_is_refused(value: int, dtype: torch.dtype) -> None:
+    with pytest.raises(SchemaError, match=r"expected integers in \[.*Declare a wider dtype"):
+        conform("x", Field((), dtype), np.array([value, 0]), (2,), CPU)
+
+
+def test_one_environment_without_an_axis_takes_numbers() -> None:
+    assert conform("x", Field(), 1, (), CPU).tolist() == 1.0
+    with pytest.raises(SchemaError, match=r"shape \(\), got \(1,\)"):
+        conform("x", Field(), [1.0], (), CPU)
+
+
+def test_no_ids_at_all_are_ids_of_no_rows() -> None:
+    replay = ReplayBuffer(8, 1, (), sampler=Prioritized())
+    replay.add([0.0], 0.0, 0.0, False, False, [1.0])
+    assert replay.update_priority(np.arange(3)[np.zeros(3, np.bool_)], np.zeros(0)) == 0

@@ -1,0 +1,136 @@
+"""What a notebook shows: small, self-contained, and every name only text."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+import torch
+
+import relive as rl
+from relive.fields import display
+
+HOSTILE = "</td><script>hacked=1</script><img src=x onerror=hacked=1>&\"'"
+
+
+class Texts(HTMLParser):
+    """The texts of cells, and the names of tags and attributes."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.cells: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_endtag(self, tag: str) -> None:
+        self.tags.remove(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.cells.append(data)
+
+    def after(self, name: str) -> str:
+        """The cell to the right of this one."""
+        return self.cells[self.cells.index(name) + 1]
+
+
+def replay(name: str = "camera") -> rl.ReplayBuffer:
+    frames = rl.Stacked(rl.Field((8, 8), torch.uint8), 4)
+    made = rl.ReplayBuffer(
+        1200, obs={name: 3, "frames": frames}, action=(), num_envs=2, autoreset="NEXT_STEP", sampler=rl.Prioritized()
+    )
+    obs = {name: torch.zeros(2, 3), "frames": torch.zeros(2, 8, 8, 4, dtype=torch.uint8)}
+    flags = torch.zeros(2, dtype=torch.bool)
+    made.add(obs, torch.zeros(2), torch.zeros(2), flags, flags, {name: obs[name] + 1, "frames": obs["frames"].clone()})
+    return made
+
+
+def rollout(name: str = "camera") -> rl.RolloutBuffer:
+    made = rl.RolloutBuffer(4, None, obs={name: 3}, action=())
+    made.add({name: [0, 0, 0]}, 0.0, 1.0, False, False, value=0.0)
+    made.compute_advantage(0.0)
+    return made
+
+
+def distillation(name: str = "camera") -> rl.DistillationBuffer:
+    made = rl.DistillationBuffer(50, obs={name: 3})
+    made.add({name: torch.zeros(7, 3)}, torch.zeros(7, 2))
+    return made
+
+
+def mixture(name: str = "camera") -> rl.Mixture:
+    return rl.Mixture({name: replay(), "other": replay()}, [1, 3])
+
+
+def report(name: str = "camera") -> Any:
+    return rl.inspect(replay(name))
+
+
+ALL = [replay, rollout, distillation, mixture, report]
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_it_is_small_self_contained_and_fits_light_and_dark(make: Any) -> None:
+    html = make()._repr_html_()
+    found = Texts(html)
+    assert found.tags == [], "every tag is closed"
+    assert found.attributes == {"style"}
+    assert len(html) < 12_000
+    assert not re.search(r"https?:|url\(|<(?!/?(div|strong|table|tbody|tr|td)\b)", html)
+    assert not re.search(r"#[0-9a-f]{3}|rgb|white|black", html), "colours are the notebook's own"
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_names_are_only_text(make: Any) -> None:
+    found = Texts(make(HOSTILE)._repr_html_())
+    assert any(HOSTILE in cell for cell in found.cells)
+    assert found.attributes == {"style"}
+
+
+def test_facts_and_fields_are_those_of_the_buffer() -> None:
+    shown = Texts(replay()._repr_html_())
+    assert shown.after("rows") == "2 of 1,200"
+    assert shown.after("environments") == "2"
+    assert shown.after("autoreset") == "NEXT_STEP"
+    assert "Prioritized(alpha=0.6" in shown.after("sampler")
+    assert shown.after("obs.camera") == "(3,)"
+    at = shown.cells.index("obs.frames")
+    assert shown.cells[at + 1 : at + 4] == ["(8, 8, 4)", "uint8", "Stacked"]
+    assert Texts(rollout()._repr_html_()).after("attached") == "advantage, return"
+    assert Texts(rollout()._repr_html_()).after("steps") == "1 of 4"
+    assert Texts(distillation()._repr_html_()).after("rows") == "7 of 50"
+    assert Texts(mixture()._repr_html_()).after("other") == "0.75"
+
+
+def test_a_report_shows_its_warnings_episodes_and_fields() -> None:
+    shown = Texts(report()._repr_html_())
+    assert any("never change" in cell for cell in shown.cells)
+    assert shown.after("episodes: ends") == "running 2"
+    assert shown.after("reward") == "float32"
+
+
+def test_a_long_table_is_cut_and_says_so() -> None:
+    wide = rl.ReplayBuffer(9, obs={f"part {i}": 1 for i in range(60)}, action=())
+    shown = Texts(wide._repr_html_()).cells
+    assert "and 24 more" in shown
+    assert "obs.part 39" in shown
+    assert "obs.part 40" not in shown
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (1023, "1,023 B"), (1024, "1.0 KiB"), (3 << 19, "1.5 MiB"), (5 << 30, "5.00 GiB")]
+)
+def test_sizes_are_told_in_a_fitting_unit(size: int, text: str) -> None:
+    assert display.size_told(size) == text
+
+
+def test_the_examples_in_the_words_are_right() -> None:
+    assert doctest.testmod(display).failed == 0

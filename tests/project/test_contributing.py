@@ -1,0 +1,68 @@
+"""The walk-throughs that CONTRIBUTING links to: a sampler, a view, an estimator and an adapter that are some."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import relive as rl
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "extending.md"
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    """What the page has made, after its own assertions."""
+    found: dict[str, Any] = {"__name__": "extending"}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block, str(PAGE), "exec", dont_inherit=True), found)
+    return found
+
+
+def filled(sampler: Any) -> rl.ReplayBuffer:
+    replay = rl.ReplayBuffer(100, obs=1, action=(), sampler=sampler, seed=0)
+    for t in range(60):
+        replay.add([float(t * t)], 0.0, float(t), False, False, [float((t + 1) ** 2)])
+    return replay
+
+
+def test_the_sampler_draws_the_newest_rows_and_the_view_adds_the_change(names: dict[str, Any]) -> None:
+    batch = filled(names["Recent"](10)).sample(500, names["Delta"]())
+    assert set(batch["reward"].tolist()) == set(range(50, 60))
+    assert torch.equal(batch["delta"].squeeze(1), 2 * batch["reward"] + 1)
+
+
+def test_the_sampler_goes_on_after_a_load_and_with_views_of_ours(names: dict[str, Any], tmp_path: Path) -> None:
+    replay = filled(names["Recent"](10))
+    replay.save(tmp_path)
+    again = rl.load(tmp_path, rl.ReplayBuffer, sampler=names["Recent"](10))
+    for view in (names["Delta"](), rl.NStep(3, 0.9), rl.Sequence(4)):
+        assert torch.equal(again.sample(50, view)["index"], replay.sample(50, view)["index"])
+
+
+def test_the_estimator_follows_its_formula_on_every_backend(names: dict[str, Any], backend: str) -> None:
+    # The first environment is disappointed at each next step and stops at its value, 5; the second never is.
+    reward = torch.tensor([[1.0, 1.0], [2.0, 2.0], [0.0, 4.0]])
+    value, next_value = torch.tensor([[0.0, 0], [5, 0], [5, 0]]), torch.tensor([[5.0, 0], [5, 0], [2, 8]])
+    no = torch.zeros(3, 2, dtype=torch.bool)
+    found = names["upgoing_return"](reward, value, next_value, no, no, gamma=0.5)
+    assert found[:, 0].tolist() == [1 + 0.5 * 5, 2 + 0.5 * 5, 0 + 0.5 * 2]
+    assert found[:, 1].tolist() == [1 + 0.5 * 6, 2 + 0.5 * 8, 4 + 0.5 * 8]
+
+
+def test_the_adapter_can_be_inspected(names: dict[str, Any]) -> None:
+    assert rl.inspect(names["memory"]).as_dict()["episodes"]["ends"]["terminated"] == 5
+
+
+def test_contributing_is_one_screen_and_links_to_each_walk_through() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 45
+    headings = re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    anchors = [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+    assert re.findall(r"docs/extending\.md#([\w-]+)", text) == anchors
+    assert len(anchors) == 4

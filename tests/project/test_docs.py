@@ -1,0 +1,80 @@
+"""What the documentation prints, runs; and every public name is in its reference."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import relive as rl
+from relive.conformance import CASES
+
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+PAGES = {
+    str(page.relative_to(DOCS)): blocks
+    for page in sorted(DOCS.rglob("*.md"))
+    # The pages of other libraries have their code beside ours and tests of their own; so have Ray's and the table.
+    if (blocks := BLOCK.findall(page.read_text(encoding="utf-8"))) and page.parent.name != "migrating"
+    if page.name not in ("ray.md", "conformance_table.md")
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs_from_top_to_bottom(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    for number, block in enumerate(PAGES[page], 1):
+        exec(compile(block, f"docs/{page}, block {number}", "exec", dont_inherit=True), names)
+
+
+def exported(module: str) -> set[str]:
+    """The public names of a module, which may need a library that is not installed here."""
+    code = (Path(rl.__file__).parent / module / "__init__.py").read_text("utf-8")
+    (names,) = re.findall(r"^__all__ = (\[.*?\])", code, re.MULTILINE | re.DOTALL)
+    return {f"{module}.{name}" for name in ast.literal_eval(names)}
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    listed = re.findall(r"^::: relive\.([\w.]+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    public = (set(rl.__all__) - {"kernels"}) | exported("distributed") | exported("datasets")
+    assert set(listed) == public | {"inspector.Report", "kernels.backend", "kernels.force_torch"}
+
+
+def _is_called(made: Any) -> bool:
+    return inspect.isfunction(made) or (inspect.isclass(made) and not issubclass(made, Exception))
+
+
+@pytest.mark.parametrize("name", [name for name in rl.__all__ if _is_called(getattr(rl, name))])
+def test_every_argument_is_explained(name: str) -> None:
+    """Of every public constructor and function, below "Args:" of the docstring, which the reference shows as a list."""
+    made = getattr(rl, name)
+    arguments = list(inspect.signature(made).parameters)
+    _, _, section = (inspect.getdoc(made) or "").partition("Args:\n")
+    section, _, _ = section.partition("\n\n")
+    assert sorted(re.findall(r"^    (\w+): \S", section, re.MULTILINE)) == sorted(arguments)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (DOCS.parent / "mkdocs.yml").read_text()
+    for page in DOCS.rglob("*.md"):
+        assert str(page.relative_to(DOCS)) in navigation, page
+
+
+def test_a_conformance_case_has_its_title_wherever_it_is_mentioned() -> None:
+    titles = {case.number: case.title for case in CASES}
+    assert len(set(titles.values())) == len(titles)
+    mentioned = 0
+    for page in sorted(DOCS.rglob("*.md")):
+        prose = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        for number, words in re.findall(r"\b(T\d+)\b(.{0,80})", prose):
+            mentioned += 1
+            assert words.startswith(f" {titles[number]}"), f"{page.name}: {number}{words}"
+    assert mentioned > 2 * len(CASES)

@@ -1,0 +1,108 @@
+"""What the README prints, runs, and its figures are those that are kept."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import relive as rl
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGE = README.read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+TRAINING, REPLAY, RECURRENT, PROCESSES = BLOCKS
+
+
+def run(block: str) -> dict[str, Any]:
+    """One block alone: every name that it uses is its own."""
+    names: dict[str, Any] = {}
+    exec(compile(block, str(README), "exec", dont_inherit=True), names)
+    return names
+
+
+def test_the_first_loop_learns() -> None:
+    names = run(TRAINING)
+    returns = names["stats"].episodes()["return"]
+    assert len(returns) > 100
+    first, last = returns[:50].mean(), returns[-50:].mean()
+    assert last > 4 * first, f"mean return of the first 50 episodes {first:.0f}, of the last 50 {last:.0f}"
+
+
+def test_the_first_loop_is_the_same_on_the_first_page_of_the_docs() -> None:
+    assert f"```python\n{TRAINING}```" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+
+
+def test_the_replay_block_samples_what_it_stored() -> None:
+    names = run(REPLAY)
+    assert len(names["replay"]) == 1_000
+    assert [len(episode) for episode in names["replay"].episodes()] == [200] * 5
+    assert names["critic"].weight.grad.abs().sum() > 0
+
+
+def test_the_recurrent_block_reads_sequences() -> None:
+    names = run(RECURRENT)
+    assert names["obs"].shape[1:] == (16, 3)
+    assert names["mask"].shape[1:] == (16,)
+    assert names["hidden"].shape[1:] == (32,)
+
+
+@pytest.mark.skipif(
+    not hasattr(rl.kernels.native(), "ProcessLock"), reason="shared memory needs the native core and Linux"
+)
+def test_the_block_about_processes_shares_a_row() -> None:
+    assert run(PROCESSES)["batch"]["next_obs"].tolist() == [[1.0] * 3] * 32
+
+
+@pytest.mark.filterwarnings("default")  # of what Stable-Baselines3 stands on
+@pytest.mark.parametrize(("side", "owner"), [("-", "stable_baselines3"), ("+", "relive.compat.stable_baselines3")])
+def test_both_sides_of_the_one_line_change_train(side: str, owner: str) -> None:
+    pytest.importorskip("stable_baselines3")
+    (block,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
+    code = "\n".join(line[1:] for line in block.splitlines() if line[:1] in (" ", side))
+    buffer = run(code)["model"].replay_buffer
+    assert type(buffer).__module__.startswith(owner)
+    assert buffer.size() > 200
+
+
+def test_the_tables_are_those_of_the_kept_results() -> None:
+    written = runpy.run_path(str(ROOT / "docs" / "front_page.py"))["written"]
+    assert written(PAGE) == PAGE, "run python docs/front_page.py"
+
+
+def test_the_table_of_libraries_counts_the_kept_cases() -> None:
+    kept = json.loads((ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
+    for result in kept["results"]:
+        said = [outcome["status"] for outcome in result["outcomes"].values()]
+        counts = [said.count(status) for status in ("pass", "differs", "not offered")]
+        assert sum(counts) == len(kept["cases"]), result["name"]
+        (row,) = re.findall(rf"^\| {re.escape(result['name'])} \|(.*)\|$", PAGE, re.MULTILINE)
+        assert re.findall(r"\d+", row.split("|")[0]) == [str(count) for count in counts], result["name"]
+
+
+def test_the_bytes_beside_stable_baselines3_are_those_of_the_newest_run() -> None:
+    newest = max((ROOT / "benchmarks" / "results").glob("training-*.json"))
+    runs = json.loads(newest.read_text(encoding="utf-8"))["runs"]
+    held = {(run["task"], run["library"]): f"{run['held_bytes']:,}" for run in runs}
+    for task in ("PPO", "DQN", "SAC"):
+        assert f"| {held[task, 'Stable-Baselines3']} → {held[task, 'relive']} |" in PAGE, task
+
+
+def test_nobody_is_told_to_install_a_package_that_is_not_published() -> None:
+    pages = [README, *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
+    told = [str(page) for page in pages if re.search(r"pip install ['\"]?relive", page.read_text(encoding="utf-8"))]
+    assert not told
+
+
+def test_every_file_that_the_readme_names_is_there() -> None:
+    linked = re.findall(r'\]\(([^)#:]+)\)|src="([^":]+)"', PAGE)
+    assert len(linked) > 20
+    for path in (first or second for first, second in linked):
+        assert (ROOT / path).exists(), path

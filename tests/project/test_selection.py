@@ -1,0 +1,118 @@
+"""What `make test` selects reaches everything: nothing is left to `make test-all` but more cases of the same."""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import pytest
+import torch
+
+import relive as rl
+from relive import compat
+from relive.conformance import CASES
+from tests.tiers import select
+from tests.times import Times
+
+ROOT = Path(__file__).parents[2]
+ADAPTERS = [module.name for module in iter_modules(compat.__path__)]
+UNTESTED = {"D5"}
+"""Promises that no test here keeps: `make sanitize` does."""
+
+
+@pytest.fixture(scope="module")
+def selected(request: pytest.FixtureRequest) -> list[Any]:
+    """The tests of this run that `make test` would select."""
+    config = request.config
+    if config.args != config.getini("testpaths") or config.option.keyword:
+        pytest.skip("expected a run of all tests, as make test and make test-all are, got a part of them")
+    return [item for item in request.session.items if not item.get_closest_marker("thorough")]
+
+
+def used(items: list[Any], module: str) -> set[str]:
+    """Every name in the code of tests, and of the helpers in their files, where the file mentions a module."""
+    found: set[str] = set()
+    for path in {item.path for item in items}:
+        text = path.read_text(encoding="utf-8")
+        if module in text:
+            tests = {item.originalname for item in items if item.path == path}
+            for node in ast.walk(Selected(tests).visit(ast.parse(text))):
+                found |= {node.id} if isinstance(node, ast.Name) else set()
+                found |= {node.attr} if isinstance(node, ast.Attribute) else set()
+    return found
+
+
+class Selected(ast.NodeTransformer):
+    """Code without the tests that are not selected."""
+
+    def __init__(self, tests: set[str]) -> None:
+        self._tests = tests
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef | None:
+        return None if node.name.startswith("test") and node.name not in self._tests else node
+
+
+def test_every_public_name_is_used(selected: list[Any]) -> None:
+    assert set(rl.__all__) <= used(selected, "relive")
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_every_buffer_and_function_of_an_adapter_is_used(adapter: str, selected: list[Any]) -> None:
+    names = {name for name in import_module(f"relive.compat.{adapter}").__all__ if name.islower() or "Buffer" in name}
+    assert names - {"BaseBuffer", "PrioritizedReplayBufferSamples"} <= used(selected, adapter)  # nobody makes these
+
+
+def test_every_promise_is_kept_once(selected: list[Any]) -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    promised = set(re.findall(r"\b(?:[A-L]\d+\b|[A-L](?=:\s))", page)) - UNTESTED
+    assert len(promised) >= 20
+    kept = {name for item in selected for mark in item.iter_markers("promise") for name in mark.args}
+    assert kept == promised
+    files = {item.nodeid.partition("::")[0] for item in selected}
+    rows = "".join(re.findall(r"^\|.*$", page, re.MULTILINE))
+    assert set(re.findall(r"`(tests/\S+\.py)`", rows)) <= files
+
+
+def test_every_conformance_case_is_asked(selected: list[Any]) -> None:
+    asked = {item.name for item in selected if item.module.__name__ == "tests.conformance.test_cases"}
+    assert {f"test_relive_passes[{case}]" for case in CASES} <= asked
+
+
+@pytest.mark.parametrize("file", ["test_readme.py", "test_docs.py", "test_contributing.py"])
+def test_all_code_of_the_documents_runs(file: str, request: pytest.FixtureRequest, selected: list[Any]) -> None:
+    of_file = [item for item in request.session.items if item.path.name == file]
+    assert of_file
+    assert [item for item in of_file if item not in selected] == []
+
+
+def test_cases_that_are_not_selected_are_thorough() -> None:
+    first, second, third = select("b", of="abc")
+    assert second == "b"
+    assert [mark.name for case in (first, third) for mark in case.marks] == ["thorough", "thorough"]
+    with pytest.raises(AssertionError, match="expected some of"):
+        select("d", of="abc")
+
+
+def test_where_the_time_went_is_told_by_folder_and_the_slowest_test_by_test() -> None:
+    times = Times()
+    for number in range(20):
+        times.add(f"tests/fast/test_a.py::test_x[{number}]", 0.25)
+    assert list(times.lines()) == []
+    times.add("tests/slow/test_b.py::test_y", 4.0)
+    times.add("tests/slow/test_b.py::test_y", 3.0)
+    folder, other, title, first, *rest = times.lines()
+    assert (folder.split(), other.split()) == (
+        ["7.0", "s", "1", "tests", "tests/slow"],
+        ["5.0", "s", "20", "tests", "tests/fast"],
+    )
+    assert title == "the slowest tests:"
+    assert first.split() == ["7.0", "s", "tests/slow/test_b.py::test_y"]
+    assert len(rest) == 9
+
+
+def test_torch_runs_on_one_thread() -> None:
+    assert torch.get_num_threads() == 1
