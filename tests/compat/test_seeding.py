@@ -31,7 +31,7 @@ def test_a_seeded_process_repeats_its_seeds_and_gives_each_buffer_its_own() -> N
 
 
 def test_a_process_that_nobody_seeded_takes_the_entropy_of_the_system() -> None:
-    assert seeds_of_a_process("") == ["None", "None"]
+    assert not {*seeds_of_a_process("")} & {*seeds_of_a_process("")}
 
 
 def test_ranks_differ() -> None:
@@ -43,7 +43,7 @@ def test_no_global_generator_moves() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         before, numbers = torch.random.get_rng_state(), np.random.get_state()  # noqa: NPY002 (that it stays is the test)
-        assert isinstance(experiment_seed(), int)
+        experiment_seed()
         assert torch.equal(torch.random.get_rng_state(), before)
         np.testing.assert_equal(np.random.get_state(), numbers)  # noqa: NPY002
 
@@ -53,5 +53,4 @@ def test_any_seed_that_torch_takes_is_taken(seed: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         made = experiment_seed()
-    assert made is not None
     assert 0 <= made < 2**63

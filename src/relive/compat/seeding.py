@@ -8,21 +8,17 @@ import os
 import numpy as np
 import torch
 
-_UNSEEDED = torch.Generator().initial_seed()
-"""What torch calls its seed before anybody has set one."""
 _made = itertools.count()
 """How many buffers this process has made seeds for."""
 
 
-def experiment_seed() -> int | None:
-    """A seed of its own for each buffer of a process whose torch was seeded; None, for the system's entropy, if not.
+def experiment_seed() -> int:
+    """A seed of its own for each buffer: the same in every run of a process whose torch is seeded.
 
-    It is made of torch's initial seed, how many such buffers were made before, and the rank of the process.
+    It is made of torch's initial seed (which the system draws where nobody seeded torch), how many such buffers were
+    made before, and the rank of the process.
     """
-    number = next(_made)
-    if torch.initial_seed() == _UNSEEDED:
-        return None
-    entropy = torch.initial_seed() % 2**64, number, _rank()
+    entropy = torch.initial_seed() % 2**64, next(_made), _rank()
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
 
 
