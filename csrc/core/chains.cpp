@@ -48,11 +48,20 @@ void ChainCounter::count_end(const StepBlock& block, int64_t env, int64_t i, Cha
     chains.count_end(leads_away(flat, final) && block.starts_with(final, i), terminated || memory_.same_step);
 }
 
-// Whether two slots hold different observations.
+// Whether two slots hold different observations; of stacked frames, whole stacks are compared.
 bool ChainCounter::leads_away(int64_t flat, int64_t next) const {
+    std::vector<char> own, led;
     for (size_t o = 0; o < memory_.observed.size(); ++o) {
         const Leaf& leaf = memory_.observation(o);
-        if (std::memcmp(leaf.at(flat), leaf.at(next), static_cast<size_t>(leaf.bytes)) != 0) return true;
+        const char *a = leaf.at(flat), *b = leaf.at(next);
+        if (leaf.stacked()) {
+            own.resize(static_cast<size_t>(leaf.given_bytes));
+            led.resize(own.size());
+            build_stack(memory_.ring, leaf, leaf.column, flat, own.data());
+            build_stack(memory_.ring, leaf, leaf.column, next, led.data());
+            a = own.data(), b = led.data();
+        }
+        if (std::memcmp(a, b, static_cast<size_t>(leaf.given_bytes)) != 0) return true;
     }
     return false;
 }
