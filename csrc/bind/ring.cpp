@@ -45,6 +45,7 @@ public:
         : memory_(read_memory(columns, stacks, std::move(observed), next_columns, state)),
           writer_(memory_),
           requests_(memory_),
+          arrays_(writer_.block().size()),
           single_(single),
           owner_(nb::make_tuple(columns, next_columns, state.values())) {
         memory_.ring.alive = alive;
@@ -68,17 +69,22 @@ public:
         begin(block, env_ids, steps);
         if (values.size() != memory_.leaves.size() || nexts.size() != memory_.observed.size())
             throw std::invalid_argument("leaves: expected one for each column");
+        const LeadingAxes lead{steps, block.envs(), blocks, !single_};
         int64_t bytes = 0;
         for (size_t i = 0; i < block.size(); ++i) {
-            if (!give(block, i, values, nexts, blocks)) return static_cast<int64_t>(i);
-            bytes += block.leaf(i).given_bytes * block.count();
+            const bool is_next = i >= memory_.leaves.size();
+            const size_t place = is_next ? i - memory_.leaves.size() : i;
+            const Leaf& leaf = is_next ? memory_.observation(place) : memory_.leaves[place];
+            PyObject* object = PyTuple_GetItem((is_next ? nexts : values).ptr(), static_cast<Py_ssize_t>(place));
+            if (!read_given(object, leaf, lead, arrays_[i], block.given(i))) return static_cast<int64_t>(i);
+            bytes += leaf.given_bytes;
         }
         for (size_t o = 0; o < memory_.observed.size() && !blocks; ++o)
             if (block.overlaps(o)) return static_cast<int64_t>(memory_.leaves.size() + o);
         const int64_t bad = writer_.check_stacks();
         if (bad >= 0) return -2 - bad;
         const CastsForgotten forgotten{block};
-        MaybeReleased released(bytes);
+        MaybeReleased released(bytes * block.count());
         const Doubt doubt = writer_.chains().doubt(block);
         if (doubt != Doubt::kNone) return doubt == Doubt::kLooksCut ? kLooksCut : kLooksReset;
         writer_.write();
@@ -269,19 +275,13 @@ private:
         block.begin(steps, ids, array.shape[0]);
     }
 
-    // Find the bytes of leaf `i` of the block; false if they are no exact fit.
-    bool give(StepBlock& block, size_t i, const nb::tuple& values, const nb::tuple& nexts, bool blocks) {
-        const size_t leaves = memory_.leaves.size();
-        PyObject* object = i < leaves ? PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i))
-                                      : PyTuple_GetItem(nexts.ptr(), static_cast<Py_ssize_t>(i - leaves));
-        const Leaf& leaf = block.leaf(i);
-        if (single_ && !blocks && leaf.ndim == 0 && give_number(object, leaf.dtype, block.given(i))) return true;
-        if (arrays_.size() != block.size()) arrays_.resize(block.size());
-        const LeadingAxes lead{block.steps(), block.envs(), blocks, !single_};
-        return conversion().read(object, arrays_[i]) && accept(arrays_[i], leaf, lead, block.given(i));
+    // Find the bytes of a leaf; false if they are no exact fit.
+    static bool read_given(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, Array& array, GivenLeaf& given) {
+        if (!lead.has_envs && !lead.has_steps && leaf.ndim == 0 && read_number(object, leaf.dtype, given)) return true;
+        return conversion().read(object, array) && accept(array, leaf, lead, given);
     }
 
-    static bool give_number(PyObject* object, DataType dtype, GivenLeaf& given) {
+    static bool read_number(PyObject* object, DataType dtype, GivenLeaf& given) {
         given.scratch.resize(8);
         if (!read_scalar(object, dtype, given.scratch.data())) return false;
         given.data = given.source = given.scratch.data();

@@ -4,8 +4,7 @@
 
 namespace relive {
 
-Doubt ChainCounter::doubt(const StepBlock& block) {
-    if (!may_doubt(block.count())) return Doubt::kNone;
+Doubt ChainCounter::look(const StepBlock& block) {
     const bool may_cut = !told_cut_ && chains_.may_look_cut(block.count());
     const bool may_reset = !told_reset_ && !memory_.ring.next_step && chains_.may_look_reset(most_ends(block));
     if (!may_cut && !may_reset) return Doubt::kNone;
@@ -19,12 +18,6 @@ Doubt ChainCounter::doubt(const StepBlock& block) {
         return Doubt::kLooksReset;
     }
     return Doubt::kNone;
-}
-
-// Whether the steps have to be looked at, which is rare.
-bool ChainCounter::may_doubt(int64_t steps) const {
-    return !memory_.ring.keeps_next && ((!told_cut_ && chains_.may_look_cut(steps)) ||
-                                        (!told_reset_ && !memory_.ring.next_step && chains_.may_look_reset(steps)));
 }
 
 // At most so many steps of the block follow an end.

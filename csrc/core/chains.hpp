@@ -42,7 +42,7 @@ public:
     explicit ChainCounter(const RingMemory& memory) : memory_(memory) {}
 
     // Before a block is written: whether the chains would look broken with it. Each doubt is reported once.
-    Doubt doubt(const StepBlock& block);
+    Doubt doubt(const StepBlock& block) { return may_doubt(block.count()) ? look(block) : Doubt::kNone; }
 
     // Count step i, just before it is written.
     void count_step(bool continues) { chains_.count_step(continues); }
@@ -55,7 +55,13 @@ public:
 private:
     void count_end(const StepBlock& block, int64_t env, int64_t i, Chains& chains) const;
     bool leads_away(int64_t flat, int64_t next) const;
-    bool may_doubt(int64_t steps) const;
+    // Whether the steps have to be looked at, which is rare.
+    bool may_doubt(int64_t steps) const {
+        return !memory_.ring.keeps_next && ((!told_cut_ && chains_.may_look_cut(steps)) ||
+                                            (!told_reset_ && !memory_.ring.next_step && chains_.may_look_reset(steps)));
+    }
+
+    Doubt look(const StepBlock& block);
     Chains foresee(const StepBlock& block) const;
     int64_t most_ends(const StepBlock& block) const;
 

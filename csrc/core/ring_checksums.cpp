@@ -31,9 +31,8 @@ uint64_t checksum_of_rest(const RingMemory& memory, int64_t flat, int64_t row) {
 
 }  // namespace
 
-void store_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation, bool of_rest) {
+void compute_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation, bool of_rest) {
     uint64_t* checksums = memory.ring.checksums;
-    if (!checksums) return;
     if (of_observation) checksums[2 * flat] = checksum_of_observation(memory, flat, row);
     if (of_rest) checksums[2 * flat + 1] = checksum_of_rest(memory, flat, row);
 }
@@ -41,7 +40,7 @@ void store_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool o
 void store_all_checksums(const RingMemory& memory) {
     const Ring& ring = memory.ring;
     for (int64_t flat = 0; flat < ring.num_flat() && ring.checksums; ++flat)
-        store_checksums(memory, flat, ring.row_of(flat), true, true);
+        compute_checksums(memory, flat, ring.row_of(flat), true, true);
 }
 
 void find_broken_rows(const RingMemory& memory, const int64_t* since, const int64_t* until, uint8_t* broken) {

@@ -6,8 +6,12 @@
 
 namespace relive {
 
-// Store the checksums of a written row. A pending row has the checksum of its observation already.
-void store_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation, bool of_rest);
+// Store the checksums of a written row, if the ring keeps any. A pending row has that of its observation already.
+void compute_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation, bool of_rest);
+
+inline void store_checksums(const RingMemory& memory, int64_t flat, int64_t row, bool of_observation, bool of_rest) {
+    if (memory.ring.checksums) compute_checksums(memory, flat, row, of_observation, of_rest);
+}
 
 // Store the checksums of every row as it is, after rows were written directly.
 void store_all_checksums(const RingMemory& memory);

@@ -22,16 +22,20 @@ int64_t RingWriter::check_stacks() {
 }
 
 void RingWriter::write() {
+    const bool may_copy = ring_.envs > 1 && block_.of_all_envs() && !ring_.keeps_next && !block_.has_stacks();
     for (int64_t t = 0; t < block_.steps(); ++t) {
-        if (write_all_envs(t)) continue;
+        if (may_copy && all_continue(t)) {
+            write_all_envs(t);
+            continue;
+        }
         for (int64_t n = 0; n < block_.envs(); ++n) write_one(block_.env_at(n), t * block_.envs() + n);
     }
 }
 
-// Whether all environments have the same head and continue: then a step of all of them is one copy per leaf.
-bool RingWriter::may_write_all_envs(int64_t t, bool open) const {
+// Whether all environments have the same head and continue their episodes, or start one.
+bool RingWriter::all_continue(int64_t t) const {
     const int64_t envs = ring_.envs, row = ring_.head[0], flat = ring_.at(row, 0);
-    if (envs == 1 || !block_.of_all_envs() || ring_.keeps_next || block_.has_stacks()) return false;
+    const bool open = ring_.open[0];
     for (int64_t e = 0; e < envs; ++e)
         if (ring_.head[e] != row || static_cast<bool>(ring_.open[e]) != open || ring_.resetting[e]) return false;
     for (size_t o = 0; o < memory_.observed.size() && open; ++o) {
@@ -41,16 +45,18 @@ bool RingWriter::may_write_all_envs(int64_t t, bool open) const {
     return true;
 }
 
-bool RingWriter::write_all_envs(int64_t t) {
-    const int64_t envs = ring_.envs, row = ring_.head[0], next = plus(row, 1), first_step = t * envs;
-    const bool open = ring_.open[0];
-    if (!may_write_all_envs(t, open)) return false;
+// A step of all environments is one copy per leaf.
+void RingWriter::write_all_envs(int64_t t) {
+    Ring ring = ring_;  // a copy of the pointers: no store can change them, so that they stay in registers
+    const int64_t envs = ring.envs, row = ring.head[0], next = plus(row, 1), first_step = t * envs;
+    const bool open = ring.open[0];
     if (open) chains_.count_steps(envs);
     else for (int64_t e = 0; e < envs; ++e) chains_.count_end(block_, e, first_step + e);
-    for (int64_t e = 0; e < envs; ++e) ring_.begin(e);
-    for (int64_t e = 0; e < envs && !open; ++e) ring_.advance(row, e, touched_slots());
-    for (int64_t e = 0; e < envs; ++e) ring_.advance(next, e, touched_slots());
-    const int64_t flat = ring_.at(row, 0), next_flat = ring_.at(next, 0);
+    std::vector<int64_t>* touched = touched_slots();
+    for (int64_t e = 0; e < envs; ++e) ring.begin(e);
+    for (int64_t e = 0; e < envs && !open; ++e) ring.advance(row, e, touched);
+    for (int64_t e = 0; e < envs; ++e) ring.advance(next, e, touched);
+    const int64_t flat = ring.at(row, 0), next_flat = ring.at(next, 0);
     for (size_t l = 0; l < memory_.leaves.size(); ++l) {
         const Leaf& leaf = memory_.leaves[l];
         const bool observation = std::find(memory_.observed.begin(), memory_.observed.end(), static_cast<int>(l)) != memory_.observed.end();
@@ -61,27 +67,28 @@ bool RingWriter::write_all_envs(int64_t t) {
         copy_block(leaf.at(next_flat), block_.next_obs(o, first_step), leaf.bytes * envs);
     }
     close_all_envs(row, first_step, open);
-    return true;
 }
 
 // After the leaves of a step of all environments are stored: what the rows are now.
 void RingWriter::close_all_envs(int64_t row, int64_t first_step, bool open) {
-    const int64_t next = plus(row, 1), flat = ring_.at(row, 0), next_flat = ring_.at(next, 0);
+    Ring ring = ring_;
+    const int64_t next = plus(row, 1), flat = ring.at(row, 0), next_flat = ring.at(next, 0);
+    const char *terminated = block_.terminated_flags() + first_step, *truncated = block_.truncated_flags() + first_step;
     std::vector<int64_t>* touched = touched_slots();
-    for (int64_t e = 0; e < ring_.envs; ++e) {
-        const bool end = block_.ended(first_step + e), closes = end && !ring_.next_step;
-        if (!open) ring_.first[flat + e] = 1;
-        ring_.first[next_flat + e] = 0;
+    for (int64_t e = 0; e < ring.envs; ++e) {
+        const bool end = terminated[e] || truncated[e], closes = end && !ring.next_step;
+        if (!open) ring.first[flat + e] = 1;
+        ring.first[next_flat + e] = 0;
         store_checksums(memory_, flat + e, row, !open, true);
         store_checksums(memory_, next_flat + e, next, true, false);
-        ring_.kind[flat + e] = kTransition;
-        ring_.kind[next_flat + e] = closes ? kFinal : kPending;
-        ring_.resetting[e] = end && ring_.next_step;
-        ring_.head[e] = plus(next, closes);
-        ring_.open[e] = !closes;
-        ring_.count[e] = plus(ring_.count[e], 1);
+        ring.kind[flat + e] = kTransition;
+        ring.kind[next_flat + e] = closes ? kFinal : kPending;
+        ring.resetting[e] = end && ring.next_step;
+        ring.head[e] = plus(next, closes);
+        ring.open[e] = !closes;
+        ring.count[e] = plus(ring.count[e], 1);
         if (touched) touched->push_back(flat + e);
-        ring_.complete(e);
+        ring.complete(e);
     }
 }
 

@@ -29,8 +29,8 @@ public:
     void keep_touched(bool on) { keep_touched_ = on; }
 
 private:
-    bool write_all_envs(int64_t t);
-    bool may_write_all_envs(int64_t t, bool open) const;
+    bool all_continue(int64_t t) const;
+    void write_all_envs(int64_t t);
     void close_all_envs(int64_t row, int64_t first_step, bool open);
     void write_one(int64_t env, int64_t i);
     void store_leaves(int64_t flat, int64_t i, bool with_obs);

@@ -3,6 +3,19 @@
 #include <new>
 
 namespace relive {
+namespace {
+
+// The slot of the last of up to n steps: the end of the episode or the newest row may come first.
+int64_t last_of(const Ring& ring, int64_t slot, int64_t n) {
+    for (int64_t k = 1; k < n; ++k) {
+        const int64_t next = ring.after(slot);
+        if (ring.kind[next] != kTransition) break;
+        slot = next;
+    }
+    return slot;
+}
+
+}  // namespace
 
 RowBatch::RowBatch(const RingMemory& memory, int64_t count, int64_t n, TensorPlans& plans) : memory_(&memory), n_(n) {
     if (count < 0 || count > kMostSteps * 2) throw std::bad_alloc();
@@ -33,8 +46,10 @@ void RowBatch::connect(const TensorPlans& plans) {
 }
 
 void RowBatch::find_ends() {
-    for (size_t i = 0; i < last_.size(); ++i) last_[i] = last_of(first_[i]);
-    for (size_t i = 0; i < next_.size(); ++i) next_[i] = memory_->ring.after(last()[i]);
+    const Ring ring = memory_->ring;  // a copy: no store can change it, so that it stays in registers
+    for (size_t i = 0; i < last_.size(); ++i) last_[i] = last_of(ring, first_[i], n_);
+    const int64_t* last = this->last();
+    for (size_t i = 0; i < next_.size(); ++i) next_[i] = ring.after(last[i]);
 }
 
 void RowBatch::read(double gamma) const {
@@ -47,27 +62,19 @@ void RowBatch::read(double gamma) const {
     else sum_rewards<double>(rewards, gamma);
 }
 
-// The slot of the last of up to n steps: the end of the episode or the newest row may come first.
-int64_t RowBatch::last_of(int64_t slot) const {
-    for (int64_t k = 1; k < n_; ++k) {
-        const int64_t next = memory_->ring.after(slot);
-        if (memory_->ring.kind[next] != kTransition) break;
-        slot = next;
-    }
-    return slot;
-}
-
 template <class T>
 void RowBatch::sum_rewards(const LeafReading& reading, double gamma) const {
     const auto* rewards = reinterpret_cast<const T*>(reading.column);
     auto* out = reinterpret_cast<T*>(reading.out);
-    const int64_t width = reading.leaf->bytes / static_cast<int64_t>(sizeof(T));
-    for (int64_t i = 0; i < count(); ++i) {
+    const int64_t width = reading.leaf->bytes / static_cast<int64_t>(sizeof(T)), count = this->count();
+    const int64_t* last = this->last();
+    const Ring ring = memory_->ring;
+    for (int64_t i = 0; i < count; ++i) {
         int64_t slot = reading.slots[i];
         double factor = 1;
         for (int64_t w = 0; w < width; ++w) out[i * width + w] = rewards[slot * width + w];
-        while (slot != last()[i]) {
-            slot = memory_->ring.after(slot);
+        while (slot != last[i]) {
+            slot = ring.after(slot);
             factor *= gamma;
             for (int64_t w = 0; w < width; ++w) out[i * width + w] += static_cast<T>(factor * rewards[slot * width + w]);
         }

@@ -33,7 +33,6 @@ public:
     void read(double gamma) const;
 
 private:
-    int64_t last_of(int64_t slot) const;
     const int64_t* last() const { return n_ > 0 ? last_.data() : first_.data(); }
     template <class T>
     void sum_rewards(const LeafReading& reading, double gamma) const;

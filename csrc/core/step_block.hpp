@@ -47,9 +47,6 @@ public:
     // All leaves, then the next observations.
     size_t size() const { return given_.size(); }
     GivenLeaf& given(size_t i) { return given_[i]; }
-    const Leaf& leaf(size_t i) const {
-        return i < memory_.leaves.size() ? memory_.leaves[i] : memory_.observation(i - memory_.leaves.size());
-    }
 
     const char* item(size_t leaf, int64_t bytes, int64_t i) const { return given_[leaf].data + i * bytes; }
     const char* obs(size_t o, int64_t i) const {
@@ -59,8 +56,10 @@ public:
         return item(memory_.leaves.size() + o, memory_.observation(o).given_bytes, i);
     }
 
-    bool terminated(int64_t i) const { return given_[static_cast<size_t>(memory_.terminated)].data[i]; }
-    bool ended(int64_t i) const { return terminated(i) || given_[static_cast<size_t>(memory_.truncated)].data[i]; }
+    const char* terminated_flags() const { return given_[static_cast<size_t>(memory_.terminated)].data; }
+    const char* truncated_flags() const { return given_[static_cast<size_t>(memory_.truncated)].data; }
+    bool terminated(int64_t i) const { return terminated_flags()[i]; }
+    bool ended(int64_t i) const { return terminated_flags()[i] || truncated_flags()[i]; }
 
     // Whether an observation and its next observation share memory: then the environment reuses its array.
     bool overlaps(size_t o) const;

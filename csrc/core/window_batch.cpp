@@ -26,12 +26,13 @@ WindowBatch::WindowBatch(const RingMemory& memory, const int64_t* drawn, int64_t
     : memory_(memory), drawn_(drawn), count_(count), length_(before + after),
       slots_(static_cast<size_t>(count * length_)), next_(slots_.size()), start_(static_cast<size_t>(count)),
       burn_in_(start_.size()) {
+    const Ring ring = memory.ring;  // a copy: no store can change it, so that it stays in registers
     for (int64_t i = 0; i < count; ++i) {
         const auto b = static_cast<size_t>(i);
-        burn_in_[b] = window_around(memory.ring, drawn[i], before, after, cross, slots_.data() + i * length_);
+        burn_in_[b] = window_around(ring, drawn[i], before, after, cross, slots_.data() + i * length_);
         start_[b] = slots_[static_cast<size_t>(i * length_)];
     }
-    for (size_t i = 0; i < slots_.size(); ++i) next_[i] = slots_[i] < 0 ? -1 : memory.ring.after(slots_[i]);
+    for (size_t i = 0; i < slots_.size(); ++i) next_[i] = slots_[i] < 0 ? -1 : ring.after(slots_[i]);
     for (size_t l = 0; l < memory.leaves.size(); ++l) {
         const Leaf& leaf = memory.leaves[l];
         const bool once = std::find(carried.begin(), carried.end(), static_cast<int>(l)) != carried.end();
