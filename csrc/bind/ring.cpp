@@ -334,6 +334,27 @@ private:
     nb::object owner_;  // the arrays
 };
 
+void bind_reading(nb::class_<BoundRing>& ring) {
+    ring
+        .def("stored", &BoundRing::stored)
+        .def("draw", &BoundRing::draw, nb::arg(), nb::arg(), nb::arg().none())
+        .def("sample", &BoundRing::sample)
+        .def("reserve", &BoundRing::reserve, nb::keep_alive<0, 1>())
+        .def("fill", &BoundRing::fill)
+        .def("ids", &BoundRing::ids, nb::arg(), nb::arg().none())
+        .def("following", &BoundRing::following, nb::arg(), nb::arg().none())
+        .def("ahead", &BoundRing::ahead, nb::arg(), nb::arg().none())
+        .def("behind", &BoundRing::behind, nb::arg(), nb::arg().none())
+        .def("locate", &BoundRing::locate, nb::arg(), nb::arg().none())
+        .def("holds", &BoundRing::holds)
+        .def("window", &BoundRing::window)
+        .def("fetch", &BoundRing::fetch)
+        .def("transitions", &BoundRing::transitions)
+        .def("n_steps", &BoundRing::n_steps)
+        .def("sequences", &BoundRing::sequences)
+        .def("stack", &BoundRing::stack);
+}
+
 }  // namespace
 
 void bind_ring(nb::module_& m) {
@@ -343,7 +364,8 @@ void bind_ring(nb::module_& m) {
     m.attr("RING_STATE") = ring_state_names();
     nb::class_<Touched>(m, "Touched").def_ro("slots", &Touched::slots);
     nb::class_<ReservedBatch>(m, "Batch");
-    nb::class_<BoundRing>(m, "RingMemory")
+    nb::class_<BoundRing> ring(m, "RingMemory");
+    ring
         .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::dict, int64_t, bool, bool, bool, int, int, int>())
         // The state by position: for callers that do not name its arrays yet.
         .def("__init__",
@@ -357,30 +379,14 @@ void bind_ring(nb::module_& m) {
              nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
              nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
         .def("write", &BoundRing::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
-        .def("seal_all", &BoundRing::seal_all)
-        .def("find_broken", &BoundRing::find_broken)
-        .def("fetch", &BoundRing::fetch)
-        .def_static("write_behind", &start_writing)
         .def("counted", &BoundRing::counted)
         .def("foreseen", &BoundRing::foreseen)
         .def("keep_touched", &BoundRing::keep_touched)
         .def_prop_ro("touched", &BoundRing::touched, nb::rv_policy::reference_internal)
-        .def("stored", &BoundRing::stored)
-        .def("draw", &BoundRing::draw, nb::arg(), nb::arg(), nb::arg().none())
-        .def("reserve", &BoundRing::reserve, nb::keep_alive<0, 1>())
-        .def("fill", &BoundRing::fill)
-        .def("ids", &BoundRing::ids, nb::arg(), nb::arg().none())
-        .def("following", &BoundRing::following, nb::arg(), nb::arg().none())
-        .def("ahead", &BoundRing::ahead, nb::arg(), nb::arg().none())
-        .def("behind", &BoundRing::behind, nb::arg(), nb::arg().none())
-        .def("locate", &BoundRing::locate, nb::arg(), nb::arg().none())
-        .def("holds", &BoundRing::holds)
-        .def("n_steps", &BoundRing::n_steps)
-        .def("sequences", &BoundRing::sequences)
-        .def("window", &BoundRing::window)
-        .def("sample", &BoundRing::sample)
-        .def("transitions", &BoundRing::transitions)
-        .def("stack", &BoundRing::stack);
+        .def("seal_all", &BoundRing::seal_all)
+        .def("find_broken", &BoundRing::find_broken)
+        .def_static("write_behind", &start_writing);
+    bind_reading(ring);
 }
 
 }  // namespace relive::bind

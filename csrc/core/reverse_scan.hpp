@@ -6,7 +6,7 @@
 // estimator (reverse_scan_rules.hpp) says what a, c and the outputs are. Time is sequential, so the lanes of a vector
 // register are columns.
 //
-// This header is the interface. The code behind it is compiled once per instruction set, each time in a namespace of its
+// This header is the interface. The code is compiled once per instruction set, each time in a namespace of its
 // own (RELIVE_SCAN_ISA): inline code must not be shared between those translation units.
 #pragma once
 #include <cstdint>

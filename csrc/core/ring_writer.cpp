@@ -109,6 +109,15 @@ void RingWriter::store_next_obs(int64_t flat, int64_t i) {
     }
 }
 
+// Finish a row whose next observation is stored beside it.
+void RingWriter::finish_beside(int64_t env, int64_t row, int64_t i, bool with_obs) {
+    const int64_t flat = ring_.at(row, env);
+    store_next_obs(flat, i);
+    store_checksums(memory_, flat, row, with_obs, true);
+    ring_.head[env] = plus(row, 1);
+    ring_.complete(env);
+}
+
 void RingWriter::write_one(int64_t env, int64_t i) {
     std::vector<int64_t>* touched = touched_slots();
     const bool reset = ring_.next_step && ring_.resetting[env];
@@ -132,13 +141,7 @@ void RingWriter::write_one(int64_t env, int64_t i) {
     if (touched && !reset) touched->push_back(flat);
     const bool end = block_.ended(i) && !reset;
     if (ring_.next_step) ring_.resetting[env] = end;
-    if (ring_.keeps_next) {
-        store_next_obs(flat, i);
-        store_checksums(memory_, flat, row, !open, true);
-        ring_.head[env] = plus(row, 1);
-        ring_.complete(env);
-        return;
-    }
+    if (ring_.keeps_next) return finish_beside(env, row, i, !open);
     const int64_t next = plus(row, 1), next_flat = ring_.at(next, env);
     ring_.advance(next, env, touched);
     store_next_obs(next_flat, i);

@@ -33,6 +33,7 @@ private:
     void write_all_envs(int64_t t);
     void close_all_envs(int64_t row, int64_t first_step, bool open);
     void write_one(int64_t env, int64_t i);
+    void finish_beside(int64_t env, int64_t row, int64_t i, bool with_obs);
     void store_leaves(int64_t flat, int64_t i, bool with_obs);
     void store_next_obs(int64_t flat, int64_t i);
 
