@@ -85,7 +85,7 @@ class Ours:
     def client(self, env: int, size: dict[str, Any]) -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]]:
         service, block = self.service, block_of(size, env)
         if self.far:
-            service._reader._near = dict.fromkeys(range(service.plan.num_shards))
+            service._reader.may_read_in_place = False
         batches = service.batches(size["batch"])
 
         def write() -> int:

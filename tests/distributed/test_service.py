@@ -98,9 +98,9 @@ def test_a_shard_of_this_machine_that_holds_its_memory_for_too_long_is_unavailab
         impatient = ReplayService.connect("busy", timeout=0.2)
         assert len(impatient.sample(3)) == 3
         assert len(service.sample(3)) == 3
-        near = service._reader._near[0]
+        near = service._reader._local[0]
         assert near is not None
-        with near.reading.lock:  # what the shard does while it is saved
+        with near.reader.lock:  # what the shard does while it is saved
             with ThreadPoolExecutor(1) as pool, pytest.raises(ShardUnavailable, match="within 0.2 s") as caught:
                 pool.submit(impatient.sample, 3).result()
             assert caught.value.retry
