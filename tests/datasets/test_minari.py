@@ -233,7 +233,7 @@ def test_a_buffer_of_the_callers_takes_what_it_declares() -> None:
     assert by_env[1]["level"].tolist() == [11.5, 12.5, 13.5]
     assert by_env[1]["obs", "x"].dtype == torch.float32
     wrong = rl.ReplayBuffer(50, obs={"x": 2}, action=1, extra={"speed": ()})
-    words = r"episode 0: expected one of its infos \(deep, level\) for each further field, got 'speed'"
+    words = r"episode 0: expected an info for each extra field \(deep, level\), got 'speed'"
     with pytest.raises(rl.SchemaError, match=words):
         from_minari("test/collected-v0", wrong)
     assert len(wrong) == 0

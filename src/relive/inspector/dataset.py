@@ -1,4 +1,4 @@
-"""A Minari dataset as a source: read episode by episode, never all at once."""
+"""A Minari dataset as a source of rows: read episode by episode, never all at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.datasets.minari import Episode, episodes_of
+from relive.datasets.minari.dataset import Episode, episodes_of
 from relive.errors import SchemaError
 from relive.fields.conversion import as_tensor
 from relive.fields.schema import Path, leaves_of
@@ -19,7 +19,7 @@ _FIELDS = ("obs", "action", "reward", "terminated", "truncated", "info")
 
 
 def source_of_dataset(dataset: Any) -> Source:
-    """The steps of all episodes, one behind the other."""
+    """A source of the steps of all episodes, one episode after the other."""
     metadata = list(dataset.storage.get_episode_metadata(dataset.episode_indices))
     found = [
         (int(number), int(facts["total_steps"]))
@@ -45,8 +45,8 @@ def source_of_dataset(dataset: Any) -> Source:
     columns: Columns = {}
     if found:
         columns = {path: (tuple(leaf.shape[1:]), leaf.dtype) for path, leaf in episode(0).items()}
-    everyone = np.ones(len(found), bool)
-    spans = Episodes(starts, stops, np.zeros(len(found), np.int64), everyone, ~everyone, np.arange(len(found)))
+    complete = np.ones(len(found), bool)
+    spans = Episodes(starts, stops, np.zeros(len(found), np.int64), complete, ~complete, np.arange(len(found)))
     size = dataset.storage.metadata.get("dataset_size")
     about = {
         "kind": "MinariDataset",
@@ -71,7 +71,7 @@ def _leaves(episode: Episode) -> dict[Path, torch.Tensor]:
 
 
 def _numeric(dataset: Any, number: int) -> list[str]:
-    """The infos of an episode that are numbers for each step: the others are no fields to look at."""
+    """The names of an episode's infos that are numbers per step; only these are shown as fields."""
 
     def is_numeric(name: str) -> bool:
         try:
