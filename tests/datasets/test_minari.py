@@ -259,7 +259,10 @@ def test_a_rollout_takes_all_steps_with_the_final_observations() -> None:
         from_minari("test/collected-v0", rl.RolloutBuffer(5, 2, obs={"x": 2}, action=1))
     to_minari(rich(), "test/rich-v0")
     declared = {name: DECLARED[name] for name in ("obs", "action")}
-    with pytest.raises(rl.SchemaError, match="episode 2: expected terminated or truncated at its end, got neither"):
+    with pytest.raises(
+        rl.SchemaError,
+        match="episode 2: expected terminated or truncated at its last step, got an episode without an end",
+    ):
         from_minari("test/rich-v0", rl.RolloutBuffer(50, None, **declared))
 
 

@@ -112,7 +112,7 @@ def test_without_a_checkpoint_a_dead_shard_is_gone_and_nobody_waits_for_it() -> 
     service.extend(steps_of([0], 0, 5))
     kill(service)
     started = time.monotonic()
-    with pytest.raises(ShardUnavailable, match="a running process, got a dead one") as caught:
+    with pytest.raises(ShardUnavailable, match="a running process, got a process that has ended") as caught:
         service.sample(1)
     assert not caught.value.retry
     assert time.monotonic() - started < 15

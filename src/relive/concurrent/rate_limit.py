@@ -171,5 +171,5 @@ def _at_least(where: str, number: Any, least: float, *, strictly: bool = False) 
     known = float(number) if isinstance(number, Real) and not isinstance(number, bool) else inf
     if not least <= known < inf or (strictly and known == least):
         expected = f"a finite number {'above' if strictly else 'of at least'} {least:g}"
-        raise SchemaError(explain(where, expected, repr(number), "Pass such a number."))
+        raise SchemaError(explain(where, expected, repr(number), f"Pass {expected}."))
     return known

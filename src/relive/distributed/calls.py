@@ -49,7 +49,9 @@ class Calls:
             raise (cause if isinstance(cause, Exception) else error) from None
         except ActorDiedError:
             remedy = "Start the service again: it was closed, or had no checkpoint to restart from."
-            raise self._unavailable(shard, "a running process", "a dead one", remedy, retry=False) from None
+            raise self._unavailable(
+                shard, "a running process", "a process that has ended", remedy, retry=False
+            ) from None
         except RayError as error:
             # A shard that keeps dying interrupts every call, so the deadline must be checked here too.
             raise (Interrupted() if time.monotonic() < deadline else self.late(shard)) from error

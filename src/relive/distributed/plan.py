@@ -47,7 +47,7 @@ class Checkpoint:
     def __post_init__(self) -> None:
         if not isinstance(self.seconds, int | float) or not self.seconds > 0:
             raise SchemaError(
-                explain("Checkpoint.seconds", "a number above 0", repr(self.seconds), "Pass such a number.")
+                explain("Checkpoint.seconds", "a number above 0", repr(self.seconds), "Pass a number above 0.")
             )
         if self.rows is not None:
             positive("Checkpoint.rows", self.rows)

@@ -145,7 +145,12 @@ def _to_rollout(rollout: RolloutBuffer, episodes: Iterable[Episode]) -> int:
         if not (episode.terminated[-1] or episode.truncated[-1]):
             remedy = "Read the dataset into a ReplayBuffer."
             raise SchemaError(
-                explain(f"episode {episode.number}", "terminated or truncated at its end", "neither", remedy)
+                explain(
+                    f"episode {episode.number}",
+                    "terminated or truncated at its last step",
+                    "an episode without an end",
+                    remedy,
+                )
             )
         extra = _extra(rollout._schema.trees, (*STEP, "value", "log_prob"), episode)
         for t in range(episode.size):
