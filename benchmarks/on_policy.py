@@ -161,12 +161,7 @@ def enter_case(case: Case, peers: Sequence[Peer]) -> tuple[Result, list[Contesta
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
     session = Session.start("on_policy", SUBJECT, ENTER, arguments)
-    judged = []
-    for case in CASES:
-        if case.operation in session.operations:
-            with session.console.status(case.name):
-                judged.append(session.time(enter_case(case, session.found.peers)))
-    return session.finish(judged)
+    return session.time_all(CASES, enter_case)
 
 
 if __name__ == "__main__":

@@ -188,12 +188,7 @@ def limit_of(case: Case, data: Experience) -> Contestant:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
     session = Session.start("replay", SUBJECT, ENTER, arguments)
-    judged = []
-    for case in CASES:
-        if case.operation in session.operations:
-            with session.console.status(case.name):
-                judged.append(session.time(enter_case(case, session.found.peers)))
-    return session.finish(judged)
+    return session.time_all(CASES, enter_case)
 
 
 if __name__ == "__main__":

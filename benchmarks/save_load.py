@@ -132,12 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
     session = Session.start("save_load", SUBJECT, OPERATIONS, arguments)
     effort = replace(session.effort, rounds=min(session.effort.rounds, 30))
-    judged = []
     with TemporaryDirectory() as root:
-        for case in cases(session.operations, Path(root), 4 if session.options.quick else 1):
-            with session.console.status(case.name):
-                judged.append(session.time(enter_case(case, session.found.peers), effort))
-    return session.finish(judged)
+        chosen = cases(session.operations, Path(root), 4 if session.options.quick else 1)
+        return session.time_all(chosen, enter_case, effort)
 
 
 if __name__ == "__main__":

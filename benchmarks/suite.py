@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -24,8 +24,20 @@ _HERE = Path(__file__).parent
 RESULTS = _HERE / "results" if (_HERE.parent / "pyproject.toml").exists() else Path("runs/bench")
 """The folder of results: the kept ones in a clone, or a folder below the current one."""
 
-
 _NOBODY = Discovery([], [])
+
+
+class _Case(Protocol):
+    """One operation at one size."""
+
+    @property
+    def operation(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+C = TypeVar("C", bound=_Case)
 
 
 class Refused(Exception):
@@ -112,6 +124,20 @@ class Session:
         result, contestants = entered
         result.timings.extend(race(contestants, effort or self.effort, self.rng))
         return self.judged(result)
+
+    def time_all(
+        self,
+        cases: Iterable[C],
+        enter_case: Callable[[C, Sequence[Peer]], tuple[Result, list[Contestant]]],
+        effort: Effort | None = None,
+    ) -> int:
+        """Time every case whose operation was chosen, with the contestants of `enter_case`, and finish the run."""
+        judged = []
+        for case in cases:
+            if case.operation in self.operations:
+                with self.console.status(case.name):
+                    judged.append(self.time(enter_case(case, self.found.peers), effort))
+        return self.finish(judged)
 
     def judged(self, result: Result) -> tuple[Result, list[Line]]:
         """Compare contestants that were timed elsewhere."""

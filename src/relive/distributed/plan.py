@@ -16,6 +16,7 @@ import relive
 from relive.checkpoint.contents import describe, describe_sampler
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import parse_autoreset
+from relive.fields.buffer_schemas import replay_schema
 from relive.fields.conversion import conform, dotted
 from relive.fields.schema import Field, Schema, declare, given_shape, positive
 from relive.memory import Memory
@@ -101,7 +102,7 @@ class Plan:
     @cached_property
     def schema(self) -> Schema:
         """The schema of the rows."""
-        return self._make(self.num_envs, self.num_envs, Uniform(), "meta")._schema
+        return replay_schema(self.obs, self.action, self.reward, self.extra)
 
     @cached_property
     def _fields(self) -> list[tuple[str, Field]]:

@@ -23,7 +23,7 @@ from relive.distributed.shard_reader import Draw, ShardReader
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
 from relive.memory.documents import Node
 from relive.memory.saved import MOST_OF_NOTE
-from relive.memory.shared import SharedRoom
+from relive.memory.shared import shares_memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View
 
@@ -205,7 +205,7 @@ class Shard(ShardReader):
         with buffer._lock:
             if len(push.cut):
                 buffer.cut(push.cut)
-            step = *unpack(buffer._schema, push.block), torch.as_tensor(np.array(push.envs)), steps
+            step = *unpack(self._plan.schema, push.block), torch.as_tensor(np.array(push.envs)), steps
             warnings = []
             while (message := buffer._write(*step)) is not None:
                 warnings.append(message)
@@ -243,8 +243,7 @@ class Shard(ShardReader):
 
     def memory_location(self) -> MemoryLocation | None:
         """Where other processes of this machine find the rows; None if the memory is not shared."""
-        shared = isinstance(self._buffer._storage.room, SharedRoom)
-        return MemoryLocation(os.getpid(), self._buffer.handle(), self._ids) if shared else None
+        return MemoryLocation(os.getpid(), self._buffer.handle(), self._ids) if shares_memory() else None
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
         """`ShardReader.draw` with leaves as arrays, which Ray passes on without a copy."""
