@@ -29,7 +29,7 @@ from tests.faults import test_k_machines as machines
 from tests.faults import test_numbers as numbers
 from tests.faults.test_abuse import Case, complaint, forget, prioritized, replay, right  # noqa: F401 (a fixture)
 from tests.faults.traffic import Traffic
-from tests.test_threads import at_once
+from tests.buffers.test_threads import at_once
 
 pytestmark = pytest.mark.thorough
 
