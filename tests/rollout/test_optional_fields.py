@@ -209,9 +209,9 @@ class TestDifference:
         with pytest.raises(rl.SchemaError, match=rf"^{name}: expected .*first step.* got {got}\. "):
             way(rollout, step(2, *later) | hint)
         assert rollout.num_stored == 2
-        if not rollout._staged:
+        if not rollout._storage.staged:
             assert (rollout.env_major() == before).all()
-        staged = dict.fromkeys(rollout._staged)
+        staged = dict.fromkeys(rollout._storage.staged)
         rollout.add(**{**step(2, *first), **hint, **staged})
         rollout.check()
         assert rollout["obs"][:, 0, 0].tolist() == [0, 1, 2]
