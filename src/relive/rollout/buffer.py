@@ -86,21 +86,11 @@ class RolloutBuffer:
     @answers
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
-        self,
-        num_steps: int,
-        num_envs: int | None,
-        obs: Declaration,
-        action: Declaration,
-        *,
-        reward: Declaration = (),
-        value: Declaration = (),
-        extra: Mapping[str, Declaration] | None = None,
-        autoreset: AutoresetMode | str | None = None,
-        device: torch.device | str | Memory = "cpu",
-        stats: EpisodeStats | None = None,
-        norm: Norms | None = None,
-        seed: int | None = None,
-    ) -> None:
+        self, num_steps: int, num_envs: int | None, obs: Declaration, action: Declaration, *,
+        reward: Declaration = (), value: Declaration = (), extra: Mapping[str, Declaration] | None = None,
+        autoreset: AutoresetMode | str | None = None, device: torch.device | str | Memory = "cpu",
+        stats: EpisodeStats | None = None, norm: Norms | None = None, seed: int | None = None,
+    ) -> None:  # fmt: skip
         self.num_steps = num_steps = positive("num_steps", num_steps)
         self.num_envs = num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
@@ -109,31 +99,20 @@ class RolloutBuffer:
         self.device = self._storage.device
         self._random = Randomness(seed)
         self._lock = lock_for(self)
-        self._flags = EpisodeFlags(self._storage, self.autoreset)
+        self._observers = Listeners(stats, norm, schema, num_envs, self.device)
+        self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
         self._advantages = Advantages(self._storage, self._flags)
         self._hidden_states = HiddenStates(self._storage, self._flags, num_steps)
-        self._observers = Listeners(stats, norm, schema, num_envs, self.device)
-        self._is_observed = bool(self._observers.columns)
         self._empty()
 
     @classmethod
     @answers
     def for_env(
-        cls,
-        env: Any,
-        num_steps: int,
-        *,
-        obs: Declaration | None = None,
-        action: Declaration | None = None,
-        reward: Declaration = (),
-        value: Declaration = (),
-        extra: Mapping[str, Declaration] | None = None,
-        autoreset: AutoresetMode | str | None = None,
-        device: torch.device | str | Memory = "cpu",
-        stats: EpisodeStats | None = None,
-        norm: Norms | None = None,
-        seed: int | None = None,
-    ) -> RolloutBuffer:
+        cls, env: Any, num_steps: int, *, obs: Declaration | None = None, action: Declaration | None = None,
+        reward: Declaration = (), value: Declaration = (), extra: Mapping[str, Declaration] | None = None,
+        autoreset: AutoresetMode | str | None = None, device: torch.device | str | Memory = "cpu",
+        stats: EpisodeStats | None = None, norm: Norms | None = None, seed: int | None = None,
+    ) -> RolloutBuffer:  # fmt: skip
         """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets.
 
         `obs`, `action` and `autoreset` replace what the environment says.
@@ -147,18 +126,9 @@ class RolloutBuffer:
     # Writing
 
     def add(
-        self,
-        obs: Any = None,
-        action: Any = None,
-        reward: Any = None,
-        terminated: Any = None,
-        truncated: Any = None,
-        *,
-        value: Any = None,
-        log_prob: Any = None,
-        final_obs: Any = None,
-        **extra: Any,
-    ) -> None:
+        self, obs: Any = None, action: Any = None, reward: Any = None, terminated: Any = None, truncated: Any = None,
+        *, value: Any = None, log_prob: Any = None, final_obs: Any = None, **extra: Any,
+    ) -> None:  # fmt: skip
         """Store one step of every environment.
 
         `final_obs` [N, …] is the state that truncated steps led to; only the rows of truncated steps are read.
@@ -167,23 +137,17 @@ class RolloutBuffer:
             storage = self._storage
             row = storage.num_stored
             if row == self.num_steps:
-                raise self._one_too_many()
+                raise _full(row)
             finals = None if final_obs is None else self._flags.of_add(row, final_obs, terminated, truncated)
             storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            if finals is not None or self._is_observed or self._hidden_states.is_sparse:
+            if finals is not None or self._flags.is_observed or self._hidden_states.is_sparse:
                 self._follow(row, finals, _NOTHING)
             storage.commit(row)
 
     def add_step(
-        self,
-        obs: Any = None,
-        action: Any = None,
-        step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None,
-        *,
-        value: Any = None,
-        log_prob: Any = None,
-        **extra: Any,
-    ) -> None:
+        self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None,
+        *, value: Any = None, log_prob: Any = None, **extra: Any,
+    ) -> None:  # fmt: skip
         """Store one step as Gymnasium gave it: `step = env.step(action)`, taken in the state `obs`.
 
         The true final observation of a truncated episode is found where the environment's autoreset mode leaves it.
@@ -194,7 +158,7 @@ class RolloutBuffer:
             storage = self._storage
             row = storage.num_stored
             if row == self.num_steps:
-                raise self._one_too_many()
+                raise _full(row)
             refuse_reused(self._schema, obs, next_obs)
             measured = self._observers.measured(info, storage.lead, self.autoreset)
             finals = self._flags.of_step(row, unpacked)
@@ -206,7 +170,7 @@ class RolloutBuffer:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
         with self._lock:
             if self.is_full:
-                raise self._one_too_many()
+                raise _full(self.num_steps)
             self._storage.stage(fields)
 
     def lend(self) -> TensorDict:
@@ -224,19 +188,14 @@ class RolloutBuffer:
         Every field counts as given, and the row after them holds the last observation and value. What was attached is
         forgotten; statistics are told of the steps that were not stored before.
         """
-        count = self.num_steps if num_steps is None else num_steps
-        if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= self.num_steps:
-            remedy = "Pass the number of rows that were written."
-            raise SchemaError(explain("take_back", f"0 to {self.num_steps} steps", repr(count), remedy))
-        count = int(count)
+        count = self.num_steps if num_steps is None else _checked_count(num_steps, self.num_steps)
         with self._lock:
             refuse_sparse(self._schema, "a rollout that is lent")
             storage = self._storage
             storage.follow()
             storage.make_flags()
             self._advantages.last.keep({})  # the collector may have written a newer one
-            for row in range(storage.num_stored, count if self._is_observed else 0):
-                self._flags.tell(self._observers, row, frozenset(), _NOTHING)
+            self._flags.tell_rows(storage.num_stored, count)
             self._empty()
             storage.take_back(count)
             self._flags.take_back()
@@ -273,20 +232,13 @@ class RolloutBuffer:
         self._flags.begin()
         self._hidden_states.begin()
 
-    def _one_too_many(self) -> BufferFullError:
-        remedy = "Train on the rollout, then clear() it."
-        return BufferFullError(explain("add", f"at most {self.num_steps} steps", self.num_steps + 1, remedy))
-
     def _follow(self, row: int, finals: Found | None, measured: Mapping[str, Any]) -> None:
         """Let every part take in a row that was written; if observers refuse it, nothing has changed for anybody."""
-        if self._is_observed:
-            try:
-                self._flags.tell(self._observers, row, self._storage.missing, measured)
-            except BaseException:
-                self._advantages.last.write_again()
-                raise
-        if finals is not None:
-            self._flags.final_observations.keep(finals)
+        try:
+            self._flags.commit(row, finals, measured)
+        except BaseException:
+            self._advantages.last.write_again()
+            raise
         if self._hidden_states.is_sparse:
             self._hidden_states.keep(row)
 
@@ -304,15 +256,9 @@ class RolloutBuffer:
 
     @answers
     def compute_advantage(
-        self,
-        last_value: Any,
-        *,
-        last_obs: Any = None,
-        final_value: Any = None,
-        gamma: float = 0.99,
-        lam: float = 0.95,
-        bootstrap_truncated: bool | Literal["own_value"] = True,
-    ) -> None:
+        self, last_value: Any, *, last_obs: Any = None, final_value: Any = None, gamma: float = 0.99,
+        lam: float = 0.95, bootstrap_truncated: bool | Literal["own_value"] = True,
+    ) -> None:  # fmt: skip
         """Attach "advantage" and "return": generalised advantage estimation over the stored steps (see `gae`).
 
         `last_value` [N] is the value of the observation after the last step. `final_value` [K] is the value of
@@ -339,16 +285,10 @@ class RolloutBuffer:
 
     @answers
     def minibatches(
-        self,
-        batch_size: int,
-        *,
-        epochs: int = 1,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        fields: Iterable[str | Path] | None = None,
-        device: torch.device | str | None = None,
+        self, batch_size: int, *, epochs: int = 1, shuffle: bool = True, drop_last: bool = False,
+        fields: Iterable[str | Path] | None = None, device: torch.device | str | None = None,
         out: TensorDict | None = None,
-    ) -> Iterator[TensorDict]:
+    ) -> Iterator[TensorDict]:  # fmt: skip
         """Every valid transition once an epoch, in batches `[B]` of the caller's own memory.
 
         `fields` names what is read (all of it by default); `out` is filled and returned instead of fresh tensors.
@@ -371,23 +311,14 @@ class RolloutBuffer:
 
     @answers
     def sequences(
-        self,
-        length: int | None = None,
-        *,
-        batch_size: int | None = None,
-        mode: Mode = "chunked",
-        split_episodes: bool = True,
-        keep_tail: bool = True,
-        epochs: int = 1,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        layout: Layout = "batch_first",
-        fields: Iterable[str | Path] | None = None,
+        self, length: int | None = None, *, batch_size: int | None = None, mode: Mode = "chunked",
+        split_episodes: bool = True, keep_tail: bool = True, epochs: int = 1, shuffle: bool = True,
+        drop_last: bool = False, layout: Layout = "batch_first", fields: Iterable[str | Path] | None = None,
         device: torch.device | str | None = None,
-    ) -> Iterator[TensorDict]:
+    ) -> Iterator[TensorDict]:  # fmt: skip
         """Runs of `length` steps of one environment, for truncated back-propagation through time.
 
-        `length=None` takes whole episodes. `mode` says where sequences start: "chunked" one behind the other, "overlap"
+        `length=None` takes whole episodes. `mode` says where sequences start: "chunked" one after the other, "overlap"
         half a length apart, "every" at all steps. Ends of episodes cut them, unless `split_episodes=False`. What full
         sequences leave over becomes one shorter sequence, unless `keep_tail=False`; an episode shorter than `length`
         is one sequence always.
@@ -428,9 +359,7 @@ class RolloutBuffer:
         rollout. For learning there is `data`.
         """
         with self._lock:
-            storage = self._storage
-            absent = {path: leaf for path, leaf in storage.named().items() if path[0] in storage.absent}
-            return storage.shared(self.num_steps, {**storage.leaves(), **absent})
+            return self._storage.shared(self.num_steps, self._storage.all_leaves())
 
     def env_major(self) -> TensorDict:
         """The rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
@@ -454,11 +383,7 @@ class RolloutBuffer:
         try:
             return data[name]
         except KeyError:
-            first = name if isinstance(name, str) else name[0]
-            if first in self._storage.absent:
-                raise KeyError(absence_of(first)) from None
-            known = ", ".join(map(str, data.keys()))
-            raise KeyError(explain("rollout", f"one of {known}", repr(name), "See rollout.data.")) from None
+            raise KeyError(_unknown(name, data, self._storage.absent)) from None
 
     def __contains__(self, name: object) -> bool:
         """Whether there is such a field, or path to a leaf: a `value` or `log_prob` only if the steps gave it."""
@@ -487,12 +412,8 @@ class RolloutBuffer:
     def check(self) -> None:
         """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""
         with self._lock:
-            self._storage.check()
-            self._advantages.last.check()
-            self._flags.check(observed=self._is_observed)
-            self._hidden_states.check()
-            self._observers.check()
-            self._random.check()
+            for part in (*self._parts().values(), self._observers, self._random):
+                part.check()
 
     def __len__(self) -> int:
         """The number of stored transitions; rows that only reset do not count."""
@@ -508,15 +429,7 @@ class RolloutBuffer:
         )
 
     def _repr_html_(self) -> str:
-        facts = {
-            "steps": f"{self.num_stored:,} of {self.num_steps:,}",
-            "environments": self.num_envs,
-            "transitions": f"{len(self):,}",
-            "attached": ", ".join(map(".".join, self._storage.attached)) or None,
-            "autoreset": None if self.autoreset is None else self.autoreset.name,
-            "memory": f"{size_told(self.nbytes)} on {self.device}",
-        }
-        return buffer_card("RolloutBuffer", facts.items(), self._schema)
+        return buffer_card("RolloutBuffer", _facts(self).items(), self._schema)
 
     @property
     def stats(self) -> EpisodeStats | None:
@@ -543,3 +456,34 @@ class RolloutBuffer:
     def is_full(self) -> bool:
         """Whether the next thing to do is to learn."""
         return self._storage.num_stored == self.num_steps
+
+
+def _full(num_steps: int) -> BufferFullError:
+    remedy = "Train on the rollout, then clear() it."
+    return BufferFullError(explain("add", f"at most {num_steps} steps", num_steps + 1, remedy))
+
+
+def _checked_count(count: Any, most: int) -> int:
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= most:
+        remedy = "Pass the number of rows that were written."
+        raise SchemaError(explain("take_back", f"0 to {most} steps", repr(count), remedy))
+    return int(count)
+
+
+def _unknown(name: str | Path, data: TensorDict, absent: frozenset[str]) -> str:
+    """What an error says of a field that the stored steps do not have."""
+    first = name if isinstance(name, str) else name[0]
+    if first in absent:
+        return absence_of(first)
+    return explain("rollout", f"one of {', '.join(map(str, data.keys()))}", repr(name), "See rollout.data.")
+
+
+def _facts(rollout: RolloutBuffer) -> dict[str, Any]:
+    return {
+        "steps": f"{rollout.num_stored:,} of {rollout.num_steps:,}",
+        "environments": rollout.num_envs,
+        "transitions": f"{len(rollout):,}",
+        "attached": ", ".join(map(".".join, rollout._storage.attached)) or None,
+        "autoreset": None if rollout.autoreset is None else rollout.autoreset.name,
+        "memory": f"{size_told(rollout.nbytes)} on {rollout.device}",
+    }
