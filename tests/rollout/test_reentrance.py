@@ -84,5 +84,5 @@ def test_a_step_whose_arguments_stage_or_clear_is_refused(backend: str) -> None:
 
 def test_arguments_may_read_the_rollout(backend: str) -> None:
     rollout = make()
-    outer_add(rollout, Meddling((N,), lambda: rollout.data["obs"].clone()))
+    outer_add(rollout, Meddling((N,), rollout.data["obs"].clone))
     assert torch.equal(rollout["obs"][:, 0], torch.tensor([1.0, 9.0]))
