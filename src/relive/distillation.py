@@ -21,6 +21,7 @@ from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import Declaration, Field, Schema, Tree, declare, positive, refuse_reserved, unstacked
 from relive.fields.vocabulary import answers, understands
 from relive.kernels.reader import reader
+from relive.kernels.shuffling import shuffled
 from relive.locking import lock_for
 from relive.memory import Memory
 from relive.randomness import Randomness
@@ -314,7 +315,7 @@ class DistillationBuffer:
     def _orders(self, rows: torch.Tensor, epochs: int, shuffle: bool) -> Iterator[torch.Tensor]:
         for _ in range(epochs):
             with self._lock:
-                order = self._random.shuffled(rows) if shuffle else rows
+                order = shuffled(rows, self._random) if shuffle else rows
             yield order
 
     def _next(

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive import kernels
-from relive.errors import SchemaError, explain
-from relive.fields.invariants import require
+from relive.errors import SchemaError, explain, require
 
 
 class Randomness:
@@ -39,7 +37,7 @@ class Randomness:
     def restore(self, snapshot: tuple[Any, dict[torch.device, torch.Tensor]]) -> None:
         """Go back to a snapshot: the draws since will come again."""
         bits, devices = snapshot
-        self._devices = {device: self._generator(device) for device in devices}
+        self._devices = {device: self.generator(device) for device in devices}
         self.bits.state = bits
         for device, state in devices.items():
             self._devices[device].set_state(state)
@@ -57,24 +55,6 @@ class Randomness:
         """A seed for another stream."""
         return int(self.bits.random_raw()) >> 1
 
-    def shuffled(self, index: torch.Tensor) -> torch.Tensor:
-        """The entries of `index` [n] in a random order, in a new tensor."""
-        if index.device.type != "cpu":
-            generator = self._generator(index.device)
-            return index[torch.randperm(len(index), generator=generator, device=index.device)]
-        index = index.clone()
-        if kernels.runs_native((index,)):
-            kernels.native().shuffle(kernels.buffer_of(index), self.capsule)
-        else:
-            np.random.Generator(self.bits).shuffle(index.numpy())
-        return index
-
-    def permutation(self, count: int, device: torch.device) -> torch.Tensor:
-        """The numbers below `count` in a random order: `shuffled` of all of them."""
-        if device.type == "cpu" and kernels.exchange():
-            return kernels.native().permutation(count, self.capsule)
-        return self.shuffled(torch.arange(count, device=device))
-
     def below(self, bound: torch.Tensor, count: int) -> torch.Tensor:
         """`count` uniform int64 in [0, bound), on the device of `bound` and without asking for its value."""
         return (self.uniform(count, bound.device) * bound).long().minimum(bound - 1)
@@ -83,7 +63,7 @@ class Randomness:
         """`count` float64 in [0, 1)."""
         if device.type == "cpu":
             return torch.from_numpy(np.random.Generator(self.bits).random(count))
-        return torch.rand(count, dtype=torch.float64, device=device, generator=self._generator(device))
+        return torch.rand(count, dtype=torch.float64, device=device, generator=self.generator(device))
 
     def slices(self, count: int, device: torch.device) -> torch.Tensor:
         """One float64 in each of `count` equal slices of the numbers from 0 to 1, in order; none is 0."""
@@ -93,7 +73,7 @@ class Randomness:
         # A little less than a slice, so that no rounding leads beyond 1.
         return torch.add(self._slice_starts, self.uniform(count, device), alpha=(1 - 2**-50) * width)
 
-    def _generator(self, device: torch.device) -> torch.Generator:
+    def generator(self, device: torch.device) -> torch.Generator:
         if device not in self._devices:
             generator = torch.Generator(device)
             generator.manual_seed(self.seed())

@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode
 
 import relive as rl
 from relive.checkpoint import kinds
-from relive.checkpoint.contents import bytes_of
 from relive.kernels.reader import bits_of
+from relive.memory.saved import bytes_of
 from relive.replay.ring import HISTORY, TRANSITION
 
 N = 3

@@ -18,9 +18,9 @@ from hypothesis import Phase
 
 import relive as rl
 from relive.checkpoint import replay as replay_files
-from relive.checkpoint.contents import Rows
 from relive.kernels import priority
 from relive.kernels.priority import PriorityTree, priority_tree
+from relive.memory.rows import Rows
 from relive.replay.samplers import Drawn, without_replacement
 from relive.replay.samplers.prioritized import _Draws as prioritized_draws
 from relive.replay.storage import ReplayStorage

@@ -9,7 +9,6 @@ import torch
 from relive.checkpoint.contents import (
     Contents,
     Read,
-    Rows,
     declared,
     describe,
     device_of,
@@ -18,6 +17,7 @@ from relive.checkpoint.contents import (
 )
 from relive.distillation import DistillationBuffer
 from relive.fields.schema import Schema
+from relive.memory.rows import Rows
 from relive.memory.saved import MOST_OF_ROUNDS
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 
 from relive.checkpoint import kinds
-from relive.checkpoint.contents import Read, Rows, here
+from relive.checkpoint.contents import Read, here
 from relive.checkpoint.manifest import File, Manifest
 from relive.checkpoint.progress import watched
 from relive.checkpoint.saving import Base, Segment
@@ -33,6 +33,7 @@ from relive.memory import Memory
 from relive.memory.disk.reopening import examined_disk, is_disk_memory, peek, reopened
 from relive.memory.documents import Array, Node
 from relive.memory.files import Files
+from relive.memory.rows import Rows
 from relive.memory.saved import DTYPES, MOST_OF_NOTE, Arrays, Stored, memory_of, named, require_flags
 from relive.replay.samplers import Counted, Prioritized, Sampler, Uniform
 

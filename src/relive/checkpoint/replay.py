@@ -11,7 +11,6 @@ from gymnasium.vector import AutoresetMode
 from relive.checkpoint.contents import (
     Contents,
     Read,
-    Rows,
     declared,
     describe,
     describe_listeners,
@@ -27,6 +26,7 @@ from relive.errors import IncompatibleCheckpoint, explain
 from relive.fields.schema import given_shape
 from relive.memory import Heap
 from relive.memory.documents import Node
+from relive.memory.rows import Rows
 from relive.memory.saved import nbytes_of
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import EMPTY, FINAL, HISTORY, TRANSITION, Ring

@@ -10,7 +10,6 @@ from gymnasium.vector import AutoresetMode
 from relive.checkpoint.contents import (
     Contents,
     Read,
-    Rows,
     declared,
     describe,
     describe_listeners,
@@ -24,6 +23,7 @@ from relive.checkpoint.contents import (
 from relive.fields.buffer_schemas import OPTIONAL
 from relive.fields.conversion import light
 from relive.memory.documents import Node
+from relive.memory.rows import Rows
 from relive.memory.saved import Arrays
 from relive.rollout.buffer import RolloutBuffer
 from relive.rollout.finals import Found

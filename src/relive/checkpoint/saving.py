@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 import torch
 
 from relive.checkpoint import kinds
-from relive.checkpoint.contents import Arrays, Contents, Rows, array_of, bytes_of
+from relive.checkpoint.contents import Contents
 from relive.checkpoint.manifest import File, Manifest
 from relive.checkpoint.progress import watched
 from relive.checkpoint.vault import Vault
 from relive.errors import CheckpointError
 from relive.fields.schema import positive
 from relive.memory.files import Files, Stamp
+from relive.memory.rows import Rows
+from relive.memory.saved import Arrays, array_of, bytes_of
 
 SEGMENT_BYTES = 1 << 30
 """Longer segments are split, so that rows which are overwritten soon do not keep others on the disk."""

@@ -17,10 +17,9 @@ from pathlib import Path
 from relive.checkpoint.manifest import File, Manifest, dump, parse
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, NoCheckpoint, explain
 from relive.memory.documents import CHUNK, FORMAT, MOST_BYTES, Array
-from relive.memory.files import FOLDERS, Files, Stamp
+from relive.memory.files import FOLDERS, Files, Stamp, unreadable
 
 _HEADER = f"recollect checkpoint {FORMAT}\n".encode()
-_MOMENTARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)
 _MOST_TOLD = 64
 _NUMBER = r"([0-9]{8}|[1-9][0-9]{8,17})"
 _MANIFEST = re.compile(rf"{_NUMBER}\.json")
@@ -314,14 +313,6 @@ class Vault:
                 self.files.close(file)
         except OSError as error:
             raise unreadable(name, error) from error
-
-
-def unreadable(where: str, error: OSError) -> CheckpointError:
-    """The error for a file that could not be read: damage of it, unless the reason is this process or this moment."""
-    if error.errno in _MOMENTARY:
-        remedy = "Nothing is known to be wrong with the file: close other files or free memory, and try again."
-        return CheckpointError(explain(where, "a file that can be opened now", error, remedy))
-    return CorruptCheckpoint(explain(where, "a file that can be read", error, "Copy it again."))
 
 
 def _name(number: int) -> str:

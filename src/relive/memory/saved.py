@@ -7,17 +7,20 @@ once its dtype and shape are known to be right: what nobody asks for takes no me
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, explain
+from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
 from relive.memory.documents import ITEM_BYTES, Array, Node
 from relive.memory.space import available_bytes
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Arrays = dict[str, torch.Tensor]
 
@@ -120,6 +123,28 @@ class Stored:
             require_flags(tensor, f"{self.where}: {name}")
             self._found[name] = tensor
         return self._found[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """What files call a dtype."""
+    return _NAMES[dtype]
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor, its own memory where that is the host's and in one piece."""
+    if sys.byteorder != "little":
+        raise CheckpointError(
+            explain("save", "a little-endian machine", sys.byteorder, "Save on a little-endian machine.")
+        )
+    whole = tensor.detach().cpu().contiguous()
+    # An axis of length one may have any stride, which a view of bytes minds: say that memory is in one piece.
+    flat = whole.as_strided((whole.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def array_of(name: str, tensor: torch.Tensor) -> Array:
+    """How a file describes a tensor."""
+    return Array(name, dtype_name(tensor.dtype), tuple(tensor.shape))
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:

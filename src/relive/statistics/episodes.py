@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import conform, environments, host_view, restored
+from relive.fields.conversion import conform, device_of, environments, host_view, restored
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import Field, positive
 from relive.fields.vocabulary import answers
-from relive.memory import device_of
 
 _NUMBER, _FLAG = Field((), torch.float64), Field((), torch.bool)
 _FITS = {torch.float64: {np.dtype(np.float32), np.dtype(np.float64)}, torch.bool: {np.dtype(np.bool_)}}

@@ -10,10 +10,9 @@ import torch
 
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import positive
-from relive.fields.conversion import as_tensor, conform, restored
+from relive.fields.conversion import as_tensor, conform, device_of, restored
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import DTYPES, Field, Path
-from relive.memory import device_of
 
 _FLAG = Field((), torch.bool)
 _MOST_ROWS = 2.0**53

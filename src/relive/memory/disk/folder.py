@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 
-from relive.checkpoint.vault import unreadable
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
 from relive.locking import Closed
 from relive.memory.disk.records import NAMES, Record, newest
-from relive.memory.files import Files
+from relive.memory.files import Files, unreadable
 
 FORMAT = "FORMAT"
 HEADER = b"recollect disk memory 1\n"

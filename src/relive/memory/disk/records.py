@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relive.checkpoint.contents import Read, array_of, bytes_of
-from relive.checkpoint.vault import unreadable
+from relive.checkpoint.contents import Read
 from relive.errors import CheckpointError, CorruptCheckpoint, explain
 from relive.memory.documents import (
     CHUNK,
@@ -26,8 +25,8 @@ from relive.memory.documents import (
     to_json,
     wrapped,
 )
-from relive.memory.files import Files
-from relive.memory.saved import Arrays, Stored
+from relive.memory.files import Files, unreadable
+from relive.memory.saved import Arrays, Stored, array_of, bytes_of
 from relive.replay.samplers import Counted, Prioritized
 
 NAMES = ("commit0", "commit1")

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 
-from relive.checkpoint.contents import Read, bytes_of, describe_listeners, restore_listeners, restore_random
+from relive.checkpoint.contents import Read, describe_listeners, restore_listeners, restore_random
 from relive.checkpoint.replay import check_ring, restore_staged, resume_sampler
 from relive.errors import CorruptCheckpoint, InvariantError, SchemaError, explain
 from relive.memory.disk.records import BESIDE_ROWS, Record
+from relive.memory.saved import bytes_of
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import TRANSITION, Ring
 from relive.replay.storage import ReplayStorage
