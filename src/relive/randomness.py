@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from relive.errors import SchemaError, explain, require
+from relive.errors import IncompatibleCheckpoint, SchemaError, explain, require
+
+if TYPE_CHECKING:
+    from relive.memory.documents import Node
+    from relive.memory.saved import Saved
+
+_MOST_BYTES = 1 << 20
+"""Of the saved states of generators."""
+_MOST = {"has_uint32": 1, "uinteger": 2**32 - 1}
+"""The largest values of numpy's half-used word."""
+_NAME = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 
 
 class Randomness:
@@ -30,8 +41,39 @@ class Randomness:
         self._slice_starts: torch.Tensor | None = None
         """Where the slices of the last batch began, for the next one."""
 
+    def config(self) -> None:
+        """Nothing: where a stream is does not depend on how it was seeded."""
+
+    def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Where the stream is, as the values and arrays of a `State`."""
+        bits, devices = self.snapshot()
+        values = {
+            "state": str(bits["state"]["state"]),  # 128 bits, which JSON readers elsewhere would round
+            "inc": str(bits["state"]["inc"]),
+            "has_uint32": int(bits["has_uint32"]),
+            "uinteger": int(bits["uinteger"]),
+            "devices": [str(device) for device in devices],
+        }
+        return values, {f"device{i}": state for i, state in enumerate(devices.values())}
+
+    def load_state(self, saved: Saved) -> None:
+        """Continue where a stream was; in a buffer that was moved, the streams of devices start anew."""
+        node, arrays = saved.values, saved.tensors(_MOST_BYTES)
+        bits: Any = {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
+        bits |= {name: node.entry(name).integer(0, most) for name, most in _MOST.items()}
+        names = node.entry("devices")
+        states: dict[torch.device, Any] = {}
+        if not saved.is_moved:
+            states = {_device(name): arrays.get(f"device{i}") for i, name in enumerate(names.items(64))}
+        if any(state is None or device.type in ("cpu", "meta") for device, state in states.items()):
+            raise names.wrong("accelerators, each with a generator state")
+        try:
+            self.restore((bits, states))
+        except (RuntimeError, TypeError) as error:  # what a device says of bytes that are no state of its generator
+            raise names.wrong(f"generator states ({error})") from None
+
     def snapshot(self) -> tuple[Any, dict[torch.device, torch.Tensor]]:
-        """Where the stream is."""
+        """Where the stream is, to be restored soon."""
         return self.bits.state, {device: generator.get_state() for device, generator in self._devices.items()}
 
     def restore(self, snapshot: tuple[Any, dict[torch.device, torch.Tensor]]) -> None:
@@ -79,6 +121,25 @@ class Randomness:
             generator.manual_seed(self.seed())
             self._devices[device] = generator
         return self._devices[device]
+
+
+def _big(node: Node) -> int:
+    """An integer of 128 bits in decimal digits."""
+    digits = node.value
+    is_number = isinstance(digits, str) and digits.isascii() and digits.isdigit() and len(digits) <= 39
+    if not is_number or int(digits) >= 1 << 128:
+        raise node.wrong("an integer of at most 128 bits, in decimal digits")
+    return int(digits)
+
+
+def _device(node: Node) -> torch.device:
+    name = node.text(_NAME)
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        got = str(error).partition("\n")[0]
+        remedy = "Pass device=."
+        raise IncompatibleCheckpoint(explain(f"device {name}", "a device of this machine", got, remedy)) from None
 
 
 def verify_state(snapshot: Any) -> None:

@@ -8,16 +8,11 @@ from typing import Any
 
 import torch
 
-from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
-from relive.fields.schema import Carry, Field, Path, Stacked, Tree
-from relive.memory.documents import NAME, Node
+from relive.errors import IncompatibleCheckpoint, explain
+from relive.memory.documents import Node
 from relive.memory.rows import Rows
-from relive.memory.saved import DTYPES, MOST_OF_RANDOM, Arrays, Saved, Source, nbytes_of
-from relive.randomness import Randomness
+from relive.memory.saved import DTYPES, Arrays, Saved, Source
 from relive.replay.samplers import Counted, Prioritized, Sampler, Uniform, WithoutReplacement
-from relive.statistics.episodes import EpisodeStats
-from relive.statistics.norm import RunningNorm
-from relive.statistics.observers import Listeners
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
@@ -26,8 +21,8 @@ _DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 class Read(Saved):
     """What is known of a checkpoint when a buffer is put together again."""
 
-    def __init__(self, config: Node, values: Node, arrays: Source) -> None:
-        super().__init__(values, arrays)
+    def __init__(self, config: Node, values: Node, arrays: Source, *, is_moved: bool = False) -> None:
+        super().__init__(values, arrays, is_moved=is_moved)
         self.config = config
 
 
@@ -46,59 +41,6 @@ class Contents:
         values, arrays = part
         self.values[name] = values
         self.arrays.update({f"{name}.{key}": array for key, array in arrays.items()})
-
-
-# Declarations
-
-
-def describe(tree: Tree) -> Any:
-    """A declaration as JSON: a leaf is a list, names are an object."""
-    if isinstance(tree, dict):
-        return {_checked(name): describe(child) for name, child in tree.items()}
-    shape, dtype = list(tree.shape), _NAMES[tree.dtype]
-    if isinstance(tree, Carry):
-        return ["carry", shape, dtype, tree.every]
-    if isinstance(tree, Stacked):
-        return ["stacked", shape, dtype, tree.k, tree.axis, tree.pad]
-    return ["field", shape, dtype]
-
-
-def declared(node: Node) -> Tree:
-    """The declaration that `describe` made JSON of."""
-    if isinstance(node.value, dict):
-        if not node.value:
-            raise node.wrong("at least one field")
-        return {name: declared(child) for name, child in node.entries().items()}
-    parts = node.items(8)
-    if not parts:
-        raise node.wrong("a field")
-    kind, *rest = parts
-    sizes = {"field": 2, "carry": 3, "stacked": 5}
-    if len(rest) != sizes[kind.one_of(sizes)]:
-        raise node.wrong(f"{sizes[kind.value]} entries after {kind.value!r}")
-    shape, dtype = rest[0].shape(), DTYPES[rest[1].one_of(DTYPES)]
-    if any(size < 1 for size in shape):
-        raise rest[0].wrong("positive sizes")
-    if kind.value == "carry":
-        return Carry(shape, dtype, every=rest[2].integer(1))
-    if kind.value == "stacked":
-        axis = rest[3].integer(0, len(shape))
-        return Stacked(Field(shape, dtype), rest[2].integer(2, 1 << 16), axis, rest[4].one_of(("repeat", "zero")))
-    return Field(shape, dtype)
-
-
-def _checked(name: str) -> str:
-    if not NAME.fullmatch(name):
-        raise CheckpointError(explain("save", f"field names like {NAME.pattern}", repr(name), "Rename the field."))
-    return name
-
-
-def path_of(node: Node) -> Path:
-    """A path to a leaf."""
-    names = node.items(64)
-    if not names:
-        raise node.wrong("at least one name")
-    return tuple(name.text() for name in names)
 
 
 def device_of(node: Node) -> torch.device:
@@ -155,92 +97,3 @@ def sampler_of(node: Node, given: Sampler | None) -> Sampler:
     alpha, beta, eps = (node.entry(name).number() for name in ("alpha", "beta", "eps"))
     normalize: Any = node.entry("normalize").one_of(("batch", "global"))
     return Prioritized(alpha, beta, eps, normalize)
-
-
-# Generators
-
-
-def random_state(random: Randomness) -> tuple[dict[str, Any], Arrays]:
-    """Where a stream of draws is."""
-    bits, devices = random.snapshot()
-    values = {
-        "state": str(bits["state"]["state"]),
-        "inc": str(bits["state"]["inc"]),
-        "has_uint32": int(bits["has_uint32"]),
-        "uinteger": int(bits["uinteger"]),
-        "devices": [str(device) for device in devices],
-    }
-    return values, {f"device{i}": state for i, state in enumerate(devices.values())}
-
-
-def restore_random(random: Randomness, saved: Saved, *, devices: bool) -> None:
-    """Go on with a stream where it was; on other `devices` it starts anew."""
-    node, arrays = saved.values, saved.tensors(MOST_OF_RANDOM)
-    most = {"has_uint32": 1, "uinteger": 2**32 - 1}
-    bits: Any = {name: node.entry(name).integer(0, largest) for name, largest in most.items()}
-    bits |= {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
-    names = node.entry("devices")
-    states = {device_of(name): arrays.get(f"device{i}") for i, name in enumerate(names.items(64))} if devices else {}
-    if any(state is None or device.type in ("cpu", "meta") for device, state in states.items()):
-        raise names.wrong("accelerators, each with a generator state")
-    try:
-        random.restore((bits, states))  # pyright: ignore[reportArgumentType]
-    except (RuntimeError, TypeError) as error:  # what a device says of bytes that are no state of its generator
-        raise names.wrong(f"generator states ({error})") from None
-
-
-def _big(node: Node) -> int:
-    """A number of 128 bits, which JSON readers elsewhere would round."""
-    if not isinstance(node.value, str) or not node.value.isascii() or not node.value.isdigit() or len(node.value) > 39:
-        raise node.wrong("an integer of at most 128 bits, in decimal digits")
-    number = int(node.value)
-    if number >= 1 << 128:
-        raise node.wrong("an integer of at most 128 bits, in decimal digits")
-    return number
-
-
-# Statistics and norms
-
-
-def restore_listeners(listeners: Listeners, read: Read) -> None:
-    """Go on counting where the saved ones were."""
-    listeners.restore(read.part("listeners").tensors(nbytes_of(listeners.snapshot())))
-
-
-def describe_listeners(listeners: Listeners) -> dict[str, Any]:
-    """Who is told of every step, as JSON."""
-    stats = listeners.stats
-    described = None
-    if stats is not None:
-        described = {
-            "window": stats.window,
-            "metrics": list(stats.metrics),
-            "reasons": list(stats.reasons),
-        }
-    norms = [
-        [[path] if isinstance(path, str) else list(path), list(norm.shape), norm.eps, norm.clip]
-        for path, norm in listeners.norm.items()
-    ]
-    return {"stats": described, "norm": norms}
-
-
-def listeners_of(read: Read, num_envs: int | None) -> dict[str, Any]:
-    """The statistics and norms as arguments of a buffer; each has its numbers in the state, or is not made."""
-    node = read.config.entry("listeners")
-    stats = node.entry("stats").optional()
-    made = None
-    if stats is not None:
-        window = stats.entry("window").integer(1, 1 << 32)
-        read.require("listeners.stats.ring", (window + 1,))
-        read.require("listeners.stats.open", (None, num_envs or 1), only_lead=False)
-        metrics, reasons = ([name.text() for name in stats.entry(key).items(1 << 10)] for key in ("metrics", "reasons"))
-        made = EpisodeStats(num_envs, window, metrics, reasons)
-    norms: dict[Path, RunningNorm] = {}
-    for i, norm in enumerate(node.entry("norm").items(1 << 10)):
-        path, shape, eps, clip = norm.parts(4)
-        bound = clip.optional()
-        read.require(f"listeners.norm{i}.mean", shape.shape())
-        norms[path_of(path)] = RunningNorm(
-            shape.shape(), eps=eps.number(), clip=None if bound is None else bound.number()
-        )
-    return {"stats": made, "norm": norms}

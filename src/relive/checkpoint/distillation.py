@@ -9,13 +9,10 @@ import torch
 from relive.checkpoint.contents import (
     Contents,
     Read,
-    declared,
-    describe,
     device_of,
-    random_state,
-    restore_random,
 )
 from relive.distillation import DistillationBuffer
+from relive.fields.declarations import tree_of
 from relive.fields.schema import Schema
 from relive.memory.rows import Rows
 from relive.memory.saved import MOST_OF_ROUNDS
@@ -23,13 +20,13 @@ from relive.memory.saved import MOST_OF_ROUNDS
 
 def contents(buffer: DistillationBuffer) -> Contents:
     """Take a distillation buffer apart."""
-    trees = {name: describe(tree) for name, tree in buffer._schema.trees.items()}
+    trees = buffer._schema.config()
     config = {"capacity": buffer.capacity, "fields": trees, "device": str(buffer.device)}
     found = Contents("DistillationBuffer", config)
     ring = buffer._ring
     values = {"head": ring.head, "floor": ring.floor, "known": bool(buffer._columns)}
     found.take("ring", (values, {"starts": torch.tensor(buffer._starts)}))
-    found.take("random", random_state(buffer._random))
+    found.take("random", buffer._random.state())
     found.rows = rows(buffer)
     return found
 
@@ -49,7 +46,7 @@ def rows(buffer: DistillationBuffer) -> Rows | None:
 def make(read: Read, options: dict[str, Any]) -> DistillationBuffer:
     """An empty buffer as the one that was saved, but for what `options` change."""
     config = read.config
-    trees = {name: declared(tree) for name, tree in config.entry("fields").entries().items()}
+    trees = {name: tree_of(tree) for name, tree in config.entry("fields").entries().items()}
     if "obs" not in trees:
         raise config.entry("fields").wrong("an entry 'obs'")
     obs, action = trees.pop("obs"), trees.pop("action", None)
@@ -61,7 +58,7 @@ def make(read: Read, options: dict[str, Any]) -> DistillationBuffer:
     return buffer
 
 
-def restore(buffer: DistillationBuffer, read: Read, *, same_device: bool) -> torch.Tensor:
+def restore(buffer: DistillationBuffer, read: Read) -> torch.Tensor:
     """Fill everything but the rows; returns the rows [N] that the next save goes on from."""
     node = read.values.entry("ring")
     ring = buffer._ring
@@ -71,5 +68,5 @@ def restore(buffer: DistillationBuffer, read: Read, *, same_device: bool) -> tor
     if starts[0] != 0 or bool((starts.diff() < 0).any()) or int(starts[-1]) > ring.head:
         raise read.at("ring.starts", starts.tolist()).wrong(f"rising rows from 0 to the head {ring.head}")
     buffer._set_rounds(starts.tolist())
-    restore_random(buffer._random, read.part("random"), devices=same_device)
+    buffer._random.load_state(read.part("random"))
     return torch.tensor([ring.head])

@@ -186,9 +186,9 @@ def _made(vault: Vault, manifest: Manifest, options: dict[str, Any], accept: Acc
     try:
         _require_columns(manifest, kind.columns(kind.make(read, {"sampler": options["sampler"], "device": "meta"})))
         buffer = kind.make(read, options)
-        same_device = str(buffer.device) == config.entry("device").value
+        read.is_moved = str(buffer.device) != config.entry("device").value
         with getattr(buffer, "_refilled", nullcontext)():
-            saved = kind.restore(buffer, read, same_device=same_device)
+            saved = kind.restore(buffer, read)
             if "note" in manifest.values:
                 read.part("note").tensors(MOST_OF_NOTE)
             read.finish(manifest.kind)

@@ -11,18 +11,12 @@ from gymnasium.vector import AutoresetMode
 from relive.checkpoint.contents import (
     Contents,
     Read,
-    declared,
-    describe,
-    describe_listeners,
     describe_sampler,
     device_of,
-    listeners_of,
-    random_state,
-    restore_listeners,
-    restore_random,
     sampler_of,
 )
 from relive.errors import IncompatibleCheckpoint, explain
+from relive.fields.declarations import tree_of
 from relive.fields.schema import given_shape
 from relive.memory import Heap
 from relive.memory.documents import Node
@@ -30,6 +24,7 @@ from relive.memory.rows import Rows
 from relive.memory.saved import nbytes_of
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import EMPTY, FINAL, HISTORY, TRANSITION, Ring
+from relive.statistics.observers import observers_of
 
 _STATE = ("kind", "first", "head", "open", "resetting", "count", "floor")
 _OF_SLOTS = {"mass", "drawn"}
@@ -55,7 +50,7 @@ def contents(replay: ReplayBuffer) -> Contents:
 
 def config_of(replay: ReplayBuffer) -> dict[str, Any]:
     """How an equal, empty buffer is made; also of one that has no arrays yet."""
-    trees = {name: describe(tree) for name, tree in replay._schema.trees.items()}
+    trees = replay._schema.config()
     return {
         "capacity": replay.capacity,
         "num_envs": replay.num_envs,
@@ -65,14 +60,14 @@ def config_of(replay: ReplayBuffer) -> dict[str, Any]:
         "autoreset": None if replay.autoreset is None else replay.autoreset.name,
         "device": str(replay.device),
         "sampler": describe_sampler(replay.sampler),
-        "listeners": describe_listeners(replay._listeners),
+        "listeners": replay._listeners.config(),
     }
 
 
 def take_beside(replay: ReplayBuffer, found: Contents) -> None:
     """What is kept beside the rows and their sampler."""
-    found.take("random", random_state(replay._random))
-    found.take("listeners", ({}, replay._listeners.snapshot()))
+    found.take("random", replay._random.state())
+    found.take("listeners", replay._listeners.state())
     staged = {f"{name}.{i}": leaf for name, leaves in replay._staged.items() for i, leaf in enumerate(leaves)}
     found.take("staged", ({"names": list(replay._staged)}, staged))
 
@@ -116,15 +111,15 @@ def made(read: Read, options: dict[str, Any]) -> ReplayBuffer:
     keeps: Any = config.entry("next_obs").one_of(("shared", "stored"))
     return ReplayBuffer(
         capacity,
-        *(declared(config.entry(name)) for name in ("obs", "action")),  # pyright: ignore[reportArgumentType]
+        *(tree_of(config.entry(name)) for name in ("obs", "action")),  # pyright: ignore[reportArgumentType]
         num_envs=envs,
-        reward=declared(config.entry("reward")),
-        extra={name: declared(tree) for name, tree in config.entry("extra").entries().items()},
+        reward=tree_of(config.entry("reward")),
+        extra={name: tree_of(tree) for name, tree in config.entry("extra").entries().items()},
         sampler=sampler_of(config.entry("sampler"), options.get("sampler")),
         device=options.get("device") or device_of(config.entry("device")),
         next_obs=keeps,
         autoreset=mode,
-        **listeners_of(read, envs),
+        **observers_of(config.entry("listeners"), read.part_without_values("listeners"), envs),
     )
 
 
@@ -138,7 +133,7 @@ def _require_backing(read: Read) -> None:
         raise read.at("ring.kind").wrong(f"at least {least} slots for each of {envs} environments")
 
 
-def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Tensor:
+def restore(replay: ReplayBuffer, read: Read) -> torch.Tensor:
     """Fill everything but the rows; returns the rows [N] that the next save goes on from."""
     storage = replay._storage
     ring = storage.ring
@@ -159,8 +154,8 @@ def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Ten
         column = storage.columns[i].flatten(0, 1)
         column[pending] = read.array(f"pending.obs{i}", column[: ring.num_envs]).to(replay.device)
     resume_sampler(replay, read, placed)
-    restore_random(replay._random, read.part("random"), devices=same_device)
-    restore_listeners(replay._listeners, read)
+    replay._random.load_state(read.part("random"))
+    replay._listeners.load_state(read.part_without_values("listeners"))
     restore_staged(replay, read)
     return ring.head.cpu().clone()
 

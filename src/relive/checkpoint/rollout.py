@@ -10,30 +10,24 @@ from gymnasium.vector import AutoresetMode
 from relive.checkpoint.contents import (
     Contents,
     Read,
-    declared,
-    describe,
-    describe_listeners,
     device_of,
-    listeners_of,
-    path_of,
-    random_state,
-    restore_listeners,
-    restore_random,
 )
 from relive.fields.buffer_schemas import OPTIONAL
 from relive.fields.conversion import light
+from relive.fields.declarations import path_of, tree_of
 from relive.memory.documents import Node
 from relive.memory.rows import Rows
 from relive.memory.saved import Arrays
 from relive.rollout.buffer import RolloutBuffer
 from relive.rollout.finals import Found
+from relive.statistics.observers import observers_of
 
 _OWN = ("obs", "action", "reward", "value", "terminated", "truncated")
 
 
 def contents(rollout: RolloutBuffer) -> Contents:
     """Take a rollout buffer apart."""
-    trees = {name: describe(tree) for name, tree in rollout._schema.trees.items()}
+    trees = rollout._schema.config()
     config = {
         "num_steps": rollout.num_steps,
         "num_envs": rollout.num_envs,
@@ -41,7 +35,7 @@ def contents(rollout: RolloutBuffer) -> Contents:
         "extra": {name: tree for name, tree in trees.items() if name not in _OWN},
         "autoreset": None if rollout.autoreset is None else rollout.autoreset.name,
         "device": str(rollout.device),
-        "listeners": describe_listeners(rollout._listeners),
+        "listeners": rollout._listeners.config(),
     }
     found = Contents("RolloutBuffer", config)
     stored = rollout.num_stored
@@ -66,8 +60,8 @@ def contents(rollout: RolloutBuffer) -> Contents:
     found.take("finals", _finals_state(rollout))
     found.take("last", _last_state(rollout))
     found.take("carries", ({}, rollout._carries.saved()))
-    found.take("random", random_state(rollout._random))
-    found.take("listeners", ({}, rollout._listeners.snapshot()))
+    found.take("random", rollout._random.state())
+    found.take("listeners", rollout._listeners.state())
     return found
 
 
@@ -104,17 +98,17 @@ def make(read: Read, options: dict[str, Any]) -> RolloutBuffer:
     return RolloutBuffer(
         config.entry("num_steps").integer(1, 1 << 50),
         envs,
-        *(declared(config.entry(name)) for name in ("obs", "action")),  # pyright: ignore[reportArgumentType]
-        reward=declared(config.entry("reward")),
-        value=declared(config.entry("value")),
-        extra={name: declared(tree) for name, tree in config.entry("extra").entries().items()},
+        *(tree_of(config.entry(name)) for name in ("obs", "action")),  # pyright: ignore[reportArgumentType]
+        reward=tree_of(config.entry("reward")),
+        value=tree_of(config.entry("value")),
+        extra={name: tree_of(tree) for name, tree in config.entry("extra").entries().items()},
         autoreset=mode,
         device=options.get("device") or device_of(config.entry("device")),
-        **listeners_of(read, envs),
+        **observers_of(config.entry("listeners"), read.part_without_values("listeners"), envs),
     )
 
 
-def restore(rollout: RolloutBuffer, read: Read, *, same_device: bool) -> torch.Tensor:
+def restore(rollout: RolloutBuffer, read: Read) -> torch.Tensor:
     """Fill everything."""
     node = read.values.entry("rows")
     stored = node.entry("num_stored").integer(0, rollout.num_steps)
@@ -142,8 +136,8 @@ def restore(rollout: RolloutBuffer, read: Read, *, same_device: bool) -> torch.T
         rollout._carries.resume(read.part("carries").tensors(_most_carried(rollout)))
     except ValueError as error:
         raise Node("state: carries", str(error)).wrong("hidden states of the rollout") from None
-    restore_random(rollout._random, read.part("random"), devices=same_device)
-    restore_listeners(rollout._listeners, read)
+    rollout._random.load_state(read.part("random"))
+    rollout._listeners.load_state(read.part_without_values("listeners"))
     return torch.zeros(0, dtype=torch.int64)
 
 

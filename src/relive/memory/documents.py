@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, explain
+from relive.fields.vocabulary import NAME
 
 FORMAT = 1
 CHUNK = 1 << 22
@@ -24,7 +25,6 @@ MOST_BYTES = 1 << 21
 MOST_ARRAYS = 1 << 14
 """No file has more."""
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _MOST = 1 << 62
 
 ITEM_BYTES = {

@@ -30,8 +30,6 @@ Form = tuple[torch.dtype, tuple[int, ...]]
 Lengths = tuple[int | range | None, ...]
 """A shape whose axes may also have any length of a range, or any at all."""
 
-MOST_OF_RANDOM = 1 << 20
-"""Bytes of the states of generators."""
 MOST_OF_NOTE = 1 << 26
 """Bytes of a shard's note."""
 MOST_OF_ROUNDS = 1 << 24
@@ -181,10 +179,10 @@ class State(NamedTuple):
     """Tensors by name; they may share the part's memory."""
 
     @staticmethod
-    def of_parts(parts: Mapping[str, State]) -> State:
+    def of_parts(parts: Mapping[str, tuple[dict[str, Any], Arrays]]) -> State:
         """The states of parts as one: `values` by part, arrays under the names `part.name`."""
-        arrays = {f"{name}.{key}": x for name, part in parts.items() for key, x in part.arrays.items()}
-        return State({name: part.values for name, part in parts.items()}, arrays)
+        named = {f"{name}.{key}": x for name, (_, arrays) in parts.items() for key, x in arrays.items()}
+        return State({name: values for name, (values, _) in parts.items()}, named)
 
 
 class Part(Protocol):
@@ -194,8 +192,8 @@ class Part(Protocol):
         """How an equal part that has seen nothing is made, as JSON."""
         ...
 
-    def state(self) -> State:
-        """Everything that changes; the tensors may share memory."""
+    def state(self) -> tuple[dict[str, Any], Arrays]:
+        """Everything that changes, as a `State`; the tensors may share memory."""
         ...
 
     def load_state(self, saved: Saved) -> None:
@@ -210,12 +208,21 @@ class Part(Protocol):
 class Saved:
     """The state of a part as a file claims it: values and arrays, each verified when it is asked for."""
 
-    def __init__(self, values: Node, arrays: Source, prefix: str = "") -> None:
+    def __init__(self, values: Node, arrays: Source, prefix: str = "", *, is_moved: bool = False) -> None:
         self.values, self._arrays, self._prefix = values, arrays, prefix
+        self.is_moved = is_moved
+        """The part is on another device than the saved one was."""
 
     def part(self, name: str) -> Saved:
         """The state of a part of this part."""
-        return Saved(self.values.entry(name), self._arrays, f"{self._prefix}{name}.")
+        return self._part(name, self.values.entry(name))
+
+    def part_without_values(self, name: str) -> Saved:
+        """The state of a part that has arrays only."""
+        return self._part(name, Node((self.values, f": {name}"), {}))
+
+    def _part(self, name: str, values: Node) -> Saved:
+        return Saved(values, self._arrays, f"{self._prefix}{name}.", is_moved=self.is_moved)
 
     def form(self, name: str) -> Form | None:
         """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
@@ -259,6 +266,10 @@ class Saved:
         if self.require(name, shape, only_lead=False)[0] != dtype:
             raise self.at(name).wrong(f"{dtype}")
         return self.tensor(name)
+
+    def arrays_like(self, targets: Mapping[str, torch.Tensor]) -> Arrays:
+        """Copies of the arrays of these names, each just as its target is and where that is."""
+        return {name: self.array(name, like).to(like.device, copy=True) for name, like in targets.items()}
 
     def copy_into(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Fill tensors with the arrays of their names."""

@@ -69,7 +69,12 @@ class Record:
     def read(self) -> Read:
         """The same for those who put a buffer together again."""
         assert isinstance(self.arrays, Stored)
-        return Read(Node(f"{self.name}: config", self.config), Node(f"{self.name}: values", self.values), self.arrays)
+        return Read(
+            Node(f"{self.name}: config", self.config),
+            Node(f"{self.name}: values", self.values),
+            self.arrays,
+            is_moved=True,
+        )
 
 
 def dump(record: Record) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from relive.checkpoint.contents import Read, describe_listeners, restore_listeners, restore_random
+from relive.checkpoint.contents import Read
 from relive.checkpoint.replay import check_ring, restore_staged, resume_sampler
 from relive.errors import CorruptCheckpoint, InvariantError, SchemaError, explain
 from relive.memory.disk.records import BESIDE_ROWS, Record
@@ -52,9 +52,9 @@ def _resume(buffer: ReplayBuffer, read: Read, record: Record, resumes: bool) -> 
     if mended is not None:
         mended()
     if resumes:
-        restore_random(buffer._random, read.part("random"), devices=False)
-    if describe_listeners(buffer._listeners) == record.config.get("listeners"):
-        restore_listeners(buffer._listeners, read)
+        buffer._random.load_state(read.part("random"))
+    if buffer._listeners.config() == record.config.get("listeners"):
+        buffer._listeners.load_state(read.part_without_values("listeners"))
     if record.is_closed:
         restore_staged(buffer, read)
 
