@@ -68,6 +68,7 @@ def rollout() -> rl.RolloutBuffer:
         6, N, {"x": 2, "y": rl.Field(1, torch.bfloat16)}, 1, extra=extra, stats=rl.EpisodeStats(N), seed=3,
         autoreset="SAME_STEP", norm={"value": rl.RunningNorm()},
     )  # fmt: skip
+    obs: Any = None
     for t in range(5):
         obs = {"x": np.full((N, 2), t, np.float32), "y": torch.full((N, 1), t, dtype=torch.bfloat16)}
         made.add(

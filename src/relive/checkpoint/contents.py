@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from relive.errors import IncompatibleCheckpoint, explain
 from relive.memory.documents import Node
 from relive.memory.rows import Rows
-from relive.memory.saved import DTYPES, Arrays, Saved, Source
+from relive.memory.saved import Arrays
 from relive.replay.samplers import Counted, Prioritized, Sampler, Uniform, WithoutReplacement
-
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
-
-
-class Read(Saved):
-    """What is known of a checkpoint when a buffer is put together again."""
-
-    def __init__(self, config: Node, values: Node, arrays: Source, *, is_moved: bool = False) -> None:
-        super().__init__(values, arrays, is_moved=is_moved)
-        self.config = config
 
 
 @dataclass
@@ -41,24 +27,6 @@ class Contents:
         values, arrays = part
         self.values[name] = values
         self.arrays.update({f"{name}.{key}": array for key, array in arrays.items()})
-
-
-def device_of(node: Node) -> torch.device:
-    """The device that was saved from, if this machine has it."""
-    if node.text(_DEVICE).startswith("meta"):
-        raise node.wrong("a device that holds data")
-    return here(node.value)
-
-
-def here(name: str | torch.device) -> torch.device:
-    """A device, if this machine has it."""
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        got = str(error).partition("\n")[0]
-        raise IncompatibleCheckpoint(
-            explain(f"device {name}", "a device of this machine", got, "Pass device=.")
-        ) from None
 
 
 # Samplers

@@ -1,14 +1,19 @@
-"""Declarations read from files: JSON that anybody may have written becomes a tree of fields."""
+"""Declarations read from files: JSON that anybody may have written becomes fields, paths and devices."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
+import torch
+
+from relive.errors import IncompatibleCheckpoint, explain
 from relive.fields.schema import DTYPES, Field, Path, Tree
 
 if TYPE_CHECKING:
     from relive.memory.documents import Node
 
+_DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
@@ -31,6 +36,22 @@ def tree_of(node: Node) -> Tree:
         return kind.with_settings(Field(shape, dtype), parts[3:])
     except ValueError as error:  # more settings, or fewer
         raise node.wrong(f"the settings of a {kind.__name__} ({error})") from None
+
+
+def device_of(node: Node) -> torch.device:
+    """The device of a saved buffer, if this machine has it."""
+    if node.text(_DEVICE).startswith("meta"):
+        raise node.wrong("a device that holds data")
+    return present(node.value)
+
+
+def present(device: str | torch.device) -> torch.device:
+    """A device that this machine has; of any other, an IncompatibleCheckpoint."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        got, remedy = str(error).partition("\n")[0], "Pass device=."
+        raise IncompatibleCheckpoint(explain(f"device {device}", "a device of this machine", got, remedy)) from None
 
 
 def path_of(node: Node) -> Path:

@@ -32,8 +32,6 @@ Lengths = tuple[int | range | None, ...]
 
 MOST_OF_NOTE = 1 << 26
 """Bytes of a shard's note."""
-MOST_OF_ROUNDS = 1 << 24
-"""Rounds of a distillation buffer."""
 
 
 class Source(Protocol):
@@ -208,9 +206,11 @@ class Part(Protocol):
 class Saved:
     """The state of a part as a file claims it: values and arrays, each verified when it is asked for."""
 
-    def __init__(self, values: Node, arrays: Source, prefix: str = "", *, is_moved: bool = False) -> None:
+    def __init__(self, values: Node, arrays: Source, prefix: str = "", *, config: Node | None = None) -> None:
         self.values, self._arrays, self._prefix = values, arrays, prefix
-        self.is_moved = is_moved
+        self.config = Node("config", {}) if config is None else config
+        """That of the saved part."""
+        self.is_moved = False
         """The part is on another device than the saved one was."""
 
     def part(self, name: str) -> Saved:
@@ -222,7 +222,9 @@ class Saved:
         return self._part(name, Node((self.values, f": {name}"), {}))
 
     def _part(self, name: str, values: Node) -> Saved:
-        return Saved(values, self._arrays, f"{self._prefix}{name}.", is_moved=self.is_moved)
+        part = Saved(values, self._arrays, f"{self._prefix}{name}.")
+        part.is_moved = self.is_moved
+        return part
 
     def form(self, name: str) -> Form | None:
         """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
@@ -263,9 +265,13 @@ class Saved:
 
     def shaped(self, name: str, shape: Lengths, dtype: torch.dtype) -> torch.Tensor:
         """An array of the state that must have this dtype and shape."""
+        self.require_form(name, shape, dtype)
+        return self.tensor(name)
+
+    def require_form(self, name: str, shape: Lengths, dtype: torch.dtype) -> None:
+        """An array of the state, which is not read for it, must have this dtype and shape."""
         if self.require(name, shape, only_lead=False)[0] != dtype:
             raise self.at(name).wrong(f"{dtype}")
-        return self.tensor(name)
 
     def arrays_like(self, targets: Mapping[str, torch.Tensor]) -> Arrays:
         """Copies of the arrays of these names, each just as its target is and where that is."""
