@@ -100,7 +100,7 @@ def step_rollout(rollout: rl.RolloutBuffer, n: int) -> None:
         rollout.clear()
     rng = np.random.default_rng(n)
     obs = {"x": _numbers(n, N, 2), "y": torch.tensor(_numbers(n + 2, N, 1)).bfloat16()}
-    if "hidden" not in rollout._staged:
+    if "hidden" not in rollout._storage.staged:
         rollout.stage(hidden={"a": _numbers(n, N, 2)})
     if n % 3 == 0:
         return

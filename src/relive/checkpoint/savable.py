@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from relive.checkpoint import replay, rollout
+from relive.checkpoint import replay
 from relive.distillation import DistillationBuffer
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
 from relive.memory.documents import Node
@@ -39,7 +39,7 @@ CLASSES: dict[str, type] = {kind.__name__: kind for kind in (ReplayBuffer, Rollo
 """The buffers that can be saved, by the word for each in files."""
 KINDS: dict[str, Any] = {
     "ReplayBuffer": replay,
-    "RolloutBuffer": rollout,
+    "RolloutBuffer": RolloutBuffer,
     "DistillationBuffer": DistillationBuffer,
 }
 """Their methods."""
