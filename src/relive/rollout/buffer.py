@@ -11,16 +11,19 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from relive.errors import BufferFullError, SchemaError, explain, uniterable
+from relive.errors import BufferFullError, IncompatibleCheckpoint, SchemaError, explain, uniterable
 from relive.fields.autoreset import parse_autoreset, refuse_reused, settings_of, unpack_step
 from relive.fields.batch import check_destination, moved
 from relive.fields.buffer_schemas import OPTIONAL, rollout_schema
+from relive.fields.declarations import device_of, tree_of
 from relive.fields.display import buffer_card, size_told
 from relive.fields.schema import Declaration, Path, positive, refuse_sparse
 from relive.fields.vocabulary import answers, understands
 from relive.kernels.sequence_reader import Layout
 from relive.locking import lock_for
 from relive.memory import Memory
+from relive.memory.documents import Node
+from relive.memory.saved import Saved, State
 from relive.randomness import Randomness
 from relive.rollout.advantages import Advantages, attachable
 from relive.rollout.batching import Epochs, order_of, read_fresh, read_into
@@ -29,8 +32,9 @@ from relive.rollout.recurrent import HiddenStates, Mode, check_layout, cuts_of, 
 from relive.rollout.storage import Storage, absence_of
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
-from relive.statistics.observers import Listeners
+from relive.statistics.observers import Observers, observers_of
 
+_DECLARED, _FLAGS = ("obs", "action", "reward", "value"), ("terminated", "truncated")
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -99,7 +103,7 @@ class RolloutBuffer:
         self.device = self._storage.device
         self._random = Randomness(seed)
         self._lock = lock_for(self)
-        self._observers = Listeners(stats, norm, schema, num_envs, self.device)
+        self._observers = Observers(stats, norm, schema, num_envs, self.device)
         self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
         self._advantages = Advantages(self._storage, self._flags)
         self._hidden_states = HiddenStates(self._storage, self._flags, num_steps)
@@ -399,6 +403,45 @@ class RolloutBuffer:
 
     __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
 
+    # State
+
+    @classmethod
+    def from_config(cls, config: Node, saved: Saved, **changes: Any) -> RolloutBuffer:
+        """An empty buffer of this config, but for a change of device; see `relive.load`."""
+        if changes.get("capacity") is not None:
+            remedy = "Leave capacity= out, or make a new buffer: a rollout is collected anew anyway."
+            raise IncompatibleCheckpoint(explain("capacity", "no capacity= for a rollout", changes["capacity"], remedy))
+        if changes.get("device") != "meta":  # a size that is only claimed takes no memory
+            for name, x in cls.from_config(config, saved, device="meta")._storage.rows().items():
+                saved.require_form(f"rows.{name}", tuple(x.shape), x.dtype)
+        return cls(**_arguments(config, saved, changes.get("device")))
+
+    def config(self) -> dict[str, Any]:
+        """How an equal, empty buffer is made, as JSON."""
+        trees = self._schema.config()
+        return {
+            "num_steps": self.num_steps,
+            "num_envs": self.num_envs,
+            **{name: trees[name] for name in _DECLARED},
+            "extra": {name: tree for name, tree in trees.items() if name not in (*_DECLARED, *_FLAGS)},
+            "autoreset": None if self.autoreset is None else self.autoreset.name,
+            "device": str(self.device),
+            "listeners": self._observers.config(),
+        }
+
+    def state(self) -> State:
+        """Everything that changes. All of it is saved every time: a rollout is thrown away anyhow."""
+        return State.of_parts({name: part.state() for name, part in self._parts().items()})
+
+    def load_state(self, saved: Saved) -> None:
+        """Become what was saved; a CorruptCheckpoint says what no rollout can have been."""
+        self._empty()
+        for name, part in self._parts().items():
+            part.load_state(saved.part(name))
+
+    def rows(self) -> None:
+        """No row is written once for ever."""
+
     def _parts(self) -> dict[str, Any]:
         """The parts of the rollout by their names in files, in the order in which they are loaded."""
         return {
@@ -407,12 +450,14 @@ class RolloutBuffer:
             "finals": self._flags.final_observations,
             "last": self._advantages.last,
             "carries": self._hidden_states,
+            "random": self._random,
+            "listeners": self._observers,
         }
 
     def check(self) -> None:
         """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""
         with self._lock:
-            for part in (*self._parts().values(), self._observers, self._random):
+            for part in self._parts().values():
                 part.check()
 
     def __len__(self) -> int:
@@ -456,6 +501,21 @@ class RolloutBuffer:
     def is_full(self) -> bool:
         """Whether the next thing to do is to learn."""
         return self._storage.num_stored == self.num_steps
+
+
+def _arguments(config: Node, saved: Saved, device: Any) -> dict[str, Any]:
+    """The arguments of a rollout buffer of this config, each with its numbers in what was saved."""
+    num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
+    envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
+    return {
+        "num_steps": config.entry("num_steps").integer(1, 1 << 50),
+        "num_envs": envs,
+        **{name: tree_of(config.entry(name)) for name in _DECLARED},
+        "extra": {name: tree_of(tree) for name, tree in config.entry("extra").entries().items()},
+        "autoreset": None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)],
+        "device": device or device_of(config.entry("device")),
+        **observers_of(config.entry("listeners"), saved.part_without_values("listeners"), envs),
+    }
 
 
 def _full(num_steps: int) -> BufferFullError:

@@ -20,13 +20,13 @@ from relive.kernels.sequence_index import Flags, reset_rows
 from relive.memory.documents import Node
 from relive.memory.saved import Saved, State
 from relive.rollout.storage import Storage
-from relive.statistics.observers import Listeners
+from relive.statistics.observers import Observers
 
 
 class EpisodeFlags:
     """What the flags of a rollout's rows mean, together with what its environments did before the first row."""
 
-    def __init__(self, storage: Storage, autoreset: AutoresetMode | None, observers: Listeners) -> None:
+    def __init__(self, storage: Storage, autoreset: AutoresetMode | None, observers: Observers) -> None:
         self._storage, self._mode, self._observers = storage, autoreset, observers
         self.is_observed = bool(observers.columns)
         self.has_reset_rows = autoreset is AutoresetMode.NEXT_STEP
