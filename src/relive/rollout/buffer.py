@@ -11,12 +11,11 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from relive.errors import BufferFullError, IncompatibleCheckpoint, SchemaError, explain, uniterable
+from relive.errors import BufferFullError, SchemaError, explain, uniterable
 from relive.fields.autoreset import parse_autoreset, refuse_reused, settings_of, unpack_step
 from relive.fields.batch import check_destination, moved
 from relive.fields.buffer_schemas import OPTIONAL, rollout_schema
-from relive.fields.declarations import device_of, tree_of
-from relive.fields.display import buffer_card, size_told
+from relive.fields.display import buffer_card
 from relive.fields.schema import Declaration, Path, positive, refuse_sparse
 from relive.fields.vocabulary import answers, understands
 from relive.kernels.sequence_reader import Layout
@@ -27,14 +26,14 @@ from relive.memory.saved import Saved, State
 from relive.randomness import Randomness
 from relive.rollout.advantages import Advantages, attachable
 from relive.rollout.batching import Epochs, order_of, read_fresh, read_into
+from relive.rollout.description import arguments_of, config_of, facts_of
 from relive.rollout.episode_flags import EpisodeFlags, Found
 from relive.rollout.recurrent import HiddenStates, Mode, check_layout, cuts_of, moved_sequences
 from relive.rollout.storage import Storage, absence_of
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
-from relive.statistics.observers import Observers, observers_of
+from relive.statistics.observers import Observers
 
-_DECLARED, _FLAGS = ("obs", "action", "reward", "value"), ("terminated", "truncated")
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -73,18 +72,8 @@ class RolloutBuffer:
     with `fields=[("obs", "critic"), "return"]`.
 
     Several agents are an axis (`reward=(A,), value=(A,)`) or a dict of agents; log_prob, advantages and returns are as
-    the rewards are, and statistics count the sum of all. `terminated` and `truncated` are the environment's. An agent
-    that ends before it has reward 0 and value 0 from then on, in `last_value` and `final_value` too: its last step is
-    not bootstrapped and what follows has advantage 0. Keep who is alive in the observation, to make the values so and
-    to weigh the loss. Agents that end and start again on their own are environments: num_envs = N · A.
-
-    >>> each = {"fox": (), "hare": ()}
-    >>> pair = RolloutBuffer(1, None, obs={"fox": 2, "hare": 3}, action=each, reward=each, value=each)
-    >>> obs, reward = {"fox": [0, 0], "hare": [0, 0, 0]}, {"fox": 1.0, "hare": -1.0}
-    >>> pair.add(obs, {"fox": 1, "hare": 2}, reward, True, False, value={"fox": 0.5, "hare": 0.5})
-    >>> pair.compute_advantage(last_value={"fox": 0.0, "hare": 0.0})
-    >>> pair["advantage", "hare"]
-    tensor([-1.5000])
+    the rewards are, and statistics count the sum of all. `terminated` and `truncated` are the environment's: the guide
+    "On-policy" says what an agent has that ends before it.
     """
 
     @answers
@@ -142,10 +131,10 @@ class RolloutBuffer:
             row = storage.num_stored
             if row == self.num_steps:
                 raise _full(row)
-            finals = None if final_obs is None else self._flags.of_add(row, final_obs, terminated, truncated)
+            found = None if final_obs is None else self._flags.of_add(row, final_obs, terminated, truncated)
             storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            if finals is not None or self._flags.is_observed or self._hidden_states.is_sparse:
-                self._follow(row, finals, _NOTHING)
+            if found is not None or self._flags.is_observed or self._hidden_states.is_sparse:
+                self._follow(row, found, _NOTHING)
             storage.commit(row)
 
     def add_step(
@@ -165,9 +154,9 @@ class RolloutBuffer:
                 raise _full(row)
             refuse_reused(self._schema, obs, next_obs)
             measured = self._observers.measured(info, storage.lead, self.autoreset)
-            finals = self._flags.of_step(row, unpacked)
+            found = self._flags.of_step(row, unpacked)
             storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            self._follow(row, finals, measured)
+            self._follow(row, found, measured)
             storage.commit(row)
 
     def stage(self, **fields: Any) -> None:
@@ -196,8 +185,7 @@ class RolloutBuffer:
         with self._lock:
             refuse_sparse(self._schema, "a rollout that is lent")
             storage = self._storage
-            storage.follow()
-            storage.make_flags()
+            storage.adopt()
             self._advantages.last.keep({})  # the collector may have written a newer one
             self._flags.tell_rows(storage.num_stored, count)
             self._empty()
@@ -236,10 +224,10 @@ class RolloutBuffer:
         self._flags.begin()
         self._hidden_states.begin()
 
-    def _follow(self, row: int, finals: Found | None, measured: Mapping[str, Any]) -> None:
+    def _follow(self, row: int, found: Found | None, measured: Mapping[str, Any]) -> None:
         """Let every part take in a row that was written; if observers refuse it, nothing has changed for anybody."""
         try:
-            self._flags.commit(row, finals, measured)
+            self._flags.commit(row, found, measured)
         except BaseException:
             self._advantages.last.write_again()
             raise
@@ -408,26 +396,14 @@ class RolloutBuffer:
     @classmethod
     def from_config(cls, config: Node, saved: Saved, **changes: Any) -> RolloutBuffer:
         """An empty buffer of this config, but for a change of device; see `relive.load`."""
-        if changes.get("capacity") is not None:
-            remedy = "Leave capacity= out, or make a new buffer: a rollout is collected anew anyway."
-            raise IncompatibleCheckpoint(explain("capacity", "no capacity= for a rollout", changes["capacity"], remedy))
         if changes.get("device") != "meta":  # a size that is only claimed takes no memory
             for name, x in cls.from_config(config, saved, device="meta")._storage.rows().items():
                 saved.require_form(f"rows.{name}", tuple(x.shape), x.dtype)
-        return cls(**_arguments(config, saved, changes.get("device")))
+        return cls(**arguments_of(config, saved, **changes))
 
     def config(self) -> dict[str, Any]:
         """How an equal, empty buffer is made, as JSON."""
-        trees = self._schema.config()
-        return {
-            "num_steps": self.num_steps,
-            "num_envs": self.num_envs,
-            **{name: trees[name] for name in _DECLARED},
-            "extra": {name: tree for name, tree in trees.items() if name not in (*_DECLARED, *_FLAGS)},
-            "autoreset": None if self.autoreset is None else self.autoreset.name,
-            "device": str(self.device),
-            "listeners": self._observers.config(),
-        }
+        return config_of(self, self._schema, self._observers)
 
     def state(self) -> State:
         """Everything that changes. All of it is saved every time: a rollout is thrown away anyhow."""
@@ -468,13 +444,11 @@ class RolloutBuffer:
             return steps * self._storage.num_envs if mask is None else int(mask.sum())
 
     def __repr__(self) -> str:
-        return (
-            f"RolloutBuffer({self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}, "
-            f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
-        )
+        told = f"{self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}"
+        return f"RolloutBuffer({told}, fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
 
     def _repr_html_(self) -> str:
-        return buffer_card("RolloutBuffer", _facts(self).items(), self._schema)
+        return buffer_card("RolloutBuffer", facts_of(self, self._storage.attached).items(), self._schema)
 
     @property
     def stats(self) -> EpisodeStats | None:
@@ -488,7 +462,7 @@ class RolloutBuffer:
 
     @property
     def nbytes(self) -> int:
-        """What this buffer keeps, in bytes: its columns, and what is attached."""
+        """What this buffer keeps, in bytes: its steps, and what is attached."""
         with self._lock:
             return self._storage.nbytes
 
@@ -501,21 +475,6 @@ class RolloutBuffer:
     def is_full(self) -> bool:
         """Whether the next thing to do is to learn."""
         return self._storage.num_stored == self.num_steps
-
-
-def _arguments(config: Node, saved: Saved, device: Any) -> dict[str, Any]:
-    """The arguments of a rollout buffer of this config, each with its numbers in what was saved."""
-    num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
-    envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
-    return {
-        "num_steps": config.entry("num_steps").integer(1, 1 << 50),
-        "num_envs": envs,
-        **{name: tree_of(config.entry(name)) for name in _DECLARED},
-        "extra": {name: tree_of(tree) for name, tree in config.entry("extra").entries().items()},
-        "autoreset": None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)],
-        "device": device or device_of(config.entry("device")),
-        **observers_of(config.entry("listeners"), saved.part_without_values("listeners"), envs),
-    }
 
 
 def _full(num_steps: int) -> BufferFullError:
@@ -536,14 +495,3 @@ def _unknown(name: str | Path, data: TensorDict, absent: frozenset[str]) -> str:
     if first in absent:
         return absence_of(first)
     return explain("rollout", f"one of {', '.join(map(str, data.keys()))}", repr(name), "See rollout.data.")
-
-
-def _facts(rollout: RolloutBuffer) -> dict[str, Any]:
-    return {
-        "steps": f"{rollout.num_stored:,} of {rollout.num_steps:,}",
-        "environments": rollout.num_envs,
-        "transitions": f"{len(rollout):,}",
-        "attached": ", ".join(map(".".join, rollout._storage.attached)) or None,
-        "autoreset": None if rollout.autoreset is None else rollout.autoreset.name,
-        "memory": f"{size_told(rollout.nbytes)} on {rollout.device}",
-    }

@@ -136,12 +136,12 @@ class EpisodeFlags:
         )
         return (cut & ~ended).nonzero().squeeze(1).tolist()
 
-    def commit(self, row: int, finals: Found | None, measured: Mapping[str, Any]) -> None:
+    def commit(self, row: int, found: Found | None, measured: Mapping[str, Any]) -> None:
         """Take in a row that was written; if observers refuse it, nothing has changed."""
         if self.is_observed:
             self._tell(row, self._storage.missing, measured)
-        if finals is not None:
-            self.final_observations.keep(finals)
+        if found is not None:
+            self.final_observations.keep(found)
 
     def tell_rows(self, start: int, stop: int) -> None:
         """Tell observers of rows that somebody else wrote, with every field."""

@@ -184,8 +184,9 @@ class Storage:
         fields, lead = self.schema.fields, self.lead
         return [self.tensors[i][row].reshape((*lead, *fields[i].shape)).clone() for i in self.schema.columns[name]]
 
-    def make_flags(self) -> None:
-        """Make bools of whatever somebody else has written into bool tensors."""
+    def adopt(self) -> None:
+        """Find what somebody else has written; whatever is in bool tensors becomes bools."""
+        self.follow()
         for tensor in self.tensors:
             tensor.copy_(true_flags(tensor))
 
