@@ -66,7 +66,7 @@ def distillation_settings() -> dict[str, Any]:
     """A configuration of the distillation runner."""
     settings = ppo_settings()
     settings["student"], settings["teacher"] = settings.pop("actor"), settings.pop("critic")
-    settings["teacher"]["distribution_cfg"] = settings["student"]["distribution_cfg"]
+    settings["teacher"]["distribution_cfg"] = dict(settings["student"]["distribution_cfg"])
     settings["obs_groups"] = {"student": ["policy"], "teacher": ["policy", "critic"]}
     settings["algorithm"] = {"class_name": "Distillation", "gradient_length": 4, "num_learning_epochs": 2}
     return settings

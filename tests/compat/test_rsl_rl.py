@@ -164,17 +164,21 @@ def test_every_row_has_its_turn_where_minibatches_do_not_divide_them() -> None:
     assert len(drawn) == T * N
 
 
-def test_epochs_are_shuffled_anew_and_repeat_in_a_seeded_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relive.compat.rsl_rl.storage.rollout_storage.experiment_seed", lambda: 5)
+def orders(full: Any) -> list[list[float]]:
+    return [batch.observations["policy"][:, 0].tolist() for batch in full.mini_batch_generator(1, 3)]
 
-    def orders() -> list[list[float]]:
-        return [batch.observations["policy"][:, 0].tolist() for batch in storage().mini_batch_generator(1, 3)]
 
+def test_epochs_are_shuffled_anew_and_repeat_after_torch_was_seeded() -> None:
+    torch.manual_seed(5)
+    full = storage()
     before = torch.random.get_rng_state()
-    first = orders()
+    first = orders(full)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert first == orders()
     assert len({tuple(order) for order in first}) == 3
+    torch.manual_seed(5)
+    assert orders(storage()) == first
+    torch.rand(1)
+    assert orders(storage()) != first
 
 
 def test_only_stored_steps_are_read() -> None:
