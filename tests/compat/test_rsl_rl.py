@@ -269,13 +269,13 @@ def test_a_step_too_many_overflows() -> None:
 
 
 BROKEN: dict[str, Callable[[Any], None]] = {
-    "obs.policy": lambda t: setattr(t, "observations", None),
-    "reward": lambda t: setattr(t, "rewards", None),
-    "terminated": lambda t: setattr(t, "dones", None),
-    "value": lambda t: setattr(t, "values", torch.zeros(N)),
-    "action": lambda t: setattr(t, "actions", torch.zeros(1, 2)),
+    "observations": lambda t: setattr(t, "observations", None),
+    "rewards": lambda t: setattr(t, "rewards", None),
+    "dones": lambda t: setattr(t, "dones", None),
+    "values": lambda t: setattr(t, "values", torch.zeros(N)),
+    "actions": lambda t: setattr(t, "actions", torch.zeros(1, 2)),
     "distribution_params_1": lambda t: setattr(t, "distribution_params", (t.actions, torch.ones(N, 3))),
-    "obs.critic": lambda t: t.observations.set("critic", torch.zeros(N, 3)),
+    "observations.critic": lambda t: t.observations.set("critic", torch.zeros(N, 3)),
 }
 
 
@@ -296,7 +296,7 @@ def test_a_first_step_that_is_refused_leaves_what_is_expected_open() -> None:
     empty = storage(steps=0)
     broken = transition(0)
     broken.distribution_params, broken.actions = (torch.zeros(N, 5),), torch.zeros(1, 2)
-    with pytest.raises(SchemaError, match="action: "):
+    with pytest.raises(SchemaError, match="actions: "):
         empty.add_transition(broken)
     assert not empty.distribution_params
     empty.add_transition(transition(0))

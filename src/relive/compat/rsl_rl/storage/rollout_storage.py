@@ -13,6 +13,7 @@ from tensordict import TensorDict
 import relive as rl
 from relive.compat.rsl_rl.storage import transition as step
 from relive.compat.rsl_rl.storage.attributes import PARAMS, STATES, Shared, follow, memory_of, parts_of
+from relive.compat.rsl_rl.storage.rows import Rows
 from relive.compat.rsl_rl.storage.transition import Batch, HiddenState
 from relive.errors import SchemaError, explain
 
@@ -70,106 +71,111 @@ class RolloutStorage:
         self.num_transitions_per_env = num_transitions_per_env
         self.num_envs = num_envs
         self.actions_shape = actions_shape
-        self._observation = {name: rl.Field(leaf.shape[1:], leaf.dtype) for name, leaf in obs.items()}
+        self._groups = {name: rl.Field(leaf.shape[1:], leaf.dtype) for name, leaf in obs.items()}
         self._extra: dict[str, Any] = {"advantages": (1,), "returns": (1,)}
         if training_type == "distillation":
             self._extra = {"privileged_actions": rl.Field(actions_shape)}
+        self._late: dict[str, rl.Field] = {}
+        """Distribution parameters and hidden states, which the first step that has them declares."""
         self._seed = _seed_of_the_run()
-        self._adopt(self._made(self._extra), self._extra)
+        self._adopt(self._made(self._late), self._late)
+        self._step, self._is_told = 0, True
 
-    def _made(self, extra: dict[str, Any], rows: TensorDict | None = None, count: int = 0) -> rl.RolloutBuffer:
-        """A core with these extra fields, with the first `count` of these rows."""
+    def _made(self, late: dict[str, rl.Field], rows: TensorDict | None = None) -> rl.RolloutBuffer:
+        """A core that has these late fields, and the content of another one's memory."""
         core = rl.RolloutBuffer(
             self.num_transitions_per_env,
             self.num_envs,
-            self._observation,
+            self._groups,
             rl.Field(self.actions_shape),
             reward=(1,),
             value=(1,),
-            extra=extra,
+            extra={**self._extra, **late},
             device=self.device,
             seed=self._seed,
         )
         if rows is not None:
             core.columns.update_(rows)
-            core.take_back(count)
         return core
 
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
-    def _adopt(self, core: rl.RolloutBuffer, extra: dict[str, Any]) -> None:
-        self.core, self._extra = core, extra
+    def _adopt(self, core: rl.RolloutBuffer, late: dict[str, rl.Field]) -> None:
+        self._core, self._late = core, late
         self.memory: dict[str, Any] = follow(getattr(self, "memory", {}), memory_of(core, self.training_type))
         """The core's memory by the names of the attributes."""
-        self._nothing = torch.zeros(self.num_envs, 1, device=core.device)
-        self._never = self._nothing[:, 0] != 0
-        self._zero_states = {
-            prefix: {
-                name: self._nothing.new_zeros(self.num_envs, *field.shape)
-                for name, field in extra.items()
-                if name.startswith(prefix)
-            }
-            for prefix in STATES
-        }
+        self._rows = self._rows_of(core, late)
+        states = [name for name in late if name.startswith(STATES)]
+        self._unknown = {name: torch.zeros_like(core.columns[name][0]) for name in states}
+        """What stands for the hidden state of a step that has none."""
+
+    def _rows_of(self, core: rl.RolloutBuffer, late: dict[str, rl.Field]) -> Rows:
+        """The rows of what a step gives, in the order of `_values` and `late`."""
+        columns = core.columns
+        given = {"actions": "action", "rewards": "reward", "dones": "terminated"}
+        if self.training_type == "rl":
+            given |= {"values": "value", "actions_log_prob": "log_prob"}
+        else:
+            given |= {"privileged_actions": "privileged_actions"}
+        groups = {f"observations.{name}": columns["obs", name] for name in self._groups}
+        return Rows(
+            {**groups, **{theirs: columns[ours] for theirs, ours in given.items()}, **{n: columns[n] for n in late}}
+        )
+
+    @property
+    def core(self) -> rl.RolloutBuffer:
+        """The relive buffer underneath, with the stored steps."""
+        if not self._is_told:
+            self._core.take_back(self._step)
+            self._is_told = True
+        return self._core
 
     @property
     def step(self) -> int:
         """How many steps are stored. Set it to the number of rows that were written directly."""
-        return self.core.num_stored
+        return self._step
 
     @step.setter
     def step(self, count: int) -> None:
-        self.core.take_back(count)
+        self._core.take_back(count)
+        self._step, self._is_told = self._core.num_stored, True
 
     def add_transition(self, transition: Any) -> None:
         """Store one step of every environment; tensors on another device are moved."""
-        if self.core.is_full:
+        if self._step == self.num_transitions_per_env:
             expected = f"at most {self.num_transitions_per_env} transitions"
-            got = self.num_transitions_per_env + 1
-            raise OverflowError(explain("add_transition", expected, got, "Train on the rollout, then clear() it."))
-        late = self._late(transition)
-        if late.keys() <= self._extra.keys():
-            _add(self.core, {**self._fields(transition), **late})
-            return
-        extra = self._extra | {
-            name: (rl.Field if name.startswith(PARAMS) else rl.Carry)(part.shape[1:]) for name, part in late.items()
-        }
-        core = self._made(extra, self.core.columns, self.step)
-        _add(core, {**self._fields(transition), **late})
-        self._adopt(core, extra)
+            remedy = "Train on the rollout, then clear() it."
+            raise OverflowError(explain("add_transition", expected, self._step + 1, remedy))
+        values, late = self._values(transition), _late_values(transition, self.training_type)
+        if late.keys() <= self._late.keys():
+            self._rows.write(self._step, [*values, *(late.get(n, self._unknown.get(n)) for n in self._late)])
+        else:
+            self._grow(values, late)
+        self._step, self._is_told = self._step + 1, False
 
-    def _fields(self, transition: Any) -> dict[str, Any]:
-        """What every step has, for the core, which explains what is missing."""
-        dones = transition.dones
-        fields = {
-            "obs": transition.observations,
-            "action": transition.actions,
-            "reward": _as_column(transition.rewards),
-            "terminated": None if dones is None else dones.view(-1) != 0,
-            "truncated": self._never,
-        }
-        none = self._nothing
+    def _values(self, transition: Any) -> list[Any]:
+        """What every step has."""
+        observations, dones = transition.observations, transition.dones
+        groups = {} if observations is None else dict(observations.items())
+        if groups.keys() != self._groups.keys():
+            expected = f"the observation groups {list(self._groups)}"
+            raise SchemaError(explain("observations", expected, list(groups), "Pass the groups that the storage has."))
+        ended = None if dones is None else dones.view(-1) != 0
+        values = [*map(groups.get, self._groups), transition.actions, _as_column(transition.rewards), ended]
         if self.training_type == "rl":
-            value, log_prob = transition.values, _as_column(transition.actions_log_prob)
-            return {**fields, "value": value, "log_prob": log_prob, "advantages": none, "returns": none}
-        return {**fields, "value": none, "log_prob": none, "privileged_actions": transition.privileged_actions}
+            return [*values, transition.values, _as_column(transition.actions_log_prob)]
+        return [*values, transition.privileged_actions]
 
-    def _late(self, transition: Any) -> dict[str, torch.Tensor]:
-        """What the first step that has it declares, for the core; a state that is None after that is zero."""
-        late: dict[str, torch.Tensor] = {}
-        if self.training_type == "rl":
-            for i, part in enumerate(transition.distribution_params or ()):
-                late[f"{PARAMS}{i}"] = part.contiguous()
-        for prefix, state in zip(STATES, transition.hidden_states, strict=True):
-            if state is None:
-                late |= self._zero_states[prefix]
-                continue
-            for i, part in enumerate(state if isinstance(state, tuple | list) else (state,)):
-                late[f"{prefix}{i}"] = part.transpose(0, 1).contiguous()
-        return late
+    def _grow(self, values: list[Any], late: dict[str, torch.Tensor]) -> None:
+        """Store a step that has fields which no step had before, in a core that has them."""
+        kinds = {name: rl.Field if name.startswith(PARAMS) else rl.Carry for name in late}
+        fields = self._late | {name: kinds[name](part.shape[1:]) for name, part in late.items()}
+        core = self._made(fields, self._core.columns)
+        self._rows_of(core, fields).write(self._step, [*values, *(late.get(n, self._unknown.get(n)) for n in fields)])
+        self._adopt(core, fields)
 
     def clear(self) -> None:
         """Forget the stored steps; the attributes show the old rows until they are overwritten."""
-        self.core.clear()
+        self._step, self._is_told = 0, False
 
     def generator(self) -> Generator[Batch, None, None]:
         """The stored steps one after the other, for distillation."""
@@ -182,7 +188,7 @@ class RolloutStorage:
         """Shuffled minibatches [B, …] for feed-forward networks, `num_mini_batches` in each epoch."""
         self._require("rl", "mini_batch_generator")
         size = _share("stored transitions", len(self.core), num_mini_batches)
-        fields = [*_READ, *(name for name in self._extra if name.startswith(PARAMS))]
+        fields = [*_READ, *(name for name in self._late if name.startswith(PARAMS))]
         for _ in range(num_epochs):
             batches = self.core.minibatches(size, drop_last=True, fields=fields)
             for rows in itertools.islice(batches, num_mini_batches):
@@ -207,7 +213,7 @@ class RolloutStorage:
         self._require("rl", "recurrent_mini_batch_generator")
         size = _share("environments", self.num_envs, num_mini_batches)
         steps = self.step
-        states = [name for name in self._extra if name.startswith(STATES)]
+        states = [name for name in self._late if name.startswith(STATES)]
         (found,) = self.core.sequences(steps, shuffle=False, layout="time_first", fields=["obs", *states])
         observations = TensorDict(dict(found["obs"].items()), found["mask"].shape, device=self.core.device)
         actor, critic = (parts_of(found, prefix) for prefix in STATES)
@@ -235,14 +241,15 @@ class RolloutStorage:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies of the rows instead of the core and its memory."""
-        derived = ("core", "memory", "_nothing", "_never", "_zero_states")
+        derived = ("_core", "memory", "_rows", "_unknown", "_is_told")
         state = {name: value for name, value in vars(self).items() if name not in derived}
-        return {**state, "rows": self.core.columns.clone(), "count": self.step}
+        return {**state, "columns": self._core.columns.clone()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        rows, count = state.pop("rows"), state.pop("count")
+        columns = state.pop("columns")
         self.__dict__.update(state)
-        self._adopt(self._made(self._extra, rows, count), self._extra)
+        self._adopt(self._made(self._late, columns), self._late)
+        self._is_told = False
 
 
 def _share(what: str, total: int, num_mini_batches: int) -> int:
@@ -267,15 +274,17 @@ def _as_column(numbers: torch.Tensor | None) -> torch.Tensor | None:
     return None if numbers is None else numbers.view(-1, 1)
 
 
-def _add(core: rl.RolloutBuffer, fields: dict[str, Any]) -> None:
-    try:
-        core.add(**fields)
-    except SchemaError:
-        # Here, because comparing every tensor's device at every step takes as long as a small copy.
-        moved = {name: value if value is None else value.to(core.device) for name, value in fields.items()}
-        if all(moved[name] is value for name, value in fields.items()):
-            raise
-        core.add(**moved)
+def _late_values(transition: Any, training_type: str) -> dict[str, torch.Tensor]:
+    """The distribution parameters and hidden states of a step, [N, …] each."""
+    late: dict[str, torch.Tensor] = {}
+    if training_type == "rl":
+        for i, part in enumerate(transition.distribution_params or ()):
+            late[f"{PARAMS}{i}"] = part
+    for prefix, state in zip(STATES, transition.hidden_states, strict=True):
+        if state is not None:
+            for i, part in enumerate(state if isinstance(state, tuple | list) else (state,)):
+                late[f"{prefix}{i}"] = part.transpose(0, 1)
+    return late
 
 
 def _states(parts: Sequence[torch.Tensor], trajectories: slice) -> HiddenState:
