@@ -316,6 +316,22 @@ def test_columns_and_floats_are_taken_as_rsl_rl_takes_them() -> None:
     assert (lenient.core.columns == full.core.columns).all()
 
 
+def test_the_core_is_empty_after_clear() -> None:
+    full = storage()
+    assert len(full.core) == T * N
+    full.clear()
+    assert len(full.core) == 0
+
+
+def test_a_tensor_with_a_gradient_is_stored_without_it() -> None:
+    part = storage(steps=1)
+    step = transition(1)
+    step.values = step.values.requires_grad_()
+    part.add_transition(step)
+    assert not part.values.requires_grad
+    assert part.values[1].eq(10).all()
+
+
 def test_a_storage_without_distribution_parameters_works() -> None:
     plain = storage(steps=0)
     step = transition(1)
