@@ -328,7 +328,7 @@ def test_a_tensor_with_a_gradient_is_stored_without_it() -> None:
     step = transition(1)
     step.values = step.values.requires_grad_()
     part.add_transition(step)
-    assert not part.values.requires_grad
+    assert not part.core["value"].requires_grad
     assert part.values[1].eq(10).all()
 
 
