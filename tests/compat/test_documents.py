@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import json
+import runpy
 from collections import Counter
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.compat.documents.names import PREFIX, Name, difference, names, parsed
 
+ROOT = Path(__file__).parents[2]
 NAMES = list(names())
 
 
@@ -41,6 +45,23 @@ def test_no_name_is_printed_twice_and_every_system_has_some() -> None:
     assert {name.system for name in NAMES} == {
         "agilerl", "apexrl", "embodichain", "rl_buffer", "rsl_rl", "stable_baselines3",
     }  # fmt: skip
+
+
+FRONT_PAGE = runpy.run_path(str(ROOT / "docs" / "front_page.py"))
+ORIGINALS = json.loads((ROOT / "docs" / "migrating" / "originals.json").read_text(encoding="utf-8"))
+
+
+def test_the_tables_of_the_pages_are_those_of_the_kept_results() -> None:
+    pages = list(FRONT_PAGE["pages"]())
+    assert len(pages) == 1 + len(ORIGINALS)
+    for path, tables in pages:
+        page = path.read_text(encoding="utf-8")
+        assert FRONT_PAGE["written"](page, tables) == page, f"{path.name}: run python docs/front_page.py"
+
+
+@pytest.mark.parametrize("system", ORIGINALS)
+def test_the_kept_number_of_names_is_that_of_the_list(system: str) -> None:
+    assert ORIGINALS[system]["names"] == sum(name.system == system for name in NAMES)
 
 
 def printed(signature: str) -> Name:
