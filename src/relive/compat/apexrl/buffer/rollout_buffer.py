@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat.apexrl.attributes import SCORES, Column, plain, training_data
-from relive.compat.apexrl.specs import Spec, declared, ended, inferred, placed, written
-from relive.errors import SchemaError, explain
+from relive.compat.apexrl.buffer.attributes import TRAINING, Column, plain
+from relive.compat.apexrl.buffer.specs import declared, inferred, leaves_of, written, zeros_and_ones
+from relive.compat.apexrl.utils.observation import Spec
+from relive.compat.seeding import experiment_seed
+from relive.compat.step_rows import StepRows, stored
+from relive.errors import DataWarning, SchemaError, explain
 from relive.fields.schema import Field, positive
-from relive.randomness import Randomness
 
 PRIVILEGED = "privileged_observations"
 _GIVEN = ("observations", PRIVILEGED, "actions", "rewards", "dones", "values", "log_probs")
@@ -25,12 +29,13 @@ class RolloutBuffer:
 
     Both of its constructors work: the documented one, `(num_envs, num_steps, obs_shape, device, num_privileged_obs=0)`,
     where the first `add` says what an action is, and the newer one, which is told. `num_privileged_obs` alone declares
-    a vector of privileged observations, as documented. `seed` makes `get_minibatch` repeatable; ApexRL draws from the
-    global generator, we do not.
+    a vector of privileged observations, as documented. Attributes are the memory itself, and `step` may be set. `seed`
+    makes `get_minibatch` repeatable; without it a seeded experiment repeats, and no global generator is touched.
 
     What is different here:
-    - Only stored steps are trained on: a rollout that is partly filled has `len(buffer)` rows in `get_all_data` and
-      `get_minibatch`, and `last_values` follow its last step. (There, zeros and rows of older rollouts are among them.)
+    - Only stored steps are trained on. Of a rollout that is partly filled `get_all_data` has `num_steps · num_envs`
+      rows as there, but warns, and the rows that nobody stored are zero; `get_minibatch` draws stored rows only, and
+      `last_values` follow the last stored step. (There, rows of older rollouts are among them.)
     - Privileged observations that are declared must be given, and those that are not declared are refused. (There, the
       row of an older rollout stays, or what is given is dropped.)
     - Nothing is broadcast, and actions are never rounded to another dtype.
@@ -48,7 +53,7 @@ class RolloutBuffer:
     privileged_observations = Column(PRIVILEGED)
     actions = Column("action")
     rewards = Column("reward")
-    dones = Column("terminated")
+    dones = Column("dones")
     values = Column("value")
     log_probs = Column("log_prob")
     advantages = Column("advantage")
@@ -80,19 +85,29 @@ class RolloutBuffer:
             self.privileged_obs_shape = (positive("num_privileged_obs", num_privileged_obs),)
         self._told = action_shape, action_dtype
         self._is_settled = None not in self._told
-        self._random = Randomness(seed)
-        self.core = self._made(Field(action_shape or (), action_dtype or torch.float32), device)
+        self._rows = self._made(Field(action_shape or (), action_dtype or torch.float32), device)
+        self._seed = experiment_seed() if seed is None else seed
+        self._random = seeded(self.device, self._seed)
 
-    def _made(self, action: Field, device: torch.device | str) -> rl.RolloutBuffer:
-        extra = {PRIVILEGED: declared(self.privileged_obs_shape)} if self.privileged_obs_shape is not None else None
-        return rl.RolloutBuffer(
-            self.num_steps, self.num_envs, declared(self.obs_shape), action, extra=extra, device=device
-        )
+    def _made(self, action: Field, device: torch.device | str) -> StepRows:
+        fields = ["obs", "action", "reward", "dones", "value", "log_prob"]
+        extra = {"dones": declared(())}
+        if self.privileged_obs_shape is not None:
+            fields.insert(1, PRIVILEGED)
+            extra[PRIVILEGED] = declared(self.privileged_obs_shape)
+        obs = declared(self.obs_shape)
+        make = partial(rl.RolloutBuffer, self.num_steps, self.num_envs, obs, action, extra=extra, device=device)
+        return StepRows(make, fields)
+
+    @property
+    def core(self) -> rl.RolloutBuffer:
+        """The relive buffer underneath, with the steps that are stored now."""
+        return told_of_ends(self._rows)
 
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
-        return self.core.device
+        return self.rewards.device
 
     @property
     def action_shape(self) -> tuple[int, ...]:
@@ -106,21 +121,25 @@ class RolloutBuffer:
 
     @property
     def step(self) -> int:
-        """How many steps are stored."""
-        return self.core.num_stored
+        """How many steps are stored. Set it to 0 to start again, or to the number of rows written directly."""
+        return self._rows.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._rows.step = step
 
     def __len__(self) -> int:
         """How many transitions are stored."""
-        return len(self.core)
+        return self._rows.step * self.num_envs
 
     def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
         """Copy what is known before the step, for environments that step in place.
 
         Then `add(None, None, None, rewards, dones, values, log_probs)`. This is the buffer's own, not ApexRL's.
         """
-        core = self._settled(actions)
-        core.stage(**observed(self, observations, privileged_observations), action=placed(None, actions, core.device))
-        self.core, self._is_settled = core, True
+        rows = self._settled(actions)
+        rows.stage([*seen(rows, observations, privileged_observations), actions, None, None, None, None])
+        self._rows, self._is_settled = rows, True
 
     def add(
         self,
@@ -133,21 +152,20 @@ class RolloutBuffer:
         log_probs: Any,
     ) -> None:
         """Store one step of every environment; `dones` [num_envs] says whether this step ended an episode."""
-        core = self._settled(actions)
-        core.add(
-            **observed(self, observations, privileged_observations),
-            **outcome(core.device, actions, rewards, dones, values, log_probs),
-        )
-        self.core, self._is_settled = core, True
+        rows = self._settled(actions)
+        before = seen(rows, observations, privileged_observations)
+        dones = zeros_and_ones("dones", dones, rows.tensors["dones"].device)
+        rows.write([*before, actions, rewards, dones, values, log_probs])
+        self._rows, self._is_settled = rows, True
 
-    def _settled(self, actions: Any) -> rl.RolloutBuffer:
-        """The core that stores such actions: the first ones tell, where the constructor did not."""
-        refuse_full(self.core)
+    def _settled(self, actions: Any) -> StepRows:
+        """The rows that store such actions: the first ones tell, where the constructor did not."""
+        refuse_full(self._rows)
         if self._is_settled:
-            return self.core
+            return self._rows
         action = inferred(actions, 1, *self._told)
         is_same = action == Field(self.action_shape, self.action_dtype)
-        return self.core if is_same else self._made(action, self.device)
+        return self._rows if is_same else self._made(action, self.device)
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
         """Advantages and returns of the stored steps; `last_values` [num_envs] are of the observations after them.
@@ -155,17 +173,28 @@ class RolloutBuffer:
         An episode that a time limit cut off counts as ended: add the discounted value of its final observation to its
         last reward, as ApexRL's own runner does.
         """
-        self.core.compute_advantage(placed(None, last_values, self.device), gamma=gamma, lam=gae_lambda)
+        self._rows.score(last_values, self.dones.bool(), gamma=gamma, lam=gae_lambda)
 
     def get_all_data(self) -> dict[str, Any]:
-        """All stored transitions `[len(buffer), …]` in the order of time, then environment; they share the memory."""
-        return training_data(self.core.data.reshape(-1))
+        """All transitions `[num_steps · num_envs, …]` in the order of time, then environment; they share the memory.
+
+        Of a rollout that is partly filled they are a copy, zero where nothing is stored.
+        """
+        count = stored("get_all_data", self._rows.step) * self.num_envs
+        data = training_data(self._rows)
+        if not self._rows.is_full:
+            whole = self.num_steps * self.num_envs
+            remedy = "Add the missing steps, or take the first len(buffer) rows."
+            warnings.warn(explain("get_all_data", f"{whole} stored rows", count, remedy), DataWarning, stacklevel=2)
+            data = {name: rows if rows is None else _without_rows_after(count, rows) for name, rows in data.items()}
+        return data
 
     def get_minibatch(self, batch_size: int) -> tuple[Any, ...]:
-        """Transitions drawn with replacement: what `get_all_data` has, in its order, as a tuple."""
-        rows = self.core.data.reshape(-1)
-        total = torch.tensor(len(rows), device=self.device)
-        return tuple(training_data(rows[self._random.below(total, positive("batch_size", batch_size))]).values())
+        """Stored transitions drawn with replacement: what `get_all_data` has, in its order, as a tuple."""
+        count = stored("get_minibatch", self._rows.step) * self.num_envs
+        size = (positive("batch_size", batch_size),)
+        index = torch.randint(count, size, generator=self._random, device=self.device)
+        return tuple(_rows_at(index, rows) for rows in training_data(self._rows).values())
 
     def state_dict(self) -> dict[str, Any]:
         """The stored steps as tensors, dicts and numbers only: `torch.load(…, weights_only=True)` reads them."""
@@ -180,16 +209,16 @@ class RolloutBuffer:
                 raise ValueError(f"RolloutBuffer {name} mismatch: {state_dict[name]} != {own}")
         twin = RolloutBuffer(
             self.num_envs, self.num_steps, self.obs_shape, *self._told, self.device,
-            self.num_privileged_obs, self.privileged_obs_shape,
+            self.num_privileged_obs, self.privileged_obs_shape, seed=self._seed,
         )  # fmt: skip
         rows = TensorDict(
             {name: state_dict[name] for name in _GIVEN if state_dict[name] is not None}, state_dict["step"]
         )
         for row in rows:
             twin.add(**{name: row.get(name, None) for name in _GIVEN})
-        for score in _SCORES if len(twin) else ():
-            setattr(twin, score, state_dict[score].to(self.device))
-        self.core, self._is_settled = twin.core, twin._is_settled
+        for name in _SCORES:
+            getattr(twin, name)[: twin.step] = state_dict[name].to(self.device)
+        self._rows, self._is_settled = twin._rows, twin._is_settled
 
     def _layout(self) -> dict[str, Any]:
         specs = {name: written(getattr(self, name)) for name in ("obs_shape", "privileged_obs_shape")}
@@ -197,51 +226,64 @@ class RolloutBuffer:
 
     def clear(self) -> None:
         """Forget the stored steps."""
-        self.core.clear()
+        self._rows.clear()
 
     def to(self, device: torch.device | str) -> RolloutBuffer:
         """Move the stored steps to another device; returns the buffer itself."""
-        self.core = refilled(self._made(Field(self.action_shape, self.action_dtype), device), self.core)
+        self._rows = moved(self._rows, device)
+        self._random = seeded(self.device, self._seed)
         return self
 
 
-def refuse_full(core: rl.RolloutBuffer) -> None:
+def seeded(device: torch.device, seed: int) -> torch.Generator:
+    """A generator for draws on a device."""
+    return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
+
+
+def moved(rows: StepRows, device: torch.device | str) -> StepRows:
+    """The same steps on another device."""
+    make: Any = rows.make
+    return rows.moved(partial(make.func, *make.args, **{**make.keywords, "device": device}))
+
+
+def told_of_ends(rows: StepRows) -> rl.RolloutBuffer:
+    """The buffer underneath, whose episodes end where `dones` say so now."""
+    rows.tensors["terminated"].copy_(rows.tensors["dones"] != 0)
+    return rows.core
+
+
+def refuse_full(rows: StepRows) -> None:
     """ApexRL's error for a step too many."""
-    if core.is_full:
-        raise ValueError(f"Rollout buffer is full (capacity: {core.num_steps})")
+    if rows.is_full:
+        raise ValueError(f"Rollout buffer is full (capacity: {rows.num_steps})")
 
 
-def refilled(fresh: rl.RolloutBuffer, core: rl.RolloutBuffer) -> rl.RolloutBuffer:
-    """An empty buffer of the same fields, on whatever device, with the stored steps of another one."""
-    rows = core.columns.to(fresh.device)
-    scores = {name: rows.pop(name)[: core.num_stored] for name in SCORES if name in rows.keys()}
-    fresh.columns.update_(rows)
-    fresh.take_back(core.num_stored)
-    if scores:
-        fresh.attach(scores)
-    return fresh
-
-
-def observed(buffer: Any, observations: Any, privileged_observations: Any) -> dict[str, Any]:
-    """What was seen in a step, for the core."""
-    seen = {"obs": placed(buffer.obs_shape, observations, buffer.device)}
-    if buffer.privileged_obs_shape is not None:
-        seen[PRIVILEGED] = placed(buffer.privileged_obs_shape, privileged_observations, buffer.device)
-    elif privileged_observations is not None:
+def seen(rows: StepRows, observations: Any, privileged_observations: Any) -> list[Any]:
+    """What was seen in a step, leaf by leaf."""
+    found = leaves_of("obs", rows.tensors["obs"], observations)
+    if PRIVILEGED in rows.tensors:
+        return [*found, *leaves_of(PRIVILEGED, rows.tensors[PRIVILEGED], privileged_observations)]
+    if privileged_observations is not None:
         remedy = "Make the buffer with privileged_obs_shape=."
         got = type(privileged_observations).__name__
         raise SchemaError(explain(PRIVILEGED, "None without privileged_obs_shape", got, remedy))
-    return seen
+    return found
 
 
-def outcome(
-    device: torch.device, actions: Any, rewards: Any, dones: Any, values: Any, log_probs: Any
-) -> dict[str, Any]:
-    """What was done in a step and what came of it, for the core."""
-    step = {"action": actions, "reward": rewards, "value": values, "log_prob": log_probs}
-    ends = ended(dones, device)
+def training_data(rows: StepRows) -> dict[str, Any]:
+    """All rows `[T · N]` under the names that ApexRL trains on."""
+    flat = rows.flat
     return {
-        **{name: placed(None, value, device) for name, value in step.items()},
-        "terminated": ends,
-        "truncated": torch.zeros_like(ends),
+        theirs: rows.scored(ours).flatten() if ours in ("advantage", "return") else flat.get(ours)
+        for theirs, ours in TRAINING.items()
     }
+
+
+def _without_rows_after(count: int, rows: Any) -> Any:
+    kept = rows.clone()
+    kept[count:].zero_()
+    return kept
+
+
+def _rows_at(index: torch.Tensor, rows: Any) -> Any:
+    return rows.index_select(0, index) if isinstance(rows, torch.Tensor) else None if rows is None else rows[index]

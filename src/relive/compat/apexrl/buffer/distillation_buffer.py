@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 import relive as rl
-from relive.compat.apexrl.replay import check_capacity, check_sample
-from relive.compat.apexrl.specs import Spec, declared, placed
+from relive.compat.apexrl.buffer.replay_buffer import check_capacity, check_sample
+from relive.compat.apexrl.buffer.specs import declared, leaves_of, placed
+from relive.compat.apexrl.utils.observation import Spec
+from relive.compat.seeding import experiment_seed
 
 
 class DistillationBuffer:
@@ -32,6 +34,7 @@ class DistillationBuffer:
         check_capacity(capacity)
         self.capacity = capacity
         self.obs_shape = obs_shape
+        seed = experiment_seed() if seed is None else seed
         self.core = rl.DistillationBuffer(capacity, declared(obs_shape), device=device, seed=seed)
 
     @property
@@ -50,7 +53,8 @@ class DistillationBuffer:
 
     def add(self, obs: Any, action: Any) -> None:
         """Store what the expert does in `obs`: one row, or a batch of rows [B, …]."""
-        self.core.add(placed(self.obs_shape, obs, self.device), placed(None, action, self.device))
+        leaves_of("obs", self.obs_shape, obs)  # refuses another form with ApexRL's error
+        self.core.add(placed(obs, self.device), placed(action, self.device))
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:
         """`(obs, expert_actions)` of `batch_size` rows."""

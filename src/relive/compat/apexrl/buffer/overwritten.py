@@ -1,0 +1,55 @@
+"""Whether an environment has overwritten the observations that it was stepped from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from relive.fields.conversion import overlaps
+
+
+class Overwritten:
+    """Watches the batches of one writer: an environment that steps in place leaves `obs` equal to `next_obs`.
+
+    Environments that stand still leave them equal too. They are told apart by the batch before: what it led to is what
+    this one should begin with, unless the memory of `obs`, the same again, was written since.
+    """
+
+    def __init__(self) -> None:
+        self._is_known = False
+        self._address = 0
+        self._led_to: torch.Tensor | None = None
+
+    def is_news(self, obs: Any, next_obs: Any) -> bool:
+        """Whether most observations of this batch are the next ones, for the first time."""
+        if self._is_known or not isinstance(obs, torch.Tensor) or not isinstance(next_obs, torch.Tensor):
+            return False
+        address = obs.data_ptr()
+        is_reused, self._address = address == self._address, address
+        if address == next_obs.data_ptr():
+            self._is_known = bool(address)
+        elif not is_reused or obs.device.type != "cpu":  # elsewhere the comparison would wait for the device
+            self._led_to = None
+        else:
+            before, self._led_to = self._led_to, next_obs.clone()
+            self._is_known = before is not None and _is_next(obs, next_obs, before)
+        return self._is_known
+
+
+def _is_next(obs: torch.Tensor, next_obs: torch.Tensor, before: torch.Tensor) -> bool:
+    """Whether most rows are those of `next_obs`, and not those of `before`."""
+    if not obs.shape == next_obs.shape == before.shape:
+        return False
+    rows, after, earlier = (x.flatten(1) if x.ndim > 1 else x.reshape(1, -1) for x in (obs, next_obs, before))
+    found = (rows == after).all(1) & (rows != earlier).any(1)
+    return bool(2 * found.sum() >= len(rows))
+
+
+def share_bytes(obs: Any, next_obs: Any) -> bool:
+    """Whether two observations have memory in common."""
+    if not isinstance(obs, torch.Tensor) or not isinstance(next_obs, torch.Tensor):
+        return overlaps(obs, next_obs)
+    distance = next_obs.data_ptr() - obs.data_ptr()
+    reach = (obs if distance >= 0 else next_obs).nbytes
+    return abs(distance) < reach and overlaps(obs, next_obs)
