@@ -9,6 +9,10 @@ import torch
 from relive.fields.conversion import overlaps
 
 
+_ENOUGH = 32
+"""After so many batches in memory that is used again the writer is trusted: environments do not change their ways."""
+
+
 class Overwritten:
     """Watches the batches of one writer: an environment that steps in place leaves `obs` equal to `next_obs`.
 
@@ -17,24 +21,28 @@ class Overwritten:
     """
 
     def __init__(self) -> None:
-        self._is_known = False
+        self._is_watching = True
+        self._left = _ENOUGH
         self._address = 0
         self._led_to: torch.Tensor | None = None
 
     def is_news(self, obs: Any, next_obs: Any) -> bool:
         """Whether most observations of this batch are the next ones, for the first time."""
-        if self._is_known or not isinstance(obs, torch.Tensor) or not isinstance(next_obs, torch.Tensor):
+        if not self._is_watching or not isinstance(obs, torch.Tensor) or not isinstance(next_obs, torch.Tensor):
             return False
         address = obs.data_ptr()
         is_reused, self._address = address == self._address, address
+        found = False
         if address == next_obs.data_ptr():
-            self._is_known = bool(address)
+            found = bool(address)
         elif not is_reused or obs.device.type != "cpu":  # elsewhere the comparison would wait for the device
             self._led_to = None
         else:
             before, self._led_to = self._led_to, next_obs.clone()
-            self._is_known = before is not None and _is_next(obs, next_obs, before)
-        return self._is_known
+            found = before is not None and _is_next(obs, next_obs, before)
+            self._left -= 1
+        self._is_watching = not found and self._left > 0
+        return found
 
 
 def _is_next(obs: torch.Tensor, next_obs: torch.Tensor, before: torch.Tensor) -> bool:

@@ -14,6 +14,11 @@ from relive.fields.conversion import as_tensor
 from relive.fields.schema import Field
 
 
+_FEW = 64
+_LEAVES = (torch.Tensor, tuple)
+_ENDS = frozenset((0.0, 1.0))
+
+
 def declared(spec: Any, dtype: torch.dtype = torch.float32) -> Any:
     """The core's declaration of a specification; `dtype` is that of leaves that do not say."""
     if isinstance(spec, Mapping):
@@ -36,6 +41,8 @@ def written(spec: Any) -> Any:
 
 def leaves_of(where: str, tree: Any, value: Any) -> list[Any]:
     """The values of a dict for every leaf of a tree of the same form, in the tree's order; of None all are None."""
+    if type(value) is torch.Tensor and type(tree) in _LEAVES:  # most steps
+        return [value]
     if not is_tree(tree):
         if is_tree(value):
             raise TypeError("Observation tree structures must match")
@@ -78,11 +85,16 @@ def zeros_and_ones(where: str, dones: Any, device: torch.device) -> torch.Tensor
     given = placed(dones, device)
     if not isinstance(given, torch.Tensor):
         given = as_tensor(where, given, device).to(device)
-    if given.device.type == "cpu" and given.dtype != torch.bool:
+    if given.dtype == torch.bool or not given.is_cpu:
+        return given
+    if given.ndim == 1 and len(given) <= _FEW:  # a list of few numbers is quicker than three calls for many
+        is_right = _ENDS.issuperset(given.tolist())
+    else:
         found = given.numpy()
-        if not (found * found == found).all():  # of numbers, zero and one are equal to their squares
-            wrong = given[given * given != given].flatten()[0].item()
-            raise SchemaError(explain(where, "zeros and ones", wrong, "Pass whether each episode ended."))
+        is_right = (found * found == found).all()  # of numbers, zero and one are equal to their squares
+    if not is_right:
+        wrong = given[given * given != given].flatten()[0].item()
+        raise SchemaError(explain(where, "zeros and ones", wrong, "Pass whether each episode ended."))
     return given
 
 
