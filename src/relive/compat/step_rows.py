@@ -19,6 +19,9 @@ from relive.fields.conversion import conform
 from relive.fields.schema import Field
 from relive.rollout.buffer import RolloutBuffer
 
+SCORES = ("advantage", "return")
+"""What is computed after the rollout."""
+
 
 class StepRows:
     """The memory of the rollout buffer that `make` makes, written step by step; `fields` are those that a step gives.
@@ -99,6 +102,14 @@ class StepRows:
                 for i, (place, value) in enumerate(zip(row, values, strict=True))
             ]
         torch._foreach_copy_(row, given)
+        self._count()
+
+    def put(self, values: list[torch.Tensor]) -> None:
+        """Store one step whose tensors are known to fit."""
+        torch._foreach_copy_(self._rows[self._step] or self._row(self._step), values)
+        self._count()
+
+    def _count(self) -> None:
         self._step += 1
         self._is_told = False
         if self.scores:
@@ -140,7 +151,7 @@ class StepRows:
         last = fitted("last_values", last_value, value[0])
         next_value = torch.cat([value[1:], last.unsqueeze(0)])
         found = gae(reward, value, next_value, ended[:steps], torch.zeros_like(ended[:steps]), gamma=gamma, lam=lam)
-        self.scores = {name: self.whole(x) for name, x in zip(("advantage", "return"), found, strict=True)}
+        self.scores = {name: self.whole(x) for name, x in zip(SCORES, found, strict=True)}
 
     def whole(self, score: torch.Tensor) -> torch.Tensor:
         """A tensor of the stored steps with zeros for the others: `[T, N]`."""
@@ -179,6 +190,43 @@ class StepRows:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(state["make"], state["fields"])
         self._fill(state)
+
+
+class Column:
+    """An attribute `[T, N, …]` of a buffer with `_rows` that is the memory itself. Assigning to it writes into it."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def __get__(self, buffer: Any, owner: type) -> Any:
+        if buffer is None:
+            return self
+        rows: StepRows = buffer._rows
+        return rows.scored(self._field) if self._field in SCORES else rows.tensors.get(self._field)
+
+    def __set__(self, buffer: Any, value: Any) -> None:
+        assign(self._field, self.__get__(buffer, type(buffer)), value)
+
+
+def assign(where: str, place: Any, value: Any) -> None:
+    """Write a value into memory of its form; of a tensor that is this memory nothing is left to do."""
+    if value is place:
+        return
+    if place is None:
+        raise SchemaError(explain(where, "a field of this buffer", "one that it has not", "Declare it."))
+    if is_tree(place):
+        for key in value.keys():
+            if key not in place.keys():
+                raise SchemaError(explain(where, f"the keys {sorted(place.keys())}", key, "Declare it."))
+            assign(f"{where}.{key}", place[key], value[key])
+        return
+    given = torch.as_tensor(value, device=place.device)
+    if given.shape != place.shape:
+        remedy = "Assign a tensor of that shape, or write into a part of it."
+        raise SchemaError(explain(where, f"shape {tuple(place.shape)}", tuple(given.shape), remedy))
+    if given.dtype.is_floating_point and not place.dtype.is_floating_point:
+        raise SchemaError(explain(where, place.dtype, given.dtype, "Convert it."))
+    place.copy_(given.detach())
 
 
 def fitted(name: str, value: Any, place: torch.Tensor) -> torch.Tensor:

@@ -39,9 +39,13 @@ ARGUMENTS = {
     "stack_observations": ["observations"],
     "spec_numel": ["spec"],
     "observation_batch_size": ["value"],
-    **dict.fromkeys(("zeros_like_observation", "clone_observation", "flatten_observation"), ["observation"]),
-    **dict.fromkeys(("flatten_time_env_observation", "split_actor_critic_observations"), ["observation"]),
-    **dict.fromkeys(("actor_space_from_observation_space", "critic_space_from_observation_space"), ["obs_space"]),
+    "zeros_like_observation": ["observation"],
+    "clone_observation": ["observation"],
+    "flatten_observation": ["observation"],
+    "flatten_time_env_observation": ["observation"],
+    "split_actor_critic_observations": ["observation"],
+    "actor_space_from_observation_space": ["obs_space"],
+    "critic_space_from_observation_space": ["obs_space"],
 }
 
 

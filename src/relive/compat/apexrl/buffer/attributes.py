@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from tensordict import TensorDict
 
-from relive.compat.step_rows import StepRows, is_tree
-from relive.errors import SchemaError, explain
+from relive.compat.step_rows import Column, assign
+from relive.errors import explain
 
 TRAINING = {
     "observations": "obs",
@@ -22,50 +21,10 @@ TRAINING = {
 }
 """What ApexRL trains on, in its order, and the core's name of it."""
 
-SCORES = ("advantage", "return")
-"""What is computed after the rollout."""
-
 
 def plain(rows: Any) -> Any:
     """The same tensors in plain dicts."""
     return rows.to_dict() if isinstance(rows, TensorDict) else rows
-
-
-class Column:
-    """An attribute `[num_steps, num_envs, …]` that is the memory itself. Assigning to it writes into the memory."""
-
-    def __init__(self, field: str) -> None:
-        self._field = field
-
-    def __get__(self, buffer: Any, owner: type) -> Any:
-        if buffer is None:
-            return self
-        rows: StepRows = buffer._rows
-        return rows.scored(self._field) if self._field in SCORES else rows.tensors.get(self._field)
-
-    def __set__(self, buffer: Any, value: Any) -> None:
-        assign(self._field, self.__get__(buffer, type(buffer)), value)
-
-
-def assign(where: str, place: Any, value: Any) -> None:
-    """Write a value into memory of its form; of a tensor that is this memory nothing is left to do."""
-    if value is place:
-        return
-    if place is None:
-        raise SchemaError(explain(where, "a field of this buffer", "one that it has not", "Declare it."))
-    if is_tree(place):
-        for key in value.keys():
-            if key not in place.keys():
-                raise SchemaError(explain(where, f"the keys {sorted(place.keys())}", key, "Declare it."))
-            assign(f"{where}.{key}", place[key], value[key])
-        return
-    given = torch.as_tensor(value, device=place.device)
-    if given.shape != place.shape:
-        remedy = "Assign a tensor of that shape, or write into a part of it."
-        raise SchemaError(explain(where, f"shape {tuple(place.shape)}", tuple(given.shape), remedy))
-    if given.dtype.is_floating_point and not place.dtype.is_floating_point:
-        raise SchemaError(explain(where, place.dtype, given.dtype, "Convert it."))
-    place.copy_(given.detach())
 
 
 class AgentTensors(dict[str, Any]):
@@ -85,14 +44,14 @@ class AgentTensors(dict[str, Any]):
         for agent, value in dict(*args, **kwargs).items():
             self[agent] = value
 
-    def __ior__(self, other: Any) -> AgentTensors:  # type: ignore[override,misc]
+    def __ior__(self, other: Any) -> AgentTensors:  # pyright: ignore
         self.update(other)
         return self
 
     def _refuse(self, *_args: Any, **_kwargs: Any) -> Any:
         raise TypeError(explain(self._where, "the tensors of every agent", "fewer", "Make a dict of your own."))
 
-    pop = popitem = clear = setdefault = __delitem__ = _refuse
+    pop = popitem = clear = setdefault = __delitem__ = _refuse  # pyright: ignore[reportAssignmentType]
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 import relive as rl
-from relive.compat.apexrl.buffer.attributes import SCORES, TRAINING, AgentColumn, Column, plain
+from relive.compat.apexrl.buffer.attributes import TRAINING, AgentColumn, plain
 from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, refuse_full
 from relive.compat.apexrl.buffer.specs import declared, leaves_of, zeros_and_ones
 from relive.compat.apexrl.utils.observation import Spec
-from relive.compat.step_rows import StepRows, fitted, stored
+from relive.compat.step_rows import SCORES, Column, StepRows, fitted, stored
 from relive.errors import SchemaError, explain
 from relive.fields.schema import Field
 

@@ -8,7 +8,6 @@ import torch
 
 from relive.fields.conversion import overlaps
 
-
 _ENOUGH = 32
 """After so many batches in memory that is used again the writer is trusted: environments do not change their ways."""
 

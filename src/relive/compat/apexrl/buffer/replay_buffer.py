@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat.apexrl.buffer.attributes import assign, plain
+from relive.compat.apexrl.buffer.attributes import plain
 from relive.compat.apexrl.buffer.overwritten import Overwritten, share_bytes
 from relive.compat.apexrl.buffer.specs import (
     batch_size_of,
@@ -23,6 +23,7 @@ from relive.compat.apexrl.buffer.specs import (
 )
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
+from relive.compat.step_rows import assign
 from relive.errors import DataWarning, SchemaError, explain
 from relive.fields.schema import Field
 

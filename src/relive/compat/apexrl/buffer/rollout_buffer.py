@@ -11,11 +11,11 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat.apexrl.buffer.attributes import TRAINING, Column, plain
+from relive.compat.apexrl.buffer.attributes import TRAINING, plain
 from relive.compat.apexrl.buffer.specs import declared, inferred, leaves_of, written, zeros_and_ones
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import StepRows, stored
+from relive.compat.step_rows import SCORES, Column, StepRows, stored
 from relive.errors import DataWarning, SchemaError, explain
 from relive.fields.schema import Field, positive
 
@@ -274,8 +274,7 @@ def training_data(rows: StepRows) -> dict[str, Any]:
     """All rows `[T · N]` under the names that ApexRL trains on."""
     flat = rows.flat
     return {
-        theirs: rows.scored(ours).flatten() if ours in ("advantage", "return") else flat.get(ours)
-        for theirs, ours in TRAINING.items()
+        theirs: rows.scored(ours).flatten() if ours in SCORES else flat.get(ours) for theirs, ours in TRAINING.items()
     }
 
 

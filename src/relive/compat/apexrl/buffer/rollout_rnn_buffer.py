@@ -10,12 +10,12 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat.apexrl.buffer.attributes import TRAINING, Column
+from relive.compat.apexrl.buffer.attributes import TRAINING
 from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, moved, refuse_full, seen, told_of_ends
 from relive.compat.apexrl.buffer.specs import declared, zeros_and_ones
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import StepRows
+from relive.compat.step_rows import SCORES, Column, StepRows
 from relive.errors import NotReadyError, explain
 from relive.fields.schema import Field
 
@@ -154,7 +154,7 @@ class RolloutRNNBuffer:
         if self.step % sequence_length:
             where, expected = "get_sequence_minibatches", f"a multiple of {sequence_length} steps"
             raise NotReadyError(explain(where, expected, self.step, f"Add {-self.step % sequence_length} more."))
-        for score in ("advantage", "return"):
+        for score in SCORES:
             self._rows.scored(score)
         return map(self._named, self._sequences(sequence_length, minibatch_size, shuffle))
 

@@ -13,8 +13,8 @@ from relive.errors import SchemaError, explain
 from relive.fields.conversion import as_tensor
 from relive.fields.schema import Field
 
-
 _FEW = 64
+_TENSOR: Any = torch.Tensor
 _LEAVES = (torch.Tensor, tuple)
 _ENDS = frozenset((0.0, 1.0))
 
@@ -41,7 +41,7 @@ def written(spec: Any) -> Any:
 
 def leaves_of(where: str, tree: Any, value: Any) -> list[Any]:
     """The values of a dict for every leaf of a tree of the same form, in the tree's order; of None all are None."""
-    if type(value) is torch.Tensor and type(tree) in _LEAVES:  # most steps
+    if type(value) is _TENSOR and type(tree) in _LEAVES:  # most steps
         return [value]
     if not is_tree(tree):
         if is_tree(value):

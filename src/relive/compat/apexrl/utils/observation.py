@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -190,7 +190,7 @@ def _is_tree(value: Any) -> bool:
     return isinstance(value, Mapping | TensorDict)
 
 
-def _mapped(function: Callable[[Any], Any], tree: Any, size: Iterable[int] | None = None) -> TensorDict:
+def _mapped(function: Callable[[Any], Any], tree: Any, size: Sequence[int] | None = None) -> TensorDict:
     """A TensorDict of what a function makes of the parts; of the tree's batch size, or `size`."""
     parts = {key: function(part) for key, part in tree.items()}
     return TensorDict(parts, getattr(tree, "batch_size", ()) if size is None else size)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -20,13 +18,6 @@ class SumTree:
         self.data_pointer = 0
         self._tree = priority_tree(self.capacity, torch.device("cpu"))
 
-    @classmethod
-    def _around(cls, tree: Any, capacity: int, data_pointer: int) -> SumTree:
-        """The first leaves of a tree that somebody else has."""
-        outside = cls.__new__(cls)
-        outside.capacity, outside.data_pointer, outside._tree = capacity, data_pointer, tree
-        return outside
-
     def add(self, priority: float) -> None:
         """Write the next priority, after the last one the first again."""
         self.update(self.data_pointer, priority)
@@ -40,7 +31,10 @@ class SumTree:
             raise PriorityError(
                 explain("priority", "a finite number of at least 0", priority, "Pass a priority in that range.")
             )
-        self._tree.set(torch.tensor([idx], device=self._leaves.device), float(priority))
+        self._write(idx, float(priority))
+
+    def _write(self, idx: int, priority: float) -> None:
+        self._tree.set(torch.tensor([idx]), priority)
 
     def get(self, s: float) -> tuple[int, float]:
         """The first number whose running sum lies beyond `s`, and its priority; never one of priority 0."""
