@@ -1,0 +1,75 @@
+"""How EmbodiChain's algorithms read a rollout `[N, T + 1]`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from relive.compat.seeding import experiment_seed
+from relive.fields.batch import assemble, moved
+from relive.fields.schema import positive
+from relive.memory import device_of
+
+__all__ = ["iterate_minibatches", "transition_view"]
+
+
+def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
+    """The transitions `[N, T]` of a rollout `[N, T + 1]`, or `[N · T]` of them, one environment after the other.
+
+    Every field without its last slot, and "next_value", the value of what a step led to. Fields share the rollout's
+    memory unless `flatten`, which copies.
+    """
+    next_value = next_value_of(rollout)
+    fields: dict[str, Any] = dict(rollout.items())
+    if not all(type(field) is torch.Tensor for field in fields.values()):
+        transitions = rollout[:, :-1]
+        transitions["next_value"] = next_value
+        return transitions.reshape(-1) if flatten else transitions
+    steps = next_value.shape[1]
+    leaves: dict[tuple[str, ...], Any] = {(name,): field.narrow(1, 0, steps) for name, field in fields.items()}
+    leaves["next_value",] = next_value
+    if flatten:
+        leaves = {path: leaf.flatten(0, 1) for path, leaf in leaves.items()}
+    return assemble(leaves, leaves["next_value",].shape)
+
+
+def iterate_minibatches(
+    rollout: TensorDict,
+    batch_size: int,
+    device: torch.device | str,
+    *,
+    seed: int | None = None,
+) -> Iterator[TensorDict]:
+    """Every row of a flat rollout `[B]` once, shuffled, in batches on `device`; the last one may be shorter."""
+    positive("batch_size", batch_size)
+    first: Any = next(iter(rollout.values(True, True)))
+    there, here = device_of(device), first.device
+    generator = torch.Generator("cpu" if here.type == "meta" else here)
+    generator.manual_seed(experiment_seed() if seed is None else seed)
+    order = torch.randperm(len(rollout), generator=generator, device=here)
+    batches = _read(rollout, order.split(batch_size))
+    return batches if here == there else (moved(batch, there) for batch in batches)
+
+
+def _read(rollout: TensorDict, parts: Iterable[torch.Tensor]) -> Iterator[TensorDict]:
+    fields: dict[str, Any] = dict(rollout.items())
+    if not all(type(field) is torch.Tensor for field in fields.values()):
+        return (rollout[part] for part in parts)
+    leaves = {(name,): field for name, field in fields.items()}
+    return (assemble({path: x.index_select(0, part) for path, x in leaves.items()}, part.shape) for part in parts)
+
+
+def next_value_of(rollout: TensorDict) -> torch.Tensor:
+    """The value of what each step led to [N, T]: the next slot's, but for truncated steps, after which a reset came."""
+    value, truncated = rollout["value"], rollout.get("truncated", None)
+    steps = value.shape[1] - 1
+    following = value.narrow(1, 1, steps)
+    if truncated is None:
+        return following
+    final = rollout.get("final_value", None)
+    truncated = truncated.narrow(1, 0, steps)
+    is_cut = truncated if truncated.dtype == torch.bool else truncated != 0
+    return torch.where(is_cut, (value if final is None else final).narrow(1, 0, steps), following)
