@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from relive.compat.seeding import experiment_seed
-from relive.fields.batch import assemble, moved
+from relive.fields.batch import moved
 from relive.fields.schema import positive
 from relive.memory import device_of
 
@@ -29,11 +29,11 @@ def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
         transitions["next_value"] = next_value
         return transitions.reshape(-1) if flatten else transitions
     steps = next_value.shape[1]
-    leaves: dict[tuple[str, ...], Any] = {(name,): field.narrow(1, 0, steps) for name, field in fields.items()}
-    leaves["next_value",] = next_value
+    leaves = {name: field.narrow(1, 0, steps) for name, field in fields.items()}
+    leaves["next_value"] = next_value
     if flatten:
-        leaves = {path: leaf.flatten(0, 1) for path, leaf in leaves.items()}
-    return assemble(leaves, leaves["next_value",].shape)
+        leaves = {name: leaf.flatten(0, 1) for name, leaf in leaves.items()}
+    return _assembled(leaves, leaves["next_value"].shape, rollout.device)
 
 
 def iterate_minibatches(
@@ -58,8 +58,20 @@ def _read(rollout: TensorDict, parts: Iterable[torch.Tensor]) -> Iterator[Tensor
     fields: dict[str, Any] = dict(rollout.items())
     if not all(type(field) is torch.Tensor for field in fields.values()):
         return (rollout[part] for part in parts)
-    leaves = {(name,): field for name, field in fields.items()}
-    return (assemble({path: x.index_select(0, part) for path, x in leaves.items()}, part.shape) for part in parts)
+    device = rollout.device
+    return (
+        _assembled({name: x.index_select(0, part) for name, x in fields.items()}, part.shape, device) for part in parts
+    )
+
+
+_unchecked: Any = getattr(TensorDict, "_new_unsafe", None)
+"""tensordict's constructor for tensors that are known to fit, where it has one: it is five times quicker."""
+
+
+def _assembled(fields: dict[str, Any], size: torch.Size, device: torch.device | None) -> TensorDict:
+    if _unchecked is None:
+        return TensorDict(fields, size, device=device)
+    return _unchecked(source=fields, batch_size=size, device=device, nested=False)
 
 
 def next_value_of(rollout: TensorDict) -> torch.Tensor:
