@@ -1,4 +1,4 @@
-"""Calls that training loops make, on an adapter and on the original that it stands for."""
+"""The calls that a training loop makes, one module for each original: ours and theirs, set up alike."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+__all__ = ["Case"]
+
 
 @dataclass(frozen=True)
 class Case:
-    """One call: each factory makes a closure, warmed up, that performs it once."""
+    """One call of an adapter, and the same call of the original."""
 
     name: str
     ours: Callable[[], Callable[[], Any]]
+    """Makes a warmed-up closure that performs one call."""
     theirs: Callable[[], Callable[[], Any]]
+    """The same on the original's class."""

@@ -186,8 +186,11 @@ def allocate_observation_storage(
     return torch.zeros((*prefix_shape, *spec), dtype=dtype, device=device)
 
 
+_TREES = (dict, TensorDict)  # not Mapping: to ask an abstract class takes as long as the row
+
+
 def _is_tree(value: Any) -> bool:
-    return isinstance(value, Mapping | TensorDict)
+    return isinstance(value, _TREES)
 
 
 def _mapped(function: Callable[[Any], Any], tree: Any, size: Sequence[int] | None = None) -> TensorDict:
