@@ -55,8 +55,7 @@ def transition(t: int, obs: Any = None) -> dict[str, Any]:
 
 
 def step(t: int, **changed: Any) -> dict[str, Any]:
-    given = transition(t)
-    given.pop("truncated"), given.pop("next_obs")
+    given = {name: value for name, value in transition(t).items() if name not in ("truncated", "next_obs")}
     return {**given, "value": torch.ones(N), "log_prob": torch.zeros(N), **changed}
 
 
@@ -243,6 +242,16 @@ class TestOwnBuffer:
         buffer.add(torch.full((N,), 9.0))
         assert (len(buffer), buffer.rows[0, 0]) == (1, 9.0)
 
+    @pytest.mark.parametrize("strategy", [ResetStrategy.RECURRENT, ResetStrategy.AUTO])
+    def test_rows_of_a_rollout_may_be_written_by_hand(self, strategy: ResetStrategy) -> None:
+        buffer = rollout(3, reset_strategy=strategy)
+        for t in range(3, 6):
+            with buffer.add_context(torch.zeros(N), torch.ones(N)) as pos:
+                buffer._observations[pos] = float(t)
+        expected = [2.0, 3.0, 4.0, 5.0] if strategy is ResetStrategy.RECURRENT else [4.0, 5.0]
+        assert buffer._observations[: len(buffer), 0, 0].tolist() == expected
+        assert buffer.core["obs"][:, 0, 0].tolist() == expected
+
     def test_a_step_that_fails_is_not_counted(self) -> None:
         buffer = Counting()
         with pytest.raises(KeyError):
@@ -275,7 +284,8 @@ class TestShared:
         for refused in (lambda: main.set_pos(1), lambda: SharedReplayBuffer.set_full(self.pair()[0], True)):
             with pytest.raises(ValueError, match="expected"):
                 refused()
-        worker.set_pos(2), worker.set_full(True)  # as it is
+        worker.set_pos(2)  # as it is
+        worker.set_full(True)
         assert len(main) == 3
         worker.set_full(False)
         assert (main.pos(), main.full(), len(main)) == (0, False, 0)

@@ -29,6 +29,7 @@ class StepRows:
     `make` must survive pickling: a `functools.partial` of the buffer's class.
     """
 
+    @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(self, make: Callable[[], RolloutBuffer], fields: Iterable[str]) -> None:
         self.make, self._fields = make, tuple(fields)
         self._core = make()
@@ -136,6 +137,7 @@ class StepRows:
         self._staged.clear()
         return [row[i] for i in coming], given
 
+    @torch.inference_mode(False)
     def _row(self, step: int) -> list[torch.Tensor]:
         self._rows[step] = row = [tensor[step] for _, tensor in self._leaves]
         return row
@@ -144,6 +146,8 @@ class StepRows:
         name, tensor = self._leaves[leaf]
         return fitted(name, value, tensor[0])
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def score(self, last_value: Any, ended: torch.Tensor, *, gamma: float, lam: float) -> None:
         """Compute advantages and returns of the stored steps, which `ended` [T, N] cuts; `last_value` follows them."""
         steps = stored("compute_returns_and_advantages", self._step)
@@ -158,6 +162,7 @@ class StepRows:
         missing = len(self._rows) - len(score)
         return torch.cat([score, score.new_zeros(missing, *score.shape[1:])]) if missing else score
 
+    @torch.inference_mode(False)
     def scored(self, name: str) -> Any:
         """A score that can be read and written at any time: zeros before it was computed."""
         if name not in self.scores:

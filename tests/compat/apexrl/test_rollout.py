@@ -82,7 +82,7 @@ class TestRollout:
         assert len(told) == (stored < steps)
         for name, rows in found.items():
             assert rows is None or (len(rows) == steps * envs and not rows[stored * envs :].any()), name
-        found = {name: None if rows is None else rows[: stored * envs] for name, rows in found.items()}
+        found: Any = {name: None if rows is None else rows[: stored * envs] for name, rows in found.items()}
         assert len(buffer) == stored * envs
         torch.testing.assert_close(found["advantages"], advantages.flatten(), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(found["returns"], returns.flatten(), rtol=1e-5, atol=1e-5)
@@ -218,8 +218,20 @@ class TestRollout:
         assert buffer.core["obs"][:, 0, 0].tolist() == [5, 1]
         for wrong in (-1, 5, 1.5, True):
             with pytest.raises(rl.SchemaError, match="step: expected 0 to 4"):
-                buffer.step = wrong
+                buffer.step = wrong  # pyright: ignore
         assert buffer.step == 2
+
+    def test_steps_and_scores_are_written_in_any_mode(self) -> None:
+        buffer = make(filled=0)
+        for mode in (torch.inference_mode(), torch.no_grad(), torch.enable_grad()):
+            with mode:
+                for t in range(4):
+                    buffer.add(**step(t, values=torch.ones(N, requires_grad=True)))
+                buffer.compute_returns_and_advantages(torch.ones(N, requires_grad=True))
+            buffer.advantages -= 1
+            buffer.rewards *= 2
+            assert not buffer.get_all_data()["values"].requires_grad
+            buffer.clear()
 
     def test_axes_of_length_one_in_front_make_no_difference(self) -> None:
         buffer = apexrl.RolloutBuffer(1, 3, (2,), (), torch.float32, "cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ def explained_variance(y_pred: torch.Tensor, y_true: torch.Tensor) -> float:
 class RolloutBatch:
     """Steps `[B]` with what is learnt from them."""
 
-    observations: torch.Tensor
+    observations: Any
     actions: torch.Tensor
     returns: torch.Tensor
     advantages: torch.Tensor
@@ -132,6 +133,14 @@ class RolloutBuffer(BaseBuffer):
         if rows.is_full:
             self._make_room()
         rows.put(step if type(step[0]) is torch.Tensor else [leaf for x in step for _, leaf in named_leaves("", x)])
+
+    @contextmanager
+    def add_context(self, *args: Any, **kwargs: Any) -> Iterator[int]:
+        """The position for one step that is written into `_observations`, …; see `BaseBuffer.add_context`."""
+        if self._full and self.reset_strategy is ResetStrategy.RECURRENT:
+            self._make_room()
+        with super().add_context(*args, **kwargs) as pos:
+            yield pos
 
     def _make_room(self) -> None:
         if self.reset_strategy is ResetStrategy.AUTO:

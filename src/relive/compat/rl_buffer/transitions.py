@@ -22,12 +22,12 @@ from relive.replay.buffer import ReplayBuffer as _Replay
 class ReplayBatch:
     """Transitions `[B]`."""
 
-    observations: torch.Tensor
+    observations: Any
     actions: torch.Tensor
     rewards: torch.Tensor
     dones: torch.Tensor
     truncateds: torch.Tensor
-    next_observations: torch.Tensor
+    next_observations: Any
 
 
 REPLAY_FIELDS = {
