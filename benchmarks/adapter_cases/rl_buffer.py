@@ -32,6 +32,8 @@ def cases() -> list[Case]:
         "RolloutBuffer.normalize_advantages": partial(_rollout, "normalize_advantages"),
         "StatsTracker.update": partial(_tracker, "update"),
         "StatsTracker.get_statistics": partial(_tracker, "get_statistics"),
+        "SumTree.update": partial(_sum_tree, "update"),
+        "SumTree.get": partial(_sum_tree, "get"),
     }
     return [Case(name, *(partial(call, prefix) for prefix in _PREFIXES)) for name, call in calls.items()]
 
@@ -100,3 +102,10 @@ def _tracker(method: str, prefix: str) -> Callable[[], Any]:
     for _ in range(20):
         tracker.update(dones, rewards)
     return partial(tracker.update, dones, rewards) if method == "update" else tracker.get_statistics
+
+
+def _sum_tree(method: str, prefix: str) -> Callable[[], Any]:
+    tree = import_module(f"{prefix}.utils.sum_tree").SumTree(1 << 14)
+    for priority in range(1 << 14):
+        tree.add(float(priority))
+    return partial(tree.update, 777, 3.0) if method == "update" else partial(tree.get, tree.total_priority / 3)

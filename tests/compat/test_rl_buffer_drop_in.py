@@ -99,7 +99,7 @@ class TestWrites:
         assert buffer._max_priority == 4.0
         with pytest.raises(TypeError, match="that of a buffer"):
             buffer.sum_tree.add(1.0)
-        with pytest.raises(IndexError, match="a leaf of a stored row"):
+        with pytest.raises(IndexError, match="the leaf of a stored row"):
             buffer.sum_tree.update(5, 1.0)
         with pytest.raises(rl.SchemaError, match="alpha"):
             PrioritizedReplayBuffer(4, N, (3,), (1,), StatsTracker(N), alpha=-1.0)

@@ -13,6 +13,7 @@ from relive.compat.rl_buffer.stats_tracker import StatsTracker
 from relive.compat.rl_buffer.steps import declared
 from relive.compat.rl_buffer.transitions import REPLAY_FIELDS, ReplayBatch, Transitions, maker, renamed
 from relive.compat.rl_buffer.utils.sum_tree import SumTree
+from relive.errors import explain
 from relive.replay.buffer import ReplayBuffer as _Replay
 from relive.replay.samplers import Prioritized
 
@@ -88,7 +89,7 @@ class PrioritizedReplayBuffer(StoredTransitions):
     @property
     def sum_tree(self) -> SumTree:
         """The priorities of all rows; leaf t · num_envs + env is that of time step t of the memory."""
-        return RowTree(self.core, self.num_envs)
+        return RowTree(self.core)
 
     @property
     def _max_priority(self) -> float:
@@ -96,34 +97,25 @@ class PrioritizedReplayBuffer(StoredTransitions):
 
 
 class RowTree(SumTree):
-    """The priorities that a buffer draws by, read and written as a `SumTree`."""
+    """The priorities that a buffer draws by, read as they are now and written as a `SumTree`."""
 
-    def __init__(self, core: _Replay, num_envs: int) -> None:
-        self._core, self._num_envs = core, num_envs
-        self.capacity = core.capacity
-
-    @property
-    def _leaves(self) -> torch.Tensor:
-        return self._core.state_dict()["draws"]["mass"]
-
-    @property
-    def total_priority(self) -> float:
-        """The sum of all priorities."""
-        return float(self._leaves.sum())
-
-    @property
-    def data_pointer(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The leaf of the row that is written next."""
-        ids = self._core.ids()
-        return (int(ids[-1]) + 1) % self.capacity if len(ids) else 0
+    def __init__(self, core: _Replay) -> None:
+        super().__init__(core.capacity)
+        ids, first = core.ids(), self._first_leaf
+        self._core, self._ids = core, ids
+        self.data_pointer = (int(ids[-1]) + 1) % self.capacity if len(ids) else 0
+        self._sums[first : first + self.capacity] = core.state_dict()["draws"]["mass"].cpu()
+        while first > 1:  # level by level
+            first //= 2
+            self._sums[first : 2 * first] = self._sums[2 * first : 4 * first].reshape(-1, 2).sum(1)
 
     def _write(self, idx: int, priority: float) -> None:
-        ids = self._core.ids()
-        row = ids[ids % self.capacity == idx]
+        row = self._ids[self._ids % self.capacity == idx]
         if not len(row):
-            raise IndexError(f"idx: expected a leaf of a stored row, got {idx}.")
-        self._core.update_priority(row, torch.tensor([float(priority)]))
+            raise IndexError(explain("idx", "the leaf of a stored row", idx, "Add steps first."))
+        self._core.update_priority(row, torch.tensor([priority]))
+        super()._write(idx, priority)
 
     def add(self, priority: float) -> None:
         """Raises: `add` of the buffer writes the next priority."""
-        raise TypeError(f"SumTree.add: expected a tree of its own, got that of a buffer ({priority}). Add a step.")
+        raise TypeError(explain("SumTree.add", "a tree of its own", "that of a buffer", "Add a step to the buffer."))
