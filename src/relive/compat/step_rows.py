@@ -116,6 +116,11 @@ class StepRows:
         if self.scores:
             self.scores = {}
 
+    def before(self) -> torch.Tensor | None:
+        """The first leaf of the last stored step; None if there is none."""
+        row = self._rows[self._step - 1] if self._step else None
+        return None if row is None else row[0]
+
     def stage(self, values: Sequence[Any]) -> None:
         """Copy what is known of the coming step; the values that are None come with `write`."""
         row = self._rows[self._step] or self._row(self._step)
@@ -162,14 +167,16 @@ class StepRows:
         missing = len(self._rows) - len(score)
         return torch.cat([score, score.new_zeros(missing, *score.shape[1:])]) if missing else score
 
-    @torch.inference_mode(False)
     def scored(self, name: str) -> Any:
         """A score that can be read and written at any time: zeros before it was computed."""
         if name not in self.scores:
-            reward = self.tensors["reward"]
-            zeros = {k: torch.zeros_like(x) for k, x in reward.items()} if is_tree(reward) else torch.zeros_like(reward)
-            self.scores[name] = zeros
+            self.scores[name] = self._zeros()
         return self.scores[name]
+
+    @torch.inference_mode(False)
+    def _zeros(self) -> Any:
+        reward = self.tensors["reward"]
+        return {k: torch.zeros_like(x) for k, x in reward.items()} if is_tree(reward) else torch.zeros_like(reward)
 
     def moved(self, make: Callable[[], RolloutBuffer]) -> StepRows:
         """The same steps in the memory of another buffer of the same fields."""

@@ -330,6 +330,29 @@ class TestRollout:
         with pytest.raises(ValueError, match=r"^Rollout buffer is full \(capacity: 4\)$"):
             buffer.stage(obs, None, world.act(obs)[0])
 
+    def test_an_environment_that_steps_in_place_is_noticed_once(self) -> None:
+        world = World(N, 12, in_place=True)
+        buffer = apexrl.RolloutBuffer(N, 4, (12,), device=DEVICE)
+        for _ in range(2):
+            buffer.clear()
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                for _ in range(4):
+                    obs = world.obs
+                    actions, log_probs = world.act(obs)
+                    values = world.get_value(obs)
+                    _, rewards, dones, _ = world.step(actions)
+                    buffer.add(obs, None, actions, rewards, dones, values, log_probs)
+            found = [str(each.message) for each in told]
+            assert len(found) == (DEVICE == "cpu" and world.time == 4)
+            assert all("observations: expected memory of its own for every step" in text for text in found)
+
+    def test_fresh_tensors_and_a_world_that_stands_still_are_not_suspected(self) -> None:
+        buffer, still = make(filled=0, num_steps=8), torch.ones(N, 2)
+        for t in range(8):
+            obs = still if t % 2 else torch.full((N, 2), float(t))
+            buffer.add(**step(t, observations=still if t < 4 else obs))
+
     def test_minibatches_are_whole_rows_of_stored_steps_drawn_with_replacement(self) -> None:
         buffer = make(filled=3)
         buffer.compute_returns_and_advantages(torch.ones(N))

@@ -44,6 +44,34 @@ class Overwritten:
         return found
 
 
+class Reused:
+    """Watches the steps of a rollout, which sees no next observations: whether one memory comes again, changed.
+
+    An environment that steps in place has then written the next observation where the stored one should have been.
+    """
+
+    def __init__(self) -> None:
+        self._left = _ENOUGH
+        self._last: torch.Tensor | None = None
+        """Kept, so that no other tensor is at its address."""
+
+    def is_news(self, obs: Any, stored: torch.Tensor | None) -> bool:
+        """Whether `obs` is in the memory of the step before and not as `stored` then; for the first time."""
+        if not self._left or not isinstance(obs, torch.Tensor):
+            return False
+        last, self._last = self._last, obs
+        if last is None or stored is None or last.data_ptr() != obs.data_ptr() or not obs.is_cpu:
+            return False
+        found = obs.shape == stored.shape and not torch.equal(obs, stored)
+        self._left = 0 if found else self._left - 1
+        if not self._left:
+            self._last = None
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_left": self._left, "_last": None}
+
+
 def _is_next(obs: torch.Tensor, next_obs: torch.Tensor, before: torch.Tensor) -> bool:
     """Whether most rows are those of `next_obs`, and not those of `before`."""
     if not obs.shape == next_obs.shape == before.shape:

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 import relive as rl
 from relive.compat.apexrl.buffer.attributes import TRAINING, plain
+from relive.compat.apexrl.buffer.overwritten import Reused
 from relive.compat.apexrl.buffer.specs import declared, inferred, leaves_of, written, zeros_and_ones
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
@@ -39,7 +40,8 @@ class RolloutBuffer:
     - Privileged observations that are declared must be given, and those that are not declared are refused. (There, the
       row of an older rollout stays, or what is given is dropped.)
     - Nothing is broadcast, and actions are never rounded to another dtype.
-    - An environment that steps in place has overwritten `obs` when `add` is called: `stage` copies it before the step.
+    - An environment that steps in place has overwritten `obs` when `add` is called. A `DataWarning` says so once, and
+      `stage` copies it before the step.
 
     >>> buffer = RolloutBuffer(num_envs=2, num_steps=1, obs_shape=(3,), device="cpu")
     >>> ones = torch.ones(2)
@@ -86,6 +88,7 @@ class RolloutBuffer:
         self._told = action_shape, action_dtype
         self._is_settled = None not in self._told
         self._rows = self._made(Field(action_shape or (), action_dtype or torch.float32), device)
+        self._reused = Reused()
         self._seed = experiment_seed() if seed is None else seed
         self._random = seeded(self.device, self._seed)
 
@@ -155,6 +158,7 @@ class RolloutBuffer:
         rows = self._settled(actions)
         before = seen(rows, observations, privileged_observations)
         dones = zeros_and_ones("dones", dones, rows.tensors["dones"].device)
+        notice_reused(self._reused, rows, before[0])
         rows.write([*before, actions, rewards, dones, values, log_probs])
         self._rows, self._is_settled = rows, True
 
@@ -268,6 +272,14 @@ def seen(rows: StepRows, observations: Any, privileged_observations: Any) -> lis
         got = type(privileged_observations).__name__
         raise SchemaError(explain(PRIVILEGED, "None without privileged_obs_shape", got, remedy))
     return found
+
+
+def notice_reused(reused: Reused, rows: StepRows, obs: Any) -> None:
+    """Warn once of observations in one memory: a rollout cannot see whether a step overwrote them."""
+    if reused.is_news(obs, rows.before()):
+        remedy = "If the environment overwrites it, the next one is stored: clone it before the step, or call stage."
+        expected, got = "memory of its own for every step", "that of the step before, with other numbers"
+        warnings.warn(explain("observations", expected, got, remedy), DataWarning, stacklevel=3)
 
 
 def training_data(rows: StepRows) -> dict[str, Any]:

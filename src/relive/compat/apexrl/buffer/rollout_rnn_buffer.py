@@ -11,7 +11,8 @@ from tensordict import TensorDict
 
 import relive as rl
 from relive.compat.apexrl.buffer.attributes import TRAINING
-from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, moved, refuse_full, seen, told_of_ends
+from relive.compat.apexrl.buffer.overwritten import Reused
+from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, moved, notice_reused, refuse_full, seen, told_of_ends
 from relive.compat.apexrl.buffer.specs import declared, zeros_and_ones
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
@@ -70,6 +71,7 @@ class RolloutRNNBuffer:
         self.actor_hidden_shape = actor_hidden_shape
         self.critic_hidden_shape = critic_hidden_shape
         self.privileged_obs_shape = privileged_obs_shape
+        self._reused = Reused()
         self._rows = self._made(device, experiment_seed() if seed is None else seed)
 
     def _made(self, device: torch.device | str, seed: int) -> StepRows:
@@ -131,6 +133,7 @@ class RolloutRNNBuffer:
         before = seen(self._rows, observations, privileged_observations)
         dones = zeros_and_ones("dones", dones, self.device)
         hidden = map(_batch_first, (actor_hidden_states, critic_hidden_states))
+        notice_reused(self._reused, self._rows, before[0])
         self._rows.write([*before, actions, rewards, dones, values, log_probs, *hidden])
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:

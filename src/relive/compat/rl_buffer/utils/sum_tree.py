@@ -37,8 +37,9 @@ class SumTree:
         sums, node = self._sums, idx + self._first_leaf
         sums[node] = priority
         while node > 1:  # sums of what is there, not of changes: no rounding stays behind
-            node //= 2
-            sums[node] = sums[2 * node] + sums[2 * node + 1]
+            priority += sums[node ^ 1]
+            node >>= 1
+            sums[node] = priority
 
     def get(self, s: float) -> tuple[int, float]:
         """The first number whose running sum lies beyond `s`, and its priority; never one of priority 0."""

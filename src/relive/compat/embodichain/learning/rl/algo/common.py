@@ -30,7 +30,7 @@ def compute_gae(rollout: TensorDict, gamma: float, gae_lambda: float) -> tuple[t
     truncated, terminated = (_flags(rollout, name, done) for name in ("truncated", "terminated"))
     terminated = terminated | (done & ~truncated)
     reward, value, terminated, truncated = (x[:, :-1].T for x in (reward.float(), value.float(), terminated, truncated))
-    next_value = next_value_of(rollout).T.float()
+    next_value = next_value_of(dict(rollout.items())).T.float()
     advantage, return_ = gae(reward, value, next_value, terminated, truncated, gamma=gamma, lam=gae_lambda)
     return _attach(rollout, "advantage", advantage), _attach(rollout, "return", return_)
 

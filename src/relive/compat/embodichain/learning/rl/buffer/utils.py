@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
     Every field without its last slot, and "next_value", the value of what a step led to. Fields share the rollout's
     memory unless `flatten`, which copies.
     """
-    next_value = next_value_of(rollout)
     fields: dict[str, Any] = dict(rollout.items())
+    next_value = next_value_of(fields)
     if not all(type(field) is torch.Tensor for field in fields.values()):
         transitions = rollout[:, :-1]
         transitions["next_value"] = next_value
@@ -74,14 +74,13 @@ def _assembled(fields: dict[str, Any], size: torch.Size, device: torch.device | 
     return _unchecked(source=fields, batch_size=size, device=device, nested=False)
 
 
-def next_value_of(rollout: TensorDict) -> torch.Tensor:
+def next_value_of(fields: Mapping[str, Any]) -> torch.Tensor:
     """The value of what each step led to [N, T]: the next slot's, but for truncated steps, after which a reset came."""
-    value, truncated = rollout["value"], rollout.get("truncated", None)
+    value, truncated, final = fields["value"], fields.get("truncated"), fields.get("final_value")
     steps = value.shape[1] - 1
     following = value.narrow(1, 1, steps)
     if truncated is None:
         return following
-    final = rollout.get("final_value", None)
     truncated = truncated.narrow(1, 0, steps)
     is_cut = truncated if truncated.dtype == torch.bool else truncated != 0
     return torch.where(is_cut, (value if final is None else final).narrow(1, 0, steps), following)
