@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 import relive as rl
-from relive.compat.apexrl.replay import check_capacity, check_sample
-from relive.compat.apexrl.specs import Spec, declared, placed
+from relive.compat.apexrl.buffer.replay_buffer import check_capacity, check_sample
+from relive.compat.apexrl.buffer.specs import declared, leaves_of, placed
+from relive.compat.apexrl.utils.observation import Spec
+from relive.compat.seeding import experiment_seed
 
 
 class DistillationBuffer:
@@ -32,6 +34,7 @@ class DistillationBuffer:
         check_capacity(capacity)
         self.capacity = capacity
         self.obs_shape = obs_shape
+        self._seed = seed = experiment_seed() if seed is None else seed
         self.core = rl.DistillationBuffer(capacity, declared(obs_shape), device=device, seed=seed)
 
     @property
@@ -50,7 +53,8 @@ class DistillationBuffer:
 
     def add(self, obs: Any, action: Any) -> None:
         """Store what the expert does in `obs`: one row, or a batch of rows [B, …]."""
-        self.core.add(placed(self.obs_shape, obs, self.device), placed(None, action, self.device))
+        leaves_of("obs", self.obs_shape, obs)  # refuses another form with ApexRL's error
+        self.core.add(placed(obs, self.device), placed(action, self.device))
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:
         """`(obs, expert_actions)` of `batch_size` rows."""
@@ -61,3 +65,14 @@ class DistillationBuffer:
     def clear(self) -> None:
         """Forget every row."""
         self.core.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """How it was made, and its rows, oldest first."""
+        rows = next(self.core.epochs(len(self.core), shuffle=False)) if len(self.core) else None
+        made = {"capacity": self.capacity, "obs_shape": self.obs_shape, "device": self.device, "seed": self._seed}
+        return {"made": made, "rows": None if rows is None else (rows["obs"], rows["action"])}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state["made"])
+        if state["rows"] is not None:
+            self.add(*state["rows"])

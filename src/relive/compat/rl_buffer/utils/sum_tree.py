@@ -1,15 +1,11 @@
-"""rl-buffer's `SumTree` on our priority tree."""
+"""rl-buffer's `SumTree`: priorities, and whose turn it is at a point of their running sum."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import torch
 
 from relive.errors import NotReadyError, PriorityError, explain
 from relive.fields.schema import positive
-from relive.kernels.priority import priority_tree
 
 
 class SumTree:
@@ -18,14 +14,9 @@ class SumTree:
     def __init__(self, capacity: int) -> None:
         self.capacity = positive("capacity", capacity)
         self.data_pointer = 0
-        self._tree = priority_tree(self.capacity, torch.device("cpu"))
-
-    @classmethod
-    def _around(cls, tree: Any, capacity: int, data_pointer: int) -> SumTree:
-        """The first leaves of a tree that somebody else has."""
-        outside = cls.__new__(cls)
-        outside.capacity, outside.data_pointer, outside._tree = capacity, data_pointer, tree
-        return outside
+        self._first_leaf = 1 << (self.capacity - 1).bit_length()
+        self._sums = np.zeros(2 * self._first_leaf)
+        """Below node i are 2i and 2i + 1; node 1 is the sum of all. Leaves are in order, whatever the capacity is."""
 
     def add(self, priority: float) -> None:
         """Write the next priority, after the last one the first again."""
@@ -40,34 +31,43 @@ class SumTree:
             raise PriorityError(
                 explain("priority", "a finite number of at least 0", priority, "Pass a priority in that range.")
             )
-        self._tree.set(torch.tensor([idx], device=self._leaves.device), float(priority))
+        self._write(int(idx), float(priority))
+
+    def _write(self, idx: int, priority: float) -> None:
+        sums, node = self._sums, idx + self._first_leaf
+        sums[node] = priority
+        while node > 1:  # sums of what is there, not of changes: no rounding stays behind
+            priority += sums[node ^ 1]
+            node >>= 1
+            sums[node] = priority
 
     def get(self, s: float) -> tuple[int, float]:
         """The first number whose running sum lies beyond `s`, and its priority; never one of priority 0."""
-        ends = self._leaves.cumsum(0)
-        if not ends[-1] > 0:
+        sums, node = self._sums, 1
+        if not sums[1] > 0:
             raise NotReadyError(
                 explain("get", "a priority above 0", "only zeros", "Call update with a positive priority first.")
             )
-        last = self._leaves.nonzero()[-1]
-        idx = torch.searchsorted(ends, ends.new_tensor([s]), right=True).minimum(last)
-        return int(idx), float(self._leaves[idx])
+        while node < self._first_leaf:
+            node *= 2
+            left = sums[node]
+            if (s >= left and sums[node + 1] > 0) or not left > 0:
+                s -= left
+                node += 1
+        return node - self._first_leaf, float(sums[node])
 
     @property
     def total_priority(self) -> float:
         """The sum of all priorities."""
-        return float(self._tree.total())
+        return float(self._sums[1])
 
     @property
     def tree(self) -> np.ndarray:
         """A copy of the sums and leaves as a heap `[2 · capacity − 1]`: below i are 2i + 1 and 2i + 2."""
         heap = np.zeros(2 * self.capacity - 1)
-        heap[self.capacity - 1 :] = self._leaves.cpu()
+        heap[self.capacity - 1 :] = self._sums[self._first_leaf :][: self.capacity]
         for level in reversed(range(self.capacity.bit_length())):
             at = np.arange(2**level - 1, min(2 ** (level + 1), self.capacity) - 1)
             heap[at] = heap[2 * at + 1] + heap[2 * at + 2]
+        heap.flags.writeable = False  # of a copy a write would be lost
         return heap
-
-    @property
-    def _leaves(self) -> torch.Tensor:
-        return self._tree.leaves_view()[: self.capacity]

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 import relive as rl
-from relive.compat.apexrl.attributes import SCORES, TRAINING, Column, plain, read
-from relive.compat.apexrl.rollout import PRIVILEGED, refuse_full
-from relive.compat.apexrl.specs import Spec, declared, ended, placed
+from relive.compat.apexrl.buffer.attributes import TRAINING, AgentColumn, plain
+from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, refuse_full
+from relive.compat.apexrl.buffer.specs import declared, leaves_of, zeros_and_ones
+from relive.compat.apexrl.utils.observation import Spec
+from relive.compat.step_rows import SCORES, Column, StepRows, fitted, stored
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import conform
 from relive.fields.schema import Field
 
 _TRAINING = {theirs: ours for theirs, ours in TRAINING.items() if ours != PRIVILEGED}
 
 
-class AgentColumn:
-    """An attribute that is a dict of one tensor `[num_steps, num_envs, …]` for each agent."""
-
-    def __init__(self, field: str) -> None:
-        self._field = field
-
-    def __get__(self, buffer: Any, owner: type) -> Any:
-        return self if buffer is None else dict(read(buffer.core.columns, self._field).items())
-
-
 class MultiAgentRolloutBuffer:
     """`num_steps` steps of `num_envs` environments with several agents each, and a state that they share.
 
-    Attributes are dicts of one tensor `[num_steps, num_envs, …]` for each agent, under ApexRL's names. They share the
-    memory; only `dones` is a copy, which is a float there and a bool here.
+    Attributes are dicts of one tensor `[num_steps, num_envs, …]` for each agent, under ApexRL's names. The tensors are
+    the memory itself, and assigning one (`advantages["a"] = x`) writes into it.
 
     What is different here: only stored steps are trained on; a state that is declared must be given and one that is not
     is refused; nothing is broadcast; a call that fails has stored nothing of any agent.
@@ -73,28 +65,36 @@ class MultiAgentRolloutBuffer:
         self.action_shapes = action_shapes
         self.action_dtypes = action_dtypes
         self.state_spec = state_spec
-        self._each = dict.fromkeys(self.possible_agents, ())
-        extra = {"done": declared(self._each, torch.bool)}
-        self.core = rl.RolloutBuffer(
+        each = declared(dict.fromkeys(self.possible_agents, ()))
+        extra = {"done": each} if state_spec is None else {"done": each, "state": declared(state_spec)}
+        make = partial(
+            rl.RolloutBuffer,
             num_steps,
             num_envs,
             {agent: declared(obs_specs[agent]) for agent in self.possible_agents},
             {agent: Field(action_shapes[agent], action_dtypes[agent]) for agent in self.possible_agents},
-            reward=declared(self._each),
-            value=declared(self._each),
-            extra=extra if state_spec is None else {**extra, "state": declared(state_spec)},
+            reward=each,
+            value=each,
+            extra=extra,
             device=device,
         )
+        names = ["obs", "action", "reward", "done", "value", "log_prob"]
+        self._rows = StepRows(make, names if state_spec is None else [*names, "state"])
+        self.device = self._rows.tensors["terminated"].device
 
     @property
-    def device(self) -> torch.device:
-        """Where the tensors are."""
-        return self.core.device
+    def core(self) -> rl.RolloutBuffer:
+        """The relive buffer underneath, with the steps that are stored now."""
+        return self._rows.core
 
     @property
     def step(self) -> int:
-        """How many steps are stored."""
-        return self.core.num_stored
+        """How many steps are stored. Set it to 0 to start again, or to the number of rows written directly."""
+        return self._rows.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._rows.step = step
 
     def add(
         self,
@@ -108,58 +108,54 @@ class MultiAgentRolloutBuffer:
         log_probs: Mapping[str, Any],
     ) -> None:
         """Store one step of every agent in every environment; all but `state` are dicts of one entry for each agent."""
-        refuse_full(self.core)
-        device, never = self.device, torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        self.core.add(
-            placed(self.obs_specs, observations, device),
-            placed(self.action_shapes, actions, device),
-            placed(self._each, rewards, device),
-            never,
-            never,
-            value=placed(self._each, values, device),
-            log_prob=placed(self._each, log_probs, device),
-            done={agent: ended(flags, device) for agent, flags in dones.items()},
-            **self._shared(state),
-        )
-
-    def _shared(self, state: Any) -> dict[str, Any]:
-        if self.state_spec is not None:
-            return {"state": placed(self.state_spec, state, self.device)}
-        if state is not None:
+        rows = self._rows
+        refuse_full(rows)
+        if self.state_spec is None and state is not None:
             remedy = "Make the buffer with state_spec=."
             raise SchemaError(explain("state", "None without state_spec", type(state).__name__, remedy))
-        return {}
+        ends = {agent: zeros_and_ones("dones", flags, self.device) for agent, flags in dones.items()}
+        given = {"obs": observations, "action": actions, "reward": rewards, "done": ends, "value": values}
+        given |= {"log_prob": log_probs} if self.state_spec is None else {"log_prob": log_probs, "state": state}
+        rows.write([leaf for name, value in given.items() for leaf in leaves_of(name, rows.tensors[name], value)])
 
     def compute_returns_and_advantages(
         self, *, last_values: Mapping[str, Any], gamma: float, gae_lambda: float
     ) -> None:
         """Advantages and returns of the stored steps, each agent's by its own ends; `last_values` follow them."""
-        rows = self.core.data
+        rows, steps = self._rows, stored("compute_returns_and_advantages", self.step)
         scores: dict[str, dict[str, torch.Tensor]] = {name: {} for name in SCORES}
         for agent in self.possible_agents:
-            reward, value, done = (rows[name, agent] for name in ("reward", "value", "done"))
-            last = placed(None, last_values[agent], self.device)
-            last = conform(f"last_values.{agent}", Field(), last, (self.num_envs,), self.device)
+            reward, value, done = (rows.tensors[name][agent][:steps] for name in ("reward", "value", "done"))
+            last = fitted(f"last_values.{agent}", last_values[agent], value[0])
             next_value = torch.cat([value[1:], last.unsqueeze(0)])
-            found = rl.gae(reward, value, next_value, done, torch.zeros_like(done), gamma=gamma, lam=gae_lambda)
+            ended = done.bool()
+            found = rl.gae(reward, value, next_value, ended, torch.zeros_like(ended), gamma=gamma, lam=gae_lambda)
             for name, score in zip(SCORES, found, strict=True):
-                scores[name][agent] = score
-        self.core.attach(scores)
+                scores[name][agent] = rows.whole(score)
+        rows.scores = scores
 
     def normalize_advantages(self) -> None:
         """Give the advantages of all agents together mean 0 and standard deviation 1."""
-        together = torch.stack(list(read(self.core.data, "advantage").values()))
-        self.core.attach(advantage=dict(zip(self.possible_agents, rl.normalize(together), strict=True)))
+        steps = stored("normalize_advantages", self.step)
+        advantages = self._rows.scored("advantage")
+        together = torch.stack([advantages[agent][:steps] for agent in self.possible_agents])
+        for agent, normalized in zip(self.possible_agents, rl.normalize(together), strict=True):
+            advantages[agent][:steps] = normalized
 
     def get_agent_data(self, agent_id: str) -> dict[str, Any]:
         """The stored transitions of one agent `[step · num_envs, …]`, in the order of time, then environment."""
-        rows = self.core.data.reshape(-1)
-        found = {theirs: read(rows, ours)[agent_id] for theirs, ours in _TRAINING.items()}
-        return {"observations": found.pop("observations"), "states": read(rows, "state"), **found}
+        count = stored("get_agent_data", self.step) * self.num_envs
+        rows = self._rows
+        found = {
+            theirs: (rows.scored(ours)[agent_id].flatten() if ours in SCORES else rows.flat[ours][agent_id])[:count]
+            for theirs, ours in _TRAINING.items()
+        }
+        states = None if self.state_spec is None else rows.flat["state"][:count]
+        return {"observations": found.pop("observations"), "states": states, **found}
 
     def clear(self) -> None:
         """Forget the stored steps."""
-        self.core.clear()
+        self._rows.clear()
 
     def get_state_dict(self) -> dict[str, Any]:
         """Everything in plain dicts of tensors that share the memory, and `step`."""

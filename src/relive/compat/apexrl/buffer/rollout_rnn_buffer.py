@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat.apexrl.attributes import Column, read, training_data
-from relive.compat.apexrl.rollout import PRIVILEGED, observed, outcome, refilled, refuse_full
-from relive.compat.apexrl.specs import Spec, declared, placed
+from relive.compat.apexrl.buffer.attributes import TRAINING
+from relive.compat.apexrl.buffer.overwritten import Reused
+from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, moved, notice_reused, refuse_full, seen, told_of_ends
+from relive.compat.apexrl.buffer.specs import declared, zeros_and_ones
+from relive.compat.apexrl.utils.observation import Spec
+from relive.compat.seeding import experiment_seed
+from relive.compat.step_rows import SCORES, Column, StepRows
 from relive.errors import NotReadyError, explain
 from relive.fields.schema import Field
 
@@ -36,7 +41,7 @@ class RolloutRNNBuffer:
     privileged_observations = Column(PRIVILEGED)
     actions = Column("action")
     rewards = Column("reward")
-    dones = Column("terminated")
+    dones = Column("dones")
     values = Column("value")
     log_probs = Column("log_prob")
     advantages = Column("advantage")
@@ -66,36 +71,50 @@ class RolloutRNNBuffer:
         self.actor_hidden_shape = actor_hidden_shape
         self.critic_hidden_shape = critic_hidden_shape
         self.privileged_obs_shape = privileged_obs_shape
-        self._seed = seed
-        self.core = self._made(device)
+        self._reused = Reused()
+        self._rows = self._made(device, experiment_seed() if seed is None else seed)
 
-    def _made(self, device: torch.device | str) -> rl.RolloutBuffer:
-        hidden = (rl.Carry(self.actor_hidden_shape), rl.Carry(self.critic_hidden_shape))
-        extra: dict[str, Any] = dict(zip(_HIDDEN, hidden, strict=True))
+    def _made(self, device: torch.device | str, seed: int) -> StepRows:
+        extra: dict[str, Any] = {
+            "dones": declared(()),
+            "actor_hidden_states": rl.Carry(self.actor_hidden_shape),
+            "critic_hidden_states": rl.Carry(self.critic_hidden_shape),
+        }
+        privileged = []
         if self.privileged_obs_shape is not None:
-            extra[PRIVILEGED] = declared(self.privileged_obs_shape)
+            extra[PRIVILEGED], privileged = declared(self.privileged_obs_shape), [PRIVILEGED]
         obs, action = declared(self.obs_shape), Field(self.action_shape, self.action_dtype)
-        return rl.RolloutBuffer(self.num_steps, self.num_envs, obs, action, extra=extra, device=device, seed=self._seed)
+        sizes = (self.num_steps, self.num_envs)
+        make = partial(rl.RolloutBuffer, *sizes, obs, action, extra=extra, device=device, seed=seed)
+        return StepRows(make, ["obs", *privileged, "action", "reward", "dones", "value", "log_prob", *_HIDDEN])
+
+    @property
+    def core(self) -> rl.RolloutBuffer:
+        """The relive buffer underneath, with the steps that are stored now."""
+        return told_of_ends(self._rows)
 
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
-        return self.core.device
+        return self.rewards.device
 
     @property
     def step(self) -> int:
-        """How many steps are stored."""
-        return self.core.num_stored
+        """How many steps are stored. Set it to 0 to start again, or to the number of rows written directly."""
+        return self._rows.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._rows.step = step
 
     def __len__(self) -> int:
         """How many transitions are stored."""
-        return len(self.core)
+        return self._rows.step * self.num_envs
 
     def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
         """Copy what is known before the step, as `RolloutBuffer.stage` does; then `add(None, None, None, …)`."""
-        refuse_full(self.core)
-        action = placed(None, actions, self.device)
-        self.core.stage(**observed(self, observations, privileged_observations), action=action)
+        refuse_full(self._rows)
+        self._rows.stage([*seen(self._rows, observations, privileged_observations), actions, *(None,) * 6])
 
     def add(
         self,
@@ -110,17 +129,16 @@ class RolloutRNNBuffer:
         critic_hidden_states: Any,
     ) -> None:
         """Store one step of every environment; hidden states (layers, num_envs, hidden) are those it began with."""
-        refuse_full(self.core)
-        self.core.add(
-            **observed(self, observations, privileged_observations),
-            **outcome(self.device, actions, rewards, dones, values, log_probs),
-            actor_hidden_states=_batch_first(placed(None, actor_hidden_states, self.device)),
-            critic_hidden_states=_batch_first(placed(None, critic_hidden_states, self.device)),
-        )
+        refuse_full(self._rows)
+        before = seen(self._rows, observations, privileged_observations)
+        dones = zeros_and_ones("dones", dones, self.device)
+        hidden = map(_batch_first, (actor_hidden_states, critic_hidden_states))
+        notice_reused(self._reused, self._rows, before[0])
+        self._rows.write([*before, actions, rewards, dones, values, log_probs, *hidden])
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
         """Advantages and returns of the stored steps; `last_values` [num_envs] are of the observations after them."""
-        self.core.compute_advantage(placed(None, last_values, self.device), gamma=gamma, lam=gae_lambda)
+        self._rows.score(last_values, self.dones.bool(), gamma=gamma, lam=gae_lambda)
 
     def get_sequence_minibatches(
         self, sequence_length: int, minibatch_size: int, *, shuffle: bool = True
@@ -139,13 +157,16 @@ class RolloutRNNBuffer:
         if self.step % sequence_length:
             where, expected = "get_sequence_minibatches", f"a multiple of {sequence_length} steps"
             raise NotReadyError(explain(where, expected, self.step, f"Add {-self.step % sequence_length} more."))
+        for score in SCORES:
+            self._rows.scored(score)
         return map(self._named, self._sequences(sequence_length, minibatch_size, shuffle))
 
     def _sequences(self, length: int, batch_size: int, shuffle: bool) -> Iterable[TensorDict]:
+        core = self.core
         if shuffle:
-            return self.core.sequences(length, batch_size=batch_size, split_episodes=False)
+            return core.sequences(length, batch_size=batch_size, split_episodes=False)
         # The core goes through one environment after the other; "index" counts steps, then environments.
-        (whole,) = self.core.sequences(length, split_episodes=False, shuffle=False)
+        (whole,) = core.sequences(length, split_episodes=False, shuffle=False)
         return whole[whole["index"].argsort()].split(batch_size)
 
     def _named(self, batch: TensorDict) -> dict[str, Any]:
@@ -154,15 +175,16 @@ class RolloutRNNBuffer:
         del batch["index"]
         batch.batch_size = batch["mask"].shape
         steps = batch.transpose(0, 1).contiguous()
-        return {**training_data(steps), "dones": read(steps, "terminated"), **hidden}
+        named = {theirs: steps.get(ours, None) for theirs, ours in TRAINING.items()}
+        return {**named, "dones": steps["dones"], **hidden}
 
     def clear(self) -> None:
         """Forget the stored steps."""
-        self.core.clear()
+        self._rows.clear()
 
     def to(self, device: torch.device | str) -> RolloutRNNBuffer:
         """Move the stored steps to another device; returns the buffer itself."""
-        self.core = refilled(self._made(device), self.core)
+        self._rows = moved(self._rows, device)
         return self
 
 
