@@ -43,7 +43,9 @@ def cases() -> list[Case]:
         "recurrent prepare_sequence_tensors": (True, _preparing),
         "recurrent get_minibatch_sequences": (True, _iterating),
     }
-    return [Case(name, _side(kind, call, ours=True), _side(kind, call, ours=False)) for name, (kind, call) in made.items()]
+    return [
+        Case(name, _side(kind, call, ours=True), _side(kind, call, ours=False)) for name, (kind, call) in made.items()
+    ]
 
 
 def _side(kind: str | bool, call: Callable[[Any], Call], ours: bool) -> Callable[[], Call]:

@@ -36,7 +36,11 @@ class _Forwarding(MetaPathFinder):
             return None
         known = f"{self.original}.{name}"
         found = importlib.util.find_spec(known)
-        return None if found is None else ModuleSpec(fullname, _Alias(known), is_package=found.submodule_search_locations is not None)
+        return (
+            None
+            if found is None
+            else ModuleSpec(fullname, _Alias(known), is_package=found.submodule_search_locations is not None)
+        )
 
 
 class _Alias(Loader):

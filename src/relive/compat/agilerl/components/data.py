@@ -76,7 +76,10 @@ class MultiAgentTransition(TensorClass):
 def _by_agent(data: Any) -> TensorDict:
     nested = dict | tuple
     return TensorDict(
-        {agent: to_tensordict(part) if isinstance(part, nested) else to_torch_tensor(part) for agent, part in data.items()}
+        {
+            agent: to_tensordict(part) if isinstance(part, nested) else to_torch_tensor(part)
+            for agent, part in data.items()
+        }
     )
 
 

@@ -392,6 +392,4 @@ class RolloutBuffer(_Rollout):
 
 def _mapped(columns: Any, read: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
     """Every leaf of nested fields, read so."""
-    return {
-        key: read(item) if isinstance(item, torch.Tensor) else _mapped(item, read) for key, item in columns.items()
-    }
+    return {key: read(item) if isinstance(item, torch.Tensor) else _mapped(item, read) for key, item in columns.items()}
