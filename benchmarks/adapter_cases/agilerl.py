@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""The calls of AgileRL's training loops: `train_off_policy`, Rainbow with n steps and priorities, PPO flat and recurrent."""
+"""The calls of AgileRL's training loops: off-policy, Rainbow with n steps and priorities, PPO flat and recurrent."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from benchmarks.adapter_cases import Case
 ENVS, OBS, ACTIONS, CAPACITY, BATCH = 8, 17, 6, 10_000, 128
 STEPS = 128
 LAYERS, HIDDEN = 1, 64
+
+RANDOM = np.random.default_rng(0)
 
 Call = Callable[[], Any]
 
@@ -57,11 +59,11 @@ def _side(kind: str | bool, call: Callable[[Any], Call], ours: bool) -> Callable
 def _step() -> TensorDict:
     """A step of all environments, as `train_off_policy` makes it."""
     transition = Transition(
-        obs=np.random.rand(ENVS, OBS).astype(np.float32),
-        action=np.random.rand(ENVS, ACTIONS).astype(np.float32),
-        reward=np.random.rand(ENVS),
-        next_obs=np.random.rand(ENVS, OBS).astype(np.float32),
-        done=np.random.rand(ENVS) < 0.01,
+        obs=RANDOM.random((ENVS, OBS)).astype(np.float32),
+        action=RANDOM.random((ENVS, ACTIONS)).astype(np.float32),
+        reward=RANDOM.random(ENVS),
+        next_obs=RANDOM.random((ENVS, OBS)).astype(np.float32),
+        done=RANDOM.random(ENVS) < 0.01,
         batch_size=[ENVS],
     )
     return transition.to_tensordict()
@@ -118,13 +120,13 @@ def _rollout(kind: Any, recurrent: bool) -> Any:
 def _rollout_step(recurrent: bool) -> dict[str, Any]:
     """A step of all environments, as `collect_rollouts` gives it."""
     step = {
-        "obs": np.random.rand(ENVS, OBS).astype(np.float32),
-        "action": np.random.rand(ENVS, ACTIONS).astype(np.float32),
-        "reward": np.random.rand(ENVS).astype(np.float32),
-        "done": np.random.rand(ENVS) < 0.02,
-        "value": np.random.rand(ENVS).astype(np.float32),
-        "log_prob": np.random.rand(ENVS).astype(np.float32),
-        "next_obs": np.random.rand(ENVS, OBS).astype(np.float32),
+        "obs": RANDOM.random((ENVS, OBS)).astype(np.float32),
+        "action": RANDOM.random((ENVS, ACTIONS)).astype(np.float32),
+        "reward": RANDOM.random(ENVS).astype(np.float32),
+        "done": RANDOM.random(ENVS) < 0.02,
+        "value": RANDOM.random(ENVS).astype(np.float32),
+        "log_prob": RANDOM.random(ENVS).astype(np.float32),
+        "next_obs": RANDOM.random((ENVS, OBS)).astype(np.float32),
     }
     if recurrent:
         state = torch.rand(LAYERS, ENVS, HIDDEN)

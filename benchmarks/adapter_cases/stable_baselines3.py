@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -80,7 +81,7 @@ def _steps(given: Any, count: int) -> list[Any]:
     return [
         (obs, after, _drawn(action_space, random), random.normal(size=ENVS).astype(np.float32),
          random.random(ENVS) < 0.005, infos)
-        for obs, after in zip(observations, observations[1:], strict=False)
+        for obs, after in itertools.pairwise(observations)
     ]  # fmt: skip
 
 
@@ -100,7 +101,9 @@ def _replay(owner: Any, given: Any, rows: int, options: dict[str, Any]) -> _Fill
 def _hindsight(owner: Any) -> _Filled:
     env = make_vec_env(lambda: BitFlippingEnv(n_bits=8, continuous=True, max_steps=20), ENVS)
     buffer = owner(ROWS, env.observation_space, env.action_space, env, device="cpu", n_envs=ENVS)
-    steps, obs, random = [], env.reset(), np.random.default_rng(0)
+    obs: Any = env.reset()
+    after: Any
+    steps, random = [], np.random.default_rng(0)
     for _ in range(200):
         action = random.normal(size=(ENVS, 8)).astype(np.float32)
         after, reward, done, infos = env.step(action)

@@ -133,7 +133,7 @@ def at(buffer: Any, positions: np.ndarray, env: VecNormalize | None = None) -> A
         buffer._random = np.random.default_rng(SEED)
         return buffer._get_samples(positions, env)
     envs = np.random.default_rng(SEED).integers(buffer.n_envs, size=len(positions))
-    with mock.patch.object(np.random, "randint", lambda *_, **__: envs):
+    with mock.patch.object(np.random, "randint", return_value=envs):
         return buffer._get_samples(positions, env)
 
 

@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 
 
-class Array:
+def array() -> Any:
+    """An attribute of a buffer whose array is `buffer._array(name)`."""
+    return _Array()
+
+
+class _Array:
     """An attribute whose array is the buffer's memory: assigning to it copies into that memory."""
 
     def __set_name__(self, owner: type, name: str) -> None:

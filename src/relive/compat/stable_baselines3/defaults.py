@@ -12,20 +12,20 @@ from relive.compat.stable_baselines3.replay import DictReplayBuffer, NStepReplay
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
 
 
-class _OnPolicy:
+class OnPolicy:
     """Chooses a rollout buffer by the observation space."""
 
     observation_space: spaces.Space[Any]
     rollout_buffer_class: Any
+    _chosen: tuple[Any, Any] = (RolloutBuffer, DictRolloutBuffer)
 
     def _setup_model(self) -> None:
         if self.rollout_buffer_class is None:
-            nested = isinstance(self.observation_space, spaces.Dict)
-            self.rollout_buffer_class = DictRolloutBuffer if nested else RolloutBuffer
+            self.rollout_buffer_class = self._chosen[isinstance(self.observation_space, spaces.Dict)]
         super()._setup_model()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class _OffPolicy:
+class OffPolicy:
     """Chooses a replay buffer by the observation space and the number of steps, as Stable-Baselines3 does."""
 
     observation_space: spaces.Space[Any]
@@ -53,25 +53,25 @@ class _OffPolicy:
         return NStepReplayBuffer
 
 
-class PPO(_OnPolicy, theirs.PPO):
+class PPO(OnPolicy, theirs.PPO):
     """Stable-Baselines3's PPO on our rollout buffer."""
 
 
-class A2C(_OnPolicy, theirs.A2C):
+class A2C(OnPolicy, theirs.A2C):
     """Stable-Baselines3's A2C on our rollout buffer."""
 
 
-class DQN(_OffPolicy, theirs.DQN):
+class DQN(OffPolicy, theirs.DQN):
     """Stable-Baselines3's DQN on our replay buffer."""
 
 
-class SAC(_OffPolicy, theirs.SAC):
+class SAC(OffPolicy, theirs.SAC):
     """Stable-Baselines3's SAC on our replay buffer."""
 
 
-class TD3(_OffPolicy, theirs.TD3):
+class TD3(OffPolicy, theirs.TD3):
     """Stable-Baselines3's TD3 on our replay buffer."""
 
 
-class DDPG(_OffPolicy, theirs.DDPG):
+class DDPG(OffPolicy, theirs.DDPG):
     """Stable-Baselines3's DDPG on our replay buffer."""

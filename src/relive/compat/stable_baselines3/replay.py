@@ -18,7 +18,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from relive.compat.stable_baselines3.arrays import Array
+from relive.compat.stable_baselines3.arrays import array
 from relive.compat.stable_baselines3.layout import (
     fields_of,
     given_shapes,
@@ -46,19 +46,22 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     Observations are of any space, Dict too. What `add` is given is what `sample` gives, at the ends of episodes too.
 
-    Two arguments are ours, for `replay_buffer_kwargs`. `next_obs="stored"` keeps two observations a transition, and the
-    arrays (`observations`, `rewards`, …) are the memory itself: the default for small observations. `"shared"` stores
-    every observation once: the default for images and with `optimize_memory_usage`. Its price is a row of the
-    `buffer_size` for every episode's last observation, and the arrays are copies. `n_stack=4` says that observations are
-    stacks of so many frames along their channels, as `VecFrameStack` makes them: then single frames are stored.
+    Two arguments are ours, for `replay_buffer_kwargs`:
+
+    - `next_obs="stored"` keeps two observations per transition, and the arrays (`observations`, `rewards`, …) are the
+      memory itself: the default for small observations. `"shared"` stores every observation once: the default for
+      images, and with `optimize_memory_usage`. Its price is a row of the `buffer_size` for every episode's last
+      observation, and the arrays are copies.
+    - `n_stack=4` says that observations are stacks of four frames, as `VecFrameStack` makes them. Single frames are
+      stored then.
     """
 
-    observations = Array()
-    next_observations = Array()
-    actions = Array()
-    rewards = Array()
-    dones = Array()
-    timeouts = Array()
+    observations = array()
+    next_observations = array()
+    actions = array()
+    rewards = array()
+    dones = array()
+    timeouts = array()
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         self._action_dtype: Any = self._maybe_cast_dtype(self.action_space.dtype)
         kind = StoredRows if self._next_obs == "stored" else SharedRows
         self._fields = fields_of(self.observation_space, self.n_stack)
-        self._rows = kind(
+        self._rows: Any = kind(
             self.buffer_size,
             self.n_envs,
             obs=self._fields,

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-from relive.compat.stable_baselines3.arrays import Array
+from relive.compat.stable_baselines3.arrays import array
 from relive.compat.stable_baselines3.layout import fields_of, given_shapes, numpy_of, shaped
 from relive.compat.stable_baselines3.seeding import algorithm_seed
 from relive.errors import NotReadyError, explain
@@ -46,14 +46,14 @@ class RolloutBuffer(theirs.RolloutBuffer):
     `get`: what is written to them is learnt from. `pos` and `full` can be set after writing rows there.
     """
 
-    observations = Array()
-    actions = Array()
-    rewards = Array()
-    values = Array()
-    log_probs = Array()
-    advantages = Array()
-    returns = Array()
-    episode_starts = Array()
+    observations = array()
+    actions = array()
+    rewards = array()
+    values = array()
+    log_probs = array()
+    advantages = array()
+    returns = array()
+    episode_starts = array()
 
     def __init__(
         self,
@@ -117,8 +117,8 @@ class RolloutBuffer(theirs.RolloutBuffer):
         arrays = state["_arrays"]
         vars(self).update(state)
         self._allocate()
-        for name, array in arrays.items():
-            setattr(self, name, array)
+        for name, saved in arrays.items():
+            setattr(self, name, saved)
 
     def add(
         self,
@@ -200,15 +200,18 @@ class RolloutBuffer(theirs.RolloutBuffer):
         return self.to_torch(array[time, envs])
 
     def _samples(self, parts: list[Any]) -> Any:
-        """The parts of a batch as the tuple that algorithms read, with actions in float32."""
+        """The parts of a batch as the tuple that algorithms read."""
         obs, action, *rest = parts
-        action = action if action.dtype == torch.float32 else action.float()
+        if self._casts_actions and action.dtype != torch.float32:
+            action = action.float()
         if isinstance(obs, torch.Tensor):
             return self._kinds[0](obs, action, *rest)
         return self._kinds[1](dict(obs.items()), action, *rest)
 
     _kinds: tuple[Any, Any] = (RolloutBufferSamples, DictRolloutBufferSamples)
     """What batches are: of one array of observations, and of a dict of them."""
+    _casts_actions = True
+    """Whether batches have actions in float32 whatever their space is."""
 
 
 class DictRolloutBuffer(RolloutBuffer, theirs.DictRolloutBuffer):

@@ -1,15 +1,15 @@
-# pyright: reportMissingImports=false
 """AgileRL's PPO, which makes its own rollout buffer: here it makes ours."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
-
-from agilerl.algorithms import ppo as theirs
 
 from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
 
 __all__ = ["PPO"]
+
+theirs: Any = importlib.import_module("agilerl.algorithms.ppo")
 
 
 class OnOurBuffer:

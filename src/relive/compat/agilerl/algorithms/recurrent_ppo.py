@@ -1,13 +1,15 @@
-# pyright: reportMissingImports=false
 """AgileRL's recurrent PPO with our rollout buffer."""
 
 from __future__ import annotations
 
-from agilerl.algorithms import recurrent_ppo as theirs
+import importlib
+from typing import Any
 
 from relive.compat.agilerl.algorithms.ppo import OnOurBuffer
 
 __all__ = ["RecurrentPPO"]
+
+theirs: Any = importlib.import_module("agilerl.algorithms.recurrent_ppo")
 
 
 class RecurrentPPO(OnOurBuffer, theirs.RecurrentPPO):

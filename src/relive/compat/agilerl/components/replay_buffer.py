@@ -168,7 +168,7 @@ class ReplayBuffer(_Plain):
         return {**vars(self), "core": core, "_rows": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        self.__dict__.update(state)
         if state["core"] is not None:
             draws = self._random.bit_generator.state
             self.core = self._made(self._fields)
@@ -393,7 +393,7 @@ def _columns(data: Mapping[str, Any] | TensorDict, device: torch.device) -> dict
     }
 
 
-def _column(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _column(leaf: Any, device: torch.device) -> torch.Tensor:
     leaf = leaf if leaf.device == device else leaf.to(device)
     return leaf.unsqueeze(1) if leaf.ndim == 1 else leaf
 

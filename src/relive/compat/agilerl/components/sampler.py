@@ -34,7 +34,7 @@ class Sampler:
             raise AssertionError(
                 "Sampler needs to be initialized with either 'memory' or ('dataset' AND 'dataloader')."
             )
-        self.memory = memory
+        self.memory: Any = memory
         self.dataset = dataset
         self.dataloader = dataloader
         self.per = isinstance(memory, PrioritizedReplayBuffer)

@@ -31,7 +31,7 @@ class SegmentTree(_Tree):
         self._told: Callable[[Any, Any], None] | None = None
 
     @classmethod
-    def of(cls, leaves: np.ndarray, told: Callable[[Any, Any], None]) -> Any:
+    def of(cls: Any, leaves: np.ndarray, told: Callable[[Any, Any], None]) -> Any:
         """A tree over these leaves; `told` is told, before it changes, of what is written to it."""
         tree: Any = cls(1 << (len(leaves) - 1).bit_length())
         tree.update_batch(np.arange(len(leaves)), leaves)
