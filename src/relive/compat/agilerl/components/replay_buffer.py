@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,12 @@ from tensordict import TensorDict
 
 import relive as rl
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
+from relive.compat.agilerl.memory import Memory
 from relive.compat.agilerl.original import original
+from relive.compat.agilerl.rows import columns, fields_of, shapes
 from relive.compat.seeding import experiment_seed
 from relive.errors import SchemaError, explain
-from relive.fields.schema import Field, positive
+from relive.fields.schema import positive
 from relive.replay.samplers import Sampler
 
 _DISTINCT_BELOW = 16_384
@@ -81,7 +82,7 @@ class ReplayBuffer(_Plain):
         """The memory of the rows `[max_size]`, or None before anything is added. What is written there is stored."""
         if self._rows is None and self.core is not None:
             rows: Any = self.core.columns["action"].squeeze(1)
-            self._rows = rows.auto_device_().lock_()
+            self._rows = Memory(dict(rows.items()), batch_size=rows.batch_size, device=self.core.device).lock_()
         return self._rows
 
     @property
@@ -119,10 +120,10 @@ class ReplayBuffer(_Plain):
         if data.ndim != 1:
             remedy = "Give the transitions one batch axis, as in batch_size=[num_envs]."
             raise SchemaError(explain("add", "a TensorDict of batch size [B]", list(data.batch_size), remedy))
-        self._store(_columns(data, torch.device(self.device)), len(data))
+        self._store(columns(data, torch.device(self.device)), len(data))
 
     def _store(self, rows: dict[str, Any], count: int) -> None:
-        fields = _fields(rows) if self.core is None else self._fields
+        fields = fields_of(rows) if self.core is None else self._fields
         core = self._made(fields) if self.core is None else self.core
         nothing = torch.zeros(2, count, device=core.device)
         never = torch.zeros(count, dtype=torch.bool, device=core.device)
@@ -221,7 +222,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
     def _check_alike(self, data: TensorDict) -> None:
         """Raise unless this step has the fields and the environments of the step before."""
         known = self.n_step_buffer[-1] if self.n_step_buffer else data
-        expected, got = ((list(step.batch_size), _shapes(step)) for step in (known, data))
+        expected, got = ((list(step.batch_size), shapes(step)) for step in (known, data))
         if got != expected:
             remedy = "Add the same fields for all environments in every call."
             raise SchemaError(explain("add", f"batch size and fields {expected} as before", got, remedy))
@@ -260,7 +261,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
             rewards = [reward * self.gamma**i for i, reward in enumerate(rewards)]
         total = torch.stack(rewards).sum(0).to(rewards[0].dtype)
         row = {**dict(steps[0].items()), self.reward_key: total, **at_end}
-        return _columns(row, total.device)
+        return columns(row, total.device)
 
     def _last_steps(self, ended: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """The step `[B]` of the window that each environment's row ends with, and which steps belong to it `[n, B]`."""
@@ -383,31 +384,3 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
 
 
 BufferType = ReplayBuffer | PrioritizedReplayBuffer | MultiStepReplayBuffer
-
-
-def _columns(data: Mapping[str, Any] | TensorDict, device: torch.device) -> dict[str, Any]:
-    """The leaves of rows on `device`, a number per row as a vector of length one."""
-    return {
-        key: _columns(item, device) if isinstance(item, TensorDict) else _column(item, device)
-        for key, item in data.items()
-    }
-
-
-def _column(leaf: Any, device: torch.device) -> torch.Tensor:
-    leaf = leaf if leaf.device == device else leaf.to(device)
-    return leaf.unsqueeze(1) if leaf.ndim == 1 else leaf
-
-
-def _fields(columns: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _fields(item) if isinstance(item, dict) else Field(tuple(item.shape[1:]), item.dtype)
-        for key, item in columns.items()
-    }
-
-
-def _shapes(data: TensorDict) -> dict[str, Any]:
-    """Shape and dtype of every leaf."""
-    return {
-        key: _shapes(item) if isinstance(item, TensorDict) else (tuple(item.shape), item.dtype)
-        for key, item in data.items()
-    }

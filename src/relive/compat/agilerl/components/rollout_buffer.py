@@ -12,6 +12,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 import relive as rl
+from relive.compat.agilerl.memory import Memory
 from relive.compat.agilerl.original import original
 from relive.compat.agilerl.sequences import BPTTSequenceType, Prepared, mode_of
 from relive.compat.agilerl.spaces import by_env, num_actions, observation, observation_tree, tensor_on
@@ -49,9 +50,9 @@ _Rollout: Any = original("components.rollout_buffer", "RolloutBuffer")
 class RolloutBuffer(_Rollout):
     """AgileRL's `RolloutBuffer`: `capacity` steps of `num_envs` environments, on `device`.
 
-    `buffer` is a TensorDict `[capacity, num_envs]` of the stored memory. Its tensors may be changed in place; it is
-    locked, since a tensor put in their place would not be stored. `core` is the relive buffer underneath. `seed`
-    makes draws repeatable. A pickled buffer goes on with the same draws.
+    `buffer` is a TensorDict `[capacity, num_envs]` of the stored memory: what is assigned to its names is copied there.
+    `core` is the relive buffer underneath. `seed` makes draws repeatable, and so does a seed of torch. A pickled buffer
+    goes on with the same draws.
 
     What is different here:
     - `done` belongs to the step that it is added with, for GAE too: an episode's end is neither bootstrapped across nor
@@ -139,7 +140,7 @@ class RolloutBuffer(_Rollout):
         """Make `buffer`: the core's memory under AgileRL's names."""
         rows = self.core.columns
         columns = {theirs: rows[ours] for theirs, ours in self._names().items()}
-        self.buffer = TensorDict(columns, batch_size=rows.batch_size, device=self.core.device).lock_()
+        self.buffer = Memory(columns, batch_size=rows.batch_size, device=self.core.device).lock_()
         self._steps_flat: dict[str, Any] = _mapped(columns, lambda leaf: leaf.flatten(0, 1))
         """The same memory `[capacity · num_envs, …]`."""
 
