@@ -1,6 +1,6 @@
 """What the fork server imports before the first process is asked for."""
 
-from tests import test_rate_limit
+from tests.concurrent import test_rate_limit
 from tests.faults import crowd, test_i_leaks, test_j_streams
 from tests.faults.checkpoint import test_c_files, victim
 from tests.faults.disk import writer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -274,3 +275,8 @@ def test_a_load_that_forgets_the_generator_is_another_run(tmp_path: Path, monkey
             twin._tests_clock = buffer._tests_clock.copy()
         twin._random.restore(rl.randomness.Randomness(1).snapshot())  # type: ignore[attr-defined]
         assert streams.stream(kind, twin, 3, 20) != streams.stream(kind, buffer, 3, 20)
+
+
+def test_the_fork_server_can_import_what_it_preloads() -> None:
+    """It ignores a module that it cannot import, and then every process of these tests imports torch anew."""
+    assert importlib.import_module("tests.faults.preloaded").__all__

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from relive.checkpoint.claims import DTYPES, Arrays, Read, nbytes_of
-from relive.checkpoint.manifest import NAME, Array, Node
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
 from relive.fields.schema import Carry, Field, Path, Stacked, Tree
 from relive.kernels.reader import bits_of
+from relive.memory.documents import NAME, Array, Node
+from relive.memory.saved import DTYPES, MOST_OF_RANDOM, Arrays, Saved, Source, nbytes_of
 from relive.randomness import Randomness
 from relive.replay.samplers import Counted, Prioritized, Sampler, Uniform, WithoutReplacement
 from relive.statistics.episodes import EpisodeStats
@@ -107,6 +107,14 @@ class Rows:
         """Their flat slots in columns of `slots`."""
         row, env = self.numbers()
         return row % slots * len(self.first) + env
+
+
+class Read(Saved):
+    """What is known of a checkpoint when a buffer is put together again."""
+
+    def __init__(self, config: Node, values: Node, arrays: Source) -> None:
+        super().__init__(values, arrays)
+        self.config = config
 
 
 @dataclass
@@ -268,17 +276,18 @@ def random_state(random: Randomness) -> tuple[dict[str, Any], Arrays]:
     return values, {f"device{i}": state for i, state in enumerate(devices.values())}
 
 
-def restore_random(random: Randomness, node: Node, arrays: Arrays, *, devices: bool) -> None:
+def restore_random(random: Randomness, saved: Saved, *, devices: bool) -> None:
     """Go on with a stream where it was; on other `devices` it starts anew."""
+    node, arrays = saved.values, saved.tensors(MOST_OF_RANDOM)
     most = {"has_uint32": 1, "uinteger": 2**32 - 1}
     bits: Any = {name: node.entry(name).integer(0, largest) for name, largest in most.items()}
     bits |= {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
     names = node.entry("devices")
-    saved = {device_of(name): arrays.get(f"device{i}") for i, name in enumerate(names.items(64))} if devices else {}
-    if any(state is None or device.type in ("cpu", "meta") for device, state in saved.items()):
+    states = {device_of(name): arrays.get(f"device{i}") for i, name in enumerate(names.items(64))} if devices else {}
+    if any(state is None or device.type in ("cpu", "meta") for device, state in states.items()):
         raise names.wrong("accelerators, each with a generator state")
     try:
-        random.restore((bits, saved))  # pyright: ignore[reportArgumentType]
+        random.restore((bits, states))  # pyright: ignore[reportArgumentType]
     except (RuntimeError, TypeError) as error:  # what a device says of bytes that are no state of its generator
         raise names.wrong(f"generator states ({error})") from None
 
@@ -298,7 +307,7 @@ def _big(node: Node) -> int:
 
 def restore_listeners(listeners: Listeners, read: Read) -> None:
     """Go on counting where the saved ones were."""
-    listeners.restore(read.part("listeners", nbytes_of(listeners.snapshot()))[1])
+    listeners.restore(read.part("listeners").tensors(nbytes_of(listeners.snapshot())))
 
 
 def describe_listeners(listeners: Listeners) -> dict[str, Any]:

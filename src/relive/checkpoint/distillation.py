@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from relive.checkpoint.claims import MOST_OF_RANDOM, MOST_OF_ROUNDS, Read
 from relive.checkpoint.contents import (
     Contents,
+    Read,
     Rows,
     declared,
     describe,
@@ -18,6 +18,7 @@ from relive.checkpoint.contents import (
 )
 from relive.distillation import DistillationBuffer
 from relive.fields.schema import Schema
+from relive.memory.saved import MOST_OF_ROUNDS
 
 
 def contents(buffer: DistillationBuffer) -> Contents:
@@ -70,5 +71,5 @@ def restore(buffer: DistillationBuffer, read: Read, *, same_device: bool) -> tor
     if starts[0] != 0 or bool((starts.diff() < 0).any()) or int(starts[-1]) > ring.head:
         raise read.at("ring.starts", starts.tolist()).wrong(f"rising rows from 0 to the head {ring.head}")
     buffer._set_rounds(starts.tolist())
-    restore_random(buffer._random, *read.part("random", MOST_OF_RANDOM), devices=same_device)
+    restore_random(buffer._random, read.part("random"), devices=same_device)
     return torch.tensor([ring.head])

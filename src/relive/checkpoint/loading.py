@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 
 from relive.checkpoint import kinds
-from relive.checkpoint.claims import DTYPES, MOST_OF_NOTE, Arrays, Read, Stored, memory_of, named, require_flags
-from relive.checkpoint.contents import Rows, here
-from relive.checkpoint.manifest import Array, File, Manifest, Node
+from relive.checkpoint.contents import Read, Rows, here
+from relive.checkpoint.manifest import File, Manifest
 from relive.checkpoint.progress import watched
 from relive.checkpoint.saving import Base, Segment
 from relive.checkpoint.vault import Vault
@@ -32,7 +31,9 @@ from relive.fields.schema import positive
 from relive.kernels.reader import bits_of
 from relive.memory import Memory
 from relive.memory.disk.reopening import examined_disk, is_disk_memory, peek, reopened
+from relive.memory.documents import Array, Node
 from relive.memory.files import Files
+from relive.memory.saved import DTYPES, MOST_OF_NOTE, Arrays, Stored, memory_of, named, require_flags
 from relive.replay.samplers import Counted, Prioritized, Sampler, Uniform
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def _made(vault: Vault, manifest: Manifest, options: dict[str, Any], accept: Acc
         with getattr(buffer, "_refilled", nullcontext)():
             saved = kind.restore(buffer, read, same_device=same_device)
             if "note" in manifest.values:
-                read.part("note", MOST_OF_NOTE)
+                read.part("note").tensors(MOST_OF_NOTE)
             read.finish(manifest.kind)
             segments = _read_rows(vault, manifest, kind.rows(buffer), read)
         buffer.check()
@@ -281,7 +282,7 @@ class _Source:
 
 def _longest(read: Read) -> int:
     """The most rows of an environment that one segment can have: those that the saved buffer had room for."""
-    kind = read.arrays.form("ring.kind")
+    kind = read.form("ring.kind")
     return read.config.entry("capacity").integer() if kind is None else kind[1][0]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from gymnasium.vector import AutoresetMode
 
-from relive.checkpoint.claims import MOST_OF_RANDOM, Read, nbytes_of
 from relive.checkpoint.contents import (
     Contents,
+    Read,
     Rows,
     declared,
     describe,
@@ -23,10 +23,11 @@ from relive.checkpoint.contents import (
     restore_random,
     sampler_of,
 )
-from relive.checkpoint.manifest import Node
 from relive.errors import IncompatibleCheckpoint, explain
 from relive.fields.schema import given_shape
 from relive.memory import Heap
+from relive.memory.documents import Node
+from relive.memory.saved import nbytes_of
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import EMPTY, FINAL, HISTORY, TRANSITION, Ring
 
@@ -132,7 +133,7 @@ def _require_backing(read: Read) -> None:
     num_envs = read.config.entry("num_envs").optional()
     envs = 1 if num_envs is None else num_envs.integer(1, 1 << 40)
     least = read.config.entry("capacity").integer(1, 1 << 50) // envs
-    form = read.arrays.form("ring.kind")
+    form = read.form("ring.kind")
     if form is None or len(form[1]) != 2 or form[1][1] != envs or form[1][0] < least:
         raise read.at("ring.kind").wrong(f"at least {least} slots for each of {envs} environments")
 
@@ -147,7 +148,7 @@ def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Ten
     _check_saved(read, slots, ring.num_envs)
     placed = None
     if saved == replay.capacity:
-        read.copy_into("ring", dict(zip(_STATE, ring.state, strict=True)))
+        read.part("ring").copy_into(dict(zip(_STATE, ring.state, strict=True)))
     else:
         placed = _resize(ring, read)
     values = read.values.entry("ring")
@@ -158,7 +159,7 @@ def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Ten
         column = storage.columns[i].flatten(0, 1)
         column[pending] = read.array(f"pending.obs{i}", column[: ring.num_envs]).to(replay.device)
     resume_sampler(replay, read, placed)
-    restore_random(replay._random, *read.part("random", MOST_OF_RANDOM), devices=same_device)
+    restore_random(replay._random, read.part("random"), devices=same_device)
     restore_listeners(replay._listeners, read)
     restore_staged(replay, read)
     return ring.head.cpu().clone()
@@ -192,7 +193,7 @@ def check_ring(kind: torch.Tensor, head: torch.Tensor, count: torch.Tensor, floo
 
 def _resize(ring: Ring, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
     """Move the marks of rows that fit into a ring of another size; returns their old and their new flat slots."""
-    old = {name: read.arrays[f"ring.{name}"] for name in _STATE}
+    old = {name: read.tensor(f"ring.{name}") for name in _STATE}
     for name in _STATE[2:]:
         getattr(ring, name).copy_(read.array(f"ring.{name}", getattr(ring, name)))
     before = Ring(len(old["kind"]), ring.num_envs, 0, Heap(torch.device("cpu")))
@@ -220,8 +221,8 @@ def _resize(ring: Ring, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
 def resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
     """Go on with draws that were saved, whose slots may be `placed` elsewhere now."""
     expected = replay._draws.saved()
-    slots = replay._storage.ring.kind.numel() if placed is None else read.arrays["ring.kind"].numel()
-    _, saved = read.part("sampler", max(nbytes_of(expected), _MOST_OF_SLOT * slots) + (1 << 20))
+    slots = replay._storage.ring.kind.numel() if placed is None else read.tensor("ring.kind").numel()
+    saved = read.part("sampler").tensors(max(nbytes_of(expected), _MOST_OF_SLOT * slots) + (1 << 20))
     forms = [{name: (array.dtype, array.ndim) for name, array in arrays.items()} for arrays in (saved, expected)]
     if forms[0] != forms[1]:
         remedy = "Pass sampler= to load, equal to the sampler of the saved buffer."
@@ -230,7 +231,7 @@ def resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor,
         source, target = placed
         drawable = (replay._storage.ring.kind.view(-1) == TRANSITION).cpu()
         for name in _OF_SLOTS & saved.keys():
-            read.shaped(f"sampler.{name}", (read.arrays["ring.kind"].numel(),), expected[name].dtype)
+            read.shaped(f"sampler.{name}", (read.tensor("ring.kind").numel(),), expected[name].dtype)
             moved = torch.zeros_like(expected[name], device="cpu")
             moved[target] = saved[name][source]
             saved[name] = torch.where(drawable, moved, 0)
@@ -244,8 +245,9 @@ def restore_staged(replay: ReplayBuffer, read: Read) -> None:
     """Fields that wait for the rest of their step."""
     fields, envs = replay._schema.fields, replay._storage.ring.num_envs
     step = envs * sum(math.prod(given_shape(field)) * field.dtype.itemsize for field in fields)
-    node, arrays = read.part("staged", step)
-    for name in node.entry("names").items(1 << 10):
+    saved = read.part("staged")
+    arrays = saved.tensors(step)
+    for name in saved.values.entry("names").items(1 << 10):
         columns = replay._schema.columns.get(name.text())
         if columns is None:
             raise name.wrong("a declared field")

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from gymnasium.vector import AutoresetMode
 
-from relive.checkpoint.claims import MOST_OF_RANDOM, Arrays, Read
 from relive.checkpoint.contents import (
     Contents,
+    Read,
     Rows,
     declared,
     describe,
@@ -21,9 +21,10 @@ from relive.checkpoint.contents import (
     restore_listeners,
     restore_random,
 )
-from relive.checkpoint.manifest import Node
 from relive.fields.buffer_schemas import OPTIONAL
 from relive.fields.conversion import light
+from relive.memory.documents import Node
+from relive.memory.saved import Arrays
 from relive.rollout.buffer import RolloutBuffer
 from relive.rollout.finals import Found
 
@@ -117,8 +118,8 @@ def restore(rollout: RolloutBuffer, read: Read, *, same_device: bool) -> torch.T
     """Fill everything."""
     node = read.values.entry("rows")
     stored = node.entry("num_stored").integer(0, rollout.num_steps)
-    read.copy_into("rows", columns(rollout))
-    read.copy_into("flags", {"resetting": rollout._resets.resetting, "starting": rollout._resets.starting})
+    read.part("rows").copy_into(columns(rollout))
+    read.part("flags").copy_into({"resetting": rollout._resets.resetting, "starting": rollout._resets.starting})
     rollout._empty()
     coming = read.array("flags.coming", rollout._resets.resetting.unsqueeze(0))
     rollout._coming = light(coming.to(rollout.device))
@@ -138,10 +139,10 @@ def restore(rollout: RolloutBuffer, read: Read, *, same_device: bool) -> torch.T
     _restore_finals(rollout, read)
     _restore_last(rollout, read)
     try:
-        rollout._carries.resume(read.part("carries", _most_carried(rollout))[1])
+        rollout._carries.resume(read.part("carries").tensors(_most_carried(rollout)))
     except ValueError as error:
         raise Node("state: carries", str(error)).wrong("hidden states of the rollout") from None
-    restore_random(rollout._random, *read.part("random", MOST_OF_RANDOM), devices=same_device)
+    restore_random(rollout._random, read.part("random"), devices=same_device)
     restore_listeners(rollout._listeners, read)
     return torch.zeros(0, dtype=torch.int64)
 
@@ -152,7 +153,7 @@ def _given(rollout: RolloutBuffer, read: Read, stored: int) -> set[str]:
     if "given" in node.entries():
         return {name.one_of(OPTIONAL) for name in node.entry("given").items(len(OPTIONAL))}
     # An older checkpoint counts the steps that had a value, and says nothing of log_prob: zeros were not given.
-    columns = (read.arrays[f"rows.column{i}"][:stored] for i in rollout._schema.columns["log_prob"])
+    columns = (read.tensor(f"rows.column{i}")[:stored] for i in rollout._schema.columns["log_prob"])
     found = {"log_prob"} if any(bool((column != 0).any()) for column in columns) else set()
     return found | ({"value"} if node.entry("valued").integer(0, stored) == stored else set())
 
@@ -165,7 +166,7 @@ def _declared(rollout: RolloutBuffer, name: Node) -> str:
 
 def _attached(rollout: RolloutBuffer, read: Read, name: str) -> torch.Tensor:
     read.require(name, (rollout.num_steps + 1, rollout.num_envs or 1))
-    return read.arrays[name].to(rollout.device)
+    return read.tensor(name).to(rollout.device)
 
 
 def _most_carried(rollout: RolloutBuffer) -> int:

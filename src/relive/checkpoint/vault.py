@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from relive.checkpoint.manifest import CHUNK, FORMAT, MOST_BYTES, Array, File, Manifest, dump, parse
+from relive.checkpoint.manifest import File, Manifest, dump, parse
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, NoCheckpoint, explain
+from relive.memory.documents import CHUNK, FORMAT, MOST_BYTES, Array
 from relive.memory.files import FOLDERS, Files, Stamp
 
 _HEADER = f"recollect checkpoint {FORMAT}\n".encode()

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from relive.checkpoint import save
-from relive.checkpoint.claims import MOST_OF_NOTE, Read
+from relive.checkpoint.contents import Read
 from relive.checkpoint.loading import found
-from relive.checkpoint.manifest import Node
 from relive.checkpoint.replay import config_of
 from relive.checkpoint.replay import rows as complete_rows
 from relive.distributed.block import Block, unpack, wired
@@ -22,6 +21,8 @@ from relive.distributed.near import Whereabouts
 from relive.distributed.plan import Plan, difference
 from relive.distributed.reading import Draw, Reading
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
+from relive.memory.documents import Node
+from relive.memory.saved import MOST_OF_NOTE
 from relive.memory.shared import SharedRoom
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View

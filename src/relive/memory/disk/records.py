@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relive.checkpoint.claims import Arrays, Read, Stored
-from relive.checkpoint.contents import array_of, bytes_of
-from relive.checkpoint.manifest import (
+from relive.checkpoint.contents import Read, array_of, bytes_of
+from relive.checkpoint.vault import unreadable
+from relive.errors import CheckpointError, CorruptCheckpoint, explain
+from relive.memory.documents import (
     CHUNK,
     MOST_BYTES,
     Node,
@@ -25,9 +26,8 @@ from relive.checkpoint.manifest import (
     to_json,
     wrapped,
 )
-from relive.checkpoint.vault import unreadable
-from relive.errors import CheckpointError, CorruptCheckpoint, explain
 from relive.memory.files import Files
+from relive.memory.saved import Arrays, Stored
 from relive.replay.samplers import Counted, Prioritized
 
 NAMES = ("commit0", "commit1")

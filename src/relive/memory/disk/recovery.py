@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from relive.checkpoint.claims import MOST_OF_RANDOM, Read
-from relive.checkpoint.contents import bytes_of, describe_listeners, restore_listeners, restore_random
+from relive.checkpoint.contents import Read, bytes_of, describe_listeners, restore_listeners, restore_random
 from relive.checkpoint.replay import check_ring, restore_staged, resume_sampler
 from relive.errors import CorruptCheckpoint, InvariantError, SchemaError, explain
 from relive.memory.disk.records import BESIDE_ROWS, Record
@@ -52,7 +51,7 @@ def _resume(buffer: ReplayBuffer, read: Read, record: Record, resumes: bool) -> 
     if mended is not None:
         mended()
     if resumes:
-        restore_random(buffer._random, *read.part("random", MOST_OF_RANDOM), devices=False)
+        restore_random(buffer._random, read.part("random"), devices=False)
     if describe_listeners(buffer._listeners) == record.config.get("listeners"):
         restore_listeners(buffer._listeners, read)
     if record.is_closed:

@@ -1,21 +1,20 @@
 """What a file claims to hold, checked before it is believed: one validator for everything that is read from a disk.
 
 Checkpoints, commits of disk memory and the notes of shards all come this way. A document is at most `MOST_BYTES` of
-strict JSON (`manifest.Node` says what is wrong in it, and where). An array is read only when a buffer asks for it, once
-its dtype and shape are known to be right: what nobody asks for takes no memory.
+strict JSON (`documents.Node` says what is wrong in it, and where). An array is read only when a buffer asks for it,
+once its dtype and shape are known to be right: what nobody asks for takes no memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from relive.checkpoint.manifest import ITEM_BYTES, Array, Node
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, explain
+from relive.memory.documents import ITEM_BYTES, Array, Node
 from relive.memory.space import available_bytes
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
@@ -34,6 +33,50 @@ MOST_OF_NOTE = 1 << 26
 """Bytes of a shard's note."""
 MOST_OF_ROUNDS = 1 << 24
 """Rounds of a distillation buffer."""
+
+
+class Source(Protocol):
+    """Arrays by name, each of which is read when it is asked for."""
+
+    where: str
+
+    def form(self, name: str) -> Form | None:
+        """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
+        ...
+
+    def names(self, prefix: str) -> dict[str, int]:
+        """The arrays whose names begin so, and their bytes."""
+        ...
+
+    @property
+    def unread(self) -> list[str]:
+        """What nobody has asked for."""
+        ...
+
+    def __getitem__(self, name: str) -> torch.Tensor: ...
+
+
+class Given:
+    """Tensors that a caller has in memory, as a source."""
+
+    def __init__(self, where: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.where, self._tensors = where, tensors
+        self._asked: set[str] = set()
+
+    def form(self, name: str) -> Form | None:
+        x = self._tensors.get(name)
+        return None if x is None else (x.dtype, tuple(x.shape))
+
+    def names(self, prefix: str) -> dict[str, int]:
+        return {name: nbytes_of({name: x}) for name, x in self._tensors.items() if name.startswith(prefix)}
+
+    @property
+    def unread(self) -> list[str]:
+        return [name for name in self._tensors if name not in self._asked]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self._asked.add(name)
+        return self._tensors[name]
 
 
 class Stored:
@@ -60,9 +103,9 @@ class Stored:
         array = self._arrays[name][0]
         return DTYPES[array.dtype], array.shape
 
-    def names(self, part: str) -> dict[str, int]:
-        """The arrays of a part and their bytes."""
-        return {name: x.nbytes for name, (x, _) in self._arrays.items() if name.startswith(f"{part}.")}
+    def names(self, prefix: str) -> dict[str, int]:
+        """The arrays whose names begin so, and their bytes."""
+        return {name: x.nbytes for name, (x, _) in self._arrays.items() if name.startswith(prefix)}
 
     @property
     def unread(self) -> list[str]:
@@ -104,33 +147,77 @@ def named(file: str) -> Iterator[None]:
         raise type(error)(f"{file}: {error}") from error.__cause__
 
 
-@dataclass
-class Read:
-    """What is known of a checkpoint when a buffer is put together again."""
+class State(NamedTuple):
+    """Everything about a part of a buffer that changes."""
 
-    config: Node
-    values: Node
-    arrays: Stored
-    """The state's, on the host."""
+    values: dict[str, Any]
+    """What a document holds of it, as JSON."""
+    arrays: Arrays
+    """Tensors by name; they may share the part's memory."""
 
-    def part(self, name: str, most: int) -> tuple[Node, Arrays]:
-        """What `Contents.take` was given, if its arrays have at most so many bytes."""
-        sizes = self.arrays.names(name)
+    @staticmethod
+    def of_parts(parts: Mapping[str, State]) -> State:
+        """The states of parts as one: `values` by part, arrays under the names `part.name`."""
+        arrays = {f"{name}.{key}": x for name, part in parts.items() for key, x in part.arrays.items()}
+        return State({name: part.values for name, part in parts.items()}, arrays)
+
+
+class Part(Protocol):
+    """What every part of a buffer is to whoever saves it. Checkpoints, disk memory and pickles are made of these."""
+
+    def config(self) -> Any:
+        """How an equal part that has seen nothing is made, as JSON."""
+        ...
+
+    def state(self) -> State:
+        """Everything that changes; the tensors may share memory."""
+        ...
+
+    def load_state(self, saved: Saved) -> None:
+        """Become what was saved; a CorruptCheckpoint says what no such part can have been."""
+        ...
+
+    def check(self) -> None:
+        """Verify every invariant; raises an InvariantError for the first that does not hold, and changes nothing."""
+        ...
+
+
+class Saved:
+    """The state of a part as a file claims it: values and arrays, each verified when it is asked for."""
+
+    def __init__(self, values: Node, arrays: Source, prefix: str = "") -> None:
+        self.values, self._arrays, self._prefix = values, arrays, prefix
+
+    def part(self, name: str) -> Saved:
+        """The state of a part of this part."""
+        return Saved(self.values.entry(name), self._arrays, f"{self._prefix}{name}.")
+
+    def form(self, name: str) -> Form | None:
+        """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
+        return self._arrays.form(self._prefix + name)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """An array that was required to be as it is."""
+        return self._arrays[self._prefix + name]
+
+    def tensors(self, most: int) -> Arrays:
+        """All arrays of this part, if they have at most so many bytes together."""
+        sizes = self._arrays.names(self._prefix)
         if sum(sizes.values()) > most:
             largest = max(sizes, key=lambda one: sizes[one])
-            raise self.at(largest, f"{sizes[largest]:,}").wrong(f"at most {most:,} bytes")
-        return self.values.entry(name), {key.removeprefix(f"{name}."): self.arrays[key] for key in sizes}
+            raise self.at(largest.removeprefix(self._prefix), f"{sizes[largest]:,}").wrong(f"at most {most:,} bytes")
+        return {name.removeprefix(self._prefix): self._arrays[name] for name in sizes}
 
     def at(self, name: str, got: Any = None) -> Node:
         """An array as the place of an error."""
         if got is None:
-            form = self.arrays.form(name)
+            form = self.form(name)
             got = None if form is None else f"{form[0]} of shape {form[1]}"
-        return Node(f"{self.arrays.where}: {name}", got)
+        return Node(f"{self._arrays.where}: {self._prefix}{name}", got)
 
     def require(self, name: str, lead: Lengths, *, only_lead: bool = True) -> Form:
         """Refuse a size that is only claimed: an array of the state must begin with these axes."""
-        form = self.arrays.form(name)
+        form = self.form(name)
         shape = () if form is None else form[1]
         has_axes = form is not None and (len(shape) >= len(lead) if only_lead else len(shape) == len(lead))
         if form is not None and has_axes and all(map(_is_one_of, shape, lead)):
@@ -146,17 +233,17 @@ class Read:
         """An array of the state that must have this dtype and shape."""
         if self.require(name, shape, only_lead=False)[0] != dtype:
             raise self.at(name).wrong(f"{dtype}")
-        return self.arrays[name]
+        return self.tensor(name)
 
-    def copy_into(self, prefix: str, targets: Mapping[str, torch.Tensor]) -> None:
+    def copy_into(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Fill tensors with the arrays of their names."""
         for name, target in targets.items():
-            target.copy_(self.array(f"{prefix}.{name}", target))
+            target.copy_(self.array(name, target))
 
     def finish(self, what: str) -> None:
         """Every array was asked for."""
-        if self.arrays.unread:
-            raise self.at(self.arrays.unread[0]).wrong(f"no other array than those of a {what}")
+        if self._arrays.unread:
+            raise self.at(self._arrays.unread[0]).wrong(f"no other array than those of a {what}")
 
 
 def _is_one_of(length: int, want: int | range | None) -> bool:
