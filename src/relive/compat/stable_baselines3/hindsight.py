@@ -104,11 +104,12 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
 
     def _note_episodes(self, position: int, done: np.ndarray) -> None:
         """Keep `ep_start` and `ep_length` of the step at `position`, and of the episodes that it overwrites or ends."""
-        for env in self.ep_length[position].nonzero()[0]:
+        overwritten = self.ep_length[position].nonzero()[0]
+        for env in overwritten:
             end = self.ep_start[position, env] + self.ep_length[position, env]
             self.ep_length[np.arange(position, end) % self.buffer_size, env] = 0
         self.ep_start[position] = self._current_ep_start
-        for env in np.flatnonzero(done):
+        for env in np.asarray(done).nonzero()[0]:
             self._compute_episode_length(int(env))
 
     def _view(self, env: VecNormalize | None) -> View:

@@ -111,6 +111,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         self._beside: dict[str, Any] = {}
         """What else the coming step consists of."""
         self._action_dtype: Any = self._maybe_cast_dtype(self.action_space.dtype)
+        self._action_shape = self.n_envs, self.action_dim
         kind = StoredRows if self._next_obs == "stored" else SharedRows
         self._fields = fields_of(self.observation_space, self.n_stack)
         self._rows: Any = kind(
@@ -184,8 +185,12 @@ class ReplayBuffer(theirs.ReplayBuffer):
         self._rows.add(
             obs,
             next_obs,
-            np.asarray(action, self._action_dtype).reshape(n_envs, self.action_dim),
-            np.asarray(reward, np.float32).reshape(n_envs, 1),
+            action
+            if type(action) is np.ndarray and action.dtype == self._action_dtype and action.shape == self._action_shape
+            else np.asarray(action, self._action_dtype).reshape(self._action_shape),
+            reward[:, None]
+            if type(reward) is np.ndarray and reward.dtype == _FLOAT and reward.shape == (n_envs,)
+            else np.asarray(reward, np.float32).reshape(n_envs, 1),
             done if type(done) is np.ndarray and done.dtype is _BOOL else np.asarray(done, _BOOL).reshape(-1),
             timeout,
             self._beside,
@@ -272,7 +277,7 @@ class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
 
 
 _TRANSITION = Transition()
-_BOOL = np.dtype(np.bool_)
+_BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 
 
 def unstacked(obs: Any, shape: Any, lead: int) -> Any:

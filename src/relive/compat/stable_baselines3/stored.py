@@ -50,7 +50,10 @@ class StoredRows:
         never, pos = self._never, self._written % self.size
         self.core.add(obs, action, reward, never, never, next_obs, **beside)
         self._dones[pos] = done
-        self._timeouts[pos] = 0 if timeout is None else timeout
+        if timeout is not None:
+            self._timeouts[pos] = timeout
+        elif self._written >= self.size:
+            self._timeouts[pos] = 0  # of the step that is overwritten
         self._written += 1
 
     def fill(self) -> None:

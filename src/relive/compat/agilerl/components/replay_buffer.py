@@ -246,28 +246,15 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
 
     def _n_steps(self, steps: list[TensorDict], done_key: str) -> dict[str, Any]:
         """The oldest of the steps with the reward, the end and the next observation of all of them."""
-        rewards = [step[self.reward_key] for step in steps]
-        rewards = [reward if reward.is_floating_point() else reward.float() for reward in rewards]
-        ended = [step[done_key].bool().reshape(len(step), -1).any(1) for step in steps[:-1]]
-        ends = (done_key, self.ns_key)
-        if any(map(torch.any, ended)):
-            last, going = self._last_steps(ended)
-            env = torch.arange(len(last), device=last.device)
-            at_end = {key: torch.stack([step[key] for step in steps])[last, env] for key in ends}
-            weights = [self.gamma**i * going[i] for i in range(len(steps))]
-            rewards = [r * w.view(-1, *(1,) * (r.ndim - 1)) for r, w in zip(rewards, weights, strict=True)]
-        else:
-            at_end = {key: steps[-1][key] for key in ends}
-            rewards = [reward * self.gamma**i for i, reward in enumerate(rewards)]
-        total = torch.stack(rewards).sum(0).to(rewards[0].dtype)
-        row = {**dict(steps[0].items()), self.reward_key: total, **at_end}
-        return columns(row, total.device)
-
-    def _last_steps(self, ended: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The step `[B]` of the window that each environment's row ends with, and which steps belong to it `[n, B]`."""
-        before = torch.stack([torch.zeros_like(ended[0]), *ended]).cumsum(0)
-        going = before == 0
-        return going.sum(0) - 1, going
+        total, *earlier = (_floating(step[self.reward_key]) for step in reversed(steps))
+        at_end = {key: steps[-1][key] for key in (done_key, self.ns_key)}
+        for step, reward in zip(reversed(steps[:-1]), earlier, strict=True):
+            ended = step[done_key].bool().reshape(len(step), -1).any(1)
+            if ended.any():
+                total = total.masked_fill(_along(ended, total), 0)
+                at_end = {key: _chosen(ended, step[key], later) for key, later in at_end.items()}
+            total = reward + self.gamma * total
+        return columns({**dict(steps[0].items()), self.reward_key: total, **at_end}, total.device)
 
     def sample_from_indices(self, idxs: torch.Tensor) -> TensorDict:
         """The rows that another buffer, fed with what `add` returned, knows by `idxs`."""
@@ -384,3 +371,20 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
 
 
 BufferType = ReplayBuffer | PrioritizedReplayBuffer | MultiStepReplayBuffer
+
+
+def _floating(reward: torch.Tensor) -> torch.Tensor:
+    return reward if reward.is_floating_point() else reward.float()
+
+
+def _along(rows: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    """Flags [B] with as many axes as a leaf [B, …]."""
+    return rows.view(-1, *(1,) * (leaf.ndim - 1))
+
+
+def _chosen(rows: torch.Tensor, one: Any, other: Any) -> Any:
+    """`one` in the rows that are flagged, `other` in the rest, of every leaf."""
+    if isinstance(one, torch.Tensor):
+        return torch.where(_along(rows, one), one, other)
+    chosen: Any = {key: _chosen(rows, part, other[key]) for key, part in one.items()}
+    return TensorDict(chosen, batch_size=one.batch_size)
