@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 
 import relive as rl
+from relive.compat.agilerl.memory import Memory
+from relive.compat.agilerl.original import original
 from relive.compat.agilerl.sequences import BPTTSequenceType, Prepared, mode_of
 from relive.compat.agilerl.spaces import by_env, num_actions, observation, observation_tree, tensor_on
+from relive.compat.seeding import experiment_seed
 from relive.errors import NotReadyError, explain
 from relive.fields.conversion import conform
 from relive.fields.schema import Field, positive
-from relive.kernels.shuffling import shuffled
-from relive.randomness import Randomness
 
 _NAMES = {
     "observations": "obs",
@@ -33,15 +35,24 @@ _NAMES = {
 }
 """AgileRL's names, and what they are in the core."""
 
+_SETTINGS = (
+    "capacity", "observation_space", "action_space", "num_envs", "device", "gae_lambda", "gamma", "recurrent",
+    "hidden_state_architecture", "use_gae", "wrap_at_capacity", "max_seq_len", "bptt_sequence_type",
+)  # fmt: skip
+"""The arguments of the constructor, which are attributes too."""
+
 _FLAG = Field((), torch.bool)
 
 
-class RolloutBuffer:
+_Rollout: Any = original("components.rollout_buffer", "RolloutBuffer")
+
+
+class RolloutBuffer(_Rollout):
     """AgileRL's `RolloutBuffer`: `capacity` steps of `num_envs` environments, on `device`.
 
-    `buffer` is a TensorDict `[capacity, num_envs]` of the stored memory. Its tensors may be changed in place; it is
-    locked, since a tensor put in their place would not be stored. `core` is the relive buffer underneath. `seed`
-    makes draws repeatable. A pickled buffer goes on with the same draws.
+    `buffer` is a TensorDict `[capacity, num_envs]` of the stored memory: what is assigned to its names is copied there.
+    `core` is the relive buffer underneath. `seed` makes draws repeatable, and so does a seed of torch. A pickled buffer
+    goes on with the same draws.
 
     What is different here:
     - `done` belongs to the step that it is added with, for GAE too: an episode's end is neither bootstrapped across nor
@@ -87,9 +98,14 @@ class RolloutBuffer:
         self.max_seq_len = max_seq_len
         self.bptt_sequence_type = bptt_sequence_type
         self._is_masked = False
-        self._random = Randomness(seed)
+        self._random = np.random.default_rng(experiment_seed() if seed is None else seed)
         self.reset()
         self._allocate()
+
+    @classmethod
+    def like(cls, buffer: Any) -> RolloutBuffer:
+        """An empty buffer with the settings of another one, AgileRL's own too."""
+        return cls(**{name: getattr(buffer, name) for name in _SETTINGS})
 
     def _allocate(self) -> None:
         self.core = self._new_rollout()
@@ -124,7 +140,9 @@ class RolloutBuffer:
         """Make `buffer`: the core's memory under AgileRL's names."""
         rows = self.core.columns
         columns = {theirs: rows[ours] for theirs, ours in self._names().items()}
-        self.buffer = TensorDict(columns, batch_size=rows.batch_size, device=self.core.device).lock_()
+        self.buffer = Memory(columns, batch_size=rows.batch_size, device=self.core.device).lock_()
+        self._steps_flat: dict[str, Any] = _mapped(columns, lambda leaf: leaf.flatten(0, 1))
+        """The same memory `[capacity · num_envs, …]`."""
 
     def _names(self) -> dict[str, str]:
         further = ["hidden_states"] * self.recurrent + ["action_masks"] * self._is_masked
@@ -263,19 +281,23 @@ class RolloutBuffer:
         return self._flat(batch_size, "buffer_size").to(target)
 
     def _flat(self, batch_size: int | None, limit: str) -> TensorDict:
-        if batch_size is not None and batch_size > self.size():
-            message = f"Batch size {batch_size} is larger than {limit} {self.size()}. Returning all data."
+        total = self.size()
+        if batch_size is not None and batch_size > total:
+            message = f"Batch size {batch_size} is larger than {limit} {total}. Returning all data."
             warnings.warn(message, stacklevel=3)
             batch_size = None
-        names = self._names()
-        if batch_size is None:
-            (batch,) = self._in_time().minibatches(self.size(), shuffle=False, fields=names.values())
-        else:
-            steps = torch.arange(self.size(), device=self.core.device)
-            drawn = shuffled(steps, self._random)[: positive("batch_size", batch_size)]
-            batch = self._stored().data.select(*names.values()).reshape(-1)[drawn]
-        columns = {theirs: batch[ours] for theirs, ours in names.items()}
-        return TensorDict(columns, batch_size=batch.batch_size)
+        if batch_size is not None:
+            drawn = self._random.choice(total, positive("batch_size", batch_size), replace=False)
+            rows = torch.from_numpy(drawn).to(self.core.device)
+            return self._batch(lambda leaf: leaf.index_select(0, rows), batch_size)
+        oldest = self._oldest * self.num_envs
+        if oldest:
+            return self._batch(lambda leaf: torch.cat([leaf[oldest:total], leaf[:oldest]]), total)
+        return self._batch(lambda leaf: leaf[:total].clone(), total)
+
+    def _batch(self, read: Callable[[torch.Tensor], torch.Tensor], count: int) -> TensorDict:
+        """What `read` makes of every leaf `[capacity · num_envs, …]`."""
+        return TensorDict(_mapped(self._steps_flat, read), batch_size=[count], device=self.core.device)
 
     def _stored(self) -> rl.RolloutBuffer:
         """The stored steps in the order of their rows."""
@@ -335,19 +357,17 @@ class RolloutBuffer:
                 f"using batch_size = {total}.",
                 stacklevel=2,
             )
-        for which in shuffled(torch.arange(total), self._random).split(min(batch_size, total)):
+        for which in torch.from_numpy(self._random.permutation(total)).split(min(batch_size, total)):
             yield self._prepared.minibatch(which, self.unpadded_data)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("core", "_omitted", "_never"):
+        for name in ("core", "_omitted", "_never", "_steps_flat"):
             del state[name]
-        return state | {"_random": self._random.snapshot()}
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._random = Randomness()
-        self._random.restore(state["_random"])
         stored = state.get("buffer")
         if not isinstance(stored, TensorDict):
             message = "TensorDict buffer not found or invalid during unpickling. Re-initializing."
@@ -369,3 +389,8 @@ class RolloutBuffer:
             self.reset()
         else:
             self.buffer.update_(stored)
+
+
+def _mapped(columns: Any, read: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    """Every leaf of nested fields, read so."""
+    return {key: read(item) if isinstance(item, torch.Tensor) else _mapped(item, read) for key, item in columns.items()}
