@@ -63,6 +63,15 @@ class DataWarning(UserWarning):
     """Data is legal but looks like a mistake."""
 
 
+_TAMPERED = "Load a checkpoint, or make a new buffer: the memory was changed from outside the buffer."
+
+
+def require(holds: object, where: str, expected: object, got: object, remedy: str = _TAMPERED) -> None:
+    """Raise an InvariantError unless something holds."""
+    if not holds:
+        raise InvariantError(explain(where, expected, got, remedy))
+
+
 def uniterable(buffer: object, remedy: str) -> TypeError:
     """The error for a loop over a buffer, which could mean its rows, its episodes or its batches."""
     expected, got = "a loop over the result of one of its methods", "a loop over the buffer"

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 import relive
-from relive.checkpoint.contents import describe, describe_sampler
+from relive.checkpoint.contents import describe_sampler
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import parse_autoreset
 from relive.fields.buffer_schemas import replay_schema
 from relive.fields.conversion import conform, dotted
-from relive.fields.schema import Field, Schema, declare, given_shape, positive
+from relive.fields.schema import Field, Schema, config_of, declare, given_shape, positive
 from relive.memory import Memory
 from relive.memory.shared import shares_memory
 from relive.replay.buffer import ReplayBuffer
@@ -171,9 +171,9 @@ def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(name: str, value: Any) -> Any:
     if name in ("obs", "action", "reward"):
-        return describe(declare(name, value))
+        return config_of(declare(name, value))
     if name == "extra":
-        return {key: describe(declare(f"extra.{key}", part)) for key, part in (value or {}).items()}
+        return {key: config_of(declare(f"extra.{key}", part)) for key, part in (value or {}).items()}
     if name == "sampler":
         return describe_sampler(value) or type(value).__name__
     if name == "autoreset":

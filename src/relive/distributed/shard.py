@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from relive.checkpoint import save
-from relive.checkpoint.contents import Read
 from relive.checkpoint.loading import found
-from relive.checkpoint.replay import config_of
+from relive.checkpoint.replay import config as config_of
 from relive.checkpoint.replay import rows as complete_rows
 from relive.distributed.block import Block, to_arrays, unpack
 from relive.distributed.client_reader import MemoryLocation
@@ -22,7 +21,7 @@ from relive.distributed.shard_ids import ROWS, ShardIds
 from relive.distributed.shard_reader import Draw, ShardReader
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
 from relive.memory.documents import Node
-from relive.memory.saved import MOST_OF_NOTE
+from relive.memory.saved import MOST_OF_NOTE, Saved
 from relive.memory.shared import shares_memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View
@@ -105,7 +104,7 @@ class Shard(ShardReader):
         # The next start must know that this one was alive and issued ids.
         self.save()
 
-    def _restore(self, buffer: Any, read: Read) -> None:
+    def _restore(self, buffer: Any, read: Saved) -> None:
         """Continue from a checkpoint; raises unless its note was written by this shard."""
         assert self._plan.checkpoint is not None
         path = self._plan.checkpoint.of_shard(self._number)
@@ -142,7 +141,7 @@ class Shard(ShardReader):
         if differs:
             raise plan.wrong(f"the buffer of this shard beside it, with {differs[0]} {own[differs[0]]}")
 
-    def _saved_ids(self, note: Node, read: Read, head: torch.Tensor) -> ShardIds:
+    def _saved_ids(self, note: Node, read: Saved, head: torch.Tensor) -> ShardIds:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
         starts = read.shaped("note.starts", (range(1, MOST_OF_NOTE), len(envs)), torch.int64)
         # Rows are below `ROWS`, and ids must remain for two more lives.

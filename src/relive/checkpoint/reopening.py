@@ -23,7 +23,7 @@ from relive.memory.disk.place import Disk, require_support
 from relive.memory.disk.records import newest
 from relive.memory.files import Files
 from relive.replay.buffer import ReplayBuffer
-from relive.replay.samplers import Counted, Prioritized, Uniform
+from relive.replay.samplers import Counted, Prioritized, Sampler, Uniform
 
 
 def is_disk_memory(root: Path) -> bool:
@@ -45,7 +45,7 @@ def reopened(root: Path, options: dict[str, Any], *, only_reads: bool = False) -
     record = newest(root)
     memory = Memory(torch.device("cpu"), place=Disk(root, only_reads=only_reads))
     try:
-        return replays.made(record.read, {"device": memory, "sampler": options.get("sampler")})
+        return replays.made(record.saved, {"device": memory, "sampler": options.get("sampler")})
     except SchemaError as error:
         raise CorruptCheckpoint(f"{record.name}: the description of the buffer is invalid. {error}") from error
 
@@ -62,6 +62,11 @@ def peek(path: str | PathLike[str]) -> ReplayBuffer:
         sampler = Prioritized() if (root / "tree.leaves").exists() else Uniform()
         counted = (root / "sampler.drawn").exists()
         return reopened(root, {"sampler": Counted(sampler) if counted else sampler}, only_reads=True)
+
+
+def stand_ins() -> list[Sampler]:
+    """Samplers of every state that ours can have, for one that only its maker can make again."""
+    return [Prioritized(), Counted(Prioritized()), Uniform(), Counted(Uniform())]
 
 
 def examined_disk(root: Path) -> tuple[int, CheckpointError | None]:
