@@ -225,16 +225,16 @@ def assign(where: str, place: Any, value: Any) -> None:
     if value is place:
         return
     if place is None:
-        raise SchemaError(explain(where, "a field of this buffer", "one that it has not", "Declare it."))
+        raise SchemaError(explain(where, "a field of this buffer", "an undeclared field", "Declare the field."))
     if is_tree(place):
         for key in value.keys():
             if key not in place.keys():
-                raise SchemaError(explain(where, f"the keys {sorted(place.keys())}", key, "Declare it."))
+                raise SchemaError(explain(where, f"the keys {sorted(place.keys())}", key, "Declare the key."))
             assign(f"{where}.{key}", place[key], value[key])
         return
     given = torch.as_tensor(value, device=place.device)
     if given.shape != place.shape:
-        remedy = "Assign a tensor of that shape, or write into a part of it."
+        remedy = "Assign a tensor of the expected shape."
         raise SchemaError(explain(where, f"shape {tuple(place.shape)}", tuple(given.shape), remedy))
     if given.dtype.is_floating_point and not place.dtype.is_floating_point:
         raise SchemaError(explain(where, place.dtype, given.dtype, "Convert it."))

@@ -238,7 +238,7 @@ class ReplayBuffer:
             pairs = list(zip(*(leaves_of("obs", self.obs_shape, each) for each in (obs, next_obs)), strict=True))
         if self._overwritten.is_news(*pairs[0]):
             remedy = "The environment reuses its memory: clone observations before the step."
-            got = "ones that the next observations have overwritten"
+            got = "observations that the next observations have overwritten"
             warnings.warn(explain("observations", "those before the step", got, remedy), DataWarning, stacklevel=3)
         return _copied(next_obs) if any(share_bytes(*pair) for pair in pairs) else next_obs
 

@@ -64,7 +64,7 @@ class RolloutBuffer:
         """Refuse the names of the older buffer's arguments: positions would swap steps and environments."""
         if "num_steps" in kwargs:
             expected, remedy = "(num_envs, rollout_len, …)", "Import it from agents.rl.buffer, or pass rollout_len."
-            raise TypeError(explain("RolloutBuffer", expected, "num_steps, an argument of the older one", remedy))
+            raise TypeError(explain("RolloutBuffer", expected, "num_steps, an argument of the older buffer", remedy))
         return super().__new__(cls)
 
     @property

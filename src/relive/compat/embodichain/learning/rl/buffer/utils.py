@@ -10,8 +10,8 @@ from tensordict import TensorDict
 
 from relive.compat.seeding import experiment_seed
 from relive.fields.batch import moved
+from relive.fields.conversion import device_of
 from relive.fields.schema import positive
-from relive.memory import device_of
 
 __all__ = ["iterate_minibatches", "transition_view"]
 
