@@ -845,7 +845,7 @@ class TestModules:
 
     def test_what_is_not_ours_is_theirs_and_no_second_copy(self) -> None:
 
-        vec_env = importlib.import_module("relive.compat.stable_baselines3.common.vec_env")
+        vec_env: Any = importlib.import_module("relive.compat.stable_baselines3.common.vec_env")
         assert importlib.import_module("relive.compat.stable_baselines3.common.env_util").make_vec_env is make_vec_env
         assert vec_env.VecNormalize is VecNormalize
         assert vec_env.__name__ == vec_env.__spec__.name == "stable_baselines3.common.vec_env"

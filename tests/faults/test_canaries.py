@@ -18,18 +18,19 @@ from hypothesis import Phase
 
 import relive as rl
 from relive.checkpoint import replay as replay_files
-from relive.checkpoint.contents import Rows
 from relive.kernels import priority
 from relive.kernels.priority import PriorityTree, priority_tree
+from relive.memory.rows import Rows
 from relive.replay.samplers import Drawn, without_replacement
 from relive.replay.samplers.prioritized import _Draws as prioritized_draws
 from relive.replay.storage import ReplayStorage
+from relive.rollout.storage import Storage as RolloutStorage
+from tests.buffers.test_threads import at_once
 from tests.faults import test_j_streams as streams
 from tests.faults import test_k_machines as machines
 from tests.faults import test_numbers as numbers
 from tests.faults.test_abuse import Case, complaint, forget, prioritized, replay, right  # noqa: F401 (a fixture)
 from tests.faults.traffic import Traffic
-from tests.test_threads import at_once
 
 pytestmark = pytest.mark.thorough
 
@@ -195,7 +196,7 @@ def test_a_buffer_that_does_not_refuse_as_it_should_is_noticed(
 
 # Histories beside a model
 
-_write, _locate, _restore = ReplayStorage.write, ReplayStorage.locate, replay_files.restore
+_write, _locate, _restore = ReplayStorage.write, ReplayStorage.locate, replay_files.load_state
 
 
 def forgets_cuts(storage: ReplayStorage, env: torch.Tensor) -> None: ...
@@ -210,10 +211,9 @@ def begins_epochs_anew(draws: Any, count: int) -> Any:
     return Drawn(draws._next(count))
 
 
-def restores_no_flags(replay: rl.ReplayBuffer, read: Any, *, same_device: bool) -> Any:
-    found = _restore(replay, read, same_device=same_device)
+def restores_no_flags(replay: rl.ReplayBuffer, saved: Any) -> None:
+    _restore(replay, saved)
     replay._storage.ring.resetting.zero_()
-    return found
 
 
 def writes_and_then_fails(storage: ReplayStorage, *arguments: Any) -> None:
@@ -237,24 +237,24 @@ def forgets_rounds(buffer: Any, starts: list[int]) -> None:
     buffer._starts_there = torch.tensor(buffer._starts)
 
 
-def keeps_what_is_attached(rollout: Any, *arguments: Any) -> None:
-    attached = dict(rollout._attached)
-    _commit(rollout, *arguments)
-    rollout._attached.update(attached)
+def keeps_what_is_attached(storage: Any, *arguments: Any) -> None:
+    attached = dict(storage.attached)
+    _commit(storage, *arguments)
+    storage.attached.update(attached)
 
 
-_commit = rl.RolloutBuffer._commit
+_commit = RolloutStorage.commit
 
 HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "cuts that are forgotten": ("shared uniform", ReplayStorage, "cut", forgets_cuts),
     "ids of rows that are gone": ("shared prioritized", ReplayStorage, "locate", finds_what_is_gone),
     "an epoch for every batch": ("shared epochs", without_replacement._Draws, "draw", begins_epochs_anew),
-    "resets that a load forgets": ("shared uniform", replay_files, "restore", restores_no_flags),
+    "resets that a load forgets": ("shared uniform", replay_files, "load_state", restores_no_flags),
     "a refused call that counts": ("stored uniform", ReplayStorage, "write", writes_and_then_fails),
     "priorities that are not taken": ("stored prioritized", prioritized_draws, "update", calls_priorities_of_all_equal),
     "saves without the newest rows": ("distillation", Rows, "since", saves_without_the_newest),
     "rounds that are forgotten": ("distillation", rl.DistillationBuffer, "_set_rounds", forgets_rounds),
-    "targets of older steps": ("rollout", rl.RolloutBuffer, "_commit", keeps_what_is_attached),
+    "targets of older steps": ("rollout", RolloutStorage, "commit", keeps_what_is_attached),
 }
 
 

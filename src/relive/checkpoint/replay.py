@@ -10,26 +10,19 @@ from gymnasium.vector import AutoresetMode
 
 from relive.checkpoint.contents import (
     Contents,
-    Read,
-    Rows,
-    declared,
-    describe,
-    describe_listeners,
     describe_sampler,
-    device_of,
-    listeners_of,
-    random_state,
-    restore_listeners,
-    restore_random,
     sampler_of,
 )
 from relive.errors import IncompatibleCheckpoint, explain
+from relive.fields.declarations import device_of, tree_of
 from relive.fields.schema import given_shape
 from relive.memory import Heap
 from relive.memory.documents import Node
-from relive.memory.saved import nbytes_of
+from relive.memory.rows import Rows
+from relive.memory.saved import Saved, State, nbytes_of
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import EMPTY, FINAL, HISTORY, TRANSITION, Ring
+from relive.statistics.observers import observers_of
 
 _STATE = ("kind", "first", "head", "open", "resetting", "count", "floor")
 _OF_SLOTS = {"mass", "drawn"}
@@ -38,10 +31,10 @@ _MOST_OF_SLOT = 64
 """Bytes that a sampler saves of a slot."""
 
 
-def contents(replay: ReplayBuffer) -> Contents:
-    """Take a replay buffer apart."""
+def state(replay: ReplayBuffer) -> State:
+    """Everything that changes, but for the rows."""
     storage = replay._storage
-    found = Contents("ReplayBuffer", config_of(replay))
+    found = Contents("ReplayBuffer", config(replay))
     found.take("ring", ({"broken": int(storage.broken)}, dict(zip(_STATE, storage.ring.state, strict=True))))
     # The newest observations wait in rows that are not complete, and so are no part of a segment.
     pending = storage.ring.at(storage.ring.head, torch.arange(storage.ring.num_envs, device=replay.device))
@@ -49,13 +42,13 @@ def contents(replay: ReplayBuffer) -> Contents:
     found.take("pending", ({}, arrays))
     found.take("sampler", ({}, replay._draws.saved()))
     take_beside(replay, found)
-    found.rows = rows(replay)
-    return found
+    found.take("memory", ({"name": storage.room.name}, {}))
+    return State(found.values, found.arrays)
 
 
-def config_of(replay: ReplayBuffer) -> dict[str, Any]:
+def config(replay: ReplayBuffer) -> dict[str, Any]:
     """How an equal, empty buffer is made; also of one that has no arrays yet."""
-    trees = {name: describe(tree) for name, tree in replay._schema.trees.items()}
+    trees = replay._schema.config()
     return {
         "capacity": replay.capacity,
         "num_envs": replay.num_envs,
@@ -65,14 +58,14 @@ def config_of(replay: ReplayBuffer) -> dict[str, Any]:
         "autoreset": None if replay.autoreset is None else replay.autoreset.name,
         "device": str(replay.device),
         "sampler": describe_sampler(replay.sampler),
-        "listeners": describe_listeners(replay._listeners),
+        "listeners": replay._listeners.config(),
     }
 
 
 def take_beside(replay: ReplayBuffer, found: Contents) -> None:
     """What is kept beside the rows and their sampler."""
-    found.take("random", random_state(replay._random))
-    found.take("listeners", ({}, replay._listeners.snapshot()))
+    found.take("random", replay._random.state())
+    found.take("listeners", replay._listeners.state())
     staged = {f"{name}.{i}": leaf for name, leaves in replay._staged.items() for i, leaf in enumerate(leaves)}
     found.take("staged", ({"names": list(replay._staged)}, staged))
 
@@ -88,14 +81,20 @@ def rows(replay: ReplayBuffer) -> Rows:
     """Its rows that are complete."""
     storage = replay._storage
     ring = storage.ring
+    if replay.device.type == "meta":  # which has no values to look at
+        return Rows(columns(replay), *(torch.zeros(ring.num_envs, dtype=torch.int64) for _ in range(2)))
     oldest = torch.maximum(ring.newest() - ring.slots + 1, ring.floor).clamp(min=0)
     return Rows(columns(replay), torch.minimum(oldest, ring.head).cpu(), ring.head.cpu().clone())
 
 
-def make(read: Read, options: dict[str, Any]) -> ReplayBuffer:
+def from_config(config: Node, read: Saved, **options: Any) -> ReplayBuffer:
     """An empty buffer as the one that was saved, but for what `options` change."""
-    if options.get("capacity") is None:
+    capacity, envs = options.get("capacity"), config.value.get("num_envs") or 1
+    if capacity is None:
         _require_backing(read)
+    elif isinstance(envs, int) and capacity % envs:
+        remedy = f"Pass {max(capacity // envs, 1) * envs}."
+        raise IncompatibleCheckpoint(explain("capacity", f"a multiple of num_envs={envs}", capacity, remedy))
     replay = made(read, options)
     if replay._storage.room.is_found:
         replay.close()
@@ -106,7 +105,7 @@ def make(read: Read, options: dict[str, Any]) -> ReplayBuffer:
     return replay
 
 
-def made(read: Read, options: dict[str, Any]) -> ReplayBuffer:
+def made(read: Saved, options: dict[str, Any]) -> ReplayBuffer:
     """A buffer of this description, in memory that may hold rows already."""
     config = read.config
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
@@ -116,19 +115,19 @@ def made(read: Read, options: dict[str, Any]) -> ReplayBuffer:
     keeps: Any = config.entry("next_obs").one_of(("shared", "stored"))
     return ReplayBuffer(
         capacity,
-        *(declared(config.entry(name)) for name in ("obs", "action")),  # pyright: ignore[reportArgumentType]
+        *(tree_of(config.entry(name)) for name in ("obs", "action")),  # pyright: ignore[reportArgumentType]
         num_envs=envs,
-        reward=declared(config.entry("reward")),
-        extra={name: declared(tree) for name, tree in config.entry("extra").entries().items()},
+        reward=tree_of(config.entry("reward")),
+        extra={name: tree_of(tree) for name, tree in config.entry("extra").entries().items()},
         sampler=sampler_of(config.entry("sampler"), options.get("sampler")),
         device=options.get("device") or device_of(config.entry("device")),
         next_obs=keeps,
         autoreset=mode,
-        **listeners_of(read, envs),
+        **observers_of(config.entry("listeners"), read.part_without_values("listeners"), envs),
     )
 
 
-def _require_backing(read: Read) -> None:
+def _require_backing(read: Saved) -> None:
     """Every slot has a byte in the state: a capacity that is only claimed is refused before memory is asked for."""
     num_envs = read.config.entry("num_envs").optional()
     envs = 1 if num_envs is None else num_envs.integer(1, 1 << 40)
@@ -138,8 +137,8 @@ def _require_backing(read: Read) -> None:
         raise read.at("ring.kind").wrong(f"at least {least} slots for each of {envs} environments")
 
 
-def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Tensor:
-    """Fill everything but the rows; returns the rows [N] that the next save goes on from."""
+def load_state(replay: ReplayBuffer, read: Saved) -> None:
+    """Fill everything but the rows."""
     storage = replay._storage
     ring = storage.ring
     saved = read.config.entry("capacity").value
@@ -159,13 +158,12 @@ def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Ten
         column = storage.columns[i].flatten(0, 1)
         column[pending] = read.array(f"pending.obs{i}", column[: ring.num_envs]).to(replay.device)
     resume_sampler(replay, read, placed)
-    restore_random(replay._random, read.part("random"), devices=same_device)
-    restore_listeners(replay._listeners, read)
+    replay._random.load_state(read.part("random"))
+    replay._listeners.load_state(read.part_without_values("listeners"))
     restore_staged(replay, read)
-    return ring.head.cpu().clone()
 
 
-def _check_saved(read: Read, slots: int, num_envs: int) -> None:
+def _check_saved(read: Saved, slots: int, num_envs: int) -> None:
     """The ring's arrays are of the shapes that they must have, and their numbers can be."""
     lead = (slots, num_envs)
     kind, _ = (
@@ -191,7 +189,7 @@ def check_ring(kind: torch.Tensor, head: torch.Tensor, count: torch.Tensor, floo
             raise Node(f"state: ring.{name}{place}", found[tuple(place)].item()).wrong(expected)
 
 
-def _resize(ring: Ring, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
+def _resize(ring: Ring, read: Saved) -> tuple[torch.Tensor, torch.Tensor]:
     """Move the marks of rows that fit into a ring of another size; returns their old and their new flat slots."""
     old = {name: read.tensor(f"ring.{name}") for name in _STATE}
     for name in _STATE[2:]:
@@ -218,7 +216,7 @@ def _resize(ring: Ring, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
     return source, target
 
 
-def resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
+def resume_sampler(replay: ReplayBuffer, read: Saved, placed: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
     """Go on with draws that were saved, whose slots may be `placed` elsewhere now."""
     expected = replay._draws.saved()
     slots = replay._storage.ring.kind.numel() if placed is None else read.tensor("ring.kind").numel()
@@ -241,7 +239,7 @@ def resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor,
         raise Node("state: sampler", str(error)).wrong("the state of a sampler") from None
 
 
-def restore_staged(replay: ReplayBuffer, read: Read) -> None:
+def restore_staged(replay: ReplayBuffer, read: Saved) -> None:
     """Fields that wait for the rest of their step."""
     fields, envs = replay._schema.fields, replay._storage.ring.num_envs
     step = envs * sum(math.prod(given_shape(field)) * field.dtype.itemsize for field in fields)

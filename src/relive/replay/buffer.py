@@ -42,7 +42,7 @@ from relive.replay.views import NStep, Transition, View
 from relive.replay.views.protocol import Leaves
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
-from relive.statistics.observers import Listeners
+from relive.statistics.observers import Observers
 
 if TYPE_CHECKING:
     from relive.concurrent.processes import Handle
@@ -117,7 +117,7 @@ class ReplayBuffer:
         memory.require(replay_nbytes(schema, capacity, self.num_envs or 1, next_obs))
         self.device = torch.empty(0, device=memory.device).device
         self._schema = schema
-        self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
+        self._listeners = Observers(stats, norm, schema, self.num_envs, self.device)
         self._is_plain = schema.is_flat and not extra
         self._random = Randomness(seed)
         self.sampler = _instance("sampler", Uniform() if sampler is None else sampler, "start")

@@ -166,8 +166,7 @@ def _ends(storage: ReplayStorage, final: np.ndarray) -> tuple[np.ndarray, np.nda
     is_end = is_step & (kind[final] == FINAL) & ~first[own] & (terminated | truncated)
     stays = np.ones(len(final), bool)
     for i in storage.observed:
-        rows = _raw(storage.columns[i], ring.slots * ring.num_envs)
-        stays &= (rows[own] == rows[final]).all(1)
+        stays &= (_held(storage, own, i) == _held(storage, final, i)).all(1)
     return is_end, terminated, ~stays
 
 
@@ -175,12 +174,15 @@ def _hold(storage: ReplayStorage, slots: np.ndarray, obs: list[torch.Tensor]) ->
     """Which flat slots hold these observations, bit by bit."""
     same = np.ones(len(slots), bool)
     for i, given in zip(storage.observed, obs, strict=True):
-        if i in storage.stacked:
-            held = _raw(storage.stack(torch.from_numpy(slots).to(storage.device), i), len(slots))
-        else:
-            held = _raw(storage.columns[i], storage.ring.slots * storage.ring.num_envs)[slots]
-        same &= (held == _raw(given, len(slots))).all(1)
+        same &= (_held(storage, slots, i) == _raw(given, len(slots))).all(1)
     return same
+
+
+def _held(storage: ReplayStorage, slots: np.ndarray, leaf: int) -> np.ndarray:
+    """The bytes [slots, bytes] of an observation's leaf at flat slots; of stacked frames the whole stack."""
+    if leaf in storage.stacked:
+        return _raw(storage.stack(torch.from_numpy(slots).to(storage.device), leaf), len(slots))
+    return _raw(storage.columns[leaf], storage.ring.slots * storage.ring.num_envs)[slots]
 
 
 def _same(a: list[torch.Tensor], b: list[torch.Tensor], shape: tuple[int, int]) -> np.ndarray:

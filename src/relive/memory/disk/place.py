@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from relive import kernels
-from relive.checkpoint.replay import config_of
+from relive.checkpoint.replay import config as config_of
 from relive.errors import SchemaError, explain
 from relive.fields.schema import positive
 from relive.memory.disk.folder import FORMAT, Folder

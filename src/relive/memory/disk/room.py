@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
-from relive.checkpoint.contents import Contents, bytes_of
-from relive.checkpoint.replay import config_of, take_beside
+from relive.checkpoint.contents import Contents
+from relive.checkpoint.replay import config as config_of
+from relive.checkpoint.replay import take_beside
 from relive.errors import CheckpointError, explain
 from relive.memory.disk.folder import ROWS, Door, Folder
 from relive.memory.disk.records import BESIDE_ROWS, Record, dump
 from relive.memory.disk.recovery import boot, marks_of, restored
+from relive.memory.saved import bytes_of
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import MOST_ROWS
 

@@ -10,6 +10,7 @@ import torch
 from relive.errors import NotReadyError, explain
 from relive.fields.invariants import require, require_all
 from relive.fields.vocabulary import worded
+from relive.kernels.shuffling import shuffled
 from relive.randomness import Randomness
 from relive.replay.ring import TRANSITION
 from relive.replay.samplers.protocol import Drawn
@@ -61,7 +62,7 @@ class _Draws:
 
     def _begin(self) -> None:
         rows = (self._storage.ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
-        self._ids, self._at = self._storage.ids(self._random.shuffled(rows)), 0
+        self._ids, self._at = self._storage.ids(shuffled(rows, self._random)), 0
 
     def _next(self, count: int) -> torch.Tensor:
         """The next `count` rows of the epoch that are still stored, or the fewer that are left."""

@@ -1,0 +1,309 @@
+"""A folder of checkpoints: how one is committed, found and read. Nothing here knows torch.
+
+A checkpoint is its manifest. Files are written to tmp/, synchronised, and renamed to their place; the manifest comes
+last. Until it is in its place the older checkpoint is the newest, and nothing of it has been touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+from relive.checkpoint.checksums import Checksums, require_checksum
+from relive.checkpoint.manifest import READERS, File, Manifest, dump, parse
+from relive.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, explain
+from relive.memory.documents import CHUNK, FORMAT, MOST_BYTES, Array, reader_of
+from relive.memory.files import FOLDERS, Files, Stamp, unreadable
+
+_MOST_TOLD = 64
+_NUMBER = r"([0-9]{8}|[1-9][0-9]{8,17})"
+_MANIFEST = re.compile(rf"{_NUMBER}\.json")
+_OWN = {
+    "tmp": re.compile(rf"FORMAT|manifests-{_NUMBER}\.json|segments-{_NUMBER}-[0-9]+\.bin|state-{_NUMBER}\.bin"),
+    "segments": re.compile(rf"{_NUMBER}-[0-9]+\.bin"),
+    "state": re.compile(rf"{_NUMBER}\.bin"),
+}
+"""The names that saves give to files; a file of another name belongs to somebody else."""
+
+
+class Archive:
+    """The checkpoints below one root."""
+
+    def __init__(self, root: Path, files: type[Files] = Files) -> None:
+        self.root = root
+        self.files = files(root)
+
+    # Saving
+
+    @contextmanager
+    def opened(self, needed: int) -> Iterator[None]:
+        """Be the only one who saves here, about `needed` bytes; files of an interrupted save in tmp/ are removed."""
+        try:
+            self._refuse_foreign()
+            self.files.make_root()
+            with self.files.locked(exclusive=True):
+                self._remove_own("tmp", set())
+                if "FORMAT" not in self.files.names("") or self._require_format() < FORMAT:
+                    self._place("FORMAT", [_header(FORMAT)])
+                yield
+        except OSError as error:
+            raise self._refused(error, needed) from error
+
+    def _refuse_foreign(self) -> None:
+        """Where no FORMAT says that this is a folder of checkpoints, it holds no more than a first save may leave.
+
+        A save writes FORMAT before any other file, so FORMAT is looked for last: another process may be saving here.
+        """
+        found = [name for name in self._names("") if name not in ("LOCK", "FORMAT", *FOLDERS)]
+        found += [f"{folder}/{name}" for folder in FOLDERS for name in self._names(folder)]
+        if "FORMAT" in self._names(""):
+            self._require_format()
+        elif found != ["tmp/FORMAT"] * len(found):
+            remedy = "Pass an empty folder, or one that does not exist yet; nothing was changed."
+            got = f"{next(name for name in found if name != 'tmp/FORMAT')!r} in it"
+            raise CheckpointError(explain(f"save to {self.root}", "a folder of checkpoints", got, remedy))
+
+    def _names(self, folder: str) -> list[str]:
+        try:
+            return self.files.names(folder)
+        except FileNotFoundError:
+            return []
+
+    def _remove_own(self, folder: str, needed: set[str]) -> None:
+        """Remove the files that saves have made in a folder, but for those that are needed."""
+        for name in self.files.regular(folder):
+            if _OWN[folder].fullmatch(name) and f"{folder}/{name}" not in needed:
+                self.files.remove(f"{folder}/{name}")
+
+    def _refused(self, error: OSError, needed: int) -> CheckpointError:
+        where = f"save to {self.root}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            remedy = "Free disk space, or save elsewhere; the previous checkpoint is intact."
+            got = f"{self.files.free_bytes():,} bytes free ({error.strerror})"
+            return CheckpointError(explain(where, f"room for about {needed:,} bytes", got, remedy))
+        remedy = "Check that the folder can be written; the previous checkpoint is intact."
+        return CheckpointError(explain(where, "a writable folder", error, remedy))
+
+    def numbers(self) -> list[int]:
+        """The checkpoints, valid or not, oldest first."""
+        try:
+            names = self.files.names("manifests")
+        except FileNotFoundError:
+            return []
+        return sorted(int(match[1]) for match in map(_MANIFEST.fullmatch, names) if match)
+
+    def next_number(self) -> int:
+        """What the coming checkpoint is called."""
+        number = max(self.numbers(), default=0) + 1
+        if number >= 10**18:
+            remedy = "Remove the manifest of that number, or save elsewhere."
+            raise CheckpointError(
+                explain(f"save to {self.root}", "checkpoint numbers of at most 18 digits", number, remedy)
+            )
+        return number
+
+    def is_long(self, number: int) -> bool:
+        """A manifest lists so many files that the next checkpoint is to list fewer."""
+        return self.files.size(_name(number)) > MOST_BYTES // 2
+
+    def size(self, number: int) -> int:
+        """The bytes of a manifest, 0 if it cannot be read."""
+        try:
+            return self.files.size(_name(number))
+        except OSError:
+            return 0
+
+    def put(self, folder: str, name: str, arrays: tuple[Array, ...], parts: Iterable[memoryview | bytes]) -> File:
+        """Write an immutable file of these arrays, whose bytes are `parts`."""
+        checksums = Checksums()
+        self._place(f"{folder}/{name}", (checksums.count(part) for part in parts))
+        file = File(name, arrays, tuple(checksums.done()))
+        if file.nbytes != checksums.nbytes:
+            raise AssertionError(f"{name}: {checksums.nbytes} bytes for arrays of {file.nbytes}")
+        return file
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make a checkpoint of files that are in their places."""
+        data = dump(manifest)
+        if len(data) > MOST_BYTES:
+            remedy = "Declare fewer fields, or save less often."
+            raise CheckpointError(explain(_name(manifest.number), f"at most {MOST_BYTES} bytes", len(data), remedy))
+        for folder in ("segments", "state"):
+            self.files.sync_folder(folder)
+        self._place(_name(manifest.number), [data])
+        self.files.sync_folder("manifests")
+
+    def collect(self, keep: int) -> None:
+        """Remove all but the newest `keep` checkpoints, and files that none of these needs.
+
+        What cannot be removed now is removed by a later save.
+        """
+        try:
+            kept = set(islice((number for number in self.numbers()[::-1] if self._is_valid(number)), keep))
+            needed = {name for number in kept for name in self.manifest(number).files}
+            for name in self.files.regular("manifests"):
+                number = _MANIFEST.fullmatch(name)
+                if number is not None and int(number[1]) not in kept:
+                    self.files.remove(f"manifests/{name}")
+            self.files.sync_folder("manifests")
+            for folder in ("segments", "state"):
+                self._remove_own(folder, needed)
+        except OSError:
+            return
+
+    def _is_valid(self, number: int) -> bool:
+        try:
+            self.require_files(self.manifest(number))
+        except CheckpointError as error:
+            cause = error.__cause__
+            # A disk that does not answer now may answer later: nothing is removed because of that.
+            if isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT, errno.ELOOP):
+                raise cause from None
+            return False
+        return True
+
+    def _place(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+        """Write, synchronise, rename."""
+        temporary = f"tmp/{name.replace('/', '-')}"
+        file = self.files.create(temporary)
+        try:
+            for part in parts:
+                self.files.write(file, memoryview(part))
+            self.files.sync(file)
+        finally:
+            self.files.close(file)
+        self.files.rename(temporary, name)
+        if "/" not in name:
+            self.files.sync_folder("")
+
+    # Loading
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Nobody collects files meanwhile."""
+        try:
+            with self.files.locked(exclusive=False):
+                self._require_format()
+                yield
+        except FileNotFoundError:
+            if self.numbers():
+                raise CorruptCheckpoint(
+                    explain("FORMAT", "a file of this name", "no file", "Copy the folder again.")
+                ) from None
+            remedy = "Save a buffer there first, or pass the right folder."
+            raise NoCheckpoint(
+                explain(str(self.root), "a folder of checkpoints", "no file FORMAT in it", remedy)
+            ) from None
+        except OSError as error:
+            raise unreadable(str(self.root), error) from error
+
+    def _require_format(self) -> int:
+        """The format that the folder says it has, one that can be read."""
+        file = self.files.open("FORMAT")
+        try:
+            found = self.files.read(file, 64)
+        finally:
+            self.files.close(file)
+        said = re.fullmatch(rb"recollect checkpoint ([0-9]{1,9})\n", found)
+        if said is None:
+            place, expected = f"FORMAT, bytes 0 to {len(found)}", repr(_header(FORMAT).decode())
+            raise CorruptCheckpoint(explain(place, expected, repr(found), "Copy the folder again."))
+        reader_of("FORMAT", int(said[1]), READERS)
+        return int(said[1])
+
+    def manifest(self, number: int) -> Manifest:
+        """A checkpoint's manifest, checked for itself."""
+        name = _name(number)
+        if not 0 <= number < 10**18 or not self._exists(name):
+            known = ", ".join(map(str, self.numbers()[-_MOST_TOLD:])) or "none"
+            raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", number, "Pass one of these numbers."))
+        with self._readable(name) as file:
+            data = self.files.read(file, MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            place = f"{name}, bytes 0 to {MOST_BYTES}"
+            raise CorruptCheckpoint(explain(place, f"at most {MOST_BYTES} bytes", "a longer file", "Copy it again."))
+        return parse(data, number)
+
+    def _exists(self, name: str) -> bool:
+        try:
+            self.files.size(name)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # whoever reads it says what is wrong
+        return True
+
+    def require_files(self, manifest: Manifest) -> None:
+        """Every file of a checkpoint is there and has its length."""
+        files = [("state", manifest.state), *(("segments", segment) for segment in manifest.segments)]
+        for folder, file in files:
+            name = f"{folder}/{file.name}"
+            try:
+                size = self.files.size(name)
+            except OSError as error:
+                raise unreadable(name, error) from error
+            if size != file.nbytes:
+                raise CorruptCheckpoint(explain(name, f"{file.nbytes} bytes", size, "Copy the checkpoint again."))
+
+    def read(self, folder: str, file: File) -> Iterator[bytes]:
+        """The bytes of a file, piece by piece, each handed out after its checksum was found right."""
+        name = f"{folder}/{file.name}"
+        with self._readable(name) as opened:
+            for i in range(len(file.checksums)):
+                piece = self.files.read(opened, min(CHUNK, file.nbytes - i * CHUNK))
+                require_checksum(name, file, i, piece)
+                yield piece
+
+    def fill(self, folder: str, file: File) -> Callable[[int, memoryview], None]:
+        """What copies bytes of a file from an offset on, each after its checksum was found to be correct."""
+        name = f"{folder}/{file.name}"
+        last = -1, b""  # small arrays lie in one piece
+
+        def piece(i: int) -> bytes:
+            nonlocal last
+            if last[0] != i:
+                with self._readable(name) as opened:
+                    found = self.files.read_at(opened, min(CHUNK, file.nbytes - i * CHUNK), i * CHUNK)
+                require_checksum(name, file, i, found)
+                last = i, found
+            return last[1]
+
+        def fill(offset: int, target: memoryview) -> None:
+            while len(target):
+                part = memoryview(piece(offset // CHUNK))[offset % CHUNK :][: len(target)]
+                target[: len(part)] = part
+                target, offset = target[len(part) :], offset + len(part)
+
+        return fill
+
+    def stamp(self, file: File) -> Stamp:
+        """That of a segment."""
+        try:
+            return self.files.stamp(f"segments/{file.name}")
+        except OSError as error:
+            raise unreadable(f"segments/{file.name}", error) from error
+
+    @contextmanager
+    def _readable(self, name: str) -> Iterator[int]:
+        """A file opened for reading; what the disk does not give is a damage of this file."""
+        try:
+            file = self.files.open(name)
+            try:
+                yield file
+            finally:
+                self.files.close(file)
+        except OSError as error:
+            raise unreadable(name, error) from error
+
+
+def _header(version: int) -> bytes:
+    """The contents of the file FORMAT."""
+    return f"recollect checkpoint {version}\n".encode()
+
+
+def _name(number: int) -> str:
+    return f"manifests/{number:08}.json"

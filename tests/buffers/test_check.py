@@ -1,0 +1,747 @@
+"""`check()` finds everything that is planted in a buffer's memory, and nothing in any history of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import relive as rl
+from relive import kernels
+from relive.errors import InvariantError
+from relive.replay.ring import FINAL, HISTORY, PENDING, TRANSITION
+from tests.conftest import BACKENDS
+from tests.layouts import Both, World, arrays
+
+Break = Callable[[Any], Any]
+
+
+def tensors_of(buffer: Any) -> tuple[torch.Tensor, ...]:
+    """One tensor a leaf."""
+    if isinstance(buffer, rl.DistillationBuffer):
+        return buffer._columns
+    return buffer._storage.tensors if isinstance(buffer, rl.RolloutBuffer) else buffer._storage.columns
+
+
+def everything(buffer: Any) -> list[bytes]:
+    """All that a buffer keeps, and its generator."""
+    state = buffer._storage.ring.state if isinstance(buffer, rl.ReplayBuffer) else ()
+    tensors = [tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in (*tensors_of(buffer), *state)]
+    return [*tensors, repr(buffer._random.bits.state).encode(), repr(buffer).encode()]
+
+
+def assert_found(buffer: Any, break_it: Break, message: str) -> None:
+    before = everything(buffer)
+    buffer.check()
+    assert everything(buffer) == before
+    break_it(buffer)
+    with pytest.raises(InvariantError, match=message):
+        buffer.check()
+
+
+def lived(steps: int = 4, end: int | None = 2, frames: int = 1, **options: Any) -> rl.ReplayBuffer:
+    """Two environments of six rows each, obs = t; environment 0 ends at t = `end`.
+
+    Rows of environment 0: transitions 0 to 2, the final row 3, the transition 4, and the pending row 5.
+    """
+    obs: Any = 1 if frames == 1 else rl.Stacked(rl.Field(1), frames)
+    replay = rl.ReplayBuffer(12, **{"obs": obs, "action": (), "num_envs": 2, "seed": 0, **options})
+    start = [0, 0]
+    for t in range(steps):
+        ended = np.array([t == end, False])
+        given = [_stacks([max(t + s, start[n]) for n in (0, 1)], start, frames) for s in (0, 1)]
+        replay.add(given[0], np.zeros(2), np.full(2, t), ended, np.zeros(2, bool), given[1])
+        start[0] = t + 1 if ended[0] else start[0]
+    return replay
+
+
+def _stacks(now: list[int], start: list[int], frames: int) -> np.ndarray:
+    if frames == 1:
+        return np.array(now, np.float32)[:, None]
+    return np.array([[[max(t - j, s) for j in reversed(range(frames))]] for t, s in zip(now, start, strict=True)], "f")
+
+
+def ring(name: str, place: Any, value: Any) -> Break:
+    def plant(replay: rl.ReplayBuffer) -> None:
+        getattr(replay._storage.ring, name)[place] = value
+
+    return plant
+
+
+def kind(slot: int, env: int, value: int) -> Break:
+    return ring("kind", (slot, env), value)
+
+
+def column(name: str, place: Any, value: Any) -> Break:
+    def plant(buffer: Any) -> None:
+        tensors_of(buffer)[buffer._schema.columns[name][0]][place] = value
+
+    return plant
+
+
+def byte(name: str, place: Any) -> Break:
+    def plant(buffer: Any) -> None:
+        tensors_of(buffer)[buffer._schema.columns[name][0]].view(torch.uint8)[place] = 2
+
+    return plant
+
+
+def replaced(change: Callable[[torch.Tensor], torch.Tensor]) -> Break:
+    """The column of the observations is another tensor."""
+
+    def plant(buffer: Any) -> None:
+        first, *rest = tensors_of(buffer)
+        name = "tensors" if isinstance(buffer, rl.RolloutBuffer) else "columns"
+        setattr(buffer._storage, name, (change(first), *rest))
+
+    return plant
+
+
+def attribute(path: str, value: Any) -> Break:
+    def plant(buffer: Any) -> None:
+        *owners, name = path.split(".")
+        for owner in owners:
+            buffer = getattr(buffer, owner)
+        setattr(buffer, name, value(getattr(buffer, name)) if callable(value) else value)
+
+    return plant
+
+
+def cut_and(break_it: Break) -> Break:
+    def plant(replay: rl.ReplayBuffer) -> None:
+        replay.cut()
+        break_it(replay)
+
+    return plant
+
+
+def cleared_and(break_it: Break) -> Break:
+    def plant(replay: rl.ReplayBuffer) -> None:
+        replay.clear()
+        break_it(replay)
+
+    return plant
+
+
+NEXT: dict[str, Any] = {"autoreset": "NEXT_STEP"}
+STORED: dict[str, Any] = {"next_obs": "stored"}
+
+COLUMNS: dict[str, tuple[Break, str]] = {
+    "another dtype": (replaced(torch.Tensor.double), r"^obs: expected torch.float32 of shape .*, got torch.float64 of"),
+    "another shape": (replaced(lambda x: x[:-1]), r"^obs: expected torch.float32 of shape \(\d, 2, 1\) on cpu, got"),
+    "another device": (replaced(lambda x: x.to("meta")), r"^obs: expected .* on cpu, got .* on meta"),
+    "other strides": (
+        replaced(lambda x: x.transpose(0, 1).contiguous().transpose(0, 1)), "^obs: expected contiguous memory"
+    ),
+    "other memory": (
+        replaced(torch.clone), r"^memory of obs: expected the address \d+, which the buffer writes to, got"
+    ),
+    "a flag of 2": (byte("terminated", (0, 1)), r"^terminated\[0, 1\]: expected a flag of 0 or 1, got 2"),
+    "another flag of 2": (byte("truncated", (1, 0)), r"^truncated\[1, 0\]: expected a flag of 0 or 1, got 2"),
+}  # fmt: skip
+
+GENERATOR: dict[str, tuple[Break, str]] = {
+    "two generators": (
+        attribute("_random.capsule", np.random.PCG64DXSM(0).capsule), "^generator: expected one for native .*, got two"
+    ),
+    "a generator that repeats itself": (
+        attribute("_random.bits.state", lambda s: {**s, "state": {**s["state"], "inc": 4}}),
+        "^generator: expected an odd increment, got 4",
+    ),
+    "a generator of another device": (
+        attribute("_random._devices", {torch.device("meta"): torch.Generator("cpu")}),
+        "^generator: expected one of meta, got one of cpu",
+    ),
+}  # fmt: skip
+
+REPLAY: dict[str, tuple[dict[str, Any], Break, str]] = {
+    "a kind that is none": ({}, kind(0, 0, 9), r"^kind\[0, 0\]: expected one of 0 to 4, got 9\. "),
+    "a hole": ({}, kind(1, 0, 0), "^kind of row 1, environment 0: expected a row that was written, got empty"),
+    "a row that was never written": ({}, kind(6, 1, TRANSITION), r"^kind\[6, 1\]: expected 0 \(empty\) where no row"),
+    "no pending row": ({}, kind(5, 0, FINAL), "^kind of row 5, environment 0: expected pending at the open head"),
+    "a second pending row": ({}, kind(1, 1, PENDING), "^kind of row 1, environment 1: expected pending only at an op"),
+    "a transition that has expired": (
+        {"steps": 10, "frames": 3}, kind(2, 1, TRANSITION), "^kind of row 2, environment 1: expected no transition 7 r"
+    ),
+    "history in the window": ({}, kind(1, 0, HISTORY), "^kind of row 1, .*: expected no history in the newest 7 rows"),
+    "a transition that leads nowhere": (
+        {"steps": 3}, kind(3, 0, TRANSITION), "^kind of row 3, environment 0: expected no transition as the newest"
+    ),
+    "an episode of no transition": ({}, kind(2, 0, FINAL), "^kind of row 3, .*: expected a transition before a final"),
+    "a final row at the start": ({}, kind(0, 1, FINAL), "^kind of row 0, .*: expected a transition before a final row"),
+    "three final rows": (
+        NEXT, ring("kind", (slice(1, 3), 0), FINAL), "^kind of row 3, environment 0: expected at most two final rows"
+    ),
+    "no start behind a final row": ({}, ring("first", (4, 0), False), "^first of row 4, .*: expected a start after"),
+    "a start in an episode": ({}, ring("first", (1, 1), True), "^first of row 1, .*: expected a start only after a"),
+    "no start of a stored row": (
+        STORED, ring("first", (1, 1), False), "^first of row 1, .*: expected a start in every unordered"
+    ),
+    "an end inside": ({}, column("terminated", (1, 1), True), "^kind of row 2, environment 1: expected final after"),
+    "a truncation at the newest": ({}, column("truncated", (4, 0), True), "^kind of row 5, .*: expected final after"),
+    "a reset without an end": (
+        STORED | NEXT, column("terminated", (2, 0), False), "^kind of row 3, .*: expected an end before the row that r"
+    ),
+    "a final row among stored ones": (STORED, kind(1, 0, FINAL), "^kind of row 1, .*: expected an end before the row"),
+    "a reset that never comes": (
+        {}, ring("resetting", 0, True), r"^resetting\[0\]: expected False, except after an end under"
+    ),
+    "a reset in an episode": (
+        NEXT, ring("resetting", 1, True), r"^resetting\[1\]: expected False, except after an end in the newest row"
+    ),
+    "a stored reset in an episode": (
+        STORED | NEXT, ring("resetting", 1, True),
+        r"^resetting\[1\]: expected False, except after an end in the newest row"
+    ),
+    "no reset after an end": (
+        NEXT | {"steps": 3}, ring("resetting", 0, False), r"^resetting\[0\]: expected True after an end, got False"
+    ),
+    "a reset after a cut": (
+        NEXT | {"steps": 3}, cut_and(ring("resetting", 0, True)),
+        r"^resetting\[0\]: expected False, except after an end under autoreset"
+    ),
+    "an open row of nothing": ({}, cleared_and(ring("open", 1, True)), r"^open\[1\]: expected False without a step"),
+    "an open row of stored ones": (STORED, ring("open", 1, True), r"^open\[1\]: expected False without a step before"),
+    "a closed row that is pending": ({}, ring("open", 0, False), r"^kind\[5, 0\]: expected 0 \(empty\) .*, got 3"),
+    "a flag that is none": (
+        {}, lambda r: r._storage.ring.open.view(torch.uint8).fill_(3), r"^open\[0\]: expected a flag of 0 or 1, got 3"
+    ),
+    "a head too far": ({}, ring("head", 0, 6), "^kind of row 6, environment 0: expected a row that was written"),
+    "a head before the floor": ({}, ring("head", 1, -1), r"^head\[1\]: expected a row of at least the floor, got -1"),
+    "a head beyond all ids": ({}, ring("head", 1, 2**62), r"^head\[1\]: expected a row of at most \d+, for ids of int"),
+    "a floor below everything": ({}, ring("floor", 0, -1), r"^floor\[0\]: expected a row of at least 0, got -1"),
+    "a floor too high": ({}, ring("floor", 0, 1), r"^kind\[0, 0\]: expected 0 \(empty\) where no row was written"),
+    "a wrong count": ({}, ring("count", 1, 5), r"^count\[1\]: expected the number of transitions, got 5"),
+    "an end of nothing": ({}, kind(3, 1, FINAL), "^first of row 4, environment 1: expected a start after a final row"),
+    "counts of another time": (
+        {}, attribute("_storage._shares", torch.zeros(14)),
+        r"^running shares\[0\]: expected the shares of the transitions"
+    ),
+    "ids of another time": (
+        {}, attribute("_storage._row_ids", torch.full((14,), 5)),
+        r"^ids of slots\[0\]: expected the ids of the rows, got"
+    ),
+    "rows that are said not to be": ({}, attribute("_storage.is_empty", True), "^is_empty: expected False, as the"),
+    "stacks that could not be refused": (
+        {"frames": 3}, lambda r: r._storage.broken.add_(2), "^obs: expected stacks of the stored frames, got 2 steps w"
+    ),
+    "another window": ({}, attribute("_storage.ring.alive", 6), r"^ring: expected .* \(2, 7, 7\), got \(2, 6, 7\)"),
+    "other memory of the ring": ({}, attribute("_storage.ring.kind", torch.clone), "^memory of kind: expected the"),
+    "other memory of next_obs": (
+        STORED, attribute("_storage.next_columns", lambda c: (c[0].clone(),)), "^memory of next_obs: expected the addr"
+    ),
+    "an unknown staged field": (
+        {}, attribute("_staged", {"hont": ()}), r"^staged fields: expected declared fields \(obs"
+    ),
+    "a staged field of another shape": (
+        {}, attribute("_staged", {"obs": (torch.zeros(2, 3),)}), r"^staged obs: expected .* \(2, 1\) on cpu, got"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPLAY)
+def test_what_is_planted_in_a_replay_buffer_is_found(backend: str, name: str) -> None:
+    options, break_it, message = REPLAY[name]
+    assert_found(lived(**options), break_it, message)
+
+
+@pytest.mark.parametrize("name", COLUMNS | GENERATOR)
+def test_what_is_planted_in_the_columns_and_generators_is_found(backend: str, name: str) -> None:
+    break_it, message = (COLUMNS | GENERATOR)[name]
+    rollout = rl.RolloutBuffer(4, 2, obs=1, action=())
+    for t in range(3):
+        rollout.add(np.full((2, 1), t), np.zeros(2), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool))
+    assert_found(lived(), break_it, message)
+    assert_found(rollout, break_it, message)
+
+
+@pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
+class TestTheNativeTwin:
+    def test_of_another_number_of_rows_is_found(self) -> None:
+        other = lived(5)
+        message = "^len: expected 8, the number of transitions, got 10"
+        assert_found(lived(), attribute("_storage._native", other._storage._native), message)
+
+    def test_of_other_rows_is_found(self) -> None:
+        other = lived(3)
+        other.clear()
+        for t in range(3, 7):
+            other.add(
+                np.full((2, 1), t), np.zeros(2), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool), np.ones((2, 1)) + t
+            )
+        message = r"^ids\[0\]: expected ids that map back to their slots"
+        assert_found(lived(), attribute("_storage._native", other._storage._native), message)
+
+
+def leaf(place: int, value: float, rebuild: bool = True) -> Break:
+    def plant(replay: Any) -> None:
+        tree = replay._draws._tree
+        tree.leaves_view()[place] = value
+        if rebuild:
+            tree.rebuild()
+
+    return plant
+
+
+def left(place: int, value: int) -> Break:
+    def plant(replay: Any) -> None:
+        replay.sample(3)
+        draws = replay._draws
+        draws._ids = draws._ids.clone()
+        draws._ids[draws._at + place] = value if value >= 0 else draws._ids[draws._at]
+
+    return plant
+
+
+def forgotten(replay: Any) -> None:
+    replay.sample(3)
+    epoch = replay._draws.snapshot()
+    replay.clear()
+    replay._draws.restore(epoch)
+
+
+SAMPLERS: dict[str, tuple[Any, Break, str]] = {
+    "a priority that is no number": (
+        rl.Prioritized(), leaf(3, float("nan")), r"^priority\[1, 1\]: expected a finite number of at least 0, got nan"
+    ),
+    "a negative priority": (rl.Prioritized(), leaf(0, -1.0), r"^priority\[0, 0\]: expected a finite number of at"),
+    "a priority of no transition": (rl.Prioritized(), leaf(6, 1.0), r"^priority\[3, 0\]: expected 0 where there is no"),
+    "a transition without priority": (rl.Prioritized(), leaf(2, 0.0), r"^priority\[1, 0\]: expected more than 0 for a"),
+    "a priority of nowhere": (rl.Prioritized(), leaf(14, 1.0), "^priority of no row: expected 0, got 1.0"),
+    "sums of other priorities": (
+        rl.Prioritized(), leaf(0, 1.0 + 1e-5, rebuild=False),
+        "^sums of priorities: expected the sums over the rows, to 1e-9"
+    ),
+    "no largest priority": (
+        rl.Prioritized(), attribute("_draws._largest", float("inf")), "^largest priority: expected a finite number of"
+    ),
+    "fewer draws than none": (
+        rl.Prioritized(), attribute("_draws._draws", -1), "^draws: expected a number of at least 0"
+    ),
+    "a tree of another size": (
+        rl.Prioritized(), attribute("_draws._slots", 13), "^priorities: expected 14, got 15"
+    ),
+    "an epoch with a row that was never there": (
+        rl.WithoutReplacement(), left(1, 999), r"^epoch\[1\]: expected ids of transitions, got 999"
+    ),
+    "an epoch with a final row": (rl.WithoutReplacement(), left(0, 6), r"^epoch\[0\]: expected ids of transitions"),
+    "an epoch of rows that were cleared": (
+        rl.WithoutReplacement(), forgotten, r"^epoch\[0\]: expected rows since the last clear, got"
+    ),
+    "an epoch with a row twice": (rl.WithoutReplacement(), left(2, -1), "^epoch: expected every row once, got 1 rows"),
+    "an epoch that is nowhere": (rl.WithoutReplacement(), attribute("_draws._at", -1), "^epoch: expected a place"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_what_is_planted_in_a_sampler_is_found(backend: str, name: str) -> None:
+    sampler, break_it, message = SAMPLERS[name]
+    assert_found(lived(sampler=sampler), break_it, message)
+
+
+@pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
+def test_a_smallest_priority_that_is_not_is_found() -> None:
+    replay = lived(sampler=rl.Prioritized(normalize="global", alpha=1.0, eps=0.0))
+    replay.sample(2)  # from now on the smallest is kept
+
+    def keep_the_sum(replay: Any) -> None:
+        replay._draws._tree.leaves_view()[:2] = torch.tensor([0.5, 1.5])
+
+    assert_found(
+        replay, keep_the_sum, "^sums of priorities: expected the sums over the rows, to 1e-9, got .* error of inf"
+    )
+
+
+def test_priorities_of_zero_are_some_where_there_is_no_eps(backend: str) -> None:
+    replay = lived(sampler=rl.Prioritized(eps=0.0))
+    replay.update_priority(replay.ids(), torch.zeros(8))
+    replay.check()
+
+
+def told() -> rl.ReplayBuffer:
+    """Statistics of four steps in two environments, of which one ended after three."""
+    return lived(stats=rl.EpisodeStats(2, window=4), norm={"obs": rl.RunningNorm(1), "action": rl.RunningNorm()})
+
+
+def stats(name: str, place: Any, value: float) -> Break:
+    def plant(replay: Any) -> None:
+        replay.stats._tensors[name][place] = value
+
+    return plant
+
+
+def norm(name: str, value: Any) -> Break:
+    return lambda replay: replay.norm["obs"]._state.update({name: torch.as_tensor(value, dtype=torch.float64)})
+
+
+def two_episodes(break_it: Break) -> Break:
+    def plant(replay: Any) -> None:
+        replay.stats._tensors["counts"][0] = 2
+        replay.stats._tensors["ring"][1] = replay.stats._tensors["ring"][0]
+        break_it(replay)
+
+    return plant
+
+
+LISTENERS: dict[str, tuple[Break, str]] = {
+    "more episodes than steps": (stats("counts", 0, 9), "^stats: episodes: expected 0 to 8, the steps, got 9"),
+    "fewer episodes than none": (stats("counts", 0, -1), "^stats: episodes: expected 0 to 8, the steps, got -1"),
+    "half a step": (
+        stats("open", (1, 1), 3.5), r"^stats: running length\[1\]: expected a whole number of steps, got 3.5"
+    ),
+    "a running length below zero": (
+        stats("open", (1, 1), -1), r"^stats: running length\[1\]: expected a whole number of steps"
+    ),
+    "an episode of no step": (
+        stats("ring", (0, 2), 0), r"^stats: length\[0\]: expected a whole number of the counted steps"
+    ),
+    "an episode longer than time": (
+        stats("ring", (0, 2), 7), r"^stats: length\[0\]: expected a whole number of the counted"
+    ),
+    "an end in the future": (stats("ring", (0, 0), 9), r"^stats: step\[0\]: expected at most 8, the steps, got 9.0"),
+    "an end before the one before": (
+        two_episodes(stats("ring", (1, 0), 3)), r"^stats: step\[0\]: expected steps in order of time"
+    ),
+    "an end that is no flag": (stats("ring", (0, 3), 2), r"^stats: ends\[0, 0\]: expected flags of 0 or 1, got 2.0"),
+    "more steps in episodes than in all": (stats("open", (1, 1), 6), "^stats: steps: expected at least the 10 of the"),
+    "an episode behind the last": (stats("ring", (2, 1), 5), r"^stats: window\[1, 1\]: expected 0 after the last"),
+    "statistics of another shape": (
+        lambda r: r.stats._tensors.update(open=torch.zeros(2, 3, dtype=torch.float64)), "^stats: open: expected torch.f"
+    ),
+    "statistics elsewhere": (lambda r: r.stats.to("meta"), "^EpisodeStats: expected device cpu, got meta"),
+    "rows that are no number": (norm("count", float("nan")), "^norm: count: expected a whole number of rows, got nan"),
+    "rows below none": (norm("count", -1.0), "^norm: count: expected a whole number of rows, got -1.0"),
+    "squares below zero": (norm("squares", [-1.0]), r"^norm: squares\[0\]: expected numbers of at least 0, got -1.0"),
+    "a mean of nothing": (norm("count", 0.0), r"^norm: mean\[0\]: expected 0 before the first row, got"),
+    "a mean of another shape": (norm("mean", [0.0, 0.0]), r"^norm: mean: expected torch.float64 of shape \(1,\) on"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LISTENERS)
+def test_what_is_planted_in_statistics_and_norms_is_found(name: str) -> None:
+    assert_found(told(), *LISTENERS[name])
+
+
+def test_rewards_and_observations_may_be_no_numbers() -> None:
+    replay = told()
+    nothing = np.full(2, np.nan)
+    replay.add(nothing[:, None], np.zeros(2), nothing, np.ones(2, bool), np.zeros(2, bool), np.zeros((2, 1)))
+    replay.check()
+
+
+def rolled(steps: int = 3, *, advantage: bool = True, **options: Any) -> rl.RolloutBuffer:
+    """Three of four steps, of which environment 1 is truncated at t = 1."""
+    options = {"extra": {"hidden": rl.Carry(1, every=2)}, "stats": rl.EpisodeStats(2), **options}
+    rollout = rl.RolloutBuffer(4, 2, obs=1, action=(), **options)
+    for t in range(steps):
+        now, none = np.full((2, 1), float(t)), np.zeros(2, bool)
+        finals = {} if rollout.autoreset else {"final_obs": now + 0.5}
+        rollout.add(now, now[:, 0], now[:, 0], none, np.array([False, t == 1]), value=now[:, 0], hidden=now, **finals)
+    if advantage:
+        final = None if rollout.autoreset else [1.0]
+        rollout.compute_advantage([5.0, 5.0], last_obs=np.full((2, 1), 5.0), final_value=final)
+    return rollout
+
+
+def kept(name: str, change: Any) -> Break:
+    def plant(rollout: Any) -> None:
+        (one,) = rollout._hidden_states._kept.values()
+        setattr(one, name, change(getattr(one, name)))
+
+    return plant
+
+
+def found_in(rollout: rl.RolloutBuffer) -> Any:
+    return rollout._flags.final_observations._found
+
+
+def planted(tensor: torch.Tensor, place: Any, value: Any) -> torch.Tensor:
+    tensor[place] = value
+    return tensor
+
+
+ROLLOUT: dict[str, tuple[dict[str, Any], Break, str]] = {
+    "more steps than fit": ({}, attribute("_storage.num_stored", 5), "^num_stored: expected 0 to 4 steps, got 5"),
+    "a staged field that no other step has": (
+        {}, attribute("_storage.staged", {"log_prob"}),
+        r"^staged fields: expected none of \['log_prob'\], got \['log_prob'\]"
+    ),
+    "an unknown staged field": (
+        {}, attribute("_storage.staged", {"hont"}), r"^staged fields: expected declared fields \(obs, .*hidden"
+    ),
+    "a field staged behind the end": (
+        {"steps": 4}, attribute("_storage.staged", {"obs"}),
+        "^staged fields: expected no staged fields in a full rollout"
+    ),
+    "a reset that never comes": (
+        {}, attribute("_flags.resetting", torch.ones_like), r"^resetting\[0\]: expected False unless"
+    ),
+    "a start that is no flag": (
+        {}, lambda r: r._flags.starting.view(torch.uint8).fill_(7), r"^starting\[0\]: expected a flag of 0 or 1, got 7"
+    ),
+    "resets of other environments": (
+        {}, attribute("_flags.resetting", lambda x: x.repeat(2)), r"^resetting: expected torch.bool of shape \(2,\)"
+    ),
+    "a final observation of a step that goes on": (
+        {}, column("truncated", (1, 1), False), r"^final_obs: expected .* of truncated steps, got \[\(1, 1\)\]"
+    ),
+    "a final observation of a step that is not stored": (
+        {}, lambda r: found_in(r).append(found_in(r)[0]._replace(step=9)), r"steps, got \[\(9, 1\)\]"
+    ),
+    "a final observation twice": (
+        {}, lambda r: found_in(r).append(found_in(r)[0]),
+        r"^final_obs: expected one for each \(step, environment\), in order"
+    ),
+    "a final observation of another shape": (
+        {}, lambda r: found_in(r)[0].leaves.__setitem__(0, torch.zeros(1, 3)), r"^final_obs of step 1: expected"
+    ),
+    "an advantage of another length": (
+        {}, lambda r: r._storage.attached.update({("advantage",): torch.zeros(3, 2)}),
+        r"^advantage: expected .* \(5, 2\) on"
+    ),
+    "an advantage behind the steps": (
+        {}, lambda r: r._storage.attached[("advantage",)][3].fill_(1.0),
+        r"^advantage\[0, 0\]: expected zeros after step 2"
+    ),
+    "an attached field of a field's name": (
+        {}, lambda r: r._storage.attached.update({("obs",): torch.zeros(5, 2)}),
+        "^obs: expected a name that no field has, got the name of"
+    ),
+    "another last value": ({}, column("value", (3, 0), 6.0), r"^last_value: expected \[5.0, 5.0\], got \[6.0, 5.0\]"),
+    "another last observation": ({}, column("obs", (3, 1), 6.0), r"^last_obs: expected \[\[5.0\], \[5.0\]\], got"),
+    "a hidden state less": ({}, kept("_count", lambda n: n - 1), "^hidden: expected 4 kept rows, got 3"),
+    "hidden states elsewhere": (
+        {}, kept("_place", lambda p: planted(p, 4, 9)), r"^hidden\[2\]: expected rows in order, got 9"
+    ),
+    "hidden states that are not there": (
+        {}, kept("_values", lambda v: v[:2]), r"^hidden: expected torch.float32 of shape \(4, 1\) on cpu"
+    ),
+    "another place in the episode": (
+        {}, lambda r: r._hidden_states._in_episode.add_(1), r"^place in the episode\[0\]: expected \[3, 1\], got 4"
+    ),
+    "another place in the rollout": (
+        {}, lambda r: r._hidden_states._in_rollout.add_(1), r"^place in the rollout\[0\]: expected \[3, 3\], got 4"
+    ),
+    "listeners that wait for another reset": (
+        {"steps": 2, **NEXT}, attribute("_flags._coming", ~np.array([[False, True]])),
+        r"^coming resets\[0, 0\]: expected the resets"
+    ),
+    "statistics that are wrong": (
+        {}, lambda r: r.stats._tensors["counts"].fill_(-1), "^stats: episodes: expected 0 to -1, the steps, got -1"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROLLOUT)
+def test_what_is_planted_in_a_rollout_is_found(backend: str, name: str) -> None:
+    options, break_it, message = ROLLOUT[name]
+    assert_found(rolled(**options), break_it, message)
+
+
+def taught() -> rl.DistillationBuffer:
+    """Seven rows of four, in two rounds."""
+    buffer = rl.DistillationBuffer(4, obs=1, action=(), seed=0)
+    buffer.add(np.arange(5.0)[:, None], np.zeros(5))
+    buffer.next_round()
+    buffer.add(np.arange(2.0)[:, None], np.zeros(2))
+    return buffer
+
+
+DISTILLATION: dict[str, tuple[Break, str]] = {
+    "another capacity": (attribute("_ring.capacity", 5), "^capacity: expected 4, got 5"),
+    "a floor behind the head": (attribute("_ring.floor", 8), "^rows: expected a first row of 0 to 7, got 8"),
+    "a floor below zero": (attribute("_ring.floor", -1), "^rows: expected a first row of 0 to 7, got -1"),
+    "rows without fields": (
+        attribute("_columns", ()), "^fields: expected columns before the first row, got 0 columns for 7"
+    ),
+    "a column less": (attribute("_columns", lambda c: c[:1]), "^fields: expected 2 columns, got 1"),
+    "a column of another length": (
+        attribute("_columns", lambda c: (c[0][:3], c[1])), r"^obs: expected torch.float32 of shape \(4, 1\) on cpu, got"
+    ),
+    "rounds that go back": (attribute("_starts", [0, 5, 3]), r"^rounds: expected first rows from 0 to 7, in order"),
+    "a round in the future": (attribute("_starts", [0, 8]), r"^rounds: expected first rows from 0 to 7, in order, got"),
+    "no first round": (attribute("_starts", [1, 5]), r"^rounds: expected first rows from 0 to 7, in order, got"),
+    "other rounds on the device": (
+        attribute("_starts_there", lambda x: x + 1), r"^rounds\[0\]: expected equal first rows on the device, got 1"
+    ),
+    "fewer rounds on the device": (attribute("_starts_there", lambda x: x[:1]), r"^rounds: expected torch.int64 of sh"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DISTILLATION | GENERATOR)
+def test_what_is_planted_in_a_distillation_buffer_is_found(name: str) -> None:
+    assert_found(taught(), *(DISTILLATION | GENERATOR)[name])
+
+
+def test_the_message_says_what_to_do() -> None:
+    replay = lived()
+    kind(1, 0, 0)(replay)
+    with pytest.raises(
+        rl.InvariantError, match=r"got empty\. Call clear\(\), or load a checkpoint: the memory was changed from out"
+    ):
+        replay.check()
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_of_a_device_without_values_the_form_is_checked(wrong: bool) -> None:
+    replay = rl.ReplayBuffer(12, 1, (), num_envs=2, device="meta", sampler=rl.Prioritized(), stats=rl.EpisodeStats(2))
+    rollout = rl.RolloutBuffer(3, 2, 1, (), device="meta", norm={"obs": rl.RunningNorm(1)}, **NEXT)
+    for buffer in (replay, rollout):
+        if wrong:
+            replaced(torch.Tensor.double)(buffer)
+        with pytest.raises(InvariantError, match="^obs: expected torch.float32") if wrong else nullcontext():
+            buffer.check()
+    rl.DistillationBuffer(3, 1, (), device="meta").check()
+
+
+# Every history of calls
+
+seeds = st.integers(0, 2**32 - 1)
+samplers = st.sampled_from(
+    [None, rl.Prioritized(), rl.Prioritized(eps=0.0, normalize="global"), rl.WithoutReplacement()]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=seeds, rows=st.integers(1, 9), num_envs=st.integers(1, 4), length=st.integers(1, 25), sampler=samplers,
+    mode=st.sampled_from([None, "NEXT_STEP", "SAME_STEP", "DISABLED"]), how=st.sampled_from(["shared", "stored"]),
+    kernels=st.sampled_from(sorted(BACKENDS)),
+)  # fmt: skip
+def test_no_history_of_a_replay_buffer_breaks_an_invariant(
+    seed: int, rows: int, num_envs: int, length: int, sampler: Any, mode: Any, how: Any, kernels: str
+) -> None:
+    random, next_step = np.random.default_rng(seed), mode == "NEXT_STEP"
+    listeners = {"stats": rl.EpisodeStats(num_envs, window=3), "norm": {"obs": rl.RunningNorm(1)}}
+    options = {"sampler": sampler, "autoreset": mode, "next_obs": how, **listeners}
+    with BACKENDS[kernels]():
+        both = Both(rows, num_envs, random, next_step=next_step, **options)
+        for _ in range(length):
+            both.play(1)
+            replay = both.replay
+            if len(replay):
+                index = replay.sample(int(random.integers(1, len(replay) + 1)))["index"]
+                if isinstance(sampler, rl.Prioritized):
+                    replay.update_priority(index, random.exponential(size=len(index)))
+                replay.check()
+            if random.random() < 0.1:
+                both.clear()
+                replay.check()
+
+
+class Stacker:
+    """The stacks of `k` frames that a world's observations are the newest frames of."""
+
+    def __init__(self, num_envs: int, k: int) -> None:
+        self.k, self.frames = k, [[] for _ in range(num_envs)]
+
+    def restart(self, env: int) -> None:
+        """What comes is given from an episode's start on."""
+        self.frames[env] = []
+
+    def step(self, env: int, step: dict[str, Any], resets: bool) -> dict[str, Any]:
+        if self.frames[env][-1:] != [step["obs"]]:
+            self.frames[env] = [step["obs"]]
+        obs = self._stack(env)
+        self.frames[env] = [step["next_obs"]] if resets else [*self.frames[env], step["next_obs"]]
+        return {"obs": obs, "next_obs": self._stack(env)}
+
+    def _stack(self, env: int) -> list[float]:
+        newest = self.frames[env][-self.k :]
+        return [newest[0]] * (self.k - len(newest)) + newest
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=seeds, rows=st.integers(1, 8), num_envs=st.integers(1, 3), length=st.integers(1, 30), k=st.integers(2, 4),
+    next_step=st.booleans(), kernels=st.sampled_from(sorted(BACKENDS)),
+)  # fmt: skip
+def test_no_history_of_stacks_breaks_an_invariant(
+    seed: int, rows: int, num_envs: int, length: int, k: int, next_step: bool, kernels: str
+) -> None:
+    random = np.random.default_rng(seed)
+    world, stacker = World(random, num_envs, next_step=next_step), Stacker(num_envs, k)
+    mode = "NEXT_STEP" if next_step else None
+    with BACKENDS[kernels]():
+        obs, sampler = rl.Stacked(rl.Field(()), k), rl.Prioritized()
+        replay = rl.ReplayBuffer(rows * num_envs, obs, (), num_envs=num_envs, autoreset=mode, sampler=sampler)
+        for _ in range(length):
+            some = sorted(random.permutation(num_envs)[: random.integers(1, num_envs + 1)].tolist())
+            choice = random.random()
+            if choice < 0.8:
+                steps = []
+                for env in some:
+                    resets = world.resetting[env]
+                    step = world.step(env)
+                    steps.append((step, stacker.step(env, step, resets)))
+                stacks = {name: np.array([s[name] for _, s in steps], np.float32) for name in ("obs", "next_obs")}
+                replay.add(**arrays([step for step, _ in steps]) | stacks, env_ids=some)
+            elif choice < 0.95:
+                replay.cut(some)
+                for env in some:
+                    stacker.restart(env)
+                    world.resetting[env] = False
+            else:
+                replay.clear()
+                for env in range(num_envs):
+                    stacker.restart(env)
+            replay.check()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=seeds, num_steps=st.integers(1, 6), num_envs=st.integers(1, 3), length=st.integers(1, 30),
+    mode=st.sampled_from([None, "NEXT_STEP", "SAME_STEP", "DISABLED"]), every=st.integers(1, 3),
+    kernels=st.sampled_from(sorted(BACKENDS)),
+)  # fmt: skip
+def test_no_history_of_a_rollout_breaks_an_invariant(
+    seed: int, num_steps: int, num_envs: int, length: int, mode: Any, every: int, kernels: str
+) -> None:
+    random = np.random.default_rng(seed)
+    with BACKENDS[kernels]():
+        options: dict[str, Any] = {"extra": {"hidden": rl.Carry(1, every=every)}, "autoreset": mode}
+        listeners = {"stats": rl.EpisodeStats(num_envs, window=3), "norm": {"obs": rl.RunningNorm(1)}}
+        rollout = rl.RolloutBuffer(num_steps, num_envs, obs=1, action=(), **options, **listeners)
+        for _ in range(length):
+            _act(rollout, random, every)
+            rollout.check()
+
+
+def _act(rollout: rl.RolloutBuffer, random: np.random.Generator, every: int) -> None:
+    n = rollout.num_envs or 1
+    choice, numbers = random.random(), random.normal(size=(n, 1))
+    flags = [random.random(n) < 0.3 for _ in range(2)]
+    if rollout.is_full or choice < 0.1:
+        rollout.clear(restarted=random.random() < 0.3)
+    elif choice < 0.7:
+        valued = choice < 0.6 if not rollout.num_stored else "value" not in rollout._storage.missing
+        given: dict[str, Any] = {"value": numbers[:, 0]} if valued else {}
+        if rollout.num_stored and "log_prob" not in rollout._storage.missing:
+            given["log_prob"] = numbers[:, 0]
+        if rollout.autoreset is None or rollout.autoreset.name != "NEXT_STEP":
+            given["final_obs"] = numbers + 1
+        if "obs" not in rollout._storage.staged:
+            given["obs"] = numbers
+        rollout.add(action=numbers[:, 0], reward=numbers[:, 0], terminated=flags[0], truncated=flags[1],
+                    hidden=numbers, **given)  # fmt: skip
+    elif choice < 0.8 and not rollout._storage.staged:
+        rollout.stage(obs=numbers)
+    elif rollout.num_stored and not rollout._storage.staged:
+        if "value" not in rollout and choice < 0.9:
+            rollout.attach(value=random.normal(size=(rollout.num_stored, n)))
+        if "value" in rollout:
+            final = torch.zeros(len(rollout.final_obs))
+            rollout.compute_advantage(numbers[:, 0], last_obs=numbers, final_value=final)
+        rollout.attach(extra_target=random.normal(size=(rollout.num_stored, n)))
+        rollout.env_major()
+    elif every == 1 and not rollout.num_stored:
+        lent = rollout.lend()
+        lent["terminated"][:] = torch.from_numpy(random.random((n, rollout.num_steps + 1)) < 0.3)
+        lent["truncated"][:] = False  # final observations come through add only
+        rollout.take_back(int(random.integers(rollout.num_steps + 1)))

@@ -1,0 +1,411 @@
+"""Sequences of a rollout, against lists cut by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+
+import relive as rl
+from relive import kernels
+from tests import scripted
+from tests.conftest import BACKENDS
+from tests.reference import sequences as reference
+from tests.tiers import select
+
+MODES = ("chunked", "overlap", "every")
+
+
+def filled(ended: list[list[bool]], **options: Any) -> rl.RolloutBuffer:
+    """A rollout of the ends [T][N]: obs is the row t·N + n, the hidden state its negative."""
+    steps, envs = len(ended), len(ended[0])
+    hidden = rl.Carry(2, every=options.pop("every", 1))
+    rollout = rl.RolloutBuffer(steps, envs, obs=1, action=(), extra={"hidden": {"a": hidden}}, seed=0, **options)
+    for t in range(steps):
+        row = torch.arange(t * envs, (t + 1) * envs, dtype=torch.float32)
+        rollout.add(
+            row.unsqueeze(1), row, torch.zeros(envs), np.array(ended[t]), np.zeros(envs, bool),
+            hidden={"a": -row.unsqueeze(1).expand(envs, 2)},
+        )  # fmt: skip
+    rollout.check()
+    return rollout
+
+
+def golden(**options: Any) -> rl.RolloutBuffer:
+    """Two environments, five steps; the first one's episode ends at t = 1."""
+    return filled([[t == 1, False] for t in range(5)], **options)
+
+
+def rows_of(batch: Any) -> list[list[int]]:
+    """The rows that the steps of a batch-first batch are."""
+    return [obs[mask].flatten().int().tolist() for obs, mask in zip(batch["obs"], batch["mask"], strict=True)]
+
+
+def ends_of(rollout: rl.RolloutBuffer) -> torch.Tensor:
+    return rollout["terminated"] | rollout["truncated"]
+
+
+@st.composite
+def endings(draw: st.DrawFn) -> list[list[bool]]:
+    steps, envs = draw(st.integers(1, 14)), draw(st.integers(1, 4))
+    rate = draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+    generator = np.random.default_rng(draw(st.integers(0, 2**31)))
+    return (generator.random((steps, envs)) < rate).tolist()
+
+
+class TestWhichSteps:
+    def test_chunks_without_their_tails_as_written_down(self, backend: str):
+        (batch,) = golden().sequences(3, keep_tail=False, shuffle=False)
+        assert rows_of(batch) == [[0, 2], [4, 6, 8], [1, 3, 5]]
+        assert batch["mask"].tolist() == [[True, True, False], [True] * 3, [True] * 3]
+        assert batch["index"].tolist() == [0, 4, 1]
+        assert batch["hidden", "a"].tolist() == [[0, 0], [-4, -4], [-1, -1]]
+
+    @pytest.mark.parametrize(
+        ("length", "mode", "episode", "expected"),
+        [
+            (4, "chunked", 10, [(0, 4), (4, 8), (8, 10)]),
+            (4, "overlap", 10, [(0, 4), (2, 6), (4, 8), (6, 10)]),
+            (4, "overlap", 7, [(0, 4), (2, 6), (4, 7)]),
+            (4, "every", 6, [(0, 4), (1, 5), (2, 6)]),
+            (4, "every", 3, [(0, 3)]),
+            (None, "chunked", 6, [(0, 6)]),
+            (1, "overlap", 3, [(0, 1), (1, 2), (2, 3)]),
+        ],
+    )
+    def test_starts_of_each_mode_by_hand(self, backend: str, length: int, mode: Any, episode: int, expected: list):
+        (batch,) = filled([[False]] * episode).sequences(length, mode=mode, shuffle=False)
+        assert [(rows[0], rows[-1] + 1) for rows in rows_of(batch)] == expected
+
+    @pytest.mark.parametrize("split", [True, False])
+    @pytest.mark.parametrize("keep_tail", [True, False])
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("next_step", select(True, of=[False, True]))
+    @settings(deadline=None, max_examples=25)
+    @given(ended=endings(), length=st.one_of(st.none(), st.integers(1, 6)))
+    def test_every_mode_agrees_with_lists_cut_by_hand(
+        self, split: bool, keep_tail: bool, mode: Any, next_step: bool, ended: list, length: int | None
+    ):
+        rollout = filled(ended, autoreset=AutoresetMode.NEXT_STEP if next_step else None)
+        mask = rollout.data["mask"]
+        expected = reference.sequences(ends_of(rollout), mask, length, mode, split, keep_tail)
+        for backend in BACKENDS.values():
+            with backend():
+                (batch,) = rollout.sequences(
+                    length, mode=mode, split_episodes=split, keep_tail=keep_tail, shuffle=False
+                )
+            assert rows_of(batch) == expected
+            starts = [rows[0] for rows in expected]
+            assert batch["index"].tolist() == starts
+            assert batch["hidden", "a"][:, 0].int().tolist() == [-row for row in starts]
+            padding = batch["obs"].squeeze(-1)[~batch["mask"]]
+            assert not padding.any()
+
+    @settings(deadline=None)
+    @given(ended=endings(), length=st.integers(1, 6), size=st.integers(1, 5), seed=st.integers(0, 99))
+    def test_chunks_with_their_tails_hold_every_valid_step_exactly_once(
+        self, ended: list, length: int, size: int, seed: int
+    ):
+        rollout = filled(ended, autoreset=AutoresetMode.NEXT_STEP)
+        seen = [row for batch in rollout.sequences(length, batch_size=size) for run in rows_of(batch) for row in run]
+        assert sorted(seen) == rollout.data["mask"].flatten().nonzero().squeeze(1).tolist()
+
+    def test_sequences_that_cross_ends_say_where_episodes_start(self, backend: str):
+        (batch,) = golden().sequences(4, split_episodes=False, shuffle=False)
+        assert rows_of(batch) == [[0, 2, 4, 6], [8], [1, 3, 5, 7], [9]]
+        assert batch["is_first"].int().tolist() == [[1, 0, 1, 0], [0] * 4, [1, 0, 0, 0], [0] * 4]
+
+    @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+    @pytest.mark.parametrize("split", [True, False])
+    def test_each_way_of_resetting_gives_the_same_first_steps(self, backend: str, mode: AutoresetMode, split: bool):
+        """Over three rollouts: what begins with a rollout may have begun in the one before."""
+        scripts = [((3, "terminated"), (2, "truncated")), ((4, "truncated"),)]
+        envs = scripted.vector(scripts, mode)
+        rollout = rl.RolloutBuffer.for_env(envs, 5)
+        obs, _ = envs.reset()
+        seen: dict[tuple[float, ...], bool] = {}
+        for _ in range(3):
+            for _ in range(5):
+                action = scripted.act(obs)
+                before, (step, obs) = obs.copy(), scripted.step_and_reset(envs, action)
+                rollout.add_step(before, action, step)
+            for batch in rollout.sequences(2, split_episodes=split):
+                for state, first in zip(batch["obs"][batch["mask"]], batch["is_first"][batch["mask"]], strict=True):
+                    seen[tuple(state.tolist())] = bool(first)
+            rollout.clear()
+        for (env, episode, step), first in seen.items():
+            assert first == (step == 0), (env, episode, step)
+        assert len(seen) >= 20
+
+    def test_environments_that_were_restarted_begin_episodes(self):
+        rollout = filled([[False, True]])
+        rollout.clear()
+        assert rollout._flags.starting.tolist() == [False, True]
+        rollout.clear(restarted=True)
+        assert rollout._flags.starting.tolist() == [True, True]
+
+
+class TestLayouts:
+    def test_time_first_is_the_transpose(self, backend: str):
+        rollout = golden()
+        (batch,) = rollout.sequences(3, shuffle=False)
+        (timed,) = rollout.sequences(3, shuffle=False, layout="time_first")
+        for key in ("obs", "action", "mask", "is_first"):
+            torch.testing.assert_close(timed[key], batch[key].transpose(0, 1))
+        assert timed["hidden", "a"].tolist() == batch["hidden", "a"].tolist()
+
+    @settings(deadline=None)
+    @given(ended=endings(), length=st.integers(1, 6))
+    def test_packed_sequences_unpack_to_the_padded_ones(self, ended: list, length: int):
+        rollout = filled(ended)
+        (padded,) = rollout.sequences(length, shuffle=False)
+        (packed,) = rollout.sequences(length, shuffle=False, layout="packed")
+        unpacked, counts = pad_packed_sequence(
+            PackedSequence(packed["obs"], packed["batch_sizes"]), batch_first=True, total_length=length
+        )
+        order = [padded["index"].tolist().index(row) for row in packed["index"].tolist()]
+        assert counts.tolist() == sorted(padded["mask"].sum(1).tolist(), reverse=True)
+        torch.testing.assert_close(unpacked, padded["obs"][order])
+        torch.testing.assert_close(packed["hidden", "a"], padded["hidden", "a"][order])
+
+    def test_a_recurrent_network_sees_the_same_in_every_layout(self, backend: str):
+        rollout = golden()
+        gru = torch.nn.GRU(1, 2, batch_first=True)
+        (padded,) = rollout.sequences(3, shuffle=False)
+        (packed,) = rollout.sequences(3, shuffle=False, layout="packed")
+        whole, _ = gru(padded["obs"], padded["hidden", "a"].unsqueeze(0))
+        flat, _ = gru(PackedSequence(packed["obs"], packed["batch_sizes"]), packed["hidden", "a"].unsqueeze(0))
+        by_row = dict(zip(padded["action"][padded["mask"]].tolist(), whole[padded["mask"]].tolist(), strict=True))
+        for row, out in zip(packed["action"].tolist(), flat.data.tolist(), strict=True):
+            assert out == pytest.approx(by_row[row], abs=1e-5)  # states of up to 9, in float32
+
+    def test_the_sizes_of_packed_sequences_stay_on_the_host(self, backend: str):
+        (here,) = golden().sequences(3, layout="packed", shuffle=False)
+        (there,) = golden().sequences(3, layout="packed", shuffle=False, device="meta")
+        assert {there[key].device.type for key in ("obs", "is_first", "index", ("hidden", "a"))} == {"meta"}
+        assert there["batch_sizes"].tolist() == here["batch_sizes"].tolist() == [4, 4, 2]
+        packed = PackedSequence(there["obs"], there["batch_sizes"])
+        assert packed.data.device.type == "meta"
+
+    def test_packed_sequences_have_no_sizes_beyond_the_longest(self, backend: str):
+        (packed,) = golden().sequences(9, layout="packed")
+        assert packed["batch_sizes"].tolist() == [3, 3, 2, 1, 1]
+
+    def test_a_length_beyond_the_rollout_pads_to_the_length(self, backend: str):
+        (batch,) = golden().sequences(9)
+        assert batch["obs"].shape == (3, 9, 1)
+
+
+class TestBatches:
+    def test_batches_hold_all_sequences_in_each_epoch(self):
+        batches = list(golden().sequences(2, batch_size=2, epochs=2))
+        assert [len(batch) for batch in batches] == [2, 2, 2, 2, 2, 2]
+        for epoch in (batches[:3], batches[3:]):
+            assert torch.cat([batch["index"] for batch in epoch]).sort().values.tolist() == [0, 1, 4, 5, 8, 9]
+
+    def test_a_constant_batch_size_drops_the_remainder(self):
+        assert [len(batch) for batch in golden().sequences(2, batch_size=4, drop_last=True)] == [4]
+        with pytest.raises(rl.NotReadyError, match="sequences: expected 7 or more sequences, got 6"):
+            golden().sequences(2, batch_size=7, drop_last=True)
+
+    def test_order_is_the_seeds(self):
+        orders = {tuple(next(golden().sequences(2))["index"].tolist()) for _ in range(2)}
+        assert len(orders) == 1
+        assert orders != {(0, 4, 8, 1, 5, 9)}
+
+    def test_attached_fields_are_read_and_named_ones_only(self):
+        rollout = golden()
+        rollout.attach(advantage=torch.arange(10.0).view(5, 2))
+        (batch,) = rollout.sequences(3, fields=["advantage", ("hidden", "a")], shuffle=False)
+        assert batch["advantage"][0].tolist() == [0, 2, 0]
+        names = {str(key) for key in batch.keys()}
+        assert names == {"advantage", "hidden", "mask", "is_first", "index"}
+
+    def test_batches_are_the_callers_own(self):
+        rollout = golden()
+        (batch,) = rollout.sequences(3)
+        batch["obs"].fill_(99)
+        batch["hidden", "a"].fill_(99)
+        assert rollout["obs"].max() == 9
+        assert rollout["hidden", "a"].max() == 0
+
+    def test_more_fields_than_the_core_takes_at_once_are_read_all_the_same(self):
+        names = [f"x{i}" for i in range(140)]
+        rollout = rl.RolloutBuffer(2, 1, obs=1, action=(), extra=dict.fromkeys(names, ()))
+        for t in range(2):
+            flags: Any = [[False], [False]]
+            rollout.add([[t]], [0.0], [0.0], *flags, **{name: [i + t] for i, name in enumerate(names)})
+        (batch,) = rollout.sequences(2)
+        assert [batch[name].tolist() for name in names] == [[[i, i + 1]] for i in range(140)]
+
+    def test_one_environment_without_an_axis(self, backend: str):
+        rollout = rl.RolloutBuffer(4, None, obs=1, action=(), extra={"hidden": rl.Carry(1, every=2)})
+        for t in range(4):
+            rollout.add([t], 0.0, 0.0, t == 2, False, hidden=[10 + t])
+        (batch,) = rollout.sequences(2, shuffle=False)
+        assert rows_of(batch) == [[0, 1], [2], [3]]
+        assert batch["hidden"].squeeze(-1).tolist() == [10, 12, 13]
+
+    def test_a_cleared_rollout_is_refused(self):
+        rollout = golden()
+        batches = rollout.sequences(2, batch_size=1)
+        next(batches)
+        rollout.clear()
+        with pytest.raises(
+            rl.NotReadyError, match="expected the rollout that the epochs began with, got a cleared one"
+        ):
+            next(batches)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"length": 0}, "length: expected a positive int, got 0"),
+            ({"length": 2, "mode": "half"}, "mode: expected one of 'chunked', 'overlap', 'every', got 'half'"),
+            ({"length": 2, "layout": "flat"}, "layout: expected one of 'batch_first', 'time_first', 'packed', got"),
+            ({"length": 2, "batch_size": 0}, "batch_size: expected a positive int, got 0"),
+            ({"length": 2, "epochs": 0}, "epochs: expected a positive int, got 0"),
+            ({"length": 2, "fields": ["nothing"]}, r"fields: expected stored fields \(.*\), got nothing"),
+        ],
+    )
+    def test_wrong_arguments_are_refused_at_the_call(self, arguments: dict[str, Any], message: str):
+        with pytest.raises(rl.SchemaError, match=message):
+            golden().sequences(**arguments)
+
+    @pytest.mark.parametrize("name", ["is_first", "batch_sizes", "mask", "index"])
+    def test_names_that_reading_gives_are_refused_for_other_fields(self, name: str):
+        with pytest.raises(rl.SchemaError, match=f"extra: expected names that are not reserved, got '{name}'"):
+            rl.RolloutBuffer(2, 2, obs=1, action=(), extra={name: ()})
+        with pytest.raises(rl.SchemaError, match=f"attach: expected an unused name, got '{name}'"):
+            golden().attach({name: torch.zeros(5, 2)})
+
+    def test_an_empty_rollout_is_refused(self):
+        with pytest.raises(rl.NotReadyError, match="sequences: expected at least 1 stored step, got 0"):
+            rl.RolloutBuffer(2, 2, obs=1, action=()).sequences(2)
+
+    def test_a_rollout_of_reset_rows_alone_has_no_sequences(self):
+        rollout = filled([[True]], autoreset=AutoresetMode.NEXT_STEP)
+        rollout.clear()
+        rollout.add([[0.0]], [0.0], [0.0], [False], [False], hidden={"a": [[0.0, 0.0]]})
+        assert list(rollout.sequences(2)) == []
+
+
+class TestSparseCarry:
+    @pytest.mark.parametrize("next_step", [False, True])
+    @pytest.mark.parametrize("split", [True, False])
+    @pytest.mark.parametrize(
+        ("length", "mode"),
+        select((4, "overlap"), of=[(2, "chunked"), (4, "chunked"), (4, "overlap"), (None, "chunked")]),
+    )
+    @settings(deadline=None, max_examples=25)
+    @given(first=endings(), again=st.booleans(), torch_path=st.booleans())
+    def test_kept_every_other_step_it_is_the_same_where_sequences_start(
+        self, next_step: bool, split: bool, length: int | None, mode: Any, first: list, again: bool, torch_path: bool
+    ):
+        options: dict[str, Any] = {"autoreset": AutoresetMode.NEXT_STEP if next_step else None}
+        with kernels.force_torch() if torch_path else kernels.without_exchange():
+            dense, sparse = filled(first, **options), filled(first, every=2, **options)
+            if again:  # a second rollout, with what was pending
+                for rollout in (dense, sparse):
+                    rollout.clear()
+                    row = torch.arange(len(first[0]), dtype=torch.float32)
+                    for _ in range(len(first)):
+                        row = row + 100
+                        rollout.add(
+                            row.unsqueeze(1), row, torch.zeros_like(row), row < 0, row < 0,
+                            hidden={"a": -row.unsqueeze(1).expand(-1, 2)},
+                        )  # fmt: skip
+            if not len(dense):
+                return
+            read = [
+                next(rollout.sequences(length, mode=mode, split_episodes=split, shuffle=False))
+                for rollout in (dense, sparse)
+            ]
+            for key in read[0].keys(True, True):
+                assert read[0][key].tolist() == read[1][key].tolist(), key
+
+    def test_memory_does_not_grow_with_the_steps(self):
+        rollout = rl.RolloutBuffer(128, 4, obs=1, action=(), extra={"hidden": rl.Carry((2, 64), every=16)})
+        for _ in range(128):
+            rollout.add(*(torch.zeros(shape) for shape in ((4, 1), (4,), (4,))), *[np.zeros(4, bool)] * 2,
+                        hidden=torch.zeros(4, 2, 64))  # fmt: skip
+        (kept,) = rollout._hidden_states._kept.values()
+        assert kept._count == 128 // 16 * 4
+
+    @pytest.mark.parametrize(("length", "mode"), [(3, "chunked"), (4, "every"), (2, "overlap")])
+    def test_starts_where_nothing_was_kept_are_refused(self, length: int, mode: Any):
+        with pytest.raises(
+            rl.SchemaError, match=r"hidden.a kept every 2 steps: expected starts at multiples of 2 steps"
+        ):
+            golden(every=2).sequences(length, mode=mode)
+
+    def test_states_kept_in_inference_mode_do_not_bind_later_ones(self, backend: str):
+        rollout = rl.RolloutBuffer(8, None, obs=1, action=(), extra={"hidden": rl.Carry(every=2)})
+        for t in range(8):
+            with torch.inference_mode(t < 5):
+                rollout.add([0.0], 0.0, 0.0, False, False, hidden=float(t))
+        assert next(rollout.sequences(2, shuffle=False))["hidden"].tolist() == [0, 2, 4, 6]
+
+    def test_it_is_no_field_of_every_step(self):
+        rollout = golden(every=2)
+        assert "hidden" not in rollout.data.keys()
+        assert "hidden" not in next(rollout.minibatches(4)).keys()
+        assert "hidden" not in rollout.env_major().keys()
+
+    def test_staged_states_are_kept_too(self, backend: str):
+        rollout = rl.RolloutBuffer(4, 1, obs=1, action=(), extra={"hidden": rl.Carry(1, every=2)})
+        for t in range(4):
+            rollout.stage(hidden=torch.tensor([[10.0 + t]]))
+            rollout.add([[t]], [0.0], [0.0], [False], [False])
+        assert next(rollout.sequences(2, shuffle=False))["hidden"].flatten().tolist() == [10, 12]
+
+    def test_an_observation_is_kept_at_every_step(self):
+        with pytest.raises(rl.SchemaError, match="obs.seen: expected every=1 in what is not extra, got every=2"):
+            rl.RolloutBuffer(8, 2, obs={"seen": rl.Carry(1, every=2)}, action=())
+
+    def test_a_replay_buffer_refuses_it(self):
+        with pytest.raises(rl.SchemaError, match="hidden: expected every=1 in a replay buffer, got every=2"):
+            rl.ReplayBuffer(8, obs=1, action=(), extra={"hidden": rl.Carry(1, every=2)})
+
+
+@pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
+def test_the_native_border_checks_what_it_is_given() -> None:
+    native = kernels.native()
+    ends, starting = torch.zeros(3, 2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
+    for length, stride in ((-1, 1), (2, 0), (1, 2), (1, 2**63 - 1)):
+        with pytest.raises(ValueError, match=f"length, stride: expected 1 <= stride <= length, got {length}, {stride}"):
+            native.SequenceIndex(3, ends, ends, None, starting, length, stride, True, True)
+    for bad in ((ends[:2], None, starting), (ends, ends[:2], starting), (ends, None, starting[:1])):
+        with pytest.raises(ValueError, match="expected . elements of the declared dtype, got ."):
+            native.SequenceIndex(3, ends, *bad, 2, 2, True, True)
+    for steps in (-1, 4):
+        with pytest.raises(IndexError, match="steps"):
+            native.SequenceIndex(steps, ends, ends, None, starting, 2, 2, True, True)
+    index = native.SequenceIndex(3, ends, ends, None, starting, 2, 2, True, True)
+    assert (len(index), index.longest) == (4, 2)
+    obs, rows, which = torch.zeros(3, 2, 5), torch.arange(6), torch.arange(4)
+    steps, hidden = ([obs], [1]), ([obs], [1], [rows])
+    for length, read, carried, message in (
+        (1, steps, hidden, "length: expected at least 2, got 1"),
+        (2, ([obs[:2]], [1]), hidden, "items: expected at most 4, got 6"),
+        (2, ([obs], []), hidden, "sources: expected one number of axes for each"),
+        (2, steps, ([obs], [1], []), "kept: expected 1, got 0"),
+        (2, steps, ([obs], [1], [rows[:5]]), "kept: expected 6 rows, got 5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            native.SequenceGather(index, length, "batch_first", *read, *carried)
+    for bad in (which + 1, which - 1):
+        with pytest.raises(IndexError, match="which"):
+            native.SequenceGather(index, 2, "packed", *steps, *hidden).take(bad, 0, 4)
+    for start, stop in ((-1, 2), (0, 5), (2, 2), (3, 2)):
+        with pytest.raises(IndexError, match="start, stop"):
+            native.SequenceGather(index, 2, "packed", *steps, *hidden).take(which, start, stop)
+    with pytest.raises(IndexError, match="kept"):
+        native.SequenceGather(index, 2, "time_first", *steps, [obs], [1], [rows + 1]).take(which, 0, 4)
+    with pytest.raises(MemoryError):
+        native.SequenceGather(index, 2**62, "batch_first", *steps, *hidden).take(which, 0, 4)  # 4 · 2⁶² wraps to none
