@@ -67,7 +67,7 @@ class TestTransitions:
     def test_agents_have_parts_of_their_own(self) -> None:
         obs = {"fox": np.zeros((2, 3)), "hare": (np.zeros((2, 1)), np.ones((2, 2)))}
         each = {"fox": np.arange(2.0), "hare": np.arange(2.0) + 5}
-        step = MultiAgentTransition(obs=obs, action=each, reward=each, next_obs=obs, done=each).to_tensordict()
+        step: Any = MultiAgentTransition(obs=obs, action=each, reward=each, next_obs=obs, done=each).to_tensordict()
         step.batch_size = [2]
         memory = ReplayBuffer(4)
         memory.add(step)

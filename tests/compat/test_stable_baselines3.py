@@ -229,8 +229,8 @@ class TestReplay:
     @pytest.mark.parametrize("next_obs", ["stored", "shared"])
     def test_what_is_written_to_the_rewards_and_actions_is_sampled(self, next_obs: str) -> None:
         other, _ = pair("ReplayBuffer", 120, "vector", "box", 2, 40)
-        _, mine = pair("ReplayBuffer", 120, "vector", "box", 2, 40)
-        mine = ours.ReplayBuffer(120, VECTOR, ACTIONS["box"], device="cpu", n_envs=2, next_obs=next_obs)
+        kinds: dict[str, Any] = {"device": "cpu", "n_envs": 2, "next_obs": next_obs}
+        mine = ours.ReplayBuffer(120, VECTOR, ACTIONS["box"], **kinds)
         for step in steps(VECTOR, ACTIONS["box"], 2, 40):
             mine.add(*copy.deepcopy(step))
         for buffer in (other, mine):
@@ -288,8 +288,8 @@ class TestReplay:
 
     def test_unordered_data_keeps_the_full_capacity_when_next_observations_are_stored(self) -> None:
         image = OBSERVATIONS["image"]
-        kinds = {"next_obs": "stored"}
-        mine: Any = ours.ReplayBuffer(10, image, ACTIONS["box"], device="cpu", **kinds)
+        mine: Any = ours.ReplayBuffer(10, image, ACTIONS["box"], device="cpu", next_obs="stored")
+        obs = after = None
         for _ in range(25):
             obs, after = drawn(image, 1), drawn(image, 1)
             mine.add(obs, after, np.zeros((1, 2)), np.zeros(1), np.zeros(1), [{}])
@@ -352,7 +352,7 @@ class TestReplay:
             vars(ours)[name](10, OBSERVATIONS[obs], ACTIONS["box"], **options)
 
     def test_marking_the_newest_step_as_done_cuts_the_chain(self) -> None:
-        given = {"device": "cpu", "n_steps": 3, "gamma": 1.0, "next_obs": "shared"}
+        given: dict[str, Any] = {"device": "cpu", "n_steps": 3, "gamma": 1.0, "next_obs": "shared"}
         mine = ours.NStepReplayBuffer(10, VECTOR, ACTIONS["box"], **given)
         for t in range(6):
             obs = np.full((1, 3), t, np.float32)
@@ -844,11 +844,9 @@ class TestModules:
             assert all(hasattr(mine, name) for name in names)
 
     def test_what_is_not_ours_is_theirs_and_no_second_copy(self) -> None:
-        from relive.compat.stable_baselines3.common.env_util import make_vec_env as found  # noqa: PLC0415
 
-        from relive.compat.stable_baselines3.common import vec_env  # noqa: PLC0415
-
-        assert found is make_vec_env
+        vec_env: Any = importlib.import_module("relive.compat.stable_baselines3.common.vec_env")
+        assert importlib.import_module("relive.compat.stable_baselines3.common.env_util").make_vec_env is make_vec_env
         assert vec_env.VecNormalize is VecNormalize
         assert vec_env.__name__ == vec_env.__spec__.name == "stable_baselines3.common.vec_env"
         assert ours.HerReplayBuffer is not sb3.HerReplayBuffer
