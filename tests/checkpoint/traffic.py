@@ -167,8 +167,8 @@ def digest(buffer: Any) -> Any:
         kept = {name: bits_of(column.flatten(0, 1))[places] for name, column in rows.columns.items()}
         if isinstance(buffer, rl.ReplayBuffer):
             # Of a row that only holds an observation, the other fields are whatever was there before.
-            kind = buffer._storage.ring.kind.view(-1)[places]
-            for name in kept.keys() - {f"column{i}" for i in buffer._storage.observed}:
+            kind = buffer.storage.memory.ring.kind.view(-1)[places]
+            for name in kept.keys() - {f"column{i}" for i in buffer.storage.memory.observed}:
                 kept[name][(kind != TRANSITION) & (kind != HISTORY)] = 0
         kept |= {"first": rows.first.clone(), "stop": rows.stop.clone()}
     return contents.config, contents.values, {name: x.clone() for name, x in contents.arrays.items()}, kept

@@ -205,8 +205,8 @@ def _made(vault: Vault, manifest: Manifest, options: dict[str, Any], accept: Acc
         raise CorruptCheckpoint(f"state/{manifest.state.name}: the contents are invalid. {error}") from error
     if not changes:
         buffer._checkpoint = Base(vault.root, manifest.lineage, manifest.number, segments, saved)
-    if memory is not None and memory != buffer._storage.room.name:
-        changes.append(f"{memory} memory became {buffer._storage.room.name} memory.")
+    if memory is not None and memory != buffer.storage.memory.room.name:
+        changes.append(f"{memory} memory became {buffer.storage.memory.room.name} memory.")
     for change in changes:
         warnings.warn(f"load: {change}", stacklevel=6)
     return buffer

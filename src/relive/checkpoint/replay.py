@@ -25,29 +25,25 @@ from relive.checkpoint.contents import (
 )
 from relive.errors import IncompatibleCheckpoint, explain
 from relive.fields.schema import given_shape
-from relive.memory import Heap
 from relive.memory.documents import Node
 from relive.memory.saved import nbytes_of
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import EMPTY, FINAL, HISTORY, TRANSITION, Ring
 
-_STATE = ("kind", "first", "head", "open", "resetting", "count", "floor")
-_OF_SLOTS = {"mass", "drawn"}
-"""What samplers keep of every slot."""
 _MOST_OF_SLOT = 64
 """Bytes that a sampler saves of a slot."""
 
 
 def contents(replay: ReplayBuffer) -> Contents:
     """Take a replay buffer apart."""
-    storage = replay._storage
+    storage = replay.storage.memory
     found = Contents("ReplayBuffer", config_of(replay))
-    found.take("ring", ({"broken": int(storage.broken)}, dict(zip(_STATE, storage.ring.state, strict=True))))
+    found.take("ring", ({"broken": int(storage.broken)}, storage.ring.state))
     # The newest observations wait in rows that are not complete, and so are no part of a segment.
-    pending = storage.ring.at(storage.ring.head, torch.arange(storage.ring.num_envs, device=replay.device))
-    arrays = {f"obs{i}": storage.columns[i].flatten(0, 1)[pending] for i in storage.observed}
+    pending = storage.ring.pending()
+    arrays = {f"obs{i}": storage.leaves[i].flatten(0, 1)[pending] for i in storage.observed}
     found.take("pending", ({}, arrays))
-    found.take("sampler", ({}, replay._draws.saved()))
+    found.take("sampler", ({}, replay.run.saved()))
     take_beside(replay, found)
     found.rows = rows(replay)
     return found
@@ -73,21 +69,20 @@ def take_beside(replay: ReplayBuffer, found: Contents) -> None:
     """What is kept beside the rows and their sampler."""
     found.take("random", random_state(replay._random))
     found.take("listeners", ({}, replay._listeners.snapshot()))
-    staged = {f"{name}.{i}": leaf for name, leaves in replay._staged.items() for i, leaf in enumerate(leaves)}
-    found.take("staged", ({"names": list(replay._staged)}, staged))
+    staged = {f"{name}.{i}": leaf for name, leaves in replay._given.staged.items() for i, leaf in enumerate(leaves)}
+    found.take("staged", ({"names": list(replay._given.staged)}, staged))
 
 
 def columns(replay: ReplayBuffer) -> dict[str, torch.Tensor]:
     """What a row consists of."""
-    storage = replay._storage
-    found = {f"column{i}": column for i, column in enumerate(storage.columns)}
-    return found | {f"next{i}": column for i, column in enumerate(storage.next_columns)}
+    memory = replay.storage.memory
+    found = {f"column{i}": leaf for i, leaf in enumerate(memory.leaves)}
+    return found | {f"next{i}": leaf for i, leaf in enumerate(memory.next_leaves)}
 
 
 def rows(replay: ReplayBuffer) -> Rows:
     """Its rows that are complete."""
-    storage = replay._storage
-    ring = storage.ring
+    ring = replay.storage.memory.ring
     oldest = torch.maximum(ring.newest() - ring.slots + 1, ring.floor).clamp(min=0)
     return Rows(columns(replay), torch.minimum(oldest, ring.head).cpu(), ring.head.cpu().clone())
 
@@ -97,7 +92,7 @@ def make(read: Read, options: dict[str, Any]) -> ReplayBuffer:
     if options.get("capacity") is None:
         _require_backing(read)
     replay = made(read, options)
-    if replay._storage.room.is_found:
+    if replay.storage.memory.room.is_found:
         replay.close()
         remedy = "Load into an empty folder; relive.load(folder) reopens the buffer that is there."
         raise IncompatibleCheckpoint(
@@ -140,7 +135,7 @@ def _require_backing(read: Read) -> None:
 
 def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Tensor:
     """Fill everything but the rows; returns the rows [N] that the next save goes on from."""
-    storage = replay._storage
+    storage = replay.storage.memory
     ring = storage.ring
     saved = read.config.entry("capacity").value
     # Everything but the rows of an environment is as it was, so that its slots were as many more or fewer.
@@ -148,15 +143,15 @@ def restore(replay: ReplayBuffer, read: Read, *, same_device: bool) -> torch.Ten
     _check_saved(read, slots, ring.num_envs)
     placed = None
     if saved == replay.capacity:
-        read.part("ring").copy_into(dict(zip(_STATE, ring.state, strict=True)))
+        read.part("ring").copy_into(ring.state)
     else:
         placed = _resize(ring, read)
     values = read.values.entry("ring")
     storage.broken.fill_(values.entry("broken").integer())
-    storage.found()
-    pending = ring.at(ring.head, torch.arange(ring.num_envs, device=replay.device))
+    replay.storage.found()
+    pending = ring.pending()
     for i in storage.observed:
-        column = storage.columns[i].flatten(0, 1)
+        column = storage.leaves[i].flatten(0, 1)
         column[pending] = read.array(f"pending.obs{i}", column[: ring.num_envs]).to(replay.device)
     resume_sampler(replay, read, placed)
     restore_random(replay._random, read.part("random"), devices=same_device)
@@ -193,17 +188,17 @@ def check_ring(kind: torch.Tensor, head: torch.Tensor, count: torch.Tensor, floo
 
 def _resize(ring: Ring, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
     """Move the marks of rows that fit into a ring of another size; returns their old and their new flat slots."""
-    old = {name: read.tensor(f"ring.{name}") for name in _STATE}
-    for name in _STATE[2:]:
+    old = {name: read.tensor(f"ring.{name}") for name in ring.state}
+    slots = len(old["kind"])
+    for name in ("head", "open", "resetting", "count", "floor"):
         getattr(ring, name).copy_(read.array(f"ring.{name}", getattr(ring, name)))
-    before = Ring(len(old["kind"]), ring.num_envs, 0, Heap(torch.device("cpu")))
     newest = (old["head"] - (~old["open"]).long()).cpu()
-    oldest = torch.maximum(newest - min(before.slots, ring.slots) + 1, old["floor"]).clamp(min=0)
+    oldest = torch.maximum(newest - min(slots, ring.slots) + 1, old["floor"]).clamp(min=0)
     kept = Rows({"kind": old["kind"]}, oldest, newest + 1)
-    source, target = kept.places(before.slots), kept.places(ring.slots)
+    source, target = kept.places(slots), kept.places(ring.slots)
     row, env = kept.numbers()
     kind = old["kind"].view(-1)[source]
-    if ring.slots > before.slots:
+    if ring.slots > slots:
         # There is room for older rows, which are gone; ends of episodes that went with them mean nothing.
         begins = torch.where(kind == FINAL, int(newest.max()) + 2, row)
         floor = (newest + 1).scatter_reduce(0, env, begins, "amin")
@@ -220,8 +215,8 @@ def _resize(ring: Ring, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
 
 def resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
     """Go on with draws that were saved, whose slots may be `placed` elsewhere now."""
-    expected = replay._draws.saved()
-    slots = replay._storage.ring.kind.numel() if placed is None else read.tensor("ring.kind").numel()
+    expected = replay.run.saved()
+    slots = replay.storage.memory.ring.kind.numel() if placed is None else read.tensor("ring.kind").numel()
     saved = read.part("sampler").tensors(max(nbytes_of(expected), _MOST_OF_SLOT * slots) + (1 << 20))
     forms = [{name: (array.dtype, array.ndim) for name, array in arrays.items()} for arrays in (saved, expected)]
     if forms[0] != forms[1]:
@@ -229,21 +224,21 @@ def resume_sampler(replay: ReplayBuffer, read: Read, placed: tuple[torch.Tensor,
         raise IncompatibleCheckpoint(explain("sampler", f"the state of {replay.sampler}", sorted(saved), remedy))
     if placed is not None:
         source, target = placed
-        drawable = (replay._storage.ring.kind.view(-1) == TRANSITION).cpu()
-        for name in _OF_SLOTS & saved.keys():
+        drawable = (replay.storage.memory.ring.kind.view(-1) == TRANSITION).cpu()
+        for name in replay.run.of_slots:
             read.shaped(f"sampler.{name}", (read.tensor("ring.kind").numel(),), expected[name].dtype)
             moved = torch.zeros_like(expected[name], device="cpu")
             moved[target] = saved[name][source]
             saved[name] = torch.where(drawable, moved, 0)
     try:
-        replay._draws.resume(saved)
+        replay.run.resume(saved)
     except ValueError as error:
         raise Node("state: sampler", str(error)).wrong("the state of a sampler") from None
 
 
 def restore_staged(replay: ReplayBuffer, read: Read) -> None:
     """Fields that wait for the rest of their step."""
-    fields, envs = replay._schema.fields, replay._storage.ring.num_envs
+    fields, envs = replay._schema.fields, replay.storage.num_envs
     step = envs * sum(math.prod(given_shape(field)) * field.dtype.itemsize for field in fields)
     saved = read.part("staged")
     arrays = saved.tensors(step)
@@ -252,5 +247,6 @@ def restore_staged(replay: ReplayBuffer, read: Read) -> None:
         if columns is None:
             raise name.wrong("a declared field")
         leaves = [arrays.get(f"{name.value}.{i}") for i in range(len(columns))]
-        fitted = [replay._conform(i, leaf, replay._storage.lead) for i, leaf in zip(columns, leaves, strict=True)]
-        replay._staged[name.value] = tuple(fitted)
+        memory = replay.storage.memory
+        fitted = [memory.conform(i, leaf, memory.lead) for i, leaf in zip(columns, leaves, strict=True)]
+        replay._given.staged[name.value] = tuple(fitted)

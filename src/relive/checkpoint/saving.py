@@ -76,7 +76,7 @@ def save(
         if note is not None:
             contents.take("note", note)
         if contents.kind == "ReplayBuffer":
-            contents.take("memory", ({"name": buffer._storage.room.name}, {}))
+            contents.take("memory", ({"name": buffer.storage.memory.room.name}, {}))
         with vault.opened(_nbytes(contents)):
             base = _base(buffer, vault, root)
             manifest, segments = _written(vault, contents, base)

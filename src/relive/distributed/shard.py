@@ -161,7 +161,7 @@ class Shard(Reading):
 
     @property
     def _head(self) -> np.ndarray:
-        return self._buffer._storage.ring.head.numpy()
+        return self._buffer.storage.heads.numpy()
 
     # Who is there
 
@@ -240,7 +240,7 @@ class Shard(Reading):
 
     def whereabouts(self) -> Whereabouts | None:
         """Where other processes of this machine find the rows; None if they cannot."""
-        shared = isinstance(self._buffer._storage.room, SharedRoom)
+        shared = isinstance(self._buffer.storage.memory.room, SharedRoom)
         return Whereabouts(os.getpid(), self._buffer.handle(), self._identity) if shared else None
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
