@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from relive.kernels.shuffling import permutation, shuffled
 from relive.randomness import Randomness
 
 
@@ -11,8 +12,8 @@ def test_a_permutation_is_the_shuffled_list_of_all_numbers(backend: str) -> None
     for count in (0, 1, 20_000):  # the largest is shuffled without the interpreter's lock
         numbers = torch.arange(count)
         drawn, again = Randomness(3), Randomness(3)
-        permuted = drawn.permutation(count, numbers.device)
-        assert permuted.tolist() == again.shuffled(numbers).tolist()
+        permuted = permutation(count, drawn, numbers.device)
+        assert permuted.tolist() == shuffled(numbers, again).tolist()
         assert permuted.sort().values.tolist() == numbers.tolist()
         assert drawn.bits.state == again.bits.state
     assert permuted.tolist() != numbers.tolist()

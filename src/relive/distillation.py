@@ -16,18 +16,25 @@ from tensordict import TensorDict
 from relive.errors import NotReadyError, SchemaError, explain, uniterable
 from relive.fields.batch import assemble, assembler, check_destination, check_size, checked_targets, moved
 from relive.fields.conversion import as_tensor, conform, dotted, row_ids
+from relive.fields.declarations import device_of as saved_device
+from relive.fields.declarations import tree_of
 from relive.fields.display import buffer_card, size_told
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import Declaration, Field, Schema, Tree, declare, positive, refuse_reserved, unstacked
 from relive.fields.vocabulary import answers, understands
 from relive.kernels.reader import reader
+from relive.kernels.shuffling import shuffled
 from relive.locking import lock_for
 from relive.memory import Memory
+from relive.memory.documents import Node
+from relive.memory.rows import Rows
+from relive.memory.saved import Saved, State
 from relive.randomness import Randomness
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import HostRing
 from relive.rollout.buffer import RolloutBuffer
 
+_MOST_ROUNDS = 1 << 24
 _RESERVED = ("obs", "action", "index", "round", "self")
 
 Recent: TypeAlias = "int | Mapping[int, float] | None"
@@ -207,6 +214,51 @@ class DistillationBuffer:
 
         return save(self, path, keep=keep)
 
+    # State
+
+    @classmethod
+    def from_config(cls, config: Node, saved: Saved, **changes: Any) -> DistillationBuffer:
+        """An empty buffer of this config, but for `changes` of capacity and device; see `relive.load`."""
+        trees = {name: tree_of(tree) for name, tree in config.entry("fields").entries().items()}
+        if "obs" not in trees:
+            raise config.entry("fields").wrong("an entry 'obs'")
+        obs, action = trees.pop("obs"), trees.pop("action", None)
+        capacity = changes.get("capacity") or config.entry("capacity").integer(1, 1 << 50)
+        device = changes.get("device") or saved_device(config.entry("device"))
+        buffer = cls(capacity, obs, action, extra=trees, device=device)
+        if saved.values.entry("ring").entry("known").flag() and not buffer._columns:
+            buffer._allocate(Schema(buffer._schema.trees))
+        return buffer
+
+    def config(self) -> dict[str, Any]:
+        """How an equal, empty buffer is made, as JSON."""
+        return {"capacity": self.capacity, "fields": self._schema.config(), "device": str(self.device)}
+
+    def state(self) -> State:
+        """Everything that changes, but for the rows."""
+        ring = {"head": self._ring.head, "floor": self._ring.floor, "known": bool(self._columns)}
+        parts = {"ring": (ring, {"starts": torch.tensor(self._starts)}), "random": self._random.state()}
+        return State.of_parts(parts)
+
+    def rows(self) -> Rows | None:
+        """The rows, as those of one environment; None before the fields are known."""
+        if not self._columns:
+            return None
+        columns = {f"column{i}": column.unsqueeze(1) for i, column in enumerate(self._columns)}
+        return Rows(columns, torch.tensor([self._ring.oldest]), torch.tensor([self._ring.head]))
+
+    def load_state(self, saved: Saved) -> None:
+        """Become what was saved, but for the rows; a CorruptCheckpoint says what no buffer can have been."""
+        node, ring = saved.values.entry("ring"), self._ring
+        head = node.entry("head").integer()
+        floor = node.entry("floor").integer(0, head)
+        starts = saved.shaped("ring.starts", (range(1, _MOST_ROUNDS),), torch.int64)
+        if starts[0] != 0 or bool((starts.diff() < 0).any()) or int(starts[-1]) > head:
+            raise saved.at("ring.starts", starts.tolist()).wrong(f"rising rows from 0 to the head {head}")
+        self._random.load_state(saved.part("random"))
+        ring.head, ring.floor = head, floor
+        self._set_rounds(starts.tolist())
+
     # Rounds
 
     @property
@@ -314,7 +366,7 @@ class DistillationBuffer:
     def _orders(self, rows: torch.Tensor, epochs: int, shuffle: bool) -> Iterator[torch.Tensor]:
         for _ in range(epochs):
             with self._lock:
-                order = self._random.shuffled(rows) if shuffle else rows
+                order = shuffled(rows, self._random) if shuffle else rows
             yield order
 
     def _next(

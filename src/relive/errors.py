@@ -63,6 +63,15 @@ class DataWarning(UserWarning):
     """Legal data that looks like a mistake."""
 
 
+_TAMPERED = "Load a checkpoint, or make a new buffer: the memory was changed from outside the buffer."
+
+
+def require(holds: object, where: str, expected: object, got: object, remedy: str = _TAMPERED) -> None:
+    """Raise an InvariantError unless something holds."""
+    if not holds:
+        raise InvariantError(explain(where, expected, got, remedy))
+
+
 def uniterable(buffer: object, remedy: str) -> TypeError:
     """What a loop over a buffer raises: of its rows, episodes and batches it cannot know which are meant."""
     return TypeError(explain(type(buffer).__name__, "a loop over what its methods give", "one over the buffer", remedy))

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from relive import kernels
-from relive.errors import SchemaError, explain
-from relive.fields.invariants import require
+from relive.errors import SchemaError, explain, require
+
+if TYPE_CHECKING:
+    from relive.memory.documents import Node
+    from relive.memory.saved import Saved
+
+_MOST_BYTES = 1 << 20
+"""Of the saved states of generators."""
+_MOST = {"has_uint32": 1, "uinteger": 2**32 - 1}
+"""The largest values of numpy's half-used word."""
+_DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,3})?")
 
 
 class Randomness:
@@ -32,14 +41,44 @@ class Randomness:
         self._slice_starts: torch.Tensor | None = None
         """Where the slices of the last batch began, for the next one."""
 
+    def config(self) -> None:
+        """Nothing: where a stream is does not depend on how it was seeded."""
+
+    def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Where the stream is, as the values and arrays of a `State`."""
+        bits, devices = self.snapshot()
+        values = {
+            "state": str(bits["state"]["state"]),  # 128 bits, which JSON readers elsewhere would round
+            "inc": str(bits["state"]["inc"]),
+            "has_uint32": int(bits["has_uint32"]),
+            "uinteger": int(bits["uinteger"]),
+            "devices": [str(device) for device in devices],
+        }
+        return values, {f"device{i}": state for i, state in enumerate(devices.values())}
+
+    def load_state(self, saved: Saved) -> None:
+        """Continue where a stream was; in a buffer that was moved, the streams of devices start anew."""
+        node, arrays = saved.values, saved.tensors(_MOST_BYTES)
+        bits: Any = {"bit_generator": "PCG64DXSM", "state": {name: _big(node.entry(name)) for name in ("state", "inc")}}
+        bits |= {name: node.entry(name).integer(0, most) for name, most in _MOST.items()}
+        names = node.entry("devices")
+        listed = [] if saved.is_moved else [name.text(_DEVICE) for name in names.items(64)]
+        try:
+            states = {torch.device(name): arrays.get(f"device{i}") for i, name in enumerate(listed)}
+            if any(state is None or device.type in ("cpu", "meta") for device, state in states.items()):
+                raise names.wrong("accelerators, each with a generator state")
+            self.restore((bits, states))  # pyright: ignore[reportArgumentType] (none of them is None)
+        except (RuntimeError, TypeError) as error:  # no device of this machine, or no state of its generator
+            raise names.wrong(f"generator states ({error})") from None
+
     def snapshot(self) -> tuple[Any, dict[torch.device, torch.Tensor]]:
-        """Where the stream is."""
+        """Where the stream is, to be restored soon."""
         return self.bits.state, {device: generator.get_state() for device, generator in self._devices.items()}
 
     def restore(self, snapshot: tuple[Any, dict[torch.device, torch.Tensor]]) -> None:
         """Go back to a snapshot: the draws since will come again."""
         bits, devices = snapshot
-        self._devices = {device: self._generator(device) for device in devices}
+        self._devices = {device: self.generator(device) for device in devices}
         self.bits.state = bits
         for device, state in devices.items():
             self._devices[device].set_state(state)
@@ -57,24 +96,6 @@ class Randomness:
         """A seed for another stream."""
         return int(self.bits.random_raw()) >> 1
 
-    def shuffled(self, index: torch.Tensor) -> torch.Tensor:
-        """The entries of `index` [n] in a random order, in a new tensor."""
-        if index.device.type != "cpu":
-            generator = self._generator(index.device)
-            return index[torch.randperm(len(index), generator=generator, device=index.device)]
-        index = index.clone()
-        if kernels.runs_native((index,)):
-            kernels.native().shuffle(kernels.buffer_of(index), self.capsule)
-        else:
-            np.random.Generator(self.bits).shuffle(index.numpy())
-        return index
-
-    def permutation(self, count: int, device: torch.device) -> torch.Tensor:
-        """The numbers below `count` in a random order: `shuffled` of all of them."""
-        if device.type == "cpu" and kernels.exchange():
-            return kernels.native().permutation(count, self.capsule)
-        return self.shuffled(torch.arange(count, device=device))
-
     def below(self, bound: torch.Tensor, count: int) -> torch.Tensor:
         """`count` uniform int64 in [0, bound), on the device of `bound` and without asking for its value."""
         return (self.uniform(count, bound.device) * bound).long().minimum(bound - 1)
@@ -83,7 +104,7 @@ class Randomness:
         """`count` float64 in [0, 1)."""
         if device.type == "cpu":
             return torch.from_numpy(np.random.Generator(self.bits).random(count))
-        return torch.rand(count, dtype=torch.float64, device=device, generator=self._generator(device))
+        return torch.rand(count, dtype=torch.float64, device=device, generator=self.generator(device))
 
     def slices(self, count: int, device: torch.device) -> torch.Tensor:
         """One float64 in each of `count` equal slices of the numbers from 0 to 1, in order; none is 0."""
@@ -93,12 +114,21 @@ class Randomness:
         # A little less than a slice, so that no rounding leads beyond 1.
         return torch.add(self._slice_starts, self.uniform(count, device), alpha=(1 - 2**-50) * width)
 
-    def _generator(self, device: torch.device) -> torch.Generator:
+    def generator(self, device: torch.device) -> torch.Generator:
         if device not in self._devices:
             generator = torch.Generator(device)
             generator.manual_seed(self.seed())
             self._devices[device] = generator
         return self._devices[device]
+
+
+def _big(node: Node) -> int:
+    """An integer of 128 bits in decimal digits."""
+    digits = node.value
+    is_number = isinstance(digits, str) and digits.isascii() and digits.isdigit() and len(digits) <= 39
+    if not is_number or int(digits) >= 1 << 128:
+        raise node.wrong("an integer of at most 128 bits, in decimal digits")
+    return int(digits)
 
 
 def verify_state(snapshot: Any) -> None:

@@ -12,9 +12,10 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 import relive as rl
-from relive.checkpoint import kinds
-from relive.checkpoint.contents import bytes_of
+from relive.checkpoint.savable import KINDS as METHODS
+from relive.checkpoint.savable import name_of
 from relive.kernels.reader import bits_of
+from relive.memory.saved import bytes_of
 from relive.replay.ring import HISTORY, TRANSITION
 
 N = 3
@@ -159,8 +160,8 @@ def equal(a: Any, b: Any) -> bool:
 
 def digest(buffer: Any) -> Any:
     """Everything that a buffer is: what a checkpoint of it would say."""
-    contents = kinds.of(buffer).contents(buffer)
-    rows = contents.rows
+    methods = METHODS[name_of(buffer)]
+    (values, arrays), rows = methods.state(buffer), methods.rows(buffer)
     kept: dict[str, torch.Tensor] = {}
     if rows is not None and len(rows):
         places = rows.places(rows.slots)
@@ -171,7 +172,8 @@ def digest(buffer: Any) -> Any:
             for name in kept.keys() - {f"column{i}" for i in buffer.storage.memory.observed}:
                 kept[name][(kind != TRANSITION) & (kind != HISTORY)] = 0
         kept |= {"first": rows.first.clone(), "stop": rows.stop.clone()}
-    return contents.config, contents.values, {name: x.clone() for name, x in contents.arrays.items()}, kept
+    values = {name: part for name, part in values.items() if name != "memory"}  # the same in any memory
+    return methods.config(buffer), values, {name: x.clone() for name, x in arrays.items()}, kept
 
 
 def fingerprint(buffer: Any) -> str:

@@ -17,10 +17,9 @@ import torch
 from hypothesis import Phase
 
 import relive as rl
-from relive.checkpoint import replay as replay_files
-from relive.checkpoint.contents import Rows
 from relive.kernels import priority
 from relive.kernels.priority import PriorityTree, priority_tree
+from relive.memory.rows import Rows
 from relive.replay.native_store import NativeStore
 from relive.replay.samplers import Drawn, without_replacement
 from relive.replay.samplers.prioritized import _Run as prioritized_run
@@ -195,7 +194,7 @@ def test_a_buffer_that_does_not_refuse_as_it_should_is_noticed(
 
 # Histories beside a model
 
-_write, _locate, _restore = NativeStore.write, NativeStore.locate, replay_files.restore
+_write, _locate, _restore = NativeStore.write, NativeStore.locate, rl.ReplayBuffer.load_state
 
 
 def forgets_cuts(storage: NativeStore, env: torch.Tensor) -> None: ...
@@ -210,10 +209,9 @@ def begins_epochs_anew(draws: Any, count: int) -> Any:
     return Drawn(draws._next(count))
 
 
-def restores_no_flags(replay: rl.ReplayBuffer, read: Any, *, same_device: bool) -> Any:
-    found = _restore(replay, read, same_device=same_device)
+def restores_no_flags(replay: rl.ReplayBuffer, saved: Any) -> None:
+    _restore(replay, saved)
     replay.storage.memory.ring.resetting.zero_()
-    return found
 
 
 def writes_and_then_fails(storage: NativeStore, *arguments: Any) -> None:
@@ -249,7 +247,7 @@ HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "cuts that are forgotten": ("shared uniform", NativeStore, "cut", forgets_cuts),
     "ids of rows that are gone": ("shared prioritized", NativeStore, "locate", finds_what_is_gone),
     "an epoch for every batch": ("shared epochs", without_replacement._Run, "draw", begins_epochs_anew),
-    "resets that a load forgets": ("shared uniform", replay_files, "restore", restores_no_flags),
+    "resets that a load forgets": ("shared uniform", rl.ReplayBuffer, "load_state", restores_no_flags),
     "a refused call that counts": ("stored uniform", NativeStore, "write", writes_and_then_fails),
     "priorities that are not taken": ("stored prioritized", prioritized_run, "update", calls_priorities_of_all_equal),
     "saves without the newest rows": ("distillation", Rows, "since", saves_without_the_newest),

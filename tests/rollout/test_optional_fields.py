@@ -338,15 +338,15 @@ class TestCheckpoints:
     def test_an_older_checkpoint_counts_values_and_takes_zeros_for_no_log_prob(
         self, zeros: tuple[str, ...], valued: int, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        contents = checkpoint_of_rollout.contents
+        state = checkpoint_of_rollout.state
 
         def without_record(rollout: rl.RolloutBuffer) -> Any:
-            found = contents(rollout)
+            found = state(rollout)
             del found.values["rows"]["given"]
             found.values["rows"]["valued"] = valued
             return found
 
-        monkeypatch.setattr(checkpoint_of_rollout, "contents", without_record)
+        monkeypatch.setattr(checkpoint_of_rollout, "state", without_record)
         rollout = rl.RolloutBuffer(T, N, obs=2, action=(), seed=0)
         for t in range(2):
             rollout.add(**{**step(t, *BOTH), **dict.fromkeys(zeros, np.zeros(N))})

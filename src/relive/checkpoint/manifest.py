@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from relive.errors import IncompatibleCheckpoint, explain
 from relive.memory.documents import (
     CHUNK,
     FORMAT,
@@ -15,8 +15,10 @@ from relive.memory.documents import (
     arrays_of,
     from_json,
     list_of,
+    reader_of,
     to_json,
     unwrapped,
+    version_of,
     wrapped,
 )
 
@@ -81,19 +83,15 @@ def _plain(file: File) -> dict[str, Any]:
 def parse(data: bytes, number: int) -> Manifest:
     """The manifest that `data` is; CorruptCheckpoint says what is wrong with it, and where."""
     where = f"manifests/{number:08}.json"
-    found = from_json(where, unwrapped(where, data))
-    first = data.partition(b"\n")[0]
-    said = int(first.split(b" ")[1])
-    if found.entry("format").value != said:
-        raise found.entry("format").wrong(f"{said}, as its first line says (bytes 0 to {len(first)})")
-    return _manifest(found, number)
+    version = version_of(where, data.partition(b"\n")[0])
+    return reader_of(where, version, READERS)(where, data, number)
 
 
-def _manifest(document: Node, number: int) -> Manifest:
-    version = document.entry("format").integer(1)
-    if version > FORMAT:
-        remedy = "Load it with a newer version of relive."
-        raise IncompatibleCheckpoint(explain(document.where, f"format {FORMAT} at most", version, remedy))
+def _format_1(where: str, data: bytes, number: int) -> Manifest:
+    document = from_json(where, unwrapped(where, data))
+    if document.entry("format").integer() != 1:
+        length = len(data.partition(b"\n")[0])
+        raise document.entry("format").wrong(f"1, as its first line says (bytes 0 to {length})")
     if document.entry("number").integer() != number:
         raise document.entry("number").wrong(f"{number}, the number in the file name")
     config, values = document.entry("config"), document.entry("values")
@@ -112,6 +110,10 @@ def _manifest(document: Node, number: int) -> Manifest:
         _file(document.entry("state")),
         segments,
     )
+
+
+READERS: dict[int, Callable[[str, bytes, int], Manifest]] = {1: _format_1}
+"""Who reads a manifest, by its format: `reader(where, data, number)`."""
 
 
 def _file(node: Node) -> File:

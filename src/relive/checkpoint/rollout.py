@@ -9,41 +9,38 @@ from gymnasium.vector import AutoresetMode
 
 from relive.checkpoint.contents import (
     Contents,
-    Read,
-    Rows,
-    declared,
-    describe,
-    describe_listeners,
-    device_of,
-    listeners_of,
-    path_of,
-    random_state,
-    restore_listeners,
-    restore_random,
 )
+from relive.errors import IncompatibleCheckpoint, explain
 from relive.fields.buffer_schemas import OPTIONAL
 from relive.fields.conversion import light
+from relive.fields.declarations import device_of, path_of, tree_of
 from relive.memory.documents import Node
-from relive.memory.saved import Arrays
+from relive.memory.rows import Rows
+from relive.memory.saved import Arrays, Saved, State
 from relive.rollout.buffer import RolloutBuffer
 from relive.rollout.finals import Found
+from relive.statistics.observers import observers_of
 
 _OWN = ("obs", "action", "reward", "value", "terminated", "truncated")
 
 
-def contents(rollout: RolloutBuffer) -> Contents:
-    """Take a rollout buffer apart."""
-    trees = {name: describe(tree) for name, tree in rollout._schema.trees.items()}
-    config = {
+def config(rollout: RolloutBuffer) -> dict[str, Any]:
+    """How an equal, empty buffer is made."""
+    trees = rollout._schema.config()
+    return {
         "num_steps": rollout.num_steps,
         "num_envs": rollout.num_envs,
         **{name: trees[name] for name in ("obs", "action", "reward", "value")},
         "extra": {name: tree for name, tree in trees.items() if name not in _OWN},
         "autoreset": None if rollout.autoreset is None else rollout.autoreset.name,
         "device": str(rollout.device),
-        "listeners": describe_listeners(rollout._listeners),
+        "listeners": rollout._listeners.config(),
     }
-    found = Contents("RolloutBuffer", config)
+
+
+def state(rollout: RolloutBuffer) -> State:
+    """Everything that changes."""
+    found = Contents("RolloutBuffer", {})
     stored = rollout.num_stored
     arrays = columns(rollout)
     attached = enumerate(rollout._attached.items())
@@ -66,9 +63,9 @@ def contents(rollout: RolloutBuffer) -> Contents:
     found.take("finals", _finals_state(rollout))
     found.take("last", _last_state(rollout))
     found.take("carries", ({}, rollout._carries.saved()))
-    found.take("random", random_state(rollout._random))
-    found.take("listeners", ({}, rollout._listeners.snapshot()))
-    return found
+    found.take("random", rollout._random.state())
+    found.take("listeners", rollout._listeners.state())
+    return State(found.values, found.arrays)
 
 
 def columns(rollout: RolloutBuffer) -> dict[str, torch.Tensor]:
@@ -95,26 +92,31 @@ def _last_state(rollout: RolloutBuffer) -> tuple[dict[str, Any], Arrays]:
     return {"value": value is not None, "obs": obs is not None}, arrays
 
 
-def make(read: Read, options: dict[str, Any]) -> RolloutBuffer:
+def from_config(config: Node, read: Saved, **options: Any) -> RolloutBuffer:
     """An empty buffer as the one that was saved, but for what `options` change."""
-    config = read.config
+    if options.get("capacity") is not None:
+        remedy = "Leave capacity= out, or make a new buffer: a rollout is collected anew anyway."
+        raise IncompatibleCheckpoint(explain("capacity", "no capacity= for a rollout", options["capacity"], remedy))
+    if options.get("device") != "meta":
+        for name, column in columns(from_config(config, read, device="meta")).items():
+            read.require_form(f"rows.{name}", tuple(column.shape), column.dtype)
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
     mode = None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)]
     return RolloutBuffer(
         config.entry("num_steps").integer(1, 1 << 50),
         envs,
-        *(declared(config.entry(name)) for name in ("obs", "action")),  # pyright: ignore[reportArgumentType]
-        reward=declared(config.entry("reward")),
-        value=declared(config.entry("value")),
-        extra={name: declared(tree) for name, tree in config.entry("extra").entries().items()},
+        *(tree_of(config.entry(name)) for name in ("obs", "action")),  # pyright: ignore[reportArgumentType]
+        reward=tree_of(config.entry("reward")),
+        value=tree_of(config.entry("value")),
+        extra={name: tree_of(tree) for name, tree in config.entry("extra").entries().items()},
         autoreset=mode,
         device=options.get("device") or device_of(config.entry("device")),
-        **listeners_of(read, envs),
+        **observers_of(config.entry("listeners"), read.part_without_values("listeners"), envs),
     )
 
 
-def restore(rollout: RolloutBuffer, read: Read, *, same_device: bool) -> torch.Tensor:
+def load_state(rollout: RolloutBuffer, read: Saved) -> None:
     """Fill everything."""
     node = read.values.entry("rows")
     stored = node.entry("num_stored").integer(0, rollout.num_steps)
@@ -142,12 +144,11 @@ def restore(rollout: RolloutBuffer, read: Read, *, same_device: bool) -> torch.T
         rollout._carries.resume(read.part("carries").tensors(_most_carried(rollout)))
     except ValueError as error:
         raise Node("state: carries", str(error)).wrong("hidden states of the rollout") from None
-    restore_random(rollout._random, read.part("random"), devices=same_device)
-    restore_listeners(rollout._listeners, read)
-    return torch.zeros(0, dtype=torch.int64)
+    rollout._random.load_state(read.part("random"))
+    rollout._listeners.load_state(read.part_without_values("listeners"))
 
 
-def _given(rollout: RolloutBuffer, read: Read, stored: int) -> set[str]:
+def _given(rollout: RolloutBuffer, read: Saved, stored: int) -> set[str]:
     """Which optional fields the steps gave."""
     node = read.values.entry("rows")
     if "given" in node.entries():
@@ -164,7 +165,7 @@ def _declared(rollout: RolloutBuffer, name: Node) -> str:
     return name.value
 
 
-def _attached(rollout: RolloutBuffer, read: Read, name: str) -> torch.Tensor:
+def _attached(rollout: RolloutBuffer, read: Saved, name: str) -> torch.Tensor:
     read.require(name, (rollout.num_steps + 1, rollout.num_envs or 1))
     return read.tensor(name).to(rollout.device)
 
@@ -175,7 +176,7 @@ def _most_carried(rollout: RolloutBuffer) -> int:
     return steps * sum(x.element_size() * x.shape[1:].numel() for x in rollout._carries.saved().values())
 
 
-def _restore_finals(rollout: RolloutBuffer, read: Read) -> None:
+def _restore_finals(rollout: RolloutBuffer, read: Saved) -> None:
     most = rollout._num_stored * (rollout.num_envs or 1)
     places = read.shaped("finals.places", (range(most + 1), 2), torch.int64).tolist()
     if not places:
@@ -191,7 +192,7 @@ def _restore_finals(rollout: RolloutBuffer, read: Read) -> None:
         rollout._finals.keep(Found(step, [env], [leaf[i : i + 1] for leaf in leaves]))
 
 
-def _restore_last(rollout: RolloutBuffer, read: Read) -> None:
+def _restore_last(rollout: RolloutBuffer, read: Saved) -> None:
     node = read.values.entry("last")
     if not node.entry("value").flag():
         return

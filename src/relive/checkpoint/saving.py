@@ -10,31 +10,23 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from relive.checkpoint import kinds
-from relive.checkpoint.contents import Arrays, Contents, Rows, array_of, bytes_of
-from relive.checkpoint.manifest import File, Manifest
+from relive.checkpoint.archive import Archive
+from relive.checkpoint.manifest import Manifest
 from relive.checkpoint.progress import watched
-from relive.checkpoint.vault import Vault
+from relive.checkpoint.savable import KINDS, name_of
+from relive.checkpoint.segments import Segment
 from relive.errors import CheckpointError
 from relive.fields.schema import positive
-from relive.memory.files import Files, Stamp
+from relive.memory.files import Files
+from relive.memory.rows import Rows
+from relive.memory.saved import Arrays, State, array_of, bytes_of, nbytes_of
 
 SEGMENT_BYTES = 1 << 30
 """Longer segments are split, so that rows which are overwritten soon do not keep others on the disk."""
-
-
-class Segment(NamedTuple):
-    """A file of rows that this process has written, or read and found right."""
-
-    file: File
-    stop: torch.Tensor
-    """The rows [N] that it ends before."""
-    stamp: Stamp
-    """What the system said of it then."""
 
 
 @dataclass(frozen=True)
@@ -70,77 +62,83 @@ def save(
     """
     positive("keep", keep)
     root = Path(path).absolute()
-    vault = Vault(root, files)
+    archive = Archive(root, files)
+    damaged: list[str] = []
     with buffer._lock, getattr(buffer, "_in_order", nullcontext)():
-        contents = kinds.of(buffer).contents(buffer)
-        if note is not None:
-            contents.take("note", note)
-        if contents.kind == "ReplayBuffer":
-            contents.take("memory", ({"name": buffer.storage.memory.room.name}, {}))
-        with vault.opened(_nbytes(contents)):
-            base = _base(buffer, vault, root)
-            manifest, segments = _written(vault, contents, base)
-            vault.commit(manifest)
-            saved = None if contents.rows is None else contents.rows.stop
-            buffer._checkpoint = Base(root, manifest.lineage, manifest.number, segments, saved)
-            vault.collect(keep)
-    return manifest.number
+        kind = KINDS[name_of(buffer)]
+        state, rows = _with_note(State(*kind.state(buffer)), note), kind.rows(buffer)
+        with archive.opened(nbytes_of(state.arrays) + (0 if rows is None else rows.nbytes)):
+            base = _base(buffer, archive, root, damaged)
+            number, lineage = archive.next_number(), secrets.token_hex(16) if base is None else base.lineage
+            segments = [] if rows is None else _written(archive, number, rows, base)
+            arrays = tuple(array_of(name, array) for name, array in state.arrays.items())
+            file = archive.put("state", f"{number:08}.bin", arrays, map(bytes_of, state.arrays.values()))
+            files_of_rows = tuple(segment.file for segment in segments)
+            config = kind.config(buffer)
+            archive.commit(Manifest(number, lineage, name_of(buffer), config, state.values, file, files_of_rows))
+            buffer._checkpoint = Base(root, lineage, number, segments, None if rows is None else rows.stop)
+            archive.collect(keep)
+    for wrong in damaged:  # now: what a filter makes of a warning must not keep a buffer from being saved
+        warnings.warn(
+            f"save: a file that was saved before is damaged; all rows are written again. {wrong}", stacklevel=3
+        )
+    return number
 
 
-def _nbytes(contents: Contents) -> int:
-    state = sum(array.numel() * array.element_size() for array in contents.arrays.values())
-    return state + (0 if contents.rows is None else contents.rows.nbytes)
+def _with_note(state: State, note: tuple[dict[str, Any], Arrays] | None) -> State:
+    """The state with what the owner has to say; in format 1 only the name of the memory comes after it."""
+    if note is None:
+        return state
+    last = {name: part for name, part in state.values.items() if name == "memory"}
+    values = {name: part for name, part in state.values.items() if name not in last}
+    noted = State.of_parts({"note": note})
+    return State(values | noted.values | last, state.arrays | noted.arrays)
 
 
-def _base(buffer: Any, vault: Vault, root: Path) -> Base | None:
+def _base(buffer: Any, archive: Archive, root: Path, damaged: list[str]) -> Base | None:
     """The newest checkpoint here, if it is this buffer's own."""
     base = getattr(buffer, "_checkpoint", None)
-    numbers = vault.numbers()
+    numbers = archive.numbers()
     if base is None or base.root != root or not numbers or numbers[-1] != base.number:
         return None
     try:
-        manifest = vault.manifest(base.number)
-        vault.require_files(manifest)
+        manifest = archive.manifest(base.number)
+        archive.require_files(manifest)
     except CheckpointError:  # damaged since: everything is written again
         return None
     if manifest.lineage != base.lineage:
         return None
-    return _verified(vault, base.shorter() if vault.is_long(base.number) else base)
+    return _verified(archive, base.shorter() if archive.is_long(base.number) else base, damaged)
 
 
-def _verified(vault: Vault, base: Base) -> Base | None:
-    """The same with segments that are as they were written, each read again if its file may have changed since."""
+def _verified(archive: Archive, base: Base, damaged: list[str]) -> Base | None:
+    """The same with segments that are as they were written, each read again if its file may have changed since.
+
+    None if one of them is `damaged`, which is told there.
+    """
     segments = []
     for segment in base.segments:
         try:
-            stamp = vault.stamp(segment.file)
+            stamp = archive.stamp(segment.file)
             if stamp != segment.stamp:
-                deque(vault.read("segments", segment.file), 0)
+                deque(archive.read("segments", segment.file), 0)
         except CheckpointError as error:
-            warnings.warn(
-                f"save: a file that was saved before is damaged; all rows are written again. {error}", stacklevel=5
-            )
+            damaged.append(str(error))
             return None
         segments.append(segment._replace(stamp=stamp))
     return replace(base, segments=segments)
 
 
-def _written(vault: Vault, contents: Contents, base: Base | None) -> tuple[Manifest, list[Segment]]:
-    number = vault.next_number()
-    segments = [] if base is None else base.segments
-    if contents.rows is not None:
-        # A segment whose every row was overwritten is needed no more.
-        segments = [segment for segment in segments if bool((segment.stop > contents.rows.first).any())]
-        fresh = contents.rows if base is None or base.saved is None else contents.rows.since(base.saved)
-        for part, rows in enumerate(_split(fresh)):
-            parts = watched(rows.parts(), rows.nbytes, "saving rows")
-            file = vault.put("segments", f"{number:08}-{part}.bin", rows.arrays, parts)
-            segments = [*segments, Segment(file, rows.stop, vault.stamp(file))]
-    arrays = tuple(array_of(name, array) for name, array in contents.arrays.items())
-    state = vault.put("state", f"{number:08}.bin", arrays, map(bytes_of, contents.arrays.values()))
-    lineage = secrets.token_hex(16) if base is None else base.lineage
-    files = tuple(segment.file for segment in segments)
-    return Manifest(number, lineage, contents.kind, contents.config, contents.values, state, files), segments
+def _written(archive: Archive, number: int, rows: Rows, base: Base | None) -> list[Segment]:
+    """The segments that hold all rows: those of `base` that are still needed, and new ones."""
+    # A segment whose every row was overwritten is needed no more.
+    kept = [] if base is None else [one for one in base.segments if bool((one.stop > rows.first).any())]
+    new = rows if base is None or base.saved is None else rows.since(base.saved)
+    for part, some in enumerate(_split(new)):
+        pieces = watched(some.parts(), some.nbytes, "saving rows")
+        file = archive.put("segments", f"{number:08}-{part}.bin", some.arrays, pieces)
+        kept.append(Segment(file, some.stop, archive.stamp(file)))
+    return kept
 
 
 def _split(rows: Rows) -> Iterator[Rows]:

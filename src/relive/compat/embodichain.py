@@ -24,8 +24,9 @@ from torch.nn.functional import pad
 from relive.errors import SchemaError, explain
 from relive.estimators import gae, group_advantage
 from relive.fields.batch import moved
+from relive.fields.conversion import device_of
 from relive.fields.schema import Field, positive
-from relive.memory import device_of
+from relive.kernels.shuffling import shuffled
 from relive.randomness import Randomness
 from relive.rollout.buffer import RolloutBuffer as _Rollout
 
@@ -215,7 +216,7 @@ def iterate_minibatches(
     """Every row of a flat rollout `[B]` once, shuffled, in batches on `device`; the last one may be shorter."""
     positive("batch_size", batch_size)
     rows = torch.arange(len(rollout), device=rollout["reward"].device)
-    order = Randomness(seed).shuffled(rows)
+    order = shuffled(rows, Randomness(seed))
     there = device_of(device)
     return (moved(rollout[part], there) for part in order.split(batch_size))
 

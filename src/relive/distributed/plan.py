@@ -13,15 +13,15 @@ import numpy as np
 import torch
 
 import relive
-from relive.checkpoint.contents import describe, describe_sampler
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import parse_autoreset
 from relive.fields.conversion import conform, dotted
-from relive.fields.schema import Field, Schema, declare, given_shape, positive
+from relive.fields.schema import Field, Schema, config_of, declare, given_shape, positive
 from relive.memory import Memory
 from relive.memory.shared import shares_memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Prioritized, Sampler, Uniform
+from relive.replay.samplers.registry import config_of as sampler_config
 
 _HOST = torch.device("cpu")
 
@@ -170,11 +170,11 @@ def in_words(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _in_words(name: str, value: Any) -> Any:
     if name in ("obs", "action", "reward"):
-        return describe(declare(name, value))
+        return config_of(declare(name, value))
     if name == "extra":
-        return {key: describe(declare(f"extra.{key}", part)) for key, part in (value or {}).items()}
+        return {key: config_of(declare(f"extra.{key}", part)) for key, part in (value or {}).items()}
     if name == "sampler":
-        return describe_sampler(value) or type(value).__name__
+        return sampler_config(value) or type(value).__name__
     if name == "autoreset":
         mode = parse_autoreset(value)
         return None if mode is None else mode.name

@@ -11,10 +11,7 @@ import numpy as np
 import torch
 
 from relive.checkpoint import save
-from relive.checkpoint.contents import Read
 from relive.checkpoint.loading import found
-from relive.checkpoint.replay import config_of
-from relive.checkpoint.replay import rows as complete_rows
 from relive.distributed.block import Block, unpack, wired
 from relive.distributed.identity import ROWS, Identity
 from relive.distributed.near import Whereabouts
@@ -22,7 +19,7 @@ from relive.distributed.plan import Plan, difference
 from relive.distributed.reading import Draw, Reading
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
 from relive.memory.documents import Node
-from relive.memory.saved import MOST_OF_NOTE
+from relive.memory.saved import MOST_OF_NOTE, Saved
 from relive.memory.shared import SharedRoom
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View
@@ -102,7 +99,7 @@ class Shard(Reading):
         # Whoever starts after this one must know that it has lived, and given ids.
         self.save()
 
-    def _restore(self, buffer: Any, read: Read) -> None:
+    def _restore(self, buffer: Any, read: Saved) -> None:
         """Go on from a checkpoint, if its note is one of this very shard."""
         assert self._plan.checkpoint is not None
         path = self._plan.checkpoint.of_shard(self._number)
@@ -124,7 +121,7 @@ class Shard(Reading):
         if len(set(clients)) != len(clients) or bool(((positions < 0) | (positions >= 1 << 62)).any()):
             got = positions.tolist()
             raise read.at("note.positions", got).wrong("a number of rows for each client, and each client once")
-        rows = complete_rows(buffer)
+        rows = buffer.rows()
         before = self._saved_identity(note, read, rows.stop)
         self._applied = dict(zip(clients, positions.tolist(), strict=True))
         self._made = buffer
@@ -132,14 +129,14 @@ class Shard(Reading):
 
     def _require_own(self, buffer: Any, plan: Node) -> None:
         """The buffer beside the note is the one that the note speaks of."""
-        own = config_of(self._made)
-        found = config_of(buffer) if isinstance(buffer, ReplayBuffer) else {}
+        own = self._made.config()
+        found = buffer.config() if isinstance(buffer, ReplayBuffer) else {}
         free = ("device", "sampler", "listeners")
         differs = [name for name in own if name not in free and found.get(name) != own[name]]
         if differs:
             raise plan.wrong(f"the buffer of this shard beside it, with {differs[0]} {own[differs[0]]}")
 
-    def _saved_identity(self, note: Node, read: Read, head: torch.Tensor) -> Identity:
+    def _saved_identity(self, note: Node, read: Saved, head: torch.Tensor) -> Identity:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
         starts = read.shaped("note.starts", (range(1, MOST_OF_NOTE), len(envs)), torch.int64)
         # Rows are below `ROWS`, and two more lives must have ids.

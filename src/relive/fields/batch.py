@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from relive.errors import SchemaError, explain
+from relive.fields.conversion import device_of
 from relive.fields.schema import Path, positive
-from relive.memory import device_of
 
 _LARGEST = 2**31 - 1
 

@@ -62,6 +62,14 @@ def true_flags(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if int(tensor.numpy().view(np.uint8).max()) <= 1 else tensor.view(torch.uint8) != 0
 
 
+def device_of(device: Any) -> torch.device:
+    """The device that an argument names."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise SchemaError(explain("device", "a torch device", repr(device), 'Pass a device such as "cpu".')) from error
+
+
 def row_ids(index: Any, device: torch.device) -> torch.Tensor:
     """The ids of rows [B], as a batch's "index" holds them."""
     ids = index

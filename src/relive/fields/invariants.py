@@ -6,24 +6,16 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from relive.errors import InvariantError, explain
+from relive.errors import require
 from relive.fields.conversion import dotted
 from relive.fields.schema import Path
 
-_TAMPERED = "Load a checkpoint, or make a new buffer: the memory was changed from outside the buffer."
-
-
-def require(holds: object, where: str, expected: object, got: object, remedy: str = _TAMPERED) -> None:
-    """Something is so."""
-    if not holds:
-        raise InvariantError(explain(where, expected, got, remedy))
-
 
 def require_all(holds: torch.Tensor, where: str, expected: object, got: torch.Tensor) -> None:
-    """Something is so everywhere; else the first place where it is not is named, with what is there."""
+    """Raise an InvariantError unless something holds everywhere; it names the first place, and the value there."""
     if not holds.all():
         place = (~holds).nonzero()[0].tolist()
-        raise InvariantError(explain(f"{where}{place or ''}", expected, got[tuple(place)].item(), _TAMPERED))
+        require(False, f"{where}{place or ''}", expected, got[tuple(place)].item())
 
 
 def require_form(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import gymnasium as gym
 import numpy as np
 import torch
 
-from relive.errors import SchemaError, explain
-from relive.fields.vocabulary import meant_field
+from relive.errors import CheckpointError, SchemaError, explain
+from relive.fields.vocabulary import NAME, meant_field
+
+if TYPE_CHECKING:
+    from relive.memory.documents import Node
 
 DTYPES: dict[torch.dtype, np.dtype | None] = {
     torch.bool: np.dtype(np.bool_),
@@ -32,6 +35,7 @@ DTYPES: dict[torch.dtype, np.dtype | None] = {
 }
 """The dtypes a field may have, with their numpy twins."""
 
+_PADS = ("repeat", "zero")
 _FROM_NUMPY = {twin: dtype for dtype, twin in DTYPES.items() if twin is not None}
 
 Path: TypeAlias = tuple[str, ...]
@@ -51,11 +55,35 @@ class Field:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    kinds: ClassVar[dict[str, type[Field]]] = {}
+    """Every kind of field, by the word for it in files."""
 
     def __init__(self, shape: int | Sequence[int] = (), dtype: torch.dtype | np.dtype | type = torch.float32) -> None:
         name = type(self).__name__
         object.__setattr__(self, "shape", _shape(name, (shape,) if isinstance(shape, int | np.integer) else shape))
         object.__setattr__(self, "dtype", _dtype(name, dtype))
+
+    def __init_subclass__(cls) -> None:
+        Field.kinds.setdefault(cls.__name__.lower(), cls)
+
+    def config(self) -> list[Any]:
+        """The declaration as JSON: the word for its kind, shape, dtype, and the settings of its kind."""
+        name = type(self).__name__.lower()
+        return [name, list(self.shape), str(self.dtype).removeprefix("torch."), *self.settings()]
+
+    def settings(self) -> list[Any]:
+        """What this kind of field has beside a shape and a dtype, as JSON."""
+        return []
+
+    @classmethod
+    def with_settings(cls, plain: Field, settings: list[Node]) -> Field:
+        """The field of this shape, dtype and what `settings` gave; a CorruptCheckpoint says what cannot be."""
+        if settings:
+            raise settings[0].wrong("no further setting")
+        return cls(plain.shape, plain.dtype)
+
+
+Field.kinds["field"] = Field
 
 
 @dataclass(frozen=True, init=False)
@@ -80,6 +108,14 @@ class Carry(Field):
     ) -> None:
         super().__init__(shape, dtype)
         object.__setattr__(self, "every", positive("Carry.every", every))
+
+    def settings(self) -> list[Any]:
+        return [self.every]
+
+    @classmethod
+    def with_settings(cls, plain: Field, settings: list[Node]) -> Carry:
+        (every,) = settings
+        return cls(plain.shape, plain.dtype, every=every.integer(1))
 
 
 @dataclass(frozen=True, init=False)
@@ -114,11 +150,19 @@ class Stacked(Field):
             )
         if positive("Stacked", k) < 2:
             raise SchemaError(explain("Stacked", "k of at least 2", k, "Declare a plain Field."))
-        if pad not in ("repeat", "zero"):
+        if pad not in _PADS:
             raise SchemaError(explain("Stacked", 'pad "repeat" or "zero"', repr(pad), "Pass one of them."))
         object.__setattr__(self, "k", int(k))
         object.__setattr__(self, "axis", axis % ndim)
         object.__setattr__(self, "pad", pad)
+
+    def settings(self) -> list[Any]:
+        return [self.k, self.axis, self.pad]
+
+    @classmethod
+    def with_settings(cls, plain: Field, settings: list[Node]) -> Stacked:
+        k, axis, pad = settings
+        return cls(plain, k.integer(2, 1 << 16), axis.integer(0, len(plain.shape)), pad.one_of(_PADS))
 
 
 def is_sparse(field: Field) -> bool:
@@ -222,6 +266,19 @@ def _declare_space(where: str, space: gym.Space[Any]) -> Tree:
     )
 
 
+def config_of(tree: Tree) -> Any:
+    """A declaration as JSON: a leaf is a list, names are an object."""
+    if isinstance(tree, dict):
+        return {_checked(name): config_of(child) for name, child in tree.items()}
+    return tree.config()
+
+
+def _checked(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise CheckpointError(explain("save", f"field names like {NAME.pattern}", repr(name), "Rename the field."))
+    return name
+
+
 class Schema:
     """Names to trees of fields, and the flat order of their leaves that storage and kernels work in."""
 
@@ -239,6 +296,10 @@ class Schema:
             self.fields += tuple(field for _, field in leaves)
         self.is_flat = all(isinstance(tree, Field) for tree in self.trees.values())
         """No name is nested: a step's values are its leaves."""
+
+    def config(self) -> dict[str, Any]:
+        """The declarations by name, as JSON."""
+        return {name: config_of(tree) for name, tree in self.trees.items()}
 
     @property
     def deepest_stack(self) -> int:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NoReturn, ParamSpec, TypeVar
 
 from relive.errors import explain
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+"""What fields and arrays may be called in files."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

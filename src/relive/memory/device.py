@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from relive.errors import SchemaError, explain
+from relive.fields.conversion import device_of
 from relive.memory.room import Heap, Room
 from relive.memory.space import available_bytes
 
@@ -109,11 +110,3 @@ class Memory:
             expected = f"at most {free / 2**30:.2f} GiB, the free memory of this machine"
             remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
             raise MemoryError(explain(where, expected, f"{nbytes / 2**30:.2f} GiB", remedy))
-
-
-def device_of(device: Any) -> torch.device:
-    """The device that an argument names."""
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise SchemaError(explain("device", "a torch device", repr(device), 'Pass a device such as "cpu".')) from error

@@ -12,11 +12,13 @@ import reprlib
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, explain
+from relive.fields.vocabulary import NAME
 
 FORMAT = 1
+"""What is written; older formats are read for ever."""
 CHUNK = 1 << 22
 """A checksum covers this many bytes of a file; the last one what is left."""
 MOST_BYTES = 1 << 21
@@ -24,8 +26,8 @@ MOST_BYTES = 1 << 21
 MOST_ARRAYS = 1 << 14
 """No file has more."""
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _MOST = 1 << 62
+_LONGEST_LINE = 64
 
 ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2, "uint32": 4, "int32": 4,
@@ -63,6 +65,28 @@ def list_of(arrays: Iterable[Array]) -> list[Any]:
     return [[array.name, array.dtype, list(array.shape)] for array in arrays]
 
 
+Reader = TypeVar("Reader")
+
+
+def version_of(where: str, first: bytes) -> int:
+    """The format that the first line of a file names. It is asked for before anything else is read."""
+    header = re.match(rb"recollect ([0-9]{1,9}) ", first)
+    if header is None:
+        raise _no_first_line(where, first)
+    return int(header[1])
+
+
+def reader_of(where: str, version: int, readers: Mapping[int, Reader]) -> Reader:
+    """The reader of a format; a format that is newer than all of them is an IncompatibleCheckpoint."""
+    if version in readers:
+        return readers[version]
+    if version > max(readers):
+        remedy = "Load it with a newer version of relive."
+        raise IncompatibleCheckpoint(explain(where, f"format {max(readers)} at most", version, remedy))
+    place = f"{where}, bytes 0 to {_LONGEST_LINE}"
+    raise CorruptCheckpoint(explain(place, f"one of the formats {sorted(readers)}", version, _REMEDY))
+
+
 def unwrapped(where: str, data: bytes) -> bytes:
     """What `wrapped` was given."""
     first, _, body = data.partition(b"\n")
@@ -70,15 +94,16 @@ def unwrapped(where: str, data: bytes) -> bytes:
     return body
 
 
+def _no_first_line(where: str, first: bytes) -> CorruptCheckpoint:
+    place = f"{where}, bytes 0 to {min(len(first), _LONGEST_LINE)}"
+    return CorruptCheckpoint(explain(place, "relive's first line", repr(first[:_LONGEST_LINE]), _REMEDY))
+
+
 def require_wrapping(where: str, first: bytes, found: int, nbytes: int) -> None:
     """The first line of a file of `nbytes` has the checksum that was found of the rest."""
     header = re.fullmatch(rb"recollect ([0-9]{1,9}) ([0-9a-f]{8})", first)
     if header is None:
-        place = f"{where}, bytes 0 to {min(len(first), 64)}"
-        raise CorruptCheckpoint(explain(place, "relive's first line", repr(first[:64]), _REMEDY))
-    if int(header[1]) > FORMAT:
-        remedy = "Load it with a newer version of relive."
-        raise IncompatibleCheckpoint(explain(where, f"format {FORMAT} at most", int(header[1]), remedy))
+        raise _no_first_line(where, first)
     if found != int(header[2], 16):
         place = f"{where}, bytes {len(first) + 1} to {nbytes}"
         expected = f"the checksum {int(header[2], 16):08x}"

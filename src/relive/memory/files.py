@@ -7,6 +7,7 @@ part below.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -16,17 +17,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from relive import locking
-from relive.errors import CheckpointError, explain
+from relive.errors import CheckpointError, CorruptCheckpoint, explain
 
 Stamp = tuple[int, int, int, int, int]
 """Device, inode, size, and the times of the last write and of the last change of a file."""
 
+_MOMENTARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)
 FOLDERS = ("manifests", "segments", "state", "tmp")
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # A FIFO in place of a file would block: it is opened, seen to be none, and refused.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def unreadable(where: str, error: OSError) -> CheckpointError:
+    """The error for a file that could not be read: damage of it, unless the reason is this process or this moment."""
+    if error.errno in _MOMENTARY:
+        remedy = "Nothing is known to be wrong with the file: close other files or free memory, and try again."
+        return CheckpointError(explain(where, "a file that can be opened now", error, remedy))
+    return CorruptCheckpoint(explain(where, "a file that can be read", error, "Copy it again."))
 
 
 class Files:

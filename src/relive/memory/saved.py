@@ -7,17 +7,20 @@ once its dtype and shape are known to be right: what nobody asks for takes no me
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, explain
+from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
 from relive.memory.documents import ITEM_BYTES, Array, Node
 from relive.memory.space import available_bytes
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Arrays = dict[str, torch.Tensor]
 
@@ -27,12 +30,8 @@ Form = tuple[torch.dtype, tuple[int, ...]]
 Lengths = tuple[int | range | None, ...]
 """A shape whose axes may also have any length of a range, or any at all."""
 
-MOST_OF_RANDOM = 1 << 20
-"""Bytes of the states of generators."""
 MOST_OF_NOTE = 1 << 26
 """Bytes of a shard's note."""
-MOST_OF_ROUNDS = 1 << 24
-"""Rounds of a distillation buffer."""
 
 
 class Source(Protocol):
@@ -122,6 +121,28 @@ class Stored:
         return self._found[name]
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """What files call a dtype."""
+    return _NAMES[dtype]
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor, its own memory where that is the host's and in one piece."""
+    if sys.byteorder != "little":
+        raise CheckpointError(
+            explain("save", "a little-endian machine", sys.byteorder, "Save on a little-endian machine.")
+        )
+    whole = tensor.detach().cpu().contiguous()
+    # An axis of length one may have any stride, which a view of bytes minds: say that memory is in one piece.
+    flat = whole.as_strided((whole.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def array_of(name: str, tensor: torch.Tensor) -> Array:
+    """How a file describes a tensor."""
+    return Array(name, dtype_name(tensor.dtype), tuple(tensor.shape))
+
+
 def memory_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a tensor on the host, to be written."""
     if not tensor.numel():
@@ -156,10 +177,10 @@ class State(NamedTuple):
     """Tensors by name; they may share the part's memory."""
 
     @staticmethod
-    def of_parts(parts: Mapping[str, State]) -> State:
+    def of_parts(parts: Mapping[str, tuple[dict[str, Any], Arrays]]) -> State:
         """The states of parts as one: `values` by part, arrays under the names `part.name`."""
-        arrays = {f"{name}.{key}": x for name, part in parts.items() for key, x in part.arrays.items()}
-        return State({name: part.values for name, part in parts.items()}, arrays)
+        named = {f"{name}.{key}": x for name, (_, arrays) in parts.items() for key, x in arrays.items()}
+        return State({name: values for name, (values, _) in parts.items()}, named)
 
 
 class Part(Protocol):
@@ -169,8 +190,8 @@ class Part(Protocol):
         """How an equal part that has seen nothing is made, as JSON."""
         ...
 
-    def state(self) -> State:
-        """Everything that changes; the tensors may share memory."""
+    def state(self) -> tuple[dict[str, Any], Arrays]:
+        """Everything that changes, as a `State`; the tensors may share memory."""
         ...
 
     def load_state(self, saved: Saved) -> None:
@@ -185,12 +206,25 @@ class Part(Protocol):
 class Saved:
     """The state of a part as a file claims it: values and arrays, each verified when it is asked for."""
 
-    def __init__(self, values: Node, arrays: Source, prefix: str = "") -> None:
+    def __init__(self, values: Node, arrays: Source, prefix: str = "", *, config: Node | None = None) -> None:
         self.values, self._arrays, self._prefix = values, arrays, prefix
+        self.config = Node("config", {}) if config is None else config
+        """That of the saved part."""
+        self.is_moved = False
+        """The part is on another device than the saved one was."""
 
     def part(self, name: str) -> Saved:
         """The state of a part of this part."""
-        return Saved(self.values.entry(name), self._arrays, f"{self._prefix}{name}.")
+        return self._part(name, self.values.entry(name))
+
+    def part_without_values(self, name: str) -> Saved:
+        """The state of a part that has arrays only."""
+        return self._part(name, Node((self.values, f": {name}"), {}))
+
+    def _part(self, name: str, values: Node) -> Saved:
+        part = Saved(values, self._arrays, f"{self._prefix}{name}.")
+        part.is_moved = self.is_moved
+        return part
 
     def form(self, name: str) -> Form | None:
         """The dtype and shape of an array, which is not read for it; None if there is none of this name."""
@@ -231,9 +265,17 @@ class Saved:
 
     def shaped(self, name: str, shape: Lengths, dtype: torch.dtype) -> torch.Tensor:
         """An array of the state that must have this dtype and shape."""
+        self.require_form(name, shape, dtype)
+        return self.tensor(name)
+
+    def require_form(self, name: str, shape: Lengths, dtype: torch.dtype) -> None:
+        """An array of the state, which is not read for it, must have this dtype and shape."""
         if self.require(name, shape, only_lead=False)[0] != dtype:
             raise self.at(name).wrong(f"{dtype}")
-        return self.tensor(name)
+
+    def arrays_like(self, targets: Mapping[str, torch.Tensor]) -> Arrays:
+        """Copies of the arrays of these names, each just as its target is and where that is."""
+        return {name: self.array(name, like).to(like.device, copy=True) for name, like in targets.items()}
 
     def copy_into(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Fill tensors with the arrays of their names."""

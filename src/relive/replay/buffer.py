@@ -12,7 +12,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from relive.errors import InvariantError, SchemaError, explain, uniterable
+from relive.errors import IncompatibleCheckpoint, InvariantError, SchemaError, explain, uniterable
 from relive.fields.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from relive.fields.batch import assemble, check_destination, check_size, fill, moved
 from relive.fields.buffer_schemas import check_replay, replay_nbytes, replay_schema
@@ -22,22 +22,28 @@ from relive.fields.schema import DTYPES, Declaration, Path, positive
 from relive.fields.vocabulary import answers, understands
 from relive.locking import Closed, lock_for, mend_later
 from relive.memory import Heap, Memory
+from relive.memory.documents import Node
+from relive.memory.rows import Rows
+from relive.memory.saved import Saved, State
 from relive.randomness import Randomness, verify_state
 from relive.replay.backends import store_over
 from relive.replay.chains import speak
 from relive.replay.drawing import Drawing, instance
 from relive.replay.episodes import ordered
 from relive.replay.given_steps import GivenSteps, Staged, observed_block
+from relive.replay.making import require_backing
+from relive.replay.making import settings_of as settings_from
 from relive.replay.row_memory import RowMemory
 from relive.replay.samplers import Draws, Sampler, Uniform
 from relive.replay.samplers.protocol import started, verify_draws
+from relive.replay.samplers.registry import config_of, resume
 from relive.replay.store import Leaves, Reading, ReplayStore, durable
 from relive.replay.torch_store import TorchStore
 from relive.replay.views import View
 from relive.replay.views.protocol import fused_of
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
-from relive.statistics.observers import Listeners
+from relive.statistics.observers import Observers
 
 if TYPE_CHECKING:
     from relive.concurrent.processes import Handle
@@ -112,7 +118,7 @@ class ReplayBuffer:
         memory.require(replay_nbytes(schema, capacity, self.num_envs or 1, next_obs))
         self.device = torch.empty(0, device=memory.device).device
         self._schema = schema
-        self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
+        self._observers = Observers(stats, norm, schema, self.num_envs, self.device)
         self._is_plain = schema.is_flat and not extra
         self._random = Randomness(seed)
         self.sampler = instance("sampler", Uniform() if sampler is None else sampler, "start")
@@ -206,12 +212,12 @@ class ReplayBuffer:
     @property
     def stats(self) -> EpisodeStats | None:
         """The statistics that every transition is counted in."""
-        return self._listeners.stats
+        return self._observers.stats
 
     @property
     def norm(self) -> dict[str | Path, RunningNorm]:
         """The norms that take in every transition, by field or path."""
-        return self._listeners.norm
+        return self._observers.norm
 
     def _mend(self) -> None:
         """A process died that had the lock: make a buffer again of what it left."""
@@ -266,7 +272,7 @@ class ReplayBuffer:
             nexts, reward, terminated, truncated = true_next_obs(step, self.autoreset, self._schema, lead, self.device)
             info = unpack_step(step, self.autoreset)[4]
             leaves = self._given.leaves((obs, action, reward, terminated, truncated), extra)
-            measured = self._listeners.measured(info, lead, self.autoreset)
+            measured = self._observers.measured(info, lead, self.autoreset)
             doubt = self._write(leaves, nexts, envs, measured=measured)
         if doubt is not None:
             speak(doubt)
@@ -291,7 +297,7 @@ class ReplayBuffer:
         """The current episodes were abandoned: the coming observation starts a new one."""
         with self._lock:
             self.storage.cut(self._envs(env_ids))
-            self._listeners.restarted(env_ids)
+            self._observers.restarted(env_ids)
 
     def clear(self) -> None:
         """Forget every row, priority and open episode; ids go on, and pending resets are remembered.
@@ -358,7 +364,7 @@ class ReplayBuffer:
         measured: Mapping[str, Any] = _NOTHING,
     ) -> str | None:
         """Write a step or a block; returns what looks like a mistake, once, and then has written nothing."""
-        observers, storage = self._listeners, self.storage
+        observers, storage = self._observers, self.storage
         told = observed_block(storage.memory, observers, leaves, envs, steps) if observers.columns else None
         if self._keeper is not None:
             self._keeper.expect(steps or 1)
@@ -499,6 +505,60 @@ class ReplayBuffer:
 
     # Saving
 
+    @property
+    def beside_rows(self) -> dict[str, Any]:
+        """The parts of this buffer beside its rows and its sampler, by their names in files."""
+        return {"random": self._random, "listeners": self._observers, "staged": self._given}
+
+    @classmethod
+    def from_config(cls, config: Node, saved: Saved, **changes: Any) -> ReplayBuffer:
+        """An empty buffer of this config, but for `changes` that are not None: device, capacity, sampler."""
+        require_backing(config, saved, changes.get("capacity"))
+        replay = cls(**settings_from(config, saved, changes))
+        if replay.storage.memory.room.is_found:
+            replay.close()
+            remedy = "Load into an empty folder; relive.load(folder) reopens the buffer that is there."
+            expected, got = "an empty folder for disk memory", "a folder that holds a buffer"
+            raise IncompatibleCheckpoint(explain("device", expected, got, remedy))
+        return replay
+
+    def config(self) -> dict[str, Any]:
+        """How an equal, empty buffer is made, as JSON; also of one that has no arrays yet."""
+        trees = self._schema.config()
+        return {
+            "capacity": self.capacity,
+            "num_envs": self.num_envs,
+            **{name: trees.pop(name) for name in ("obs", "action", "reward")},
+            "extra": {name: tree for name, tree in trees.items() if name not in ("terminated", "truncated")},
+            "next_obs": self._next_obs,
+            "autoreset": None if self.autoreset is None else self.autoreset.name,
+            "device": str(self.device),
+            "sampler": config_of(self.sampler),
+            "listeners": self._observers.config(),
+        }
+
+    def state(self) -> State:
+        """Everything that changes, but for the rows; the tensors share memory."""
+        memory = self.storage.memory
+        beside = {name: part.state() for name, part in self.beside_rows.items()}
+        rest = State.of_parts({"sampler": ({}, self.run.saved()), **beside, "memory": ({"name": memory.room.name}, {})})
+        ring = memory.state()
+        return State({**ring.values, **rest.values}, {**ring.arrays, **rest.arrays})
+
+    def rows(self) -> Rows:
+        """The rows that will never change."""
+        return self.storage.memory.complete_rows()
+
+    def load_state(self, saved: Saved) -> None:
+        """Become what was saved, but for the rows; a CorruptCheckpoint says what no such buffer can have been."""
+        memory = self.storage.memory
+        moved = memory.load_state(saved, saved.config.entry("capacity").integer(1) // memory.ring.num_envs)
+        self.storage.found()
+        resume(self.run, self.sampler, memory, saved.part("sampler"), moved)
+        self._random.load_state(saved.part("random"))
+        self._observers.load_state(saved.part_without_values("listeners"))
+        self._given.load_state(saved.part("staged"))
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, for `load_state_dict` of a buffer made alike; the tensors share its memory.
 
@@ -511,7 +571,7 @@ class ReplayBuffer:
                 "draws": {name: alias(tensor) for name, tensor in self.run.saved().items()},
                 "random": self._random.snapshot(),
                 "staged": dict(self._given.staged),
-                "listeners": self._listeners.snapshot(),
+                "listeners": self._observers.snapshot(),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -532,7 +592,7 @@ class ReplayBuffer:
                 self.run.resume(state["draws"])
                 self._random.restore(state["random"])
                 self._given.staged = staged
-                self._listeners.restore(state["listeners"])
+                self._observers.restore(state["listeners"])
 
     def _verified(self, state: Any) -> tuple[RowMemory, Staged]:
         """The memory and the staged fields of a state, every part of which could be that of this buffer."""
@@ -550,7 +610,7 @@ class ReplayBuffer:
         trial.check()
         verify_draws(self.sampler, trial, state["draws"])
         verify_state(state["random"])
-        self._listeners.verify(state["listeners"])
+        self._observers.verify(state["listeners"])
         return trial.memory, self._given.verified(state["staged"])
 
     def _refilled(self) -> AbstractContextManager[None]:
@@ -579,7 +639,7 @@ class ReplayBuffer:
         with self._lock:
             self.storage.check()
             self._given.check()
-            self._listeners.check()
+            self._observers.check()
             self._random.check()
             if self.storage.memory.has_values:
                 self.run.check()

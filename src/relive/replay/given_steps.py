@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +13,9 @@ from relive.errors import SchemaError, explain
 from relive.fields.conversion import as_tensor, dotted, light, refuse_reused_leaves
 from relive.fields.invariants import require, require_form
 from relive.fields.schema import given_shape
+from relive.memory.saved import Saved, State
 from relive.replay.row_memory import RowMemory
-from relive.statistics.observers import Listeners
+from relive.statistics.observers import Observers
 
 Staged = dict[str, tuple[torch.Tensor, ...]]
 
@@ -82,6 +84,23 @@ class GivenSteps:
         refuse_reused_leaves(schema, *([_first_row(leaf) for leaf in group] for group in pair))
         return leaves, nexts, shape[0]
 
+    def state(self) -> State:
+        """Fields that wait for the rest of their step."""
+        arrays = {f"{name}.{i}": leaf for name, leaves in self.staged.items() for i, leaf in enumerate(leaves)}
+        return State({"names": list(self.staged)}, arrays)
+
+    def load_state(self, saved: Saved) -> None:
+        """Become what was saved."""
+        memory, columns = self._memory, self._schema.columns
+        given = (math.prod(given_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
+        arrays = saved.tensors(memory.ring.num_envs * sum(given))
+        for node in saved.values.entry("names").items(1 << 10):
+            name = node.text()
+            if name not in columns:
+                raise node.wrong("a declared field")
+            leaves = ((i, arrays.get(f"{name}.{place}")) for place, i in enumerate(columns[name]))
+            self.staged[name] = tuple(memory.conform(i, leaf, memory.lead) for i, leaf in leaves)
+
     def check(self) -> None:
         """Verify that what waits for the rest of its step is what the schema declares."""
         schema, memory = self._schema, self._memory
@@ -108,7 +127,7 @@ class GivenSteps:
 
 
 def observed_block(
-    memory: RowMemory, observers: Listeners, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
+    memory: RowMemory, observers: Observers, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
 ) -> tuple[dict[int, Any], Any]:
     """What observers are told of a write, checked before it: their leaves [T, K, …], and which are transitions."""
     lead = memory.lead_of(envs, steps)

@@ -11,7 +11,10 @@ from relive.errors import SchemaError, explain
 from relive.fields.conversion import conform, dotted, forms, misplaced, refuse_reused_leaves, true_flags
 from relive.fields.schema import Field, Schema, Stacked, given_shape
 from relive.memory import Heap, Room
+from relive.memory.rows import Rows
+from relive.memory.saved import Saved, State
 from relive.replay.invariants import check_memory
+from relive.replay.loading import Moved, load_ring
 from relive.replay.ring import Ring
 
 
@@ -153,7 +156,35 @@ class RowMemory:
         """What to say of a value that fits its leaf and cannot be read all the same."""
         return misplaced((*map(dotted, self.schema.paths), *map(dotted, self.next_paths))[leaf])
 
-    # Verifying
+    # Saving
+
+    def state(self) -> State:
+        """The ring, and the newest observations: they wait in rows that are not complete, and so are no rows yet."""
+        pending = self.ring.pending()
+        waiting = {f"obs{i}": self.leaves[i].flatten(0, 1)[pending] for i in self.observed}
+        return State.of_parts({"ring": ({"broken": int(self.broken)}, self.ring.state), "pending": ({}, waiting)})
+
+    def load_state(self, saved: Saved, rows: int) -> Moved | None:
+        """Become what was saved of a memory of so many rows; returns where its rows lie now if there are other many."""
+        ring = self.ring
+        # Everything but the rows of an environment is as it was, so that its slots were as many more or fewer.
+        moved = load_ring(ring, saved.part("ring"), ring.slots + rows - self.rows)
+        self.broken.fill_(saved.part("ring").values.entry("broken").integer())
+        pending, waiting = ring.pending(), saved.part("pending")
+        for i in self.observed:
+            leaf = self.leaves[i].flatten(0, 1)
+            leaf[pending] = waiting.array(f"obs{i}", leaf[: ring.num_envs]).to(self.device)
+        return moved
+
+    def complete_rows(self) -> Rows:
+        """The rows that are complete, and will never change."""
+        tensors = {f"column{i}": leaf for i, leaf in enumerate(self.leaves)}
+        tensors |= {f"next{i}": leaf for i, leaf in enumerate(self.next_leaves)}
+        ring = self.ring
+        if not self.has_values:
+            return Rows(tensors, *(torch.zeros(ring.num_envs, dtype=torch.int64) for _ in range(2)))
+        oldest = torch.maximum(ring.newest() - ring.slots + 1, ring.floor).clamp(min=0)
+        return Rows(tensors, torch.minimum(oldest, ring.head).cpu(), ring.head.cpu().clone())
 
     def check(self) -> None:
         """Verify that the leaves are as declared, and that the ring holds whole transitions of whole episodes."""

@@ -15,6 +15,7 @@ from relive.fields.conversion import overlaps
 from relive.fields.schema import Path
 from relive.kernels.reader import Following, Reader
 from relive.kernels.sequence_reader import SequenceReader
+from relive.kernels.shuffling import permutation, shuffled
 from relive.randomness import Randomness
 
 Read = Callable[[torch.Tensor, int, int], TensorDict]
@@ -31,8 +32,8 @@ def read_in_batches(where: str, total: int, size: int, drop_last: bool, expected
 def order_of(rows: torch.Tensor | int, shuffle: bool, random: Randomness, device: torch.device) -> Callable[[], Any]:
     """Gives these rows, or all below a number, in the order of an epoch."""
     if isinstance(rows, int):
-        return partial(random.permutation if shuffle else torch.arange, rows, device=device)
-    return partial(random.shuffled, rows) if shuffle else lambda: rows
+        return partial(permutation, rows, random, device) if shuffle else partial(torch.arange, rows, device=device)
+    return partial(shuffled, rows, random) if shuffle else lambda: rows
 
 
 def read_fresh(source: Following[Reader] | Following[SequenceReader], paths: list[Path], batched: bool) -> Read:

@@ -39,7 +39,7 @@ from relive.rollout.step_writer import StepWriter
 from relive.rollout.storage import Storage
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
-from relive.statistics.observers import Listeners
+from relive.statistics.observers import Observers
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -129,7 +129,7 @@ class RolloutBuffer:
         self._carries = SparseCarries(schema, num_steps, num_envs or 1, self.device, self._resets.next_step)
         self._columns = Columns(self._storage, self._carries, num_steps + 1)
         self._attached = self._columns.attached
-        self._listeners = Listeners(stats, norm, schema, self.num_envs, self.device)
+        self._listeners = Observers(stats, norm, schema, self.num_envs, self.device)
         self._expect(value=True, log_prob=True)
         self._empty()
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import conform, environments, host_view, restored
+from relive.fields.conversion import conform, device_of, environments, host_view, restored
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import Field, positive
 from relive.fields.vocabulary import answers
-from relive.memory import device_of
+from relive.memory.saved import Saved, State
 
 _NUMBER, _FLAG = Field((), torch.float64), Field((), torch.bool)
 _FITS = {torch.float64: {np.dtype(np.float32), np.dtype(np.float64)}, torch.bool: {np.dtype(np.bool_)}}
@@ -267,6 +267,20 @@ class EpisodeStats:
             self._tensors = {name: tensor.to(there) for name, tensor in self._tensors.items()}
             self._bind()
         return self
+
+    def config(self) -> dict[str, Any]:
+        """How equal statistics of as many environments are made, as JSON."""
+        return {"window": self.window, "metrics": list(self.metrics), "reasons": list(self.reasons)}
+
+    def state(self) -> State:
+        """Everything that steps change, as tensors of its own."""
+        return State({}, self.snapshot())
+
+    def load_state(self, saved: Saved) -> None:
+        """Continue from a saved state of statistics with the same arguments."""
+        with self._lock:
+            self._tensors = saved.arrays_like(self._tensors)
+            self._bind()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Everything that steps change, as tensors of its own."""

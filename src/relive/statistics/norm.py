@@ -10,10 +10,10 @@ import torch
 
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import positive
-from relive.fields.conversion import as_tensor, conform, restored
+from relive.fields.conversion import as_tensor, conform, device_of, restored
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import DTYPES, Field, Path
-from relive.memory import device_of
+from relive.memory.saved import Saved, State
 
 _FLAG = Field((), torch.bool)
 _MOST_ROWS = 2.0**53
@@ -213,7 +213,7 @@ class RunningNorm:
         return self.var.sqrt()
 
     def check(self) -> None:
-        """Verify that the moments are some of as many rows as were counted; of NaN they are NaN."""
+        """Verify that the moments are consistent with the row count; NaN inputs give NaN."""
         for name, tensor in self._state.items():
             require_form(f"norm: {name}", tensor, () if name == "count" else self.shape, torch.float64, self.device)
         if self.device.type == "meta":  # which has no values to look at
@@ -239,6 +239,19 @@ class RunningNorm:
         with self._lock:
             self._state = {name: tensor.to(there) for name, tensor in self._state.items()}
         return self
+
+    def config(self) -> list[Any]:
+        """How an equal norm that has seen no row is made, as JSON."""
+        return [list(self.shape), self.eps, self.clip]
+
+    def state(self) -> State:
+        """Everything that rows change, as tensors of its own."""
+        return State({}, self.snapshot())
+
+    def load_state(self, saved: Saved) -> None:
+        """Continue from a saved state of a norm of the same shape."""
+        with self._lock:
+            self._state = saved.arrays_like(self._state)
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Everything that rows change, as tensors of its own."""

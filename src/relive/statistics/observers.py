@@ -1,4 +1,4 @@
-"""Who is told of every step that a buffer stores: the statistics of episodes, and the norms of fields."""
+"""The observers of a buffer, told of every step that it stores: statistics of episodes, and norms of fields."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from gymnasium.vector import AutoresetMode
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import told_by_info
 from relive.fields.conversion import dotted, forms, light
+from relive.fields.declarations import path_of
 from relive.fields.invariants import require
 from relive.fields.schema import Field, Path, Schema, given_shape
+from relive.memory.documents import Node
+from relive.memory.saved import Saved, State
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 
 _STEP = ("reward", "terminated", "truncated")
 
 
-class Listeners:
+class Observers:
     """The statistics and norms of one buffer. They are moved to its device, and told of valid transitions only."""
 
     def __init__(
@@ -107,19 +110,33 @@ class Listeners:
         whole[envs] = values
         return whole
 
-    def snapshot(self) -> dict[str, torch.Tensor]:
+    def config(self) -> dict[str, Any]:
+        """How equal statistics and norms are made, as JSON."""
+        norms = [[[path] if isinstance(path, str) else list(path), *norm.config()] for path, norm in self.norm.items()]
+        return {"stats": None if self.stats is None else self.stats.config(), "norm": norms}
+
+    def state(self) -> State:
         """What the steps have changed in all of them."""
-        found = {} if self.stats is None else _prefixed("stats", self.stats.snapshot())
-        for i, norm in enumerate(self.norm.values()):
-            found |= _prefixed(f"norm{i}", norm.snapshot())
-        return found
+        return State({}, State.of_parts({name: one.state() for name, one in self._parts().items()}).arrays)
+
+    def load_state(self, saved: Saved) -> None:
+        """Continue counting from a saved state."""
+        for name, one in self._parts().items():
+            one.load_state(saved.part_without_values(name))
+
+    def _parts(self) -> dict[str, EpisodeStats | RunningNorm]:
+        """Each of them, by its name in a state."""
+        stats: dict[str, EpisodeStats | RunningNorm] = {} if self.stats is None else {"stats": self.stats}
+        return stats | {f"norm{i}": norm for i, norm in enumerate(self.norm.values())}
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """See `state`."""
+        return self.state().arrays
 
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
-        """Go on counting where a snapshot was."""
-        if self.stats is not None:
-            self.stats.restore(_under("stats", snapshot))
-        for i, norm in enumerate(self.norm.values()):
-            norm.restore(_under(f"norm{i}", snapshot))
+        """Go back to a snapshot."""
+        for name, one in self._parts().items():
+            one.restore(_under(name, snapshot))
 
     def verify(self, snapshot: Any) -> None:
         """Raise if a snapshot is not one of listeners like these, or holds what no steps could have told them."""
@@ -147,6 +164,32 @@ class Listeners:
         """These environments (or all) begin anew: what they were doing is no episode."""
         if self.stats is not None:
             self.stats.cut(env_ids)
+
+
+def observers_of(config: Node, saved: Saved, num_envs: int | None) -> dict[str, Any]:
+    """The statistics and norms that `config` describes, as arguments of a buffer with this state.
+
+    Each has its numbers in the state, or is not made: a size that is only claimed takes no memory.
+    """
+    stats = config.entry("stats").optional()
+    norms = dict(_norm_of(node, saved, i) for i, node in enumerate(config.entry("norm").items(1 << 10)))
+    return {"stats": None if stats is None else _stats_of(stats, saved, num_envs), "norm": norms}
+
+
+def _stats_of(config: Node, saved: Saved, num_envs: int | None) -> EpisodeStats:
+    window = config.entry("window").integer(1, 1 << 32)
+    saved.require("stats.ring", (window + 1,))
+    saved.require("stats.open", (None, num_envs or 1), only_lead=False)
+    metrics, reasons = ([name.text() for name in config.entry(key).items(1 << 10)] for key in ("metrics", "reasons"))
+    return EpisodeStats(num_envs, window, metrics, reasons)
+
+
+def _norm_of(config: Node, saved: Saved, number: int) -> tuple[Path, RunningNorm]:
+    path, shape, eps, clip = config.parts(4)
+    saved.require(f"norm{number}.mean", shape.shape())
+    bound = clip.optional()
+    bounded = None if bound is None else bound.number()
+    return path_of(path), RunningNorm(shape.shape(), eps=eps.number(), clip=bounded)
 
 
 def _fields_of(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
@@ -197,10 +240,6 @@ def _column_of(path: str | Path, schema: Schema, norm: RunningNorm) -> int:
     if norm.shape != shape:
         raise SchemaError(explain(where, f"shape {shape}", norm.shape, f"Pass RunningNorm({shape})."))
     return column
-
-
-def _prefixed(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

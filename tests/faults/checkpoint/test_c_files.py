@@ -22,7 +22,7 @@ import torch
 
 import relive as rl
 from relive.checkpoint import check
-from relive.checkpoint.contents import path_of
+from relive.fields.declarations import path_of
 from relive.memory.documents import Node
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.faults.checkpoint.disk import old_checkpoint

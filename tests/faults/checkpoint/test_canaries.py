@@ -12,7 +12,7 @@ import pytest
 
 import relive as rl
 from relive.checkpoint import replay as replay_files
-from relive.checkpoint.vault import Vault
+from relive.checkpoint.archive import Archive
 from relive.memory.files import Files
 from tests.checkpoint.traffic import equal
 from tests.faults.checkpoint import test_a_crashes as a
@@ -27,7 +27,7 @@ Broken = tuple[type, str, Callable[..., Any]]
 def _nothing(*_: Any) -> None: ...
 
 
-def _written_in_place(self: Vault, name: str, parts: Iterable[Any]) -> None:
+def _written_in_place(self: Archive, name: str, parts: Iterable[Any]) -> None:
     """Without tmp/ and rename."""
     file = self.files.create(name)
     for part in parts:
@@ -36,7 +36,7 @@ def _written_in_place(self: Vault, name: str, parts: Iterable[Any]) -> None:
     self.files.close(file)
 
 
-def _commit(self: Vault, manifest: Any) -> None:
+def _commit(self: Archive, manifest: Any) -> None:
     """The manifest, and the folders of the data after it."""
     from relive.checkpoint.manifest import dump  # noqa: PLC0415
 
@@ -44,10 +44,10 @@ def _commit(self: Vault, manifest: Any) -> None:
     self.files.sync_folder("manifests")
 
 
-_put = Vault.put
+_put = Archive.put
 
 
-def _collecting_put(self: Vault, *arguments: Any) -> Any:
+def _collecting_put(self: Archive, *arguments: Any) -> Any:
     """Removes old checkpoints before the new one is there."""
     for number in self.numbers():
         self.files.remove(f"manifests/{number:08}.json")
@@ -58,8 +58,8 @@ def _collecting_put(self: Vault, *arguments: Any) -> Any:
 POWER: dict[str, Broken] = {
     "files are not synchronised": (Files, "sync", _nothing),
     "folders are not synchronised": (Files, "sync_folder", _nothing),
-    "the manifest before the data": (Vault, "commit", _commit),
-    "collected before committed": (Vault, "put", _collecting_put),
+    "the manifest before the data": (Archive, "commit", _commit),
+    "collected before committed": (Archive, "put", _collecting_put),
 }
 
 
@@ -83,22 +83,22 @@ def test_the_power_check_goes_red(name: str, tmp_path: Path, monkeypatch: pytest
 def test_the_interrupt_check_goes_red_on_files_written_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Vault, "_place", _written_in_place)
+    monkeypatch.setattr(Archive, "_place", _written_in_place)
     with pytest.raises((AssertionError, rl.CheckpointError)):
         a.interrupt_saves(tmp_path, 20, 0)
 
 
 def test_the_bit_check_goes_red_without_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unchecked(self: Vault, folder: str, file: Any) -> Any:
+    def unchecked(self: Archive, folder: str, file: Any) -> Any:
         yield (self.root / folder / file.name).read_bytes()
 
-    monkeypatch.setattr(Vault, "read", unchecked)
+    monkeypatch.setattr(Archive, "read", unchecked)
     with pytest.raises((pytest.fail.Exception, AssertionError)):
         c.flip_bits(tmp_path, 2_000, 0)
 
 
 def test_the_length_check_goes_red_without_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Vault, "require_files", _nothing)
+    monkeypatch.setattr(Archive, "require_files", _nothing)
     with pytest.raises((pytest.fail.Exception, AssertionError)):
         c.test_a_file_of_another_length_is_named("prioritized", tmp_path)
 

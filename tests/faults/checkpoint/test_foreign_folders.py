@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import relive as rl
-from relive.checkpoint.vault import Vault
+from relive.checkpoint.archive import Archive
 from tests.checkpoint.traffic import KINDS, digest, equal
 
 THEIRS = ("tmp/thesis.tex", "state/optimizer.pt", "segments/video.mp4", "manifests/notes.txt", "model.pt", "FORMAT")
@@ -100,5 +100,5 @@ def test_a_linked_manifest_is_not_removed(tmp_path: Path) -> None:
     put(tmp_path / "outside.json")
     (tmp_path / "root" / "manifests" / "00000002.json").symlink_to(tmp_path / "outside.json")
     buffer.save(tmp_path / "root", keep=1)
-    assert Vault(tmp_path / "root").numbers() == [2, 3]
+    assert Archive(tmp_path / "root").numbers() == [2, 3]
     assert (tmp_path / "outside.json").exists()

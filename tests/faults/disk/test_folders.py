@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import relive as rl
+from relive.checkpoint.reopening import peek
 from relive.cli import main
 from relive.memory.disk.records import newest
-from relive.memory.disk.reopening import peek
 from tests.faults.disk.writer import Layout, Story, verify, write
 from tests.faults.processes import apart
 from tests.tiers import select

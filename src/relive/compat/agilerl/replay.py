@@ -12,6 +12,7 @@ import relive as rl
 from relive.compat.agilerl.trees import MinSegmentTree, SumSegmentTree
 from relive.errors import SchemaError, explain
 from relive.fields.schema import Field, positive
+from relive.kernels.shuffling import shuffled
 from relive.randomness import Randomness
 from relive.replay.samplers import Sampler
 
@@ -125,7 +126,7 @@ class ReplayBuffer:
         size, count = len(core), positive("batch_size", min(batch_size, len(core)))
         oldest = self._written - size
         if size < _DISTINCT_BELOW:
-            rows = self._random.shuffled(torch.arange(oldest, self._written, device=core.device))[:count]
+            rows = shuffled(torch.arange(oldest, self._written, device=core.device), self._random)[:count]
         else:
             rows = oldest + self._random.below(torch.tensor(size, device=core.device), count)
         batch = core[rows]

@@ -16,6 +16,7 @@ from relive.compat.agilerl.spaces import by_env, num_actions, observation, obser
 from relive.errors import NotReadyError, explain
 from relive.fields.conversion import conform
 from relive.fields.schema import Field, positive
+from relive.kernels.shuffling import shuffled
 from relive.randomness import Randomness
 
 _NAMES = {
@@ -271,7 +272,7 @@ class RolloutBuffer:
             (batch,) = self._in_time().minibatches(self.size(), shuffle=False, fields=names.values())
         else:
             steps = torch.arange(self.size(), device=self.core.device)
-            drawn = self._random.shuffled(steps)[: positive("batch_size", batch_size)]
+            drawn = shuffled(steps, self._random)[: positive("batch_size", batch_size)]
             batch = self._stored().data.select(*names.values()).reshape(-1)[drawn]
         columns = {theirs: batch[ours] for theirs, ours in names.items()}
         return TensorDict(columns, batch_size=batch.batch_size)
@@ -334,7 +335,7 @@ class RolloutBuffer:
                 f"using batch_size = {total}.",
                 stacklevel=2,
             )
-        for which in self._random.shuffled(torch.arange(total)).split(min(batch_size, total)):
+        for which in shuffled(torch.arange(total), self._random).split(min(batch_size, total)):
             yield self._prepared.minibatch(which, self.unpadded_data)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from relive.checkpoint.vault import unreadable
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
 from relive.locking import Closed
-from relive.memory.disk.records import NAMES, Record, newest
-from relive.memory.files import Files
+from relive.memory.disk.records import NAMES, READERS, Record, newest
+from relive.memory.documents import reader_of
+from relive.memory.files import Files, unreadable
 
 FORMAT = "FORMAT"
 HEADER = b"recollect disk memory 1\n"
@@ -299,11 +299,8 @@ def is_made(files: Files) -> bool:
         found = files.read(file, 64)
     finally:
         files.close(file)
-    if found == HEADER:
-        return True
-    newer = re.fullmatch(rb"recollect disk memory ([0-9]{1,9})\n", found)
-    if newer is not None and int(newer[1]) > 1:
-        raise IncompatibleCheckpoint(
-            explain(FORMAT, "format 1 at most", int(newer[1]), "Use a newer version of relive.")
-        )
-    raise CorruptCheckpoint(explain(FORMAT, repr(HEADER.decode()), repr(found), "Pass a folder of disk memory."))
+    said = re.fullmatch(rb"recollect disk memory ([0-9]{1,9})\n", found)
+    if said is None:
+        raise CorruptCheckpoint(explain(FORMAT, repr(HEADER.decode()), repr(found), "Pass a folder of disk memory."))
+    reader_of(FORMAT, int(said[1]), READERS)
+    return True

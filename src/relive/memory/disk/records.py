@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relive.checkpoint.contents import Read, array_of, bytes_of
-from relive.checkpoint.vault import unreadable
 from relive.errors import CheckpointError, CorruptCheckpoint, explain
 from relive.memory.documents import (
     CHUNK,
@@ -22,12 +20,14 @@ from relive.memory.documents import (
     arrays_of,
     from_json,
     list_of,
+    reader_of,
     require_wrapping,
     to_json,
+    version_of,
     wrapped,
 )
-from relive.memory.files import Files
-from relive.memory.saved import Arrays, Stored
+from relive.memory.files import Files, unreadable
+from relive.memory.saved import Arrays, Saved, Stored, array_of, bytes_of
 
 NAMES = ("commit0", "commit1")
 _MOST_BYTES = 1 << 30
@@ -62,10 +62,11 @@ class Record:
         return NAMES[self.number % 2]
 
     @property
-    def read(self) -> Read:
-        """The same for those who put a buffer together again."""
+    def saved(self) -> Saved:
+        """The state of the buffer, as the file claims it."""
         assert isinstance(self.arrays, Stored)
-        return Read(Node(f"{self.name}: config", self.config), Node(f"{self.name}: values", self.values), self.arrays)
+        config, values = Node(f"{self.name}: config", self.config), Node(f"{self.name}: values", self.values)
+        return Saved(values, self.arrays, config=config)
 
 
 def dump(record: Record) -> bytes:
@@ -95,6 +96,11 @@ def dump(record: Record) -> bytes:
 
 def parse(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Record:
     """The record in a file of `nbytes`, whose bytes `read_at(count, offset)` gives."""
+    version = version_of(where, read_at(_LONGEST_HEADER, 0).partition(b"\n")[0])
+    return reader_of(where, version, READERS)(where, read_at, nbytes)
+
+
+def _format_1(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Record:
     start = _require_whole(where, read_at, nbytes)
     head, found, _ = read_at(MOST_BYTES + 1, start).partition(b"\n")
     if not found or len(head) > MOST_BYTES:
@@ -120,6 +126,10 @@ def parse(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> Reco
         values.value,
         arrays,
     )
+
+
+READERS: dict[int, Callable[[str, Callable[[int, int], bytes], int], Record]] = {1: _format_1}
+"""Who reads a record, by its format: `reader(where, read_at, nbytes)`."""
 
 
 def _require_whole(where: str, read_at: Callable[[int, int], bytes], nbytes: int) -> int:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
-from relive.checkpoint.contents import Read, bytes_of, describe_listeners, restore_listeners, restore_random
-from relive.checkpoint.replay import check_ring, restore_staged, resume_sampler
 from relive.errors import CorruptCheckpoint, InvariantError, SchemaError, explain
 from relive.memory.disk.records import Record
+from relive.memory.saved import Saved, bytes_of
 from relive.replay.buffer import ReplayBuffer
+from relive.replay.loading import check_ring
 from relive.replay.ring import TRANSITION, Ring
+from relive.replay.samplers.registry import resume
 from relive.replay.store import DurableStore, durable
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -29,7 +30,7 @@ def restored(buffer: ReplayBuffer, record: Record, checksum: Callable[[], int], 
     storage = durable(buffer.storage)
     ring = storage.memory.ring
     try:
-        read = record.read
+        read = record.saved
         _check_flags(ring)
         if record.is_closed:
             _require_closed(ring, read, checksum() == record.checksum)
@@ -43,17 +44,18 @@ def restored(buffer: ReplayBuffer, record: Record, checksum: Callable[[], int], 
         raise CorruptCheckpoint(f"{record.name}: the arrays are invalid. {error}") from error
 
 
-def _resume(buffer: ReplayBuffer, read: Read, record: Record, resumes: bool) -> None:
+def _resume(buffer: ReplayBuffer, read: Saved, record: Record, resumes: bool) -> None:
     """Everything that is not in the arrays goes on from the commit."""
     if not buffer.run.beside_rows:
-        resume_sampler(buffer, read)
+        resume(buffer.run, buffer.sampler, buffer.storage.memory, read.part("sampler"))
     buffer.run.mended()
+    random, observers, staged = buffer.beside_rows.values()
     if resumes:
-        restore_random(buffer._random, read.part("random"), devices=False)
-    if describe_listeners(buffer._listeners) == record.config.get("listeners"):
-        restore_listeners(buffer._listeners, read)
+        random.load_state(read.part("random"))
+    if observers.config() == record.config.get("listeners"):
+        observers.load_state(read.part_without_values("listeners"))
     if record.is_closed:
-        restore_staged(buffer, read)
+        staged.load_state(read.part("staged"))
 
 
 def _check_flags(ring: Ring) -> None:
@@ -63,7 +65,7 @@ def _check_flags(ring: Ring) -> None:
             raise CorruptCheckpoint(explain("ring", "flags of 0 and 1", got, "Copy the folder again."))
 
 
-def _require_closed(ring: Ring, read: Read, is_same: bool) -> None:
+def _require_closed(ring: Ring, read: Saved, is_same: bool) -> None:
     assert ring.journal is not None
     heads = all(torch.equal(getattr(ring, name), _saved(ring, read, name)) for name in ("head", "open", "floor"))
     if not (is_same and heads and not bool(ring.journal.any())):
@@ -71,11 +73,11 @@ def _require_closed(ring: Ring, read: Read, is_same: bool) -> None:
         raise CorruptCheckpoint(explain("arrays", "the contents at close()", "files that were changed since", remedy))
 
 
-def _saved(ring: Ring, read: Read, name: str) -> torch.Tensor:
+def _saved(ring: Ring, read: Saved, name: str) -> torch.Tensor:
     return read.array(f"ring.{name}", getattr(ring, name))
 
 
-def _recover(storage: DurableStore, read: Read, record: Record) -> None:
+def _recover(storage: DurableStore, read: Saved, record: Record) -> None:
     """After a kill all that was stored is there, but for the step that was being written.
 
     Where that is not what is found, as after a loss of power, the rings go back to the last commit. Doing it twice, or

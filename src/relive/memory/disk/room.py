@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from relive.checkpoint.contents import Contents, bytes_of
-from relive.checkpoint.replay import config_of, take_beside
 from relive.errors import CheckpointError, explain
 from relive.memory.disk.folder import ROWS, Door, Folder
 from relive.memory.disk.records import Record, dump
 from relive.memory.disk.recovery import boot, marks_of, restored
+from relive.memory.saved import State, bytes_of
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import MOST_ROWS
 from relive.replay.store import durable
@@ -75,7 +74,6 @@ class DiskRoom:
 
     def _plan(self, buffer: ReplayBuffer) -> None:
         """How many rows an environment gets between commits, and between the times that the disk is told to begin."""
-        self._store = durable(buffer.storage)
         step = max(buffer.nbytes // self._ring.slots, 1)
         usual = max(min(COMMIT_BYTES // step, self._ring.slots // 8), _FEWEST_ROWS)
         self._usual_reach = usual if self._every is None else max(self._every, MOST_ROWS)
@@ -124,14 +122,13 @@ class DiskRoom:
         self._until_behind = self._slots_behind
 
     def _record(self, buffer: ReplayBuffer, reach: int, is_closed: bool) -> Record:
-        state = Contents("ReplayBuffer", config_of(buffer))
         ring = self._ring
-        state.take("ring", ({}, {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}))
-        saved = {} if buffer.run.beside_rows else buffer.run.saved()
-        state.take("sampler", ({}, saved))
-        take_beside(buffer, state)
+        heads = {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}
+        drawn = {} if buffer.run.beside_rows else buffer.run.saved()
+        beside = {name: part.state() for name, part in buffer.beside_rows.items()}
+        state = State.of_parts({"ring": ({}, heads), "sampler": ({}, drawn), **beside})
         sums = marks_of(ring), self._checksum() if is_closed else 0
-        return Record(self._number + 1, boot(), is_closed, reach, *sums, state.config, state.values, state.arrays)
+        return Record(self._number + 1, boot(), is_closed, reach, *sums, buffer.config(), state.values, state.arrays)
 
     def _checksum(self) -> int:
         """Of everything that is no row, and has no checksum beside it."""
@@ -153,12 +150,14 @@ class DiskRoom:
 
     def _write_behind(self) -> None:
         """Let the disk begin to write what was added, and to read what is overwritten next."""
+        buffer = self._buffer()
+        assert buffer is not None
         slots, head = self._ring.slots, int(self._ring.head.max())
         first, last = max(self._behind, head - slots), head
         for array in self._folder.rows:
             step = array.tensor[0].nbytes
             for start, stop in _around(first, last, slots):
-                self._store.write_behind(array.file, start * step, (stop - start) * step)
+                durable(buffer.storage).write_behind(array.file, start * step, (stop - start) * step)
             if head >= slots:  # else there is nothing yet to be read
                 for start, stop in _around(head, head + min(2 * self._slots_behind, slots), slots):
                     _ask_for(array.memory, start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step)

@@ -10,6 +10,7 @@ import torch
 from relive.errors import NotReadyError, explain
 from relive.fields.invariants import require, require_all
 from relive.fields.vocabulary import worded
+from relive.kernels.shuffling import shuffled
 from relive.randomness import Randomness
 from relive.replay.samplers.protocol import Drawn, Draws
 from relive.replay.store import ReplayStore
@@ -60,7 +61,7 @@ class _Run(Draws):
         return Drawn(slots)
 
     def _begin(self) -> None:
-        self._ids, self._at = self._store.ids(self._random.shuffled(self._store.stored())), 0
+        self._ids, self._at = self._store.ids(shuffled(self._store.stored(), self._random)), 0
 
     def _next(self, count: int) -> torch.Tensor:
         """The next `count` rows of the epoch that are still stored, or the fewer that are left."""

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import errno
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from relive.checkpoint.manifest import File, Manifest, dump, parse
-from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, NoCheckpoint, explain
-from relive.memory.documents import CHUNK, FORMAT, MOST_BYTES, Array
-from relive.memory.files import FOLDERS, Files, Stamp
+from relive.checkpoint.checksums import Checksums, require_checksum
+from relive.checkpoint.manifest import READERS, File, Manifest, dump, parse
+from relive.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, explain
+from relive.memory.documents import CHUNK, FORMAT, MOST_BYTES, Array, reader_of
+from relive.memory.files import FOLDERS, Files, Stamp, unreadable
 
-_HEADER = f"recollect checkpoint {FORMAT}\n".encode()
-_MOMENTARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)
 _MOST_TOLD = 64
 _NUMBER = r"([0-9]{8}|[1-9][0-9]{8,17})"
 _MANIFEST = re.compile(rf"{_NUMBER}\.json")
@@ -32,7 +30,7 @@ _OWN = {
 """The names that saves give to files; a file of another name belongs to somebody else."""
 
 
-class Vault:
+class Archive:
     """The checkpoints below one root."""
 
     def __init__(self, root: Path, files: type[Files] = Files) -> None:
@@ -43,15 +41,14 @@ class Vault:
 
     @contextmanager
     def opened(self, needed: int) -> Iterator[None]:
-        """Be the only one who saves here, about `needed` bytes; what an interrupted save has left in tmp/ is swept."""
+        """Be the only one who saves here, about `needed` bytes; files of an interrupted save in tmp/ are removed."""
         try:
             self._refuse_foreign()
             self.files.make_root()
             with self.files.locked(exclusive=True):
-                self._sweep()
-                if "FORMAT" not in self.files.names(""):
-                    self._place("FORMAT", [_HEADER])
-                self._require_format()
+                self._remove_own("tmp", set())
+                if "FORMAT" not in self.files.names("") or self._require_format() < FORMAT:
+                    self._place("FORMAT", [_header(FORMAT)])
                 yield
         except OSError as error:
             raise self._refused(error, needed) from error
@@ -75,9 +72,6 @@ class Vault:
             return self.files.names(folder)
         except FileNotFoundError:
             return []
-
-    def _sweep(self) -> None:
-        self._remove_own("tmp", set())
 
     def _remove_own(self, folder: str, needed: set[str]) -> None:
         """Remove the files that saves have made in a folder, but for those that are needed."""
@@ -207,20 +201,19 @@ class Vault:
         except OSError as error:
             raise unreadable(str(self.root), error) from error
 
-    def _require_format(self) -> None:
+    def _require_format(self) -> int:
+        """The format that the folder says it has, one that can be read."""
         file = self.files.open("FORMAT")
         try:
             found = self.files.read(file, 64)
         finally:
             self.files.close(file)
-        if found == _HEADER:
-            return
-        newer = re.fullmatch(rb"recollect checkpoint ([0-9]{1,9})\n", found)
-        if newer is not None and int(newer[1]) > FORMAT:
-            remedy = "Load it with a newer version of relive."
-            raise IncompatibleCheckpoint(explain("FORMAT", f"format {FORMAT} at most", int(newer[1]), remedy))
-        place = f"FORMAT, bytes 0 to {len(found)}"
-        raise CorruptCheckpoint(explain(place, repr(_HEADER.decode()), repr(found), "Copy the folder again."))
+        said = re.fullmatch(rb"recollect checkpoint ([0-9]{1,9})\n", found)
+        if said is None:
+            place, expected = f"FORMAT, bytes 0 to {len(found)}", repr(_header(FORMAT).decode())
+            raise CorruptCheckpoint(explain(place, expected, repr(found), "Copy the folder again."))
+        reader_of("FORMAT", int(said[1]), READERS)
+        return int(said[1])
 
     def manifest(self, number: int) -> Manifest:
         """A checkpoint's manifest, checked for itself."""
@@ -262,11 +255,11 @@ class Vault:
         with self._readable(name) as opened:
             for i in range(len(file.checksums)):
                 piece = self.files.read(opened, min(CHUNK, file.nbytes - i * CHUNK))
-                self._require_checksum(name, file, i, piece)
+                require_checksum(name, file, i, piece)
                 yield piece
 
     def fill(self, folder: str, file: File) -> Callable[[int, memoryview], None]:
-        """What copies bytes of a file from an offset on, each after its checksum was found right."""
+        """What copies bytes of a file from an offset on, each after its checksum was found to be correct."""
         name = f"{folder}/{file.name}"
         last = -1, b""  # small arrays lie in one piece
 
@@ -275,7 +268,7 @@ class Vault:
             if last[0] != i:
                 with self._readable(name) as opened:
                     found = self.files.read_at(opened, min(CHUNK, file.nbytes - i * CHUNK), i * CHUNK)
-                self._require_checksum(name, file, i, found)
+                require_checksum(name, file, i, found)
                 last = i, found
             return last[1]
 
@@ -286,15 +279,6 @@ class Vault:
                 target, offset = target[len(part) :], offset + len(part)
 
         return fill
-
-    @staticmethod
-    def _require_checksum(name: str, file: File, i: int, piece: bytes) -> None:
-        expected = file.checksums[i]
-        if len(piece) != min(CHUNK, file.nbytes - i * CHUNK) or zlib.crc32(piece) != expected:
-            place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + len(piece)}"
-            remedy = "Load an older checkpoint, or copy this one again."
-            got = f"{zlib.crc32(piece):08x}"
-            raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", got, remedy))
 
     def stamp(self, file: File) -> Stamp:
         """That of a segment."""
@@ -316,44 +300,10 @@ class Vault:
             raise unreadable(name, error) from error
 
 
-def unreadable(where: str, error: OSError) -> CheckpointError:
-    """The error for a file that could not be read: damage of it, unless the reason is this process or this moment."""
-    if error.errno in _MOMENTARY:
-        remedy = "Nothing is known to be wrong with the file: close other files or free memory, and try again."
-        return CheckpointError(explain(where, "a file that can be opened now", error, remedy))
-    return CorruptCheckpoint(explain(where, "a file that can be read", error, "Copy it again."))
+def _header(version: int) -> bytes:
+    """The contents of the file FORMAT."""
+    return f"recollect checkpoint {version}\n".encode()
 
 
 def _name(number: int) -> str:
     return f"manifests/{number:08}.json"
-
-
-class Checksums:
-    """One for every `CHUNK` bytes that pass by."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._found: list[int] = []
-        self._current = 0
-
-    def count(self, part: memoryview | bytes) -> memoryview:
-        """Pass bytes on."""
-        rest = whole = memoryview(part).cast("B")
-        while len(rest):
-            room = CHUNK - self.nbytes % CHUNK
-            self._current = zlib.crc32(rest[:room], self._current)
-            self.nbytes += len(rest[:room])
-            rest = rest[room:]
-            if self.nbytes % CHUNK == 0:
-                self._end()
-        return whole
-
-    def _end(self) -> None:
-        self._found.append(self._current)
-        self._current = 0
-
-    def done(self) -> list[int]:
-        """All of them."""
-        if self.nbytes % CHUNK:
-            self._end()
-        return self._found

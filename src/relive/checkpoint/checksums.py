@@ -1,0 +1,49 @@
+"""A checksum for every few megabytes of a file. Nothing here knows torch."""
+
+from __future__ import annotations
+
+import zlib
+
+from relive.checkpoint.manifest import File
+from relive.errors import CorruptCheckpoint, explain
+from relive.memory.documents import CHUNK
+
+
+class Checksums:
+    """One for every `CHUNK` bytes that pass by."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._found: list[int] = []
+        self._current = 0
+
+    def count(self, part: memoryview | bytes) -> memoryview:
+        """Pass bytes on."""
+        rest = whole = memoryview(part).cast("B")
+        while len(rest):
+            room = CHUNK - self.nbytes % CHUNK
+            self._current = zlib.crc32(rest[:room], self._current)
+            self.nbytes += len(rest[:room])
+            rest = rest[room:]
+            if self.nbytes % CHUNK == 0:
+                self._end()
+        return whole
+
+    def _end(self) -> None:
+        self._found.append(self._current)
+        self._current = 0
+
+    def done(self) -> list[int]:
+        """All of them."""
+        if self.nbytes % CHUNK:
+            self._end()
+        return self._found
+
+
+def require_checksum(name: str, file: File, i: int, piece: bytes) -> None:
+    """The i-th piece of a file is whole, and its bytes are those that were written."""
+    expected = file.checksums[i]
+    if len(piece) != min(CHUNK, file.nbytes - i * CHUNK) or zlib.crc32(piece) != expected:
+        place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + len(piece)}"
+        remedy = "Load an older checkpoint, or copy this one again."
+        raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", f"{zlib.crc32(piece):08x}", remedy))

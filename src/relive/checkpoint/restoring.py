@@ -1,0 +1,93 @@
+"""A buffer again, of one checkpoint: structure and sizes are verified before memory is asked for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from relive.checkpoint.archive import Archive
+from relive.checkpoint.manifest import Manifest
+from relive.checkpoint.savable import KINDS
+from relive.checkpoint.saving import Base
+from relive.checkpoint.segments import read_rows, require_columns
+from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, InvariantError, SchemaError, explain
+from relive.fields.declarations import present
+from relive.memory import Memory
+from relive.memory.documents import Node
+from relive.memory.saved import MOST_OF_NOTE, Saved, Stored
+
+_OWN = {"name": "own"}
+"""The memory of buffers that were saved before there was any other."""
+
+Accept = Callable[[Any, Saved], None]
+"""Takes a buffer and its saved state; a CheckpointError says that this is not what it should be."""
+
+
+def restored(archive: Archive, manifest: Manifest, options: dict[str, Any], accept: Accept | None) -> Any:
+    """The buffer that was saved, but for what `options` change; a warning says what they changed."""
+    archive.require_files(manifest)
+    where = f"manifests/{manifest.number:08}.json"
+    if manifest.kind not in KINDS:
+        remedy = "Load it with the version of relive that saved it."
+        raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(KINDS)}", manifest.kind, remedy))
+    state = Stored(f"state/{manifest.state.name}", manifest.state.arrays, archive.fill("state", manifest.state))
+    config = Node(f"{where}: config", manifest.config)
+    saved = Saved(Node(f"{where}: values", manifest.values), state, config=config)
+    if options["device"] is not None:
+        present(Memory.of(options["device"]).device)
+    if options["capacity"] is not None and options["capacity"] == manifest.config.get("capacity"):
+        options = options | {"capacity": None}
+    try:
+        buffer = _filled(archive, manifest, saved, options)
+        if accept is not None:
+            accept(buffer, saved)
+    except MemoryError as error:
+        text = f"{where}: the buffer does not fit into the memory of this machine. {error}"
+        raise IncompatibleCheckpoint(text) from error
+    except SchemaError as error:  # what a buffer refuses to be made of
+        raise CorruptCheckpoint(f"{where}: the description of the buffer is invalid. {error}") from error
+    except InvariantError as error:  # what a buffer never is
+        raise CorruptCheckpoint(f"state/{manifest.state.name}: the contents are invalid. {error}") from error
+    for change in _changes(manifest, buffer, names_memory=options["device"] is not None):
+        warnings.warn(f"load: {change}", stacklevel=5)
+    return buffer
+
+
+def _filled(archive: Archive, manifest: Manifest, saved: Saved, options: dict[str, Any]) -> Any:
+    """A buffer with its state and its rows, every invariant of which holds."""
+    kind, config = KINDS[manifest.kind], saved.config
+    blank = kind.from_config(config, saved, sampler=options["sampler"], device="meta")
+    require_columns(manifest, kind.rows(blank))
+    buffer = kind.from_config(config, saved, **options)
+    saved.is_moved = str(buffer.device) != manifest.config.get("device")
+    with getattr(buffer, "_refilled", nullcontext)():
+        kind.load_state(buffer, saved)
+        if "note" in manifest.values:
+            saved.part("note").tensors(MOST_OF_NOTE)
+        saved.finish(manifest.kind)
+        rows = kind.rows(buffer)
+        segments = read_rows(archive, manifest, rows)
+    buffer.check()
+    if kind.config(buffer) == manifest.config:  # else its rows may lie elsewhere
+        buffer._checkpoint = Base(archive.root, manifest.lineage, manifest.number, segments, rows and rows.stop)
+    return buffer
+
+
+def _changes(manifest: Manifest, buffer: Any, *, names_memory: bool) -> list[str]:
+    """How the buffer differs from the saved one; `names_memory`: the caller has said which memory it is to be in."""
+    kind = KINDS[manifest.kind]
+    now, then = kind.config(buffer), manifest.config
+    changes = [
+        f"{name} {then[name]} became {now[name]}; draws will differ from those of the saved buffer."
+        for name in ("capacity", "device")
+        if name in then and then[name] != now[name]
+    ]
+    after = kind.state(buffer)[0].get("memory")
+    if names_memory and after is not None:
+        node = Node(f"manifests/{manifest.number:08}.json: values: memory", manifest.values.get("memory", _OWN))
+        before = node.entry("name").one_of(("own", "pinned", "shared", "disk"))
+        if before != after["name"]:
+            changes.append(f"{before} memory became {after['name']} memory.")
+    return changes

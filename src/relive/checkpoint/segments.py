@@ -1,0 +1,145 @@
+"""Reading rows: segment by segment, each verified while its bytes come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from relive.checkpoint.archive import Archive
+from relive.checkpoint.manifest import File, Manifest
+from relive.checkpoint.progress import watched
+from relive.errors import CorruptCheckpoint, explain
+from relive.kernels.reader import bits_of
+from relive.memory.documents import Array
+from relive.memory.files import Stamp
+from relive.memory.rows import Rows
+from relive.memory.saved import DTYPES, memory_of, require_flags
+
+_BLOCK = 1 << 22
+"""Bytes that are read at once where rows do not lie in order."""
+
+
+class Segment(NamedTuple):
+    """A file of rows that this process has written, or has read and verified."""
+
+    file: File
+    stop: torch.Tensor
+    """The rows [N] that it ends before."""
+    stamp: Stamp
+    """What the system said of it then."""
+
+
+def require_columns(manifest: Manifest, rows: Rows | None) -> None:
+    """The segments hold rows of just these columns, so that no memory is asked for rows that are only claimed."""
+    columns = {} if rows is None else rows.columns
+    wanted = [(name, column.dtype, tuple(column.shape[2:])) for name, column in columns.items()]
+    for file in manifest.segments:
+        found = [(array.name, DTYPES[array.dtype], array.shape[1:]) for array in file.arrays[2:]]
+        if found != wanted:
+            odd = next((got for got in found if got not in wanted), f"{len(found)} of {len(wanted)} columns")
+            place, expected = f"segments/{file.name}", "the columns that the manifest declares"
+            raise CorruptCheckpoint(explain(place, expected, odd, "Copy it again."))
+
+
+def read_rows(archive: Archive, manifest: Manifest, rows: Rows | None) -> list[Segment]:
+    """Fill the rows of a buffer, whose state is there already."""
+    if rows is None:
+        if manifest.segments:
+            got = len(manifest.segments)
+            raise CorruptCheckpoint(explain("segments", "no segments", got, "Copy the checkpoint again."))
+        return []
+    total = sum(file.nbytes for file in manifest.segments)
+    segments, covered, ended = [], rows.first.clone(), torch.zeros_like(rows.first)
+    for file in manifest.segments:
+        stamp = archive.stamp(file)  # before it is read: what is written into it afterwards shows
+        first, ended = _read_segment(archive, file, rows, total, ended)
+        _require(first <= covered, f"segments/{file.name}", "a first row of at most", covered, first)
+        covered = torch.maximum(covered, ended)
+        segments.append(Segment(file, ended, stamp))
+    _require(covered == rows.stop, "segments", "rows up to", rows.stop, covered)
+    return segments
+
+
+def _require(holds: torch.Tensor, where: str, what: str, expected: torch.Tensor, got: torch.Tensor) -> None:
+    """Something holds in every environment."""
+    if not bool(holds.all()):
+        env = int((~holds).int().argmax())
+        place = f"{where}, environment {env}"
+        raise CorruptCheckpoint(explain(place, f"{what} {int(expected[env])}", int(got[env]), "Copy it again."))
+
+
+def _read_segment(
+    archive: Archive, file: File, rows: Rows, total: int, ended: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    where = f"segments/{file.name}"
+    source = _Stream(watched(archive.read("segments", file), total, "loading rows"))
+    first, stop = _bounds(source, file, len(rows.first), ended)
+    held = Rows(rows.columns, first, stop)
+    if file.arrays != held.arrays:
+        expected = f"the columns {held.arrays[2:]}"
+        raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
+    _require(stop <= rows.stop, where, "rows up to", rows.stop, stop)
+    places = held.places(rows.slots)
+    # Rows that were overwritten since are left out, so that no two rows fall on one slot.
+    row, env = held.numbers()
+    keep = row >= rows.first[env]
+    for column in rows.columns.values():
+        _fill_column(source, column, places, keep, where)
+    source.finish()
+    return first, stop
+
+
+def _bounds(source: _Stream, file: File, envs: int, ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first rows [N] of a segment, and the rows [N] that it ends before."""
+    where, remedy = f"segments/{file.name}", "Copy it again."
+    expected = tuple(Array(name, "int64", (envs,)) for name in ("first", "stop"))
+    if file.arrays[:2] != expected:
+        raise CorruptCheckpoint(explain(where, f"the arrays {expected} first", file.arrays[:2], remedy))
+    first, stop = (torch.empty(envs, dtype=torch.int64) for _ in range(2))
+    for bound in (first, stop):
+        source.fill(memory_of(bound))
+    most = (1 << 62) // max(envs, 1)
+    if bool(((first < 0) | (stop < first) | (stop > most)).any()) or int((stop - first).max()) > most // 4:
+        got = f"{int(first.min())} to {int(stop.max())}, at most {int((stop - first).max())} per environment"
+        raise CorruptCheckpoint(explain(where, "first rows from 0, and stops after them", got, remedy))
+    if bool((first < ended).any()) or bool((first == stop).all()):
+        got = f"rows from {first.tolist()} to {stop.tolist()}"
+        raise CorruptCheckpoint(explain(where, "rows, after those of the segment before", got, remedy))
+    return first, stop
+
+
+def _fill_column(source: _Stream, column: torch.Tensor, places: torch.Tensor, keep: torch.Tensor, where: str) -> None:
+    flat = bits_of(column.flatten(0, 1))
+    step = max(_BLOCK // max(column[0, 0].numel() * column.element_size(), 1), 1)
+    for start in range(0, len(places), step):
+        at, kept = places[start : start + step], keep[start : start + step]
+        in_order = flat.is_cpu and bool(kept.all()) and bool((at.diff() == 1).all())
+        block = flat[at[0] : at[-1] + 1] if in_order else flat.new_empty((len(at), *flat.shape[1:]), device="cpu")
+        source.fill(memory_of(block))
+        require_flags(block, where)
+        if not in_order:
+            flat[at[kept].to(flat.device)] = block[kept].to(flat.device)
+
+
+class _Stream:
+    """Verified pieces of a file, read one after the other."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces: Iterator[bytes] = iter(pieces)
+        self._rest = memoryview(b"")
+
+    def fill(self, target: memoryview) -> None:
+        """The next bytes, as many as fit."""
+        while len(target):
+            if not len(self._rest):
+                self._rest = memoryview(next(self._pieces))
+            count = min(len(target), len(self._rest))
+            target[:count] = self._rest[:count]
+            target, self._rest = target[count:], self._rest[count:]
+
+    def finish(self) -> None:
+        """Nothing may be left."""
+        if len(self._rest) or next(self._pieces, None) is not None:
+            raise CorruptCheckpoint(explain("file", "only the bytes of its arrays", "further bytes", "Copy it again."))
