@@ -255,7 +255,7 @@ _STEP = ("obs", "action", "reward", "terminated", "truncated")
 
 def _to_replay(replay: ReplayBuffer, episodes: Iterable[Episode]) -> int:
     """Returns how many of the steps are stored in the end."""
-    before = replay._storage.ring.head.clone()
+    before = replay.storage.heads.clone()
     taken = [0] * (replay.num_envs or 1)
     for episode in episodes:
         batch = {name: getattr(episode, name) for name in _STEP[1:]}
@@ -321,7 +321,7 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
             spaces are the widest that the fields allow.
     """
     minari = _minari()
-    if type(replay) is not ReplayBuffer or replay._storage.keeps_next:
+    if type(replay) is not ReplayBuffer or replay.storage.keeps_next:
         remedy = 'Use a ReplayBuffer with next_obs="shared": only it stores the observations of an episode in order.'
         raise SchemaError(explain("to_minari", "a replay buffer in time order", repr(replay), remedy))
     trees = replay._schema.trees

@@ -53,7 +53,7 @@ class Reading:
 
     @property
     def _priorities(self) -> Any:
-        return self._buffer._draws if isinstance(self._plan.sampler, Prioritized) else None
+        return self._buffer.run if isinstance(self._plan.sampler, Prioritized) else None
 
     def standing(self) -> Standing:
         """What part of the memory is here."""
@@ -73,7 +73,7 @@ class Reading:
             standing = self.standing()
             batch: Any = buffer.sample(count, view)
             index = batch["index"]
-            masses = None if priorities is None else priorities.masses(buffer._storage.locate(index)).numpy()
+            masses = None if priorities is None else priorities.masses(buffer.storage.locate(index)).numpy()
         batch = batch.exclude("weight", "index")
         leaves = {_path(key): batch.get(key) for key in batch.keys(include_nested=True, leaves_only=True)}
         leaves["index",] = torch.from_numpy(self._identity.outside(index.numpy()))
@@ -82,7 +82,7 @@ class Reading:
     def update(self, index: np.ndarray, priority: np.ndarray) -> tuple[int, float]:
         """New priorities; returns how many rows were gone, and the largest priority accepted so far."""
         with self.lock:
-            head = self._buffer._storage.ring.head.numpy()
+            head = self._buffer.storage.heads.numpy()
             inside, kept = self._identity.inside(index, head)
             stale = self._buffer.update_priority(inside[kept], priority[kept])
             return stale + int((~kept).sum()), self._priorities.largest()

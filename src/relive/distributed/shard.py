@@ -12,8 +12,6 @@ import torch
 
 from relive.checkpoint import save
 from relive.checkpoint.loading import found
-from relive.checkpoint.replay import config as config_of
-from relive.checkpoint.replay import rows as complete_rows
 from relive.distributed.block import Block, unpack, wired
 from relive.distributed.identity import ROWS, Identity
 from relive.distributed.near import Whereabouts
@@ -123,7 +121,7 @@ class Shard(Reading):
         if len(set(clients)) != len(clients) or bool(((positions < 0) | (positions >= 1 << 62)).any()):
             got = positions.tolist()
             raise read.at("note.positions", got).wrong("a number of rows for each client, and each client once")
-        rows = complete_rows(buffer)
+        rows = buffer.rows()
         before = self._saved_identity(note, read, rows.stop)
         self._applied = dict(zip(clients, positions.tolist(), strict=True))
         self._made = buffer
@@ -131,8 +129,8 @@ class Shard(Reading):
 
     def _require_own(self, buffer: Any, plan: Node) -> None:
         """The buffer beside the note is the one that the note speaks of."""
-        own = config_of(self._made)
-        found = config_of(buffer) if isinstance(buffer, ReplayBuffer) else {}
+        own = self._made.config()
+        found = buffer.config() if isinstance(buffer, ReplayBuffer) else {}
         free = ("device", "sampler", "listeners")
         differs = [name for name in own if name not in free and found.get(name) != own[name]]
         if differs:
@@ -160,7 +158,7 @@ class Shard(Reading):
 
     @property
     def _head(self) -> np.ndarray:
-        return self._buffer._storage.ring.head.numpy()
+        return self._buffer.storage.heads.numpy()
 
     # Who is there
 
@@ -239,7 +237,7 @@ class Shard(Reading):
 
     def whereabouts(self) -> Whereabouts | None:
         """Where other processes of this machine find the rows; None if they cannot."""
-        shared = isinstance(self._buffer._storage.room, SharedRoom)
+        shared = isinstance(self._buffer.storage.memory.room, SharedRoom)
         return Whereabouts(os.getpid(), self._buffer.handle(), self._identity) if shared else None
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:

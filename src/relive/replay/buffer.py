@@ -12,34 +12,35 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from relive.errors import InvariantError, NotReadyError, SchemaError, explain, uniterable
+from relive.errors import IncompatibleCheckpoint, InvariantError, SchemaError, explain, uniterable
 from relive.fields.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from relive.fields.batch import assemble, check_destination, check_size, fill, moved
 from relive.fields.buffer_schemas import check_replay, replay_nbytes, replay_schema
-from relive.fields.conversion import (
-    Environments,
-    alias,
-    as_tensor,
-    conform,
-    dotted,
-    light,
-    refuse_reused_leaves,
-    row_ids,
-)
+from relive.fields.conversion import Environments, alias, as_tensor, light, row_ids
 from relive.fields.display import buffer_card, size_told
-from relive.fields.schema import DTYPES, Declaration, Field, Path, given_shape, positive
+from relive.fields.schema import DTYPES, Declaration, Path, positive
 from relive.fields.vocabulary import answers, understands
 from relive.locking import Closed, lock_for, mend_later
 from relive.memory import Heap, Memory
+from relive.memory.documents import Node
+from relive.memory.rows import Rows
+from relive.memory.saved import Saved, State
 from relive.randomness import Randomness, verify_state
-from relive.replay.chains import of_stored, speak
-from relive.replay.episodes import ordered, stored_slots
-from relive.replay.invariants import check_seals, check_staged, check_storage
-from relive.replay.samplers import Prioritized, Sampler, Uniform
-from relive.replay.samplers.protocol import verify_draws
-from relive.replay.storage import ReplayStorage
-from relive.replay.views import NStep, Transition, View
-from relive.replay.views.protocol import Leaves
+from relive.replay.backends import store_over
+from relive.replay.chains import speak
+from relive.replay.drawing import Drawing, instance
+from relive.replay.episodes import ordered
+from relive.replay.given_steps import GivenSteps, Staged, observed_block
+from relive.replay.making import require_backing
+from relive.replay.making import settings_of as settings_from
+from relive.replay.row_memory import RowMemory
+from relive.replay.samplers import Draws, Sampler, Uniform
+from relive.replay.samplers.protocol import started, verify_draws
+from relive.replay.samplers.registry import config_of, resume
+from relive.replay.store import Leaves, Reading, ReplayStore, durable
+from relive.replay.torch_store import TorchStore
+from relive.replay.views import View
+from relive.replay.views.protocol import fused_of
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 from relive.statistics.observers import Observers
@@ -117,13 +118,13 @@ class ReplayBuffer:
         memory.require(replay_nbytes(schema, capacity, self.num_envs or 1, next_obs))
         self.device = torch.empty(0, device=memory.device).device
         self._schema = schema
-        self._listeners = Observers(stats, norm, schema, self.num_envs, self.device)
+        self._observers = Observers(stats, norm, schema, self.num_envs, self.device)
         self._is_plain = schema.is_flat and not extra
         self._random = Randomness(seed)
-        self.sampler = _instance("sampler", Uniform() if sampler is None else sampler, "start")
+        self.sampler = instance("sampler", Uniform() if sampler is None else sampler, "start")
         self._next_obs = next_obs
         room = memory.open(self)
-        self._storage = ReplayStorage(
+        rows = RowMemory(
             schema,
             capacity // (num_envs or 1),
             num_envs,
@@ -132,11 +133,16 @@ class ReplayBuffer:
             next_step=self.autoreset is AutoresetMode.NEXT_STEP,
             same_step=self.autoreset is AutoresetMode.SAME_STEP,
         )
+        self.storage: ReplayStore = store_over(rows)
+        """Where the rows are: what samplers and views are given."""
         self._environments = Environments(self.num_envs, self.device)
-        self._draws = self.sampler.start(self._storage, self._random)
-        if self._draws.wants_touched:
-            self._storage.keep_touched()
-        self._staged: dict[str, tuple[torch.Tensor, ...]] = {}
+        self._given = GivenSteps(rows)
+        self.run: Draws = started(self.sampler, self.storage, self._random)
+        """The sampler at work on this buffer."""
+        if self.run.wants_touched:
+            self.storage.keep_touched()
+        self.drawing = Drawing(self.storage, self.run, self._random)
+        self._may_fuse = self.storage.fuses and self.run.atomic_draws
         self._traffic = (room if room.outlives else Heap(torch.device("cpu"))).allocate("traffic", (2,), torch.int64)
         """How many steps and samples a RateLimit has let through."""
         self._lock = lock_for(self, room.lock(mend_later(self)))
@@ -201,24 +207,22 @@ class ReplayBuffer:
     @property
     def nbytes(self) -> int:
         """What this buffer keeps, in bytes (without the sampler's own)."""
-        return self._storage.nbytes
+        return self.storage.memory.nbytes
 
     @property
     def stats(self) -> EpisodeStats | None:
         """The statistics that every transition is counted in."""
-        return self._listeners.stats
+        return self._observers.stats
 
     @property
     def norm(self) -> dict[str | Path, RunningNorm]:
         """The norms that take in every transition, by field or path."""
-        return self._listeners.norm
+        return self._observers.norm
 
     def _mend(self) -> None:
         """A process died that had the lock: make a buffer again of what it left."""
-        self._storage.ring.mend()
-        mended = getattr(self._draws, "mended", None)
-        if mended is not None:
-            mended()
+        durable(self.storage).mend()
+        self.run.mended()
 
     # Writing
 
@@ -237,11 +241,11 @@ class ReplayBuffer:
         """Store one step of every environment, or of the environments `env_ids`."""
         with self._lock:
             values = (obs, action, reward, terminated, truncated)
-            if self._is_plain and not (extra or self._staged):  # a call costs more than the copy of a small step
+            if self._is_plain and not (extra or self._given.staged):  # a call costs more than the copy of a small step
                 doubt = self._write(values, (next_obs,), None if env_ids is None else self._envs(env_ids))
             else:
                 nexts = self._schema.flatten("obs", next_obs)
-                doubt = self._write(self._leaves(values, extra), nexts, self._envs(env_ids))
+                doubt = self._write(self._given.leaves(values, extra), nexts, self._envs(env_ids))
         if doubt is not None:
             speak(doubt)
             ReplayBuffer.add(self, obs, action, reward, terminated, truncated, next_obs, env_ids=env_ids, **extra)
@@ -262,13 +266,13 @@ class ReplayBuffer:
         """
         with self._lock:
             envs = self._envs(env_ids)
-            lead = self._storage.lead if envs is None else (len(envs),)
+            lead = self.storage.memory.lead_of(envs)
             if isinstance(step, tuple) and step and self.autoreset is AutoresetMode.SAME_STEP:
                 refuse_reused(self._schema, obs, step[0])
             nexts, reward, terminated, truncated = true_next_obs(step, self.autoreset, self._schema, lead, self.device)
             info = unpack_step(step, self.autoreset)[4]
-            leaves = self._leaves((obs, action, reward, terminated, truncated), extra)
-            measured = self._listeners.measured(info, lead, self.autoreset)
+            leaves = self._given.leaves((obs, action, reward, terminated, truncated), extra)
+            measured = self._observers.measured(info, lead, self.autoreset)
             doubt = self._write(leaves, nexts, envs, measured=measured)
         if doubt is not None:
             speak(doubt)
@@ -277,38 +281,13 @@ class ReplayBuffer:
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
         with self._lock:
-            fresh: dict[str, tuple[torch.Tensor, ...]] = {}
-            for name, value in fields.items():
-                self._schema.require(name)
-                if name in self._staged:
-                    raise SchemaError(explain(name, "one value per step", "a second value", "Stage it once per step."))
-                leaves = zip(self._schema.columns[name], self._schema.flatten(name, value), strict=True)
-                fresh[name] = tuple(self._conform(i, leaf, self._storage.lead).clone() for i, leaf in leaves)
-            self._staged |= fresh
+            self._given.stage(fields)
 
     def extend(self, batch: Any, *, env_ids: Any = None) -> None:
         """Store a block: `[T, N]` (or `[T]`) steps in time order, or `[B]` unordered ones with next_obs="stored"."""
         with self._lock:
             envs = self._envs(env_ids)
-            names = (*self._schema.names, "next_obs")
-            given = set(batch.keys()) if hasattr(batch, "keys") else None
-            if given != set(names):
-                got = type(batch).__name__ if given is None else sorted(map(str, given))
-                remedy = "Pass exactly the declared fields."
-                raise SchemaError(explain("extend", f"the fields {sorted(names)}", got, remedy))
-            if self._staged:
-                raise SchemaError(
-                    explain("extend", "no staged fields", sorted(self._staged), "Complete the step with add.")
-                )
-            leaves = tuple(leaf for name in self._schema.names for leaf in self._schema.flatten(name, batch[name]))
-            shape = as_tensor("terminated", batch["terminated"], self.device).shape
-            steps = shape[0] if shape else 0
-            if steps == 0:
-                raise SchemaError(explain("extend", "at least one step", 0, "Pass blocks of steps."))
-            nexts = self._schema.flatten("obs", batch["next_obs"])
-            # Of a block that is cut out of one array, the observations of one step are the next ones of another.
-            pair = (tuple(leaves[i] for i in self._schema.columns["obs"]), nexts)
-            refuse_reused_leaves(self._schema, *([_first_row(leaf) for leaf in group] for group in pair))
+            leaves, nexts, steps = self._given.block(batch)
             doubt = self._write(leaves, nexts, envs, steps)
         if doubt is not None:
             speak(doubt)
@@ -317,10 +296,8 @@ class ReplayBuffer:
     def cut(self, env_ids: Any = None) -> None:
         """The current episodes were abandoned: the coming observation starts a new one."""
         with self._lock:
-            envs = self._envs(env_ids)
-            everything = torch.arange(self._storage.ring.num_envs, device=self.device)
-            self._storage.cut(everything if envs is None else envs)
-            self._listeners.restarted(env_ids)
+            self.storage.cut(self._envs(env_ids))
+            self._observers.restarted(env_ids)
 
     def clear(self) -> None:
         """Forget every row, priority and open episode; ids go on, and pending resets are remembered.
@@ -328,9 +305,9 @@ class ReplayBuffer:
         Statistics are of the environments, not of what is stored: their running episodes go on. `cut()` ends these.
         """
         with self._lock:
-            self._storage.clear()
-            self._staged.clear()
-            self._draws.cleared()
+            self.storage.clear()
+            self._given.staged.clear()
+            self.run.cleared()
             self.commit()
 
     def commit(self) -> None:
@@ -378,30 +355,6 @@ class ReplayBuffer:
 
         return handle_of(self)
 
-    def _leaves(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
-        names = self._schema.names
-        if extra or len(names) > len(values):
-            for name in extra:
-                self._schema.require(name)
-            values += tuple(extra.get(name) for name in names[len(values) :])
-        if self._staged:
-            values = tuple(map(self._or_staged, names, values))
-        elif self._schema.is_flat:
-            return values
-        return tuple(leaf for name, value in zip(names, values, strict=True) for leaf in self._flat(name, value))
-
-    def _or_staged(self, name: str, value: Any) -> Any:
-        if name not in self._staged:
-            return value
-        if value is not None:
-            raise SchemaError(
-                explain(name, "one value per step", "a second value", "It is staged already: leave it out.")
-            )
-        return None
-
-    def _flat(self, name: str, value: Any) -> tuple[Any, ...]:
-        return self._staged[name] if name in self._staged else self._schema.flatten(name, value)
-
     def _write(
         self,
         leaves: tuple[Any, ...],
@@ -411,43 +364,20 @@ class ReplayBuffer:
         measured: Mapping[str, Any] = _NOTHING,
     ) -> str | None:
         """Write a step or a block; returns what looks like a mistake, once, and then has written nothing."""
-        told = self._told(leaves, envs, steps) if self._listeners.columns else None
+        observers, storage = self._observers, self.storage
+        told = observed_block(storage.memory, observers, leaves, envs, steps) if observers.columns else None
         if self._keeper is not None:
             self._keeper.expect(steps or 1)
-        doubt = self._storage.write(leaves, nexts, envs, steps)
+        doubt = storage.write(leaves, nexts, envs, steps)
         if doubt is not None:
             return doubt
-        if self._staged:
-            self._staged.clear()
-        if self._draws.wants_touched:
-            self._draws.written()
+        if self._given.staged:
+            self._given.staged.clear()
+        if self.run.wants_touched:
+            self.run.written()
         if told is not None:
-            self._listeners.tell(*told, measured, None if envs is None else light(envs))
+            observers.tell(*told, measured, None if envs is None else light(envs))
         return None
-
-    def _told(
-        self, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
-    ) -> tuple[dict[int, Any], Any]:
-        """What the listeners hear of a write, checked before it: their columns [T, K, …], and which are transitions."""
-        lead = self._storage.lead if envs is None else (len(envs),)
-        lead = lead if steps is None else (steps, *lead)
-        block: dict[int, Any] = {}
-        for column in self._listeners.columns:
-            leaf = self._conform(column, leaves[column], lead)
-            block[column] = light(leaf.reshape(steps or 1, -1, *given_shape(self._schema.fields[column])))
-        if not self._storage.next_step:
-            return block, None
-        resetting = self._storage.ring.resetting
-        resets = [light(resetting.clone() if envs is None else resetting[envs])]
-        ended = self._listeners.ended(block)
-        for t in range(len(ended) - 1):
-            resets.append(ended[t] & ~resets[-1])
-        return block, ~(torch if isinstance(ended, torch.Tensor) else np).stack(resets)
-
-    def _conform(self, column: int, leaf: Any, lead: tuple[int, ...]) -> torch.Tensor:
-        field = self._schema.fields[column]
-        whole = Field(given_shape(field), field.dtype)
-        return conform(dotted(self._schema.paths[column]), whole, leaf, lead, self.device)
 
     def _envs(self, env_ids: Any) -> torch.Tensor | None:
         return None if env_ids is None else self._environments(env_ids)
@@ -470,88 +400,31 @@ class ReplayBuffer:
         """
         check_size("sample", batch_size)
         target = check_destination(device, out)
-        if out is None and type(view) in _AT_ONCE:
-            batch = self._sampled_at_once(batch_size, view)
-            if batch is not None:
-                return batch if target is None else moved(batch, target)
-        if self._storage.has_neighbours and self._needs_no_lock(view, out):
-            leaves = self._copied_beside_writers(batch_size)
-            if leaves is not None:
-                return _assembled(leaves) if target is None else moved(_assembled(leaves), target)
-        with self._lock:
-            chosen = self._chosen(view)
-            self._require_rows()
-            before = self._snapshot()
-            try:
-                leaves = self._drawn(batch_size, chosen)
-                batch = _assembled(leaves) if out is None else fill(out, leaves)
-            except BaseException:
-                self._restore(before)
-                raise
+        reading = _TRANSITION if view is None else fused_of(view)
+        batch = None
+        if reading is not None and out is None and self._may_fuse:
+            run = None if self.run.is_uniform else self.run
+            with self._lock:
+                batch = self.storage.draw_and_read(batch_size, self._random, reading, run)
+        if batch is None:
+            batch = self._sampled(batch_size, view, reading, out)
         return batch if target is None else moved(batch, target)
 
-    def _sampled_at_once(self, batch_size: int, view: View | None) -> TensorDict | None:
-        """Straight from the native core, where it can be: most of a small batch's time would be Python's."""
-        storage = self._storage
-        n, gamma = (view.most_steps(storage), view.gamma) if type(view) is NStep else (0, 0.0)
-        if not storage.reads_at_once(n):
-            return None
+    def _sampled(
+        self, batch_size: int, view: View | None, reading: Reading | None, out: TensorDict | None
+    ) -> TensorDict:
+        """The general route: rows are drawn and then read as the view says, and a batch that fails was not drawn."""
+        storage = self.storage
+        if storage.has_neighbours and self.run.independent_draws and reading == _TRANSITION and out is None:
+            leaves = durable(storage).copy_beside_writers(batch_size, self.run, self._lock)
+            if leaves is not None:
+                return _assembled(leaves)
         with self._lock:
-            if type(self.sampler) is Uniform:
-                return storage.sample(batch_size, self._random, n, gamma)
-            self._require_rows()
-            room = storage.reserve(batch_size, n)
-            drawn = self._draws.draw(batch_size)
-            if len(drawn.slots) != batch_size:  # the rest of an epoch
-                room = storage.reserve(len(drawn.slots), n)
-            return storage.batch(room, drawn.slots, drawn.weight, n, gamma)
-
-    def _require_rows(self) -> None:
-        if not len(self._storage) if self.device.type == "cpu" else self._storage.is_empty:
-            raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
-
-    def _needs_no_lock(self, view: View | None, out: TensorDict | None) -> bool:
-        """Whether rows may be copied while others write: all that is read then is there as long as the row itself."""
-        return (view is None or type(view) is Transition) and out is None and type(self.sampler) in _INDEPENDENT
-
-    def _copied_beside_writers(self, batch_size: int) -> Leaves | None:
-        """Rows that are chosen under the lock and copied without it; None if one was overwritten meanwhile."""
-        room = self._storage.reserve(batch_size)
-        with self._lock:
-            self._require_rows()
-            drawn = self._draws.draw(batch_size)
-            ids = self._storage.ids(drawn.slots)  # now: what a slot holds a moment later may be half of a row
-        leaves = self._storage.transitions(drawn.slots, room)
-        with self._lock:
-            if not self._storage.holds(drawn.slots, ids):
-                return None
-        leaves[("index",)] = ids
-        if drawn.weight is not None:
-            leaves[("weight",)] = drawn.weight
-        return leaves
-
-    def _snapshot(self) -> tuple[Any, Any]:
-        return self._random.snapshot(), self._draws.snapshot()
-
-    def _restore(self, before: tuple[Any, Any]) -> None:
-        """The draws since have not happened."""
-        self._random.restore(before[0])
-        self._draws.restore(before[1])
-
-    def _chosen(self, view: View | None) -> View:
-        """The view that is meant, if these rows can be read so."""
-        chosen: View = _TRANSITION if view is None else _instance("view", view, "read")
-        check = getattr(chosen, "check", None)
-        if check is not None:
-            check(self._storage)
-        return chosen
-
-    def _drawn(self, batch_size: int, view: View) -> Leaves:
-        drawn = self._draws.draw(batch_size)
-        leaves = self._leaves_at(drawn.slots, view)
-        if drawn.weight is not None:
-            leaves[("weight",)] = drawn.weight
-        return leaves
+            chosen = self.drawing.checked(view)
+            self.drawing.require_rows()
+            with self.drawing.undone_on_failure():
+                leaves = self.drawing.drawn(batch_size, chosen)
+                return _assembled(leaves) if out is None else fill(out, leaves)
 
     @answers
     def update_priority(self, index: Any, priority: Any) -> int:
@@ -561,18 +434,17 @@ class ReplayBuffer:
         as a tensor there, which `int()` waits for.
         """
         with self._lock:
-            update = getattr(self._draws, "update", None)
-            if update is None:
+            if not self.run.takes_priorities:
                 remedy = "Make the buffer with sampler=rl.Prioritized()."
                 raise SchemaError(explain("update_priority", "a sampler with priorities", self.sampler, remedy))
             ids = row_ids(index, self.device)
-            return update(self._storage.locate(ids), _tensor("priority", priority, self.device))
+            return self.run.update(self.storage.locate(ids), _tensor("priority", priority, self.device))
 
     @property
     def is_open(self) -> torch.Tensor:
         """Which environments are inside an episode [N]: the next step may go on from where the last one led."""
         with self._lock:
-            return self._storage.ring.open.clone()
+            return self.storage.memory.ring.open.clone()
 
     def __getitem__(self, index: Any) -> TensorDict:
         """The transitions of the rows `index` [B], as `sample` would give them; of one number, its transition."""
@@ -590,31 +462,19 @@ class ReplayBuffer:
     def read(self, index: Any, view: View | None = None) -> TensorDict:
         """The rows `index` [B] read as `view` says: what `sample` gives when the sampler has chosen them."""
         with self._lock:
-            chosen = self._chosen(view)
+            chosen = self.drawing.checked(view)
             ids = row_ids(index, self.device)
-            slots = self._storage.locate(ids)
+            slots = self.storage.locate(ids)
             if (slots < 0).any():
                 gone = int(ids[slots < 0][0])
                 raise IndexError(explain("index", "stored rows", f"{gone}, which was overwritten", "Sample again."))
-            before = self._random.snapshot()
-            try:
-                leaves = self._leaves_at(slots, chosen)
-            except BaseException:
-                self._random.restore(before)
-                raise
-            return _assembled(leaves)
-
-    def _leaves_at(self, slots: torch.Tensor, view: View) -> Leaves:
-        leaves = view.read(self._storage, slots, self._random)
-        if ("index",) not in leaves:
-            leaves[("index",)] = self._storage.ids(slots)
-        return leaves
+            with self.drawing.undone_on_failure():
+                return _assembled(self.drawing.read(slots, chosen))
 
     def ids(self) -> torch.Tensor:
         """The "index" of every stored transition [len], oldest first: what `replay[…]` takes."""
         with self._lock:
-            stored = stored_slots(self._storage)
-            return self._storage.ids(stored).sort().values
+            return self.storage.ids(self.storage.stored()).sort().values
 
     def episodes(self) -> Iterator[TensorDict]:
         """The stored transitions, episode by episode and oldest first, each a TensorDict `[T]` in time order.
@@ -622,13 +482,13 @@ class ReplayBuffer:
         Each is read when it comes up: rows that were overwritten by then are left out.
         """
         with self._lock:
-            pieces = ordered(self._storage).episodes()
+            pieces = ordered(self.storage).episodes()
         return filter(len, map(self._still_stored, pieces))
 
     def _still_stored(self, ids: torch.Tensor) -> TensorDict:
         with self._lock:
-            slots = self._storage.locate(ids)
-            return _assembled(self._storage.transitions(slots[slots >= 0]))
+            slots = self.storage.locate(ids)
+            return _assembled(self.storage.transitions(slots[slots >= 0]))
 
     @property
     def columns(self) -> TensorDict:
@@ -638,13 +498,66 @@ class ReplayBuffer:
         is `sample`. What is shared with another process (`share_memory_`, a queue of torch.multiprocessing) is a copy.
         """
         with self._lock:
-            storage = self._storage
-            leaves = dict(zip(storage.schema.paths, storage.columns, strict=True))
-            leaves |= dict(zip(storage.next_paths, storage.next_columns, strict=False))  # none where they are shared
-            leaves = {path: alias(leaf) for path, leaf in leaves.items()}
-            return assemble(leaves, torch.Size((storage.ring.slots, storage.ring.num_envs)))
+            memory = self.storage.memory
+            leaves = dict(zip(memory.schema.paths, memory.leaves, strict=True))
+            leaves |= dict(zip(memory.next_paths, memory.next_leaves, strict=False))  # none where they are shared
+            return assemble({path: alias(leaf) for path, leaf in leaves.items()}, memory.ring.kind.shape)
 
     # Saving
+
+    @property
+    def beside_rows(self) -> dict[str, Any]:
+        """The parts of this buffer beside its rows and its sampler, by their names in files."""
+        return {"random": self._random, "listeners": self._observers, "staged": self._given}
+
+    @classmethod
+    def from_config(cls, config: Node, saved: Saved, **changes: Any) -> ReplayBuffer:
+        """An empty buffer of this config, but for `changes` that are not None: device, capacity, sampler."""
+        require_backing(config, saved, changes.get("capacity"))
+        replay = cls(**settings_from(config, saved, changes))
+        if replay.storage.memory.room.is_found:
+            replay.close()
+            remedy = "Load into an empty folder; relive.load(folder) reopens the buffer that is there."
+            expected, got = "an empty folder for disk memory", "a folder that holds a buffer"
+            raise IncompatibleCheckpoint(explain("device", expected, got, remedy))
+        return replay
+
+    def config(self) -> dict[str, Any]:
+        """How an equal, empty buffer is made, as JSON; also of one that has no arrays yet."""
+        trees = self._schema.config()
+        return {
+            "capacity": self.capacity,
+            "num_envs": self.num_envs,
+            **{name: trees.pop(name) for name in ("obs", "action", "reward")},
+            "extra": {name: tree for name, tree in trees.items() if name not in ("terminated", "truncated")},
+            "next_obs": self._next_obs,
+            "autoreset": None if self.autoreset is None else self.autoreset.name,
+            "device": str(self.device),
+            "sampler": config_of(self.sampler),
+            "listeners": self._observers.config(),
+        }
+
+    def state(self) -> State:
+        """Everything that changes, but for the rows; the tensors share memory."""
+        memory = self.storage.memory
+        beside = {name: part.state() for name, part in self.beside_rows.items()}
+        rest = State.of_parts({"sampler": ({}, self.run.saved()), **beside, "memory": ({"name": memory.room.name}, {})})
+        ring = memory.state()
+        return State({**ring.values, **rest.values}, {**ring.arrays, **rest.arrays})
+
+    def rows(self) -> Rows:
+        """The rows that will never change."""
+        return self.storage.memory.complete_rows()
+
+    def load_state(self, saved: Saved) -> None:
+        """Become what was saved, but for the rows; a CorruptCheckpoint says what no such buffer can have been."""
+        memory = self.storage.memory
+        moved = memory.load_state(saved, saved.config.entry("capacity").integer(1) // memory.ring.num_envs)
+        self.storage.found()
+        resume(self.run, self.sampler, memory, saved.part("sampler"), moved)
+        self._random.load_state(saved.part("random"))
+        self._observers.load_state(saved.part_without_values("listeners"))
+        self._given.load_state(saved.part("staged"))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, for `load_state_dict` of a buffer made alike; the tensors share its memory.
@@ -654,11 +567,11 @@ class ReplayBuffer:
         with self._lock:
             return {
                 "sampler": type(self.sampler).__name__,
-                "storage": {name: alias(tensor) for name, tensor in self._storage.state_dict().items()},
-                "draws": {name: alias(tensor) for name, tensor in self._draws.saved().items()},
+                "storage": {name: alias(tensor) for name, tensor in self.storage.memory.tensors_by_name().items()},
+                "draws": {name: alias(tensor) for name, tensor in self.run.saved().items()},
                 "random": self._random.snapshot(),
-                "staged": dict(self._staged),
-                "listeners": self._listeners.snapshot(),
+                "staged": dict(self._given.staged),
+                "listeners": self._observers.snapshot(),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -669,19 +582,20 @@ class ReplayBuffer:
         """
         with self._lock:
             try:
-                storage, staged = self._verified(state)
+                rows, staged = self._verified(state)
             except InvariantError as error:
                 raise SchemaError(f"load_state_dict: {error}") from error
             vars(self).pop("_checkpoint", None)  # the next save must not continue from rows that are replaced
             with self._refilled():
-                self._storage.load(storage)
-                self._draws.resume(state["draws"])
+                self.storage.memory.copy_from(rows)
+                self.storage.found()
+                self.run.resume(state["draws"])
                 self._random.restore(state["random"])
-                self._staged = staged
-                self._listeners.restore(state["listeners"])
+                self._given.staged = staged
+                self._observers.restore(state["listeners"])
 
-    def _verified(self, state: Any) -> tuple[ReplayStorage, dict[str, tuple[torch.Tensor, ...]]]:
-        """The storage and the staged fields of a state, every part of which could be that of this buffer."""
+    def _verified(self, state: Any) -> tuple[RowMemory, Staged]:
+        """The memory and the staged fields of a state, every part of which could be that of this buffer."""
         names = ("sampler", "storage", "draws", "random", "staged", "listeners")
         given = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         if given != sorted(names):
@@ -691,28 +605,13 @@ class ReplayBuffer:
         if not isinstance(state["sampler"], str) or state["sampler"] != own:
             remedy = "Make the buffer with the sampler of the saved buffer."
             raise SchemaError(explain("load_state_dict", f"the state of {own}", state["sampler"], remedy))
-        storage = self._storage.candidate(state["storage"])
-        check_storage(storage, self.capacity)
-        verify_draws(self.sampler, storage, state["draws"])
+        trial = TorchStore(self.storage.memory.over(state["storage"]))
+        trial.found()
+        trial.check()
+        verify_draws(self.sampler, trial, state["draws"])
         verify_state(state["random"])
-        self._listeners.verify(state["listeners"])
-        return storage, self._copied_staged(state["staged"])
-
-    def _copied_staged(self, staged: Any) -> dict[str, tuple[torch.Tensor, ...]]:
-        found: dict[str, tuple[torch.Tensor, ...]] = {}
-        if not isinstance(staged, Mapping):
-            remedy = "Pass what state_dict() of a buffer gave."
-            raise SchemaError(explain("load_state_dict: staged", "a dict of fields", type(staged).__name__, remedy))
-        for name, leaves in staged.items():
-            self._schema.require(name)
-            columns = self._schema.columns[name]
-            if not isinstance(leaves, tuple | list) or len(leaves) != len(columns):
-                got = f"{len(leaves)}" if isinstance(leaves, tuple | list) else type(leaves).__name__
-                remedy = "Pass what state_dict() of a buffer gave."
-                raise SchemaError(explain(f"load_state_dict: staged {name}", f"{len(columns)} tensors", got, remedy))
-            pairs = zip(columns, leaves, strict=True)
-            found[name] = tuple(self._conform(i, leaf, self._storage.lead).clone() for i, leaf in pairs)
-        return found
+        self._observers.verify(state["listeners"])
+        return trial.memory, self._given.verified(state["staged"])
 
     def _refilled(self) -> AbstractContextManager[None]:
         """Everything is replaced meanwhile."""
@@ -730,31 +629,25 @@ class ReplayBuffer:
         """
         self._check_numbers()
         with self._lock, self._in_order():
-            check_seals(self._storage)
-        if not self._storage.chains.is_on and self.device.type != "meta":
-            self._check_chains()
-
-    def _check_chains(self) -> None:
-        """Say what could not be counted while it was written."""
+            self.storage.check_bytes()
         with self._lock:
-            chains = of_stored(self._storage)
-        while (doubt := self._storage.chains.doubt(chains)) is not None:
+            doubts = list(self.storage.doubts())
+        for doubt in doubts:
             speak(doubt)
 
     def _check_numbers(self) -> None:
         with self._lock:
-            check_storage(self._storage, self.capacity)
-            check_staged(self._storage, self._staged)
-            self._listeners.check()
+            self.storage.check()
+            self._given.check()
+            self._observers.check()
             self._random.check()
-            check = getattr(self._draws, "check", None)
-            if check is not None and self.device.type != "meta":
-                check()
+            if self.storage.memory.has_values:
+                self.run.check()
 
     def __len__(self) -> int:
         """The number of stored transitions."""
         with self._lock:
-            return len(self._storage)
+            return len(self.storage)
 
     def __repr__(self) -> str:
         return (
@@ -773,21 +666,7 @@ class ReplayBuffer:
         return buffer_card("ReplayBuffer", facts.items(), self._schema)
 
 
-_TRANSITION = Transition()
-_AT_ONCE = (type(None), Transition, NStep)
-_INDEPENDENT = (Uniform, Prioritized)
-"""Samplers whose batches have nothing to do with each other: one may be drawn and not used."""
-
-
-def _instance(where: str, thing: Any, method: str) -> Any:
-    if isinstance(thing, type):
-        name = thing.__name__
-        raise SchemaError(explain(where, f"{name}(…)", f"the class {name}", f"Pass an instance: {name}(…)."))
-    if not hasattr(thing, method):
-        raise SchemaError(
-            explain(where, f"a {where} with a method {method}", repr(thing), f"Pass a {where} of relive.")
-        )
-    return thing
+_TRANSITION = Reading()
 
 
 def _assembled(leaves: Leaves) -> TensorDict:
@@ -799,8 +678,3 @@ def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
     if plain and value.device == device and not value.requires_grad:
         return value
     return as_tensor(where, value, device).to(device)
-
-
-def _first_row(leaf: Any) -> Any:
-    dense = isinstance(leaf, np.ndarray) or (isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided)
-    return leaf[:1] if dense and leaf.ndim else None

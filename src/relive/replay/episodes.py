@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from relive.replay.ring import TRANSITION
-from relive.replay.storage import ReplayStorage
+from relive.replay.store import ReplayStore
 
 
 class Ordered(NamedTuple):
@@ -26,15 +25,10 @@ class Ordered(NamedTuple):
         return [self.ids[start:stop] for start, stop in pairwise(edges)]
 
 
-def stored_slots(storage: ReplayStorage) -> torch.Tensor:
-    """The flat slots of all transitions."""
-    return (storage.ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
-
-
-def ordered(storage: ReplayStorage) -> Ordered:
+def ordered(store: ReplayStore) -> Ordered:
     """Sort what is stored."""
-    ring, slots = storage.ring, stored_slots(storage)
-    ids = storage.ids(slots)
+    ring, slots = store.memory.ring, store.stored()
+    ids = store.ids(slots)
     env, row = ids % ring.num_envs, ids // ring.num_envs
     order = torch.argsort(env * (int(row.max()) + 1 if len(row) else 1) + row)
     ids, slots = ids[order], slots[order]

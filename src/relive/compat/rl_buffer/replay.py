@@ -257,9 +257,10 @@ class PrioritizedReplayBuffer(_Transitions):
     @property
     def sum_tree(self) -> SumTree:
         """The priorities of all rows; leaf t · num_envs + env is that of time step t of the memory."""
-        ring, draws = self.core._storage.ring, self.core._draws
-        return SumTree._around(draws._tree, self.total_capacity, int(ring.head[0]) % ring.slots * self.num_envs)
+        ring, tree = self.core.storage.memory.ring, self.core.storage.tree()
+        return SumTree._around(tree, self.total_capacity, int(ring.head[0]) % ring.slots * self.num_envs)
 
     @property
     def _max_priority(self) -> float:
-        return float(self.core._draws._settings.mass(self.core._draws._largest))
+        run: Any = self.core.run
+        return float(run.largest_mass)

@@ -25,10 +25,10 @@ from relive.fields.batch import moved
 from relive.fields.schema import Declaration, Field
 from relive.randomness import Randomness
 from relive.replay.buffer import ReplayBuffer as Core
+from relive.replay.composed import named, named_next
 from relive.replay.samplers import Sampler, Uniform
-from relive.replay.storage import ReplayStorage
+from relive.replay.store import Leaves, ReplayStore
 from relive.replay.views import NStep, Transition, View
-from relive.replay.views.protocol import Leaves, named, named_next
 
 
 def _column(name: str) -> Any:
@@ -265,14 +265,14 @@ class _NormalisedSteps:
     view: NStep
     env: VecNormalize
 
-    def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
-        windows = self.view.windows(storage, slots)
-        columns = [storage.schema.columns[name][0] for name in ("reward", "terminated")]
-        leaves = storage.take(windows.flatten(), columns, padded=True)
+    def read(self, store: ReplayStore, slots: torch.Tensor, random: Randomness) -> Leaves:
+        windows = self.view.windows(store, slots)
+        columns = [store.schema.columns[name][0] for name in ("reward", "terminated")]
+        leaves = store.take(windows.flatten(), columns, padded=True)
         leaves[0] = torch.from_numpy(self.env.normalize_reward(leaves[0].numpy()))
-        steps = named(storage, [leaf.unflatten(0, windows.shape) for leaf in leaves], columns)
-        summed = self.view.reduce(storage, slots, windows, steps)
-        return self.view.read(storage, slots, random) | {("reward",): summed[("reward",)]}
+        steps = named(store.memory, [leaf.unflatten(0, windows.shape) for leaf in leaves], columns)
+        summed = self.view.reduce(store, slots, windows, steps)
+        return self.view.read(store, slots, random) | {("reward",): summed[("reward",)]}
 
 
 @dataclass(frozen=True)
@@ -281,11 +281,11 @@ class _Only:
 
     name: str
 
-    def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
+    def read(self, store: ReplayStore, slots: torch.Tensor, random: Randomness) -> Leaves:
         if self.name == "next_obs":
-            return named_next(storage, storage.take_next(slots))
-        columns = storage.schema.columns[self.name]
-        return named(storage, storage.take(slots, columns), columns)
+            return named_next(store.memory, store.take_next(slots))
+        columns = store.schema.columns[self.name]
+        return named(store.memory, store.take(slots, columns), columns)
 
 
 def _flat(values: Any, dtype: Any) -> np.ndarray:

@@ -28,17 +28,12 @@ from relive.memory.documents import (
 )
 from relive.memory.files import Files, unreadable
 from relive.memory.saved import Arrays, Saved, Stored, array_of, bytes_of
-from relive.replay.samplers import Counted, Prioritized
 
 NAMES = ("commit0", "commit1")
 _MOST_BYTES = 1 << 30
 """No record is longer."""
 _LONGEST_HEADER = 64
 _BOOT = re.compile(r".{0,128}")
-
-
-BESIDE_ROWS = (Prioritized, Counted)
-"""Samplers whose numbers have files of their own."""
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
-from relive.checkpoint.replay import check_ring, restore_staged, resume_sampler
 from relive.errors import CorruptCheckpoint, InvariantError, SchemaError, explain
-from relive.memory.disk.records import BESIDE_ROWS, Record
+from relive.memory.disk.records import Record
 from relive.memory.saved import Saved, bytes_of
 from relive.replay.buffer import ReplayBuffer
+from relive.replay.loading import check_ring
 from relive.replay.ring import TRANSITION, Ring
-from relive.replay.storage import ReplayStorage
+from relive.replay.samplers.registry import resume
+from relive.replay.store import DurableStore, durable
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -26,15 +27,15 @@ def boot() -> str:
 
 def restored(buffer: ReplayBuffer, record: Record, checksum: Callable[[], int], *, resumes: bool) -> None:
     """Make a buffer of what its arrays hold; CorruptCheckpoint if no process of ours can have left it so."""
-    storage = buffer._storage
+    storage = durable(buffer.storage)
+    ring = storage.memory.ring
     try:
         read = record.saved
-        _check_flags(storage.ring)
+        _check_flags(ring)
         if record.is_closed:
-            _require_closed(storage.ring, read, checksum() == record.checksum)
+            _require_closed(ring, read, checksum() == record.checksum)
         else:
             _recover(storage, read, record)
-        ring = storage.ring
         check_ring(ring.kind, ring.head, ring.count, ring.floor)
         storage.found()
         _resume(buffer, read, record, resumes)
@@ -45,17 +46,16 @@ def restored(buffer: ReplayBuffer, record: Record, checksum: Callable[[], int], 
 
 def _resume(buffer: ReplayBuffer, read: Saved, record: Record, resumes: bool) -> None:
     """Everything that is not in the arrays goes on from the commit."""
-    if not isinstance(buffer.sampler, BESIDE_ROWS):
-        resume_sampler(buffer, read)
-    mended = getattr(buffer._draws, "mended", None)
-    if mended is not None:
-        mended()
+    if not buffer.run.beside_rows:
+        resume(buffer.run, buffer.sampler, buffer.storage.memory, read.part("sampler"))
+    buffer.run.mended()
+    random, observers, staged = buffer.beside_rows.values()
     if resumes:
-        buffer._random.load_state(read.part("random"))
-    if buffer._listeners.config() == record.config.get("listeners"):
-        buffer._listeners.load_state(read.part_without_values("listeners"))
+        random.load_state(read.part("random"))
+    if observers.config() == record.config.get("listeners"):
+        observers.load_state(read.part_without_values("listeners"))
     if record.is_closed:
-        restore_staged(buffer, read)
+        staged.load_state(read.part("staged"))
 
 
 def _check_flags(ring: Ring) -> None:
@@ -77,13 +77,13 @@ def _saved(ring: Ring, read: Saved, name: str) -> torch.Tensor:
     return read.array(f"ring.{name}", getattr(ring, name))
 
 
-def _recover(storage: ReplayStorage, read: Saved, record: Record) -> None:
+def _recover(storage: DurableStore, read: Saved, record: Record) -> None:
     """After a kill all that was stored is there, but for the step that was being written.
 
     Where that is not what is found, as after a loss of power, the rings go back to the last commit. Doing it twice, or
     again after being killed in the middle of it, leads to the same.
     """
-    ring = storage.ring
+    ring = storage.memory.ring
     head, floor = _saved(ring, read, "head"), _saved(ring, read, "floor")
     most = (1 << 62) // (2 * ring.num_envs)
     if bool(((floor < 0) | (head < floor) | (head >= most)).any()) or record.reach > most:
@@ -114,9 +114,9 @@ def marks_of(ring: Ring) -> int:
     return zlib.crc32(bytes_of(ring.first), zlib.crc32(bytes_of(ring.kind)))
 
 
-def _is_untouched(storage: ReplayStorage, record: Record) -> bool:
+def _is_untouched(storage: DurableStore, record: Record) -> bool:
     """Nothing that was written after the commit has come to the disk: the rows that it would have taken are whole."""
-    ring, reach = storage.ring, record.reach
+    ring, reach = storage.memory.ring, record.reach
     if marks_of(ring) != record.marks:
         return False
     newest = storage.broken_rows(ring.head - reach, ring.head + 1)

@@ -13,16 +13,14 @@ from typing import Any
 
 import torch
 
-from relive.checkpoint.contents import Contents
-from relive.checkpoint.replay import config as config_of
-from relive.checkpoint.replay import take_beside
 from relive.errors import CheckpointError, explain
 from relive.memory.disk.folder import ROWS, Door, Folder
-from relive.memory.disk.records import BESIDE_ROWS, Record, dump
+from relive.memory.disk.records import Record, dump
 from relive.memory.disk.recovery import boot, marks_of, restored
-from relive.memory.saved import bytes_of
+from relive.memory.saved import State, bytes_of
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import MOST_ROWS
+from relive.replay.store import durable
 
 COMMIT_BYTES = 1 << 28
 COMMIT_SECONDS = 60.0
@@ -63,7 +61,7 @@ class DiskRoom:
 
     def settle(self, buffer: ReplayBuffer, *, resumes: bool) -> None:
         self._buffer = weakref.ref(buffer)
-        self._ring = buffer._storage.ring
+        self._ring = buffer.storage.memory.ring
         with self._folder.or_let_go():
             if self._folder.record is not None:
                 restored(buffer, self._folder.record, self._checksum, resumes=resumes)
@@ -76,8 +74,7 @@ class DiskRoom:
 
     def _plan(self, buffer: ReplayBuffer) -> None:
         """How many rows an environment gets between commits, and between the times that the disk is told to begin."""
-        self._native = buffer._storage.native
-        step = max(buffer._storage.nbytes // self._ring.slots, 1)
+        step = max(buffer.nbytes // self._ring.slots, 1)
         usual = max(min(COMMIT_BYTES // step, self._ring.slots // 8), _FEWEST_ROWS)
         self._usual_reach = usual if self._every is None else max(self._every, MOST_ROWS)
         self._slots_behind = max(_BEHIND_BYTES // step, 1)
@@ -125,14 +122,13 @@ class DiskRoom:
         self._until_behind = self._slots_behind
 
     def _record(self, buffer: ReplayBuffer, reach: int, is_closed: bool) -> Record:
-        state = Contents("ReplayBuffer", config_of(buffer))
         ring = self._ring
-        state.take("ring", ({}, {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}))
-        saved = {} if isinstance(buffer.sampler, BESIDE_ROWS) else buffer._draws.saved()
-        state.take("sampler", ({}, saved))
-        take_beside(buffer, state)
+        heads = {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}
+        drawn = {} if buffer.run.beside_rows else buffer.run.saved()
+        beside = {name: part.state() for name, part in buffer.beside_rows.items()}
+        state = State.of_parts({"ring": ({}, heads), "sampler": ({}, drawn), **beside})
         sums = marks_of(ring), self._checksum() if is_closed else 0
-        return Record(self._number + 1, boot(), is_closed, reach, *sums, state.config, state.values, state.arrays)
+        return Record(self._number + 1, boot(), is_closed, reach, *sums, buffer.config(), state.values, state.arrays)
 
     def _checksum(self) -> int:
         """Of everything that is no row, and has no checksum beside it."""
@@ -154,12 +150,14 @@ class DiskRoom:
 
     def _write_behind(self) -> None:
         """Let the disk begin to write what was added, and to read what is overwritten next."""
+        buffer = self._buffer()
+        assert buffer is not None
         slots, head = self._ring.slots, int(self._ring.head.max())
         first, last = max(self._behind, head - slots), head
         for array in self._folder.rows:
             step = array.tensor[0].nbytes
             for start, stop in _around(first, last, slots):
-                self._native.write_behind(array.file, start * step, (stop - start) * step)
+                durable(buffer.storage).write_behind(array.file, start * step, (stop - start) * step)
             if head >= slots:  # else there is nothing yet to be read
                 for start, stop in _around(head, head + min(2 * self._slots_behind, slots), slots):
                     _ask_for(array.memory, start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step)
@@ -183,7 +181,7 @@ class DiskRoom:
         self._publish_again(buffer)
 
     def _publish_again(self, buffer: ReplayBuffer) -> None:
-        buffer._storage.seal()
+        durable(buffer.storage).seal()
         self.commit()
         self._folder.publish()
 
