@@ -12,7 +12,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from relive.errors import IncompatibleCheckpoint, InvariantError, SchemaError, explain, uniterable
+from relive.errors import IncompatibleCheckpoint, SchemaError, explain, uniterable
 from relive.fields.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
 from relive.fields.batch import assemble, check_destination, check_size, fill, moved
 from relive.fields.buffer_schemas import check_replay, replay_nbytes, replay_schema
@@ -23,22 +23,23 @@ from relive.fields.vocabulary import answers, understands
 from relive.locking import Closed, lock_for, mend_later
 from relive.memory import Heap, Memory
 from relive.memory.documents import Node
+from relive.memory.portable import Portable
 from relive.memory.rows import Rows
 from relive.memory.saved import Saved, State
-from relive.randomness import Randomness, verify_state
+from relive.randomness import Randomness
 from relive.replay.backends import store_over
 from relive.replay.chains import speak
 from relive.replay.drawing import Drawing, instance
 from relive.replay.episodes import ordered
-from relive.replay.given_steps import GivenSteps, Staged, observed_block
+from relive.replay.given_steps import GivenSteps, observed_block
 from relive.replay.making import require_backing
 from relive.replay.making import settings_of as settings_from
+from relive.replay.recovery import Durable
 from relive.replay.row_memory import RowMemory
 from relive.replay.samplers import Draws, Sampler, Uniform
-from relive.replay.samplers.protocol import started, verify_draws
+from relive.replay.samplers.protocol import started
 from relive.replay.samplers.registry import config_of, resume
 from relive.replay.store import Leaves, Reading, ReplayStore, durable
-from relive.replay.torch_store import TorchStore
 from relive.replay.views import View
 from relive.replay.views.protocol import fused_of
 from relive.statistics.episodes import EpisodeStats
@@ -52,7 +53,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 @understands
-class ReplayBuffer:
+class ReplayBuffer(Portable):
     """The newest `capacity` rows, each environment's column a ring of its own; every observation stored once.
 
     What was passed is what is sampled: when the observation of a step is, bit by bit, the one that the step before led
@@ -148,7 +149,7 @@ class ReplayBuffer:
         self._lock = lock_for(self, room.lock(mend_later(self)))
         self._keeper = room.keeper
         if self._keeper is not None:
-            self._keeper.settle(self, resumes=seed is None)
+            self._keeper.settle(Durable(self), resumes=seed is None)
 
     @classmethod
     @answers
@@ -558,60 +559,6 @@ class ReplayBuffer:
         self._random.load_state(saved.part("random"))
         self._observers.load_state(saved.part_without_values("listeners"))
         self._given.load_state(saved.part("staged"))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that changes, for `load_state_dict` of a buffer made alike; the tensors share its memory.
-
-        What is shared with another process (`share_memory_`, a queue of torch.multiprocessing) is a copy.
-        """
-        with self._lock:
-            return {
-                "sampler": type(self.sampler).__name__,
-                "storage": {name: alias(tensor) for name, tensor in self.storage.memory.tensors_by_name().items()},
-                "draws": {name: alias(tensor) for name, tensor in self.run.saved().items()},
-                "random": self._random.snapshot(),
-                "staged": dict(self._given.staged),
-                "listeners": self._observers.snapshot(),
-            }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become what a buffer made alike was: the same rows under the same ids, the same draws to come.
-
-        Everything is verified before anything is replaced: a state that no such buffer can have is a SchemaError and
-        changes nothing.
-        """
-        with self._lock:
-            try:
-                rows, staged = self._verified(state)
-            except InvariantError as error:
-                raise SchemaError(f"load_state_dict: {error}") from error
-            vars(self).pop("_checkpoint", None)  # the next save must not continue from rows that are replaced
-            with self._refilled():
-                self.storage.memory.copy_from(rows)
-                self.storage.found()
-                self.run.resume(state["draws"])
-                self._random.restore(state["random"])
-                self._given.staged = staged
-                self._observers.restore(state["listeners"])
-
-    def _verified(self, state: Any) -> tuple[RowMemory, Staged]:
-        """The memory and the staged fields of a state, every part of which could be that of this buffer."""
-        names = ("sampler", "storage", "draws", "random", "staged", "listeners")
-        given = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-        if given != sorted(names):
-            remedy = "Pass what state_dict() of a buffer gave."
-            raise SchemaError(explain("load_state_dict", f"the parts {sorted(names)}", given, remedy))
-        own = type(self.sampler).__name__
-        if not isinstance(state["sampler"], str) or state["sampler"] != own:
-            remedy = "Make the buffer with the sampler of the saved buffer."
-            raise SchemaError(explain("load_state_dict", f"the state of {own}", state["sampler"], remedy))
-        trial = TorchStore(self.storage.memory.over(state["storage"]))
-        trial.found()
-        trial.check()
-        verify_draws(self.sampler, trial, state["draws"])
-        verify_state(state["random"])
-        self._observers.verify(state["listeners"])
-        return trial.memory, self._given.verified(state["staged"])
 
     def _refilled(self) -> AbstractContextManager[None]:
         """Everything is replaced meanwhile."""

@@ -93,13 +93,16 @@ class GivenSteps:
         """Become what was saved."""
         memory, columns = self._memory, self._schema.columns
         given = (math.prod(given_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
-        arrays = saved.tensors(memory.ring.num_envs * sum(given))
+        arrays, staged = saved.tensors(memory.ring.num_envs * sum(given)), {}
         for node in saved.values.entry("names").items(1 << 10):
             name = node.text()
             if name not in columns:
                 raise node.wrong("a declared field")
-            leaves = ((i, arrays.get(f"{name}.{place}")) for place, i in enumerate(columns[name]))
-            self.staged[name] = tuple(memory.conform(i, leaf, memory.lead) for i, leaf in leaves)
+            leaves = [(i, arrays.pop(f"{name}.{place}", None)) for place, i in enumerate(columns[name])]
+            staged[name] = tuple(memory.conform(i, leaf, memory.lead) for i, leaf in leaves)
+        if arrays:
+            raise saved.at(min(arrays)).wrong("no other array than those of staged fields")
+        self.staged = staged
 
     def check(self) -> None:
         """Verify that what waits for the rest of its step is what the schema declares."""
