@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import conform, dotted, forms, misplaced, refuse_reused_leaves, true_flags
-from relive.fields.schema import Field, Schema, Stacked, given_shape
+from relive.fields.conversion import alias, conform, dotted, forms, misplaced, refuse_reused_leaves, true_flags
+from relive.fields.schema import Field, Path, Schema, Stacked, given_shape
 from relive.memory import Heap, Room
 from relive.memory.rows import Rows
 from relive.memory.saved import Saved, State
@@ -90,6 +90,12 @@ class RowMemory:
         nexts = zip(map(dotted, self.next_paths), self.next_leaves, strict=False)  # none where they are shared
         rings = ((f"ring.{name}", tensor) for name, tensor in self.ring.state.items())
         return {**dict(leaves), **dict(nexts), **dict(rings)}
+
+    def shared_leaves(self) -> dict[Path, torch.Tensor]:
+        """The leaves by their paths, to be handed out."""
+        leaves = dict(zip(self.schema.paths, self.leaves, strict=True))
+        leaves |= dict(zip(self.next_paths, self.next_leaves, strict=False))  # none where they are shared
+        return {path: alias(leaf) for path, leaf in leaves.items()}
 
     def over(self, tensors: Any) -> RowMemory:
         """Memory made alike that consists of other tensors, to be verified before it is loaded."""

@@ -39,7 +39,7 @@ def restored(buffer: ReplayBuffer, record: Record, checksum: Callable[[], int], 
         check_ring(ring.kind, ring.head, ring.count, ring.floor)
         storage.found()
         _resume(buffer, read, record, resumes)
-        buffer._check_numbers()
+        buffer.parts.check()
     except (SchemaError, InvariantError) as error:
         raise CorruptCheckpoint(f"{record.name}: the arrays are invalid. {error}") from error
 
@@ -49,7 +49,7 @@ def _resume(buffer: ReplayBuffer, read: Saved, record: Record, resumes: bool) ->
     if not buffer.run.beside_rows:
         resume(buffer.run, buffer.sampler, buffer.storage.memory, read.part("sampler"))
     buffer.run.mended()
-    random, observers, staged = buffer.beside_rows.values()
+    random, observers, staged = buffer.parts.beside_rows.values()
     if resumes:
         random.load_state(read.part("random"))
     if observers.config() == record.config.get("listeners"):

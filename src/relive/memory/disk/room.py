@@ -125,7 +125,7 @@ class DiskRoom:
         ring = self._ring
         heads = {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}
         drawn = {} if buffer.run.beside_rows else buffer.run.saved()
-        beside = {name: part.state() for name, part in buffer.beside_rows.items()}
+        beside = {name: part.state() for name, part in buffer.parts.beside_rows.items()}
         state = State.of_parts({"ring": ({}, heads), "sampler": ({}, drawn), **beside})
         sums = marks_of(ring), self._checksum() if is_closed else 0
         return Record(self._number + 1, boot(), is_closed, reach, *sums, buffer.config(), state.values, state.arrays)
