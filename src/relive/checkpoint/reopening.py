@@ -22,8 +22,8 @@ from relive.memory.disk.place import Disk, require_support
 from relive.memory.disk.records import newest
 from relive.memory.files import Files
 from relive.replay.buffer import ReplayBuffer
-from relive.replay.making import settings_of
 from relive.replay.samplers import Counted, Prioritized, Sampler, Uniform
+from relive.replay.settings import arguments_of
 
 
 def is_disk_memory(root: Path) -> bool:
@@ -46,7 +46,7 @@ def reopened(root: Path, options: dict[str, Any], *, only_reads: bool = False) -
     memory = Memory(torch.device("cpu"), place=Disk(root, only_reads=only_reads))
     try:
         changes = {"device": memory, "sampler": options.get("sampler")}
-        return ReplayBuffer(**settings_of(record.saved.config, record.saved, changes))
+        return ReplayBuffer(**arguments_of(record.saved.config, record.saved, changes))
     except SchemaError as error:
         raise CorruptCheckpoint(f"{record.name}: the description of the buffer is invalid. {error}") from error
 

@@ -86,7 +86,7 @@ def _changes(manifest: Manifest, buffer: Any, *, names_memory: bool) -> list[str
     after = buffer.state()[0].get("memory")
     if names_memory and after is not None:
         node = Node(f"manifests/{manifest.number:08}.json: values: memory", manifest.values.get("memory", _OWN))
-        before = node.entry("name").one_of(("own", "pinned", "shared", "disk"))
+        before = node.entry("name").text()
         if before != after["name"]:
             changes.append(f"{before} memory became {after['name']} memory.")
     return changes

@@ -12,13 +12,13 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from relive.errors import IncompatibleCheckpoint, SchemaError, explain, uniterable
-from relive.fields.autoreset import parse_autoreset, refuse_reused, settings_of, true_next_obs, unpack_step
-from relive.fields.batch import assemble, check_destination, check_size, fill, moved
-from relive.fields.buffer_schemas import check_replay, replay_nbytes, replay_schema
-from relive.fields.conversion import Environments, alias, as_tensor, light, row_ids
+from relive.errors import SchemaError, explain, uniterable
+from relive.fields.autoreset import settings_of
+from relive.fields.batch import assemble, check_destination, check_size, moved
+from relive.fields.buffer_schemas import replay_nbytes, replay_schema
+from relive.fields.conversion import as_tensor, light, row_ids
 from relive.fields.display import buffer_card, size_told
-from relive.fields.schema import DTYPES, Declaration, Path, positive
+from relive.fields.schema import DTYPES, Declaration, Path
 from relive.fields.vocabulary import answers, understands
 from relive.locking import Closed, lock_for, mend_later
 from relive.memory import Heap, Memory
@@ -29,22 +29,19 @@ from relive.memory.saved import Saved, State
 from relive.randomness import Randomness
 from relive.replay.backends import store_over
 from relive.replay.chains import speak
-from relive.replay.drawing import Drawing, instance
-from relive.replay.episodes import ordered
+from relive.replay.drawing import TRANSITION, Drawing
+from relive.replay.episodes import read_episodes
 from relive.replay.given_steps import GivenSteps, observed_block
-from relive.replay.making import require_backing
-from relive.replay.making import settings_of as settings_from
+from relive.replay.parts import ReplayParts
 from relive.replay.recovery import Durable
-from relive.replay.row_memory import RowMemory
-from relive.replay.samplers import Draws, Sampler, Uniform
+from relive.replay.samplers import Draws, Sampler
 from relive.replay.samplers.protocol import started
-from relive.replay.samplers.registry import config_of, resume
-from relive.replay.store import Leaves, Reading, ReplayStore, durable
+from relive.replay.settings import ReplaySettings, arguments_of, require_backing, require_empty
+from relive.replay.store import ReplayStore, durable
 from relive.replay.views import View
 from relive.replay.views.protocol import fused_of
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
-from relive.statistics.observers import Observers
 
 if TYPE_CHECKING:
     from relive.concurrent.processes import Handle
@@ -94,56 +91,33 @@ class ReplayBuffer(Portable):
     @answers
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
-        self,
-        capacity: int,
-        obs: Declaration,
-        action: Declaration,
-        *,
-        num_envs: int | None = None,
-        reward: Declaration = (),
-        extra: Mapping[str, Declaration] | None = None,
-        sampler: Sampler | None = None,
-        device: torch.device | str | Memory = "cpu",
-        next_obs: Literal["shared", "stored"] = "shared",
-        autoreset: AutoresetMode | str | None = None,
-        stats: EpisodeStats | None = None,
-        norm: Norms | None = None,
+        self, capacity: int, obs: Declaration, action: Declaration, *, num_envs: int | None = None,
+        reward: Declaration = (), extra: Mapping[str, Declaration] | None = None, sampler: Sampler | None = None,
+        device: torch.device | str | Memory = "cpu", next_obs: Literal["shared", "stored"] = "shared",
+        autoreset: AutoresetMode | str | None = None, stats: EpisodeStats | None = None, norm: Norms | None = None,
         seed: int | None = None,
-    ) -> None:
-        self.capacity = capacity = positive("capacity", capacity)
-        self.num_envs = num_envs = None if num_envs is None else positive("num_envs", num_envs)
-        self.autoreset = parse_autoreset(autoreset)
-        memory = Memory.of(device)
-        schema = replay_schema(obs, action, reward, extra or {})
-        check_replay(capacity, self.num_envs, next_obs, schema)
-        memory.require(replay_nbytes(schema, capacity, self.num_envs or 1, next_obs))
-        self.device = torch.empty(0, device=memory.device).device
-        self._schema = schema
-        self._observers = Observers(stats, norm, schema, self.num_envs, self.device)
-        self._is_plain = schema.is_flat and not extra
-        self._random = Randomness(seed)
-        self.sampler = instance("sampler", Uniform() if sampler is None else sampler, "start")
-        self._next_obs = next_obs
-        room = memory.open(self)
-        rows = RowMemory(
-            schema,
-            capacity // (num_envs or 1),
-            num_envs,
-            room,
-            keeps_next=next_obs == "stored",
-            next_step=self.autoreset is AutoresetMode.NEXT_STEP,
-            same_step=self.autoreset is AutoresetMode.SAME_STEP,
+    ) -> None:  # fmt: skip
+        self.settings = settings = ReplaySettings(
+            capacity, obs, action, num_envs, reward, extra or {}, sampler, device, next_obs, autoreset, stats, norm
         )
+        self.capacity, self.num_envs, self.autoreset = settings.capacity, settings.num_envs, settings.autoreset
+        self.device, self.sampler, self._schema = settings.device, settings.sampler, settings.schema
+        self._observers, self._random = settings.observers, Randomness(seed)
+        self._is_plain = self._schema.is_flat and not extra
+        room = settings.memory.open(self)
+        rows = settings.rows_in(room)
         self.storage: ReplayStore = store_over(rows)
         """Where the rows are: what samplers and views are given."""
-        self._environments = Environments(self.num_envs, self.device)
         self._given = GivenSteps(rows)
         self.run: Draws = started(self.sampler, self.storage, self._random)
         """The sampler at work on this buffer."""
         if self.run.wants_touched:
             self.storage.keep_touched()
         self.drawing = Drawing(self.storage, self.run, self._random)
+        self.parts = ReplayParts(self.storage, self.sampler, self.run, self._random, self._observers, self._given)
+        """Everything that is saved."""
         self._may_fuse = self.storage.fuses and self.run.atomic_draws
+        self._chooser = None if self.run.is_uniform else self.run
         self._traffic = (room if room.outlives else Heap(torch.device("cpu"))).allocate("traffic", (2,), torch.int64)
         """How many steps and samples a RateLimit has let through."""
         self._lock = lock_for(self, room.lock(mend_later(self)))
@@ -154,54 +128,28 @@ class ReplayBuffer(Portable):
     @classmethod
     @answers
     def for_env(
-        cls,
-        env: Any,
-        capacity: int,
-        *,
-        obs: Declaration | None = None,
-        action: Declaration | None = None,
-        reward: Declaration = (),
-        extra: Mapping[str, Declaration] | None = None,
-        sampler: Sampler | None = None,
-        device: torch.device | str | Memory = "cpu",
-        next_obs: Literal["shared", "stored"] = "shared",
-        autoreset: AutoresetMode | str | None = None,
-        stats: EpisodeStats | None = None,
-        norm: Norms | None = None,
+        cls, env: Any, capacity: int, *, obs: Declaration | None = None, action: Declaration | None = None,
+        reward: Declaration = (), extra: Mapping[str, Declaration] | None = None, sampler: Sampler | None = None,
+        device: torch.device | str | Memory = "cpu", next_obs: Literal["shared", "stored"] = "shared",
+        autoreset: AutoresetMode | str | None = None, stats: EpisodeStats | None = None, norm: Norms | None = None,
         seed: int | None = None,
-    ) -> ReplayBuffer:
+    ) -> ReplayBuffer:  # fmt: skip
         """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets.
 
         `obs`, `action` and `autoreset` replace what the environment says.
         """
-        settings = settings_of(env, obs, action, autoreset)
+        found = settings_of(env, obs, action, autoreset)
         return cls(
-            capacity,
-            settings.obs,
-            settings.action,
-            num_envs=settings.num_envs,
-            reward=reward,
-            extra=extra,
-            sampler=sampler,
-            device=device,
-            next_obs=next_obs,
-            autoreset=settings.autoreset,
-            stats=stats,
-            norm=norm,
-            seed=seed,
-        )
+            capacity, found.obs, found.action, num_envs=found.num_envs, reward=reward, extra=extra, sampler=sampler,
+            device=device, next_obs=next_obs, autoreset=found.autoreset, stats=stats, norm=norm, seed=seed,
+        )  # fmt: skip
 
     @staticmethod
     def estimate_bytes(
-        capacity: int,
-        obs: Declaration,
-        action: Declaration,
-        *,
-        num_envs: int | None = None,
-        reward: Declaration = (),
-        extra: Mapping[str, Declaration] | None = None,
+        capacity: int, obs: Declaration, action: Declaration, *, num_envs: int | None = None,
+        reward: Declaration = (), extra: Mapping[str, Declaration] | None = None,
         next_obs: Literal["shared", "stored"] = "shared",
-    ) -> int:
+    ) -> int:  # fmt: skip
         """What a buffer of this description will keep, before it is made."""
         return replay_nbytes(replay_schema(obs, action, reward, extra or {}), capacity, num_envs or 1, next_obs)
 
@@ -228,52 +176,34 @@ class ReplayBuffer(Portable):
     # Writing
 
     def add(
-        self,
-        obs: Any = None,
-        action: Any = None,
-        reward: Any = None,
-        terminated: Any = None,
-        truncated: Any = None,
-        next_obs: Any = None,
-        *,
-        env_ids: Any = None,
-        **extra: Any,
-    ) -> None:
+        self, obs: Any = None, action: Any = None, reward: Any = None, terminated: Any = None, truncated: Any = None,
+        next_obs: Any = None, *, env_ids: Any = None, **extra: Any,
+    ) -> None:  # fmt: skip
         """Store one step of every environment, or of the environments `env_ids`."""
         with self._lock:
             values = (obs, action, reward, terminated, truncated)
             if self._is_plain and not (extra or self._given.staged):  # a call costs more than the copy of a small step
-                doubt = self._write(values, (next_obs,), None if env_ids is None else self._envs(env_ids))
+                doubt = self._write(values, (next_obs,), None if env_ids is None else self._given.envs(env_ids))
             else:
                 nexts = self._schema.flatten("obs", next_obs)
-                doubt = self._write(self._given.leaves(values, extra), nexts, self._envs(env_ids))
+                doubt = self._write(self._given.leaves(values, extra), nexts, self._given.envs(env_ids))
         if doubt is not None:
             speak(doubt)
             ReplayBuffer.add(self, obs, action, reward, terminated, truncated, next_obs, env_ids=env_ids, **extra)
 
     def add_step(
-        self,
-        obs: Any = None,
-        action: Any = None,
-        step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None,
-        *,
-        env_ids: Any = None,
-        **extra: Any,
-    ) -> None:
+        self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None, *,
+        env_ids: Any = None, **extra: Any,
+    ) -> None:  # fmt: skip
         """Store one step as Gymnasium gave it: `step = env.step(action)`, taken in the state `obs`.
 
         The true next observation of an episode that ended is found where the autoreset mode leaves it. With `env_ids`
         the step's arrays and info masks have a row for each of them.
         """
         with self._lock:
-            envs = self._envs(env_ids)
-            lead = self.storage.memory.lead_of(envs)
-            if isinstance(step, tuple) and step and self.autoreset is AutoresetMode.SAME_STEP:
-                refuse_reused(self._schema, obs, step[0])
-            nexts, reward, terminated, truncated = true_next_obs(step, self.autoreset, self._schema, lead, self.device)
-            info = unpack_step(step, self.autoreset)[4]
-            leaves = self._given.leaves((obs, action, reward, terminated, truncated), extra)
-            measured = self._observers.measured(info, lead, self.autoreset)
+            envs, mode = self._given.envs(env_ids), self.autoreset
+            leaves, nexts, info = self._given.gymnasium_step(obs, action, step, extra, mode, envs)
+            measured = self._observers.measured(info, self.storage.memory.lead_of(envs), mode)
             doubt = self._write(leaves, nexts, envs, measured=measured)
         if doubt is not None:
             speak(doubt)
@@ -287,7 +217,7 @@ class ReplayBuffer(Portable):
     def extend(self, batch: Any, *, env_ids: Any = None) -> None:
         """Store a block: `[T, N]` (or `[T]`) steps in time order, or `[B]` unordered ones with next_obs="stored"."""
         with self._lock:
-            envs = self._envs(env_ids)
+            envs = self._given.envs(env_ids)
             leaves, nexts, steps = self._given.block(batch)
             doubt = self._write(leaves, nexts, envs, steps)
         if doubt is not None:
@@ -297,7 +227,7 @@ class ReplayBuffer(Portable):
     def cut(self, env_ids: Any = None) -> None:
         """The current episodes were abandoned: the coming observation starts a new one."""
         with self._lock:
-            self.storage.cut(self._envs(env_ids))
+            self.storage.cut(self._given.envs(env_ids))
             self._observers.restarted(env_ids)
 
     def clear(self) -> None:
@@ -357,13 +287,9 @@ class ReplayBuffer(Portable):
         return handle_of(self)
 
     def _write(
-        self,
-        leaves: tuple[Any, ...],
-        nexts: tuple[Any, ...],
-        envs: torch.Tensor | None,
-        steps: int | None = None,
+        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
         measured: Mapping[str, Any] = _NOTHING,
-    ) -> str | None:
+    ) -> str | None:  # fmt: skip
         """Write a step or a block; returns what looks like a mistake, once, and then has written nothing."""
         observers, storage = self._observers, self.storage
         told = observed_block(storage.memory, observers, leaves, envs, steps) if observers.columns else None
@@ -380,20 +306,13 @@ class ReplayBuffer(Portable):
             observers.tell(*told, measured, None if envs is None else light(envs))
         return None
 
-    def _envs(self, env_ids: Any) -> torch.Tensor | None:
-        return None if env_ids is None else self._environments(env_ids)
-
     # Reading
 
     @answers
     def sample(
-        self,
-        batch_size: int,
-        view: View | None = None,
-        *,
-        device: torch.device | str | None = None,
+        self, batch_size: int, view: View | None = None, *, device: torch.device | str | None = None,
         out: TensorDict | None = None,
-    ) -> TensorDict:
+    ) -> TensorDict:  # fmt: skip
         """A batch of `batch_size` rows that the sampler chooses, read as `view` says; "index" names the rows.
 
         The batch is the caller's own. `out` is filled and returned instead of fresh tensors; `device` moves the batch,
@@ -401,31 +320,15 @@ class ReplayBuffer(Portable):
         """
         check_size("sample", batch_size)
         target = check_destination(device, out)
-        reading = _TRANSITION if view is None else fused_of(view)
+        reading = TRANSITION if view is None else fused_of(view)
         batch = None
         if reading is not None and out is None and self._may_fuse:
-            run = None if self.run.is_uniform else self.run
+            run = self._chooser
             with self._lock:
                 batch = self.storage.draw_and_read(batch_size, self._random, reading, run)
         if batch is None:
-            batch = self._sampled(batch_size, view, reading, out)
+            batch = self.drawing.sample(batch_size, view, reading, out, self._lock)
         return batch if target is None else moved(batch, target)
-
-    def _sampled(
-        self, batch_size: int, view: View | None, reading: Reading | None, out: TensorDict | None
-    ) -> TensorDict:
-        """The general route: rows are drawn and then read as the view says, and a batch that fails was not drawn."""
-        storage = self.storage
-        if storage.has_neighbours and self.run.independent_draws and reading == _TRANSITION and out is None:
-            leaves = durable(storage).copy_beside_writers(batch_size, self.run, self._lock)
-            if leaves is not None:
-                return _assembled(leaves)
-        with self._lock:
-            chosen = self.drawing.checked(view)
-            self.drawing.require_rows()
-            with self.drawing.undone_on_failure():
-                leaves = self.drawing.drawn(batch_size, chosen)
-                return _assembled(leaves) if out is None else fill(out, leaves)
 
     @answers
     def update_priority(self, index: Any, priority: Any) -> int:
@@ -463,14 +366,7 @@ class ReplayBuffer(Portable):
     def read(self, index: Any, view: View | None = None) -> TensorDict:
         """The rows `index` [B] read as `view` says: what `sample` gives when the sampler has chosen them."""
         with self._lock:
-            chosen = self.drawing.checked(view)
-            ids = row_ids(index, self.device)
-            slots = self.storage.locate(ids)
-            if (slots < 0).any():
-                gone = int(ids[slots < 0][0])
-                raise IndexError(explain("index", "stored rows", f"{gone}, which was overwritten", "Sample again."))
-            with self.drawing.undone_on_failure():
-                return _assembled(self.drawing.read(slots, chosen))
+            return self.drawing.read(row_ids(index, self.device), view)
 
     def ids(self) -> torch.Tensor:
         """The "index" of every stored transition [len], oldest first: what `replay[…]` takes."""
@@ -482,14 +378,7 @@ class ReplayBuffer(Portable):
 
         Each is read when it comes up: rows that were overwritten by then are left out.
         """
-        with self._lock:
-            pieces = ordered(self.storage).episodes()
-        return filter(len, map(self._still_stored, pieces))
-
-    def _still_stored(self, ids: torch.Tensor) -> TensorDict:
-        with self._lock:
-            slots = self.storage.locate(ids)
-            return _assembled(self.storage.transitions(slots[slots >= 0]))
+        return read_episodes(self.storage, self._lock)
 
     @property
     def columns(self) -> TensorDict:
@@ -499,52 +388,25 @@ class ReplayBuffer(Portable):
         is `sample`. What is shared with another process (`share_memory_`, a queue of torch.multiprocessing) is a copy.
         """
         with self._lock:
-            memory = self.storage.memory
-            leaves = dict(zip(memory.schema.paths, memory.leaves, strict=True))
-            leaves |= dict(zip(memory.next_paths, memory.next_leaves, strict=False))  # none where they are shared
-            return assemble({path: alias(leaf) for path, leaf in leaves.items()}, memory.ring.kind.shape)
+            return assemble(self.storage.memory.shared_leaves(), self.storage.memory.ring.kind.shape)
 
     # Saving
-
-    @property
-    def beside_rows(self) -> dict[str, Any]:
-        """The parts of this buffer beside its rows and its sampler, by their names in files."""
-        return {"random": self._random, "listeners": self._observers, "staged": self._given}
 
     @classmethod
     def from_config(cls, config: Node, saved: Saved, **changes: Any) -> ReplayBuffer:
         """An empty buffer of this config, but for `changes` that are not None: device, capacity, sampler."""
         require_backing(config, saved, changes.get("capacity"))
-        replay = cls(**settings_from(config, saved, changes))
-        if replay.storage.memory.room.is_found:
-            replay.close()
-            remedy = "Load into an empty folder; relive.load(folder) reopens the buffer that is there."
-            expected, got = "an empty folder for disk memory", "a folder that holds a buffer"
-            raise IncompatibleCheckpoint(explain("device", expected, got, remedy))
+        replay = cls(**arguments_of(config, saved, changes))
+        require_empty(replay)
         return replay
 
     def config(self) -> dict[str, Any]:
         """How an equal, empty buffer is made, as JSON; also of one that has no arrays yet."""
-        trees = self._schema.config()
-        return {
-            "capacity": self.capacity,
-            "num_envs": self.num_envs,
-            **{name: trees.pop(name) for name in ("obs", "action", "reward")},
-            "extra": {name: tree for name, tree in trees.items() if name not in ("terminated", "truncated")},
-            "next_obs": self._next_obs,
-            "autoreset": None if self.autoreset is None else self.autoreset.name,
-            "device": str(self.device),
-            "sampler": config_of(self.sampler),
-            "listeners": self._observers.config(),
-        }
+        return self.settings.config()
 
     def state(self) -> State:
         """Everything that changes, but for the rows; the tensors share memory."""
-        memory = self.storage.memory
-        beside = {name: part.state() for name, part in self.beside_rows.items()}
-        rest = State.of_parts({"sampler": ({}, self.run.saved()), **beside, "memory": ({"name": memory.room.name}, {})})
-        ring = memory.state()
-        return State({**ring.values, **rest.values}, {**ring.arrays, **rest.arrays})
+        return self.parts.state()
 
     def rows(self) -> Rows:
         """The rows that will never change."""
@@ -552,13 +414,7 @@ class ReplayBuffer(Portable):
 
     def load_state(self, saved: Saved) -> None:
         """Become what was saved, but for the rows; a CorruptCheckpoint says what no such buffer can have been."""
-        memory = self.storage.memory
-        moved = memory.load_state(saved, saved.config.entry("capacity").integer(1) // memory.ring.num_envs)
-        self.storage.found()
-        resume(self.run, self.sampler, memory, saved.part("sampler"), moved)
-        self._random.load_state(saved.part("random"))
-        self._observers.load_state(saved.part_without_values("listeners"))
-        self._given.load_state(saved.part("staged"))
+        self.parts.load_state(saved)
 
     def _refilled(self) -> AbstractContextManager[None]:
         """Everything is replaced meanwhile."""
@@ -574,22 +430,12 @@ class ReplayBuffer(Portable):
         Where the data is on another device, this is where steps are reported that could not be refused there, and a
         `DataWarning` is issued. Of disk memory every row is read and compared with its checksum.
         """
-        self._check_numbers()
         with self._lock, self._in_order():
+            self.parts.check()
             self.storage.check_bytes()
-        with self._lock:
             doubts = list(self.storage.doubts())
         for doubt in doubts:
             speak(doubt)
-
-    def _check_numbers(self) -> None:
-        with self._lock:
-            self.storage.check()
-            self._given.check()
-            self._observers.check()
-            self._random.check()
-            if self.storage.memory.has_values:
-                self.run.check()
 
     def __len__(self) -> int:
         """The number of stored transitions."""
@@ -597,27 +443,14 @@ class ReplayBuffer(Portable):
             return len(self.storage)
 
     def __repr__(self) -> str:
-        return (
-            f"ReplayBuffer({len(self)} of {self.capacity} rows, num_envs={self.num_envs}, "
-            f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
-        )
+        fields = f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r}"
+        return f"ReplayBuffer({len(self)} of {self.capacity} rows, num_envs={self.num_envs}, {fields})"
 
     def _repr_html_(self) -> str:
-        facts = {
-            "rows": f"{len(self):,} of {self.capacity:,}",
-            "environments": self.num_envs,
-            "autoreset": None if self.autoreset is None else self.autoreset.name,
-            "sampler": self.sampler,
-            "memory": f"{size_told(self.nbytes)} on {self.device}",
-        }
-        return buffer_card("ReplayBuffer", facts.items(), self._schema)
-
-
-_TRANSITION = Reading()
-
-
-def _assembled(leaves: Leaves) -> TensorDict:
-    return assemble(leaves, leaves[("index",)].shape)
+        rows, memory = f"{len(self):,} of {self.capacity:,}", f"{size_told(self.nbytes)} on {self.device}"
+        mode = None if self.autoreset is None else self.autoreset.name
+        facts = {"rows": rows, "environments": self.num_envs, "autoreset": mode, "sampler": self.sampler}
+        return buffer_card("ReplayBuffer", (facts | {"memory": memory}).items(), self._schema)
 
 
 def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from tensordict import TensorDict
 
+from relive.replay.drawing import assembled
 from relive.replay.store import ReplayStore
 
 
@@ -23,6 +27,19 @@ class Ordered(NamedTuple):
         """The ids of each episode."""
         edges = [*self.starts.nonzero().squeeze(1).tolist(), len(self.starts)]
         return [self.ids[start:stop] for start, stop in pairwise(edges)]
+
+
+def read_episodes(store: ReplayStore, lock: AbstractContextManager[Any]) -> Iterator[TensorDict]:
+    """The transitions of each episode; each is read when it comes up, without rows that were overwritten by then."""
+    with lock:
+        pieces = ordered(store).episodes()
+
+    def still_stored(ids: torch.Tensor) -> TensorDict:
+        with lock:
+            slots = store.locate(ids)
+            return assembled(store.transitions(slots[slots >= 0]))
+
+    return filter(len, map(still_stored, pieces))
 
 
 def ordered(store: ReplayStore) -> Ordered:

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import as_tensor, dotted, light, refuse_reused_leaves
+from relive.fields.autoreset import refuse_reused, true_next_obs, unpack_step
+from relive.fields.conversion import Environments, as_tensor, dotted, light, refuse_reused_leaves
 from relive.fields.invariants import require, require_form
 from relive.fields.schema import given_shape
 from relive.memory.saved import Saved, State
@@ -29,6 +31,11 @@ class GivenSteps:
         self._memory, self._schema = memory, memory.schema
         self.staged: Staged = {}
         """The leaves of fields that wait for the rest of their step."""
+        self._environments = Environments(memory.lead[0] if memory.lead else None, memory.device)
+
+    def envs(self, env_ids: Any) -> torch.Tensor | None:
+        """The environments that are meant, different ints below `num_envs`; None: all."""
+        return None if env_ids is None else self._environments(env_ids)
 
     def stage(self, values: Mapping[str, Any]) -> None:
         """Copy fields of the coming step."""
@@ -61,6 +68,19 @@ class GivenSteps:
         if value is not None:
             raise SchemaError(explain(name, *_SECOND, "It is staged already: leave it out."))
         return self.staged[name]
+
+    def gymnasium_step(
+        self, obs: Any, action: Any, step: Any, extra: Mapping[str, Any], mode: AutoresetMode | None,
+        envs: torch.Tensor | None,
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]]:  # fmt: skip
+        """The leaves of a step as Gymnasium gave it, those of its true next observation, and its info."""
+        memory = self._memory
+        if isinstance(step, tuple) and step and mode is AutoresetMode.SAME_STEP:
+            refuse_reused(self._schema, obs, step[0])
+        lead = memory.lead_of(envs)
+        nexts, reward, terminated, truncated = true_next_obs(step, mode, self._schema, lead, memory.device)
+        leaves = self.leaves((obs, action, reward, terminated, truncated), extra)
+        return leaves, nexts, unpack_step(step, mode)[4]
 
     def block(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], int]:
         """The leaves of a block of steps, those of its next observations, and how many steps it has."""
@@ -112,21 +132,6 @@ class GivenSteps:
             for i, leaf in zip(schema.columns[name], leaves, strict=True):
                 shape = (*memory.lead, *given_shape(schema.fields[i]))
                 require_form(f"staged {dotted(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, memory.device)
-
-    def verified(self, staged: Any) -> Staged:
-        """Copies of fields that a buffer made alike has staged."""
-        found: Staged = {}
-        remedy = "Pass what state_dict() of a buffer gave."
-        if not isinstance(staged, Mapping):
-            raise SchemaError(explain("load_state_dict: staged", "a dict of fields", type(staged).__name__, remedy))
-        for name, leaves in staged.items():
-            self._schema.require(name)
-            count = len(self._schema.columns[name])
-            if not isinstance(leaves, tuple | list) or len(leaves) != count:
-                got = f"{len(leaves)}" if isinstance(leaves, tuple | list) else type(leaves).__name__
-                raise SchemaError(explain(f"load_state_dict: staged {name}", f"{count} tensors", got, remedy))
-            found[name] = self._copied(name, leaves)
-        return found
 
 
 def observed_block(

@@ -60,7 +60,7 @@ class Durable:
         buffer, ring = self._alive, self._ring
         heads = {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}
         drawn = {} if buffer.run.beside_rows else buffer.run.saved()
-        beside = {name: part.state() for name, part in buffer.beside_rows.items()}
+        beside = {name: part.state() for name, part in buffer.parts.beside_rows.items()}
         return State.of_parts({"ring": ({}, heads), "sampler": ({}, drawn), **beside})
 
     def marks(self) -> int:
@@ -88,7 +88,7 @@ class Durable:
             check_ring(ring.kind, ring.head, ring.count, ring.floor)
             store.found()
             _resume(buffer, saved, record, resumes)
-            buffer._check_numbers()
+            buffer.parts.check()
         except (SchemaError, InvariantError) as error:
             raise CorruptCheckpoint(f"{record.name}: the arrays are invalid. {error}") from error
 
@@ -98,7 +98,7 @@ def _resume(buffer: ReplayBuffer, read: Saved, record: Record, resumes: bool) ->
     if not buffer.run.beside_rows:
         resume(buffer.run, buffer.sampler, buffer.storage.memory, read.part("sampler"))
     buffer.run.mended()
-    random, observers, staged = buffer.beside_rows.values()
+    random, observers, staged = buffer.parts.beside_rows.values()
     if resumes:
         random.load_state(read.part("random"))
     if observers.config() == record.config.get("listeners"):
