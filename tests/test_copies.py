@@ -25,9 +25,7 @@ from tests.checkpoint.traffic import KINDS, digest, equal
 COPIES: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda buffer: pickle.loads(pickle.dumps(buffer)),
-    "the pickler of torch's queues": lambda b: reductions.reduction.ForkingPickler.loads(
-        reductions.reduction.ForkingPickler.dumps(b)
-    ),
+    "the pickler of torch's queues": lambda buffer: pickle.loads(reductions.reduction.ForkingPickler.dumps(buffer)),
 }
 
 
