@@ -145,8 +145,8 @@ def _require_size(file: int, name: str, nbytes: int) -> None:
 
 def _settings_of(owner: Any) -> torch.Tensor:
     """A checksum of everything that says what the bytes of a buffer mean."""
-    layout = owner.capacity, owner.num_envs, owner._next_obs, owner.autoreset
-    told = repr((layout, owner._schema.trees, _described(owner.sampler))).encode()
+    layout = owner.capacity, owner.num_envs, owner.settings.next_obs, owner.autoreset
+    told = repr((layout, owner.settings.schema.trees, _described(owner.sampler))).encode()
     return torch.frombuffer(bytearray(hashlib.blake2b(told, digest_size=_DIGEST).digest()), dtype=torch.uint8)
 
 

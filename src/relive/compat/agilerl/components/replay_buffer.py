@@ -339,7 +339,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
     @property
     def max_priority(self) -> float:
         """The largest priority given to a stored row so far: what new rows have."""
-        return 1.0 if self.core is None else float(self.core.state_dict()["draws"]["largest"])
+        return 1.0 if self.core is None else float(self.core.state_dict()["arrays"]["sampler.largest"])
 
     @property
     def sum_tree(self) -> SumSegmentTree:
@@ -360,7 +360,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
     def _leaves(self) -> np.ndarray:
         if self.core is None:
             return np.zeros(self.max_size)
-        return self.core.state_dict()["draws"]["mass"].numpy(force=True)
+        return self.core.state_dict()["arrays"]["sampler.mass"].numpy(force=True)
 
     def _write_leaves(self, slots: np.ndarray, leaves: np.ndarray) -> None:
         if self._alpha == 0:
