@@ -1,14 +1,61 @@
-"""What the installed package is: a hardened native module, and an import that leaves other people's state alone."""
+"""What the package is made of: a core in C++ that knows no Python, a hardened native module, a harmless import."""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from relive import kernels
+
+ROOT = Path(__file__).parents[2]
+CORE, BIND = (ROOT / "csrc" / room for room in ("core", "bind"))
+SOURCES = sorted([*CORE.iterdir(), *BIND.iterdir()])
+HEADERS = sorted(CORE.glob("*.hpp"))
+COMPILER = shutil.which("c++")
+MOST_LINES = 400
+
+
+def includes(source: Path) -> list[str]:
+    """The files that a C++ file includes, as it names them."""
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', source.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_core_includes_no_python() -> None:
+    assert {path.suffix for path in SOURCES} == {".hpp", ".cpp"}
+    for source in (path for path in SOURCES if path.parent == CORE):
+        # Its own files and the standard library; whatever binds Python lies in other folders.
+        foreign = [name for name in includes(source) if "/" in name and not name.startswith("sys/")]
+        binding = [name for name in includes(source) if re.search("python|nanobind|dlpack|torch|numpy", name, re.I)]
+        assert not foreign + binding, f"{source.name} includes {foreign + binding}"
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("header", HEADERS, ids=lambda path: path.stem)
+def test_every_header_of_the_core_compiles_alone(header: Path) -> None:
+    assert COMPILER is not None
+    command = [COMPILER, "-fsyntax-only", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-I", CORE, "-x", "c++", "-"]
+    alone = {name: value for name, value in os.environ.items() if "INCLUDE_PATH" not in name and name != "CPATH"}
+    told = subprocess.run(
+        command, input=f'#include "{header.name}"\n', env=alone, capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_no_source_file_is_long(source: Path) -> None:
+    assert len(source.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+def test_every_source_file_is_built() -> None:
+    recipe = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    built = set(re.findall(r"csrc/\S+?\.cpp", recipe))
+    assert built == {path.relative_to(ROOT).as_posix() for path in SOURCES if path.suffix == ".cpp"}
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("readelf"), reason="reads ELF files with readelf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -377,6 +378,49 @@ def test_blocks_and_backends_count_what_single_steps_count(autoreset: str | None
                             add(buffer, steps[start])
                         else:
                             buffer.extend(block(steps[start : start + size]))
+                counted.append(chains_of(buffer))
+    assert all(chains == counted[0] for chains in counted), counted
+
+
+def stacked_steps(random: np.random.Generator, k: int, pad: str, next_step: bool) -> Iterator[tuple[Any, ...]]:
+    """Stacks of few different frames: an end often leads to a stack with the same newest frame but other older ones."""
+
+    def start() -> list[float]:
+        frame = float(random.integers(2))
+        return [frame if pad == "repeat" else 0.0] * (k - 1) + [frame]
+
+    stack = start()
+    while True:
+        led = [*stack[1:], float(random.integers(2))]
+        terminated, truncated = random.random() < 0.15, random.random() < 0.15
+        yield stack, terminated, truncated, led
+        is_over = terminated or truncated
+        if is_over and next_step:
+            fresh = start()
+            yield led, False, False, fresh
+            led = fresh
+        elif is_over or random.random() < 0.1:
+            led = start()
+        stack = led
+
+
+@pytest.mark.parametrize("autoreset", [None, "NEXT_STEP", "SAME_STEP"])
+@pytest.mark.parametrize("pad", ["repeat", "zero"])
+@pytest.mark.parametrize("seed", range(6))
+def test_stacked_frames_are_counted_as_whole_stacks(autoreset: str | None, pad: Any, seed: int) -> None:
+    random, k = np.random.default_rng(seed), 2 + seed % 3
+    steps = list(itertools.islice(stacked_steps(random, k, pad, autoreset == "NEXT_STEP"), 60))
+    counted = []
+    for forced in (False, True):
+        with rl.kernels.force_torch() if forced else warnings.catch_warnings():
+            for size in (1, 7, 60):
+                obs = rl.Stacked(rl.Field(()), k, pad=pad)
+                buffer = rl.ReplayBuffer(50, obs=obs, action=(), autoreset=autoreset)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", rl.DataWarning)
+                    for first in range(0, 60, size):
+                        fields = block(steps[first : first + size])
+                        buffer.extend(fields | {name: fields[name].squeeze(1) for name in ("obs", "next_obs")})
                 counted.append(chains_of(buffer))
     assert all(chains == counted[0] for chains in counted), counted
 

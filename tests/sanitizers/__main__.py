@@ -77,7 +77,7 @@ def build(name: str, folder: Path) -> Path:
     tools = os.environ | {"PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))}
     for step in (
         ["-S", ROOT, "-B", tree, *(f"-D{name}={value}" for name, value in settings.items())],
-        ["--build", tree],
+        ["--build", tree, "--parallel", "2"],
         ["--install", tree],
     ):
         subprocess.run(["cmake", *step], check=True, stdout=subprocess.DEVNULL, env=tools)

@@ -1,7 +1,7 @@
 """The native core as Python sees it. Arrays are torch tensors, or numpy arrays where torch lacks the exchange API."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 Array = Any
 
@@ -10,6 +10,8 @@ MOST_AXES: int
 MOST_FRAMES: int
 LOOKS_CUT: int
 LOOKS_RESET: int
+RING_STATE: tuple[str, ...]
+"""The names of the arrays that say what a ring holds, in the order of the native core."""
 
 def set_torch(tensor_type: type, parameter_type: type) -> None: ...
 def exchange() -> bool: ...
@@ -98,6 +100,26 @@ class PriorityTree:
 class Batch: ...
 
 class RingMemory:
+    @overload
+    def __init__(
+        self,
+        columns: list[Array],
+        stacks: list[tuple[int, int, bool] | None],
+        observed: list[int],
+        next_columns: list[Array],
+        state: dict[str, Array | None],
+        alive: int,
+        next_step: bool,
+        same_step: bool,
+        single: bool,
+        reward: int,
+        terminated: int,
+        truncated: int,
+        /,
+    ) -> None:
+        """`state` has the arrays of `RING_STATE` by name, and `journal` and `seals` (None or missing: not kept)."""
+
+    @overload
     def __init__(
         self,
         columns: list[Array],
@@ -114,7 +136,10 @@ class RingMemory:
         reward: int,
         terminated: int,
         truncated: int,
-    ) -> None: ...
+        /,
+    ) -> None:
+        """The same with the state by position, for callers that do not name its arrays yet."""
+
     def write(
         self, values: tuple[Any, ...], nexts: tuple[Any, ...], env_ids: Array | None, steps: int, blocks: bool
     ) -> int: ...

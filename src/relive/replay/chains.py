@@ -162,8 +162,7 @@ def _ends(memory: RowMemory, final: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     is_end = is_step & (kind[final] == FINAL) & ~first[own] & (terminated | truncated)
     stays = np.ones(len(final), bool)
     for i in memory.observed:
-        rows = _raw(memory.leaves[i], ring.slots * ring.num_envs)
-        stays &= (rows[own] == rows[final]).all(1)
+        stays &= (_held(memory, own, i) == _held(memory, final, i)).all(1)
     return is_end, terminated, ~stays
 
 
@@ -171,12 +170,15 @@ def _hold(memory: RowMemory, slots: np.ndarray, obs: list[torch.Tensor]) -> np.n
     """Which flat slots hold these observations, bit by bit."""
     same = np.ones(len(slots), bool)
     for i, given in zip(memory.observed, obs, strict=True):
-        if i in memory.stacked:
-            held = _raw(leaf_at(memory, i, torch.from_numpy(slots).to(memory.device)), len(slots))
-        else:
-            held = _raw(memory.leaves[i], memory.ring.slots * memory.ring.num_envs)[slots]
-        same &= (held == _raw(given, len(slots))).all(1)
+        same &= (_held(memory, slots, i) == _raw(given, len(slots))).all(1)
     return same
+
+
+def _held(memory: RowMemory, slots: np.ndarray, leaf: int) -> np.ndarray:
+    """The bytes [slots, bytes] of an observation's leaf at flat slots; of stacked frames the whole stack."""
+    if leaf in memory.stacked:
+        return _raw(leaf_at(memory, leaf, torch.from_numpy(slots).to(memory.device)), len(slots))
+    return _raw(memory.leaves[leaf], memory.ring.kind.numel())[slots]
 
 
 def _same(a: list[torch.Tensor], b: list[torch.Tensor], shape: tuple[int, int]) -> np.ndarray:

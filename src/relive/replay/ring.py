@@ -5,8 +5,8 @@ flat number is slot·N + e. A transition's next observation is the observation o
 observation is stored once; a row that holds only an observation (where an episode ended, or the newest one) separates
 episodes.
 
-All modular arithmetic of the library is here and in its native twin, `csrc/ring.hpp`. Everything is torch ops on the
-ring's device, without a host synchronisation.
+All modular arithmetic of the library is here and in its native twin, `csrc/core/ring.hpp`. Everything is torch ops on
+the ring's device, without a host synchronisation.
 """
 
 from __future__ import annotations

@@ -1,0 +1,178 @@
+// From Python objects to views of their memory, and from memory to torch tensors.
+//
+// A torch tensor is read through DLPack's C exchange API (torch 2.10 and later), a numpy array through the buffer
+// protocol. No value is converted and no error explained here: an object that is not a plain CPU array is "not read",
+// and Python then converts it or says what is wrong with it. The memory stays in place for as long as the `Array` lives:
+// an exporter may resize or free its memory as soon as nobody holds a buffer of it.
+#pragma once
+#include <Python.h>
+
+#include "../core/array_view.hpp"
+#include "dlpack.hpp"
+
+namespace relive::bind {
+
+// A buffer of an exporter, held until this object is destroyed or takes another buffer. Both need the GIL.
+class BufferHold {
+public:
+    BufferHold() { view_.obj = nullptr; }
+    BufferHold(BufferHold&& other) noexcept : view_(other.view_) { other.view_.obj = nullptr; }
+    BufferHold& operator=(BufferHold&& other) noexcept {
+        if (this != &other) {
+            release();
+            view_ = other.view_;
+            other.view_.obj = nullptr;
+        }
+        return *this;
+    }
+    ~BufferHold() { release(); }
+
+    // Null (and no Python error) if the object does not export a strided buffer.
+    const Py_buffer* take(PyObject* object) {
+        release();
+        if (PyObject_GetBuffer(object, &view_, PyBUF_STRIDES | PyBUF_FORMAT) == 0) return &view_;
+        PyErr_Clear();
+        view_.obj = nullptr;
+        return nullptr;
+    }
+
+    void release() {
+        if (view_.obj) PyBuffer_Release(&view_);  // sets view_.obj to null
+    }
+
+private:
+    Py_buffer view_;
+};
+
+// An array and the buffer that keeps its memory in place. A tensor needs no buffer: the caller holds it.
+struct Array : ArrayView {
+    BufferHold hold;
+};
+
+class Conversion {
+public:
+    // `tensor_type` is torch.Tensor, `parameter_type` torch.nn.Parameter; other subclasses may redefine what data means.
+    void set_torch(PyObject* tensor_type, PyObject* parameter_type) {
+        tensor_type_ = tensor_type;
+        parameter_type_ = parameter_type;
+        is_neg_ = PyUnicode_InternFromString("is_neg");
+        is_conj_ = PyUnicode_InternFromString("is_conj");
+        PyObject* capsule = PyObject_GetAttrString(tensor_type, "__dlpack_c_exchange_api__");
+        if (capsule) {
+            api_ = static_cast<dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+            Py_DECREF(capsule);
+            if (api_ && (api_->version.major != 1 || !api_->borrow)) api_ = nullptr;
+        }
+        PyErr_Clear();
+    }
+
+    bool exchange() const { return api_ != nullptr && exchange_on_; }
+    void set_exchange(bool on) { exchange_on_ = on; }
+
+    // False (and no Python error) when `object` is not a plain CPU array. The array borrows the object's memory and holds
+    // its buffer; an exporter written in Python runs meanwhile, and again when the buffer is released.
+    bool read(PyObject* object, Array& out) const {
+        PyTypeObject* type = Py_TYPE(object);
+        if (reinterpret_cast<PyObject*>(type) == tensor_type_ || reinterpret_cast<PyObject*>(type) == parameter_type_)
+            return exchange() && read_tensor(object, out);
+        return read_buffer(object, out);
+    }
+
+    // A torch tensor of memory that somebody else owns and gives away: a new reference, or null with a Python error set.
+    PyObject* adopt(dlpack::ManagedTensor* tensor) const {
+        void* object = nullptr;
+        return api_->to_object(tensor, &object) == 0 ? static_cast<PyObject*>(object) : nullptr;
+    }
+
+private:
+    static bool truth(PyObject* object, PyObject* method) {
+        PyObject* result = PyObject_VectorcallMethod(method, &object, 1, nullptr);
+        const bool yes = result != Py_False;
+        Py_XDECREF(result);
+        if (!result) PyErr_Clear();
+        return yes;
+    }
+
+    bool read_tensor(PyObject* object, Array& out) const {
+        dlpack::Tensor t;
+        if (api_->borrow(object, &t) != 0) {  // meta and sparse tensors
+            PyErr_Clear();
+            return false;
+        }
+        if (t.device.type != dlpack::kCPU || t.ndim > kMaxDims || t.dtype.lanes != 1) return false;
+        if (t.ndim > 0 && !t.strides) return false;
+        // The memory of a lazily negated or conjugated tensor is not its value.
+        if (t.dtype.code == kFloat && truth(object, is_neg_)) return false;
+        if (t.dtype.code == kComplex && (truth(object, is_neg_) || truth(object, is_conj_))) return false;
+        out.data = static_cast<char*>(t.data) + t.byte_offset;
+        out.dtype = t.dtype;
+        out.ndim = t.ndim;
+        for (int i = 0; i < t.ndim; ++i) {
+            out.shape[i] = t.shape[i];
+            out.strides[i] = t.strides[i];
+        }
+        return true;
+    }
+
+    // What the items of a buffer are, if their size is what their letter says: that of C, or for `l` the standard one.
+    static bool dtype_of(const char* format, int64_t itemsize, DataType& out) {
+        if (!format) format = "B";
+        if (format[0] == '@' || format[0] == '=' || format[0] == '<') ++format;  // big-endian '>' is not plain
+        const bool complex = format[0] == 'Z';
+        if (complex) ++format;
+        if (format[0] == 0 || format[1] != 0) return false;
+        uint8_t code = kInt;
+        int64_t size = 0;
+        switch (format[0]) {
+            case '?': code = kBoolean, size = 1; break;
+            case 'B': code = kUInt; [[fallthrough]];
+            case 'b': size = 1; break;
+            case 'H': code = kUInt; [[fallthrough]];
+            case 'h': size = 2; break;
+            case 'I': code = kUInt; [[fallthrough]];
+            case 'i': size = 4; break;
+            case 'L': code = kUInt; [[fallthrough]];
+            case 'l': size = itemsize == 4 ? 4 : 8; break;
+            case 'Q': code = kUInt; [[fallthrough]];
+            case 'q': size = 8; break;
+            case 'e': code = kFloat, size = 2; break;
+            case 'f': code = kFloat, size = 4; break;
+            case 'd': code = kFloat, size = 8; break;
+            default: return false;
+        }
+        if (complex && code != kFloat) return false;
+        if (complex) code = kComplex, size *= 2;
+        out = {code, static_cast<uint8_t>(itemsize * 8), 1};
+        return itemsize == size;
+    }
+
+    static bool read_buffer(PyObject* object, Array& out) {
+        if (!PyObject_CheckBuffer(object)) return false;
+        const Py_buffer* view = out.hold.take(object);
+        if (!view || view->ndim > kMaxDims || view->suboffsets) return false;
+        // Strides are asked for, and yet ctypes and some scalars of numpy give none. Python reads these: the bytes of a
+        // datetime64 come without a word of what they mean.
+        if (view->ndim > 0 && (!view->shape || !view->strides)) return false;
+        if (!dtype_of(view->format, view->itemsize, out.dtype)) return false;
+        if (reinterpret_cast<uintptr_t>(view->buf) % static_cast<size_t>(view->itemsize) != 0) return false;
+        out.data = static_cast<char*>(view->buf);
+        out.ndim = view->ndim;
+        for (int i = 0; i < view->ndim; ++i) {
+            out.shape[i] = view->shape[i];
+            if (view->strides[i] % view->itemsize != 0) return false;
+            out.strides[i] = view->strides[i] / view->itemsize;
+        }
+        return true;
+    }
+
+    PyObject* tensor_type_ = nullptr;
+    PyObject* parameter_type_ = nullptr;
+    PyObject* is_neg_ = nullptr;
+    PyObject* is_conj_ = nullptr;
+    dlpack::ExchangeApi* api_ = nullptr;
+    bool exchange_on_ = true;
+};
+
+Conversion& conversion();  // the only instance, in module.cpp
+
+}  // namespace relive::bind

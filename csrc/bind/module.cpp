@@ -1,0 +1,45 @@
+// The native core as one Python module. Each family binds itself; this file only lists the families.
+#include <nanobind/nanobind.h>
+
+#include "conversion.hpp"
+
+namespace nb = nanobind;
+
+namespace relive::bind {
+
+Conversion& conversion() {
+    static Conversion instance;
+    return instance;
+}
+
+void bind_columns(nb::module_& m);
+void bind_estimators(nb::module_& m);
+void bind_gather(nb::module_& m);
+void bind_process_lock(nb::module_& m);
+void bind_ring(nb::module_& m);
+void bind_sequences(nb::module_& m);
+void bind_priority_tree(nb::module_& m);
+#ifdef RELIVE_SANITIZE
+void bind_planted_bugs(nb::module_& m);
+#endif
+
+}  // namespace relive::bind
+
+NB_MODULE(_native, m) {
+    using namespace relive::bind;
+    m.def("set_torch", [](nb::handle tensor_type, nb::handle parameter_type) {
+        conversion().set_torch(tensor_type.inc_ref().ptr(), parameter_type.inc_ref().ptr());
+    });
+    m.def("exchange", [] { return conversion().exchange(); });
+    m.def("set_exchange", [](bool on) { conversion().set_exchange(on); });
+    bind_columns(m);
+    bind_estimators(m);
+    bind_gather(m);
+    bind_process_lock(m);
+    bind_ring(m);
+    bind_sequences(m);
+    bind_priority_tree(m);
+#ifdef RELIVE_SANITIZE
+    bind_planted_bugs(m);
+#endif
+}

@@ -1,0 +1,181 @@
+// PriorityTree: draws in proportion to priorities. No argument is converted: False or None says that one is no exact fit.
+#include "../core/priority_tree.hpp"
+
+#include <nanobind/nanobind.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "../core/gather.hpp"
+#include "../core/priorities.hpp"
+#include "gil.hpp"
+#include "tensor_pool.hpp"
+
+namespace relive::bind {
+namespace {
+
+constexpr int64_t kBytesPerLeaf = 64;  // a leaf's cache line, to decide whether the GIL is released
+
+bool read_vector(nb::handle object, DataType dtype, Array& out) {
+    return conversion().read(object.ptr(), out) && out.dtype == dtype && out.ndim == 1 && out.contiguous();
+}
+
+class BoundTree {
+public:
+    // `memory` are float64 arrays of the sizes that `sizes` returns: zeros, or what other trees in this memory left.
+    BoundTree(nb::tuple memory, int64_t num_leaves)
+        : tree_(part(memory, 0, num_leaves), part(memory, 1, num_leaves), part(memory, 2, num_leaves),
+                reinterpret_cast<TreeSummary*>(part(memory, 3, num_leaves)), num_leaves),
+          owner_(std::move(memory)) {}
+
+    // How many numbers the leaves, their sums, their minima and the summary take.
+    static nb::tuple sizes(int64_t num_leaves) {
+        if (num_leaves < 1)
+            throw std::invalid_argument("num_leaves: expected at least 1, got " + std::to_string(num_leaves));
+        const int64_t levels = TreeLevels::size(num_leaves);
+        return nb::make_tuple(PriorityTree::padded(num_leaves), levels, levels,
+                              static_cast<int64_t>(sizeof(TreeSummary) / sizeof(double)));
+    }
+
+    bool set(nb::handle leaves, nb::handle priorities) {
+        Array index, values;
+        if (!read_vector(leaves, kInt64, index)) return false;
+        const int64_t count = index.shape[0];
+        double number = 0;
+        const bool single = PyFloat_Check(priorities.ptr());
+        if (single) number = PyFloat_AsDouble(priorities.ptr());
+        else if (!read_vector(priorities, kFloat64, values) || values.shape[0] != count) return false;
+        check_leaves(index, 0);
+        MaybeReleased released(count * kBytesPerLeaf);
+        tree_.set(index.as<int64_t>(), single ? &number : values.as<double>(), single ? 0 : 1, count);
+        return true;
+    }
+
+    nb::object get(nb::handle leaves, nb::object out) const {
+        Array index;
+        if (!read_vector(leaves, kInt64, index)) return nb::none();
+        check_leaves(index, 0);
+        tree_.get(target<double>(out, kFloat64, index.shape[0]), index.as<int64_t>(), index.shape[0]);
+        return out;
+    }
+
+    // None when every priority is zero.
+    nb::object draw(int64_t count, nb::handle capsule, nb::object out) const {
+        if (!can_draw(count)) return nb::none();
+        draw_into(target<int64_t>(out, kInt64, count), nullptr, count, capsule);
+        return out;
+    }
+
+    nb::object draw_with_priorities(int64_t count, nb::handle capsule, nb::object out, nb::object priorities) const {
+        if (!can_draw(count)) return nb::none();
+        int64_t* leaves = target<int64_t>(out, kInt64, count);
+        draw_into(leaves, target<double>(priorities, kFloat64, count), count, capsule);
+        return nb::make_tuple(out, priorities);
+    }
+
+    // Leaves, and the weight (smallest / priority)^beta of each; `by_smallest`: the smallest of all leaves, else of these.
+    nb::object draw_weighted(int64_t count, nb::handle capsule, double beta, bool by_smallest) {
+        if (!can_draw(count)) return nb::none();
+        TensorPlans plans;
+        plans.add(kInt64, 1, &count);
+        plans.add(kFloat32, 1, &count);
+        const nb::list made = make_tensors(plans);
+        std::vector<double> priorities(static_cast<size_t>(count));
+        draw_into(reinterpret_cast<int64_t*>(plans.data(0)), priorities.data(), count, capsule);
+        double smallest = by_smallest ? tree_.smallest() : kNoLeaf;
+        if (!by_smallest) for (const double priority : priorities) smallest = std::min(smallest, priority);
+        weigh(reinterpret_cast<float*>(plans.data(1)), priorities, smallest, beta);
+        return nb::make_tuple(made[0], made[1]);
+    }
+
+    // Set leaves to (priority + eps)^alpha; a leaf of -1 is skipped. Returns (bad, skipped, largest): the position of the
+    // first invalid priority (then nothing has changed) or -1, how many leaves were skipped, and the largest priority.
+    // None: no exact fit.
+    nb::object update(nb::handle leaves, nb::handle priorities, double alpha, double eps) {
+        Array index, values;
+        if (!read_vector(leaves, kInt64, index) || !conversion().read(priorities.ptr(), values) || values.ndim != 1 ||
+            !values.contiguous() || values.shape[0] != index.shape[0])
+            return nb::none();
+        const auto* rows = index.as<int64_t>();
+        const int64_t count = index.shape[0];
+        if (values.dtype == kFloat64) return apply(index, {rows, values.as<double>(), count, alpha, eps});
+        if (values.dtype == kFloat32) return apply(index, {rows, values.as<float>(), count, alpha, eps});
+        return nb::none();
+    }
+
+    void mark(const Touched& touched, double mass) {
+        const auto count = static_cast<int64_t>(touched.slots.size());
+        if (!in_range(touched.slots.data(), count, tree_.num_leaves(), 0))
+            throw std::out_of_range("leaf: expected slots of the tree");
+        MaybeReleased released(count * kBytesPerLeaf);
+        mark_touched(tree_, touched, mass);
+    }
+
+    double total() const { return tree_.total(); }
+    double smallest() { return tree_.smallest(); }
+    double deviation() const { return tree_.deviation(); }
+
+    void rebuild() {
+        MaybeReleased released(tree_.num_leaves() * static_cast<int64_t>(sizeof(double)));
+        tree_.rebuild();
+    }
+
+private:
+    static double* part(nb::tuple memory, size_t which, int64_t num_leaves) {
+        return memory_of<double>(memory[which], kFloat64, nb::cast<int64_t>(sizes(num_leaves)[which]), "memory");
+    }
+
+    void check_leaves(const Array& index, int64_t lowest) const {
+        if (!in_range(index.as<int64_t>(), index.shape[0], tree_.num_leaves(), lowest))
+            throw std::out_of_range("leaf: expected 0 to " + std::to_string(tree_.num_leaves() - 1) + ", got one outside");
+    }
+
+    nb::object apply(const Array& index, const PriorityUpdate& update) {
+        if (update.bad >= 0) return nb::make_tuple(update.bad, 0, 0.0);
+        check_leaves(index, -1);
+        const auto count = static_cast<int64_t>(update.leaves.size());
+        {
+            MaybeReleased released(count * kBytesPerLeaf);
+            tree_.set(update.leaves.data(), update.masses.data(), 1, count);
+        }
+        return nb::make_tuple(-1, update.skipped, update.largest);
+    }
+
+    bool can_draw(int64_t count) const {
+        if (count < 0) throw std::out_of_range("count: expected at least 0, got " + std::to_string(count));
+        return !tree_.empty();
+    }
+
+    void draw_into(int64_t* leaves, double* priorities, int64_t count, nb::handle capsule) const {
+        const BitGenerator& random = generator_in(capsule);
+        MaybeReleased released(count * kBytesPerLeaf);
+        tree_.draw(leaves, priorities, count, random);
+    }
+
+    PriorityTree tree_;
+    nb::object owner_;  // the memory
+};
+
+}  // namespace
+
+void bind_priority_tree(nb::module_& m) {
+    const auto none = nb::none();
+    nb::class_<BoundTree>(m, "PriorityTree")
+        .def(nb::init<nb::tuple, int64_t>())
+        .def("set", &BoundTree::set)
+        .def("get", &BoundTree::get, nb::arg("leaves"), nb::arg("out").none() = none)
+        .def("draw", &BoundTree::draw, nb::arg("count"), nb::arg("capsule"), nb::arg("out").none() = none)
+        .def("draw_with_priorities", &BoundTree::draw_with_priorities, nb::arg("count"), nb::arg("capsule"),
+             nb::arg("out").none() = none, nb::arg("priorities").none() = none)
+        .def("draw_weighted", &BoundTree::draw_weighted)
+        .def("update", &BoundTree::update)
+        .def("mark", &BoundTree::mark)
+        .def("total", &BoundTree::total)
+        .def("smallest", &BoundTree::smallest)
+        .def("rebuild", &BoundTree::rebuild)
+        .def("deviation", &BoundTree::deviation)
+        .def_static("sizes", &BoundTree::sizes);
+}
+
+}  // namespace relive::bind

@@ -1,0 +1,124 @@
+// ProcessLock: a context manager around a mutex that processes share. After a holder has died, the next one repairs.
+#include <nanobind/nanobind.h>
+
+#include "arguments.hpp"
+
+#if defined(__linux__)
+#include <chrono>
+#include <cstdio>
+#include <optional>
+
+#include "../core/process_mutex.hpp"
+#endif
+
+namespace relive::bind {
+
+#if defined(__linux__)
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Status = ProcessMutex::Status;
+
+constexpr double kForever = 1e9;  // seconds; more may be too many nanoseconds to count
+
+class ProcessLock {
+public:
+    // `memory` is uint8 [128], zeros if `is_new`. `mend` is called by the first holder after one that died. Nobody waits
+    // for longer than `patience` seconds: a holder may be stopped, which is not death.
+    ProcessLock(nb::object memory, bool is_new, nb::callable mend, double patience)
+        : mutex_(memory_of<uint8_t>(memory, kUInt8, ProcessMutex::kBytes, "lock"), is_new),
+          owner_(std::move(memory)),
+          mend_(std::move(mend)),
+          patience_(patience) {}
+
+    void enter() {
+        if (enter_within(patience_)) return;
+        char message[256];
+        std::snprintf(message, sizeof message,
+                      "shared buffer: expected its lock within %g s, got it held by another process (thread %d) all the "
+                      "time. Let that process go on, or end it; RELIVE_LOCK_SECONDS sets how long calls wait.",
+                      patience_, mutex_.holder());
+        PyErr_SetString(PyExc_TimeoutError, message);
+        throw nb::python_error();
+    }
+
+    // False if the lock is not free in time. A wait that has begun goes on for up to a slice.
+    bool enter_within(double seconds) {
+        if (!wait_within(seconds)) return false;
+        if (mutex_.is_repaired()) return true;
+        try {
+            mend_();
+        } catch (...) {
+            exit();  // the next holder will try again
+            throw;
+        }
+        mutex_.set_repaired();
+        return true;
+    }
+
+    void exit() { mutex_.leave(); }
+
+private:
+    bool wait_within(double seconds) {
+        if (mutex_.owes_a_turn()) {
+            nb::gil_scoped_release released;
+            mutex_.give_way();
+        }
+        Status status = mutex_.try_enter();
+        std::optional<Clock::time_point> deadline;  // the clock is read only by those who wait
+        while (status != Status::kHeld) {
+            if (status == Status::kSliceOver && PyErr_CheckSignals() != 0) throw nb::python_error();
+            if (!deadline) deadline = deadline_in(seconds);
+            if (Clock::now() >= *deadline) return false;
+            nb::gil_scoped_release released;
+            status = mutex_.wait_a_slice();
+        }
+        return true;
+    }
+
+    static Clock::time_point deadline_in(double seconds) {
+        if (!(seconds < kForever)) return Clock::time_point::max();
+        return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    }
+
+    ProcessMutex mutex_;
+    nb::object owner_, mend_;  // the memory, and what repairs the data in it
+    double patience_;
+};
+
+// For a `with` statement: no Ctrl-C can come between entering and the promise to leave.
+class Within {
+public:
+    Within(ProcessLock& lock, double seconds) : lock_(lock), seconds_(seconds) {}
+
+    bool enter() { return is_mine_ = lock_.enter_within(seconds_); }
+
+    void exit() {
+        if (is_mine_) lock_.exit();
+    }
+
+private:
+    ProcessLock& lock_;
+    double seconds_;
+    bool is_mine_ = false;
+};
+
+}  // namespace
+
+void bind_process_lock(nb::module_& m) {
+    m.attr("LOCK_BYTES") = ProcessMutex::kBytes;
+    nb::class_<ProcessLock>(m, "ProcessLock")
+        .def(nb::init<nb::object, bool, nb::callable, double>())
+        .def("__enter__", &ProcessLock::enter)
+        .def("__exit__", [](ProcessLock& self, nb::args) { self.exit(); })
+        .def(
+            "within", [](ProcessLock& self, double seconds) { return Within(self, seconds); }, nb::keep_alive<0, 1>());
+    nb::class_<Within>(m, "Within")
+        .def("__enter__", &Within::enter)
+        .def("__exit__", [](Within& self, nb::args) { self.exit(); });
+}
+#else
+void bind_process_lock(nb::module_&) {}
+#endif
+
+}  // namespace relive::bind

@@ -1,0 +1,69 @@
+// The memory of a ring, read from the arrays that Python allocated.
+#pragma once
+#include <cstring>
+#include <string>
+
+#include "../core/ring_memory.hpp"
+#include "arguments.hpp"
+
+namespace relive::bind {
+
+#define RELIVE_NAME(name, type, dtype, extent) #name,
+constexpr const char* kRingStateNames[] = {RELIVE_RING_STATE(RELIVE_NAME)};
+#undef RELIVE_NAME
+
+// Kept only where the memory outlives a process.
+constexpr const char *kJournal = "journal", *kChecksums = "seals";
+
+inline nb::tuple ring_state_names() {
+    nb::list names;
+    for (const char* name : kRingStateNames) names.append(name);
+    return nb::tuple(names);
+}
+
+inline void check_state_names(nb::dict state) {
+    for (const char* name : kRingStateNames)
+        if (!state.contains(name)) throw std::invalid_argument(std::string("state: expected an array ") + name + ", got none");
+    for (auto [name, array] : state) {
+        const char* given = nb::cast<const char*>(name);
+        bool known = std::strcmp(given, kJournal) == 0 || std::strcmp(given, kChecksums) == 0;
+        for (const char* expected : kRingStateNames) known = known || std::strcmp(given, expected) == 0;
+        if (!known) throw std::invalid_argument(std::string("state: expected the names in RING_STATE, journal and seals, got ") + given);
+    }
+}
+
+// The arrays of a state by their names; `journal` and `seals` may be None or missing.
+inline RingState read_state(nb::dict state, int64_t slots, int64_t envs) {
+    check_state_names(state);
+    RingState read;
+    const auto elements = [&](Extent extent) { return extent == Extent::kPerSlot ? slots * envs : envs; };
+#define RELIVE_READ(name, type, dtype, extent) \
+    read.name = memory_of<type>(state[#name], dtype, elements(Extent::extent), #name);
+    RELIVE_RING_STATE(RELIVE_READ)
+#undef RELIVE_READ
+    const auto is_kept = [&](const char* name) { return state.contains(name) && !state[name].is_none(); };
+    if (is_kept(kJournal)) read.journal = memory_of<int64_t>(state[kJournal], kInt64, envs, kJournal);
+    if (is_kept(kChecksums)) read.checksums = memory_of<uint64_t>(state[kChecksums], kInt64, 2 * slots * envs, kChecksums);
+    return read;
+}
+
+// The same state given by position: a tuple in the order of RING_STATE, the journal and the seals.
+inline nb::dict state_by_name(nb::tuple state, nb::object journal, nb::object checksums) {
+    nb::dict named;
+    size_t i = 0;
+    for (const char* name : kRingStateNames) named[name] = state[i++];
+    named[kJournal] = journal;
+    named[kChecksums] = checksums;
+    return named;
+}
+
+// The leaf of a column [slots, envs, …]; `stack` is (k, axis, repeat) or None.
+inline Leaf read_leaf_of(nb::handle column, nb::handle stack, int64_t slots, int64_t envs) {
+    const Array array = read_or_throw(column, "column");
+    if (stack.is_none()) return leaf_over(array, nullptr, slots, envs);
+    const nb::tuple given = nb::borrow<nb::tuple>(stack);
+    const Stacking stacking{nb::cast<int64_t>(given[0]), nb::cast<int>(given[1]), nb::cast<bool>(given[2])};
+    return leaf_over(array, &stacking, slots, envs);
+}
+
+}  // namespace relive::bind

@@ -1,0 +1,110 @@
+// Makes the torch tensors of a plan. Small tensors share one block of memory; each tensor has a storage of its own.
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include <atomic>
+#include <memory>
+#include <new>
+
+#include "../core/block_cache.hpp"
+#include "../core/tensor_plans.hpp"
+#include "arguments.hpp"
+
+namespace relive::bind {
+
+// One allocation: this header, a description of each tensor, their memory. It is freed with the last of its tensors.
+class TensorBlock {
+public:
+    static TensorBlock* make(size_t count, int64_t bytes) {
+        const auto size = static_cast<size_t>(round_up(kHeader + descriptions_bytes(count) + bytes));
+        void* memory = BlockCache::instance().take(size);
+        if (!memory) throw std::bad_alloc();
+        auto* block = new (memory) TensorBlock;
+        block->size_ = size;
+        return block;
+    }
+
+    // Gives up the maker's reference; each tensor has its own.
+    struct Release {
+        void operator()(TensorBlock* block) const {
+            if (block->references_.fetch_sub(1, std::memory_order_acq_rel) == 1)
+                BlockCache::instance().give_back(block, block->size_);
+        }
+    };
+
+    char* memory(size_t count) { return reinterpret_cast<char*>(descriptions()) + descriptions_bytes(count); }
+
+    // Describe tensor `i` for torch, which releases its reference to this block when the tensor dies.
+    dlpack::ManagedTensor* describe(size_t i, const TensorPlan& plan) {
+        Description& made = descriptions()[i];
+        int64_t stride = 1;
+        for (int d = plan.ndim - 1; d >= 0; --d) {
+            made.shape[d] = plan.shape[d];
+            made.strides[d] = stride;
+            stride *= plan.shape[d];
+        }
+        made.tensor = {{1, 0}, this, release, 0, {plan.data, {dlpack::kCPU, 0}, plan.ndim, plan.dtype, made.shape, made.strides, 0}};
+        references_.fetch_add(1, std::memory_order_relaxed);
+        return &made.tensor;
+    }
+
+private:
+    struct Description {
+        dlpack::ManagedTensor tensor;
+        int64_t shape[kMaxDims];
+        int64_t strides[kMaxDims];
+    };
+
+    static constexpr int64_t kHeader = 64;
+
+    static constexpr int64_t round_up(int64_t bytes) { return TensorPlans::round_up(bytes); }
+    static constexpr int64_t descriptions_bytes(size_t count) {
+        return round_up(static_cast<int64_t>(count * sizeof(Description)));
+    }
+    static void release(dlpack::ManagedTensor* tensor) { Release{}(static_cast<TensorBlock*>(tensor->context)); }
+
+    Description* descriptions() { return reinterpret_cast<Description*>(reinterpret_cast<char*>(this) + kHeader); }
+
+    std::atomic<int64_t> references_{1};
+    size_t size_ = 0;
+};
+
+using OwnedBlock = std::unique_ptr<TensorBlock, TensorBlock::Release>;
+
+inline nb::list make_tensors(TensorPlans& plans) {
+    nb::list out;
+    OwnedBlock shared;
+    char* next = nullptr;
+    size_t described = 0;
+    for (TensorPlan& plan : plans.plans()) {
+        PyObject* tensor = nullptr;
+        if (plan.in_shared_block) {
+            if (!shared) {
+                shared.reset(TensorBlock::make(plans.shared(), plans.shared_bytes()));
+                next = shared->memory(plans.shared());
+            }
+            plan.data = next;
+            next += TensorPlans::round_up(plan.bytes);
+            tensor = conversion().adopt(shared->describe(described++, plan));
+        } else {
+            const OwnedBlock own(TensorBlock::make(1, plan.bytes));
+            plan.data = own->memory(1);
+            tensor = conversion().adopt(own->describe(0, plan));
+        }
+        if (!tensor) throw nb::python_error();
+        out.append(nb::steal(tensor));
+    }
+    return out;
+}
+
+// The memory to write `count` numbers to: that of a new tensor, or of `out` where tensors cannot be made from C.
+template <class T>
+T* target(nb::object& out, DataType dtype, int64_t count) {
+    if (!out.is_none()) return memory_of<T>(out, dtype, count, "out");
+    TensorPlans plans;
+    plans.add(dtype, 1, &count);
+    out = make_tensors(plans)[0];
+    return reinterpret_cast<T*>(plans.data(0));
+}
+
+}  // namespace relive::bind

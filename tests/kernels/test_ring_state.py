@@ -1,0 +1,117 @@
+"""The state of a ring as the native core takes it: arrays by name."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from relive import kernels
+from relive.replay.ring import TRANSITION
+
+pytestmark = pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
+
+SLOTS, ENVS = 5, 2
+PER_ENV = (ENVS,)
+PER_SLOT = (SLOTS, ENVS)
+SHAPES = {
+    "kind": (PER_SLOT, torch.uint8),
+    "first": (PER_SLOT, torch.bool),
+    "head": (PER_ENV, torch.int64),
+    "open": (PER_ENV, torch.bool),
+    "resetting": (PER_ENV, torch.bool),
+    "count": (PER_ENV, torch.int64),
+    "floor": (PER_ENV, torch.int64),
+}
+KEPT = {"journal": (PER_ENV, torch.int64), "seals": ((*PER_SLOT, 2), torch.int64)}
+
+
+def zeros(shapes: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+
+
+def columns() -> list[torch.Tensor]:
+    """obs, reward, terminated, truncated."""
+    dtypes = (torch.float32, torch.float32, torch.bool, torch.bool)
+    return [torch.zeros(SLOTS, ENVS, dtype=dtype) for dtype in dtypes]
+
+
+def ring_over(*state: Any) -> Any:
+    leaves = [kernels.buffer_of(column) for column in columns()]
+    return kernels.native().RingMemory(leaves, [None] * 4, [0], [], *state, SLOTS, False, False, False, 1, 2, 3)
+
+
+def step(t: int) -> tuple[Any, ...]:
+    """One step of both environments: observation t leads to t + 1."""
+    obs, ends = torch.full((ENVS,), float(t)), torch.zeros(ENVS, dtype=torch.bool)
+    leaves, nexts = (obs, obs, ends, ends), (obs + 1,)
+    return tuple(map(kernels.buffer_of, leaves)), tuple(map(kernels.buffer_of, nexts)), None, 1, False
+
+
+def buffers(state: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: kernels.buffer_of(array) for name, array in state.items()}
+
+
+def test_the_module_names_the_arrays_in_its_order() -> None:
+    assert tuple(SHAPES) == kernels.native().RING_STATE
+
+
+def test_arrays_by_name_are_written_whatever_their_order() -> None:
+    state = zeros(SHAPES)
+    ring = ring_over(buffers(dict(reversed(state.items()))))
+    assert [ring.write(*step(t)) for t in range(2)] == [-1, -1]
+    assert state["head"].tolist() == [2, 2]
+    assert state["count"].tolist() == [2, 2]
+    assert (state["kind"] == TRANSITION).nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert state["first"][0].tolist() == [True, True]
+    assert state["open"].tolist() == [True, True]
+
+
+def test_a_state_by_name_and_by_position_is_the_same_ring() -> None:
+    named, placed = zeros(SHAPES | KEPT), zeros(SHAPES | KEPT)
+    by_name = ring_over(buffers(named))
+    *state, journal, seals = buffers(placed).values()
+    by_position = ring_over(tuple(state), journal, seals)
+    for ring in (by_name, by_position):
+        assert [ring.write(*step(t)) for t in (0, 1, 7)] == [-1, -1, -1]
+    assert all(torch.equal(named[name], placed[name]) for name in named)
+    assert named["seals"].count_nonzero() > 0
+
+
+def test_arrays_that_only_durable_memory_keeps_may_be_none_or_missing() -> None:
+    for kept in ({}, {"journal": None, "seals": None}):
+        state = zeros(SHAPES)
+        assert ring_over(buffers(state) | kept).write(*step(0)) == -1
+        assert state["head"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_missing_array_is_named(name: str) -> None:
+    state = buffers(zeros(SHAPES))
+    del state[name]
+    with pytest.raises(ValueError, match=f"state: expected an array {name}, got none"):
+        ring_over(state)
+
+
+def test_an_unknown_array_is_named() -> None:
+    with pytest.raises(ValueError, match="state: .* got heads"):
+        ring_over(buffers(zeros(SHAPES | {"heads": (PER_ENV, torch.int64)})))
+
+
+@pytest.mark.parametrize("name", [*SHAPES, *KEPT])
+def test_an_array_of_another_size_is_named(name: str) -> None:
+    state = zeros(SHAPES | KEPT)
+    state[name] = state[name][:-1].contiguous()
+    with pytest.raises(ValueError, match=f"{name}: expected .* elements"):
+        ring_over(buffers(state))
+
+
+def test_the_ring_keeps_its_arrays_alive_when_the_caller_changes_its_dict() -> None:
+    state = buffers(zeros(SHAPES))
+    arrays = [weakref.ref(array) for array in state.values()]
+    ring = ring_over(state)
+    state.clear()
+    assert all(array() is not None for array in arrays)
+    assert ring.write(*step(0)) == -1
