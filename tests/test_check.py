@@ -22,17 +22,18 @@ from tests.layouts import Both, World, arrays
 Break = Callable[[Any], Any]
 
 
+def tensors_of(buffer: Any) -> tuple[torch.Tensor, ...]:
+    """One tensor a leaf."""
+    if isinstance(buffer, rl.DistillationBuffer):
+        return buffer._columns
+    return buffer._storage.tensors if isinstance(buffer, rl.RolloutBuffer) else buffer.storage.memory.leaves
+
+
 def everything(buffer: Any) -> list[bytes]:
     """All that a buffer keeps, and its generator."""
-    storage = buffer._columns if isinstance(buffer, rl.DistillationBuffer) else leaves_of(buffer)
     state = buffer.storage.memory.ring.state.values() if isinstance(buffer, rl.ReplayBuffer) else ()
-    tensors = [tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in (*storage, *state)]
+    tensors = [tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in (*tensors_of(buffer), *state)]
     return [*tensors, repr(buffer._random.bits.state).encode(), repr(buffer).encode()]
-
-
-def leaves_of(buffer: Any) -> tuple[torch.Tensor, ...]:
-    """The tensors of a buffer's fields."""
-    return buffer.storage.memory.leaves if isinstance(buffer, rl.ReplayBuffer) else buffer._storage.columns
 
 
 def assert_found(buffer: Any, break_it: Break, message: str) -> None:
@@ -79,14 +80,14 @@ def kind(slot: int, env: int, value: int) -> Break:
 
 def column(name: str, place: Any, value: Any) -> Break:
     def plant(buffer: Any) -> None:
-        leaves_of(buffer)[buffer._schema.columns[name][0]][place] = value
+        tensors_of(buffer)[buffer._schema.columns[name][0]][place] = value
 
     return plant
 
 
 def byte(name: str, place: Any) -> Break:
     def plant(buffer: Any) -> None:
-        leaves_of(buffer)[buffer._schema.columns[name][0]].view(torch.uint8)[place] = 2
+        tensors_of(buffer)[buffer._schema.columns[name][0]].view(torch.uint8)[place] = 2
 
     return plant
 
@@ -95,11 +96,11 @@ def replaced(change: Callable[[torch.Tensor], torch.Tensor]) -> Break:
     """The column of the observations is another tensor."""
 
     def plant(buffer: Any) -> None:
-        first, *rest = leaves_of(buffer)
-        if isinstance(buffer, rl.ReplayBuffer):
-            buffer.storage.memory.leaves = (change(first), *rest)
-        else:
-            buffer._storage.columns = (change(first), *rest)
+        first, *rest = tensors_of(buffer)
+        where, name = (
+            (buffer.storage.memory, "leaves") if isinstance(buffer, rl.ReplayBuffer) else (buffer._storage, "tensors")
+        )
+        setattr(where, name, (change(first), *rest))
 
     return plant
 
@@ -467,10 +468,14 @@ def rolled(steps: int = 3, *, advantage: bool = True, **options: Any) -> rl.Roll
 
 def kept(name: str, change: Any) -> Break:
     def plant(rollout: Any) -> None:
-        (one,) = rollout._carries._kept.values()
+        (one,) = rollout._hidden_states._kept.values()
         setattr(one, name, change(getattr(one, name)))
 
     return plant
+
+
+def found_in(rollout: rl.RolloutBuffer) -> Any:
+    return rollout._flags.final_observations._found
 
 
 def planted(tensor: torch.Tensor, place: Any, value: Any) -> torch.Tensor:
@@ -479,49 +484,50 @@ def planted(tensor: torch.Tensor, place: Any, value: Any) -> torch.Tensor:
 
 
 ROLLOUT: dict[str, tuple[dict[str, Any], Break, str]] = {
-    "more steps than fit": ({}, attribute("_num_stored", 5), "^num_stored: expected 0 to 4 steps, got 5"),
-    "a value that is given and missing": (
-        {}, attribute("_gives_value", False), r"^missing fields: expected .*'value'\], got"
-    ),
+    "more steps than fit": ({}, attribute("_storage.num_stored", 5), "^num_stored: expected 0 to 4 steps, got 5"),
     "a staged field that no other step has": (
-        {}, attribute("_staged", {"log_prob"}), r"^staged fields: expected none of \['log_prob'\], got \['log_prob'\]"
+        {}, attribute("_storage.staged", {"log_prob"}),
+        r"^staged fields: expected none of \['log_prob'\], got \['log_prob'\]"
     ),
     "an unknown staged field": (
-        {}, attribute("_staged", {"hont"}), r"^staged fields: expected declared fields \(obs, .*hidden"
+        {}, attribute("_storage.staged", {"hont"}), r"^staged fields: expected declared fields \(obs, .*hidden"
     ),
     "a field staged behind the end": (
-        {"steps": 4}, attribute("_staged", {"obs"}), "^staged fields: expected no staged fields in a full rollout"
+        {"steps": 4}, attribute("_storage.staged", {"obs"}),
+        "^staged fields: expected no staged fields in a full rollout"
     ),
     "a reset that never comes": (
-        {}, attribute("_resets.resetting", torch.ones_like), r"^resetting\[0\]: expected False unless"
+        {}, attribute("_flags.resetting", torch.ones_like), r"^resetting\[0\]: expected False unless"
     ),
     "a start that is no flag": (
-        {}, lambda r: r._resets.starting.view(torch.uint8).fill_(7), r"^starting\[0\]: expected a flag of 0 or 1, got 7"
+        {}, lambda r: r._flags.starting.view(torch.uint8).fill_(7), r"^starting\[0\]: expected a flag of 0 or 1, got 7"
     ),
     "resets of other environments": (
-        {}, attribute("_resets.resetting", lambda x: x.repeat(2)), r"^resetting: expected torch.bool of shape \(2,\)"
+        {}, attribute("_flags.resetting", lambda x: x.repeat(2)), r"^resetting: expected torch.bool of shape \(2,\)"
     ),
     "a final observation of a step that goes on": (
         {}, column("truncated", (1, 1), False), r"^final_obs: expected .* of truncated steps, got \[\(1, 1\)\]"
     ),
     "a final observation of a step that is not stored": (
-        {}, lambda r: r._finals._found.append(r._finals._found[0]._replace(step=9)), r"steps, got \[\(9, 1\)\]"
+        {}, lambda r: found_in(r).append(found_in(r)[0]._replace(step=9)), r"steps, got \[\(9, 1\)\]"
     ),
     "a final observation twice": (
-        {}, lambda r: r._finals._found.append(r._finals._found[0]),
+        {}, lambda r: found_in(r).append(found_in(r)[0]),
         r"^final_obs: expected one for each \(step, environment\), in order"
     ),
     "a final observation of another shape": (
-        {}, lambda r: r._finals._found[0].leaves.__setitem__(0, torch.zeros(1, 3)), r"^final_obs of step 1: expected"
+        {}, lambda r: found_in(r)[0].leaves.__setitem__(0, torch.zeros(1, 3)), r"^final_obs of step 1: expected"
     ),
     "an advantage of another length": (
-        {}, lambda r: r._attached.update({("advantage",): torch.zeros(3, 2)}), r"^advantage: expected .* \(5, 2\) on"
+        {}, lambda r: r._storage.attached.update({("advantage",): torch.zeros(3, 2)}),
+        r"^advantage: expected .* \(5, 2\) on"
     ),
     "an advantage behind the steps": (
-        {}, lambda r: r._attached[("advantage",)][3].fill_(1.0), r"^advantage\[0, 0\]: expected zeros after step 2"
+        {}, lambda r: r._storage.attached[("advantage",)][3].fill_(1.0),
+        r"^advantage\[0, 0\]: expected zeros after step 2"
     ),
     "an attached field of a field's name": (
-        {}, lambda r: r._attached.update({("obs",): torch.zeros(5, 2)}),
+        {}, lambda r: r._storage.attached.update({("obs",): torch.zeros(5, 2)}),
         "^obs: expected a name that no field has, got the name of"
     ),
     "another last value": ({}, column("value", (3, 0), 6.0), r"^last_value: expected \[5.0, 5.0\], got \[6.0, 5.0\]"),
@@ -534,13 +540,13 @@ ROLLOUT: dict[str, tuple[dict[str, Any], Break, str]] = {
         {}, kept("_values", lambda v: v[:2]), r"^hidden: expected torch.float32 of shape \(4, 1\) on cpu"
     ),
     "another place in the episode": (
-        {}, lambda r: r._carries._in_episode.add_(1), r"^place in the episode\[0\]: expected \[3, 1\], got 4"
+        {}, lambda r: r._hidden_states._in_episode.add_(1), r"^place in the episode\[0\]: expected \[3, 1\], got 4"
     ),
     "another place in the rollout": (
-        {}, lambda r: r._carries._in_rollout.add_(1), r"^place in the rollout\[0\]: expected \[3, 3\], got 4"
+        {}, lambda r: r._hidden_states._in_rollout.add_(1), r"^place in the rollout\[0\]: expected \[3, 3\], got 4"
     ),
     "listeners that wait for another reset": (
-        {"steps": 2, **NEXT}, attribute("_coming", ~np.array([[False, True]])),
+        {"steps": 2, **NEXT}, attribute("_flags._coming", ~np.array([[False, True]])),
         r"^coming resets\[0, 0\]: expected the resets"
     ),
     "statistics that are wrong": (
@@ -731,19 +737,19 @@ def _act(rollout: rl.RolloutBuffer, random: np.random.Generator, every: int) -> 
     if rollout.is_full or choice < 0.1:
         rollout.clear(restarted=random.random() < 0.3)
     elif choice < 0.7:
-        valued = choice < 0.6 if not rollout.num_stored else rollout._gives_value
+        valued = choice < 0.6 if not rollout.num_stored else "value" not in rollout._storage.missing
         given: dict[str, Any] = {"value": numbers[:, 0]} if valued else {}
-        if rollout.num_stored and rollout._gives_log_prob:
+        if rollout.num_stored and "log_prob" not in rollout._storage.missing:
             given["log_prob"] = numbers[:, 0]
         if rollout.autoreset is None or rollout.autoreset.name != "NEXT_STEP":
             given["final_obs"] = numbers + 1
-        if "obs" not in rollout._staged:
+        if "obs" not in rollout._storage.staged:
             given["obs"] = numbers
         rollout.add(action=numbers[:, 0], reward=numbers[:, 0], terminated=flags[0], truncated=flags[1],
                     hidden=numbers, **given)  # fmt: skip
-    elif choice < 0.8 and not rollout._staged:
+    elif choice < 0.8 and not rollout._storage.staged:
         rollout.stage(obs=numbers)
-    elif rollout.num_stored and not rollout._staged:
+    elif rollout.num_stored and not rollout._storage.staged:
         if "value" not in rollout and choice < 0.9:
             rollout.attach(value=random.normal(size=(rollout.num_stored, n)))
         if "value" in rollout:

@@ -12,8 +12,6 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 import relive as rl
-from relive.checkpoint.savable import KINDS as METHODS
-from relive.checkpoint.savable import name_of
 from relive.kernels.reader import bits_of
 from relive.memory.saved import bytes_of
 from relive.replay.ring import HISTORY, TRANSITION
@@ -100,7 +98,7 @@ def step_rollout(rollout: rl.RolloutBuffer, n: int) -> None:
         rollout.clear()
     rng = np.random.default_rng(n)
     obs = {"x": _numbers(n, N, 2), "y": torch.tensor(_numbers(n + 2, N, 1)).bfloat16()}
-    if "hidden" not in rollout._staged:
+    if "hidden" not in rollout._storage.staged:
         rollout.stage(hidden={"a": _numbers(n, N, 2)})
     if n % 3 == 0:
         return
@@ -160,8 +158,7 @@ def equal(a: Any, b: Any) -> bool:
 
 def digest(buffer: Any) -> Any:
     """Everything that a buffer is: what a checkpoint of it would say."""
-    methods = METHODS[name_of(buffer)]
-    (values, arrays), rows = methods.state(buffer), methods.rows(buffer)
+    (values, arrays), rows = buffer.state(), buffer.rows()
     kept: dict[str, torch.Tensor] = {}
     if rows is not None and len(rows):
         places = rows.places(rows.slots)
@@ -173,7 +170,7 @@ def digest(buffer: Any) -> Any:
                 kept[name][(kind != TRANSITION) & (kind != HISTORY)] = 0
         kept |= {"first": rows.first.clone(), "stop": rows.stop.clone()}
     values = {name: part for name, part in values.items() if name != "memory"}  # the same in any memory
-    return methods.config(buffer), values, {name: x.clone() for name, x in arrays.items()}, kept
+    return buffer.config(), values, {name: x.clone() for name, x in arrays.items()}, kept
 
 
 def fingerprint(buffer: Any) -> str:

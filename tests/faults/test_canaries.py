@@ -23,6 +23,7 @@ from relive.memory.rows import Rows
 from relive.replay.native_store import NativeStore
 from relive.replay.samplers import Drawn, without_replacement
 from relive.replay.samplers.prioritized import _Run as prioritized_run
+from relive.rollout.storage import Storage as RolloutStorage
 from tests.faults import test_j_streams as streams
 from tests.faults import test_k_machines as machines
 from tests.faults import test_numbers as numbers
@@ -235,13 +236,13 @@ def forgets_rounds(buffer: Any, starts: list[int]) -> None:
     buffer._starts_there = torch.tensor(buffer._starts)
 
 
-def keeps_what_is_attached(rollout: Any, *arguments: Any) -> None:
-    attached = dict(rollout._attached)
-    _commit(rollout, *arguments)
-    rollout._attached.update(attached)
+def keeps_what_is_attached(storage: Any, *arguments: Any) -> None:
+    attached = dict(storage.attached)
+    _commit(storage, *arguments)
+    storage.attached.update(attached)
 
 
-_commit = rl.RolloutBuffer._commit
+_commit = RolloutStorage.commit
 
 HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "cuts that are forgotten": ("shared uniform", NativeStore, "cut", forgets_cuts),
@@ -252,7 +253,7 @@ HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "priorities that are not taken": ("stored prioritized", prioritized_run, "update", calls_priorities_of_all_equal),
     "saves without the newest rows": ("distillation", Rows, "since", saves_without_the_newest),
     "rounds that are forgotten": ("distillation", rl.DistillationBuffer, "_set_rounds", forgets_rounds),
-    "targets of older steps": ("rollout", rl.RolloutBuffer, "_commit", keeps_what_is_attached),
+    "targets of older steps": ("rollout", RolloutStorage, "commit", keeps_what_is_attached),
 }
 
 

@@ -17,14 +17,6 @@ LATE = {"save", "handle"}
 """Functions that may import a later room: the buffer's method is only the door to it."""
 EXCEPTIONS: set[tuple[str, str]] = {
     ("kernels.priority", "memory"),
-    ("memory.disk.recovery", "replay.buffer"),
-    ("memory.disk.recovery", "replay.loading"),
-    ("memory.disk.recovery", "replay.ring"),
-    ("memory.disk.recovery", "replay.samplers.registry"),
-    ("memory.disk.recovery", "replay.store"),
-    ("memory.disk.room", "replay.buffer"),
-    ("memory.disk.room", "replay.ring"),
-    ("memory.disk.room", "replay.store"),
 }
 """(module, imported module) that still look forward. This list only shrinks."""
 

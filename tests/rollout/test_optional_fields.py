@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import relive as rl
-from relive.checkpoint import rollout as checkpoint_of_rollout
 from tests.checkpoint.traffic import fingerprint
 
 N, T = 3, 4
@@ -209,9 +208,9 @@ class TestDifference:
         with pytest.raises(rl.SchemaError, match=rf"^{name}: expected .*first step.* got {got}\. "):
             way(rollout, step(2, *later) | hint)
         assert rollout.num_stored == 2
-        if not rollout._staged:
+        if not rollout._storage.staged:
             assert (rollout.env_major() == before).all()
-        staged = dict.fromkeys(rollout._staged)
+        staged = dict.fromkeys(rollout._storage.staged)
         rollout.add(**{**step(2, *first), **hint, **staged})
         rollout.check()
         assert rollout["obs"][:, 0, 0].tolist() == [0, 1, 2]
@@ -338,7 +337,7 @@ class TestCheckpoints:
     def test_an_older_checkpoint_counts_values_and_takes_zeros_for_no_log_prob(
         self, zeros: tuple[str, ...], valued: int, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        state = checkpoint_of_rollout.state
+        state = rl.RolloutBuffer.state
 
         def without_record(rollout: rl.RolloutBuffer) -> Any:
             found = state(rollout)
@@ -346,7 +345,7 @@ class TestCheckpoints:
             found.values["rows"]["valued"] = valued
             return found
 
-        monkeypatch.setattr(checkpoint_of_rollout, "state", without_record)
+        monkeypatch.setattr(rl.RolloutBuffer, "state", without_record)
         rollout = rl.RolloutBuffer(T, N, obs=2, action=(), seed=0)
         for t in range(2):
             rollout.add(**{**step(t, *BOTH), **dict.fromkeys(zeros, np.zeros(N))})

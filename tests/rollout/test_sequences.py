@@ -146,9 +146,9 @@ class TestWhichSteps:
     def test_environments_that_were_restarted_begin_episodes(self):
         rollout = filled([[False, True]])
         rollout.clear()
-        assert rollout._resets.starting.tolist() == [False, True]
+        assert rollout._flags.starting.tolist() == [False, True]
         rollout.clear(restarted=True)
-        assert rollout._resets.starting.tolist() == [True, True]
+        assert rollout._flags.starting.tolist() == [True, True]
 
 
 class TestLayouts:
@@ -334,7 +334,7 @@ class TestSparseCarry:
         for _ in range(128):
             rollout.add(*(torch.zeros(shape) for shape in ((4, 1), (4,), (4,))), *[np.zeros(4, bool)] * 2,
                         hidden=torch.zeros(4, 2, 64))  # fmt: skip
-        (kept,) = rollout._carries._kept.values()
+        (kept,) = rollout._hidden_states._kept.values()
         assert kept._count == 128 // 16 * 4
 
     @pytest.mark.parametrize(("length", "mode"), [(3, "chunked"), (4, "every"), (2, "overlap")])

@@ -21,7 +21,7 @@ from relive.rollout.storage import Storage
 ROWS, ENVS = 3, 2
 
 
-def make(*fields: Field, num_envs: int | None = ENVS, optional: frozenset[str] = frozenset()) -> Storage:
+def make(*fields: Field, num_envs: int | None = ENVS, optional: tuple[str, ...] = ()) -> Storage:
     schema = Schema({f"x{i}": field for i, field in enumerate(fields)})
     return Storage(schema, ROWS, num_envs, Memory.of("cpu"), optional)
 
@@ -31,8 +31,8 @@ def test_every_dtype_is_stored_exactly(backend: str, dtype: torch.dtype) -> None
     storage = make(Field(3, dtype), Field((), dtype))
     values = torch.arange(6).view(2, 3).to(dtype), torch.arange(2).to(dtype)
     storage.write(1, values)
-    found = reader(storage.columns, 2, ROWS * ENVS).take(torch.tensor([ENVS, ENVS + 1]), 0, 2)
-    for column, value, read in zip(storage.columns, values, found, strict=True):
+    found = reader(storage.tensors, 2, ROWS * ENVS).take(torch.tensor([ENVS, ENVS + 1]), 0, 2)
+    for column, value, read in zip(storage.tensors, values, found, strict=True):
         assert torch.equal(column[1], value)
         assert torch.equal(read, value)
         assert not column[0].any()
@@ -44,22 +44,22 @@ def test_numpy_and_torch_leave_the_same_bytes(backend: str) -> None:
     flags = np.array([True, False])
     for row, convert in enumerate((np.asarray, torch.as_tensor)):
         storage.write(row, (convert(np.arange(6.0).reshape(2, 3) / 3), convert(flags)))
-    assert torch.equal(storage.columns[0][0], storage.columns[0][1])
-    assert torch.equal(storage.columns[1][0], storage.columns[1][1])
+    assert torch.equal(storage.tensors[0][0], storage.tensors[0][1])
+    assert torch.equal(storage.tensors[1][0], storage.tensors[1][1])
 
 
 def test_numbers_fill_a_single_environment(backend: str) -> None:
     storage = make(Field(), Field((), torch.bool), Field((), torch.int64), Field((), torch.float64), num_envs=None)
     storage.write(0, (np.float64(0.5), True, 7, 0.1))
     storage.write(1, (1, np.bool_(True), np.int32(7), np.float32(0.5)))
-    assert [column[:2, 0].tolist() for column in storage.columns] == [[0.5, 1.0], [True, True], [7, 7], [0.1, 0.5]]
+    assert [column[:2, 0].tolist() for column in storage.tensors] == [[0.5, 1.0], [True, True], [7, 7], [0.1, 0.5]]
 
 
 def test_an_optional_field_left_out_is_zero_and_never_stale(backend: str) -> None:
-    storage = make(Field(), Field(2), optional=frozenset(("x1",)))
+    storage = make(Field(), Field(2), optional=("x1",))
     storage.write(0, (np.ones(2), np.ones((2, 2))))
     storage.write(0, (np.ones(2), None))
-    assert not storage.columns[1][0].any()
+    assert not storage.tensors[1][0].any()
     with pytest.raises(SchemaError, match="x0: expected a value, got None"):
         storage.write(0, (None, None))
 
@@ -67,7 +67,7 @@ def test_an_optional_field_left_out_is_zero_and_never_stale(backend: str) -> Non
 def test_some_columns_can_be_written_alone(backend: str) -> None:
     storage = make(Field(), Field(), Field())
     storage.write(0, (np.ones(2), np.full(2, 2.0)), (2, 0))
-    assert [column[0].tolist() for column in storage.columns] == [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
+    assert [column[0].tolist() for column in storage.tensors] == [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
 
 
 broken = st.sampled_from(
@@ -81,12 +81,12 @@ def test_a_refused_row_leaves_every_column_as_it_was(position: int, wrong: Any, 
     storage = make(Field(), Field(), Field(), Field())
     good = [np.full(2, float(i + 1)) for i in range(4)]
     storage.write(1, tuple(good))
-    before = [column.clone() for column in storage.columns]
+    before = [column.clone() for column in storage.tensors]
     bad: list[Any] = [np.full(2, 9.0) for _ in range(4)]
     bad[position] = wrong
     with kernels.force_torch() if how == "torch" else nullcontext(), pytest.raises(SchemaError, match=f"^x{position}:"):
         storage.write(1, tuple(bad))
-    assert all(torch.equal(column, old) for column, old in zip(storage.columns, before, strict=True))
+    assert all(torch.equal(column, old) for column, old in zip(storage.tensors, before, strict=True))
 
 
 def test_the_torch_path_dispatches_one_copy_a_step() -> None:

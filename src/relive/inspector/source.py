@@ -171,11 +171,10 @@ def _known_reuse(saved: dict[str, torch.Tensor], written: int) -> dict[str, Any]
 
 def _of_rollout(rollout: RolloutBuffer) -> Source:
     steps, envs = rollout.num_stored, rollout.num_envs or 1
-    valid = rollout._resets.mask(steps) if steps else None
-    kept = torch.ones((steps, envs), dtype=torch.bool, device=rollout.device) if valid is None else valid
+    kept = rollout._flags.whole_mask(steps)
     # By environment, then time: t·N + n sorted by n.
     flat = torch.arange(steps * envs, device=rollout.device).view(steps, envs).T[kept.T]
-    leaves = rollout._columns.leaves()
+    leaves = rollout._storage.leaves()
     columns: Columns = {path: (tuple(leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
 
     def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
@@ -190,7 +189,7 @@ def _of_rollout(rollout: RolloutBuffer) -> Source:
 
 def _rolled_out(rollout: RolloutBuffer, flat: torch.Tensor) -> Episodes:
     steps, envs = rollout.num_stored, rollout.num_envs or 1
-    begins = rollout._resets.starts(steps).flatten()[flat]
+    begins = rollout._flags.starts(steps).flatten()[flat]
     env = flat % envs
     starts = begins | torch.cat([env.new_ones(1, dtype=torch.bool), env[1:] != env[:-1]])
     begin = starts.nonzero().squeeze(1)

@@ -1,4 +1,4 @@
-"""Which steps of a rollout make which sequences: found once, in C++ or torch ops."""
+"""Which rows of a rollout only reset, and which steps make which sequences: found once, in C++ or torch ops."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TorchIndex:
         return len(self.start)
 
     def rows(self, which: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of the sequences `which`: rows [B, length], -1 behind the last step of each; the mask; the first rows [B]."""
+        """Of the sequences `which`: rows [B, length], -1 after the last step of each; the mask; the first rows [B]."""
         place = torch.arange(length, device=which.device)
         start, count = self.start[which], self.count[which]
         mask = place < count.unsqueeze(1)
@@ -74,9 +74,22 @@ class TorchIndex:
         return torch.where(mask, self.order[at], -1), mask, self.order[start]
 
 
-def find_sequences(flags: Flags, cuts: Cuts, *, natively: bool) -> SequenceIndex:
-    """The sequences of a rollout, by environment, then time."""
-    if not natively:
+def reset_rows(resetting: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
+    """Which rows only reset [T + 1, N]: those after a row that `ended` [T, N], unless that row was a reset itself.
+
+    `resetting` [N] are the resets of the first row.
+    """
+    after = torch.cat([resetting.unsqueeze(0), ended])
+    if after.is_cpu and not (after[:-1] & ended).any():  # elsewhere it costs more to ask than to go on
+        return after
+    # A reset row that carries a flag of its own: of several ends in a row every other one is a reset.
+    place = torch.arange(len(after), device=after.device).unsqueeze(1)
+    return after & ((place - torch.where(after, -1, place).cummax(0).values) % 2 == 1)
+
+
+def find_sequences(flags: Flags, cuts: Cuts, tensors: list[torch.Tensor]) -> SequenceIndex:
+    """The sequences of a rollout, by environment, then time, for whoever reads these tensors at them."""
+    if not kernels.reads_natively(tensors):
         return _find_in_torch(flags, cuts)
     return kernels.native().SequenceIndex(
         flags.steps, flags.terminated, flags.truncated, flags.mask, flags.starting,

@@ -23,6 +23,7 @@ from relive.fields.vocabulary import answers, understands
 from relive.locking import Closed, lock_for, mend_later
 from relive.memory import Heap, Memory
 from relive.memory.documents import Node
+from relive.memory.portable import Portable
 from relive.memory.rows import Rows
 from relive.memory.saved import Saved, State
 from relive.randomness import Randomness
@@ -32,6 +33,7 @@ from relive.replay.drawing import TRANSITION, Drawing
 from relive.replay.episodes import read_episodes
 from relive.replay.given_steps import GivenSteps, observed_block
 from relive.replay.parts import ReplayParts
+from relive.replay.recovery import Durable
 from relive.replay.samplers import Draws, Sampler
 from relive.replay.samplers.protocol import started
 from relive.replay.settings import ReplaySettings, arguments_of, require_backing, require_empty
@@ -48,7 +50,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 @understands
-class ReplayBuffer:
+class ReplayBuffer(Portable):
     """The newest `capacity` rows, each environment's column a ring of its own; every observation stored once.
 
     What was passed is what is sampled: when the observation of a step is, bit by bit, the one that the step before led
@@ -121,7 +123,7 @@ class ReplayBuffer:
         self._lock = lock_for(self, room.lock(mend_later(self)))
         self._keeper = room.keeper
         if self._keeper is not None:
-            self._keeper.settle(self, resumes=seed is None)
+            self._keeper.settle(Durable(self), resumes=seed is None)
 
     @classmethod
     @answers
@@ -413,26 +415,6 @@ class ReplayBuffer:
     def load_state(self, saved: Saved) -> None:
         """Become what was saved, but for the rows; a CorruptCheckpoint says what no such buffer can have been."""
         self.parts.load_state(saved)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that changes, for `load_state_dict` of a buffer made alike; the tensors share its memory.
-
-        What is shared with another process (`share_memory_`, a queue of torch.multiprocessing) is a copy.
-        """
-        with self._lock:
-            return self.parts.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become what a buffer made alike was: the same rows under the same ids, the same draws to come.
-
-        Everything is verified before anything is replaced: a state that no such buffer can have is a SchemaError and
-        changes nothing.
-        """
-        with self._lock:
-            verified = self.parts.verified(state)
-            vars(self).pop("_checkpoint", None)  # the next save must not continue from rows that are replaced
-            with self._refilled():
-                self.parts.replace(state, verified)
 
     def _refilled(self) -> AbstractContextManager[None]:
         """Everything is replaced meanwhile."""

@@ -113,13 +113,16 @@ class GivenSteps:
         """Become what was saved."""
         memory, columns = self._memory, self._schema.columns
         given = (math.prod(given_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
-        arrays = saved.tensors(memory.ring.num_envs * sum(given))
+        arrays, staged = saved.tensors(memory.ring.num_envs * sum(given)), {}
         for node in saved.values.entry("names").items(1 << 10):
             name = node.text()
             if name not in columns:
                 raise node.wrong("a declared field")
-            leaves = ((i, arrays.get(f"{name}.{place}")) for place, i in enumerate(columns[name]))
-            self.staged[name] = tuple(memory.conform(i, leaf, memory.lead) for i, leaf in leaves)
+            leaves = [(i, arrays.pop(f"{name}.{place}", None)) for place, i in enumerate(columns[name])]
+            staged[name] = tuple(memory.conform(i, leaf, memory.lead) for i, leaf in leaves)
+        if arrays:
+            raise saved.at(min(arrays)).wrong("no other array than those of staged fields")
+        self.staged = staged
 
     def check(self) -> None:
         """Verify that what waits for the rest of its step is what the schema declares."""
@@ -129,21 +132,6 @@ class GivenSteps:
             for i, leaf in zip(schema.columns[name], leaves, strict=True):
                 shape = (*memory.lead, *given_shape(schema.fields[i]))
                 require_form(f"staged {dotted(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, memory.device)
-
-    def verified(self, staged: Any) -> Staged:
-        """Copies of fields that a buffer made alike has staged."""
-        found: Staged = {}
-        remedy = "Pass what state_dict() of a buffer gave."
-        if not isinstance(staged, Mapping):
-            raise SchemaError(explain("load_state_dict: staged", "a dict of fields", type(staged).__name__, remedy))
-        for name, leaves in staged.items():
-            self._schema.require(name)
-            count = len(self._schema.columns[name])
-            if not isinstance(leaves, tuple | list) or len(leaves) != count:
-                got = f"{len(leaves)}" if isinstance(leaves, tuple | list) else type(leaves).__name__
-                raise SchemaError(explain(f"load_state_dict: staged {name}", f"{count} tensors", got, remedy))
-            found[name] = self._copied(name, leaves)
-        return found
 
 
 def observed_block(

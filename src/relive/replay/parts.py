@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from relive.errors import InvariantError, SchemaError, explain
-from relive.fields.conversion import alias
 from relive.memory.saved import Saved, State
-from relive.randomness import Randomness, verify_state
-from relive.replay.given_steps import GivenSteps, Staged
-from relive.replay.row_memory import RowMemory
-from relive.replay.samplers.protocol import Draws, Sampler, verify_draws
+from relive.randomness import Randomness
+from relive.replay.given_steps import GivenSteps
+from relive.replay.samplers.protocol import Draws, Sampler
 from relive.replay.samplers.registry import resume
 from relive.replay.store import ReplayStore
-from relive.replay.torch_store import TorchStore
 from relive.statistics.observers import Observers
-
-
-class Verified(NamedTuple):
-    """What a state dict holds, where that is not simply copied."""
-
-    memory: RowMemory
-    staged: Staged
 
 
 @dataclass(frozen=True)
@@ -68,47 +56,3 @@ class ReplayParts:
         self.random.check()
         if self.storage.memory.has_values:
             self.run.check()
-
-    # As a dict of tensors that share memory
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that changes, with the rows."""
-        return {
-            "sampler": type(self.sampler).__name__,
-            "storage": {name: alias(tensor) for name, tensor in self.storage.memory.tensors_by_name().items()},
-            "draws": {name: alias(tensor) for name, tensor in self.run.saved().items()},
-            "random": self.random.snapshot(),
-            "staged": dict(self.given.staged),
-            "listeners": self.observers.snapshot(),
-        }
-
-    def verified(self, state: Any) -> Verified:
-        """Raise a SchemaError if any part of a state dict cannot be that of a buffer made alike."""
-        names = ("sampler", "storage", "draws", "random", "staged", "listeners")
-        given = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-        if given != sorted(names):
-            remedy = "Pass what state_dict() of a buffer gave."
-            raise SchemaError(explain("load_state_dict", f"the parts {sorted(names)}", given, remedy))
-        own = type(self.sampler).__name__
-        if not isinstance(state["sampler"], str) or state["sampler"] != own:
-            remedy = "Make the buffer with the sampler of the saved buffer."
-            raise SchemaError(explain("load_state_dict", f"the state of {own}", state["sampler"], remedy))
-        try:
-            trial = TorchStore(self.storage.memory.over(state["storage"]))
-            trial.found()
-            trial.check()
-            verify_draws(self.sampler, trial, state["draws"])
-            verify_state(state["random"])
-            self.observers.verify(state["listeners"])
-            return Verified(trial.memory, self.given.verified(state["staged"]))
-        except InvariantError as error:
-            raise SchemaError(f"load_state_dict: {error}") from error
-
-    def replace(self, state: Mapping[str, Any], verified: Verified) -> None:
-        """Become a buffer whose state dict was verified."""
-        self.storage.memory.copy_from(verified.memory)
-        self.storage.found()
-        self.run.resume(state["draws"])
-        self.random.restore(state["random"])
-        self.given.staged = verified.staged
-        self.observers.restore(state["listeners"])

@@ -11,8 +11,7 @@ the ring's device, without a host synchronisation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -87,10 +86,6 @@ class Ring:
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that changes, by name; its order is the native twin's too."""
         return {name: getattr(self, name) for name in _STATE}
-
-    def over(self, state: Mapping[str, torch.Tensor]) -> Ring:
-        """A ring made alike whose state is other tensors."""
-        return replace(self, **state, journal=None)
 
     def pending(self) -> torch.Tensor:
         """The flat slots [N] that the next rows are written to; they hold the newest observations where open."""

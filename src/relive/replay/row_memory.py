@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import alias, conform, dotted, forms, misplaced, refuse_reused_leaves, true_flags
+from relive.fields.conversion import alias, conform, dotted, misplaced, refuse_reused_leaves
 from relive.fields.schema import Field, Path, Schema, Stacked, given_shape
-from relive.memory import Heap, Room
+from relive.memory import Room
 from relive.memory.rows import Rows
 from relive.memory.saved import Saved, State
 from relive.replay.invariants import check_memory
@@ -84,39 +83,11 @@ class RowMemory:
         terminated, truncated = (self.leaves[self.schema.columns[name][0]] for name in ("terminated", "truncated"))
         return terminated, truncated
 
-    def tensors_by_name(self) -> dict[str, torch.Tensor]:
-        """Everything that is kept, by the names that `state_dict` has."""
-        leaves = zip(map(dotted, self.schema.paths), self.leaves, strict=True)
-        nexts = zip(map(dotted, self.next_paths), self.next_leaves, strict=False)  # none where they are shared
-        rings = ((f"ring.{name}", tensor) for name, tensor in self.ring.state.items())
-        return {**dict(leaves), **dict(nexts), **dict(rings)}
-
     def shared_leaves(self) -> dict[Path, torch.Tensor]:
         """The leaves by their paths, to be handed out."""
         leaves = dict(zip(self.schema.paths, self.leaves, strict=True))
         leaves |= dict(zip(self.next_paths, self.next_leaves, strict=False))  # none where they are shared
         return {path: alias(leaf) for path, leaf in leaves.items()}
-
-    def over(self, tensors: Any) -> RowMemory:
-        """Memory made alike that consists of other tensors, to be verified before it is loaded."""
-        own, given = self.tensors_by_name(), forms(tensors)
-        if given != forms(own):
-            remedy = "Make the buffer with the settings of the saved buffer."
-            raise SchemaError(explain("load_state_dict", f"tensors like {forms(own)}", given, remedy))
-        found = {name: true_flags(tensors[name].detach().to(self.device).contiguous()) for name in own}
-        other, rest = copy.copy(self), list(found.values())
-        other.room, other.seals, other.broken = Heap(self.device), None, torch.zeros_like(self.broken)
-        other.leaves, rest = tuple(rest[: len(self.leaves)]), rest[len(self.leaves) :]
-        other.next_leaves = tuple(rest[: len(self.next_leaves)])
-        other.ring = self.ring.over({name: found[f"ring.{name}"] for name in self.ring.state})
-        other.addresses = [tensor.data_ptr() for tensor in other.tensors]
-        return other
-
-    def copy_from(self, other: RowMemory) -> None:
-        """Become what memory made alike is."""
-        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
-            mine.copy_(theirs)
-        self.broken.copy_(other.broken)
 
     # What a caller gives for a step
 

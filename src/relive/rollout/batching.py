@@ -1,10 +1,11 @@
-"""How the rows of a rollout are read an epoch at a time: in which order, and into whose memory."""
+"""How a rollout is read an epoch at a time: in which order, into whose memory, and for how long."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict
@@ -17,16 +18,46 @@ from relive.kernels.reader import Following, Reader
 from relive.kernels.sequence_reader import SequenceReader
 from relive.kernels.shuffling import permutation, shuffled
 from relive.randomness import Randomness
+from relive.rollout.storage import Storage
 
 Read = Callable[[torch.Tensor, int, int], TensorDict]
-"""The batch of the rows index[start:stop]."""
+"""The batch of the items index[start:stop]."""
 
 
-def read_in_batches(where: str, total: int, size: int, drop_last: bool, expected: str) -> int:
-    """How many of `total` are read an epoch: with `drop_last` a batch at least, unless there is nothing at all."""
-    if drop_last and 0 < total < size:
-        raise NotReadyError(explain(where, expected, total, "Add steps, or pass a smaller batch_size."))
-    return total - total % size if drop_last else total
+class Epochs(NamedTuple):
+    """How often the first `total` items of an order are read, and how many at once."""
+
+    repeats: int
+    total: int
+    batch_size: int
+
+    @classmethod
+    def of(
+        cls, what: str, items: torch.Tensor | int, batch_size: int, repeats: int, drop_last: bool, expected: str
+    ) -> Epochs:
+        """Epochs of all items (or of as many); with `drop_last` full batches only, at least one of them."""
+        total = items if isinstance(items, int) else len(items)
+        if drop_last and 0 < total < batch_size:
+            raise NotReadyError(explain(what, expected, total, "Add steps, or pass a smaller batch_size."))
+        return cls(repeats, total - total % batch_size if drop_last else total, batch_size)
+
+    def batches(self, read: Read, order: Callable[[], Any], lock: Any, storage: Storage) -> Iterator[TensorDict]:
+        """Batch after batch, each read under the lock, as long as the storage keeps the steps that it has now."""
+        return self._batches(read, order, lock, storage, storage.generation)
+
+    def _batches(
+        self, read: Read, order: Callable[[], Any], lock: Any, storage: Storage, generation: int
+    ) -> Iterator[TensorDict]:
+        index, size = None, self.batch_size
+        for start in itertools.chain.from_iterable(itertools.repeat(range(0, self.total, size), self.repeats)):
+            with lock:
+                if storage.generation != generation:
+                    got, remedy = "a cleared one", "Finish the epochs before clear()."
+                    raise NotReadyError(explain("batch", "the rollout that the epochs began with", got, remedy))
+                if index is None or start == 0:
+                    index = order()
+                batch = read(index, start, min(start + size, self.total))
+            yield batch
 
 
 def order_of(rows: torch.Tensor | int, shuffle: bool, random: Randomness, device: torch.device) -> Callable[[], Any]:
@@ -50,17 +81,13 @@ def read_fresh(source: Following[Reader] | Following[SequenceReader], paths: lis
 
 
 def read_into(
-    out: TensorDict,
-    source: Following[Reader],
-    columns: dict[Path, torch.Tensor],
-    device: torch.device,
-    batch_size: int,
-    total: int,
+    out: TensorDict, source: Following[Reader], leaves: dict[Path, torch.Tensor], device: torch.device, epochs: Epochs
 ) -> Read:
-    """Reads `total` rows of columns [T, N, …] into the caller's batch, again and again."""
-    like = {path: ((batch_size, *column.shape[2:]), column.dtype) for path, column in columns.items()}
+    """Reads rows of leaves [T, N, …] into the caller's batch, again and again."""
+    total, batch_size = epochs.total, epochs.batch_size
+    like = {path: ((batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
     targets = checked_targets(out, like, device)
-    if any(overlaps(target, column) for target in targets for column in columns.values()):
+    if any(overlaps(target, leaf) for target in targets for leaf in leaves.values()):
         raise SchemaError(
             explain("out", "memory outside the rollout", "memory of the rollout", "Pass a batch as out=.")
         )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from typing import Any, Literal, NoReturn
 
@@ -12,40 +11,37 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from relive import kernels
-from relive.errors import BufferFullError, NotReadyError, SchemaError, explain, uniterable
-from relive.fields.autoreset import observation, parse_autoreset, refuse_reused, settings_of, unpack_step
+from relive.errors import BufferFullError, IncompatibleCheckpoint, SchemaError, explain, uniterable
+from relive.fields.autoreset import parse_autoreset, refuse_reused, settings_of, unpack_step
 from relive.fields.batch import check_destination, moved
 from relive.fields.buffer_schemas import OPTIONAL, rollout_schema
-from relive.fields.conversion import light
+from relive.fields.declarations import device_of, tree_of
 from relive.fields.display import buffer_card, size_told
 from relive.fields.schema import Declaration, Path, positive, refuse_sparse
 from relive.fields.vocabulary import answers, understands
-from relive.kernels.reader import reader
-from relive.kernels.sequence_index import Flags, find_sequences
-from relive.kernels.sequence_reader import Layout, sequence_reader
+from relive.kernels.sequence_reader import Layout
 from relive.locking import lock_for
 from relive.memory import Memory
+from relive.memory.documents import Node
+from relive.memory.portable import Portable
+from relive.memory.saved import Saved, State
 from relive.randomness import Randomness
 from relive.rollout.advantages import Advantages, attachable
-from relive.rollout.batching import Read, order_of, read_fresh, read_in_batches, read_into
-from relive.rollout.columns import Columns, absence_of
-from relive.rollout.finals import Finals, Found
-from relive.rollout.hidden_states import SparseCarries
-from relive.rollout.invariants import check_rollout
-from relive.rollout.resets import Resets
-from relive.rollout.sequences import Mode, check_layout, cuts_of, moved_sequences
-from relive.rollout.step_writer import StepWriter
-from relive.rollout.storage import Storage
+from relive.rollout.batching import Epochs, order_of, read_fresh, read_into
+from relive.rollout.episode_flags import EpisodeFlags, Found
+from relive.rollout.recurrent import HiddenStates, Mode, check_layout, cuts_of, moved_sequences
+from relive.rollout.storage import Storage, absence_of
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
-from relive.statistics.observers import Observers
+from relive.statistics.observers import Observers, observers_of
 
+_OWN = ("obs", "action", "reward", "value", "terminated", "truncated")
+"""Fields that are no extra ones."""
 _NOTHING: Mapping[str, Any] = {}
 
 
 @understands
-class RolloutBuffer:
+class RolloutBuffer(Portable):
     """`num_steps` steps of `num_envs` environments, stored once as `[num_steps + 1, num_envs, …]`.
 
     Everything at index t belongs to the action taken at t.
@@ -114,23 +110,16 @@ class RolloutBuffer:
         self.num_steps = num_steps = positive("num_steps", num_steps)
         self.num_envs = num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
-        schema = rollout_schema(obs, action, reward, value, extra or {})
-        self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), frozenset(OPTIONAL))
+        self._schema = schema = rollout_schema(obs, action, reward, value, extra or {})
+        self._storage = Storage(schema, num_steps + 1, num_envs, Memory.of(device), OPTIONAL)
         self.device = self._storage.device
-        self._schema = schema
-        self._writer = StepWriter(self._storage, schema.names[7:])
-        self._is_plain, self._staged = self._writer.is_plain, self._writer.staged
         self._random = Randomness(seed)
         self._lock = lock_for(self)
-        self._resets = Resets(self._storage, num_envs or 1, self.autoreset)
-        self._generation = 0
-        self._finals = Finals(schema, self._storage.lead, self.device)
-        self._advantages = Advantages(self._storage, self._resets, self._finals)
-        self._carries = SparseCarries(schema, num_steps, num_envs or 1, self.device, self._resets.next_step)
-        self._columns = Columns(self._storage, self._carries, num_steps + 1)
-        self._attached = self._columns.attached
-        self._listeners = Observers(stats, norm, schema, self.num_envs, self.device)
-        self._expect(value=True, log_prob=True)
+        self._flags = EpisodeFlags(self._storage, self.autoreset)
+        self._advantages = Advantages(self._storage, self._flags)
+        self._hidden_states = HiddenStates(self._storage, self._flags, num_steps)
+        self._observers = Observers(stats, norm, schema, num_envs, self.device)
+        self._is_observed = bool(self._observers.columns)
         self._empty()
 
     @classmethod
@@ -155,21 +144,11 @@ class RolloutBuffer:
 
         `obs`, `action` and `autoreset` replace what the environment says.
         """
-        settings = settings_of(env, obs, action, autoreset)
+        made = settings_of(env, obs, action, autoreset)
         return cls(
-            num_steps,
-            settings.num_envs,
-            settings.obs,
-            settings.action,
-            reward=reward,
-            value=value,
-            extra=extra,
-            autoreset=settings.autoreset,
-            device=device,
-            stats=stats,
-            norm=norm,
-            seed=seed,
-        )
+            num_steps, made.num_envs, made.obs, made.action, reward=reward, value=value, extra=extra,
+            autoreset=made.autoreset, device=device, stats=stats, norm=norm, seed=seed,
+        )  # fmt: skip
 
     # Writing
 
@@ -191,27 +170,15 @@ class RolloutBuffer:
         `final_obs` [N, …] is the state that truncated steps led to; only the rows of truncated steps are read.
         """
         with self._lock:
-            row = self._num_stored
+            storage = self._storage
+            row = storage.num_stored
             if row == self.num_steps:
                 raise self._one_too_many()
-            if final_obs is not None and self.autoreset is AutoresetMode.NEXT_STEP:
-                remedy = "Leave it out: the row after an end holds the final observation."
-                raise SchemaError(
-                    explain("final_obs", "None under autoreset=NEXT_STEP", type(final_obs).__name__, remedy)
-                )
-            finals = None
-            if final_obs is not None:
-                cut_off = self._resets.cut_off(row, terminated, truncated, self._staged)
-                finals = self._finals.among(row, final_obs, cut_off)
-            values = (obs, action, reward, terminated, truncated, value, log_prob)
-            if self._is_plain and not (extra or self._staged):  # a call costs more than the copy of a small step
-                if (value is None) is self._gives_value or (log_prob is None) is self._gives_log_prob:
-                    self._check_given(row, value, log_prob)
-                self._storage.write(row, values)
-            else:
-                self._check_given(row, value, log_prob)
-                self._writer.write(row, values, extra)
-            self._commit(row, None if row else self._given(value, log_prob), finals)
+            finals = None if final_obs is None else self._flags.of_add(row, final_obs, terminated, truncated)
+            storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
+            if finals is not None or self._is_observed or self._hidden_states.is_sparse:
+                self._follow(row, finals, _NOTHING)
+            storage.commit(row)
 
     def add_step(
         self,
@@ -227,33 +194,26 @@ class RolloutBuffer:
 
         The true final observation of a truncated episode is found where the environment's autoreset mode leaves it.
         """
-        parts = unpack_step(step, self.autoreset)
-        next_obs, reward, terminated, truncated, info = parts
+        unpacked = unpack_step(step, self.autoreset)
+        next_obs, reward, terminated, truncated, info = unpacked
         with self._lock:
-            row = self._num_stored
+            storage = self._storage
+            row = storage.num_stored
             if row == self.num_steps:
                 raise self._one_too_many()
             refuse_reused(self._schema, obs, next_obs)
-            measured = self._listeners.measured(info, self._storage.lead, self.autoreset)
-            finals = None
-            if self.autoreset is not AutoresetMode.NEXT_STEP:
-                cut_off = self._resets.cut_off(row, terminated, truncated, self._staged)
-                finals = self._finals.of_step(row, parts, cut_off, self.autoreset)
-            self._check_given(row, value, log_prob)
-            self._writer.write(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            self._commit(row, None if row else self._given(value, log_prob), finals, measured)
+            measured = self._observers.measured(info, storage.lead, self.autoreset)
+            finals = self._flags.of_step(row, unpacked)
+            storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
+            self._follow(row, finals, measured)
+            storage.commit(row)
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
         with self._lock:
-            row = self._num_stored
-            if row == self.num_steps:
+            if self.is_full:
                 raise self._one_too_many()
-            if row and self._columns.missing:
-                for name in fields:
-                    if name in self._columns.missing:
-                        raise _differs(name, first=False)
-            self._writer.stage(row, fields)
+            self._storage.stage(fields)
 
     def lend(self) -> TensorDict:
         """All of the memory as a TensorDict `[N, T + 1]`, for a collector that writes steps there itself.
@@ -262,7 +222,7 @@ class RolloutBuffer:
         """
         with self._lock:
             refuse_sparse(self._schema, "a rollout that is lent")
-            return self._columns.env_major(self.num_steps, attached=False)
+            return self._storage.env_major(self.num_steps, self._storage.named())
 
     def take_back(self, num_steps: int | None = None) -> None:
         """Make the first `num_steps` rows of the memory (all by default), written through `lend()`, the stored steps.
@@ -277,17 +237,16 @@ class RolloutBuffer:
         count = int(count)
         with self._lock:
             refuse_sparse(self._schema, "a rollout that is lent")
-            self._storage.follow()
-            self._storage.make_flags()
-            self._last = None  # the collector may have written a newer one
-            for row in range(self._num_stored, count if self._listeners.columns else 0):
-                self._tell(row, self._listeners.columns, _NOTHING)
+            storage = self._storage
+            storage.follow()
+            storage.make_flags()
+            self._advantages.last.keep({})  # the collector may have written a newer one
+            for row in range(storage.num_stored, count if self._is_observed else 0):
+                self._flags.tell(self._observers, row, frozenset(), _NOTHING)
             self._empty()
-            self._expect(value=True, log_prob=True)
-            self._num_stored = count
-            if self.autoreset is AutoresetMode.NEXT_STEP:
-                self._coming = light(self._resets.rows(count + 1)[-1:])
-            self._last = self._columns.row("value", count), self._columns.row("obs", count)
+            storage.take_back(count)
+            self._flags.take_back()
+            self._advantages.last.keep({name: storage.row(name, count) for name in ("value", "obs")})
 
     def clear(self, *, restarted: bool = False) -> None:
         """Forget the stored steps and what was attached; the environments' pending resets are remembered.
@@ -298,10 +257,10 @@ class RolloutBuffer:
         """
         with self._lock:
             if restarted:
-                self._resets.restarted()
-                self._listeners.restarted()
-            elif self._num_stored:
-                self._resets.go_on(self._num_stored)
+                self._flags.restarted()
+                self._observers.restarted()
+            elif self._storage.num_stored:
+                self._flags.go_on()
             self._empty()
 
     def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
@@ -316,79 +275,26 @@ class RolloutBuffer:
         return save(self, path, keep=keep)
 
     def _empty(self) -> None:
-        self._generation += 1
-        self._num_stored = 0
-        self._staged.clear()
-        self._finals.clear()
-        self._carries.begin(self._resets.resetting)
-        self._attached.clear()
-        self._last: tuple[list[torch.Tensor], list[torch.Tensor] | None] | None = None
-        """The last value and observation that the row after the stored ones holds."""
-        self._coming = light(self._resets.resetting.clone().unsqueeze(0))
-        """Which environments only reset in the coming row [1, N], for those who are told of it."""
+        self._storage.clear()
+        self._flags.begin()
+        self._hidden_states.begin()
 
     def _one_too_many(self) -> BufferFullError:
         remedy = "Train on the rollout, then clear() it."
         return BufferFullError(explain("add", f"at most {self.num_steps} steps", self.num_steps + 1, remedy))
 
-    def _check_given(self, row: int, value: Any, log_prob: Any) -> None:
-        """Refuse a step that gives other optional fields than the first one, whose choice it is."""
-        has_value, has_log_prob = self._given(value, log_prob)
-        if row and has_value is not self._gives_value:
-            raise _differs("value", self._gives_value)
-        if row and has_log_prob is not self._gives_log_prob:
-            raise _differs("log_prob", self._gives_log_prob)
-
-    def _given(self, value: Any, log_prob: Any) -> tuple[bool, bool]:
-        """Whether a step gives a value and a log_prob, now or staged."""
-        return value is not None or "value" in self._staged, log_prob is not None or "log_prob" in self._staged
-
-    def _expect(self, value: bool, log_prob: bool) -> None:
-        """Let these optional fields be what every step gives."""
-        self._gives_value, self._gives_log_prob = value, log_prob
-        given = {"value": value, "log_prob": log_prob}
-        self._columns.missing = missing = frozenset(name for name, one in given.items() if not one)
-        paths = self._schema.paths
-        self._told = [i for i in self._listeners.columns if paths[i][0] not in missing]
-        """Which columns of a step those who listen are told."""
-
-    def _commit(
-        self, row: int, given: tuple[bool, bool] | None, finals: Found | None, measured: Mapping[str, Any] = _NOTHING
-    ) -> None:
-        """Make the written row part of the rollout; until here nothing has changed for anybody.
-
-        `given` are the optional fields that the first step gives.
-        """
-        expected = self._gives_value, self._gives_log_prob
-        if given is not None:
-            self._expect(*given)
-        if self._listeners.columns:
+    def _follow(self, row: int, finals: Found | None, measured: Mapping[str, Any]) -> None:
+        """Let every part take in a row that was written; if observers refuse it, nothing has changed for anybody."""
+        if self._is_observed:
             try:
-                self._tell(row, self._told, measured)
+                self._flags.tell(self._observers, row, self._storage.missing, measured)
             except BaseException:
-                self._expect(*expected)
+                self._advantages.last.write_again()
                 raise
         if finals is not None:
-            self._finals.keep(finals)
-        if self._staged or self._attached:
-            self._staged.clear()
-            self._attached.clear()
-        self._last = None
-        if self._carries.columns:
-            self._carries.keep(row, self._storage.columns, self._resets.ended(row))
-        self._num_stored = row + 1
-
-    def _tell(self, row: int, columns: Iterable[int], measured: Mapping[str, Any]) -> None:
-        block = {i: self._storage.array(i, row) for i in columns}
-        mask = ~self._coming if self.autoreset is AutoresetMode.NEXT_STEP else None
-        try:
-            self._listeners.tell(block, mask, measured)
-        except BaseException:
-            if self._last is not None and not self._staged:
-                self._write_last()
-            raise
-        if mask is not None:
-            self._coming = self._listeners.ended(block) & mask
+            self._flags.final_observations.keep(finals)
+        if self._hidden_states.is_sparse:
+            self._hidden_states.keep(row)
 
     # Targets
 
@@ -400,7 +306,7 @@ class RolloutBuffer:
         after an end is the final observation.
         """
         with self._lock:
-            return self._finals.obs
+            return self._flags.final_observations.obs
 
     @answers
     def compute_advantage(
@@ -422,28 +328,9 @@ class RolloutBuffer:
         all of them are dicts, and every agent's advantages are estimated from its own rewards and values.
         """
         with self._lock:
-            steps = self._whole("compute_advantage")
-            self._advantages.require(steps, "value" not in self._columns.absent)
-            lead = self._storage.lead
-            last = [value.clone() for value in self._advantages.values("last_value", last_value, lead)]
-            obs = None
-            if last_obs is not None:
-                leaves = observation(self._schema, last_obs, lead, self.device, prefix="last_")
-                obs = [leaf.clone() for leaf in leaves]
-            targets = self._advantages.estimated(
-                steps, last, final_value, bootstrap=bootstrap_truncated, gamma=gamma, lam=lam
+            self._advantages.compute(
+                last_value, last_obs, final_value, bootstrap=bootstrap_truncated, gamma=gamma, lam=lam
             )
-            self._last = last, obs
-            self._write_last()
-            self._columns.attach(targets, steps)
-
-    def _write_last(self) -> None:
-        assert self._last is not None
-        (last, obs), row = self._last, self._num_stored
-        self._storage.zero(row)
-        self._storage.write(row, tuple(last), self._schema.columns["value"])
-        if obs is not None:
-            self._storage.write(row, tuple(obs), self._schema.columns["obs"])
 
     def attach(self, named: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
         """Let further tensors `[T, N, …]`, or dicts of them, join every batch until `clear()`; they are copied.
@@ -451,9 +338,8 @@ class RolloutBuffer:
         A `value` or `log_prob` that the steps did not give may be among them. Adding another step forgets them all.
         """
         with self._lock:
-            steps = self._stored("attach")
             trees = [*({} if named is None else named).items(), *fields.items()]
-            self._columns.attach(attachable(trees, steps, self._storage, self._columns.given), steps)
+            self._storage.attach(attachable(trees, self._storage))
 
     # Reading
 
@@ -478,45 +364,16 @@ class RolloutBuffer:
         positive("epochs", epochs)
         target = check_destination(device, out)
         with self._lock:
-            self._stored("minibatches")
-            generation, rows = self._generation, self._valid_rows()
-            chosen = self._columns.selected(fields)
-            columns = list(chosen.values())
-            total = rows if isinstance(rows, int) else len(rows)
-            stop = read_in_batches("minibatches", total, batch_size, drop_last, f"{batch_size} transitions")
-            items = self._num_rows()
-            source = self._columns.following(columns, lambda: reader(columns, 2, items))
-        if out is None:
-            read = read_fresh(source, list(chosen), True)
-        else:
-            read = read_into(out, source, chosen, self.device, batch_size, stop)
-        order = order_of(rows, shuffle, self._random, self.device)
-        batches = self._batches(read, order, batch_size, stop, epochs, generation)
+            leaves, source = self._storage.rows_reader(fields)
+            rows = self._flags.transitions()
+            plan = Epochs.of("minibatches", rows, batch_size, epochs, drop_last, f"{batch_size} transitions")
+            if out is None:
+                read = read_fresh(source, list(leaves), True)
+            else:
+                read = read_into(out, source, leaves, self.device, plan)
+            order = order_of(rows, shuffle, self._random, self.device)
+            batches = plan.batches(read, order, self._lock, self._storage)
         return batches if target is None else (moved(batch, target) for batch in batches)
-
-    def _batches(
-        self, read: Read, order: Callable[[], torch.Tensor], size: int, per_epoch: int, epochs: int, generation: int
-    ) -> Iterator[TensorDict]:
-        index = None
-        for start in itertools.chain.from_iterable(itertools.repeat(range(0, per_epoch, size), epochs)):
-            with self._lock:
-                if self._generation != generation:
-                    remedy = "Finish the epochs before clear()."
-                    raise NotReadyError(
-                        explain("batch", "the rollout that the epochs began with", "a cleared one", remedy)
-                    )
-                if index is None or start == 0:
-                    index = order()
-                batch = read(index, start, min(start + size, per_epoch))
-            yield batch
-
-    def _valid_rows(self) -> torch.Tensor | int:
-        """The flat rows t·N + n that are transitions; a number: all below it."""
-        mask = self._resets.mask(self._num_stored)
-        return self._num_rows() if mask is None else mask.flatten().nonzero().squeeze(1)
-
-    def _num_rows(self) -> int:
-        return self._num_stored * (self.num_envs or 1)
 
     @answers
     def sequences(
@@ -552,35 +409,22 @@ class RolloutBuffer:
         cuts = cuts_of(length, mode, split_episodes, keep_tail)
         positive("epochs", epochs)
         with self._lock:
-            steps = self._stored("sequences")
-            self._carries.require(cuts)
-            generation = self._generation
-            chosen, carried = self._columns.of_sequences(fields)
-            columns = [*chosen.values(), *(each.items for each in carried.values())]
-            resets = self._resets
-            ends = resets.flag("terminated"), resets.flag("truncated")
-            flags = Flags(steps, *ends, resets.mask(steps), resets.starting)
-            index = find_sequences(flags, cuts, natively=kernels.reads_natively(columns))
-            size = max(len(index), 1) if batch_size is None else positive("batch_size", batch_size)
-            stop = read_in_batches("sequences", len(index), size, drop_last, f"{size} or more sequences")
-            read_of = (index, length or max(index.longest, 1), layout, list(chosen.values()), list(carried.values()))
-            source = self._columns.following(columns, lambda: sequence_reader(*read_of))
-        paths = [*chosen, ("is_first",), ("batch_sizes" if layout == "packed" else "mask",), ("index",), *carried]
-        # What is [L, B] or packed, and what is [B], have no leading axis in common.
-        read = read_fresh(source, paths, layout == "batch_first")
-        order = order_of(len(index), shuffle, self._random, self.device)
-        batches = self._batches(read, order, size, stop, epochs, generation)
+            count, source, paths = self._hidden_states.sequences(cuts, layout, fields)
+            size = max(count, 1) if batch_size is None else positive("batch_size", batch_size)
+            plan = Epochs.of("sequences", count, size, epochs, drop_last, f"{size} or more sequences")
+            # What is [L, B] or packed, and what is [B], have no leading axis in common.
+            read = read_fresh(source, paths, layout == "batch_first")
+            order = order_of(count, shuffle, self._random, self.device)
+            batches = plan.batches(read, order, self._lock, self._storage)
         return batches if target is None else (moved_sequences(batch, target) for batch in batches)
 
     @property
     def data(self) -> TensorDict:
         """The stored steps as a TensorDict `[T, N]` sharing the buffer's memory, with "mask" and what is attached."""
         with self._lock:
-            steps = self._stored("data")
-            mask = self._resets.mask(steps)
-            if mask is None:
-                mask = torch.ones((steps, self.num_envs or 1), dtype=torch.bool, device=self.device)
-            return self._columns.shared(steps, mask)
+            storage = self._storage
+            steps = storage.stored("data")
+            return storage.shared(steps, {**storage.leaves(), ("mask",): self._flags.whole_mask(steps)})
 
     @property
     def columns(self) -> TensorDict:
@@ -590,7 +434,9 @@ class RolloutBuffer:
         rollout. For learning there is `data`.
         """
         with self._lock:
-            return self._columns.memory(self.num_steps)
+            storage = self._storage
+            absent = {path: leaf for path, leaf in storage.named().items() if path[0] in storage.absent}
+            return storage.shared(self.num_steps, {**storage.leaves(), **absent})
 
     def env_major(self) -> TensorDict:
         """The rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
@@ -599,10 +445,11 @@ class RolloutBuffer:
         these before it.
         """
         with self._lock:
-            steps = self._whole("env_major")
-            if self._last is None:
-                self._storage.zero(steps)
-            return self._columns.env_major(steps)
+            storage = self._storage
+            steps = storage.complete("env_major")
+            if not self._advantages.last.leaves:
+                storage.zero(steps)
+            return storage.env_major(steps, storage.leaves())
 
     def __getitem__(self, name: str | Path) -> Any:
         """One field of the stored steps `[T, N, …]`, sharing the buffer's memory."""
@@ -614,7 +461,7 @@ class RolloutBuffer:
             return data[name]
         except KeyError:
             first = name if isinstance(name, str) else name[0]
-            if first in self._columns.absent:
+            if first in self._storage.absent:
                 raise KeyError(absence_of(first)) from None
             known = ", ".join(map(str, data.keys()))
             raise KeyError(explain("rollout", f"one of {known}", repr(name), "See rollout.data.")) from None
@@ -623,7 +470,7 @@ class RolloutBuffer:
         """Whether there is such a field, or path to a leaf: a `value` or `log_prob` only if the steps gave it."""
         path = name if isinstance(name, tuple) else (name,)
         with self._lock:
-            leaves = (*self._columns.leaves(), ("mask",)) if self._num_stored else ()
+            leaves = (*self._storage.leaves(), ("mask",)) if self._storage.num_stored else ()
         return any(leaf[: len(path)] == path for leaf in leaves)
 
     def __iter__(self, *_indices: Any) -> NoReturn:
@@ -633,18 +480,86 @@ class RolloutBuffer:
 
     __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
 
+    # State
+
+    @classmethod
+    def from_config(cls, config: Node, saved: Saved, **changes: Any) -> RolloutBuffer:
+        """An empty buffer of this config, but for a change of device; see `relive.load`."""
+        if changes.get("capacity") is not None:
+            remedy = "Leave capacity= out, or make a new buffer: a rollout is collected anew anyway."
+            raise IncompatibleCheckpoint(explain("capacity", "no capacity= for a rollout", changes["capacity"], remedy))
+        if changes.get("device") != "meta":  # a size that is only claimed takes no memory
+            for name, x in cls.from_config(config, saved, device="meta")._storage.rows().items():
+                saved.require_form(f"rows.{name}", tuple(x.shape), x.dtype)
+        num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
+        envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
+        return cls(
+            config.entry("num_steps").integer(1, 1 << 50),
+            envs,
+            *(tree_of(config.entry(name)) for name in ("obs", "action")),  # pyright: ignore[reportArgumentType]
+            reward=tree_of(config.entry("reward")),
+            value=tree_of(config.entry("value")),
+            extra={name: tree_of(tree) for name, tree in config.entry("extra").entries().items()},
+            autoreset=None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)],
+            device=changes.get("device") or device_of(config.entry("device")),
+            **observers_of(config.entry("listeners"), saved.part_without_values("listeners"), envs),
+        )
+
+    def config(self) -> dict[str, Any]:
+        """How an equal, empty buffer is made, as JSON."""
+        trees = self._schema.config()
+        return {
+            "num_steps": self.num_steps,
+            "num_envs": self.num_envs,
+            **{name: trees[name] for name in ("obs", "action", "reward", "value")},
+            "extra": {name: tree for name, tree in trees.items() if name not in _OWN},
+            "autoreset": None if self.autoreset is None else self.autoreset.name,
+            "device": str(self.device),
+            "listeners": self._observers.config(),
+        }
+
+    def state(self) -> State:
+        """Everything that changes. All of it is saved every time: a rollout is thrown away anyhow."""
+        parts = {name: part.state() for name, part in self._parts().items()}
+        return State.of_parts(parts | {"random": self._random.state(), "listeners": self._observers.state()})
+
+    def load_state(self, saved: Saved) -> None:
+        """Become what was saved; a CorruptCheckpoint says what no rollout can have been."""
+        self._empty()
+        for name, part in self._parts().items():
+            part.load_state(saved.part(name))
+        self._random.load_state(saved.part("random"))
+        self._observers.load_state(saved.part("listeners"))
+
+    def rows(self) -> None:
+        """No row is written once for ever."""
+
+    def _parts(self) -> dict[str, Any]:
+        """The parts of the rollout by their names in files, in the order in which they are loaded."""
+        return {
+            "rows": self._storage,
+            "flags": self._flags,
+            "finals": self._flags.final_observations,
+            "last": self._advantages.last,
+            "carries": self._hidden_states,
+        }
+
     def check(self) -> None:
         """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""
         with self._lock:
-            check_rollout(self)
-            self._listeners.check()
+            self._storage.check()
+            self._advantages.last.check()
+            self._flags.check(observed=self._is_observed)
+            self._hidden_states.check()
+            self._observers.check()
             self._random.check()
 
     def __len__(self) -> int:
         """The number of stored transitions; rows that only reset do not count."""
         with self._lock:
-            mask = self._resets.mask(self._num_stored) if self._num_stored else None
-            return self._num_rows() if mask is None else int(mask.sum())
+            steps = self._storage.num_stored
+            mask = self._flags.mask(steps)
+            return steps * self._storage.num_envs if mask is None else int(mask.sum())
 
     def __repr__(self) -> str:
         return (
@@ -657,7 +572,7 @@ class RolloutBuffer:
             "steps": f"{self.num_stored:,} of {self.num_steps:,}",
             "environments": self.num_envs,
             "transitions": f"{len(self):,}",
-            "attached": ", ".join(map(".".join, self._attached)) or None,
+            "attached": ", ".join(map(".".join, self._storage.attached)) or None,
             "autoreset": None if self.autoreset is None else self.autoreset.name,
             "memory": f"{size_told(self.nbytes)} on {self.device}",
         }
@@ -666,45 +581,25 @@ class RolloutBuffer:
     @property
     def stats(self) -> EpisodeStats | None:
         """The statistics that every transition is counted in."""
-        return self._listeners.stats
+        return self._observers.stats
 
     @property
     def norm(self) -> dict[str | Path, RunningNorm]:
         """The norms that take in every transition, by field or path."""
-        return self._listeners.norm
+        return self._observers.norm
 
     @property
     def nbytes(self) -> int:
         """What this buffer keeps, in bytes: its columns, and what is attached."""
         with self._lock:
-            return self._columns.nbytes
+            return self._storage.nbytes
 
     @property
     def num_stored(self) -> int:
         """How many steps have been added since the start or the last `clear()`."""
-        return self._num_stored
+        return self._storage.num_stored
 
     @property
     def is_full(self) -> bool:
         """Whether the next thing to do is to learn."""
-        return self._num_stored == self.num_steps
-
-    def _whole(self, where: str) -> int:
-        """How many steps are stored, if none is staged in the slot after them."""
-        if self._staged:
-            remedy = "Complete the staged step with add first."
-            raise NotReadyError(
-                explain(where, "complete steps", f"a step with staged {', '.join(sorted(self._staged))}", remedy)
-            )
-        return self._stored(where)
-
-    def _stored(self, where: str) -> int:
-        if not self._num_stored:
-            raise NotReadyError(explain(where, "at least 1 stored step", 0, "Add steps first."))
-        return self._num_stored
-
-
-def _differs(name: str, first: bool) -> SchemaError:
-    expected, got = ("one, as the first step gave", "none") if first else ("none, as at the first step", "one")
-    remedy = f"Pass {name}= to every step of a rollout, or to none."
-    return SchemaError(explain(name, expected, got, remedy))
+        return self._storage.num_stored == self.num_steps

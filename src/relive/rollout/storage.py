@@ -1,111 +1,396 @@
-"""Where the data is: one tensor a leaf, written a whole row at a time or not at all."""
+"""The steps of a rollout: one tensor a leaf, fields that are staged or left out, and tensors that are attached."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 
-from relive import kernels
+from relive.errors import NotReadyError, SchemaError, explain
+from relive.fields.batch import assemble, selected
 from relive.fields.conversion import conform, dotted, light, misplaced, true_flags
-from relive.fields.schema import Schema, is_sparse
+from relive.fields.invariants import require, require_addresses, require_all, require_form
+from relive.fields.schema import Path, Schema, is_sparse
+from relive.kernels.reader import Following, Reader, T, reader
+from relive.kernels.row_writer import Which, row_writer
 from relive.memory import Memory
+from relive.memory.saved import Saved, State
+
+_MOST_NAMES = 1 << 10
 
 
 class Storage:
-    """Columns `[rows, num_envs, …]`, one for each leaf of the schema, on one device.
+    """Tensors `[rows, num_envs, …]`, one for each leaf of the schema, on one device.
 
-    `num_envs=None` keeps an environment axis of length one that callers never see.
+    A step is one row, written whole or not at all. There is one row more than steps: it holds the last observation and
+    value. `num_envs=None` keeps an environment axis of length one that callers never see.
     """
 
     def __init__(
-        self, schema: Schema, rows: int, num_envs: int | None, memory: Memory, optional: frozenset[str]
+        self, schema: Schema, rows: int, num_envs: int | None, memory: Memory, optional: tuple[str, ...] = ()
     ) -> None:
-        self.schema = schema
+        self.schema, self.num_envs = schema, num_envs or 1
         self.lead = () if num_envs is None else (num_envs,)
         """The leading shape of what a caller passes for one row."""
-        self.optional = tuple(path[0] in optional for path in schema.paths)
-        """Leaves that a caller may leave out: the row is zero there."""
-        shapes = [(1 if is_sparse(f) else rows, num_envs or 1, *f.shape) for f in schema.fields]
+        self._num_rows = rows
+        shapes = [(1 if is_sparse(field) else rows, self.num_envs, *field.shape) for field in schema.fields]
         kinds = [(shape, field.dtype) for shape, field in zip(shapes, schema.fields, strict=True)]
         memory.require(sum(math.prod(shape) * dtype.itemsize for shape, dtype in kinds), "num_steps")
         room = memory.own("RolloutBuffer")
-        self.columns = tuple(room.allocate("column", *kind) for kind in kinds)
+        self.tensors = tuple(room.allocate("column", *kind) for kind in kinds)
         """A field that is kept sparsely elsewhere has one row here: the newest."""
-        self.device = self.columns[0].device
-        self.is_exposed = False
-        """Somebody outside has tensors that share the columns' memory."""
+        self.device = self.tensors[0].device
+        self.has_values = self.device.type != "meta"
+        self._sparse = {path for path, field in zip(schema.paths, schema.fields, strict=True) if is_sparse(field)}
+        self._extra_names = schema.names[7:]
+        self._is_plain = schema.is_flat and not self._extra_names
+        """Fields are leaves, and there are no extra ones."""
+        self._optional_names = optional
+        self._optional = tuple(path[0] in optional for path in schema.paths)
+        self._gives = (True,) * len(optional)
+        """Which optional fields the steps give: the first step of a rollout chooses."""
+        self.num_stored = 0
+        self.generation = 0
+        """Counts how often the steps were forgotten."""
+        self.staged: set[str] = set()
+        """Fields of the coming step that have been written."""
+        self.attached: dict[Path, torch.Tensor] = {}
+        """Tensors [rows, N, …]. An optional field that was attached is its stored tensor."""
+        self._is_exposed = False
+        """Somebody outside has tensors that share this memory."""
         self._bind()
-        self._row_views: list[tuple[torch.Tensor, ...]] | None = None
 
     def _bind(self) -> None:
-        self._native = kernels.columns(self.columns, self.optional, lead=1 - len(self.lead))
-        self._addresses = [column.data_ptr() for column in self.columns]
-        self._arrays = tuple(map(light, self.columns))
+        self._writer = row_writer(self.tensors, self._optional, has_env_axis=bool(self.lead))
+        self._addresses = [tensor.data_ptr() for tensor in self.tensors]
+        self._arrays = tuple(map(light, self.tensors))
 
-    def follow(self) -> bool:
-        """Find the columns again if they have moved, as `share_memory_` moves them; returns whether they had."""
-        moved = self.is_exposed and [column.data_ptr() for column in self.columns] != self._addresses
-        if moved:
-            self._row_views = None
+    def follow(self) -> None:
+        """Find the tensors again if they have moved, as `share_memory_` moves them."""
+        if self._is_exposed and [tensor.data_ptr() for tensor in self.tensors] != self._addresses:
             self._bind()
-        return moved
 
-    def array(self, column: int, row: int) -> Any:
-        """One row [1, N, …] of a column, as an array where it is on the host; the newest of what is kept sparsely."""
-        array = self._arrays[column]
+    # Writing
+
+    def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
+        """Write the fields of a step that are not staged: the seven of every rollout in order, and the extra ones."""
+        gives, which = (values[5] is not None, values[6] is not None), None
+        if not self._is_plain or extra or self.staged:
+            gives = (gives[0] or "value" in self.staged, gives[1] or "log_prob" in self.staged)
+            self._expect(row, gives)
+            values, which = self._flattened(values, extra)
+        elif not row or gives != self._gives:
+            self._expect(row, gives)
+        if self._is_exposed:
+            self.follow()
+        if self._writer.write(row, values, which) >= 0:
+            self._convert_and_write(row, values, which)
+
+    def _expect(self, row: int, gives: tuple[bool, ...]) -> None:
+        """Refuse a step that gives other optional fields than the first one, whose choice it is."""
+        for name, now, before in zip(self._optional_names, gives, self._gives, strict=True):
+            if row and now is not before:
+                raise _differs(name, before)
+        self._gives = gives
+
+    def _flattened(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[tuple[Any, ...], Which]:
+        """The leaves of a step that are not staged, and which they are."""
+        schema = self.schema
+        for name in extra:
+            schema.require(name)
+        values += tuple(map(extra.get, self._extra_names))
+        named = zip(schema.names, values, strict=True)
+        if not self.staged:
+            return tuple(leaf for name, value in named for leaf in schema.flatten(name, value)), None
+        leaves: list[Any] = []
+        which: list[int] = []
+        for name, value in named:
+            if name not in self.staged:
+                leaves.extend(schema.flatten(name, value))
+                which.extend(schema.columns[name])
+            elif value is not None:
+                remedy = "It is staged already: leave it out."
+                raise SchemaError(explain(name, "one value per step", "a second value", remedy))
+        return tuple(leaves), tuple(which)
+
+    def stage(self, fields: Mapping[str, Any]) -> None:
+        """Write some fields of the coming step."""
+        leaves: tuple[Any, ...] = ()
+        which: tuple[int, ...] = ()
+        row, missing = self.num_stored, self.missing
+        for name in fields:
+            if row and name in missing:
+                raise _differs(name, first=False)
+        for name, value in fields.items():
+            self.schema.require(name)
+            if name in self.staged:
+                raise SchemaError(explain(name, "one value per step", "a second value", "Stage it once per step."))
+            if value is None:
+                raise SchemaError(explain(name, "a value", None, "Leave it out of stage."))
+            leaves += self.schema.flatten(name, value)
+            which += self.schema.columns[name]
+        self.write(row, leaves, which)
+        self.staged.update(fields)
+
+    def write(self, row: int, leaves: tuple[Any, ...], which: Which = None) -> None:
+        """Copy one row of all tensors (or of the tensors `which`); an error leaves the row as it was."""
+        self.follow()
+        if self._writer.write(row, leaves, which) >= 0:
+            self._convert_and_write(row, leaves, which)
+
+    def _convert_and_write(self, row: int, leaves: tuple[Any, ...], which: Which) -> None:
+        places = range(len(self.tensors)) if which is None else which
+        before = self.age, len(self.staged)
+        converted = tuple(self._converted(i, leaf) for i, leaf in zip(places, leaves, strict=True))
+        if before != (self.age, len(self.staged)):
+            raise _reentered()
+        misfit = self._writer.put(row, converted, which)
+        if misfit >= 0:
+            raise misplaced(dotted(self.schema.paths[places[misfit]]))
+
+    def _converted(self, i: int, leaf: Any) -> torch.Tensor | None:
+        if leaf is None and self._optional[i]:
+            return None
+        return conform(dotted(self.schema.paths[i]), self.schema.fields[i], leaf, self.lead, self.device)
+
+    def require_next(self, row: int) -> None:
+        """Refuse to go on with a step if converting its arguments added another one."""
+        if self.num_stored != row:
+            raise _reentered()
+
+    def commit(self, row: int) -> None:
+        """Make the written row a stored step."""
+        if self.staged or self.attached:
+            self.staged.clear()
+            self.attached.clear()
+        self.num_stored = row + 1
+
+    def take_back(self, steps: int) -> None:
+        """Make the first rows, whoever wrote them, the stored steps; every field counts as given."""
+        self.clear()
+        self._gives = (True,) * len(self._gives)
+        self.num_stored = steps
+
+    def row(self, name: str, row: int) -> list[torch.Tensor]:
+        """Copies of a field's leaves in one row, as a caller passes them."""
+        fields, lead = self.schema.fields, self.lead
+        return [self.tensors[i][row].reshape((*lead, *fields[i].shape)).clone() for i in self.schema.columns[name]]
+
+    def make_flags(self) -> None:
+        """Make bools of whatever somebody else has written into bool tensors."""
+        for tensor in self.tensors:
+            tensor.copy_(true_flags(tensor))
+
+    def zero(self, row: int) -> None:
+        """Zero one row of all tensors."""
+        torch._foreach_zero_([tensor[row % len(tensor)] for tensor in self.tensors])
+
+    def clear(self) -> None:
+        """Forget the steps and what belongs to them."""
+        self.generation += 1
+        self.num_stored = 0
+        self.staged.clear()
+        self.attached.clear()
+
+    # Reading
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Changes with every step that is stored or forgotten."""
+        return self.generation, self.num_stored
+
+    def stored(self, where: str) -> int:
+        """How many steps are stored: at least one."""
+        if not self.num_stored:
+            raise NotReadyError(explain(where, "at least 1 stored step", 0, "Add steps first."))
+        return self.num_stored
+
+    def complete(self, where: str) -> int:
+        """How many steps are stored, if no field is staged in the row after them."""
+        if self.staged:
+            got = f"a step with staged {', '.join(sorted(self.staged))}"
+            raise NotReadyError(explain(where, "complete steps", got, "Complete the staged step with add first."))
+        return self.stored(where)
+
+    def array(self, i: int, row: int) -> Any:
+        """One row [1, N, …] of a leaf, as an array where it is on the host; the newest of what is kept sparsely."""
+        array = self._arrays[i]
         at = row % len(array)
         return array[at : at + 1]
 
-    def write(self, row: int, leaves: tuple[Any, ...], which: tuple[int, ...] | None = None) -> None:
-        """Copy one row of all columns (or of the columns `which`); an error leaves the row as it was."""
-        if self.is_exposed:
-            self.follow()
-        native = self._native
-        if native is not None and kernels._active is not None:
-            misfit = native.write(row, leaves, which)
-            if misfit >= 0:
-                misfit = native.write(row, tuple(map(kernels.buffer_of, self._conformed(leaves, which))), which)
-            if misfit >= 0:
-                raise misplaced(dotted(self.schema.paths[misfit if which is None else which[misfit]]))
-            return
-        self._write_torch(row, self._conformed(leaves, which), which)
+    @property
+    def missing(self) -> frozenset[str]:
+        """The optional fields that the steps do not give."""
+        return frozenset(name for name, given in zip(self._optional_names, self._gives, strict=True) if not given)
 
-    def make_flags(self) -> None:
-        """Make bools of whatever somebody else has written into bool columns."""
-        for column in self.columns:
-            column.copy_(true_flags(column))
+    @property
+    def absent(self) -> frozenset[str]:
+        """The optional fields that neither the steps gave nor anybody attached."""
+        return self.missing.difference(path[0] for path in self.attached)
 
-    def zero(self, row: int) -> None:
-        """Zero one row of all columns."""
-        torch._foreach_zero_([column[row % len(column)] for column in self.columns])
+    def named(self) -> dict[Path, torch.Tensor]:
+        """Every declared leaf."""
+        return dict(zip(self.schema.paths, self.tensors, strict=True))
 
-    def _conformed(self, leaves: tuple[Any, ...], which: tuple[int, ...] | None) -> tuple[torch.Tensor | None, ...]:
-        columns = range(len(self.columns)) if which is None else which
-        return tuple(self._conform(i, leaf) for i, leaf in zip(columns, leaves, strict=True))
+    def leaves(self, *, sparse: bool = False) -> dict[Path, torch.Tensor]:
+        """What the steps gave and what is attached; with `sparse` also the leaves that only some steps keep."""
+        hidden = set() if sparse else self._sparse
+        absent = self.absent
+        given = {path: leaf for path, leaf in self.named().items() if path[0] not in absent and path not in hidden}
+        return given | self.attached
 
-    def _conform(self, column: int, leaf: Any) -> torch.Tensor | None:
-        if leaf is None and self.optional[column]:
-            return None
-        schema = self.schema
-        return conform(dotted(schema.paths[column]), schema.fields[column], leaf, self.lead, self.device)
+    def selected(self, leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, Any]:
+        """Those of the leaves that `fields` names; all of them by default."""
+        chosen = None if fields is None else [(field,) if isinstance(field, str) else tuple(field) for field in fields]
+        for path in chosen or ():
+            if path[0] in self.absent:
+                raise SchemaError(absence_of(path[0]))
+        return selected(leaves, chosen)
 
-    def _write_torch(self, row: int, leaves: tuple[torch.Tensor | None, ...], which: tuple[int, ...] | None) -> None:
-        rows = self._rows()[row]
-        targets = rows if which is None else tuple(rows[i] for i in which)
-        given = [(target, leaf) for target, leaf in zip(targets, leaves, strict=True) if leaf is not None]
-        missing = [target for target, leaf in zip(targets, leaves, strict=True) if leaf is None]
-        if given:
-            torch._foreach_copy_([target for target, _ in given], [leaf for _, leaf in given])
-        if missing:
-            torch._foreach_zero_(missing)
+    def rows_reader(self, fields: Iterable[str | Path] | None) -> tuple[dict[Path, torch.Tensor], Following[Reader]]:
+        """What `fields` names of the leaves and of "index", t·N + n; and a reader of the stored rows of it."""
+        items = self.stored("minibatches") * self.num_envs
+        index = torch.arange(self._num_rows * self.num_envs, device=self.device).view(self._num_rows, -1)
+        leaves = self.selected({**self.leaves(), ("index",): index}, fields)
+        tensors = list(leaves.values())
+        return leaves, self.following(tensors, lambda: reader(tensors, 2, items))
 
-    def _rows(self) -> list[tuple[torch.Tensor, ...]]:
-        """Every row as views of the columns, made once: a step is then a single dispatched copy."""
-        if self._row_views is None:
-            columns = [column if self.lead else column.squeeze(1) for column in self.columns]
-            rows = max(map(len, columns))
-            views = (column.unbind(0) * (rows // len(column)) for column in columns)
-            self._row_views = list(zip(*views, strict=True))
-        return self._row_views
+    def following(self, tensors: list[torch.Tensor], make: Callable[[], T]) -> Following[T]:
+        """A reader of some tensors that finds them again when they have moved."""
+        return Following(make, tensors, lambda: self._is_exposed)
+
+    def shared(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> TensorDict:
+        """The first steps of some leaves as a TensorDict `[T, N]` of the same memory."""
+        self._is_exposed = True
+        first = {path: leaf[:steps] if self.lead else leaf[:steps].squeeze(1) for path, leaf in leaves.items()}
+        return assemble(first, torch.Size((steps, *self.lead)))
+
+    def env_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> TensorDict:
+        """The first steps and the row after them as a TensorDict `[N, T + 1]` of the same memory."""
+        self._is_exposed = True
+        turned = {path: leaf[: steps + 1].transpose(0, 1) for path, leaf in leaves.items()}
+        return assemble(turned, torch.Size((self.num_envs, steps + 1)))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the tensors, and of what is attached."""
+        return sum(t.numel() * t.element_size() for t in {**self.named(), **self.attached}.values())
+
+    def attach(self, leaves: Mapping[Path, torch.Tensor]) -> None:
+        """Let these [T, N, …] belong to the stored steps, in place of what was attached under their names."""
+        names = {path[0] for path in leaves}
+        for path in [path for path in self.attached if path[0] in names]:
+            del self.attached[path]
+        steps, stored = self.num_stored, self.named()
+        for path, tensor in leaves.items():
+            if path in stored:
+                stored[path][:steps] = tensor.clone()  # it may be of the same memory
+                self.attached[path] = stored[path]
+                continue
+            rest = tensor.new_zeros((self._num_rows - steps, *tensor.shape[1:]))
+            self.attached[path] = torch.cat([tensor, rest])
+
+    # State
+
+    def rows(self) -> dict[str, torch.Tensor]:
+        """The rows of every declared leaf, by the names that they are saved under."""
+        return {f"column{i}": tensor for i, tensor in enumerate(self.tensors)}
+
+    def state(self) -> State:
+        """Every row, and what is staged or attached."""
+        stored, own = self.num_stored, set(self.schema.paths)
+        attached = {f"attached{i}": leaf for i, (path, leaf) in enumerate(self.attached.items()) if path not in own}
+        given = [name for name in self._optional_names if stored and name not in self.missing]
+        values = {
+            "num_stored": stored,
+            "valued": stored if "value" in given else 0,
+            "given": given,
+            "staged": sorted(self.staged),
+            "attached": [list(path) for path in self.attached],
+        }
+        return State(values, self.rows() | attached)
+
+    def load_state(self, saved: Saved) -> None:
+        """Become what was saved."""
+        node, own = saved.values, self.named()
+        stored = node.entry("num_stored").integer(0, self._num_rows - 1)
+        saved.copy_into(self.rows())
+        self.clear()
+        self.num_stored = stored
+        given = self._given_in(saved, stored)
+        self._gives = tuple(name in given for name in self._optional_names)
+        for name in node.entry("staged").items(_MOST_NAMES):
+            if name.text() not in self.schema.columns:
+                raise name.wrong("a declared field")
+            self.staged.add(name.value)
+        for i, entry in enumerate(node.entry("attached").items(_MOST_NAMES)):
+            path = tuple(name.text() for name in entry.items(64))
+            if not path:
+                raise entry.wrong("at least one name")
+            if path[0] in self.schema.names and path[0] not in self.missing:
+                raise entry.wrong("a name of its own")
+            if path not in own:  # an optional field was read with all others
+                saved.require(f"attached{i}", (self._num_rows, self.num_envs))
+                own[path] = saved.tensor(f"attached{i}").to(self.device)
+            self.attached[path] = own[path]
+
+    def _given_in(self, saved: Saved, stored: int) -> set[str]:
+        """Which optional fields the steps gave."""
+        node = saved.values
+        if "given" in node.entries():
+            names = self._optional_names
+            return {name.one_of(names) for name in node.entry("given").items(len(names))}
+        # An older checkpoint counts the steps that had a value, and says nothing of log_prob: zeros were not given.
+        leaves = (self.tensors[i][:stored] for i in self.schema.columns["log_prob"])
+        found = {"log_prob"} if any(bool((leaf != 0).any()) for leaf in leaves) else set()
+        return found | ({"value"} if node.entry("valued").integer(0, stored) == stored else set())
+
+    def check(self) -> None:
+        """Verify the form of every tensor, and that whatever is staged or attached belongs to the stored steps."""
+        schema, steps = self.schema, self.num_stored
+        for path, field, tensor in zip(schema.paths, schema.fields, self.tensors, strict=True):
+            rows = 1 if is_sparse(field) else self._num_rows
+            require_form(dotted(path), tensor, (rows, self.num_envs, *field.shape), field.dtype, self.device)
+        if not self._is_exposed:  # then tensors may move, and are followed
+            require_addresses(schema.paths, self.tensors, self._addresses)
+        most = self._num_rows - 1
+        require(0 <= steps <= most, "num_stored", f"0 to {most} steps", steps)
+        staged, missing = sorted(self.staged), sorted(self.missing)
+        require(not steps or not self.staged & self.missing, "staged fields", f"none of {missing}", staged)
+        names = schema.names
+        require(self.staged <= set(names), "staged fields", f"declared fields ({', '.join(names)})", staged)
+        require(not staged or steps < most, "staged fields", "no staged fields in a full rollout", staged)
+        self._check_attached()
+
+    def _check_attached(self) -> None:
+        """Attached tensors have the rows of the rollout, zeros after the stored ones."""
+        steps, own = self.num_stored, self.named()
+        for path, leaf in self.attached.items():
+            is_given = path[0] in self.schema.names and path[0] not in self.missing
+            require(not is_given, dotted(path), "a name that no field has", "the name of a field")
+            if path in own:
+                require(leaf is own[path], dotted(path), "the memory of the field", "other memory")
+                continue
+            shape = (self._num_rows, self.num_envs, *leaf.shape[2:])
+            require_form(dotted(path), leaf, shape, leaf.dtype, self.device)
+            if self.has_values:
+                require_all(leaf[steps:] == 0, dotted(path), f"zeros after step {steps - 1}", leaf[steps:])
+
+
+def absence_of(name: str) -> str:
+    """What an error says of an optional field that is not there."""
+    remedy = f"Pass {name}= to every add, or attach({name}=…) afterwards."
+    return explain(name, "a field that the steps gave", "none", remedy)
+
+
+def _differs(name: str, first: bool) -> SchemaError:
+    expected, got = ("one, as the first step gave", "none") if first else ("none, as at the first step", "one")
+    return SchemaError(explain(name, expected, got, f"Pass {name}= to every step of a rollout, or to none."))
+
+
+def _reentered() -> SchemaError:
+    remedy = "Convert the arguments before add: reading one of them changed the rollout."
+    return SchemaError(explain("add", "a rollout that stays as it is meanwhile", "another step in it", remedy))

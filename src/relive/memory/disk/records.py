@@ -29,6 +29,7 @@ from relive.memory.documents import (
 from relive.memory.files import Files, unreadable
 from relive.memory.saved import Arrays, Saved, Stored, array_of, bytes_of
 
+_RUN_OF_MACHINE = Path("/proc/sys/kernel/random/boot_id")
 NAMES = ("commit0", "commit1")
 _MOST_BYTES = 1 << 30
 """No record is longer."""
@@ -67,6 +68,11 @@ class Record:
         assert isinstance(self.arrays, Stored)
         config, values = Node(f"{self.name}: config", self.config), Node(f"{self.name}: values", self.values)
         return Saved(values, self.arrays, config=config)
+
+
+def boot() -> str:
+    """Which run of this machine it is: what was stored in an earlier one may not have come to the disk."""
+    return _RUN_OF_MACHINE.read_text().strip()
 
 
 def dump(record: Record) -> bytes:

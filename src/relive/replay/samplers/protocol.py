@@ -8,8 +8,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from relive.errors import SchemaError, explain
-from relive.fields.conversion import forms
 from relive.randomness import Randomness
 from relive.replay.store import ReplayStore
 
@@ -100,24 +98,3 @@ def started(sampler: Sampler, store: ReplayStore, random: Randomness) -> Draws:
 
 
 _METHODS = [name for name, value in vars(Draws).items() if callable(value) and not name.startswith("_")]
-
-
-def verify_draws(sampler: Sampler, store: ReplayStore, saved: Any) -> None:
-    """Raise if a run of `sampler` on `store` cannot have saved this: a run of its own goes on from it, on trial."""
-    run = started(sampler, store, Randomness())
-    own, given = _kinds(run.saved()), _kinds(saved)
-    if given != own:
-        remedy = "Make the buffer with the sampler of the one that was saved."
-        raise SchemaError(explain("load_state_dict: draws", f"the state of {sampler}: {own}", given, remedy))
-    try:
-        run.resume(saved)
-    except ValueError as error:
-        remedy = "Pass what state_dict() of a buffer gave."
-        raise SchemaError(explain("load_state_dict: draws", f"the state of {sampler}", str(error), remedy)) from error
-    run.check()
-
-
-def _kinds(saved: Any) -> Any:
-    """Names, numbers of axes and dtypes: the lengths are the run's to verify."""
-    found = forms(saved)
-    return {n: (len(f[0]), f[1]) if type(f) is tuple else f for n, f in found.items()} if type(found) is dict else found

@@ -1,47 +1,96 @@
-"""A buffer again, of what a folder holds: closed, left by a process that was killed, or by a machine that stopped."""
+"""A replay buffer in memory that outlives it: what a commit says of it, and how it is made again of what was left.
+
+It may have been closed, left by a process that was killed, or by a machine that stopped.
+"""
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from relive.errors import CorruptCheckpoint, InvariantError, SchemaError, explain
+from relive.memory.disk import records
 from relive.memory.disk.records import Record
-from relive.memory.saved import Saved, bytes_of
-from relive.replay.buffer import ReplayBuffer
+from relive.memory.saved import Saved, State, bytes_of
 from relive.replay.loading import check_ring
-from relive.replay.ring import TRANSITION, Ring
+from relive.replay.ring import MOST_ROWS, TRANSITION, Ring
 from relive.replay.samplers.registry import resume
 from relive.replay.store import DurableStore, durable
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+if TYPE_CHECKING:
+    from relive.replay.buffer import ReplayBuffer
 
 
-def boot() -> str:
-    """Which run of this machine it is: what was stored in an earlier one may not have come to the disk."""
-    return _BOOT.read_text().strip()
+class Durable:
+    """A replay buffer as its disk memory sees it (an `Owner`). It does not keep the buffer alive."""
 
+    rows_of_step = MOST_ROWS
 
-def restored(buffer: ReplayBuffer, record: Record, checksum: Callable[[], int], *, resumes: bool) -> None:
-    """Make a buffer of what its arrays hold; CorruptCheckpoint if no process of ours can have left it so."""
-    storage = durable(buffer.storage)
-    ring = storage.memory.ring
-    try:
-        read = record.saved
-        _check_flags(ring)
-        if record.is_closed:
-            _require_closed(ring, read, checksum() == record.checksum)
-        else:
-            _recover(storage, read, record)
-        check_ring(ring.kind, ring.head, ring.count, ring.floor)
-        storage.found()
-        _resume(buffer, read, record, resumes)
-        buffer.parts.check()
-    except (SchemaError, InvariantError) as error:
-        raise CorruptCheckpoint(f"{record.name}: the arrays are invalid. {error}") from error
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self._buffer = weakref.ref(buffer)
+        self._ring = buffer.storage.memory.ring
+        self.slots, self.nbytes = self._ring.slots, buffer.nbytes
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is anything left to commit."""
+        return self._buffer() is not None
+
+    @property
+    def _alive(self) -> ReplayBuffer:
+        buffer = self._buffer()
+        assert buffer is not None
+        return buffer
+
+    @property
+    def head(self) -> torch.Tensor:
+        """The row [N] that each environment writes next."""
+        return self._ring.head
+
+    def config(self) -> dict[str, Any]:
+        """See `ReplayBuffer.config`."""
+        return self._alive.config()
+
+    def state(self) -> State:
+        """Everything that is not in the arrays, and where the rings are."""
+        buffer, ring = self._alive, self._ring
+        heads = {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}
+        drawn = {} if buffer.run.beside_rows else buffer.run.saved()
+        beside = {name: part.state() for name, part in buffer.parts.beside_rows.items()}
+        return State.of_parts({"ring": ({}, heads), "sampler": ({}, drawn), **beside})
+
+    def marks(self) -> int:
+        """A checksum of what each slot holds."""
+        return _marks_of(self._ring)
+
+    def write_behind(self, file: int, offset: int, nbytes: int) -> None:
+        """Let the disk begin to write a piece of a file, without waiting for it."""
+        durable(self._alive.storage).write_behind(file, offset, nbytes)
+
+    def seal(self) -> None:
+        """Take every row for what was written."""
+        durable(self._alive.storage).seal()
+
+    def recover(self, record: Record, checksum: Callable[[], int], *, resumes: bool) -> None:
+        """Make a buffer of what its arrays hold; CorruptCheckpoint if no process of ours can have left it so."""
+        buffer, ring, saved = self._alive, self._ring, record.saved
+        store = durable(buffer.storage)
+        try:
+            _check_flags(ring)
+            if record.is_closed:
+                _require_closed(ring, saved, checksum() == record.checksum)
+            else:
+                _recover(store, saved, record)
+            check_ring(ring.kind, ring.head, ring.count, ring.floor)
+            store.found()
+            _resume(buffer, saved, record, resumes)
+            buffer.parts.check()
+        except (SchemaError, InvariantError) as error:
+            raise CorruptCheckpoint(f"{record.name}: the arrays are invalid. {error}") from error
 
 
 def _resume(buffer: ReplayBuffer, read: Saved, record: Record, resumes: bool) -> None:
@@ -91,7 +140,7 @@ def _recover(storage: DurableStore, read: Saved, record: Record) -> None:
         raise CorruptCheckpoint(
             explain(record.name, "a floor from 0 and a head after it", got, "Copy the folder again.")
         )
-    if record.boot == boot() and _is_left_by_a_kill(ring, head, floor, record.reach):
+    if record.boot == records.boot() and _is_left_by_a_kill(ring, head, floor, record.reach):
         ring.mend()
         if not storage.broken_rows(head - record.reach, ring.head + 1).any():
             return
@@ -109,7 +158,7 @@ def _recover(storage: DurableStore, read: Saved, record: Record) -> None:
     ring.journal.zero_()
 
 
-def marks_of(ring: Ring) -> int:
+def _marks_of(ring: Ring) -> int:
     """A checksum of what each slot holds."""
     return zlib.crc32(bytes_of(ring.first), zlib.crc32(bytes_of(ring.kind)))
 
@@ -117,7 +166,7 @@ def marks_of(ring: Ring) -> int:
 def _is_untouched(storage: DurableStore, record: Record) -> bool:
     """Nothing that was written after the commit has come to the disk: the rows that it would have taken are whole."""
     ring, reach = storage.memory.ring, record.reach
-    if marks_of(ring) != record.marks:
+    if _marks_of(ring) != record.marks:
         return False
     newest = storage.broken_rows(ring.head - reach, ring.head + 1)
     oldest = storage.broken_rows(torch.zeros_like(ring.head), ring.head + 1 + reach - ring.slots)

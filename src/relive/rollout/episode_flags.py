@@ -1,0 +1,279 @@
+"""Which rows of a rollout end an episode, start one or only reset, and the observations that truncated steps led to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+
+from relive.errors import SchemaError, explain
+from relive.fields.autoreset import final_rows, observation
+from relive.fields.batch import assemble
+from relive.fields.buffer_schemas import FLAG
+from relive.fields.conversion import conform, dotted, light
+from relive.fields.invariants import require, require_all, require_flags, require_form
+from relive.fields.schema import Field, given_shape
+from relive.kernels.sequence_index import Flags, reset_rows
+from relive.memory.documents import Node
+from relive.memory.saved import Saved, State
+from relive.rollout.storage import Storage
+from relive.statistics.observers import Observers
+
+
+class EpisodeFlags:
+    """What the flags of a rollout's rows mean, together with what its environments did before the first row."""
+
+    def __init__(self, storage: Storage, autoreset: AutoresetMode | None) -> None:
+        self._storage, self._mode = storage, autoreset
+        self.has_reset_rows = autoreset is AutoresetMode.NEXT_STEP
+        """The row after an end only resets: it holds the final observation, and no transition."""
+        self.resetting = torch.zeros(storage.num_envs, dtype=torch.bool, device=storage.device)
+        """Which environments only reset in the rollout's first row [N]."""
+        self.starting = torch.ones_like(self.resetting)
+        """Which environments begin an episode with the rollout's first transition [N]."""
+        self.final_observations = FinalObservations(storage)
+        self.begin()
+
+    def begin(self) -> None:
+        """A rollout begins."""
+        self.final_observations.clear()
+        self._coming = light(self.resetting.clone().unsqueeze(0))
+        """Which environments only reset in the coming row [1, N]; counted for observers only."""
+
+    def restarted(self) -> None:
+        """All environments were reset: each begins an episode in the first row."""
+        self.resetting.zero_()
+        self.starting.fill_(True)
+
+    def go_on(self) -> None:
+        """The next rollout begins after the stored steps."""
+        steps = self._storage.num_stored
+        # One row further than what is stored: whether the coming one starts an episode, and whether it resets.
+        self.starting.copy_(self.starts(steps + 1)[-1])
+        if self.has_reset_rows:
+            self.resetting.copy_(self.resets(steps + 1)[-1])
+
+    # Rows
+
+    def flag(self, name: str) -> torch.Tensor:
+        """The tensor "terminated" or "truncated" [T + 1, N]."""
+        return self._storage.tensors[self._storage.schema.columns[name][0]]
+
+    def ended(self, rows: int | slice) -> torch.Tensor:
+        """Where a row ends an episode, by its flags."""
+        return self.flag("terminated")[rows] | self.flag("truncated")[rows]
+
+    def resets(self, steps: int) -> torch.Tensor:
+        """Which of the first rows only reset [steps, N], under NEXT_STEP."""
+        return reset_rows(self.resetting, self.ended(slice(0, steps - 1)))
+
+    def starts(self, steps: int) -> torch.Tensor:
+        """Which of the first rows start an episode [steps, N], as far as they are transitions."""
+        before = self.resets(steps)[:-1] if self.has_reset_rows else self.ended(slice(0, steps - 1))
+        return torch.cat([self.starting.unsqueeze(0), before])
+
+    def mask(self, steps: int) -> torch.Tensor | None:
+        """Which of the first rows are transitions [steps, N]; None where all are."""
+        return ~self.resets(steps) if self.has_reset_rows and steps else None
+
+    def whole_mask(self, steps: int) -> torch.Tensor:
+        """The same, where all rows are transitions too."""
+        mask = self.mask(steps)
+        shape = (steps, self._storage.num_envs)
+        return torch.ones(shape, dtype=torch.bool, device=self._storage.device) if mask is None else mask
+
+    def transitions(self) -> torch.Tensor | int:
+        """The flat rows t·N + n of the stored transitions; a number: all below it."""
+        steps = self._storage.num_stored
+        mask = self.mask(steps)
+        return steps * self._storage.num_envs if mask is None else mask.flatten().nonzero().squeeze(1)
+
+    def for_sequences(self, steps: int) -> Flags:
+        """What must be known to cut the first steps into sequences."""
+        return Flags(steps, self.flag("terminated"), self.flag("truncated"), self.mask(steps), self.starting)
+
+    # A step
+
+    def of_add(self, row: int, final_obs: Any, terminated: Any, truncated: Any) -> Found | None:
+        """The final observations among `final_obs` of all environments, before the step is written."""
+        if self.has_reset_rows:
+            remedy = "Leave it out: the row after an end holds the final observation."
+            raise SchemaError(explain("final_obs", "None under autoreset=NEXT_STEP", type(final_obs).__name__, remedy))
+        envs = self._cut_off(row, terminated, truncated)
+        found = self.final_observations.among(row, final_obs, envs)
+        self._storage.require_next(row)
+        return found
+
+    def of_step(self, row: int, step: tuple[Any, Any, Any, Any, Mapping[str, Any]]) -> Found | None:
+        """The final observations where the mode leaves them in what `env.step` returned, before it is written."""
+        found = None
+        if not self.has_reset_rows:
+            next_obs, _, terminated, truncated, info = step
+            envs = self._cut_off(row, terminated, truncated)
+            if envs and self._mode is AutoresetMode.SAME_STEP:
+                found = self.final_observations.in_info(row, info, envs)
+            elif envs:
+                found = self.final_observations.among(row, next_obs, envs)
+        self._storage.require_next(row)
+        return found
+
+    def _cut_off(self, row: int, terminated: Any, truncated: Any) -> list[int]:
+        """The environments whose episode is truncated, and not terminated, by the step that is being added."""
+        storage = self._storage
+        is_staged = "truncated" in storage.staged
+        if not is_staged and isinstance(truncated, bool | np.bool_ | np.ndarray) and not np.any(truncated):
+            return []
+        given = {"terminated": terminated, "truncated": truncated}
+        ended, cut = (
+            self.flag(name)[row]
+            if name in storage.staged
+            else conform(name, FLAG, flag, storage.lead, storage.device).view(-1)
+            for name, flag in given.items()
+        )
+        return (cut & ~ended).nonzero().squeeze(1).tolist()
+
+    def tell(self, observers: Observers, row: int, missing: frozenset[str], measured: Mapping[str, Any]) -> None:
+        """Tell observers of a row that was written, but for the fields that its step did not give."""
+        storage = self._storage
+        paths = storage.schema.paths
+        block = {i: storage.array(i, row) for i in observers.columns if paths[i][0] not in missing}
+        mask = ~self._coming if self.has_reset_rows else None
+        observers.tell(block, mask, measured)
+        if mask is not None:
+            self._coming = observers.ended(block) & mask
+
+    def take_back(self) -> None:
+        """Go on after rows that somebody else wrote."""
+        if self.has_reset_rows:
+            self._coming = light(self.resets(self._storage.num_stored + 1)[-1:])
+
+    # State
+
+    def state(self) -> State:
+        """What the environments did before the first row, and what observers expect of the coming one."""
+        coming = torch.as_tensor(self._coming)
+        return State({}, {"resetting": self.resetting, "starting": self.starting, "coming": coming})
+
+    def load_state(self, saved: Saved) -> None:
+        """Become what was saved."""
+        saved.copy_into({"resetting": self.resetting, "starting": self.starting})
+        self.begin()
+        self._coming = light(saved.array("coming", self.resetting.unsqueeze(0)).to(self._storage.device))
+
+    def check(self, *, observed: bool) -> None:
+        """Verify every flag; where steps are `observed`, also what observers expect of the coming row."""
+        storage, steps = self._storage, self._storage.num_stored
+        own = {"resetting": self.resetting, "starting": self.starting}
+        for name, flags in own.items():
+            require_form(name, flags, (storage.num_envs,), torch.bool, storage.device)
+        ends = {name: self.flag(name)[:steps] for name in ("terminated", "truncated")}
+        self.final_observations.check(ends["truncated"] & ~ends["terminated"])
+        if not storage.has_values:
+            return
+        for name, flags in {**ends, **own}.items():
+            require_flags(name, flags)
+        allowed = ~self.resetting | self.has_reset_rows
+        require_all(allowed, "resetting", "False unless autoreset=NEXT_STEP", self.resetting)
+        if observed and self.has_reset_rows:
+            coming = torch.as_tensor(self._coming, device=storage.device)
+            announced = self.resets(steps + 1)[-1:]
+            require_all(coming == announced, "coming resets", "the resets that the stored flags announce", coming)
+
+
+class Found(NamedTuple):
+    """The final observations of one step: of which environments, and their leaves [K, …]."""
+
+    step: int
+    envs: list[int]
+    leaves: list[torch.Tensor]
+
+
+class FinalObservations:
+    """The true final observations of truncated steps whose next row is not theirs, in the order of t·N + n."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage, self._schema, self._device = storage, storage.schema, storage.device
+        self._found: list[Found] = []
+
+    def among(self, step: int, obs: Any, envs: list[int]) -> Found | None:
+        """The rows `envs` of an observation of all environments; the whole of it is checked, nothing is kept yet."""
+        lead = self._storage.lead
+        leaves = observation(self._schema, obs, lead, self._device, rows=envs if lead else None)
+        return self._of(step, envs, leaves)
+
+    def in_info(self, step: int, info: Mapping[str, Any], envs: list[int]) -> Found | None:
+        """Those of the environments `envs` that the info of a step holds; nothing is kept yet."""
+        return self._of(step, *final_rows(info, envs, self._schema, self._storage.lead, self._device))
+
+    def _of(self, step: int, envs: list[int], leaves: list[torch.Tensor]) -> Found | None:
+        if not envs:
+            return None
+        return Found(step, envs, leaves if self._storage.lead else [leaf.unsqueeze(0).clone() for leaf in leaves])
+
+    def keep(self, found: Found) -> None:
+        """Make what was found part of the rollout."""
+        self._found.append(found)
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._found = []
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """(step, environment) of each."""
+        return [(found.step, env) for found in self._found for env in found.envs]
+
+    @property
+    def obs(self) -> Any:
+        """All of them: a tensor [K, …], or a TensorDict [K] of a nested observation."""
+        schema, fields = self._schema, self._fields
+        none = (torch.empty((0, *given_shape(field)), dtype=field.dtype, device=self._device) for field in fields)
+        leaves = [torch.cat([empty, *(found.leaves[i] for found in self._found)]) for i, empty in enumerate(none)]
+        if isinstance(schema.trees["obs"], Field):
+            return leaves[0]
+        paths = [schema.paths[i][1:] for i in schema.columns["obs"]]
+        return assemble(dict(zip(paths, leaves, strict=True)), leaves[0].shape[:1])
+
+    @property
+    def _fields(self) -> list[Field]:
+        return [self._schema.fields[i] for i in self._schema.columns["obs"]]
+
+    def state(self) -> State:
+        """All of them, with their places."""
+        leaves = [torch.cat(parts) for parts in zip(*(found.leaves for found in self._found), strict=True)]
+        places = torch.tensor(self.places, dtype=torch.int64).view(-1, 2)
+        return State({}, {"places": places, **{f"leaf{i}": leaf for i, leaf in enumerate(leaves)}})
+
+    def load_state(self, saved: Saved) -> None:
+        """Become what was saved, of the steps of the storage that was loaded before."""
+        self.clear()
+        steps, num_envs = self._storage.num_stored, self._storage.num_envs
+        places = saved.shaped("places", (range(steps * num_envs + 1), 2), torch.int64).tolist()
+        if not places:
+            return
+        leaves = [
+            saved.shaped(f"leaf{i}", (len(places), *field.shape), field.dtype).to(self._device)
+            for i, field in enumerate(self._fields)
+        ]
+        for i, (step, env) in enumerate(places):
+            if not (0 <= step < steps and 0 <= env < num_envs):
+                raise Node("state: finals.places", [step, env]).wrong("a stored step and its environment")
+            self.keep(Found(step, [env], [leaf[i : i + 1] for leaf in leaves]))
+
+    def check(self, cut: torch.Tensor) -> None:
+        """Verify that each belongs to a truncated step (`cut` [T, N]) and stands in its place."""
+        paths = [dotted(self._schema.paths[i]) for i in self._schema.columns["obs"]]
+        for found in self._found:
+            for path, field, leaf in zip(paths, self._fields, found.leaves, strict=True):
+                shape = (len(found.envs), *given_shape(field))
+                require_form(f"final_{path} of step {found.step}", leaf, shape, field.dtype, self._device)
+        places = self.places
+        require(places == sorted(set(places)), "final_obs", "one for each (step, environment), in order", places)
+        if not self._storage.has_values:
+            return
+        truncated = set(map(tuple, cut.nonzero().tolist())) if places else set()
+        wrong = [place for place in places if place not in truncated]
+        require(not wrong, "final_obs", "(step, environment) of truncated steps", wrong)
