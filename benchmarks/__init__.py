@@ -1,1 +1,1 @@
-"""Speed beside the peers, measured in one interleaved run after their results were found equal."""
+"""Timings of relive and its peers, interleaved in one run, after their results were found equal."""

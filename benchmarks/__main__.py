@@ -32,12 +32,12 @@ SUITES = {
     "scaling": "how cost grows with T, N, batch and capacity",
 }
 NEEDS = {"training": ("stable_baselines3", "sb3"), "ray_service": ("ray", "ray")}
-"""What a suite cannot do without, and the extra that has it."""
+"""The packages that a suite needs, each with the extra that installs it."""
 DONE, FAILED, NONE_RAN = 0, 1, 2
 
 
 def options_of(arguments: Sequence[str] | None, prog: str) -> argparse.Namespace:
-    """What was asked for."""
+    """The command line's arguments."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Time relive beside the experience libraries that are installed here.",
@@ -59,7 +59,7 @@ def _suites(text: str) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Each suite in a process of its own, so that none leaves memory or threads to the next; a sentence for each."""
+    """Run each suite in a process of its own, so that it leaves no memory or threads behind; a sentence for each."""
     console = Console(highlight=False)
     files: dict[str, Path] = {}
     failed = []
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m benchmarks") -> int:
-    """Run the suites that were asked for."""
+    """Run the chosen suites."""
     return run(options_of(arguments, prog))
 
 

@@ -1,4 +1,4 @@
-"""How fast each operation must be beside the fastest peer, and how little memory it may take: the one place."""
+"""The bars: how fast each operation must be compared with the fastest peer, and how much memory it may take."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bar:
-    """What our median must reach in the same run."""
+    """The bar that our median must reach in the same run."""
 
     times_faster: float
     """At least this many times as fast as the fastest peer."""
     times_memcpy: float | None = None
     """At most this many times the duration of a memcpy of the same bytes."""
     aside: str | None = None
-    """A peer that is not meant by "the fastest": it does less."""
+    """A peer that does less work and does not count as "the fastest"."""
     times_aside: float | None = None
     """At most this many times the duration of that peer."""
 
@@ -55,11 +55,11 @@ KINDS_OF_BARS: dict[str, Bar] = {
     "shared memory": Bar(3.0),
     "Ray": Bar(2.0),
 }
-"""The same for cases that are many of a kind: their names begin with "<kind>: "."""
+"""Bars of cases that are many of a kind: their names begin with "<kind>: "."""
 
 
 def bar_of(case: str) -> Bar | None:
-    """What is asked of a case, if anything."""
+    """The bar of a case, if it has one."""
     return BARS.get(case) or KINDS_OF_BARS.get(case.partition(":")[0])
 
 
@@ -67,4 +67,4 @@ BYTES_A_TRANSITION: dict[str, float] = {
     "memory image": 7120.0,
     "memory obs(17)": 106.0,
 }
-"""At most, everything counted; for images with the single frames that `Stacked` keeps."""
+"""The most bytes per transition, everything counted; for images with the single frames that `Stacked` keeps."""

@@ -1,7 +1,7 @@
-"""Say what got slower or faster since another run: `python -m benchmarks.compare BEFORE.json AFTER.json`.
+"""Report what became slower or faster between two runs: `python -m benchmarks.compare BEFORE.json AFTER.json`.
 
-Machines differ and have slow days, so that durations are not compared, but ratios within each run: ours to the fastest
-peer, or to the physical limit where there is no peer. A change counts when the bootstrap intervals of both do not meet.
+Machines differ and have slow days, so the comparison uses ratios within each run, not durations: ours to the fastest
+peer, or to the physical limit without a peer. A change counts if the bootstrap intervals of both do not overlap.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BESIDE = {"times_fastest_peer": "the fastest peer", "times_limit": "the limit"}
 
 @dataclass(frozen=True)
 class Change:
-    """One of our lines whose ratio moved."""
+    """One of our lines whose ratio changed."""
 
     case: str
     library: str
@@ -39,7 +39,7 @@ class Change:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Change]:
-    """Our lines of both runs whose ratios are further apart than chance; the worst first."""
+    """Our lines whose ratios differ by more than chance between the runs; the worst first."""
     found = []
     for case, now in after.get("cases", {}).items():
         then = before.get("cases", {}).get(case, {"timings": {}})
@@ -59,7 +59,7 @@ def _change(case: str, name: str, before: dict[str, Any], after: dict[str, Any])
 
 
 def remarks(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
-    """What makes the comparison weaker."""
+    """Reasons why the comparison is weak."""
     for run, name in ((before, "before"), (after, "after")):
         if run["machine"].get("busy"):
             yield f"others used the machine in the run {name}"
@@ -76,7 +76,7 @@ def remarks(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
 
 
 def show_changes(before: dict[str, Any] | None, after: dict[str, Any], console: Console) -> None:
-    """Print the comparison with a run, or that there is none."""
+    """Print the comparison with the last kept run, or that there is none."""
     if before is None:
         console.print("no kept run to compare with")
         return
@@ -91,7 +91,7 @@ def show_changes(before: dict[str, Any] | None, after: dict[str, Any], console: 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare two results files; the exit code is 1 if something got slower."""
+    """Compare two results files; the exit code is 1 if something became slower."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     for name in ("before", "after"):
         parser.add_argument(name, type=Path, help="a results file")

@@ -38,28 +38,28 @@ BATCHES = (32, 256)
 
 
 PIECES = 8
-"""How often each figure is taken."""
+"""How often each figure is measured."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What one contestant did."""
+    """The figures of one contestant."""
 
     contestant: str
     transitions: int
     stored_gib: float
     limit_gib: float | None
     peak_gib: float | None
-    """Of memory in use, page cache included."""
+    """The most bytes of memory in use, page cache included."""
     seconds: dict[str, list[float]]
     """A transition, by what was done: fill (into new memory), refill (over rows that are there already, and long out of
     memory), sample."""
     wrong: int
-    """Sampled transitions that are not what was added."""
+    """The number of sampled transitions that differ from what was added."""
 
 
 def blocks(start: int, count: int) -> Iterator[dict[str, Any]]:
-    """Steps of one long episode; a frame is noise, and begins with the number of its step."""
+    """Steps of one long episode; each frame is noise that begins with the number of its step."""
     noise = np.random.default_rng(0).integers(0, 256, (BLOCK + 1, FRAME), dtype=np.uint8)
     for first in range(start, start + count, BLOCK):
         frames = noise.copy()
@@ -78,7 +78,7 @@ def blocks(start: int, count: int) -> Iterator[dict[str, Any]]:
 def measure(
     extend: Callable[[dict[str, Any]], object], sample: Callable[[int], tuple[Any, Any, Any]], count: int
 ) -> dict[str, Any]:
-    """Fill twice, then sample; `sample` gives frames, actions and next frames."""
+    """Fill twice, then sample; `sample` returns frames, actions and next frames."""
     taken: dict[str, list[float]] = {}
     for lap, name in enumerate(("fill", "refill")):
         blocks_of = []
@@ -108,7 +108,7 @@ def _seconds_a_row(sample: Callable[[int], object], size: int) -> float:
 
 
 def run_relive(count: int, folder: str | None) -> tuple[float, dict[str, Any]]:
-    """Ours: every frame is stored once."""
+    """relive: every frame is stored once."""
     device = "cpu" if folder is None else rl.Memory.disk(folder)
     obs = rl.Field((84, 84), torch.uint8)
     with rl.ReplayBuffer(count, obs, rl.Field((), torch.int64), device=device, seed=0) as replay:
@@ -145,12 +145,12 @@ def run_torchrl(count: int, folder: str | None) -> tuple[float, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Contestant:
-    """Who runs, where."""
+    """A contestant, and the memory it gets."""
 
     run: Callable[[int, str | None], tuple[float, dict[str, Any]]]
     in_folder: bool = True
     is_limited: bool = True
-    """With less memory than it has data."""
+    """Whether the contestant has less memory than data."""
 
 
 CONTESTANTS = {
@@ -163,7 +163,7 @@ CONTESTANTS = {
 
 
 def run(name: str, count: int, folder: str, limit: float) -> Figures:
-    """One contestant, in this process."""
+    """Run one contestant in this process."""
     torch.set_num_threads(1)
     who = CONTESTANTS[name]
     with limited(int(limit * 2**30)) if who.is_limited and limit else nullcontext() as group:
@@ -173,7 +173,7 @@ def run(name: str, count: int, folder: str, limit: float) -> Figures:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all, print a table, write the file."""
+    """Run all contestants, print a table, write the file."""
     parser = parser_of("disk", SUBJECT)
     parser.add_argument("--gib", type=float, help="of frames that relive stores (default: 4, quick 0.25)")
     parser.add_argument("--limit-gib", type=float, help="of memory for those that store in a folder (default: 1)")
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     session = Session.of("disk", options)
     session.about["peers"] = {name: machine.version_of(name) for name in ("relive", "torchrl")}
-    limit = options.limit_gib or (0.0 if options.quick else 1.0)  # so little data has room in any memory
+    limit = options.limit_gib or (0.0 if options.quick else 1.0)  # so little data fits in any memory
     count = int((options.gib or (0.25 if options.quick else 4.0)) * 2**30) // FRAME // BLOCK * BLOCK
     done: list[Figures] = []
     with TemporaryDirectory(dir=options.folder) as root:
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def results(done: list[Figures]) -> list[Result]:
-    """A case for each thing that was done, with little memory and with enough; RAM is the limit."""
+    """A case for each operation, with little memory and with enough; RAM is the limit."""
     found = []
     for kind, of_kind in (("with little memory", [f for f in done if f.limit_gib]), ("cached", _cached(done))):
         for action in ("fill", "refill", *(f"sample {size}" for size in BATCHES)) if of_kind else ():

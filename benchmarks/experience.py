@@ -1,4 +1,4 @@
-"""The transitions that every replay buffer is given, each of which can be recognised when it comes out again."""
+"""The transitions that every replay buffer gets; each can be recognised when it is sampled."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from relive.conformance.peers import ReplayShape, Transitions
 Array = np.ndarray[Any, Any]
 
 EPISODE_STEPS = (150, 250)
-"""An episode's shortest and longest length."""
+"""The shortest and the longest length of an episode."""
 _BLOCK_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
 class Experience:
-    """T steps of N environments. A row of it is the transition t·N + n.
+    """T steps of N environments; row t·N + n is a transition.
 
     Every observation is kept once: an episode of L steps has L + 1 of them in a row, and the next observation of a step
-    lies right behind its own. Each begins with its number, exact in float32 or as the four bytes of the first pixels.
+    follows its own. Each begins with its number, exact in float32 or as the four bytes of the first pixels.
     """
 
     shape: ReplayShape
     frames: Array
     """[F, …] observations, or the single frames of stacked ones."""
     place: Array
-    """[T·N] where the observation of a row lies in `frames`."""
+    """[T·N] the place of a row's observation in `frames`."""
     first: Array
-    """[T·N] where the first observation of its episode lies."""
+    """[T·N] the place of the first observation of a row's episode."""
     action: Array
     reward: Array
     terminated: Array
@@ -41,7 +41,7 @@ class Experience:
         return len(self.place)
 
     def rows(self, index: Array) -> Transitions:
-        """The transitions of some rows."""
+        """The transitions of these rows."""
         place, first = self.place[index], self.first[index]
         return Transitions(
             obs=self._seen(place, first),
@@ -53,14 +53,14 @@ class Experience:
         )
 
     def blocks(self) -> Iterator[Transitions]:
-        """All rows of a single environment, in time order and in pieces that are not large."""
+        """All rows of a single environment, in time order and in small pieces."""
         row_bytes = 2 * int(np.prod(self.shape.obs)) * np.dtype(self.shape.dtype).itemsize
         length = max(1, _BLOCK_BYTES // row_bytes)
         for start in range(0, len(self), length):
             yield self.rows(np.arange(start, min(start + length, len(self))))
 
     def steps(self) -> list[Transitions]:
-        """Step by step. An observation that was the next one before is the same array, as in a training loop."""
+        """Step by step. A next observation and the observation after it are the same array, as in a training loop."""
         num_envs = self.shape.num_envs
         steps: list[Transitions] = []
         for start in range(0, len(self), num_envs):
@@ -71,14 +71,14 @@ class Experience:
         return steps
 
     def row_of(self, obs: Array) -> Array:
-        """The rows [B] that observations [B, …] belong to; -1 where there is none."""
+        """The rows [B] of observations [B, …]; -1 for an unknown observation."""
         rows = np.full(len(self.frames) + 1, -1)
         rows[self.place] = np.arange(len(self))
         number = self._number(obs)
         return rows[np.where((number >= 0) & (number < len(self.frames)), number, -1)]
 
     def last_of_episode(self) -> Array:
-        """[T] the row that ends each row's episode, of a single environment."""
+        """[T] the row that ends each row's episode, for a single environment."""
         ends = np.flatnonzero(self.terminated | self.truncated)
         return ends[np.searchsorted(ends, np.arange(len(self)))]
 
@@ -96,7 +96,7 @@ class Experience:
 
 
 def make_experience(shape: ReplayShape, num_steps: int, seed: int, truncated_share: float = 0.0) -> Experience:
-    """Random transitions in episodes of about 200 steps, the last one ended; so many of the ends are truncations."""
+    """Random transitions in episodes of about 200 steps, the last one ended; a share of the ends is truncated."""
     rng = np.random.default_rng(seed)
     ended = np.stack([_ends(num_steps, rng) for _ in range(shape.num_envs)], axis=1)
     truncated = ended & (rng.random(ended.shape) < truncated_share)

@@ -1,4 +1,4 @@
-"""Give this process less memory than the machine has, to see what a buffer does that does not fit."""
+"""A memory limit for this process, to measure a buffer that does not fit in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Limit:
-    """A control group of our own, below the one that this process was in; the page cache counts, too."""
+    """A new control group below the group of this process; the page cache counts, too."""
 
     folder: Path
     most: str
@@ -27,7 +27,7 @@ class Limit:
 
 @contextmanager
 def limited(nbytes: int) -> Iterator[Limit]:
-    """Run what is inside with at most `nbytes` of memory; an OSError says that this machine does not let us."""
+    """Run the body with at most `nbytes` of memory; raises an OSError if the machine does not allow it."""
     home, names = _home()
     limit = Limit(home / f"relive-{os.getpid()}", *names)
     limit.folder.mkdir()

@@ -1,4 +1,4 @@
-"""Describe the machine and the software that a run was made with."""
+"""A description of the machine and the software of a run."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def describe() -> dict[str, Any]:
 
 
 def is_busy() -> bool:
-    """Whether others keep a quarter of the cores working, looked at for a second in which this process does nothing.
+    """Whether other processes use a quarter of the cores, measured for a second in which this process is idle.
 
     A parallel torch operation waits for its slowest thread, and on a core that is shared it waits for the scheduler:
     peers were seen a hundred times slower than on an idle machine.
     """
     before = _idle_and_all()
-    if before is None:  # the last minute, then, with what this process did in it
+    if before is None:  # the load of the last minute instead, which includes this process
         return hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.25 * (os.cpu_count() or 1)
     time.sleep(1)
     idle, whole = (now - then for now, then in zip(_idle_and_all() or before, before, strict=True))
@@ -45,7 +45,7 @@ def is_busy() -> bool:
 
 
 def _idle_and_all() -> tuple[int, int] | None:
-    """How long all cores have done nothing, and how long they have run, where the system tells."""
+    """The seconds that all cores were idle, and that they ran; None if the system does not tell."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return None
@@ -54,7 +54,7 @@ def _idle_and_all() -> tuple[int, int] | None:
 
 
 def version_of(distribution: str) -> str | None:
-    """Of what is installed, else None."""
+    """The version of an installed package, or None."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Measure how many bytes a stored transition costs, in a process of its own for each library.
+"""Measure the bytes of a stored transition, for each library in a process of its own.
 
 Run it as `python -m benchmarks.memory [--quick] [--only image] [--json PATH]`.
 """
@@ -29,25 +29,25 @@ from .verify_replay import check_transitions, fill
 Make = Callable[[ReplayShape], Replay]
 SHAPES = {"image": ATARI._replace(capacity=4_000), "obs(17)": ROBOT}
 TRUNCATED_SHARE = 0.5
-"""Of the ends of episodes: where libraries that save memory go wrong."""
+"""The share of truncated ends: libraries that save memory make mistakes there."""
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """What one library keeps of a transition that can be sampled."""
+    """The memory of one library per transition that can be sampled."""
 
     name: str
     role: Role
     held: float | None
-    """All arrays that the buffer holds; None where the library hides them."""
+    """The bytes of all arrays of the buffer; None if the library hides them."""
     resident: float | None
-    """By how much filling the buffer made the process larger; None where the system does not tell."""
+    """The bytes by which the process grew while the buffer was filled; None if the system does not tell."""
     wrong: str | None
-    """What comes out differently from what went in."""
+    """How the output differs from the input."""
 
     @property
     def figure(self) -> float | None:
-        """What is compared with the bar."""
+        """The bytes that are compared with the bar."""
         return self.resident if self.held is None else self.held
 
 
@@ -60,7 +60,7 @@ class MemoryResult:
     not_offered: list[str] = field(default_factory=list)
 
     def meets(self, line: Bytes) -> bool | None:
-        """Whether the smallest form of ours meets the bar; None for the others."""
+        """Whether our smallest form meets the bar; None for other libraries."""
         smallest = next((other for other in self.lines if other.role == "ours"), None)
         if line is not smallest or line.figure is None:
             return None
@@ -68,7 +68,7 @@ class MemoryResult:
 
 
 def measure_memory(case: str, shape: ReplayShape, entrants: Iterable[tuple[str, Role, Make]]) -> MemoryResult:
-    """Fill a buffer of each entrant in a fresh process; smallest first."""
+    """Fill a buffer of each entrant in a new process; smallest first."""
     result = MemoryResult(case)
     for name, role, make in entrants:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -81,7 +81,7 @@ def measure_memory(case: str, shape: ReplayShape, entrants: Iterable[tuple[str, 
 
 
 def _measure(name: str, role: Role, make: Make, shape: ReplayShape) -> Bytes:
-    # A small one first, so that what a library loads or compiles at its first use is not counted.
+    # A small buffer first, so that memory of a library's first use does not count.
     small = shape._replace(capacity=512)
     fill(make(small), make_experience(small, small.capacity, seed=0))
     data = make_experience(shape, shape.capacity, seed=0, truncated_share=TRUNCATED_SHARE)
@@ -138,7 +138,7 @@ def entrants(peers: Sequence[Peer]) -> list[tuple[str, Role, Make]]:
 
 
 def memory_json(results: Iterable[MemoryResult]) -> dict[str, Any]:
-    """The same for a results file."""
+    """The results as data for a file."""
     return {
         result.case: {
             "bar": BYTES_A_TRANSITION[result.case],

@@ -1,4 +1,4 @@
-"""Time the on-policy operations beside the peers: add, advantage, an epoch of minibatches, the whole cycle.
+"""Time the on-policy operations of relive and its peers: add, advantage, an epoch of minibatches, the whole cycle.
 
 Run it as `python -m benchmarks.on_policy [--quick] [--only add,gae] [--json PATH]`.
 """
@@ -35,7 +35,7 @@ class Case:
 
     @property
     def any_batch_size(self) -> int:
-        """A size to check a rollout with when the case itself reads no minibatches; it divides the rows."""
+        """The batch size of the check if the case itself reads no minibatches; it divides the rows."""
         return self.batch_size or self.shape.num_steps * self.shape.num_envs // 4
 
 
@@ -65,7 +65,7 @@ def enter_gae(peer: Peer, case: Case, data: RolloutData) -> Contestant:
 
 
 def enter_add(peer: Peer, case: Case, data: RolloutData) -> Contestant:
-    """T adds into an empty buffer, a step."""
+    """T adds into an empty buffer, per step."""
     if peer.rollout is None:
         raise NotOffered
     rollout = peer.rollout(case.shape)
@@ -152,7 +152,7 @@ def _entrants(case: Case, peers: Sequence[Peer]) -> Iterator[Peer]:
 
 
 def enter_case(case: Case, peers: Sequence[Peer]) -> tuple[Result, list[Contestant]]:
-    """Check every peer; those that passed are to be raced."""
+    """Check every peer; those that pass are timed."""
     data = make_rollout(case.shape, seed=0)
     result, contestants = enter(case.name, _entrants(case, peers), lambda peer: ENTER[case.operation](peer, case, data))
     return result, [*contestants, limit_of(case, data)]
@@ -161,12 +161,7 @@ def enter_case(case: Case, peers: Sequence[Peer]) -> tuple[Result, list[Contesta
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
     session = Session.start("on_policy", SUBJECT, ENTER, arguments)
-    judged = []
-    for case in CASES:
-        if case.operation in session.operations:
-            with session.console.status(case.name):
-                judged.append(session.time(enter_case(case, session.found.peers)))
-    return session.finish(judged)
+    return session.time_all(CASES, enter_case)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ of launched operations and waiting for the device; the tests count both (`tests/
 
 
 def page(folder: Path = RESULTS, images: Path | None = None) -> str:
-    """The whole page; pictures are drawn into `images`, if that is given."""
+    """The whole page; also draws the pictures into `images` if it is not None."""
     parts = [HEAD]
     for suite, title in SUITES.items():
         run = last_kept(suite, folder)
@@ -106,7 +106,7 @@ def _section(suite: str, run: dict[str, Any], images: Path | None) -> Iterator[s
 
 
 def about(run: Mapping[str, Any]) -> str:
-    """When, where, with which versions and how many threads."""
+    """Date, machine, versions and threads."""
     machine = run["machine"]
     versions = {**machine.get("versions", {}), **{k: v for k, v in run.get("peers", {}).items() if k != "relive"}}
     named = ", ".join(f"{name} {version}" for name, version in versions.items() if version)

@@ -1,4 +1,4 @@
-"""Draw results: bars for each operation, curves of how cost grows. The physical limit is a line in every picture."""
+"""Plots of results: bars for each operation, curves over sizes. The physical limit is a line in every plot."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AXES = {"T": "steps T", "N": "environments N", "batch": "batch size", "capacity"
 def bars(cases: Mapping[str, Any], path: Path) -> None:
     """A group of horizontal bars for each case, fastest on top; the limit is a dashed line through its group.
 
-    Cases that only one contestant took part in are left to the table, unless there are no others.
+    Cases with only one contestant are shown only if there are no others.
     """
     cases = {case: found for case, found in cases.items() if len(found["timings"]) > 1} or cases
     heights = [max(1, len(_contestants(found))) + 1.6 for found in cases.values()]
@@ -52,7 +52,7 @@ def bars(cases: Mapping[str, Any], path: Path) -> None:
 
 
 def _split(names: Sequence[str], heights: Sequence[float], columns: int) -> list[list[str]]:
-    """The cases in order, in columns of about the same height."""
+    """The cases in order, in columns of similar height."""
     halves: list[list[str]] = [[] for _ in range(columns)]
     done = 0.0
     for name, height in zip(names, heights, strict=True):
@@ -97,7 +97,7 @@ def _bars_of(axes: Any, case: str, found: Mapping[str, Any]) -> None:
 
 
 def duration(micros: float) -> str:
-    """With the unit that suits it."""
+    """A duration with a suitable unit."""
     for least, unit in ((1e6, "s"), (1e3, "ms"), (1.0, "µs")):
         if micros >= least:
             number = micros / least
@@ -153,7 +153,7 @@ def _figure(width: float, height: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")  # a page may be dark
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")  # pages may be dark
     FigureCanvasAgg(figure)
     return figure
 

@@ -1,4 +1,4 @@
-"""Count the updates a second of a learner that samples itself, and of one whose batches `rl.prefetch` makes meanwhile.
+"""Updates per second of a learner that samples its own batches, and of one that uses `rl.prefetch`.
 
 Run it as `python -m benchmarks.prefetch [--quick] [--only obs(17)] [--json PATH]`. A learner is a DQN update: Q of a
 network, the target of another, Huber loss, Adam. Sampling beside it takes a core: where there is only one, or where
@@ -24,12 +24,12 @@ from .timing import Contestant
 SUBJECT = "Count the updates a second of a learner with and without prefetching."
 ACTIONS, GAMMA = 4, 0.99
 UPDATES = 20
-"""In a row: so long that a thread gets going."""
+"""The number of updates in a row, enough for the thread to start."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is learnt from."""
+    """The shape of a learner's data."""
 
     obs: tuple[int, ...]
     dtype: torch.dtype
@@ -62,7 +62,7 @@ class Learner:
         self._adam = torch.optim.Adam(self._q.parameters(), lr=1e-4)
 
     def update(self, batch: Any) -> None:
-        """One step of gradient descent."""
+        """Make one step of gradient descent."""
         obs, next_obs = (batch[name].float() for name in ("obs", "next_obs"))
         with torch.no_grad():
             goes_on = (~batch["terminated"]).float()
@@ -94,7 +94,7 @@ def filled(task: Task) -> rl.ReplayBuffer:
 
 
 def contestants(task: Task, replay: rl.ReplayBuffer, batches: Iterator[Any]) -> list[Contestant]:
-    """The learner that samples itself, the one with a thread that does, and one that needs no sampling at all."""
+    """Three learners: one samples itself, one uses a thread, one needs no sampling."""
     same = replay.sample(task.batch_size)
     takes = {"sampling itself": lambda: replay.sample(task.batch_size), "prefetching": lambda: next(batches)}
 
@@ -116,7 +116,7 @@ def contestants(task: Task, replay: rl.ReplayBuffer, batches: Iterator[Any]) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Both tasks with all threads, and with one: prefetching needs a core that the learner leaves alone."""
+    """Both tasks with all threads and with one: prefetching needs a core that the learner does not use."""
     session = Session.start("prefetch", SUBJECT, TASKS, arguments)
     judged, threads = [], torch.get_num_threads()
     for name in session.operations:

@@ -1,4 +1,4 @@
-"""Count what writers and samplers of one replay buffer get through at once, in threads, in processes and with peers.
+"""Throughput of concurrent writers and samplers of one replay buffer, in threads, in processes and in other libraries.
 
 Every writer owns an environment and adds its steps one by one; every sampler draws a prioritized batch and updates its
 priorities. Run it as `python -m benchmarks.processes [--quick] [--only KINDS] [--json PATH]`.
@@ -29,7 +29,7 @@ KINDS = {
     "84x84x4": {"obs": (84, 84, 4), "dtype": np.uint8, "capacity": 4_000, "batch": 32},
 }
 CROWDS = [(1, 0), (2, 0), (4, 0), (0, 1), (0, 2), (0, 4), (1, 1), (2, 2), (4, 4)]
-"""Writers and samplers."""
+"""The numbers of writers and samplers."""
 MOST = 4
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["relive"])
@@ -41,18 +41,18 @@ class Entrant(Protocol):
 
     name: str
     draws: str
-    """How its samplers draw: only those that draw alike are compared."""
+    """How its samplers draw; only contestants that draw alike are compared."""
 
     def make(self, kind: str) -> Any:
-        """A buffer that is full, as workers get it."""
+        """A full buffer, as workers get it."""
         ...
 
     def writer(self, shared: Any, kind: str, env: int) -> Callable[[], object]:
-        """In a worker: what adds one step."""
+        """In a worker: a function that adds one step."""
         ...
 
     def sampler(self, shared: Any, kind: str) -> Callable[[], object]:
-        """In a worker: what draws one batch as torch tensors and updates its priorities."""
+        """In a worker: a function that draws one batch as torch tensors and updates its priorities."""
         ...
 
 
@@ -66,13 +66,15 @@ def step_of(kind: str) -> dict[str, np.ndarray]:
 
 
 class Ours:
-    """`Memory.shared()` with a handle a process."""
+    """`Memory.shared()` with a handle per process."""
 
     name, draws = "relive, shared memory", "prioritized"
     sampling: Sampler = rl.Prioritized()
 
     def make(self, kind: str) -> Any:
-        self._replay = _ours(kind, rl.Memory.shared(), self.sampling)  # the memory goes with the last who has it
+        self._replay = _ours(
+            kind, rl.Memory.shared(), self.sampling
+        )  # the memory is freed with the last process that has it
         return self._replay.handle()
 
     def writer(self, shared: Any, kind: str, env: int) -> Callable[[], object]:
@@ -208,7 +210,7 @@ ENTRANTS: dict[str, Entrant] = {
 
 
 def work(who: str, shared: Any, kind: str, place: int, is_writer: bool, clock: Any, counts: Any) -> None:
-    """One worker: calls until the clock says stop, and how many there were."""
+    """One worker: calls until the time is over; returns their number."""
     torch.set_num_threads(1)
     entrant = ENTRANTS[who]
     call = entrant.writer(shared, kind, place) if is_writer else entrant.sampler(shared, kind)
@@ -225,7 +227,7 @@ def work(who: str, shared: Any, kind: str, place: int, is_writer: bool, clock: A
 
 
 def run(who: str, shared: Any, kind: str, crowd: tuple[int, int], seconds: float) -> tuple[float, float]:
-    """Calls a second of all writers and of all samplers."""
+    """Calls per second of all writers and of all samplers."""
     threads = who == "threads"
     clock = [0] * 9 if threads else CONTEXT.Array("i", 9, lock=False)
     counts = [0.0] * 8 if threads else CONTEXT.Array("d", 8, lock=False)
@@ -250,7 +252,7 @@ def run(who: str, shared: Any, kind: str, crowd: tuple[int, int], seconds: float
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all crowds, everybody in turn, and print what each got through."""
+    """Run all groups of workers, every contestant in turn, and print their throughput."""
     parser = parser_of("processes", SUBJECT)
     parser.add_argument("--only", default=",".join(KINDS), help=f"some of {','.join(KINDS)}")
     options = parser.parse_args(arguments)
@@ -284,7 +286,7 @@ Rates = dict[str, tuple[float, float]]
 
 
 def contest(made: dict[str, Any], kind: str, crowd: tuple[int, int], seconds: float, session: Session) -> Rates:
-    """One round: calls a second of all writers and of all samplers, by library, in a random order."""
+    """One round: calls per second of all writers and of all samplers, by library, in a random order."""
     found: Rates = {}
     for who in session.rng.permutation(list(made)).tolist():
         with session.console.status(f"{kind}, {crowd}: {who}"), suppress(RuntimeError):
@@ -293,7 +295,7 @@ def contest(made: dict[str, Any], kind: str, crowd: tuple[int, int], seconds: fl
 
 
 def results(kind: str, crowd: tuple[int, int], rounds: Sequence[Rates]) -> Iterator[Result]:
-    """Cases for the writers and for the samplers that draw alike: seconds a call of all of them together."""
+    """Cases for the writers and for samplers that draw alike: seconds per call of all of them together."""
     crowded = f"{kind}, {crowd[0]} writers, {crowd[1]} samplers"
     processes = [entrant for entrant in ENTRANTS.values() if not isinstance(entrant, Threads)]
     uniform = [entrant for entrant in processes if entrant.draws == "uniform"]

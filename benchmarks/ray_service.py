@@ -1,9 +1,9 @@
-"""How many rows a second go into and come out of a replay memory in a Ray cluster, beside other ways to have one.
+"""Rows per second into and out of a replay memory in a Ray cluster, compared with other ways to build one.
 
 Run it as `python -m benchmarks.ray_service [--quick] [--only extend,sample] [--rows obs,image] [--json PATH]`.
 
-Everybody's memory is in processes of its own, and so is every client; clients are started together and work for a
-while, in rounds and in a random order of contestants. Only ratios within a run mean anything.
+Every contestant's memory is in processes of its own, and so is every client; clients are started together and work for
+a while, in rounds and in a random order of contestants. Only ratios within a run mean anything.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SIZES: dict[str, dict[str, Any]] = {
     "image": {"shape": (84, 84, 4), "dtype": np.uint8, "capacity": 2_000, "block": 64, "batch": 32},
 }
 PENDING = 4
-"""Calls that a client of a peer has under way; the service decides itself."""
+"""The calls that a client of a peer has under way; the service decides itself."""
 
 
 def block_of(size: dict[str, Any], env: int) -> dict[str, np.ndarray]:
-    """Steps of one environment [T, 1], all of one episode; each observation says which step it is."""
+    """Steps of one environment [T, 1] in one episode; each observation says which step it is."""
     steps = size["block"]
     frames = np.zeros((steps + 1, 1, *size["shape"]), size["dtype"])
     frames.reshape(steps + 1, -1)[:, 0] = np.arange(steps + 1)
@@ -55,19 +55,19 @@ def block_of(size: dict[str, Any], env: int) -> dict[str, np.ndarray]:
 
 
 def check(obs: Any, reward: Any, next_obs: Any) -> None:
-    """What comes out is what went in."""
+    """Raise if the rows that come out are not those that went in."""
     first, second = (np.asarray(x).reshape(len(x), -1)[:, 0].astype(np.float32) for x in (obs, next_obs))
     if not (np.array_equal(second, first + 1) and np.array_equal(np.asarray(reward).reshape(-1), first)):
         raise RuntimeError("a batch with rows that were never sent")
 
 
-# The contestants: a memory, and for a client how it writes a block and how it reads a batch as tensors.
+# The contestants: a memory, and for a client a function that writes a block and one that reads a batch as tensors.
 
 
 class Ours:
     """The service, with one shard or several; batches are asked for ahead, or one by one as they are needed.
 
-    `far` clients call the shards, as those on other machines do; others read them in place.
+    `far` clients call the shards, as clients on other machines do; all others read them in place.
     """
 
     def __init__(self, size: dict[str, Any], shards: int, ahead: bool = True, far: bool = False) -> None:
@@ -85,7 +85,7 @@ class Ours:
     def client(self, env: int, size: dict[str, Any]) -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]]:
         service, block = self.service, block_of(size, env)
         if self.far:
-            service._reader._near = dict.fromkeys(range(service.plan.num_shards))
+            service._reader.may_read_in_place = False
         batches = service.batches(size["batch"])
 
         def write() -> int:
@@ -104,9 +104,9 @@ class Ours:
 
 
 class InActor:
-    """A peer's buffer in an actor, with up to `reads` batches asked for before they are needed.
+    """A peer's buffer in an actor, with up to `reads` batches requested before they are needed.
 
-    One is what a plain actor's user writes; with more it is given what our `batches` does, one call a batch.
+    One is what a user of a plain actor writes; more is what our `batches` does, with one call per batch.
     """
 
     def __init__(self, size: dict[str, Any], memory: type, reads: int) -> None:
@@ -141,7 +141,7 @@ class InActor:
 
 
 class StableBaselines3:
-    """Its replay buffer, a step at a time as it takes them; batches are sent as arrays, which Ray is fastest with."""
+    """Its replay buffer, which takes single steps; batches are sent as arrays, Ray's fastest form."""
 
     def __init__(self, size: dict[str, Any]) -> None:
         from stable_baselines3.common.buffers import ReplayBuffer  # pyright: ignore[reportMissingImports]
@@ -168,7 +168,7 @@ class StableBaselines3:
 
 
 class TorchRL:
-    """Its buffer that lives in a Ray actor. It cannot be sent to another process: its one client is this process."""
+    """Its buffer in a Ray actor. It cannot be sent to another process, so this process is its one client."""
 
     travels = False
 
@@ -224,7 +224,7 @@ class Worker:
         self.write, self.read, self.flush = memory.client(env, size)
 
     def work(self, verb: str, start: float, seconds: float) -> float:
-        """Rows a second, from `start` on."""
+        """Rows per second, from `start` on."""
         step = self.write if verb == "extend" else self.read
         while time.time() < start:
             time.sleep(0.001)
@@ -237,7 +237,7 @@ class Worker:
 
 
 def measure(workers: list[Any], verb: str, seconds: float) -> float:
-    """Rows a second of all clients together."""
+    """Rows per second of all clients together."""
     start = time.time() + 0.1
     if isinstance(workers[0], Worker):
         return workers[0].work(verb, start, seconds)
@@ -245,7 +245,7 @@ def measure(workers: list[Any], verb: str, seconds: float) -> float:
 
 
 def contest(size: dict[str, Any], verbs: list[str], rounds: int, seconds: float, console: Console) -> dict[str, Any]:
-    """Rows a second for each case `verb, clients` and contestant, by round."""
+    """Rows per second for each case `verb, clients` and contestant, by round."""
     memories, workers, missing = {}, {}, {}
     for name, make in CONTESTANTS.items():
         try:
@@ -257,7 +257,7 @@ def contest(size: dict[str, Any], verbs: list[str], rounds: int, seconds: float,
                 workers[name] = [Worker(memories[name], 0, size)]
             measure(workers[name], "extend", 0.3)
             measure(workers[name], "sample", 0.3)
-        except Exception as error:  # a peer that breaks must not end the run of the others
+        except Exception as error:  # a peer that breaks must not end the run
             missing[name] = f"{type(error).__name__}: {str(error).splitlines()[-1]}"
             workers.pop(name, None)
             console.print(f"[yellow]missing[/yellow] {name}: {missing[name]}")
@@ -278,7 +278,7 @@ def contest(size: dict[str, Any], verbs: list[str], rounds: int, seconds: float,
 
 
 def results(rows: str, found: dict[str, Any]) -> Iterator[Result]:
-    """A case for each verb and number of clients: seconds a row of all clients together."""
+    """A case for each verb and number of clients: seconds per row of all clients together."""
     for case, rates in found["cases"].items():
         result = Result(f"Ray: {case}, rows of {rows}", [])
         for name, taken in rates.items():
@@ -288,7 +288,7 @@ def results(rows: str, found: dict[str, Any]) -> Iterator[Result]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start a local cluster, run everybody in it."""
+    """Start a local cluster and run all contestants in it."""
     parser = parser_of("ray_service", SUBJECT)
     parser.add_argument("--only", default="extend,sample", help="some of extend,sample")
     parser.add_argument("--rows", default=",".join(SIZES), help=f"some of {','.join(SIZES)}")

@@ -1,4 +1,4 @@
-"""Time the off-policy operations beside the peers: add, uniform, prioritized, n-step and sequence samples.
+"""Time the off-policy operations of relive and its peers: add, uniform, prioritized, n-step and sequence samples.
 
 Run it as `python -m benchmarks.replay [--quick] [--only add,uniform] [--json PATH]`.
 """
@@ -44,7 +44,7 @@ class Case:
     shape: ReplayShape
     batch_size: int = 0
     num_steps: int = 0
-    """Of an add case: how many different steps are added, over and over."""
+    """The number of different steps of an add case, which are added over and over."""
 
 
 ROBOT = ReplayShape(capacity=10**6, num_envs=1, obs=(17,), action_dim=6)
@@ -66,7 +66,7 @@ CASES = (
 
 
 def enter_add(peer: Peer, case: Case, data: Experience) -> Contestant:
-    """Adds into a buffer that is full, a step."""
+    """Adds into a full buffer, per step."""
     make = _offered(peer.replay)
     small = case.shape._replace(capacity=max(256, 64 * case.shape.num_envs))
     refuse(check_add(make(small), replace(data, shape=small)))
@@ -91,7 +91,7 @@ def _add_again(replay: Replay, prepared: list[object], data: Experience) -> None
 
 
 def enter_uniform(peer: Peer, case: Case, data: Experience) -> Contestant:
-    """A batch of transitions as fresh tensors."""
+    """A batch of transitions as new tensors."""
     replay = _offered(peer.replay)(case.shape)
     fill(replay, data)
     refuse(check_transitions(replay, data, case.batch_size))
@@ -110,7 +110,7 @@ def enter_prioritized(peer: Peer, case: Case, data: Experience) -> Contestant:
 
 
 def sample_and_update(replay: PrioritizedReplay, batch_size: int) -> Callable[[], object]:
-    """A call that draws a batch and gives it new priorities; most rows have got one of their own before."""
+    """A function that draws a batch and updates its priorities; most rows have a priority of their own before."""
     rng = np.random.default_rng(0)
 
     def priorities(size: int) -> object:
@@ -135,7 +135,7 @@ def enter_n_step(peer: Peer, case: Case, data: Experience) -> Contestant:
 
 
 def enter_sequences(peer: Peer, case: Case, data: Experience) -> Contestant:
-    """A batch of runs of 80 steps."""
+    """A batch of sequences of 80 steps."""
     replay = _offered(peer.sequence)(case.shape, SEQUENCE)
     fill(replay, data)
     refuse(check_sequences(replay, data, case.batch_size, SEQUENCE, within_episodes=peer.ours))
@@ -169,14 +169,14 @@ def _entrants(case: Case, peers: Sequence[Peer]) -> Iterator[Peer]:
 
 
 def enter_case(case: Case, peers: Sequence[Peer]) -> tuple[Result, list[Contestant]]:
-    """Check every peer; those that passed are to be raced."""
+    """Check every peer; those that pass are timed."""
     data = make_experience(case.shape, case.num_steps or case.shape.capacity, seed=0)
     result, contestants = enter(case.name, _entrants(case, peers), lambda peer: ENTER[case.operation](peer, case, data))
     return result, [*contestants, limit_of(case, data)]
 
 
 def limit_of(case: Case, data: Experience) -> Contestant:
-    """A copy of a step that is stored (every observation once) or of a batch that is handed out."""
+    """A copy of a stored step (every observation once) or of a batch."""
     shape = case.shape
     obs = int(np.prod(shape.obs)) * np.dtype(shape.dtype).itemsize
     rest = 4 * (shape.action_dim + 1) + 2
@@ -188,12 +188,7 @@ def limit_of(case: Case, data: Experience) -> Contestant:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
     session = Session.start("replay", SUBJECT, ENTER, arguments)
-    judged = []
-    for case in CASES:
-        if case.operation in session.operations:
-            with session.console.status(case.name):
-                judged.append(session.time(enter_case(case, session.found.peers)))
-    return session.finish(judged)
+    return session.time_all(CASES, enter_case)
 
 
 if __name__ == "__main__":

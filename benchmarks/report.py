@@ -1,4 +1,4 @@
-"""Turn timed cases into a table for people and JSON for machines."""
+"""Timed cases as a table for people and as JSON for machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .timing import Interval, Timing, fastest_peer, speedup, summary
 
 @dataclass(frozen=True)
 class Result:
-    """One case: who was timed, who was refused and why, who does not offer it."""
+    """One case: its timings, the peers that were refused with the reason, and the peers that do not offer it."""
 
     case: str
     timings: list[Timing]
@@ -27,13 +27,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Line:
-    """One contestant of a case, judged."""
+    """One contestant of a case, compared."""
 
     timing: Timing
     ratio: Interval | None
-    """How many times as fast as the fastest peer."""
+    """How many times as fast as the fastest peer it is."""
     of_limit: Interval | None
-    """The same beside the physical limit, for ours."""
+    """Our speed relative to the physical limit."""
     verdict: bool | None
 
 
@@ -60,7 +60,7 @@ def _meets(bar: Bar, timing: Timing, ratio: Interval, timings: list[Timing]) -> 
 
 
 def print_table(judged: list[tuple[Result, list[Line]]], console: Console) -> None:
-    """One table of all cases, and below it what is not in it."""
+    """One table of all cases, and below it the peers that are not in it."""
     table = Table("case", "library", title="µs, medians; ratios to the fastest peer of the same run")
     for heading in ("median", "p10–p90", "× fastest peer (95 %)", "× limit", "bar", "met"):
         table.add_column(heading, justify="right")
@@ -106,7 +106,7 @@ def _us(seconds: float) -> str:
 
 
 def write_json(path: Path, judged: list[tuple[Result, list[Line]]], about: dict[str, Any]) -> None:
-    """Everything in the table, with `about` (date, machine, versions) at the top."""
+    """The contents of the table, with `about` (date, machine, versions) at the top."""
     cases = {result.case: _case_json(result, lines) for result, lines in judged}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**about, "cases": cases}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The rollouts that every library is given, and the slow float64 advantage that every result is compared with."""
+"""The rollouts that every library gets, and the slow float64 advantage that every result is compared with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ END_PROBABILITY = 0.01
 
 @dataclass(frozen=True)
 class RolloutData:
-    """One random rollout: its steps and what its advantages are computed from, sharing memory.
+    """One random rollout: its steps and the inputs of its advantages, sharing memory.
 
     Episodes only terminate. Libraries bootstrap truncated steps at different places (in the estimator, or in the
     collecting loop by changing the reward), so that truncation would not measure the same work; correctness there
@@ -28,7 +28,7 @@ class RolloutData:
     trajectory: Trajectory
 
     def stacked(self, field: str) -> Array:
-        """[T·N, …] all rows of one field of the steps, in time-major order."""
+        """[T·N, …] all rows of one field, in time-major order."""
         return np.concatenate([getattr(step, field) for step in self.steps])
 
 
@@ -64,7 +64,7 @@ def make_rollout(shape: RolloutShape, seed: int) -> RolloutData:
 
 
 def reference_gae(trajectory: Trajectory, *, gamma: float, lam: float) -> tuple[Array, Array]:
-    """(advantage, return), float64 [T, N], written as the recurrence is.
+    """(advantage, return), float64 [T, N], computed by the recurrence as written.
 
     δ[t] = r[t] + γ (1 − terminated[t]) V(next[t]) − V[t];  A[t] = δ[t] + γ λ (1 − ended[t]) A[t+1]
     """

@@ -1,7 +1,7 @@
-"""Time saving a full replay buffer, saving it again after a few new steps, and loading it, beside the peers.
+"""Time saving a full replay buffer, saving it again after a few new steps, and loading it, for relive and its peers.
 
-Run it as `python -m benchmarks.save_load [--quick] [--only save,again,load] [--json PATH]`. Ours is on
-disk when `save` returns (fsync) and whole or not at all; the peers and torch.save leave it to the system when.
+Run it as `python -m benchmarks.save_load [--quick] [--only save,again,load] [--json PATH]`. When our `save` returns,
+the checkpoint is on disk (fsync), completely or not at all; peers and torch.save leave the writing to the system.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .verify_replay import check_transitions, fill
 SUBJECT = "Time saving and loading a replay buffer beside the peers."
 SHAPES = {"obs(17)": ROBOT._replace(capacity=200_000), "images": ATARI._replace(capacity=2_000)}
 NEW_SHARE = 100
-"""One row of so many is new when a buffer is saved again."""
+"""One row in so many is new when a buffer is saved again."""
 OPERATIONS = {"save": "save: all", "again": "save: again after 1 % new rows", "load": "load: all"}
 
 
@@ -48,7 +48,7 @@ class Case:
 
 
 def enter_peer(peer: Peer, case: Case, data: Experience) -> Contestant:
-    """A full buffer of a library; what it saved once is what it was given."""
+    """A full buffer of a library, whose saved copy was checked once."""
     if peer.replay is None:
         raise NotOffered
     replay: Any = peer.replay(case.shape)
@@ -65,7 +65,7 @@ def enter_peer(peer: Peer, case: Case, data: Experience) -> Contestant:
 def _run(
     operation: str, path: Path, save: Callable[[str], object], load: Callable[[str], object], add: Callable[[], None]
 ) -> dict[str, Any]:
-    """What is timed of a buffer that is saved at `path`, and what happens before each time."""
+    """The timed operation on a buffer that is saved at `path`, and the preparation before each time."""
     if operation == "save":
         return {"run": lambda: save(str(path)), "reset": lambda: _remove(path)}
     if operation == "again":
@@ -83,7 +83,7 @@ def _remove(path: Path) -> None:
 
 
 def enter_torch(case: Case, data: Experience) -> Contestant:
-    """`torch.save` of a dict of tensors: what a project writes that has no buffer that saves."""
+    """`torch.save` of a dict of tensors, for projects whose buffer cannot save itself."""
     path = case.folder / f"torch {case.operation}"
     content = {name: torch.from_numpy(value.copy()) for name, value in vars(data.rows(np.arange(len(data)))).items()}
     torch.save(content, path)
@@ -92,7 +92,7 @@ def enter_torch(case: Case, data: Experience) -> Contestant:
 
 
 def limit_of(case: Case, data: Experience) -> Contestant:
-    """The bytes of every observation once, written and synced, or read: what a disk allows."""
+    """The bytes of every observation once, written and synced, or read: the limit of a disk."""
     frame = int(np.prod(case.shape.obs)) * np.dtype(case.shape.dtype).itemsize
     nbytes = len(data) * (frame + 4 * (case.shape.action_dim + 1) + 2)
     if case.operation == "again":
@@ -112,7 +112,7 @@ def limit_of(case: Case, data: Experience) -> Contestant:
 
 
 def cases(operations: Sequence[str], root: Path, smaller: int) -> Iterator[Case]:
-    """Every operation on every buffer, each in a folder of its own that is gone afterwards."""
+    """Every operation on every buffer, each in a temporary folder of its own."""
     for kind, shape in SHAPES.items():
         for operation in operations:
             folder = root / f"{kind} {operation}"
@@ -122,7 +122,7 @@ def cases(operations: Sequence[str], root: Path, smaller: int) -> Iterator[Case]
 
 
 def enter_case(case: Case, peers: Sequence[Peer]) -> tuple[Result, list[Contestant]]:
-    """Check every peer; those that passed are to be raced."""
+    """Check every peer; those that pass are timed."""
     data = make_experience(case.shape, case.shape.capacity, seed=0)
     result, contestants = enter(case.name, peers, lambda peer: enter_peer(peer, case, data))
     return result, [*contestants, enter_torch(case, data), limit_of(case, data)]
@@ -132,12 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite."""
     session = Session.start("save_load", SUBJECT, OPERATIONS, arguments)
     effort = replace(session.effort, rounds=min(session.effort.rounds, 30))
-    judged = []
     with TemporaryDirectory() as root:
-        for case in cases(session.operations, Path(root), 4 if session.options.quick else 1):
-            with session.console.status(case.name):
-                judged.append(session.time(enter_case(case, session.found.peers), effort))
-    return session.finish(judged)
+        chosen = cases(session.operations, Path(root), 4 if session.options.quick else 1)
+        return session.time_all(chosen, enter_case, effort)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Time an epoch of sequence minibatches of a rollout beside the peers.
+"""Time an epoch of sequence minibatches of a rollout, for relive and its peers.
 
 Run it as `python -m benchmarks.sequences [--quick] [--json PATH]`.
 """
@@ -21,7 +21,7 @@ SHAPE = RolloutShape(num_steps=128, num_envs=64, obs_dim=64, action_dim=4)
 LENGTH, HIDDEN = 16, 64
 CASES = {f"rollout sequences 128x64 length {LENGTH}, {size} steps a batch": size for size in (256, 1024, 8192)}
 NBYTES = 4 * SHAPE.num_steps * SHAPE.num_envs * (SHAPE.obs_dim + SHAPE.action_dim + 4)
-"""Of what an epoch hands out, but for the states at the starts."""
+"""The bytes of an epoch's batches, without the states at the starts."""
 SUBJECT = "Time an epoch of sequence minibatches of a rollout beside the peers."
 
 

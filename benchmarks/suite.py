@@ -1,4 +1,4 @@
-"""What all suites share: the command line, who takes part in a case, and where results go."""
+"""The parts that all suites share: the command line, the contestants of a case, and the results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -22,10 +22,22 @@ from .timing import FULL, QUICK, Contestant, Effort, Role, race
 
 _HERE = Path(__file__).parent
 RESULTS = _HERE / "results" if (_HERE.parent / "pyproject.toml").exists() else Path("runs/bench")
-"""Where results go: among those that are kept, or, of an installed package, below the folder one is in."""
-
+"""The folder of results: the kept ones in a clone, or a folder below the current one."""
 
 _NOBODY = Discovery([], [])
+
+
+class _Case(Protocol):
+    """One operation at one size."""
+
+    @property
+    def operation(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+C = TypeVar("C", bound=_Case)
 
 
 class Refused(Exception):
@@ -33,23 +45,23 @@ class Refused(Exception):
 
 
 def refuse(reason: str | None) -> None:
-    """Raise if a check found something."""
+    """Raise if a check found a difference."""
     if reason:
         raise Refused(reason)
 
 
 def role_of(peer: Peer) -> Role:
-    """Whose side a library is on."""
+    """Whether a library is ours, a peer or the limit."""
     return "ours" if peer.ours else "peer"
 
 
 def contestant(peer: Peer, run: Callable[[], object], **more: Any) -> Contestant:
-    """Something to time that belongs to a library."""
+    """An operation of a library to time."""
     return Contestant(peer.name, role_of(peer), run, **more)
 
 
 def enter(case: str, entrants: Iterable[Peer], make: Callable[[Peer], Contestant]) -> tuple[Result, list[Contestant]]:
-    """Check every entrant; those that passed are to be raced, the result says what became of the others."""
+    """Check every entrant; those that pass are timed, and the result says why others are not."""
     result = Result(case, [])
     contestants: list[Contestant] = []
     for peer in entrants:
@@ -59,7 +71,7 @@ def enter(case: str, entrants: Iterable[Peer], make: Callable[[Peer], Contestant
             result.not_offered.append(peer.name)
         except Refused as refusal:
             result.refused[peer.name] = str(refusal)
-        # A peer that breaks must not end the run of the others; the report says what it raised.
+        # A peer that breaks must not end the run; the report says what it raised.
         except Exception as error:
             result.refused[peer.name] = f"{type(error).__name__}: {error}"
     return result, contestants
@@ -76,7 +88,7 @@ class Session:
     console: Console
     rng: np.random.Generator
     about: dict[str, Any]
-    """What a results file says before the figures."""
+    """The header of a results file."""
 
     @classmethod
     def start(cls, suite: str, subject: str, operations: Iterable[str], arguments: Sequence[str] | None) -> Session:
@@ -98,7 +110,7 @@ class Session:
     def of(
         cls, suite: str, options: argparse.Namespace, found: Discovery = _NOBODY, operations: Sequence[str] = ()
     ) -> Session:
-        """A run of a suite that has read its command line, and finds its peers, itself."""
+        """A run of a suite that reads its own command line and finds its own peers."""
         about = describe(suite, found, options.quick)
         return cls(suite, options, list(operations), found, console(), np.random.default_rng(0), about)
 
@@ -108,17 +120,31 @@ class Session:
         return QUICK if self.options.quick else FULL
 
     def time(self, entered: tuple[Result, list[Contestant]], effort: Effort | None = None) -> tuple[Result, list[Line]]:
-        """Race a case's contestants and judge them."""
+        """Time the contestants of a case and compare them."""
         result, contestants = entered
         result.timings.extend(race(contestants, effort or self.effort, self.rng))
         return self.judged(result)
 
+    def time_all(
+        self,
+        cases: Iterable[C],
+        enter_case: Callable[[C, Sequence[Peer]], tuple[Result, list[Contestant]]],
+        effort: Effort | None = None,
+    ) -> int:
+        """Time every case whose operation was chosen, with the contestants of `enter_case`, and finish the run."""
+        judged = []
+        for case in cases:
+            if case.operation in self.operations:
+                with self.console.status(case.name):
+                    judged.append(self.time(enter_case(case, self.found.peers), effort))
+        return self.finish(judged)
+
     def judged(self, result: Result) -> tuple[Result, list[Line]]:
-        """What was timed already, judged."""
+        """Compare contestants that were timed elsewhere."""
         return result, judge(result, self.rng)
 
     def finish(self, judged: list[tuple[Result, list[Line]]], **more: Any) -> int:
-        """Print the table, write the file; the exit code is 0 whether or not bars are met, which the reader judges."""
+        """Print the table and write the file; the exit code is 0 even if bars are missed."""
         if judged:
             print_table(judged, self.console)
         if self.about["machine"]["busy"]:
@@ -134,13 +160,13 @@ class Session:
 
 
 def console() -> Console:
-    """As wide as the terminal; in a file, as wide as a table needs."""
+    """A console as wide as the terminal, or in a file as wide as a table needs."""
     found = Console()
     return found if found.is_terminal else Console(width=150)
 
 
 def parser_of(suite: str, subject: str) -> argparse.ArgumentParser:
-    """The command line that every suite has."""
+    """The command line of every suite."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{suite}", description=subject)
     parser.add_argument("--quick", action="store_true", help="a few rounds only: for development, not for claims")
     parser.add_argument("--json", type=Path, help=f"where to write the results (default: {RESULTS}/<suite>-<date>)")
@@ -166,5 +192,5 @@ def describe(suite: str, found: Discovery, quick: bool) -> dict[str, Any]:
 
 
 def file_name(suite: str, about: dict[str, Any]) -> str:
-    """The name of a results file. Git ignores local-*: a quick run is not for keeping."""
+    """The name of a results file. Git ignores local-*, the files of quick runs."""
     return f"{'local-' if about['quick'] else ''}{suite}-{about['date'][:16].replace(':', '')}.json"

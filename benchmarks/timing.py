@@ -1,7 +1,7 @@
-"""Time contestants against each other: interleaved rounds in random order, medians, bootstrap ratios.
+"""Time contestants in interleaved rounds in random order: medians, and ratios with bootstrap intervals.
 
-The machine is expected to be noisy. Everybody runs in every round, so a slow minute slows all, and only ratios
-within one run are meant to be compared.
+The machine is expected to be noisy. Every contestant runs in every round, so a slow minute slows all of them, and only
+ratios within one run can be compared.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Role = Literal["ours", "peer", "limit"]
 
 @dataclass(frozen=True)
 class Contestant:
-    """Something to time."""
+    """An operation to time."""
 
     name: str
     role: Role
     run: Callable[[], object]
     units: int = 1
-    """One run does this many of the unit that is reported."""
+    """The number of reported units in one run."""
     reset: Callable[[], object] | None = None
     """Called before each run, not timed."""
 
@@ -37,11 +37,11 @@ class Effort:
 
     rounds: int
     fewest_rounds: int
-    """Even a contestant that is too slow for its share of `seconds` runs this often."""
+    """The fewest rounds of a contestant that is too slow for its share of `seconds`."""
     seconds: float
-    """For one case, all contestants together; roughly."""
+    """About the seconds for one case, all contestants together."""
     sample_seconds: float
-    """Repeat a short run within one sample until it takes this long."""
+    """The shortest duration of a sample; shorter runs are repeated within it."""
 
 
 FULL = Effort(rounds=60, fewest_rounds=7, seconds=30.0, sample_seconds=2e-3)
@@ -50,23 +50,23 @@ QUICK = Effort(rounds=15, fewest_rounds=3, seconds=4.0, sample_seconds=1e-3)
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a unit of one contestant, by round."""
+    """Seconds per unit of one contestant, by round."""
 
     contestant: Contestant
     samples: dict[int, float]
 
     @property
     def median(self) -> float:
-        """The figure that is compared."""
+        """The median, which is compared."""
         return float(np.median(list(self.samples.values())))
 
     @property
     def is_noisy(self) -> bool:
-        """The slow tenth takes more than twice as long as the fast tenth: the machine was doing something else."""
+        """Whether the slow tenth takes more than twice as long as the fast tenth, because the machine was busy."""
         return self.percentile(90) > 2 * self.percentile(10)
 
     def percentile(self, q: float) -> float:
-        """The duration that q percent of the samples stay below."""
+        """The duration below which q percent of the samples are."""
         return float(np.percentile(list(self.samples.values()), q))
 
 
@@ -109,7 +109,7 @@ def speedup(of: Timing, over: Timing, rng: np.random.Generator, draws: int = 200
 
 
 def measured(name: str, role: Role, seconds: Sequence[float]) -> Timing:
-    """What was timed elsewhere, in another process or in rounds of its own: seconds a unit, by round."""
+    """A timing that was measured elsewhere, in another process or in rounds of its own: seconds per unit, by round."""
     return Timing(Contestant(name, role, lambda: None), dict(enumerate(seconds)))
 
 
@@ -120,7 +120,7 @@ def fastest_peer(timings: Sequence[Timing], but: str | None = None) -> Timing | 
 
 
 def _emptied(contestant: Contestant) -> Contestant:
-    """Without what it ran on, which may be gigabytes."""
+    """A copy without the contestant's data, which may be gigabytes."""
     return replace(contestant, run=lambda: None, reset=None)
 
 
@@ -130,18 +130,18 @@ def _calibrate(contestant: Contestant, effort: Effort, num_contestants: int) -> 
     repeats = 1 if contestant.reset else max(1, math.ceil(effort.sample_seconds / max(seconds, 1e-9)))
     share = effort.seconds / num_contestants
     affordable = max(effort.fewest_rounds, int(share / (seconds * repeats)))
-    # Powers of two: of two contestants, the slower one's rounds are all the faster one's too.
+    # Powers of two: the slower contestant's rounds are all rounds of the faster one.
     stride = 2 ** max(0, int(math.log2(effort.rounds / affordable)))
     return _Lane(contestant, repeats, stride, {})
 
 
 def _sample(contestant: Contestant, repeats: int) -> float:
-    """Seconds a unit, of `repeats` runs in a row."""
+    """Seconds per unit, of `repeats` runs in a row."""
     run = contestant.run
     if contestant.reset:
         contestant.reset()
     elif repeats > 1:
-        run()  # the contestant before this one has left its own data in the caches
+        run()  # the contestant before has left its data in the caches
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -156,7 +156,7 @@ def _sample(contestant: Contestant, repeats: int) -> float:
 
 
 def summary(timing: Timing) -> dict[str, Any]:
-    """What a results file keeps of one contestant, in µs a unit."""
+    """The figures of one contestant for a results file, in µs per unit."""
     return {
         "role": timing.contestant.role,
         "median_us": timing.median * 1e6,

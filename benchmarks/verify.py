@@ -1,6 +1,6 @@
-"""Find out whether a library computed the right thing, before anything is timed.
+"""Checks of a library's results before anything is timed.
 
-Each check returns None, or one sentence that says what differs. A library with such a sentence is not timed.
+Each check returns None, or one sentence that says what differs. Such a library is not timed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .rollouts import RolloutData, reference_gae
 Array = np.ndarray[Any, Any]
 
 TOLERANCE = 1e-4
-"""Relative and absolute: float32 sums over a few hundred steps against float64."""
+"""The relative and absolute tolerance: float32 sums over a few hundred steps against float64."""
 
 
 def check_gae(gae: Gae, data: RolloutData, *, gamma: float, lam: float) -> str | None:
@@ -34,7 +34,7 @@ def check_gae(gae: Gae, data: RolloutData, *, gamma: float, lam: float) -> str |
 def check_rollout(
     rollout: Rollout, batch_size: int, data: tuple[RolloutData, ...], *, gamma: float, lam: float
 ) -> str | None:
-    """Fill, read and clear once for each of `data`: nothing of an earlier rollout may be left in a later one."""
+    """Fill, read and clear once for each of `data`: a later rollout may contain nothing of an earlier one."""
     for one in data:
         fill(rollout, one, gamma=gamma, lam=lam)
         if reason := check_epoch(rollout, batch_size, one, gamma=gamma, lam=lam):
@@ -52,7 +52,7 @@ def fill(rollout: Rollout, data: RolloutData, *, gamma: float, lam: float) -> No
 
 
 def check_epoch(epoch: Epoch, batch_size: int, data: RolloutData, *, gamma: float, lam: float) -> str | None:
-    """Read two epochs: every row once, its fields together, batches of the size asked, each time a new order."""
+    """Read two epochs: every row once, with its own fields, in batches of the requested size, in different orders."""
     orders: list[Array] = []
     for _ in range(2):
         batches = [epoch.read(batch) for batch in epoch.minibatches(batch_size)]
@@ -87,7 +87,7 @@ def check_sequences(rollout: Recurrent, num_steps: int, data: RolloutData, state
         seen += [row for run in rows for row in run]
     if len(set(seen)) != len(seen):
         return "a step appears twice"
-    # What is left over behind full sequences may be dropped: that is documented behaviour.
+    # Steps after the last full sequence may be dropped, which is documented behaviour.
     return None if len(seen) >= 0.75 * len(ended) else f"an epoch has {len(seen)} steps of {len(ended)}"
 
 

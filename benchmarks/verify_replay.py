@@ -1,6 +1,6 @@
-"""Find out whether a replay buffer gives back what it was given, before anything is timed.
+"""Checks that a replay buffer returns what was added, before anything is timed.
 
-Each check returns None, or one sentence that says what differs. A library with such a sentence is not timed.
+Each check returns None, or one sentence that says what differs. Such a library is not timed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .experience import Experience
 Array = np.ndarray[Any, Any]
 
 TOLERANCE = 1e-5
-"""Relative and absolute: sums of a few float32 rewards, powers of float32 priorities."""
+"""The relative and absolute tolerance: sums of a few float32 rewards, powers of float32 priorities."""
 _WEIGHT_TOLERANCE = 2e-3
-"""Wider: each library adds another small number to priorities."""
+"""A wider tolerance: each library adds a different small number to priorities."""
 _ROWS_LOOKED_AT = 2048
-"""At least: of these about ten end an episode."""
+"""The fewest rows that are checked: about ten of them end an episode."""
 
 
 def fill(replay: Replay, data: Experience) -> None:
@@ -38,7 +38,7 @@ def check_add(replay: Replay, data: Experience) -> str | None:
 
 
 def check_transitions(replay: Replay, data: Experience, batch_size: int, oldest: int = 0) -> str | None:
-    """Every drawn transition was stored, with its own action, reward, flag and next observation; draws differ."""
+    """Every drawn transition was stored, with its own action, reward, flag and next observation; two draws differ."""
     seen: list[Array] = []
     for _ in range(max(2, -(-_ROWS_LOOKED_AT // batch_size))):
         batch = replay.read(replay.sample(batch_size))
@@ -56,7 +56,7 @@ def check_transitions(replay: Replay, data: Experience, batch_size: int, oldest:
 def check_n_step(replay: Replay, data: Experience, n: int, gamma: float, *, strictly: bool) -> str | None:
     """Rewards are summed up to the end of the episode; next observation and flag are those of the last step.
 
-    Unless `strictly`, the next observation after a termination is not looked at: no target uses it.
+    Unless `strictly`, the next observation after a termination is not checked: no target uses it.
     """
     batch = replay.read(replay.sample(1024))
     rows = data.row_of(batch.obs)
@@ -82,7 +82,7 @@ def check_n_step(replay: Replay, data: Experience, n: int, gamma: float, *, stri
 def check_sequences(
     replay: Replay, data: Experience, batch_size: int, length: int, *, within_episodes: bool
 ) -> str | None:
-    """Steps of a sequence were stored one after the other, from anywhere; masked ones are not looked at."""
+    """The steps of a sequence were stored one after the other, from any start; masked steps are not checked."""
     batch, another = (replay.read(replay.sample(batch_size)) for _ in range(2))
     if np.array_equal(batch.obs[:, 0], another.obs[:, 0]):
         return "two batches are the same"

@@ -1,4 +1,4 @@
-"""Examples in docstrings begin with >>> and are run as they are; on the pages they want a fence around them."""
+"""An extension of the reference that fences the examples in docstrings, which begin with >>> and are run as tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ape-X in one file: actors in processes of their own and one learner share a prioritized memory, on CartPole-v1.
+"""Ape-X in one file: several actor processes and one learner share a prioritized memory, on CartPole-v1.
 
     pip install ".[ray]"
     python examples/apex_dqn_ray.py
@@ -31,7 +31,7 @@ ENVS_AN_ACTOR, ROUND, BLOCK = (
     2,
     100,
     25,
-)  # an actor steps so often with the same weights, and sends so many steps at once
+)  # steps that an actor makes with the same weights, and steps per block
 CAPACITY, LEARNING_STARTS, BATCH_SIZE, BATCHES_A_ROUND = 40_000, 1_000, 256, 50
 GAMMA, N_STEP, LEARNING_RATE, TARGET_RATE, MAX_GRAD_NORM = 0.99, 3, 1e-3, 0.01, 10.0
 
@@ -58,7 +58,7 @@ def q_of(net: nn.Module, obs: Tensor, action: Tensor) -> Tensor:
 
 @ray.remote(num_cpus=0)
 class Actor:
-    """Some environments and a policy that is a little behind."""
+    """Some environments, and a policy that is slightly older than the learner's."""
 
     def __init__(self, service: ReplayService, number: int, num_actors: int, seed: int) -> None:
         torch.set_num_threads(1)
@@ -121,7 +121,7 @@ def train(
         rounds = {actor.collect.remote(net.state_dict()): actor for actor in actors}
         episodes: list[tuple[int, float]] = []
         for num_rounds in range(1, total_steps // (ROUND * ENVS_AN_ACTOR) + 1):
-            # Whoever has finished a round goes on with the newest weights, while the learner learns.
+            # An actor that has finished a round goes on with the newest weights, while the learner learns.
             told = ray.wait(list(rounds))[0][0]
             actor = rounds.pop(told)
             rounds[actor.collect.remote(net.state_dict())] = actor

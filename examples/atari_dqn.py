@@ -1,4 +1,4 @@
-"""Double DQN on an Atari game with frames stored once: 7 KB a transition instead of 56.
+"""Double DQN on an Atari game with frames stored once: 7 KB per transition instead of 56.
 
     pip install "gymnasium[atari]" opencv-python-headless
     python examples/atari_dqn.py            # a smoke run: half a minute, nothing is learned

@@ -1,4 +1,4 @@
-"""A student that sees less learns from a teacher that sees all: PPO for the teacher, DAgger for the student.
+"""A student that sees little learns from a teacher that sees everything: PPO for the teacher, DAgger for the student.
 
     python examples/distill.py       # CartPole-v1, about a minute
 
@@ -26,8 +26,8 @@ import relive as rl
 
 NUM_ENVS, GAMMA, LAM, CLIP = 8, 0.98, 0.9, 0.2
 TEACHER_STEPS, NUM_STEPS, TEACHER_EPOCHS, BATCH_SIZE, LEARNING_RATE = 100_000, 64, 8, 256, 1e-3
-NUM_FRAMES, ROUNDS, ROUND_STEPS, STUDENT_EPOCHS = 4, 8, 250, 8  # the student: frames that it sees, rounds of DAgger
-EPISODES = 50  # that a return is averaged over
+NUM_FRAMES, ROUNDS, ROUND_STEPS, STUDENT_EPOCHS = 4, 8, 250, 8  # the student's frames, and the rounds of DAgger
+EPISODES = 50  # episodes that a return is averaged over
 
 Obs = dict[str, Any]
 
@@ -67,7 +67,7 @@ def mlp(num_inputs: int, num_outputs: int, width: int = 64) -> nn.Sequential:
 
 
 class Teacher(nn.Module):
-    """A policy and a critic of the whole state."""
+    """A policy and a critic that see the whole state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Teacher(nn.Module):
 
 
 class Student(nn.Module):
-    """A smaller policy of what can be seen."""
+    """A smaller policy that sees positions only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def train_teacher(seed: int, total_steps: int) -> Teacher:
 def distill(seed: int, teacher: Teacher, rounds: int) -> Student:
     """DAgger: the teacher acts alone in the first round, and half as often in each round after it.
 
-    Students of different rounds differ; the one that does best is returned.
+    Students of different rounds differ; the best one is returned.
     """
     env, student = make(NUM_ENVS), Student()
     optimizer = torch.optim.Adam(student.parameters(), 3e-3)

@@ -5,7 +5,7 @@
 
 How rows are drawn is said once, when the buffer is made (`sampler=`); what is read around a row is said at each draw
 (`view=`). The target is the same for every view: reward + discount · (1 − terminated) · Q(next_obs). A time limit is
-no end of the world: only `terminated` stops the bootstrap, and `next_obs` is the state before any reset.
+not an end: only `terminated` stops the bootstrap, and `next_obs` is the state before any reset.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Learning without a critic: every episode is compared with others that started alike (as GRPO does).
+"""Learning without a critic: every episode is compared with episodes that started alike (as GRPO does).
 
     python examples/grpo.py             # ten seconds
     python examples/grpo.py --kl 0.1    # stay near a frozen reference policy
@@ -35,7 +35,7 @@ class Settings:
 
 
 SOLVED = -4.0
-"""The return of parcels that go straight to their goal; those that drift about get -50."""
+"""The return of parcels that go straight to their goal; parcels that drift about get -50."""
 
 
 class Parcels:
@@ -103,7 +103,7 @@ def train(seed: int, num_rollouts: int, kl: float = 0.0, settings: Settings = Se
 
     returns: list[float] = []
     for number in range(num_rollouts):
-        # Act: everybody starts anew, the members of a group from the same state.
+        # Act: all environments start anew, the members of a group from the same state.
         rollout.clear()
         obs = env.reset()
         while not rollout.is_full:

@@ -1,11 +1,11 @@
-"""Hindsight experience replay in one file: flip bits until they are the wanted ones. Rewards are so rare that plain
+"""Hindsight experience replay in one file: flip bits until they match a goal. Rewards are so rare that plain
 Q-learning never sees one; with hindsight every failure teaches how to get to where it ended.
 
     python examples/her.py                        # with hindsight, about a minute
     python examples/her.py --without-hindsight    # the same budget, and nothing is learned
     python examples/her.py --plot bitflip.png     # both
 
-Hindsight is a view: the buffer stores what happened, and `sample` says what it might have been about. Goals are taken
+Hindsight is a view: the buffer stores what happened, and `sample` replaces the goals. Goals are taken
 from the same episode, and reward and end are recomputed by the environment's own rule.
 """
 

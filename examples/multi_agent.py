@@ -25,7 +25,7 @@ GAMMA, LAM, EPOCHS, BATCH_SIZE, LEARNING_RATE, CLIP, ENTROPY = 0.95, 0.95, 6, 25
 SEES = {"porter": 2, "guest": 3}
 """How many numbers each agent sees. Their actions: left, right, and press (porter) or enter (guest)."""
 SOLVED = 1.2
-"""What both agents get together when they hardly ever stray; by chance it is below -3."""
+"""The return of both agents together if they hardly ever stray; a random policy gets less than -3."""
 
 ByAgent = dict[str, Any]
 
@@ -71,7 +71,7 @@ class House:
 
 
 def everyone(seen: ByAgent, gone: ByAgent) -> ByAgent:
-    """What all agents see, also those that are gone: PettingZoo leaves them out, a buffer has a place for each."""
+    """The observations of all agents, also of those that have left: PettingZoo leaves them out, a buffer needs each."""
     here = {agent: agent in seen and not gone.get(agent, False) for agent in SEES}
     return {
         agent: {"sees": seen[agent] if here[agent] else np.zeros(size, np.float32), "alive": float(here[agent])}
@@ -87,7 +87,7 @@ def stack(parts: list[Any]) -> Any:
 
 
 class Team(nn.Module):
-    """A policy for what each agent sees, and a critic for each that sees what all of them see."""
+    """A policy per agent, which sees what the agent sees, and a critic per agent, which sees what all of them see."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Team(nn.Module):
         return {agent: Categorical(logits=self.actor[agent](obs[agent]["sees"])) for agent in SEES}
 
     def value(self, obs: Any) -> dict[str, Tensor]:
-        """The values [B] of each agent; nothing more is to come for one that is gone."""
+        """The values [B] of each agent; 0 for an agent that has left."""
         joint = torch.cat([part for a in SEES for part in (obs[a]["sees"], obs[a]["alive"].unsqueeze(-1))], -1)
         return {agent: self.critic[agent](joint).squeeze(-1) * obs[agent]["alive"] for agent in SEES}
 
@@ -109,7 +109,7 @@ def mlp(num_inputs: int, num_outputs: int) -> nn.Sequential:
 
 
 def train(seed: int, total_steps: int) -> list[float]:
-    """Train and return what both agents got together in each episode, in the order in which they ended."""
+    """Train and return the sum of both agents' returns in each episode, in the order in which they ended."""
     torch.manual_seed(seed)
     envs = [House(seed * NUM_ENVS + i) for i in range(NUM_ENVS)]
     team = Team()
@@ -138,7 +138,7 @@ def train(seed: int, total_steps: int) -> list[float]:
                 rewards.append({agent: reward.get(agent, 0.0) for agent in SEES})
                 obs[i] = everyone(seen, gone)
                 finals.append(obs[i])
-                if not env.agents:  # the episode of all is over: by the clock, or because each is done
+                if not env.agents:  # the episode is over for all: by the clock, or because each is done
                     truncated[i], terminated[i] = any(cut.values()), not any(cut.values())
                     obs[i] = everyone(env.reset()[0], {})
             rollout.add(

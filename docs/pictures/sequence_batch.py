@@ -27,7 +27,7 @@ def batch() -> TensorDict:
 
 
 def kinds(batch: TensorDict) -> list[list[str]]:
-    """What every position [B, L] is."""
+    """The kind of every position [B, L]."""
     marks = zip(batch["mask"].tolist(), batch["train"].tolist(), strict=True)
     return [
         ["trained" if t else "burn-in" if m else "padding" for m, t in zip(mask, train, strict=True)]

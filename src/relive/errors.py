@@ -1,43 +1,43 @@
-"""What can go wrong, by kind. Every message says where, what was expected, what came, and what to do."""
+"""The exceptions of the package, and the one pattern of their messages: where, expected, got, what to do."""
 
 from __future__ import annotations
 
 import re
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""All but tab and newline, and those that turn the direction of writing."""
+"""Control characters except tab and newline, and characters that change the direction of writing."""
 
 
 class SchemaError(ValueError):
-    """A shape, a dtype, a device, or a field that is missing or unknown."""
+    """A shape, a dtype or a device does not fit, or a field is missing or unknown."""
 
 
 class NotReadyError(RuntimeError):
-    """Too little data, or a step that must come first."""
+    """Too little data is stored, or a step that must come first is missing."""
 
 
 class BufferFullError(RuntimeError):
-    """No room for another step."""
+    """The buffer has no space for one more step."""
 
 
 class PriorityError(ValueError):
-    """A priority that is negative, infinite or not a number."""
+    """A priority is negative, infinite or not a number."""
 
 
 class CheckpointError(Exception):
-    """A checkpoint that could not be written or read."""
+    """A checkpoint could not be written or read."""
 
 
 class CorruptCheckpoint(CheckpointError):
-    """Files that are not what was saved: cut off, changed, missing, or made by somebody else."""
+    """Files differ from what was saved: they are cut off, changed, missing, or not written by relive."""
 
 
 class IncompatibleCheckpoint(CheckpointError):
-    """A whole checkpoint that does not fit here: another format, or something that it cannot hold."""
+    """The checkpoint is intact but does not fit: its format is newer, or it holds something else than was asked for."""
 
 
 class NoCheckpoint(CheckpointError):
-    """Nothing was ever saved there."""
+    """The folder holds no checkpoint."""
 
 
 class ShardUnavailable(RuntimeError):
@@ -52,15 +52,15 @@ class ShardUnavailable(RuntimeError):
 
 
 class IncompatibleService(ValueError):
-    """A replay service of another version, or of another description than its client expects."""
+    """A replay service has a different version, or different settings than its client expects."""
 
 
 class InvariantError(RuntimeError):
-    """A buffer is not what its own methods make of it: something else has changed it."""
+    """A buffer violates an invariant: something other than its own methods has changed its memory."""
 
 
 class DataWarning(UserWarning):
-    """Legal data that looks like a mistake."""
+    """Data is legal but looks like a mistake."""
 
 
 _TAMPERED = "Load a checkpoint, or make a new buffer: the memory was changed from outside the buffer."
@@ -73,15 +73,16 @@ def require(holds: object, where: str, expected: object, got: object, remedy: st
 
 
 def uniterable(buffer: object, remedy: str) -> TypeError:
-    """What a loop over a buffer raises: of its rows, episodes and batches it cannot know which are meant."""
-    return TypeError(explain(type(buffer).__name__, "a loop over what its methods give", "one over the buffer", remedy))
+    """The error for a loop over a buffer, which could mean its rows, its episodes or its batches."""
+    expected, got = "a loop over the result of one of its methods", "a loop over the buffer"
+    return TypeError(explain(type(buffer).__name__, expected, got, remedy))
 
 
 def explain(where: str, expected: object, got: object, remedy: str) -> str:
-    """The one sentence pattern of all messages: `<where>: expected <what>, got <what>. <What to do>.`"""
+    """A message in the pattern of all errors: `<where>: expected <what>, got <what>. <What to do>.`"""
     return shown(f"{where}: expected {expected}, got {got}. {remedy}")
 
 
 def shown(text: str) -> str:
-    """Text with its control characters as escapes: a terminal shows a name, and does not obey it."""
+    """`text` with its control characters escaped, so that a terminal shows them and does not obey them."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

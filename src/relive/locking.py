@@ -1,4 +1,4 @@
-"""One lock a buffer, and a clear word to a forked child."""
+"""One lock per buffer, and a clear error for a forked child that uses its parent's buffer."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _seconds(name: str, otherwise: float) -> float:
 
 
 LOCK_SECONDS = _seconds("RELIVE_LOCK_SECONDS", 600.0)
-"""How long a call waits for another process that has a folder or a shared buffer: longer than any save should take."""
+"""How long a call waits for a process that holds a folder or a shared buffer: longer than any save should take."""
 
-_guarded: weakref.WeakSet[Any] = weakref.WeakSet()
+_owners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class _Forked:
-    """Stands in for the lock of a buffer that this process only has as a copy of its parent's."""
+    """Replaces the lock of a buffer in a forked child, which has only a copy of its parent's buffer."""
 
     def __enter__(self) -> NoReturn:
         raise RuntimeError(
@@ -46,7 +46,7 @@ class _Forked:
 
 
 class Closed:
-    """Stands in for the lock of a buffer that was closed."""
+    """Replaces the lock of a closed buffer."""
 
     def __enter__(self) -> NoReturn:
         raise RuntimeError(
@@ -58,16 +58,16 @@ class Closed:
 
 def lock_for(owner: Any, lock: Any = None) -> Any:
     """A re-entrant lock for `owner`, which keeps it as `_lock`; in a forked child that lock refuses to be taken."""
-    _guarded.add(owner)
+    _owners.add(owner)
     return threading.RLock() if lock is None else lock
 
 
 def mend_later(owner: Any) -> Callable[[], None]:
-    """`owner._mend` for the owner's own lock, which must not keep the owner alive."""
-    found = weakref.ref(owner)
+    """A function that calls `owner._mend`, for the owner's lock: it does not keep the owner alive."""
+    reference = weakref.ref(owner)
 
     def mend() -> None:
-        buffer = found()
+        buffer = reference()
         if buffer is not None:
             buffer._mend()
 
@@ -75,7 +75,7 @@ def mend_later(owner: Any) -> Callable[[], None]:
 
 
 def _refuse_forked() -> None:
-    for owner in _guarded:
+    for owner in _owners:
         owner._lock = _Forked()
 
 

@@ -1,6 +1,6 @@
 """A pytest plugin: `pytest --relive-conformance my_package:MyBuffer` adds one test for each conformance case.
 
-It lies beside the package, not in it: pytest imports every plugin at its start, and this one must not bring torch.
+It is a package of its own, because pytest imports every plugin at its start, and this one must not import torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ OPTION = "--relive-conformance"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option; it may be given again for further buffers."""
+    """Add the option, which may be repeated for several buffers."""
     parser.getgroup("relive").addoption(
         OPTION, metavar="TARGET", action="append", default=[], help="test my_package:MyBuffer against all cases"
     )
@@ -21,13 +21,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One item for each target and case, after the tests that were collected."""
+    """Add one item per target and case after the collected tests."""
     for target in config.getoption(OPTION) or ():
         items.extend(_items(session, target))
 
 
 def _items(session: pytest.Session, target: str) -> list[pytest.Item]:
-    from relive.conformance import CASES  # noqa: PLC0415 (only whoever asks pays for torch)
+    from relive.conformance import CASES  # noqa: PLC0415 (imports torch)
     from relive.conformance.target import find  # noqa: PLC0415
 
     peer = find(target)
@@ -35,14 +35,14 @@ def _items(session: pytest.Session, target: str) -> list[pytest.Item]:
 
 
 class CaseItem(pytest.Item):
-    """One case asked of one buffer; what it does not offer is skipped."""
+    """One case on one buffer; skipped if the buffer does not offer what the case tests."""
 
     def __init__(self, *, peer: Any, case: Any, **options: Any) -> None:
         super().__init__(**options)
         self.peer, self.case = peer, case
 
     def runtest(self) -> None:
-        """Ask."""
+        """Run the case."""
         outcome = self.case.run(self.peer)
         if outcome.status == "not offered":
             pytest.skip(f"not offered: {outcome.reason}")
@@ -52,15 +52,15 @@ class CaseItem(pytest.Item):
             )
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The figures, not the way to them."""
+        """The expected and the actual result, without a traceback."""
         if isinstance(excinfo.value, Difference):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Any, None, str]:
-        """Where pytest says it is."""
+        """The place and name that pytest prints."""
         return self.path, None, self.name
 
 
 class Difference(AssertionError):
-    """A case came out otherwise."""
+    """The buffer's result differs from the expected one."""

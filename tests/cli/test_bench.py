@@ -66,7 +66,7 @@ def test_a_wrong_name_lists_the_suites(capsys: pytest.CaptureFixture[str]) -> No
 def test_where_there_are_no_benchmarks_a_sentence_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "_PLACES", ("relive.nowhere",))
+    monkeypatch.setattr(bench, "_MODULES", ("relive.nowhere",))
     assert main(["bench", "--quick"]) == 2
     assert (
         "expected the benchmarks of relive, got neither relive.benchmarks nor a folder benchmarks"

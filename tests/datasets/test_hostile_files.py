@@ -81,10 +81,10 @@ HOSTILE: dict[str, tuple[Callable[[Any, Path], None], str]] = {
     "an external link": (_external_link, "expected an object of this file, got a link to"),
     "a virtual dataset": (_virtual, "expected data of its own, got a virtual dataset"),
     "a soft link": (_soft_link, "expected an object of this file, got a link to"),
-    "a cycle": (_cycle, "expected a tree, got an object that comes twice"),
-    "a shape without bytes": (_no_bytes, "that fewer bytes are stored of"),
-    "a shape with few bytes": (_few_chunks, "that fewer bytes are stored of"),
-    "groups without end": (_deep, "expected a tree, got an object that comes twice, or groups without end"),
+    "a cycle": (_cycle, "expected a tree of objects, got an object met twice"),
+    "a shape without bytes": (_no_bytes, "with fewer stored bytes"),
+    "a shape with few bytes": (_few_chunks, "with fewer stored bytes"),
+    "groups without end": (_deep, "expected a tree of objects, got an object met twice, or groups nested too deeply"),
 }
 
 
@@ -127,5 +127,7 @@ def test_the_environment_of_a_dataset_is_not_made(folder: Path, tmp_path: Path) 
     metadata["env_spec"] = json.dumps(spec)
     (folder / "metadata.json").write_text(json.dumps(metadata))
     for dataset in (folder, "small-v0"):
-        with pytest.raises(rl.SchemaError, match="expected the observation_space, got none. Its environment would"):
+        with pytest.raises(
+            rl.SchemaError, match="expected the key 'observation_space', got no such key. Its environment would"
+        ):
             from_minari(dataset)

@@ -233,7 +233,7 @@ def test_a_buffer_of_the_callers_takes_what_it_declares() -> None:
     assert by_env[1]["level"].tolist() == [11.5, 12.5, 13.5]
     assert by_env[1]["obs", "x"].dtype == torch.float32
     wrong = rl.ReplayBuffer(50, obs={"x": 2}, action=1, extra={"speed": ()})
-    words = r"episode 0: expected one of its infos \(deep, level\) for each further field, got 'speed'"
+    words = r"episode 0: expected an info for each extra field \(deep, level\), got 'speed'"
     with pytest.raises(rl.SchemaError, match=words):
         from_minari("test/collected-v0", wrong)
     assert len(wrong) == 0
@@ -259,7 +259,10 @@ def test_a_rollout_takes_all_steps_with_the_final_observations() -> None:
         from_minari("test/collected-v0", rl.RolloutBuffer(5, 2, obs={"x": 2}, action=1))
     to_minari(rich(), "test/rich-v0")
     declared = {name: DECLARED[name] for name in ("obs", "action")}
-    with pytest.raises(rl.SchemaError, match="episode 2: expected terminated or truncated at its end, got neither"):
+    with pytest.raises(
+        rl.SchemaError,
+        match="episode 2: expected terminated or truncated at its last step, got an episode without an end",
+    ):
         from_minari("test/rich-v0", rl.RolloutBuffer(50, None, **declared))
 
 

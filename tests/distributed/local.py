@@ -30,7 +30,7 @@ class LocalCalls(Calls):
         self.calls: list[str] = []
 
     def start(self, shard: int, verb: str, *arguments: Any) -> Any:
-        if verb == "whereabouts" and not self.near:
+        if verb == "memory_location" and not self.near:
             return None
         self.calls.append(verb)
         fate = self.fate(verb)
@@ -69,7 +69,8 @@ def client_of(calls: LocalCalls, plan: Plan, *, max_pending: int = 4, seed: int 
     service = ReplayService.__new__(ReplayService)
     service._connect("local", plan, [], 60.0, max_pending, seed)
     service._calls = service._reader._calls = calls
-    for stream in service._streams:
+    service._sender._calls = calls
+    for stream in service._sender.streams:
         stream._calls, stream.patience = calls, -1.0
     return service
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relive.distributed.block import pack, unpack, unwired, wire
+from relive.distributed.block import pack, to_array, to_tensor, unpack
 from relive.distributed.plan import Plan
 from relive.fields.schema import Field
 from tests.distributed.local import plan_of, steps_of
@@ -54,7 +54,7 @@ def test_an_observation_travels_once() -> None:
     block = pack(schema, tensors, [torch.from_numpy(steps["next_obs"])])
     assert [leaf.shape for leaf in block.leaves[:2]] == [(11, 2, 2), (10, 2)]
     assert block.breaks.tolist() == [8, 9]  # the fourth step of both; the last ends with the block
-    assert block.finals[0].tolist() == [[0.0, -1.0], [1.0, -1.0]]
+    assert block.next_obs[0].tolist() == [[0.0, -1.0], [1.0, -1.0]]
 
 
 def test_a_block_has_memory_of_its_own() -> None:
@@ -70,4 +70,4 @@ def test_a_block_has_memory_of_its_own() -> None:
 
 def test_numbers_that_numpy_has_not_come_back() -> None:
     values = torch.tensor([1.5, -2.0, float("inf")], dtype=torch.bfloat16)
-    assert torch.equal(unwired([wire(values), wire(values[:1])]), torch.cat([values, values[:1]]))
+    assert torch.equal(to_tensor([to_array(values), to_array(values[:1])]), torch.cat([values, values[:1]]))

@@ -71,7 +71,7 @@ class Writes(Client):
             if self.attempt("extend", steps_of([env], sent % CIRCLE, BLOCK, LENGTH), env_ids=[env]):
                 sent += BLOCK
         self.insist("flush")
-        lost = sum(stream.lost for stream in self.service._streams)
+        lost = sum(stream.lost for stream in self.service._sender.streams)
         return {"env": env, "sent": sent, "lost": lost, "longest": self.longest, "seen": self.seen}
 
 

@@ -81,7 +81,7 @@ def drawn(service: ReplayService, ids: np.ndarray, batches: int) -> np.ndarray:
 
 def test_uniform_rows_are_equally_likely_in_shards_of_unequal_size() -> None:
     service, calls, single = filled(rl.Uniform())
-    assert len({shard.standing().rows for shard in calls.shards}) > 1
+    assert len({shard.totals().rows for shard in calls.shards}) > 1
     ids = single.ids().numpy()
     counts = drawn(service, ids, 200)
     assert abs(chi_square(counts, np.full(len(ids), 200 * 256 / len(ids)))) < 4
@@ -120,12 +120,12 @@ def test_new_rows_get_the_largest_priority_that_any_shard_has_accepted() -> None
     service.update_priority(torch.tensor([0]), torch.tensor([50.0]))  # environment 0, of the first shard
     service.extend(steps_of([6], 100, 1), env_ids=[6])
     service.flush()
-    standing = calls.shards[2].standing()
-    assert standing.mass[0] * 2.0 ** standing.mass[1] == pytest.approx(standing.rows - 1 + 50.0)
+    totals = calls.shards[2].totals()
+    assert totals.mass[0] * 2.0 ** totals.mass[1] == pytest.approx(totals.rows - 1 + 50.0)
     service.clear()
     service.extend(steps_of([6], 200, 1), env_ids=[6])
     service.flush()
-    assert calls.shards[2].standing()[1] == (0.5, 1)  # one row, of priority 1 again
+    assert calls.shards[2].totals()[1] == (0.5, 1)  # one row, of priority 1 again
 
 
 @pytest.mark.parametrize("scale", [1e-307, 1e306])
@@ -152,14 +152,14 @@ def test_a_row_without_priority_is_never_drawn_and_all_without_are_refused() -> 
 
 def test_a_priority_that_cannot_be_changes_nothing_in_any_shard() -> None:
     service, calls, single = filled(rl.Prioritized())
-    before = [shard.standing() for shard in calls.shards]
+    before = [shard.totals() for shard in calls.shards]
     ids = single.ids()
     for bad in (float("nan"), -1.0, float("inf")):
         priority = torch.ones(len(ids))
         priority[-1] = bad
         with pytest.raises(PriorityError, match="priority"):
             service.update_priority(ids, priority)
-    assert before == [shard.standing() for shard in calls.shards]
+    assert before == [shard.totals() for shard in calls.shards]
     with pytest.raises(SchemaError, match="a sampler with priorities"):
         filled(rl.Uniform())[0].update_priority(ids, torch.ones(len(ids)))
 

@@ -98,9 +98,9 @@ def test_a_shard_of_this_machine_that_holds_its_memory_for_too_long_is_unavailab
         impatient = ReplayService.connect("busy", timeout=0.2)
         assert len(impatient.sample(3)) == 3
         assert len(service.sample(3)) == 3
-        near = service._reader._near[0]
+        near = service._reader._local[0]
         assert near is not None
-        with near.reading.lock:  # what the shard does while it is saved
+        with near.reader.lock:  # what the shard does while it is saved
             with ThreadPoolExecutor(1) as pool, pytest.raises(ShardUnavailable, match="within 0.2 s") as caught:
                 pool.submit(impatient.sample, 3).result()
             assert caught.value.retry
@@ -112,7 +112,7 @@ def test_without_a_checkpoint_a_dead_shard_is_gone_and_nobody_waits_for_it() -> 
     service.extend(steps_of([0], 0, 5))
     kill(service)
     started = time.monotonic()
-    with pytest.raises(ShardUnavailable, match="a running process, got a dead one") as caught:
+    with pytest.raises(ShardUnavailable, match="a running process, got a process that has ended") as caught:
         service.sample(1)
     assert not caught.value.retry
     assert time.monotonic() - started < 15

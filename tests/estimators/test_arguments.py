@@ -14,7 +14,7 @@ from relive import estimators as rl
 from relive.errors import SchemaError
 from tests.estimators.calls import ARGUMENTS, SETTINGS, assert_equal, call, every_estimator, sample
 
-ONE_EACH = "Nothing is broadcast: pass one entry for each."
+ONE_EACH = "Nothing is broadcast: pass the expected shape."
 COMPARE = "Compare it, as in flag != 0."
 CONVERT = "Convert it with torch.as_tensor."
 GROUP = "Pass how many neighbouring environments form a group."

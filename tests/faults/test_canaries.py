@@ -24,12 +24,12 @@ from relive.replay.native_store import NativeStore
 from relive.replay.samplers import Drawn, without_replacement
 from relive.replay.samplers.prioritized import _Run as prioritized_run
 from relive.rollout.storage import Storage as RolloutStorage
+from tests.buffers.test_threads import at_once
 from tests.faults import test_j_streams as streams
 from tests.faults import test_k_machines as machines
 from tests.faults import test_numbers as numbers
 from tests.faults.test_abuse import Case, complaint, forget, prioritized, replay, right  # noqa: F401 (a fixture)
 from tests.faults.traffic import Traffic
-from tests.test_threads import at_once
 
 pytestmark = pytest.mark.thorough
 

@@ -1,4 +1,4 @@
-"""The walk-throughs that CONTRIBUTING links to: a sampler, a view, a memory, an estimator and an adapter that work."""
+"""CONTRIBUTING: its map of the package is complete, and the extensions that it links to work."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import pytest
 import torch
 
 import relive as rl
+from tests.project.test_house import ROOMS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "extending.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
-    """What the page has made, after its own assertions."""
+    """The names that the code of the page defines, after its own assertions."""
     found: dict[str, Any] = {"__name__": "extending"}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
         exec(compile(block, str(PAGE), "exec", dont_inherit=True), found)
@@ -60,9 +62,23 @@ def test_the_adapter_can_be_inspected(names: dict[str, Any]) -> None:
 
 
 def test_contributing_is_one_screen_and_links_to_each_walk_through() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 45
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 60
     headings = re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     anchors = [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
     assert re.findall(r"docs/extending\.md#([\w-]+)", text) == anchors
     assert len(anchors) == 5
+
+
+def test_the_map_has_one_place_for_every_room_in_their_order() -> None:
+    _, _, module_map, *_ = re.split(r"^```$", CONTRIBUTING.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    lines = [re.split(r" {2,}", line, maxsplit=1) for line in module_map.strip().splitlines()]
+    assert [room for names, _ in lines for room in names.split(", ")] == [*ROOMS, "csrc"]
+    assert all(len(sentence) > 5 for _, sentence in lines)
+
+
+def test_every_file_that_contributing_names_exists() -> None:
+    named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", CONTRIBUTING.read_text(encoding="utf-8"))
+    assert len(named) > 10
+    roots = (ROOT, ROOT / "src" / "relive")
+    assert [path for path in named if not any((root / path).exists() for root in roots)] == []

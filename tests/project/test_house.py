@@ -57,3 +57,11 @@ def test_every_room_is_in_its_place() -> None:
     found = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert found - {"__init__", "__main__"} == set(ROOMS)
     assert relive.__file__ is not None
+
+
+def test_the_tests_have_the_same_rooms() -> None:
+    tests = Path(__file__).parents[1]
+    assert {path.stem.removeprefix("test_") for path in tests.glob("test_*.py")} <= set(ROOMS)
+    folders = {path.parent.name for path in tests.glob("*/__init__.py")}
+    beside = {"benchmarks", "buffers", "examples", "faults", "project", "reference", "sanitizers"}
+    assert folders - beside == {room for room in ROOMS if (SOURCE / room).is_dir()}

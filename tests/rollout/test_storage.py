@@ -1,136 +1,298 @@
-"""A row is written whole or not at all, whichever way the kernels run."""
+"""Steps that are staged or lent, tensors that are attached, and memory that others have in their hands."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
+from tensordict import TensorDict
 
-from relive import Field, SchemaError, kernels
-from relive.fields.schema import DTYPES, Schema
-from relive.kernels.reader import reader
-from relive.memory import Memory
-from relive.rollout.storage import Storage
-
-ROWS, ENVS = 3, 2
+import relive as rl
+from tests.rollout.steps import N, make, step
 
 
-def make(*fields: Field, num_envs: int | None = ENVS, optional: tuple[str, ...] = ()) -> Storage:
-    schema = Schema({f"x{i}": field for i, field in enumerate(fields)})
-    return Storage(schema, ROWS, num_envs, Memory.of("cpu"), optional)
+class TestStaging:
+    def test_a_staged_observation_survives_an_environment_that_reuses_its_memory(self, backend: str) -> None:
+        rollout = make(filled=0)
+        obs = np.zeros((N, 2), np.float32)
+        for t in range(4):
+            obs[:] = t
+            rollout.stage(obs=obs, action=np.full(N, t))
+            rollout.stage(value=np.full(N, 10.0 * t))
+            obs[:] = 99
+            rollout.add(reward=np.zeros(N), terminated=np.zeros(N, bool), truncated=np.zeros(N, bool))
+        assert rollout["obs"][:, 0, 0].tolist() == [0, 1, 2, 3]
+        assert rollout["value"][:, 0].tolist() == [0, 10, 20, 30]
+        rollout.compute_advantage(np.zeros(N))
+
+    def test_a_field_given_twice_is_refused_and_nothing_changes(self) -> None:
+        rollout = make(filled=1)
+        rollout.stage(obs=np.full((N, 2), 1.0))
+        with pytest.raises(rl.SchemaError, match="obs: expected one value per step, got a second value"):
+            rollout.add(**step(7))
+        with pytest.raises(rl.SchemaError, match="obs: expected one value per step, got a second value"):
+            rollout.stage(obs=np.full((N, 2), 8.0))
+        rollout.add(**step(1, obs=None))
+        assert rollout["obs"][1].tolist() == [[1.0, 1.0]] * N
+
+    def test_a_stage_that_is_refused_stages_nothing(self) -> None:
+        rollout = make(filled=0)
+        with pytest.raises(rl.SchemaError, match="^action: expected shape"):
+            rollout.stage(obs=np.zeros((N, 2)), action=np.zeros((N, 1), int))
+        with pytest.raises(rl.SchemaError, match="^nonsense: expected a declared field"):
+            rollout.stage(nonsense=1)
+        rollout.add(**step(0))
+
+    def test_add_step_completes_a_staged_step(self) -> None:
+        envs = gym.make_vec("CartPole-v1", 2)
+        rollout = rl.RolloutBuffer.for_env(envs, 3)
+        obs, _ = envs.reset(seed=0)
+        for _ in range(3):
+            rollout.stage(obs=obs, action=np.ones(2, int))
+            before = obs.copy()
+            taken = envs.step(np.ones(2, int))
+            rollout.add_step(step=taken)
+            assert np.allclose(rollout["obs"][-1].numpy(), before)
+            obs = taken[0]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_is_stored_exactly(backend: str, dtype: torch.dtype) -> None:
-    storage = make(Field(3, dtype), Field((), dtype))
-    values = torch.arange(6).view(2, 3).to(dtype), torch.arange(2).to(dtype)
-    storage.write(1, values)
-    found = reader(storage.tensors, 2, ROWS * ENVS).take(torch.tensor([ENVS, ENVS + 1]), 0, 2)
-    for column, value, read in zip(storage.tensors, values, found, strict=True):
-        assert torch.equal(column[1], value)
-        assert torch.equal(read, value)
-        assert not column[0].any()
-        assert not column[2].any()
+class TestLending:
+    @staticmethod
+    def write(memory: TensorDict, steps: int) -> None:
+        """What a collector does: steps that are recognised, and the last observation and value after them."""
+        for t in range(steps):
+            for name, value in step(t).items():
+                memory[name][:, t] = torch.as_tensor(value)
+        memory["obs"][:, steps] = 9
+        memory["value"][:, steps] = 5
+
+    @pytest.mark.parametrize("steps", [4, 2])
+    def test_steps_written_into_the_memory_are_steps_that_were_added(self, backend: str, steps: int) -> None:
+        added, lent = make(filled=steps), make(filled=0)
+        self.write(lent.lend(), steps)
+        assert lent.num_stored == 0
+        lent.take_back(steps)
+        assert lent.num_stored == steps
+        assert lent.is_full == (steps == 4)
+        for rollout in (added, lent):
+            rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
+        assert (lent.data == added.data).all()
+        assert (lent.env_major() == added.env_major()).all()
+        for a, b in zip(lent.minibatches(5), added.minibatches(5), strict=True):
+            assert (a == b).all()
+
+    def test_the_last_slot_is_kept_until_another_step_is_added(self) -> None:
+        rollout = make(filled=0)
+        self.write(rollout.lend(), 2)
+        rollout.take_back(2)
+        assert rollout.env_major()["obs"][:, -1].tolist() == [[9.0, 9.0]] * N
+        assert rollout.env_major()["value"][:, -1].tolist() == [5.0] * N
+        with pytest.raises(rl.SchemaError, match="action"):
+            rollout.add(**step(2, action=np.zeros(N + 1)))
+        assert rollout.env_major()["obs"][:, -1].tolist() == [[9.0, 9.0]] * N
+        rollout.add(**step(2))
+        assert rollout["obs"][:, 0, 0].tolist() == [0.0, 1.0, 2.0]
+        assert not rollout.env_major()["obs"][:, -1].any()
+
+    def test_one_environment_keeps_its_last_slot_too(self) -> None:
+        rollout = rl.RolloutBuffer(2, None, obs=2, action=())
+        rollout.lend()["value"][0, 2] = 5
+        rollout.take_back()
+        rollout.compute_advantage(5.0, gamma=1.0, lam=1.0)
+        assert rollout["advantage"].tolist() == [5.0, 5.0]
+
+    def test_it_is_one_memory_across_rollouts_and_shows_nothing_attached(self) -> None:
+        rollout = make()
+        rollout.compute_advantage(np.zeros(N))
+        first = rollout.lend()
+        assert "advantage" not in first.keys()
+        assert first["obs"].data_ptr() == rollout["obs"].data_ptr() == rollout.lend()["obs"].data_ptr()
+        assert first.batch_size == torch.Size([N, 5])
+
+    def test_taking_back_starts_another_rollout(self) -> None:
+        rollout = make()
+        rollout.compute_advantage(np.zeros(N))
+        batches = rollout.minibatches(4)
+        rollout.take_back()
+        assert "advantage" not in rollout.data.keys()
+        with pytest.raises(rl.NotReadyError, match="a cleared one"):
+            next(batches)
+
+    def test_rows_that_only_reset_are_none(self) -> None:
+        rollout = make(filled=0, autoreset="NEXT_STEP")
+        memory = rollout.lend()
+        self.write(memory, 4)
+        memory["terminated"][1, 1] = True
+        rollout.take_back()
+        assert (~rollout["mask"]).nonzero().tolist() == [[2, 1]]
+        assert len(rollout) == 4 * N - 1
+
+    def test_statistics_are_told_of_new_steps_once(self) -> None:
+        rollout = make(filled=0, autoreset="NEXT_STEP", stats=rl.EpisodeStats(N))
+        memory = rollout.lend()
+        self.write(memory, 4)
+        memory["terminated"][1, 1] = True
+        for steps in (1, 2, 2):
+            rollout.take_back(steps)
+        assert rollout.stats is not None
+        assert rollout.stats.episodes()["return"].tolist() == [0.0 + 1 + 11]
+        rollout.add(**step(2, terminated=np.array([False, True, True])))
+        assert rollout.stats.num_steps == 3 * N - 1
+        assert rollout.stats.episodes()["return"].tolist() == [12.0, 2.0 + 12 + 22]
+
+    def test_fields_kept_every_few_steps_cannot_be_lent(self) -> None:
+        rollout = make(filled=0, extra={"hidden": rl.Carry(3, every=2)})
+        for call in (rollout.lend, rollout.take_back):
+            with pytest.raises(rl.SchemaError, match="hidden: expected every=1 in a rollout that is lent, got every=2"):
+                call()
+
+    def test_no_rows_are_an_empty_rollout(self) -> None:
+        rollout = make()
+        rollout.take_back(0)
+        assert len(rollout) == 0
+        rollout.add(**step(3))
+        assert rollout["obs"][:, 0, 0].tolist() == [3.0]
+
+    def test_sizes_may_be_numpy_integers(self) -> None:
+        rollout = rl.RolloutBuffer(np.int8(127), np.int8(3), obs=1, action=())  # pyright: ignore[reportArgumentType]
+        rollout.take_back(np.int64(2))  # pyright: ignore[reportArgumentType]
+        assert rollout.num_stored == 2
+        rollout.take_back()
+        assert rollout.data.shape == (127, 3)
+
+    @pytest.mark.parametrize("wrong", [-1, 5, True, 1.0])
+    def test_another_number_of_steps_is_refused(self, wrong: Any) -> None:
+        rollout = make(filled=2)
+        with pytest.raises(rl.SchemaError, match="^take_back: expected"):
+            rollout.take_back(wrong)
+        assert rollout.num_stored == 2
 
 
-def test_numpy_and_torch_leave_the_same_bytes(backend: str) -> None:
-    storage = make(Field(3), Field((), torch.bool))
-    flags = np.array([True, False])
-    for row, convert in enumerate((np.asarray, torch.as_tensor)):
-        storage.write(row, (convert(np.arange(6.0).reshape(2, 3) / 3), convert(flags)))
-    assert torch.equal(storage.tensors[0][0], storage.tensors[0][1])
-    assert torch.equal(storage.tensors[1][0], storage.tensors[1][1])
+class TestMemoryInOtherHands:
+    def test_columns_that_were_moved_to_shared_memory_are_found_again(self, backend: str) -> None:
+        rollout = make(filled=2)
+        rollout.data.share_memory_()
+        rollout.add(**step(2))
+        assert rollout["obs"][:, 0, 0].tolist() == [0.0, 1.0, 2.0]
+        rollout.add(**step(3))
+        batches = rollout.minibatches(4)
+        next(batches)
+        rollout.data.clone()
+        rollout.env_major().share_memory_()
+        for batch in batches:
+            assert torch.equal(batch["obs"][:, 0], batch["index"] // N)
+
+    def test_statistics_of_lent_rows_that_were_moved_to_shared_memory_are_of_what_was_written_there(self) -> None:
+        rollout = make(filled=0, stats=rl.EpisodeStats(N))
+        memory = rollout.lend().share_memory_()
+        TestLending.write(memory, 4)
+        memory["terminated"][:, 3] = True
+        rollout.take_back()
+        assert rollout.stats is not None
+        assert rollout.stats.episodes()["return"].tolist() == [60.0, 64.0, 68.0]
+
+    @pytest.mark.parametrize("num_envs", [N, None])
+    def test_rows_written_into_the_columns_are_stored_when_they_are_taken_back(self, num_envs: int | None) -> None:
+        theirs, ours = make(filled=0, num_envs=num_envs), make(filled=0, num_envs=num_envs)
+        for t in range(3):
+            fields = step(t)
+            theirs.add(**(fields if num_envs else {name: value[0] for name, value in fields.items()}))
+        assert ours.columns.batch_size == ((4, N) if num_envs else (4,))
+        ours.columns[:3].update_(theirs.data.exclude("mask"))
+        assert ours.num_stored == 0
+        ours.take_back(3)
+        for rollout in (ours, theirs):
+            rollout.compute_advantage(np.zeros(N) if num_envs else 0.0)
+        assert (ours.data == theirs.data).all()
+
+    def test_fewer_rows_may_be_taken_back_and_written_behind(self) -> None:
+        rollout = make(filled=4)
+        rollout.attach(extra=torch.zeros(4, N))
+        rollout.take_back(1)
+        assert "extra" not in rollout.data.keys()
+        rollout.add(**step(7))
+        assert rollout["obs"][:, 0, 0].tolist() == [0.0, 7.0]
+        rollout.take_back(4)
+        assert rollout["obs"][:, 0, 0].tolist() == [0.0, 7.0, 2.0, 3.0]
+
+    def test_views_of_the_last_slot_may_be_given_for_it(self) -> None:
+        rollout = make()
+        rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
+        view = rollout.env_major()
+        rollout.compute_advantage(view["value"][:, -1], last_obs=view["obs"][:, -1], gamma=0.5)
+        assert rollout.env_major()["value"][:, -1].tolist() == [5.0] * N
+        assert rollout.env_major()["obs"][:, -1].tolist() == [[9.0, 9.0]] * N
+
+    def test_an_environment_that_steps_in_place_is_noticed(self) -> None:
+        rollout = make(filled=0, autoreset="DISABLED")
+        fields = step(0)
+        for obs in (np.zeros((N, 2), np.float32), torch.zeros(N, 2)):
+            taken = (obs, fields["reward"], fields["terminated"], fields["truncated"], {})
+            with pytest.raises(
+                rl.SchemaError, match="next_obs: expected memory apart from obs, got memory shared with obs.*stage"
+            ):
+                rollout.add_step(obs, fields["action"], taken)
+        obs = np.zeros((N, 2), np.float32)
+        rollout.stage(obs=obs)
+        obs += 1
+        rollout.add_step(
+            action=fields["action"], step=(obs, fields["reward"], fields["terminated"], fields["truncated"], {})
+        )
+        assert not rollout["obs"].any()
+
+    def test_out_may_not_be_the_rollout_itself(self) -> None:
+        rollout = make()
+        out = next(rollout.minibatches(3))
+        out["obs"] = rollout.data["obs"][0]
+        with pytest.raises(rl.SchemaError, match="out: expected memory outside the rollout, got memory of the rollout"):
+            rollout.minibatches(3, out=out)
+        with pytest.raises(rl.SchemaError, match="out: expected no device= together with out="):
+            rollout.minibatches(3, out=out.clone(), device="cpu")
+        with pytest.raises(rl.SchemaError, match=r"out\..*: expected contiguous .* on cpu"):
+            rollout.minibatches(3, out=out.to("meta"))
 
 
-def test_numbers_fill_a_single_environment(backend: str) -> None:
-    storage = make(Field(), Field((), torch.bool), Field((), torch.int64), Field((), torch.float64), num_envs=None)
-    storage.write(0, (np.float64(0.5), True, 7, 0.1))
-    storage.write(1, (1, np.bool_(True), np.int32(7), np.float32(0.5)))
-    assert [column[:2, 0].tolist() for column in storage.tensors] == [[0.5, 1.0], [True, True], [7, 7], [0.1, 0.5]]
+class TestAttach:
+    def test_attached_tensors_join_every_batch_until_clear(self, backend: str) -> None:
+        rollout = make()
+        rollout.attach({"return": torch.arange(4 * N).view(4, N)}, weights=np.ones((4, N, 5)))
+        for batch in rollout.minibatches(5):
+            assert torch.equal(batch["return"], batch["index"])
+            assert batch["weights"].shape == (len(batch), 5)
+        rollout.clear()
+        rollout.add(**step(0))
+        assert "return" not in next(rollout.minibatches(1)).keys()
 
+    def test_can_be_replaced_by_what_is_computed_from_them(self) -> None:
+        rollout = make()
+        rollout.compute_advantage(np.zeros(N))
+        rollout.attach(advantage=rl.normalize(rollout["advantage"]))
+        assert abs(float(rollout["advantage"].mean())) < 1e-6
 
-def test_an_optional_field_left_out_is_zero_and_never_stale(backend: str) -> None:
-    storage = make(Field(), Field(2), optional=("x1",))
-    storage.write(0, (np.ones(2), np.ones((2, 2))))
-    storage.write(0, (np.ones(2), None))
-    assert not storage.tensors[1][0].any()
-    with pytest.raises(SchemaError, match="x0: expected a value, got None"):
-        storage.write(0, (None, None))
+    @pytest.mark.parametrize("name", ["obs", "mask", "index", "log_prob"])
+    def test_stored_names_are_refused(self, name: str) -> None:
+        with pytest.raises(rl.SchemaError, match=f"^attach: expected an unused name, got {name!r}"):
+            make().attach({name: torch.zeros(4, N)})
 
+    def test_takes_what_add_takes(self) -> None:
+        rollout = make()
+        fixed = np.ones((4, N))
+        fixed.flags.writeable = False
+        rollout.attach(a=np.ones((4, N))[::-1], b=np.ones((4, N), ">f4"), c=fixed, d=[[1] * N] * 4)
+        assert rollout["b"].dtype == torch.float32
+        wrongs: list[Any] = [None, "abc", [[1.0], [1.0, 2.0]]]
+        for wrong in wrongs:
+            with pytest.raises(rl.SchemaError, match="^x: expected"):
+                rollout.attach(x=wrong)
+        with pytest.raises(rl.SchemaError, match="^attach: expected an unused name, got 'x'"):
+            rollout.attach({"x": fixed}, x=fixed)
 
-def test_some_columns_can_be_written_alone(backend: str) -> None:
-    storage = make(Field(), Field(), Field())
-    storage.write(0, (np.ones(2), np.full(2, 2.0)), (2, 0))
-    assert [column[0].tolist() for column in storage.tensors] == [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
-
-
-broken = st.sampled_from(
-    [None, np.zeros(3), "text", np.zeros((2, 1)), torch.zeros(2, device="meta"), np.zeros(2, complex)]
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 3), broken, st.sampled_from(["native", "torch"]))
-def test_a_refused_row_leaves_every_column_as_it_was(position: int, wrong: Any, how: str) -> None:
-    storage = make(Field(), Field(), Field(), Field())
-    good = [np.full(2, float(i + 1)) for i in range(4)]
-    storage.write(1, tuple(good))
-    before = [column.clone() for column in storage.tensors]
-    bad: list[Any] = [np.full(2, 9.0) for _ in range(4)]
-    bad[position] = wrong
-    with kernels.force_torch() if how == "torch" else nullcontext(), pytest.raises(SchemaError, match=f"^x{position}:"):
-        storage.write(1, tuple(bad))
-    assert all(torch.equal(column, old) for column, old in zip(storage.tensors, before, strict=True))
-
-
-def test_the_torch_path_dispatches_one_copy_a_step() -> None:
-    class Count(TorchDispatchMode):
-        calls = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.calls += 1
-            return func(*args, **(kwargs or {}))
-
-    storage = make(*[Field(3)] * 7)
-    leaves = tuple(torch.zeros(2, 3) for _ in range(7))
-    with kernels.force_torch():
-        storage.write(0, leaves)
-        with Count() as count:
-            storage.write(1, leaves)
-    assert count.calls <= 2
-
-
-@pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
-def test_the_native_border_checks_what_it_is_given() -> None:
-    native = kernels.native()
-    column = torch.zeros(3, 2)
-    columns = native.Columns([column], [False], 0)
-    with pytest.raises(IndexError):
-        columns.write(3, (torch.zeros(2),))
-    with pytest.raises(IndexError):
-        columns.write(-1, (torch.zeros(2),))
-    with pytest.raises(ValueError, match="leaves: expected 1, got 2"):
-        columns.write(0, (torch.zeros(2), torch.zeros(2)))
-    with pytest.raises(IndexError):
-        columns.write(0, (torch.zeros(2),), (1,))
-    for rowless in (torch.zeros(0, 2), torch.zeros(())):
-        with pytest.raises(ValueError, match="expected at least one row"):
-            native.Columns([rowless, column], [False, False], 0)
-    gather = native.Gather([column], [0], 6)
-    for index in ([6], [-1], [2**40]):
-        with pytest.raises(IndexError):
-            gather.take(torch.tensor(index), 0, 1)
-    with pytest.raises(IndexError):
-        gather.take(torch.tensor([0]), 0, 2)
-    with pytest.raises(ValueError, match="int64"):
-        gather.take(torch.tensor([0.0]), 0, 1)
-    with pytest.raises(ValueError, match="items: expected at most 6, got 7"):
-        native.Gather([column], [0], 7)
-    with pytest.raises(ValueError, match="expected the shape and dtype of the source"):
-        gather.take_into(torch.tensor([0]), 0, 1, [torch.zeros(2)])
+    @pytest.mark.parametrize("shape", [(N, 4), (4,), (3, N), (4, 1), ()])
+    def test_other_leading_shapes_are_refused(self, shape: tuple[int, ...]) -> None:
+        rollout = make()
+        with pytest.raises(rl.SchemaError, match="^x: expected shape"):
+            rollout.attach(good=torch.zeros(4, N), x=torch.zeros(shape))
+        assert "good" not in rollout.data.keys()

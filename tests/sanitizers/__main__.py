@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-KERNELS = ("tests/kernels", "tests/rollout/test_storage.py", "tests/test_threads.py")
+KERNELS = ("tests/kernels", "tests/buffers/test_threads.py")
 EVERYTHING = (
     *KERNELS,
     "tests/estimators",
     "tests/faults",
     "tests/fields/test_exporters.py",
     "tests/replay/test_buffer.py",
-    "tests/rollout/test_sequences.py",
-    "tests/test_state.py",
+    "tests/rollout/test_recurrent.py",
+    "tests/buffers/test_state.py",
     "tests/replay/views",
 )
 

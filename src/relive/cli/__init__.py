@@ -1,4 +1,4 @@
-"""The command line: `relive <command>`. Each command is a module here that describes itself to the parser."""
+"""The command line: `relive <command>`. Each command is a module of this package."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from relive import __version__
 from relive.cli import bench, check, conformance, demo, inspect, version
 
 COMMANDS = (demo, inspect, check, conformance, bench, version)
-"""A command is a module with `register(commands)`, which adds its parser and names its `run(arguments) -> int`."""
+"""Modules with a function `register(commands)`, which adds the command's parser with its `run(arguments) -> int`."""
 
 INTERRUPTED = 130
-"""What shells expect of a program that Ctrl-C ended: 128 + SIGINT."""
-UNREAD = 141
-"""And of one whose reader went away, as `head` does: 128 + SIGPIPE."""
+"""The exit code that shells expect after Ctrl-C: 128 + SIGINT."""
+BROKEN_PIPE = 141
+"""The exit code that shells expect if the reader of the output ends first, as `head` does: 128 + SIGPIPE."""
 
 EXIT_CODES = "Exit codes: 0 success, 1 the command found a fault, 2 wrong usage, 130 stopped by Ctrl-C."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code, as `EXIT_CODES` has it."""
+    """Run one command and return its exit code, one of `EXIT_CODES`."""
     arguments = _parser().parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a file in an old encoding gets a "?", not a traceback
@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\nrelive {arguments.command}: stopped by Ctrl-C.", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes when it ends
-        return UNREAD
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout when it ends
+        return BROKEN_PIPE
     return code
 
 

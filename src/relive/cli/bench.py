@@ -1,4 +1,4 @@
-"""`relive bench`: how fast this machine is, beside the libraries that are installed."""
+"""`relive bench`: timings of relive and of the other installed libraries on this machine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-NOT_HERE = 2
-_PLACES = ("relive.benchmarks", "benchmarks")
-"""In an installed package, and from the folder of a source tree."""
+NOT_INSTALLED = 2
+_MODULES = ("relive.benchmarks", "benchmarks")
+"""The benchmarks of an installed package, and of the folder of a clone."""
 MISSING = (
     "relive bench: expected the benchmarks of relive, got neither relive.benchmarks nor a folder benchmarks. "
     "Run it in a clone of relive, or after pip install . there."
@@ -37,25 +37,25 @@ def register(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the suites that were asked for."""
+    """Run the chosen suites."""
     suites = _suites()
     if suites is None:
         print(MISSING, file=sys.stderr)
-        return NOT_HERE
+        return NOT_INSTALLED
     chosen = ["--only", arguments.only] if arguments.only else []
     target = ["--json", arguments.json] if arguments.json else []
     return suites.main([*["--quick"] * arguments.quick, *chosen, *target], prog="relive bench")
 
 
 def _suites() -> Any:
-    """The module that runs all suites, or None where there is none."""
-    for place in _PLACES:
-        if _is_ours(place):
-            return import_module(f"{place}.__main__")
+    """The module that runs all suites, or None if it is not installed."""
+    for module in _MODULES:
+        if _is_ours(module):
+            return import_module(f"{module}.__main__")
     return None
 
 
-def _is_ours(place: str) -> bool:
+def _is_ours(module: str) -> bool:
     # Other projects have a folder called benchmarks, too.
-    found = find_spec(place)
-    return found is not None and found.origin is not None and find_spec(f"{place}.verify_replay") is not None
+    found = find_spec(module)
+    return found is not None and found.origin is not None and find_spec(f"{module}.verify_replay") is not None

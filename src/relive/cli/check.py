@@ -1,4 +1,4 @@
-"""`relive check PATH`: whether checkpoints and disk memories are whole, read to the last byte."""
+"""`relive check PATH`: verifies every byte of checkpoints and disk memory."""
 
 from __future__ import annotations
 

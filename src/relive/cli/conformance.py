@@ -1,4 +1,4 @@
-"""`relive conformance`: what a correct buffer does, asked of the libraries that are installed or of your own."""
+"""`relive conformance`: tests the correctness of the installed libraries, or of your own buffer."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _libraries(text: str) -> tuple[str, ...]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask, print, write, and say whether the subject passed."""
+    """Run the cases, print and write the report, and return whether the subject passed."""
     console = Console(highlight=False, stderr=arguments.json)
     try:
         if not arguments.json:
@@ -109,24 +109,24 @@ def _report(arguments: argparse.Namespace, console: Console) -> Report:
 
         if arguments.target:
             return Report([ask(find(arguments.target), arguments.cases, progress, arguments.target)])
-        report = _asked(arguments.libraries, arguments.cases, progress)
+        report = _ask_installed(arguments.libraries, arguments.cases, progress)
         for python in arguments.python:
             if report.missing:
                 status.update(Text(shown(f"testing with {python}")))
-                report.add(_elsewhere(python, tuple(report.missing), arguments.cases))
+                report.add(_ask_with(python, tuple(report.missing), arguments.cases))
         return report
 
 
-def _asked(libraries: Sequence[str], cases: Sequence[Case], progress: Progress) -> Report:
+def _ask_installed(libraries: Sequence[str], cases: Sequence[Case], progress: Progress) -> Report:
     found = discover(libraries)
     results = [ask(peer, cases, progress) for peer in found.peers]
     return Report(results, {missing.name: missing.reason for missing in found.missing})
 
 
-def _elsewhere(python: str, libraries: Sequence[str], cases: Sequence[Case]) -> Report:
-    """The same command in another interpreter, with a copy of this relive on its path.
+def _ask_with(python: str, libraries: Sequence[str], cases: Sequence[Case]) -> Report:
+    """The report of the same command in another interpreter, with a copy of this relive on its path.
 
-    A copy, because the folder of an installed relive also holds the torch that the other interpreter must not find.
+    Only relive is copied: its folder also holds our torch, which the other interpreter must not import.
     """
     numbers = ",".join(case.number for case in cases)
     command = [python, "-m", "relive", "conformance", "--json", "--cases", numbers]

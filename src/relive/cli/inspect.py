@@ -1,4 +1,4 @@
-"""`relive inspect PATH`: what is stored there, what looks odd, and a page to step through it."""
+"""`relive inspect PATH`: a report on a checkpoint, a disk memory or a dataset, also as a page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         report = inspect(arguments.path, html=arguments.html)
     except (CheckpointError, ValueError, KeyError, AssertionError, ImportError, OSError) as error:
-        # Minari says what is wrong with its files in all of these ways.
+        # Minari raises all of these for broken files.
         print(f"relive inspect: {shown(str(error)) or type(error).__name__}", file=sys.stderr)
         return 1
     if arguments.json:

@@ -1,4 +1,4 @@
-"""`relive version`: what is installed, as a bug report needs it."""
+"""`relive version`: the versions that a bug report needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several threads and processes around one buffer."""
+"""Wrappers that let several threads and processes use one buffer."""
 
 from relive.concurrent.prefetch import Prefetch, prefetch
 from relive.concurrent.processes import Handle, connect

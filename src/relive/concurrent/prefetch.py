@@ -1,4 +1,4 @@
-"""Batches that are gathered while the learner computes."""
+"""A thread that gathers batches while the learner computes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relive.replay.views import Transition, View
 
 
 class Source(Protocol):
-    """Whatever batches are sampled from: a replay buffer, or something around one."""
+    """An object with `sample`: a replay buffer, or a wrapper around one."""
 
     def sample(self, batch_size: int, view: View | None = None, *, device: Any = None) -> TensorDict: ...
 
@@ -29,18 +29,18 @@ def prefetch(
     depth: int = 2,
     device: torch.device | str | None = None,
 ) -> Prefetch:
-    """Batches of `replay.sample(batch_size, view, device=device)` without end, up to `depth` of them made ahead.
+    """An endless iterator over `replay.sample(batch_size, view, device=device)`, with up to `depth` batches made ahead.
 
-    A thread of its own samples them, in the order in which `sample` would give them: with a seed, and nothing added
-    meanwhile, they are the same. What is added or updated takes effect `depth` batches later. An error of `sample` is
-    raised in its turn, and the next batch is then tried anew.
+    A separate thread samples the batches in the order of `sample`: with a seed, and if nothing is added meanwhile, they
+    are the same. Added rows and updated priorities take effect `depth` batches later. An error of `sample` is raised
+    in its turn; the next batch is then tried again.
 
     Args:
-        replay: what is sampled: a `ReplayBuffer`, a `Mixture`, or a `RateLimit` around one.
-        batch_size: rows of a batch.
-        view: what is read around each row; `Transition()` by default.
-        depth: batches that are made ahead, at least 1.
-        device: where the batches go; None leaves them where the buffer is.
+        replay: a `ReplayBuffer`, a `Mixture`, or a `RateLimit` around one.
+        batch_size: the number of rows in a batch.
+        view: what to read around each row; `Transition()` by default.
+        depth: the number of batches made ahead, at least 1.
+        device: the device to move batches to; None leaves them on the buffer's device.
 
     >>> from relive import ReplayBuffer
     >>> replay = ReplayBuffer(100, obs=2, action=(), seed=0)
@@ -51,12 +51,12 @@ def prefetch(
     """
     check_size("prefetch", batch_size)
     return Prefetch(
-        _Ahead(replay, batch_size, Transition() if view is None else view, device, positive("depth", depth))
+        _BatchQueue(replay, batch_size, Transition() if view is None else view, device, positive("depth", depth))
     )
 
 
-class _Ahead:
-    """Batches between the thread that makes them and the one that takes them."""
+class _BatchQueue:
+    """The queue of batches between the thread that samples them and the thread that takes them."""
 
     def __init__(self, source: Source, batch_size: int, view: View, device: Any, depth: int) -> None:
         self._source, self._batch_size, self._view, self._device = source, batch_size, view, device
@@ -91,7 +91,7 @@ class _Ahead:
         while going:
             try:
                 made = self._source.sample(self._batch_size, self._view, device=self._device)
-            except BaseException as error:  # for whoever takes it
+            except BaseException as error:  # raised in the thread that takes it
                 made, going = error, False
             with self._changed:
                 self._made.append(made)
@@ -112,21 +112,21 @@ class _Ahead:
 
 
 class Prefetch(Iterator[TensorDict]):
-    """An endless iterator over batches; `close()`, leaving a `with`, or forgetting it ends its thread."""
+    """An endless iterator over batches; its thread ends with `close()`, with a `with` block, or with the iterator."""
 
-    def __init__(self, ahead: _Ahead) -> None:
-        self._ahead = ahead
-        weakref.finalize(self, ahead.close)
+    def __init__(self, queue: _BatchQueue) -> None:
+        self._queue = queue
+        weakref.finalize(self, queue.close)
 
     def __next__(self) -> TensorDict:
-        return self._ahead.take()
+        return self._queue.take()
 
     def __repr__(self) -> str:
-        return f"Prefetch({self._ahead!r})"
+        return f"Prefetch({self._queue!r})"
 
     def close(self) -> None:
-        """End the thread. Batches that were made ahead are dropped, and the iterator is at its end."""
-        self._ahead.close()
+        """End the thread, drop the batches that were made ahead, and end the iterator."""
+        self._queue.close()
 
     def __enter__(self) -> Prefetch:
         return self

@@ -1,4 +1,4 @@
-"""One replay buffer in several processes of a machine."""
+"""Handles, by which several processes of one machine use one replay buffer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SETTINGS = {"obs", "action", "reward", "capacity", "num_envs", "extra", "sample
 
 @dataclass(frozen=True)
 class Handle:
-    """Where a replay buffer is and how it was made: small, to be sent to another process of this machine."""
+    """The address and settings of a replay buffer: small, to be sent to another process of this machine."""
 
     address: Address
     settings: Mapping[str, Any] = field(repr=False)
@@ -47,14 +47,14 @@ def handle_of(replay: ReplayBuffer) -> Handle:
 
 
 def connect(handle: Handle, *, seed: int | None = None) -> ReplayBuffer:
-    """The buffer that `replay.handle()` was called on, in this process: the same rows, priorities and ids.
+    """The shared buffer of `handle` in this process: the same rows, priorities and ids.
 
-    Draws, epochs and staged fields are each process's own; how many rows were drawn is counted together. The process
-    that made the handle must be alive now, but not later: the memory goes with the last process that has it.
+    Each process has its own draws, epochs and staged fields; the number of drawn rows is counted together. The process
+    that made the handle must be alive now, but not later: the memory is freed with the last process that uses it.
 
     Args:
-        handle: what `replay.handle()` returned in the other process.
-        seed: seed of this process's draws; None takes one from the system.
+        handle: the result of `replay.handle()` in the other process.
+        seed: the seed of this process's draws; None takes one from the system.
     """
     if not isinstance(handle, Handle):
         raise SchemaError(explain("connect", "a handle", repr(handle), "Pass replay.handle()."))

@@ -1,4 +1,4 @@
-"""How often each row is sampled, kept near a ratio by letting the faster side wait."""
+"""A limit on the ratio of samples to inserts: the faster side waits."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from relive.replay.views import View
 
 _KINDS = ("insert", "sample")
 _PAUSES = (0.0002, 0.005)
-"""Seconds between two looks at what the other side has done: the first, and the longest."""
+"""Seconds between two looks at the counts: the first pause, and the longest."""
 
 
 class RateLimit:
     """A replay buffer whose writers and samplers wait for each other.
 
-    samples = samples_per_insert · (inserts − min_size) ± tolerance. Sampling waits whenever it is ahead by more than
-    the tolerance; adding waits when it is ahead. Rows are counted, not calls: `sample(256)` are 256 samples.
+    samples = samples_per_insert · (inserts − min_size) ± tolerance. A side that is ahead by more than the tolerance
+    waits. The limit counts rows, not calls: `sample(256)` counts as 256 samples.
 
-    Threads share one RateLimit. Processes make one each, with the same settings, around the same buffer in shared
-    memory. What goes through a RateLimit is counted since the buffer was made, steps that only reset too.
+    Threads share one RateLimit. Each process makes its own, with the same settings, around the same buffer in shared
+    memory. The counts include everything that went through a RateLimit since the buffer was made, also reset rows.
 
     Args:
         replay: the buffer.
         samples_per_insert: how often each transition is sampled on average.
-        min_size: transitions that sampling waits for at first.
-        tolerance: samples by which either side may be ahead; by default what `min_size` transitions, or one step of all
-            environments, are worth.
-        timeout: seconds after which whoever waits gets a TimeoutError that says for what; None waits for ever.
+        min_size: the number of stored transitions with which sampling begins.
+        tolerance: the number of samples by which either side may be ahead; by default the samples of `min_size`
+            transitions or of one step of all environments, whichever is more.
+        timeout: seconds that a call waits before it raises a TimeoutError with the reason; None waits for ever.
 
     >>> replay = ReplayBuffer(100, obs=1, action=(), seed=0)
     >>> limit = RateLimit(replay, samples_per_insert=4, min_size=2, tolerance=16, timeout=0.01)
@@ -63,7 +63,7 @@ class RateLimit:
         self.min_size = positive("min_size", min_size)
         self._counts = replay._traffic.numpy()
         self._largest = {"insert": replay.num_envs or 1, "sample": 1}
-        """The most rows that a call of each kind has had."""
+        """The largest number of rows in one call of each kind."""
         default = self.samples_per_insert * max(self.min_size, replay.num_envs or 1)
         self.tolerance = default if tolerance is None else _at_least("tolerance", tolerance, 0.0)
         self.timeout = None if timeout is None else _at_least("timeout", timeout, 0.0)
@@ -74,37 +74,37 @@ class RateLimit:
 
     @property
     def inserted(self) -> int:
-        """How many transitions were added."""
+        """The number of transitions added."""
         return int(self._counts[0])
 
     @property
     def sampled(self) -> int:
-        """How many rows were sampled."""
+        """The number of rows sampled."""
         return int(self._counts[1])
 
     def add(self, *args: Any, env_ids: Any = None, **fields: Any) -> None:
-        """`replay.add`, when it is its turn."""
+        """`replay.add`, as soon as the ratio allows it."""
         self._insert(lambda: self.replay.add(*args, env_ids=env_ids, **fields), env_ids)
 
     def add_step(self, *args: Any, env_ids: Any = None, **fields: Any) -> None:
-        """`replay.add_step`, when it is its turn."""
+        """`replay.add_step`, as soon as the ratio allows it."""
         self._insert(lambda: self.replay.add_step(*args, env_ids=env_ids, **fields), env_ids)
 
     def extend(self, batch: Any, *, env_ids: Any = None) -> None:
-        """`replay.extend`, when it is its turn."""
+        """`replay.extend`, as soon as the ratio allows it."""
         steps = len(batch["terminated"])
         self._insert(lambda: self.replay.extend(batch, env_ids=env_ids), env_ids, steps)
 
     def sample(
         self, batch_size: int, view: View | None = None, *, device: Any = None, out: TensorDict | None = None
     ) -> TensorDict:
-        """`replay.sample`, when it is its turn."""
+        """`replay.sample`, as soon as the ratio allows it."""
         check_size("sample", batch_size)
         take: Callable[[], TensorDict] = lambda: self.replay.sample(batch_size, view, device=device, out=out)  # noqa: E731
         return self._in_turn("sample", batch_size, take)
 
     def update_priority(self, index: Any, priority: Any) -> int:
-        """`replay.update_priority`, at once."""
+        """`replay.update_priority`; never waits."""
         return self.replay.update_priority(index, priority)
 
     def __len__(self) -> int:
@@ -140,7 +140,7 @@ class RateLimit:
             pause = min(2 * pause, _PAUSES[1])
 
     def waits_for(self, kind: Literal["insert", "sample"], rows: int) -> str | None:
-        """What an insert or a sample of so many rows would have to wait for now, in a sentence; None: nothing."""
+        """A sentence that says why an insert or a sample of `rows` rows would wait now; None if it would not wait."""
         stored = len(self.replay)
         if kind == "sample" and stored < self.min_size:
             return f"Sampling begins with {self.min_size} stored transitions, and there are {stored}: add more."
@@ -149,14 +149,14 @@ class RateLimit:
             f"{self.inserted} inserts and {self.sampled} samples, at {self.samples_per_insert:g} samples per insert"
         )
         if kind == "insert" and ahead + self.samples_per_insert * rows > self.tolerance:
-            # Until sampling may begin there is nobody to wait for.
+            # Until sampling may begin, inserts need not wait.
             return None if stored < self.min_size else f"Inserts are ahead ({counts}): sample more."
         if kind == "sample" and ahead - rows < -self.tolerance:
             return f"Samples are ahead ({counts}): add more."
         return None
 
     def _refuse_deadlock(self, kind: Literal["insert", "sample"], rows: int) -> None:
-        """Two calls that fit between the bounds only one at a time could each wait for the other."""
+        """Raise if the tolerance is so small that an insert and a sample could wait for each other."""
         largest = self._largest | {kind: rows}
         least = (self.samples_per_insert * largest["insert"] + largest["sample"]) / 2
         if self.tolerance < least:
@@ -171,5 +171,5 @@ def _at_least(where: str, number: Any, least: float, *, strictly: bool = False) 
     known = float(number) if isinstance(number, Real) and not isinstance(number, bool) else inf
     if not least <= known < inf or (strictly and known == least):
         expected = f"a finite number {'above' if strictly else 'of at least'} {least:g}"
-        raise SchemaError(explain(where, expected, repr(number), "Pass such a number."))
+        raise SchemaError(explain(where, expected, repr(number), f"Pass {expected}."))
     return known

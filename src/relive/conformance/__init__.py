@@ -1,6 +1,6 @@
-"""What a correct experience buffer does, asked of this library, of its peers, and of your own buffer.
+"""Tests of what a correct experience buffer does, for this library, for others, and for your own buffer.
 
-`relive conformance` runs the cases; `relive conformance my_package:MyBuffer` asks your own.
+`relive conformance` runs the cases; `relive conformance my_package:MyBuffer` tests your own buffer.
 """
 
 from relive.conformance.case import Case
@@ -13,5 +13,5 @@ __all__ = ["CASES", "Case", "Differs", "NotOffered", "Outcome", "Peer", "ReplayS
 
 
 def case(number: str) -> Case:
-    """The case of this number, "T1" to "T28"."""
+    """The case with this number, "T1" to "T28"."""
     return {found.number: found for found in CASES}[number]

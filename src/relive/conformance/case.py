@@ -1,4 +1,4 @@
-"""A case: a number, a sentence, what is expected, and a check that any adapter can be given to."""
+"""A case: a number, a sentence, the expected result, and a check that takes any adapter."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class Case:
 
     number: str
     title: str
-    """A few words, shown wherever the number is."""
+    """A few words, shown with the number everywhere."""
     sentence: str
     expected: str
     check: Check
-    """Returns if the peer passes, else raises `Differs` or `NotOffered`."""
+    """Returns if the peer passes, otherwise raises `Differs` or `NotOffered`."""
     misuse: bool = False
-    """It is about input that no documentation allows: few libraries promise anything there."""
+    """Whether the case passes input that no documentation allows; few libraries promise anything for it."""
 
     def __str__(self) -> str:
         return self.number
 
     @property
     def name(self) -> str:
-        """Its number and its title."""
+        """The number and the title."""
         return f"{self.number} {self.title}"
 
     def run(self, peer: Peer) -> Outcome:
-        """Ask one library; whatever it raises is what it says."""
+        """Test one library; an unexpected error of the library counts as a difference."""
         if reason := peer.notes.get(self.number):
             return Outcome(NOT_OFFERED, reason=reason)
         try:
@@ -53,14 +53,14 @@ class Case:
             return Outcome(DIFFERS, difference.expected, difference.got)
         except (KeyboardInterrupt, SystemExit):
             raise
-        # Native libraries raise what is no Exception, too.
+        # Native libraries also raise errors that are not an Exception.
         except BaseException as error:
             text = " ".join(str(error).split())
             return Outcome(DIFFERS, self.expected, f"{type(error).__name__}: {text[:160]}")
         return Outcome(PASSES)
 
     def require(self, subject: Any) -> bool:
-        """Raise `Differs` if the subject of `as_peer` does not pass; False says that it does not offer the case."""
+        """Raise `Differs` if the subject of `as_peer` does not pass; returns False if it does not offer the case."""
         from relive.conformance.target import as_peer  # noqa: PLC0415 (a target may be made of cases' own parts)
 
         outcome = self.run(as_peer(subject))
@@ -71,7 +71,7 @@ class Case:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Libraries that draw from global generators draw the same each time, and the caller's are left alone."""
+    """Seed the global generators, which some libraries draw from, and restore them afterwards."""
     numpy_state = np.random.get_state()  # noqa: NPY002 (kept and put back)
     python_state, torch_state = random.getstate(), torch.get_rng_state()
     try:

@@ -1,4 +1,4 @@
-"""What a case says about a library: it passes, it differs, or the library does not offer it."""
+"""The outcome of a case for a library: it passes, it differs, or the library does not offer it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 _SHOWN = 12
-"""Figures of an array that a person reads."""
+"""The most numbers of an array that are shown."""
 PASSES, DIFFERS, NOT_OFFERED = "pass", "differs", "not offered"
 
 
 class Differs(AssertionError):
-    """A case came out otherwise; `expected` and `got` are the figures."""
+    """The result differs; `expected` and `got` are the figures."""
 
     def __init__(self, expected: object, got: object) -> None:
         super().__init__(f"expected {expected}, got {got}")
@@ -22,29 +22,29 @@ class Differs(AssertionError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One cell of the table."""
+    """The outcome of one case for one library."""
 
     status: str
     expected: str = ""
     got: str = ""
     reason: str = ""
-    """Why it is not offered."""
+    """Why the library does not offer the case."""
     reproduction: str = ""
-    """Three lines that show the difference."""
+    """A few lines of code that show the difference."""
 
     def to_json(self) -> dict[str, str]:
-        """Only what is said."""
+        """The fields that are not empty."""
         return {name: text for name, text in asdict(self).items() if text}
 
 
 def require(holds: Any, expected: object, got: object) -> None:
-    """Raise `Differs` unless it holds."""
+    """Raise `Differs` unless a condition holds."""
     if not holds:
         raise Differs(expected, got)
 
 
 def same(what: str, got: Any, expected: Any, tolerance: float = 0.0) -> None:
-    """Raise `Differs` with the first figures that are not equal; axes of length 1 at the end are nobody's business."""
+    """Raise `Differs` with the first unequal figures; trailing axes of length 1 are ignored."""
     got, expected = np.asarray(got), np.asarray(expected)
     if got.size == expected.size:
         got = got.reshape(expected.shape)
@@ -58,7 +58,7 @@ def same(what: str, got: Any, expected: Any, tolerance: float = 0.0) -> None:
 
 
 def figures(array: Any) -> str:
-    """Numbers as a person writes them."""
+    """The numbers of an array as text."""
     array = np.asarray(array)
     if array.ndim == 0:
         return str(array) if array.dtype == bool else f"{array:g}"

@@ -1,4 +1,4 @@
-"""The result as one HTML page: light and dark, without a network, every difference with its figures."""
+"""The report as one HTML page, light and dark, that needs no network and shows the figures of every difference."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ shows what happens.</p>
 
 
 def page(report: Report) -> str:
-    """The whole page."""
+    """The HTML of the whole page."""
     return "\n".join(_page(report)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""A replay buffer under test, in one form whatever its adapter has."""
+"""A replay buffer under test, with one interface for all adapters."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from relive.conformance.peers.off_policy import Array, NotOffered, ReplayBatch, 
 T = TypeVar("T")
 
 BATCH = 32
-"""Rows of a batch, or fewer where fewer are stored: some libraries never draw more than they hold."""
+"""The rows of a batch, or fewer if fewer are stored: some libraries never draw more rows than they hold."""
 
 
 def offered(capability: T | None, what: str) -> T:
-    """The capability, or `NotOffered` that names it."""
+    """The capability; raises a `NotOffered` that names it if it is None."""
     if capability is None:
         raise NotOffered(f"no {what}")
     return capability
 
 
 class Probe:
-    """Adds, draws and asks; an adapter without `prepare` and `read` is given `Transitions` and gives our names."""
+    """Adds steps and draws rows; an adapter without `prepare` and `read` takes `Transitions` and returns our names."""
 
     def __init__(self, replay: Any) -> None:
         self.replay = replay
         self._prepare: Callable[[Transitions], Any] = getattr(replay, "prepare", _as_it_is)
         self._read: Callable[[Any], Any] = getattr(replay, "read", _as_it_is)
         self.native: Any = None
-        """The newest batch as the library gave it."""
+        """The newest batch in the library's own form."""
 
     def verb(self, name: str) -> Callable[..., Any]:
-        """A method that not every adapter has."""
+        """An optional method of the adapter; raises `NotOffered` if it is missing."""
         return offered(getattr(self.replay, name, None), f"`{name}`")
 
     def promise(self, name: str) -> Any:
-        """A class attribute of the adapter, None where it has none."""
+        """A class attribute of the adapter, or None."""
         return getattr(self.replay, name, None)
 
     def add(self, step: Transitions) -> None:
-        """One step of all environments."""
+        """Add one step of all environments."""
         self.replay.add(self._prepare(step))
 
     def add_all(self, steps: Iterable[Transitions]) -> Probe:
-        """Several, one after the other."""
+        """Add several steps, one after the other."""
         for step in steps:
             self.add(step)
         return self
 
     def add_raw(self, step: Transitions) -> None:
-        """One step, with nothing done to its shapes."""
+        """Add one step with its shapes unchanged."""
         self.replay.add(getattr(self.replay, "raw", self._prepare)(step))
 
     def sample(self, batch_size: int) -> ReplayBatch:
-        """One batch under our names, as arrays."""
+        """Draw one batch, as arrays under our names."""
         self.native = self.replay.sample(batch_size)
         read = self._read(self.native)
         named = read if isinstance(read, Mapping) else read._asdict()
@@ -64,7 +64,7 @@ class Probe:
         return ReplayBatch(**{name: np.asarray(array) for name, array in known.items()})
 
     def draw(self, count: int) -> ReplayBatch:
-        """At least so many rows, from as many batches as it takes."""
+        """Draw at least `count` rows, in several batches."""
         size = min(BATCH, self.stored)
         batches = [self.sample(size) for _ in range(-(-count // size))]
         for batch in batches:
@@ -74,7 +74,7 @@ class Probe:
 
     @property
     def stored(self) -> int:
-        """How many transitions can be drawn."""
+        """The number of transitions that can be drawn."""
         stored = getattr(self.replay, "stored", None)
         return len(self.replay) if stored is None else int(stored)
 

@@ -1,4 +1,4 @@
-"""Ask libraries all cases, and keep what they said: as data, as JSON, as one Markdown table."""
+"""Running the cases on libraries, and the report of their outcomes as data, as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from relive.conformance.peers.protocol import Peer
 from relive.conformance.reproductions import REPRODUCTIONS
 
 Progress = Callable[[str, str], None]
-"""Told the library and the case that is about to be asked."""
+"""A function that is called with the library and the case before each case."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one library said, by the numbers of the cases."""
+    """The outcomes of one library, by the number of the case."""
 
     name: str
     version: str
@@ -29,7 +29,7 @@ class Result:
 
     @property
     def differences(self) -> dict[str, Outcome]:
-        """The cases that came out otherwise."""
+        """The cases in which the library differs."""
         return {number: outcome for number, outcome in self.outcomes.items() if outcome.status == DIFFERS}
 
     def count(self, status: str) -> int:
@@ -39,22 +39,22 @@ class Result:
 
 @dataclass
 class Report:
-    """One table."""
+    """The results of several libraries."""
 
     results: list[Result] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
-    """Libraries that did not import, and why."""
+    """Libraries that could not be imported, each with the reason."""
     date: str = field(default_factory=lambda: datetime.date.today().isoformat())
     python: str = field(default_factory=platform.python_version)
 
     def add(self, other: Report) -> None:
-        """Take over what is not there yet: results of another interpreter."""
+        """Add the results of another interpreter for libraries that are missing here."""
         known = {result.name for result in self.results}
         self.results += [result for result in other.results if result.name not in known]
         self.missing = {name: why for name, why in self.missing.items() if name in other.missing}
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, with the sentences of the cases beside it."""
+        """The report as plain data, with the sentences of the cases."""
         return {
             "date": self.date,
             "python": self.python,
@@ -75,7 +75,7 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """What `to_json` gave, read again."""
+        """The report of `to_json`'s text."""
         read = json.loads(text)
         results = [
             Result(r["name"], r["version"], {number: Outcome(**said) for number, said in r["outcomes"].items()})
@@ -85,7 +85,7 @@ class Report:
 
 
 def ask(peer: Peer, cases: Sequence[Case] = CASES, progress: Progress | None = None, target: str = "") -> Result:
-    """All cases of one library; each difference gets its three lines."""
+    """Run the cases on one library; each difference gets its reproduction."""
     outcomes: dict[str, Outcome] = {}
     for case in cases:
         if progress is not None:
@@ -111,7 +111,7 @@ SYMBOLS = {PASSES: "✓", DIFFERS: "✗", NOT_OFFERED: "·"}
 
 
 def markdown(report: Report) -> str:
-    """The page of the kept result."""
+    """The report as a Markdown page."""
     return "\n".join(_markdown(report)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""An environment whose every number says where it comes from, and the transitions it must give."""
+"""An environment whose numbers say where they come from, and the transitions that it must give."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 Script = tuple[tuple[int, str], ...]
-"""The episodes of an environment: (length, "terminated" or "truncated" or "both"), one after the other, then again."""
+"""The episodes of an environment: (length, "terminated", "truncated" or "both"), played in turn again and again."""
 
 
 class Scripted(gym.Env[np.ndarray, Any]):
@@ -41,7 +41,7 @@ class Scripted(gym.Env[np.ndarray, Any]):
 
 
 class ScriptedDict(gym.ObservationWrapper[dict[str, Any], Any, np.ndarray]):
-    """The same with a dict observation that has a tuple in it."""
+    """The same environment with a dict observation that contains a tuple."""
 
     def __init__(self, env: Scripted) -> None:
         super().__init__(env)
@@ -64,17 +64,17 @@ class Transition:
 
 
 def act(obs: np.ndarray) -> np.ndarray:
-    """A policy that can be read off: action = 10·episode + step."""
+    """A policy whose actions are recognisable: action = 10·episode + step."""
     return (10 * obs[..., 1] + obs[..., 2]).astype(np.int64)
 
 
 def critic(obs: np.ndarray) -> np.ndarray:
-    """A value that no two observations share."""
+    """A different value for every observation."""
     return (obs @ np.array([7.0, 3.0, 0.5])).astype(np.float32)
 
 
 def transitions(env: int, script: Script, count: int) -> list[Transition]:
-    """What happens in one environment, by hand: no vector, no autoreset."""
+    """The transitions of one environment, stepped by hand without a vector environment or autoreset."""
     world, found = Scripted(env, script), []
     obs, _ = world.reset()
     while len(found) < count:
@@ -91,11 +91,11 @@ def vector(scripts: list[Script], mode: AutoresetMode) -> SyncVectorEnv:
 
 
 def step_and_reset(envs: Any, action: np.ndarray) -> tuple[Any, np.ndarray]:
-    """One step, and the observation to act on next; under DISABLED the ended environments are reset by hand."""
+    """One step, and the observation to act on next; under DISABLED it resets the ended environments."""
     step = envs.step(action)
     obs, ended = step[0], step[2] | step[3]
     if envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED and ended.any():
-        # The vector environment may hand out the memory that it is about to overwrite.
+        # The vector environment may return memory that it overwrites later.
         step = (obs.copy(), *step[1:])
         obs, _ = envs.reset(options={"reset_mask": ended})
     return step, obs

@@ -1,4 +1,4 @@
-"""Experience in which every number says where it comes from, and what must come out of it."""
+"""Stories: experience whose numbers say where they come from, and the batches that a buffer must give for it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from relive.conformance.outcome import Differs, figures, same
 from relive.conformance.peers.off_policy import Array, ReplayBatch, ReplayShape, Transitions
 
 Script = Sequence[tuple[int, str]]
-"""The episodes of an environment: (length, "terminated" or "truncated" or "open"), one after the other."""
+"""The episodes of an environment in order: (length, "terminated", "truncated" or "open")."""
 Row = tuple[int, int]
 """(environment, time)."""
 
 LEARNED = ("action", "reward", "terminated")
-"""What a learner reads beside observations."""
+"""The fields that a learner reads besides observations."""
 _APART = 1000
-"""Observations of environment n are numbered from n · 1000 on."""
+"""The observations of environment n are numbered from n · 1000."""
 
 
 @dataclass(frozen=True)
 class Story:
-    """What happened in some environments: `envs[n]` are the steps of environment n in the order of time."""
+    """The steps of several environments: `envs[n]` are those of environment n in time order."""
 
     envs: list[Transitions]
 
@@ -32,23 +32,23 @@ class Story:
         return min(len(env) for env in self.envs)
 
     def shape(self, capacity: int, seed: int | None = 0) -> ReplayShape:
-        """A buffer for it, of so many rows for each environment."""
+        """The shape of a buffer for this story, with `capacity` rows per environment."""
         obs = self.envs[0].obs
         shape = obs.shape[1:]
         return ReplayShape(capacity * len(self.envs), len(self.envs), shape, 1, obs.dtype.type, seed)
 
     def steps(self, start: int = 0, stop: int | None = None) -> Iterator[Transitions]:
-        """Steps of all environments, in arrays that nobody else has."""
+        """Yield steps of all environments, in newly allocated arrays."""
         for t in range(len(self))[start:stop]:
             yield self.at([(env, t) for env in range(len(self.envs))])
 
     def at(self, rows: Sequence[Row]) -> Transitions:
-        """These rows, copied."""
+        """A copy of these rows."""
         names = [field.name for field in fields(Transitions)]
         return Transitions(*(np.stack([getattr(self.envs[env], name)[t] for env, t in rows]) for name in names))
 
     def rows_of(self, obs: Array) -> list[Row]:
-        """Where these observations were seen; one that never was is a difference."""
+        """The rows of these observations; an unknown observation raises `Differs`."""
         found = [self._known.get(_key(o)) for o in np.asarray(obs)]
         if None in found:
             raise Differs("an observation that was added", figures(np.asarray(obs)[found.index(None)]))
@@ -59,7 +59,7 @@ class Story:
         return {_key(o): (n, t) for n, env in enumerate(self.envs) for t, o in enumerate(env.obs)}
 
     def last(self, row: Row, written: int) -> int:
-        """The time of the last step of this row's episode, or of the newest that was written."""
+        """The time of the last step of this row's episode, or of the newest written step."""
         env, t = row
         while t < written - 1 and not self.envs[env].ended[t]:
             t += 1
@@ -67,7 +67,7 @@ class Story:
 
 
 def told(*scripts: Script) -> Story:
-    """Environments that play these scripts: obs (x, −x) with a number x of its own, action 2x, reward 3x."""
+    """The story of environments that play these scripts: obs (x, −x) with a unique number x, action 2x, reward 3x."""
     return Story([_episodes(script, _APART * n + 1) for n, script in enumerate(scripts)])
 
 
@@ -89,7 +89,7 @@ def _transitions(x: Array, following: Array, terminated: Array, truncated: Array
 
 
 def scripts(random: np.random.Generator, num_envs: int, num_steps: int) -> list[Script]:
-    """Random episodes of at least so many steps in every environment."""
+    """Random episodes of at least `num_steps` steps in every environment."""
     found: list[Script] = []
     for _ in range(num_envs):
         script: list[tuple[int, str]] = []
@@ -100,7 +100,7 @@ def scripts(random: np.random.Generator, num_envs: int, num_steps: int) -> list[
 
 
 def same_transitions(batch: ReplayBatch, story: Story, names: Sequence[str] = LEARNED) -> list[Row]:
-    """Every drawn row is one that was added, with its own next observation and these fields."""
+    """Raise `Differs` unless every drawn row was added, with its next observation and fields; returns the rows."""
     rows = story.rows_of(batch.obs)
     expected = story.at(rows)
     for i, row in enumerate(rows):

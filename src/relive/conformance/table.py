@@ -1,4 +1,4 @@
-"""The result as a person reads it in a terminal."""
+"""The report in a terminal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from relive.errors import shown
 
 STYLES = {PASSES: "green", DIFFERS: "bold red", NOT_OFFERED: "dim"}
 _ABREAST = 10
-"""Cases beside each other: so many fit into 80 columns."""
+"""The number of cases side by side that fit in 80 columns."""
 
 
 def show(console: Console, report: Report, cases: Sequence[Case]) -> None:
-    """The table, then every difference with its figures, then what did not import."""
+    """Print the table, every difference with its figures, and the libraries that could not be imported."""
     for start in range(0, len(cases), _ABREAST):
         abreast = cases[start : start + _ABREAST]
         console.print(_matrix(report, abreast))

@@ -1,4 +1,4 @@
-"""A buffer under test: from `my_package:MyBuffer`, or from whatever a test has at hand, to a `Peer`."""
+"""The subject of a test, given as `my_package:MyBuffer` or as an object, as a `Peer`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REMEDY = "Pass a class with add, sample and __len__ (docs/conformance.md shows 
 
 
 def find(target: str) -> Peer:
-    """Import `module:attribute`, from the working directory, too."""
+    """Import `module:attribute`, also from the working directory."""
     module, colon, attribute = target.partition(":")
     if not (module and colon and attribute):
         raise ValueError(explain("conformance", "module:attribute", repr(target), _REMEDY))
@@ -28,7 +28,7 @@ def find(target: str) -> Peer:
 
 
 def as_peer(subject: Any) -> Peer:
-    """A `Peer` as it is; a function without arguments is called for one; anything else makes a replay buffer."""
+    """The `Peer` of a subject: a Peer, a function without arguments that makes one, or a replay buffer's class."""
     if isinstance(subject, Peer):
         return subject
     if not callable(subject):

@@ -1,4 +1,4 @@
-"""Datasets of other libraries: read into buffers, written from them."""
+"""Datasets of other libraries: reading them into buffers, and writing them from buffers."""
 
 from relive.datasets.minari import from_minari, to_minari
 

@@ -1,4 +1,4 @@
-"""HDF5 files from anybody: walked before they are read, so that nothing but their own bytes is ever returned."""
+"""A check of untrusted HDF5 files before they are read: all of their data must lie in the file itself."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from relive.errors import SchemaError, explain
 from relive.memory.space import available_bytes
 
 _DEEPEST = 64
-"""Groups inside each other."""
+"""The most groups inside each other."""
 
 
 def require_own_bytes(path: Path) -> None:
-    """A SchemaError unless all arrays of a file lie in it: no links, no external or virtual data, no cycles, no holes.
+    """Raise unless all arrays of a file lie in it: no links, no external or virtual data, no cycles, no missing bytes.
 
-    HDF5 follows each of these by itself: a dataset from somebody else could put any file of this machine into a buffer,
-    or claim an array of terabytes.
+    HDF5 follows links and external data by itself: an untrusted dataset could read any file of this machine into a
+    buffer, or claim an array of terabytes.
     """
     import h5py  # noqa: PLC0415 (an extra)
 
@@ -34,7 +34,7 @@ def require_own_bytes(path: Path) -> None:
 
 
 def _objects(h5py: Any, file: Any, path: Path, met: set[Any]) -> Iterator[tuple[str, Any]]:
-    """Every object below the root with its name, each once; anything but an ordinary tree is refused."""
+    """Yield (name, object) for every object below the root; raises if the objects do not form a tree."""
     groups: list[tuple[str, Any, int]] = [("", file, 0)]
     met.add(_address(h5py, file))
     while groups:
@@ -48,7 +48,7 @@ def _objects(h5py: Any, file: Any, path: Path, met: set[Any]) -> Iterator[tuple[
             found = group[key]
             address = _address(h5py, found)
             if address in met or depth == _DEEPEST:
-                raise _refused(where, "a tree", "an object that comes twice, or groups without end")
+                raise _refused(where, "a tree of objects", "an object met twice, or groups nested too deeply")
             met.add(address)
             yield name, found
             if isinstance(found, h5py.Group):
@@ -66,7 +66,7 @@ def _target(link: Any) -> str:
 
 def _require_bytes(where: str, dataset: Any, free: int | None) -> None:
     if dataset.is_virtual:
-        raise _refused(where, "data of its own", "a virtual dataset, which is put together from other files")
+        raise _refused(where, "data of its own", "a virtual dataset, which consists of other files")
     if dataset.external:
         raise _refused(where, "data of its own", f"external data in {dataset.external[0][0]!r}")
     if not dataset.shape or not math.prod(dataset.shape):
@@ -80,7 +80,7 @@ def _require_bytes(where: str, dataset: Any, free: int | None) -> None:
         chunks = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True))
         is_there = dataset.id.get_num_chunks() == chunks
     if not is_there:
-        got = f"a shape {dataset.shape} that fewer bytes are stored of"
+        got = f"shape {dataset.shape} with fewer stored bytes"
         raise _refused(where, f"{nbytes:,} bytes", got)
 
 

@@ -1,4 +1,4 @@
-"""One replay memory for many machines: named, sharded buffers in the processes of a Ray cluster."""
+"""A replay buffer for several machines, sharded over the processes of a Ray cluster."""
 
 from relive.errors import IncompatibleService, ShardUnavailable, explain
 

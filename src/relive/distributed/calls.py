@@ -1,4 +1,4 @@
-"""Calls to shards that always end in time: with a result, with what the shard raised, or as a shard unavailable."""
+"""Calls to shards that end in time: with a result, with the shard's error, or with ShardUnavailable."""
 
 from __future__ import annotations
 
@@ -12,42 +12,34 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskErr
 
 from relive.errors import ShardUnavailable, explain
 
-NAMESPACE = "relive"
-"""Names of services are looked for here, whatever job asks."""
-
 _PAUSE = 0.1
-"""Seconds between two attempts at a shard that is starting again."""
+"""Seconds between two attempts to call a shard that is restarting."""
 
 
 class Interrupted(Exception):
-    """The shard's process ended before it answered: nobody knows whether it has done what it was asked."""
-
-
-def actor_name(service: str, shard: int) -> str:
-    """What the process of a shard is called."""
-    return f"{service}/{shard}"
+    """The shard's process ended before it answered; it may or may not have done the work."""
 
 
 class Calls:
-    """The shards of one service, as one client reaches them."""
+    """One client's calls to the shards of a service."""
 
     def __init__(self, service: str, actors: list[Any], timeout: float) -> None:
         self._service, self._actors, self._timeout = service, actors, timeout
 
     def deadline(self) -> float:
-        """When a call that starts now has to end."""
+        """The time by which a call that starts now must end."""
         return time.monotonic() + self._timeout
 
     def start(self, shard: int, verb: str, *arguments: Any) -> Any:
-        """Ask, and do not wait."""
+        """Start a call, without waiting; returns the reference to its answer."""
         return getattr(self._actors[shard], verb).remote(*arguments)
 
     def is_answered(self, ref: Any) -> bool:
-        """Whether `fetch` would not wait."""
+        """Whether the answer is here, so that `fetch` would not wait."""
         return bool(ray.wait([ref], timeout=0)[0])
 
     def fetch(self, shard: int, ref: Any, deadline: float) -> Any:
-        """The answer to what was asked."""
+        """Wait for the answer of a call."""
         try:
             return ray.get(ref, timeout=max(deadline - time.monotonic(), 0.0))
         except GetTimeoutError:
@@ -57,18 +49,20 @@ class Calls:
             raise (cause if isinstance(cause, Exception) else error) from None
         except ActorDiedError:
             remedy = "Start the service again: it was closed, or had no checkpoint to restart from."
-            raise self._unavailable(shard, "a running process", "a dead one", remedy, retry=False) from None
+            raise self._unavailable(
+                shard, "a running process", "a process that has ended", remedy, retry=False
+            ) from None
         except RayError as error:
-            # Whoever asks again and again at a shard that keeps on dying comes past here.
+            # A shard that keeps dying interrupts every call, so the deadline must be checked here too.
             raise (Interrupted() if time.monotonic() < deadline else self.late(shard)) from error
 
     def ask(self, verb: str, arguments: Mapping[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
-        """Ask several shards at once (what may be asked twice), again if one starts anew meanwhile."""
+        """Call several shards at once, and repeat a call if its shard restarts: the call must be safe to repeat."""
         refs = {shard: self.start(shard, verb, *each) for shard, each in arguments.items()}
         return {shard: self._insist(shard, ref, deadline, verb, *arguments[shard]) for shard, ref in refs.items()}
 
     def ask_all(self, verb: str, deadline: float) -> list[Any]:
-        """Ask every shard the same."""
+        """Call every shard without arguments."""
         return list(self.ask(verb, dict.fromkeys(range(len(self._actors)), ()), deadline).values())
 
     def _insist(self, shard: int, ref: Any, deadline: float, verb: str, *arguments: Any) -> Any:
@@ -80,7 +74,7 @@ class Calls:
                 ref = self.start(shard, verb, *arguments)
 
     def late(self, shard: int) -> ShardUnavailable:
-        """What is raised when a shard has not answered in time."""
+        """The error for a shard that has not answered in time."""
         remedy = "Try again; the shard may be starting or busy."
         return self._unavailable(shard, f"an answer within {self._timeout:g} s", "no answer", remedy, retry=True)
 
@@ -89,12 +83,12 @@ class Calls:
         return ShardUnavailable(explain(where, expected, got, remedy), retry)
 
     def end(self) -> None:
-        """End the processes, and wait until they are gone; nobody starts them again."""
+        """End the processes for good, and wait until they are gone."""
         for actor in self._actors:
             ray.kill(actor)
         deadline = self.deadline()
         for shard in range(len(self._actors)):
-            with suppress(ShardUnavailable):  # what a process that is gone answers
+            with suppress(ShardUnavailable):  # raised by a process that is gone
                 while time.monotonic() < deadline:
                     self._insist(shard, self.start(shard, "plan"), deadline, "plan")
                     time.sleep(_PAUSE)

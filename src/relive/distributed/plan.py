@@ -1,4 +1,4 @@
-"""What a replay service is: its fields, its shards, and which environments are whose."""
+"""The plan of a replay service: its fields, its shards, and the environments of each shard."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 import relive
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import parse_autoreset
+from relive.fields.buffer_schemas import replay_schema
 from relive.fields.conversion import conform, dotted
 from relive.fields.schema import Field, Schema, config_of, declare, given_shape, positive
 from relive.memory import Memory
@@ -28,15 +29,15 @@ _HOST = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where the shards of a service save themselves, and how often: what a restarted shard goes on from.
+    """Where and how often the shards of a service save themselves; a restarted shard continues from its checkpoint.
 
-    A shard saves after a push when `seconds` have passed or `rows` steps have come, and when asked.
+    A shard saves after a push if `seconds` have passed or `rows` steps have come since its last save, and on `save()`.
 
     Args:
-        path: a folder, which on several machines all of them see.
-        seconds: time since the last save.
-        rows: steps since the last save; None does not count them.
-        keep: how many of the newest checkpoints stay.
+        path: a folder that all machines of the service can access.
+        seconds: the time between saves.
+        rows: the number of steps between saves; None does not count steps.
+        keep: the number of newest checkpoints to keep.
     """
 
     path: str | PathLike[str]
@@ -47,14 +48,14 @@ class Checkpoint:
     def __post_init__(self) -> None:
         if not isinstance(self.seconds, int | float) or not self.seconds > 0:
             raise SchemaError(
-                explain("Checkpoint.seconds", "a number above 0", repr(self.seconds), "Pass such a number.")
+                explain("Checkpoint.seconds", "a number above 0", repr(self.seconds), "Pass a number above 0.")
             )
         if self.rows is not None:
             positive("Checkpoint.rows", self.rows)
         positive("Checkpoint.keep", self.keep)
 
     def of_shard(self, shard: int) -> Path:
-        """The folder of one shard."""
+        """The folder of a shard."""
         return Path(fspath(self.path)).absolute() / f"shard-{shard}"
 
 
@@ -82,7 +83,7 @@ class Plan:
         if not isinstance(self.sampler, Uniform | Prioritized):
             remedy = "Pass one of these: other samplers cannot be split across shards."
             raise SchemaError(explain("sampler", "Uniform(…) or Prioritized(…)", repr(self.sampler), remedy))
-        self._make(self.capacity, self.num_envs, self.sampler, "meta")  # a buffer that keeps nothing refuses the rest
+        self._make(self.capacity, self.num_envs, self.sampler, "meta")  # a buffer without memory checks the rest
 
     def _make(self, capacity: int, num_envs: int, sampler: Sampler, device: Any, seed: int | None = None) -> Any:
         return ReplayBuffer(
@@ -100,24 +101,24 @@ class Plan:
 
     @cached_property
     def schema(self) -> Schema:
-        """The fields."""
-        return self._make(self.num_envs, self.num_envs, Uniform(), "meta")._schema
+        """The schema of the rows."""
+        return replay_schema(self.obs, self.action, self.reward, self.extra)
 
     @cached_property
-    def _given(self) -> list[tuple[str, Field]]:
+    def _fields(self) -> list[tuple[str, Field]]:
         return [
             (dotted(path), Field(given_shape(field), field.dtype))
             for path, field in zip(self.schema.paths, self.schema.fields, strict=True)
         ]
 
-    def fit(self, column: int, leaf: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
-        """What a caller gives for a leaf of the schema, as a tensor that fits it."""
-        name, field = self._given[column]
+    def convert(self, leaf_index: int, leaf: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
+        """A caller's value of a leaf as a tensor that fits its field [*lead, …]."""
+        name, field = self._fields[leaf_index]
         return conform(prefix + name, field, leaf, lead, _HOST)
 
     @cached_property
-    def firsts(self) -> np.ndarray:
-        """Each shard's first environment [S]; neighbours share a shard, so that one actor mostly writes to one."""
+    def first_envs(self) -> np.ndarray:
+        """The first environment of each shard [S]; neighbours share a shard, so that an actor mostly writes to one."""
         return np.arange(self.num_shards) * self.num_envs // self.num_shards
 
     def envs(self, shard: int) -> range:
@@ -126,12 +127,12 @@ class Plan:
         return range(first, stop)
 
     def shard_of(self, env: np.ndarray) -> np.ndarray:
-        """The shards of environments."""
-        return np.searchsorted(self.firsts, env, side="right") - 1
+        """The shards of environments `env` [k]."""
+        return np.searchsorted(self.first_envs, env, side="right") - 1
 
     @property
     def shard_sampler(self) -> Sampler:
-        """How one shard draws: as the whole, but weights are the client's business, who sees all shards."""
+        """The sampler of one shard: that of the service, without weights, which the client computes for all shards."""
         return replace(self.sampler, beta=0.0) if isinstance(self.sampler, Prioritized) else self.sampler
 
     def buffer(self, shard: int) -> ReplayBuffer:
@@ -142,33 +143,33 @@ class Plan:
 
     @property
     def memory(self) -> Memory:
-        """Where a shard keeps its rows: other processes of its machine can read them there, if that is possible."""
+        """The memory of a shard: shared with other processes of its machine, if the machine can."""
         return Memory.shared() if shares_memory() else Memory.of("cpu")
 
     def seed_of(self, part: int) -> int | None:
-        """The seed of a shard; `num_shards` stands for the client."""
+        """The seed of shard number `part`, or of the client if `part` is `num_shards`."""
         if self.seed is None:
             return None
         return int(np.random.SeedSequence([self.seed, part]).generate_state(1, np.uint64)[0] >> 1)
 
     def described(self) -> dict[str, Any]:
-        """The same as plain data, to be compared before anything else is believed."""
-        return {"relive": relive.__version__, **in_words({name: getattr(self, name) for name in _COMPARED})}
+        """The plan as plain data, which clients and restarted shards compare before they read anything else."""
+        return {"relive": relive.__version__, **plain_arguments({name: getattr(self, name) for name in _COMPARED})}
 
 
 _COMPARED = ("capacity", "num_envs", "num_shards", "obs", "action", "reward", "extra", "sampler", "autoreset")
 
 
-def in_words(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a service as plain data."""
+def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a service as plain data; raises if one is unknown."""
     unknown = set(arguments) - set(_COMPARED)
     if unknown:
         remedy = f"Pass only {', '.join(_COMPARED)}."
         raise SchemaError(explain("connect", "arguments of a service", sorted(unknown), remedy))
-    return {name: _in_words(name, value) for name, value in arguments.items()}
+    return {name: _plain(name, value) for name, value in arguments.items()}
 
 
-def _in_words(name: str, value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
     if name in ("obs", "action", "reward"):
         return config_of(declare(name, value))
     if name == "extra":
@@ -182,7 +183,7 @@ def _in_words(name: str, value: Any) -> Any:
 
 
 def difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """What two descriptions do not agree in, as a part of a sentence; empty if they do."""
+    """The differences of two descriptions, as part of a sentence; empty if they are equal."""
     return "; ".join(
         f"{name} {expected.get(name, 'nothing')!r} against {found.get(name, 'nothing')!r}"
         for name in {**expected, **found}

@@ -1,4 +1,4 @@
-"""One shard: a buffer in a process of its own, who has sent what to it, and when it was last saved."""
+"""A shard: a replay buffer in a process of its own, the position of each client's stream, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -12,62 +12,65 @@ import torch
 
 from relive.checkpoint import save
 from relive.checkpoint.loading import found
-from relive.distributed.block import Block, unpack, wired
-from relive.distributed.identity import ROWS, Identity
-from relive.distributed.near import Whereabouts
+from relive.distributed.block import Block, to_arrays, unpack
+from relive.distributed.client_reader import MemoryLocation
 from relive.distributed.plan import Plan, difference
-from relive.distributed.reading import Draw, Reading
+from relive.distributed.shard_ids import ROWS, ShardIds
+from relive.distributed.shard_reader import Draw, ShardReader
 from relive.errors import CheckpointError, IncompatibleCheckpoint, NoCheckpoint, SchemaError, explain
 from relive.memory.documents import Node
 from relive.memory.saved import MOST_OF_NOTE, Saved
-from relive.memory.shared import SharedRoom
+from relive.memory.shared import shares_memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View
 
 MOST_CLIENTS = 4096
-"""So many clients are remembered; of more, those that have been silent the longest are forgotten."""
+"""The most clients whose positions a shard remembers; it forgets those that have been silent the longest."""
 
 
 class Push(NamedTuple):
-    """A block of a client."""
+    """A block of a client, and its place in the client's stream."""
 
     position: int
-    """How many rows the client has sent before."""
+    """The number of rows that the client has sent before."""
     envs: np.ndarray
-    """Whose steps they are, numbered within the shard."""
+    """The environments of the block [k], numbered within the shard."""
     block: Block
     cut: np.ndarray
-    """Those of them that begin a new episode."""
+    """The environments whose rows begin a new episode, numbered within the shard."""
 
     @property
     def rows(self) -> int:
+        """The number of rows in the block."""
         return (len(self.block.leaves[0]) - 1) * len(self.envs)
 
     @property
     def end(self) -> int:
+        """The position after the block."""
         return self.position + self.rows
 
 
 class Ack(NamedTuple):
-    """What a shard has of a client, in rows since the client began."""
+    """A shard's answer to a client: how many rows of its stream the shard has."""
 
     applied: int
+    """Rows that the shard has."""
     durable: int
-    """A checkpoint has them too (where there is one to go on from)."""
+    """Rows that a restart of the shard would keep: those in a checkpoint, or all without checkpoints."""
     lost: int = 0
-    """Rows that a restart has undone and that the client cannot send again."""
+    """Rows that a restart has lost and that the client cannot send again."""
     refused: Exception | None = None
-    """Why a block was not taken."""
-    doubts: tuple[str, ...] = ()
-    """What looks like a mistake in what was taken, each once."""
+    """The error of a block that the buffer refused."""
+    warnings: tuple[str, ...] = ()
+    """Sentences about stored data that looks like a mistake."""
 
 
-class Shard(Reading):
-    """The environments `plan.envs(number)`. Everything goes on from the newest checkpoint, if there is one.
+class Shard(ShardReader):
+    """Keeps the rows of the environments `plan.envs(number)`, and continues from its newest checkpoint.
 
-    A client's rows come as a stream: every push says how many the client has sent before. What is there already is
-    passed over, and what does not follow is not taken; so a push may be repeated as often as needed. How far each
-    stream has come is saved in the same checkpoint as the rows.
+    A client's rows come as a stream: every push has its position in it. The shard skips blocks that it has and does not
+    take blocks that leave a gap, so that a push may be repeated. The position of each stream is saved in the same
+    checkpoint as the rows.
     """
 
     def __init__(self, plan: Plan, number: int) -> None:
@@ -76,9 +79,9 @@ class Shard(Reading):
         self._durable: dict[str, int] = {}
         self._counts = dict.fromkeys(("pushed", "duplicate", "sampled", "lost"), 0)
         self._failure: Exception | None = None
-        """Why there is no buffer. (A constructor that raises would take the reason with it.)"""
+        """Why the shard has no buffer; every call raises it. (Ray would hide the error of a constructor.)"""
         self._trouble: str | None = None
-        """Why the last save that nobody waited for has failed."""
+        """Why the last automatic save failed."""
         self._saved_at, self._unsaved, self._checkpoint = time.monotonic(), 0, 0
         try:
             self._start()
@@ -88,7 +91,7 @@ class Shard(Reading):
     def _start(self) -> None:
         plan, envs = self._plan, self._plan.envs(self._number)
         first = np.zeros((1, len(envs)), np.int64)
-        self._identity = Identity(envs, plan.num_envs, first, 0)
+        self._ids = ShardIds(envs, plan.num_envs, first, 0)
         self._made: ReplayBuffer = plan.buffer(self._number)
         if plan.checkpoint is None:
             return
@@ -96,11 +99,11 @@ class Shard(Reading):
             path = plan.checkpoint.of_shard(self._number)
             options = {"device": plan.memory, "capacity": None, "sampler": plan.shard_sampler}
             found(path, ReplayBuffer, None, options, accept=self._restore)
-        # Whoever starts after this one must know that it has lived, and given ids.
+        # The next start must know that this one was alive and issued ids.
         self.save()
 
     def _restore(self, buffer: Any, read: Saved) -> None:
-        """Go on from a checkpoint, if its note is one of this very shard."""
+        """Continue from a checkpoint; raises unless its note was written by this shard."""
         assert self._plan.checkpoint is not None
         path = self._plan.checkpoint.of_shard(self._number)
         if "note" not in read.values.value:
@@ -122,13 +125,13 @@ class Shard(Reading):
             got = positions.tolist()
             raise read.at("note.positions", got).wrong("a number of rows for each client, and each client once")
         rows = buffer.rows()
-        before = self._saved_identity(note, read, rows.stop)
+        before = self._saved_ids(note, read, rows.stop)
         self._applied = dict(zip(clients, positions.tolist(), strict=True))
         self._made = buffer
-        self._identity = before.reborn(rows.stop.numpy(), rows.first.numpy())
+        self._ids = before.restarted(rows.stop.numpy(), rows.first.numpy())
 
     def _require_own(self, buffer: Any, plan: Node) -> None:
-        """The buffer beside the note is the one that the note speaks of."""
+        """Raise unless the checkpoint's buffer is the one that its note describes."""
         own = self._made.config()
         found = buffer.config() if isinstance(buffer, ReplayBuffer) else {}
         free = ("device", "sampler", "listeners")
@@ -136,16 +139,16 @@ class Shard(Reading):
         if differs:
             raise plan.wrong(f"the buffer of this shard beside it, with {differs[0]} {own[differs[0]]}")
 
-    def _saved_identity(self, note: Node, read: Saved, head: torch.Tensor) -> Identity:
+    def _saved_ids(self, note: Node, read: Saved, head: torch.Tensor) -> ShardIds:
         envs, num_envs = self._plan.envs(self._number), self._plan.num_envs
         starts = read.shaped("note.starts", (range(1, MOST_OF_NOTE), len(envs)), torch.int64)
-        # Rows are below `ROWS`, and two more lives must have ids.
+        # Rows are below `ROWS`, and ids must remain for two more lives.
         life = note.entry("life").integer(len(starts) - 1, (1 << 63) // (ROWS * num_envs) - 3)
         if bool((starts < 0).any() | (starts.diff(dim=0) < 0).any() | (starts[-1] > head).any()):
             raise read.at("note.starts", starts.tolist()).wrong(
                 "the first rows of lives, in order, up to the newest row"
             )
-        return Identity(envs, num_envs, starts.numpy(), life)
+        return ShardIds(envs, num_envs, starts.numpy(), life)
 
     def _described(self) -> dict[str, Any]:
         return {**self._plan.described(), "shard": self._number}
@@ -160,37 +163,37 @@ class Shard(Reading):
     def _head(self) -> np.ndarray:
         return self._buffer.storage.heads.numpy()
 
-    # Who is there
+    # Description
 
     def hello(self) -> dict[str, Any]:
-        """Plain data, for those who do not know yet whether they understand anything else."""
+        """The plan as plain data, which a client of any version can read."""
         _ = self._buffer
         return self._plan.described()
 
     def plan(self) -> Plan:
-        """The whole description."""
+        """The plan of the service."""
         return self._plan
 
     # Writing
 
     def push(self, client: str, pushes: list[Push]) -> Ack:
-        """Blocks of a client, in order. One that the buffer refuses counts as sent, and the others are taken."""
+        """Store blocks of a client, in order. A block that the buffer refuses counts as sent; the rest are stored."""
         refused: Exception | None = None
-        doubts: list[str] = []
+        warnings: list[str] = []
         for push in pushes:
             if push.end <= self._applied.get(client, 0):
                 self._counts["duplicate"] += push.rows
             elif push.position == self._applied.get(client, 0):
                 self._advance(client, push.end)
                 try:
-                    doubts += self._write(push)
+                    warnings += self._write(push)
                 except Exception as error:
                     refused = refused or error
         self._save_if_due()
-        return self._ack(client)._replace(refused=refused, doubts=tuple(doubts))
+        return self._ack(client)._replace(refused=refused, warnings=tuple(warnings))
 
     def _write(self, push: Push) -> list[str]:
-        """Take a block; returns what looks like a mistake, for the client to say."""
+        """Store a block; returns sentences about data that looks like a mistake, for the client to warn with."""
         buffer = self._buffer
         steps = push.rows // len(push.envs)
         if int(self._head.max()) + 4 * steps >= ROWS:
@@ -199,16 +202,16 @@ class Shard(Reading):
         with buffer._lock:
             if len(push.cut):
                 buffer.cut(push.cut)
-            step = *unpack(buffer._schema, push.block), torch.as_tensor(np.array(push.envs)), steps
-            doubts = []
-            while (doubt := buffer._write(*step)) is not None:
-                doubts.append(doubt)
+            step = *unpack(self._plan.schema, push.block), torch.as_tensor(np.array(push.envs)), steps
+            warnings = []
+            while (message := buffer._write(*step)) is not None:
+                warnings.append(message)
         self._counts["pushed"] += push.rows
         self._unsaved += push.rows
-        return doubts
+        return warnings
 
     def resume(self, client: str, position: int, envs: np.ndarray) -> Ack:
-        """Go on with a client that has nothing before `position` any more; what is missing is lost to its episodes."""
+        """Continue with a client that keeps no block before `position`: missing rows are lost, and episodes cut."""
         lost = position - self._applied.get(client, 0)
         if lost <= 0:
             return self._ack(client)
@@ -228,35 +231,34 @@ class Shard(Reading):
         return Ack(applied, applied if self._plan.checkpoint is None else self._durable.get(client, 0))
 
     def clear(self) -> None:
-        """Forget every row, and do not remember them after a restart."""
+        """Remove every row, also from the checkpoint that a restart would continue from."""
         self._buffer.clear()
         if self._plan.checkpoint is not None:
             self.save()
 
-    # Reading by others
+    # Reading
 
-    def whereabouts(self) -> Whereabouts | None:
-        """Where other processes of this machine find the rows; None if they cannot."""
-        shared = isinstance(self._buffer.storage.memory.room, SharedRoom)
-        return Whereabouts(os.getpid(), self._buffer.handle(), self._identity) if shared else None
+    def memory_location(self) -> MemoryLocation | None:
+        """Where other processes of this machine find the rows; None if the memory is not shared."""
+        return MemoryLocation(os.getpid(), self._buffer.handle(), self._ids) if shares_memory() else None
 
     def draw(self, counts: list[int], view: View | None) -> list[Draw | None]:
-        """As arrays, which Ray hands over without a copy."""
+        """`ShardReader.draw` with leaves as arrays, which Ray passes on without a copy."""
         self._counts["sampled"] += sum(counts)
-        return [draw and draw._replace(leaves=wired(draw.leaves)) for draw in super().draw(counts, view)]
+        return [draw and draw._replace(leaves=to_arrays(draw.leaves)) for draw in super().draw(counts, view)]
 
     # Saving
 
     def save(self) -> int:
-        """Write a checkpoint of the rows, their priorities, and how far each client has come; returns its number."""
+        """Write a checkpoint of rows, priorities and each client's position; returns its number."""
         checkpoint = self._plan.checkpoint
         if checkpoint is None:
             raise SchemaError(
                 explain("save", "a service with a checkpoint", None, "Start the service with checkpoint=.")
             )
-        note = {"plan": self._described(), "life": self._identity.life, "clients": list(self._applied)}
+        note = {"plan": self._described(), "life": self._ids.life, "clients": list(self._applied)}
         positions = torch.tensor(list(self._applied.values()), dtype=torch.int64)
-        arrays = {"positions": positions, "starts": torch.from_numpy(self._identity.starts)}
+        arrays = {"positions": positions, "starts": torch.from_numpy(self._ids.starts)}
         path = checkpoint.of_shard(self._number)
         self._checkpoint = save(self._buffer, path, keep=checkpoint.keep, note=(note, arrays))
         self._durable = dict(self._applied)
@@ -271,18 +273,18 @@ class Shard(Reading):
         if enough or time.monotonic() - self._saved_at >= checkpoint.seconds:
             try:
                 self.save()
-            except CheckpointError as error:  # the rows are here, and the next save will try again
+            except CheckpointError as error:  # the rows are in memory, and the next save tries again
                 self._trouble = str(error)
                 self._saved_at, self._unsaved = time.monotonic(), 0
 
     def stats(self) -> dict[str, Any]:
-        """How it is."""
+        """Figures of this shard."""
         return {
             "rows": len(self._buffer),
             "nbytes": self._buffer.nbytes,
             **self._counts,
             "clients": len(self._applied),
-            "restarts": self._identity.life,
+            "restarts": self._ids.life,
             "checkpoint": self._checkpoint,
             "trouble": self._trouble,
             "pid": os.getpid(),

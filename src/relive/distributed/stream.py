@@ -1,4 +1,4 @@
-"""One client's rows on their way to one shard: in order, each once, and never more than memory allows."""
+"""The rows of one client on their way to one shard: in order, each once, and in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,62 +15,65 @@ from relive.distributed.shard import Ack, Push
 from relive.replay.chains import speak
 
 KEPT_BYTES = 64 << 20
-"""Blocks that the shard has but no checkpoint has yet are kept up to this size, to be sent again after a restart."""
+"""The most bytes of blocks kept to be sent again after a restart: the shard has them, but no checkpoint yet."""
 
 
 class Stream:
-    """Blocks are pushed without waiting, at most `max_pending` at once; then the shard's answer is waited for.
+    """Pushes blocks without waiting while fewer than `max_pending` are unconfirmed, then waits for the shard.
 
-    One call is under way at a time, and blocks that come meanwhile go together in the next one: the busier a shard is,
-    the fewer calls it gets for the same rows. A block is kept until a checkpoint has it, or until newer ones need the
-    room. When the shard has started again and has forgotten some, they are sent again; those that are not kept any more
-    are lost.
+    One call is under way at a time, and blocks that come meanwhile go together in the next call: the busier a shard is,
+    the fewer calls it gets for the same rows. A block is kept until a checkpoint contains it, or until newer blocks
+    need the memory. After a restart of the shard, kept blocks that it lacks are sent again; the rest are lost.
     """
 
     patience = 2e-3
-    """Seconds in which nobody asks whether a call was answered: asking costs, and blocks that wait go together."""
+    """Seconds after a call during which the stream does not ask for the answer: asking costs time, and waiting blocks
+    are sent together."""
 
     def __init__(self, calls: Calls, shard: int, client: str, max_pending: int) -> None:
         self._calls, self._shard, self._client, self._max_pending = calls, shard, client, max_pending
         self._position = 0
-        """How many rows were pushed."""
+        """The number of rows pushed."""
         self._kept: deque[Push] = deque()
-        """The shard has said that it has them; a checkpoint has not."""
-        self._flying: list[Push] = []
-        """Under way."""
+        """Blocks that the shard has confirmed, but that no checkpoint contains."""
+        self._sent: list[Push] = []
+        """Blocks of the call under way."""
         self._waiting: list[Push] = []
+        """Blocks for the next call."""
         self._answer: Any = None
-        """What the call under way will bring."""
+        """Ray's reference to the answer of the call under way."""
         self._asked = 0.0
+        """When the answer was last asked for."""
         self._envs: set[int] = set()
         self.lost = 0
+        """The number of rows that restarts have lost."""
 
     @property
     def pending(self) -> int:
-        """How many blocks the shard has not said to have."""
-        return len(self._flying) + len(self._waiting)
+        """The number of blocks that the shard has not confirmed."""
+        return len(self._sent) + len(self._waiting)
 
     def make_room(self, deadline: float) -> None:
-        """Wait until another block may be pushed. Raises before anything is accepted, so that it can be retried."""
+        """Wait until another block may be pushed. An error leaves the stream unchanged, so that a caller can retry."""
         if self._is_answered():
             self._settle(deadline)
         while self.pending >= self._max_pending:
             self._settle(deadline)
 
-    def go_on(self, deadline: float) -> None:
-        """Send what waits, if the call before has been answered: whoever has stopped pushing does not come past."""
+    def send_waiting(self, deadline: float) -> None:
+        """Send the waiting blocks if the last call was answered; without further pushes nothing else would."""
         if self._waiting and self._is_answered():
             self._settle(deadline)
 
     def _is_answered(self) -> bool:
         now = time.monotonic()
-        if not self._flying or now - self._asked <= self.patience:
+        if not self._sent or now - self._asked <= self.patience:
             return False
         self._asked = now
         return self._calls.is_answered(self._answer)
 
     def push(self, envs: np.ndarray, block: Block, cut: np.ndarray) -> None:
-        """Take a block, for which room was made."""
+        """Take a block, after `make_room`."""
         push = Push(self._position, envs, block, cut)
         self._position = push.end
         self._envs.update(envs.tolist())
@@ -78,7 +81,7 @@ class Stream:
         self._send()
 
     def flush(self, deadline: float) -> None:
-        """Wait until the shard has everything, also if it has started again since it said so."""
+        """Wait until the shard has every pushed block, also if it has restarted since it confirmed one."""
         self._settle_all(deadline)
         if self._kept:
             self._resume(deadline)
@@ -89,35 +92,35 @@ class Stream:
             self._settle(deadline)
 
     def _send(self) -> None:
-        if self._waiting and not self._flying:
+        if self._waiting and not self._sent:
             self._answer = self._calls.start(self._shard, "push", self._client, self._waiting)
             self._asked = time.monotonic()
-            self._flying, self._waiting = self._waiting, []
+            self._sent, self._waiting = self._waiting, []
 
     def _settle(self, deadline: float) -> None:
-        """Take in the answer to the call under way."""
+        """Wait for the answer to the call under way, and act on it."""
         try:
             ack: Ack = self._calls.fetch(self._shard, self._answer, deadline)
         except Interrupted:
             return self._resume(deadline)
-        if ack.applied < self._flying[-1].end:  # the shard has started again without what came before
+        if ack.applied < self._sent[-1].end:  # the shard has restarted without earlier blocks
             return self._resume(deadline)
-        self._kept.extend(self._flying)
-        self._flying = []
+        self._kept.extend(self._sent)
+        self._sent = []
         self._forget(ack)
         self._send()
-        for doubt in ack.doubts:
-            speak(doubt)
+        for message in ack.warnings:
+            speak(message)
         if ack.refused is not None:
             raise ack.refused
 
     def _resume(self, deadline: float) -> None:
-        """Agree with the shard on what it has, and send what it has not."""
-        pushes = [*self._kept, *self._flying, *self._waiting]
+        """Ask the shard which blocks it has, and send those that it lacks."""
+        pushes = [*self._kept, *self._sent, *self._waiting]
         arguments = self._client, pushes[0].position, np.array(sorted(self._envs), np.int64)
         ack: Ack = self._calls.ask("resume", {self._shard: arguments}, deadline)[self._shard]
         self._kept = deque(push for push in pushes if push.end <= ack.applied)
-        self._flying, self._waiting = [], [push for push in pushes if push.end > ack.applied]
+        self._sent, self._waiting = [], [push for push in pushes if push.end > ack.applied]
         self._forget(ack)
         self._send()
         if ack.lost:

@@ -1,4 +1,4 @@
-"""Steps one by one from an actor, sent to a service in blocks."""
+"""A writer that collects an actor's single steps and sends them to a service in blocks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from relive.distributed.sender import Sender
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import parse_autoreset, true_next_obs
 from relive.fields.schema import Schema, given_shape, positive
@@ -19,24 +20,25 @@ _HOST = torch.device("cpu")
 
 
 class Writer:
-    """The steps of some environments of a service, sent in blocks; `ReplayService.writer` makes one.
+    """Collects steps of some environments and sends them to a service in blocks; `ReplayService.writer` makes one.
 
-    A full block is sent when the next step comes, so that a call which raises has not taken its step, and may be
-    repeated. At the end of a `with` block what is left is sent, and waited for.
+    A full block is sent when the next step comes, so that a call that raises has not taken its step and may be
+    repeated. The end of a `with` block sends the remaining steps and waits until the service has them.
 
     Args:
-        service: where the steps go.
-        envs: the environments of this writer.
-        block: steps that are sent together.
+        service: the service.
+        sender: the sender of the service's client.
+        envs: the environments of this writer [k].
+        block: the number of steps that are sent together.
     """
 
-    def __init__(self, service: ReplayService, envs: torch.Tensor, block: int) -> None:
-        self._service, self._envs, self._count = service, envs, 0
+    def __init__(self, service: ReplayService, sender: Sender, envs: torch.Tensor, block: int) -> None:
+        self._service, self._sender, self._envs, self._count = service, sender, envs, 0
         self._schema: Schema = service.plan.schema
         self._autoreset = parse_autoreset(service.plan.autoreset)
         shapes = [(positive("block", block), len(envs), *given_shape(field)) for field in self._schema.fields]
-        self._columns = [torch.empty(s, dtype=f.dtype) for s, f in zip(shapes, self._schema.fields, strict=True)]
-        self._nexts = [torch.empty_like(self._columns[i]) for i in self._schema.columns["obs"]]
+        self._leaves = [torch.empty(s, dtype=f.dtype) for s, f in zip(shapes, self._schema.fields, strict=True)]
+        self._nexts = [torch.empty_like(self._leaves[i]) for i in self._schema.columns["obs"]]
 
     def add(
         self,
@@ -52,7 +54,7 @@ class Writer:
         self._take((obs, action, reward, terminated, truncated), self._schema.flatten("obs", next_obs), extra)
 
     def add_step(self, obs: Any, action: Any, step: tuple[Any, Any, Any, Any, Mapping[str, Any]], **extra: Any) -> None:
-        """Take one step as Gymnasium gave it: `step = env.step(action)`, taken in the state `obs`."""
+        """Take one step as Gymnasium returns it: `step = env.step(action)`, after the observation `obs`."""
         lead = (len(self._envs),)
         nexts, *rest = true_next_obs(step, self._autoreset, self._schema, lead, _HOST)
         self._take((obs, action, *rest), nexts, extra)
@@ -65,30 +67,30 @@ class Writer:
             raise SchemaError(explain("add", f"the further fields {sorted(names)}", sorted(extra), remedy))
         given = (*values, *(extra[name] for name in names))
         leaves = [leaf for name, value in zip(schema.names, given, strict=True) for leaf in schema.flatten(name, value)]
-        fit, lead = self._service.plan.fit, (len(self._envs),)
-        fitted = [fit(i, leaf, lead) for i, leaf in enumerate(leaves)]
-        following = [fit(i, leaf, lead, "next_") for i, leaf in zip(schema.columns["obs"], nexts, strict=True)]
-        if self._count == len(self._columns[0]):
+        convert, lead = self._service.plan.convert, (len(self._envs),)
+        converted = [convert(i, leaf, lead) for i, leaf in enumerate(leaves)]
+        following = [convert(i, leaf, lead, "next_") for i, leaf in zip(schema.columns["obs"], nexts, strict=True)]
+        if self._count == len(self._leaves[0]):
             self._push()
-        for column, leaf in zip((*self._columns, *self._nexts), (*fitted, *following), strict=True):
-            column[self._count] = leaf
+        for block, leaf in zip((*self._leaves, *self._nexts), (*converted, *following), strict=True):
+            block[self._count] = leaf
         self._count += 1
 
     def cut(self) -> None:
-        """The current episodes were abandoned: the coming observations start new ones."""
+        """End the current episodes, which were abandoned: the next observations start new ones."""
         self._push()
         self._service.cut(self._envs)
 
     def flush(self) -> None:
-        """Send what is left, and wait until the service has it."""
+        """Send the remaining steps, and wait until the service has them."""
         self._push()
         self._service.flush()
 
     def _push(self) -> None:
         if self._count:
             count = self._count
-            leaves, nexts = ([column[:count] for column in columns] for columns in (self._columns, self._nexts))
-            self._service._push(leaves, nexts, self._envs)
+            leaves, nexts = ([leaf[:count] for leaf in part] for part in (self._leaves, self._nexts))
+            self._sender.push(leaves, nexts, self._envs)
             self._count = 0
 
     def __enter__(self) -> Writer:

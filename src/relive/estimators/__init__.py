@@ -1,4 +1,4 @@
-"""Pure functions from rewards to learning targets. No gradient flows, and inputs stay as they are."""
+"""Pure functions from rewards to learning targets. No gradient flows, and inputs are not changed."""
 
 from relive.estimators.advantage import gae, vtrace
 from relive.estimators.group import group_advantage

@@ -24,15 +24,15 @@ def gae(
     Schulman et al., High-Dimensional Continuous Control Using Generalized Advantage Estimation, 2016.
 
     Args:
-        reward: [T], [T, N] or [T, N, …]; consequence of the action at t.
+        reward: [T], [T, N] or [T, N, …]; the consequence of the action at t.
         value: like reward; V of the observation at t.
         next_value: like reward; V of the observation that t led to, before any reset. Not read where terminated.
-        terminated: bool, like reward or its leading axes [T, N]; the episode ended for good. Wins over truncated.
-        truncated: bool, like terminated; the episode was cut: bootstrap from next_value, do not go on.
+        terminated: bool, like reward or its leading axes [T, N]; the episode ended. Takes precedence over truncated.
+        truncated: bool, like terminated; the episode was cut off: the step bootstraps from next_value.
         gamma: discount γ in [0, 1].
         lam: λ in [0, 1]; 0 is the TD error, 1 Monte-Carlo minus the value.
-        mask: bool, like terminated; False rows are no transitions: not read, 0 in both results, and the row before
-            bootstraps from its own next_value.
+        mask: bool, like terminated; rows where it is False are not transitions: they are not read and are 0 in both
+            results, and the row before bootstraps from its own next_value.
     """
     if not torch.compiler.is_compiling():
         native = kernels.native()
@@ -55,7 +55,7 @@ def vtrace(
     log_ratio: Tensor, reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, lam: float = 1.0, rho_bar: float = 1.0, c_bar: float = 1.0, mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """V-trace for data of an older policy: `advantage, return` of every step, each [T, N, …] like the reward.
+    """V-trace, for data of an older policy: `advantage, return` of every step, each [T, N, …] like the reward.
 
         ρ[t] = min(rho_bar, π/μ[t]),   c[t] = min(c_bar, π/μ[t])
         δ[t] = r[t] + γ (1 − terminated[t]) · next_value[t] − value[t]
@@ -63,19 +63,19 @@ def vtrace(
         return[t] = value[t] + E[t]                          the critic's target
         advantage[t] = ρ[t] · (δ[t] + γ λ (1 − ended[t]) · E[t+1])      for the policy gradient
 
-    With all ratios 1 both are those of `gae`. Espeholt et al., IMPALA, 2018.
+    With all ratios 1 both results equal those of `gae`. Espeholt et al., IMPALA, 2018.
 
     Args:
-        log_ratio: like reward; log π(a|s) − log μ(a|s), the learner's policy against the one that acted.
-        reward: [T], [T, N] or [T, N, …]; consequence of the action at t.
+        log_ratio: like reward; log π(a|s) − log μ(a|s), with π the learner's policy and μ the policy that acted.
+        reward: [T], [T, N] or [T, N, …]; the consequence of the action at t.
         value: like reward; as in `gae`.
         next_value: like reward; as in `gae`.
         terminated: bool, like reward or its leading axes [T, N]; as in `gae`.
         truncated: bool, like terminated; as in `gae`.
         gamma: discount γ in [0, 1].
         lam: λ in [0, 1].
-        rho_bar: bound of the ratio at the step itself, above 0; decides what the values converge to.
-        c_bar: bound of the ratio along the trace, above 0; decides how fast.
+        rho_bar: upper bound of the ratio at the step itself, above 0; decides which values the critic converges to.
+        c_bar: upper bound of the ratio along the trace, above 0; decides how fast the critic converges.
         mask: bool, like terminated; as in `gae`.
     """
     if not torch.compiler.is_compiling() and type(log_ratio) is Tensor and log_ratio.layout == torch.strided:

@@ -1,7 +1,7 @@
-"""What the estimators accept: tensors of one shape on one device, bool flags, numbers in range. Nothing is broadcast.
+"""Checks of the estimators' arguments: tensors of one shape on one device, bool flags, numbers in range.
 
-The native core takes exact fits without coming here. Everything else is checked and cast here once, or refused with the
-name of the argument.
+The native core takes arguments that fit exactly and skips this module. All other arguments are checked and cast here
+once, or refused by name. Nothing is broadcast.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from relive.errors import SchemaError, explain
 def conform(
     values: Mapping[str, Any], flags: Mapping[str, Any], mask: Any = None
 ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-    """The values in one float dtype, and the flags and the mask (or None) in the values' shape.
+    """The values in one float dtype, and the flags and the mask (or None) in the shape of the values.
 
-    The first of `values` sets shape and device. The dtype is float64 if any value's is, else float32.
+    The first value determines shape and device. The dtype is float64 if a value has it, otherwise float32.
     """
     first, like = next(iter(values.items()))
     _check_tensor(first, like)
@@ -43,6 +43,7 @@ def conform(
 
 
 def check_same_shape(name: str, tensor: Tensor, first: str, shape: torch.Size) -> None:
+    """Raise if a tensor does not have `shape`, the shape of the argument `first`."""
     if tensor.shape != shape:
         expected = f"shape {tuple(shape)} to match {first}"
         raise SchemaError(
@@ -51,7 +52,7 @@ def check_same_shape(name: str, tensor: Tensor, first: str, shape: torch.Size) -
 
 
 def number(name: str, value: Any) -> float:
-    """A Python or numpy number as a float; tensors are refused, since reading one waits for its device."""
+    """A Python or numpy number as a float; tensors are refused, because reading one waits for its device."""
     if isinstance(value, bool) or (not isinstance(value, (int, float)) and not isinstance(value, numbers.Real)):
         raise SchemaError(explain(name, "a number", _kind(value), "Pass a Python float."))
     try:
@@ -61,6 +62,7 @@ def number(name: str, value: Any) -> float:
 
 
 def fraction(name: str, value: Any) -> float:
+    """A number from 0 to 1 as a float."""
     checked = number(name, value)
     if not 0 <= checked <= 1:
         raise SchemaError(explain(name, "a number from 0 to 1", value, "Pass a discount inside that range."))
@@ -68,6 +70,7 @@ def fraction(name: str, value: Any) -> float:
 
 
 def positive(name: str, value: Any) -> float:
+    """A number above 0 as a float."""
     checked = number(name, value)
     if not checked > 0:
         raise SchemaError(explain(name, "a number above 0", value, "Pass math.inf for no bound."))
@@ -75,6 +78,7 @@ def positive(name: str, value: Any) -> float:
 
 
 def count(name: str, value: Any, *, least: int, remedy: str) -> int:
+    """An int of at least `least`."""
     if isinstance(value, bool) or (not isinstance(value, int) and not isinstance(value, numbers.Integral)):
         raise SchemaError(explain(name, f"an int of at least {least}", _kind(value), remedy))
     if value < least:
@@ -83,7 +87,7 @@ def count(name: str, value: Any, *, least: int, remedy: str) -> int:
 
 
 def _flag(name: str, flag: Any, first: str, like: Tensor) -> Tensor:
-    """The flag in the shape of `like`; one per step and environment counts for every agent behind them."""
+    """The flag in the shape of `like`; a flag [T, N] holds for every agent of its environment."""
     _check_tensor(name, flag)
     if flag.dtype != torch.bool:
         raise SchemaError(explain(name, "dtype torch.bool", flag.dtype, "Compare it, as in flag != 0."))
@@ -123,11 +127,11 @@ def _shape_remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
         return "Unsqueeze the last axis."
     if len(expected) > 1 and got == (expected[1], expected[0], *expected[2:]):
         return "Transpose it: time comes first."
-    return "Nothing is broadcast: pass one entry for each."
+    return "Nothing is broadcast: pass the expected shape."
 
 
 def _plain(value: Tensor) -> Tensor:
-    """The tensor with its values in memory, which a lazily negated one lacks, and without a gradient."""
+    """The tensor without a gradient, and with its negation written to memory if it was lazy."""
     return (value.detach() if value.requires_grad else value).resolve_neg()
 
 

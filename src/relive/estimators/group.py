@@ -1,4 +1,4 @@
-"""Advantages without a critic: every episode against the others of its group."""
+"""Advantages without a critic: every episode is compared with the other episodes of its group."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def group_advantage(
         advantage[t] = (R[t] − m[t]) / (s[t] + eps) · seq_mask[t]
 
     with m and s the mean and population standard deviation of R at t over the environments of the group that seq_mask
-    keeps. Agents behind the environments' axis are compared each for itself. Shao et al., DeepSeekMath, 2024.
+    keeps. Agents, on axes after N, are compared separately. Shao et al., DeepSeekMath, 2024.
 
-    A rollout learns from them without a critic; every term of the loss is weighed by seq_mask:
+    A rollout attaches the results and needs no critic; every term of the loss is weighted by seq_mask:
 
         done = rollout["terminated"] | rollout["truncated"]
         seq_return, seq_mask, advantage = group_advantage(rollout["reward"], done, group_size=8, mask=rollout["mask"])
@@ -36,13 +36,14 @@ def group_advantage(
 
     Args:
         reward: [T, N] or [T, N, …].
-        done: bool, like reward or its leading axes [T, N]; the episode ended with this step, which still counts. There
-            is no bootstrap.
-        group_size: environments that started alike, at least 2 and a divisor of N; they are neighbours.
+        done: bool, like reward or its leading axes [T, N]; this step, which still counts, ended the episode. There is
+            no bootstrap.
+        group_size: the number of neighbouring environments that started alike, at least 2 and a divisor of N.
         gamma: discount γ in [0, 1].
-        first_episode_only: count each environment up to its first end only.
-        eps: keeps groups of equal returns at 0.
-        mask: bool, like done; False rows are no transitions (those that only reset): not read, and 0 in every result.
+        first_episode_only: each environment counts only up to its first end.
+        eps: added to the deviation, so that groups of equal returns give 0.
+        mask: bool, like done; rows where it is False are not transitions (reset rows): they are not read, and are 0 in
+            every result.
     """
     gamma, eps = fraction("gamma", gamma), number("eps", eps)
     size = count("group_size", group_size, least=2, remedy="Pass how many neighbouring environments form a group.")
@@ -73,7 +74,7 @@ def group_advantage(
 
 
 def _standardize(return_: Tensor, mask: Tensor, eps: float) -> Tensor:
-    """Every group (the third axis) to mean 0 and deviation 1 over its unmasked members; the others are 0."""
+    """The returns with mean 0 and deviation 1 over each group's unmasked members (axis 2); masked members are 0."""
     masked = mask.logical_not()
     members = mask.sum(2, keepdim=True).clamp(min=1)
     # The largest member is subtracted first: equal members are then exactly 0, whatever their sum rounds to.

@@ -1,4 +1,4 @@
-"""What a step was worth: λ-returns, n-step returns and discounted (Monte-Carlo) returns."""
+"""Returns of every step: λ-returns, n-step returns and discounted (Monte-Carlo) returns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lambda_return(
 
         G[t] = r[t] + γ (1 − terminated[t]) · [(1 − λ) · next_value[t] + λ · G[t+1]]
 
-    where next_value[t] stands for G[t+1] at a truncated step, at the last row and before a masked row. λ = 0 is the
+    where next_value[t] replaces G[t+1] at a truncated step, at the last row and before a masked row. λ = 0 is the
     one-step target, λ = 1 Monte-Carlo. Sutton and Barto, Reinforcement Learning, 2018, chapter 12.
 
     Args:
@@ -41,7 +41,7 @@ def lambda_return(
             result = native.lambda_return(reward, next_value, terminated, truncated, mask, gamma, lam, None)
             if result is not None:
                 return result
-    return _return_of_any(
+    return _checked_return(
         "lambda_return",
         {"reward": reward, "next_value": next_value},
         {"terminated": terminated, "truncated": truncated},
@@ -55,7 +55,7 @@ def n_step_return(
     reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, n: int, mask: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Returns of n steps and a bootstrap, [T, N, …] like the reward.
+    """n-step returns with a bootstrap, [T, N, …] like the reward.
 
         G[t] = Σ_{i<k} γ^i r[t+i] + γ^k (1 − terminated[t+k−1]) · next_value[t+k−1]
 
@@ -69,7 +69,7 @@ def n_step_return(
         truncated: bool, like terminated; as in `gae`.
         mask: bool, like terminated; as in `gae`.
         gamma: discount γ in [0, 1].
-        n: steps to sum, at least 1.
+        n: the number of steps to sum, at least 1.
     """
     if not torch.compiler.is_compiling():
         native = kernels.native()
@@ -77,7 +77,7 @@ def n_step_return(
             result = native.n_step_return(reward, next_value, terminated, truncated, mask, gamma, n, None)
             if result is not None:
                 return result
-    return _return_of_any(
+    return _checked_return(
         "n_step_return",
         {"reward": reward, "next_value": next_value},
         {"terminated": terminated, "truncated": truncated},
@@ -87,7 +87,7 @@ def n_step_return(
 
 
 @torch.no_grad()
-def _return_of_any(
+def _checked_return(
     name: str, values: dict[str, Any], flags: dict[str, Any], mask: Any, settings: tuple[float, float | int]
 ) -> Tensor:
     conformed, bools, mask = conform(values, flags, mask)
@@ -103,10 +103,10 @@ def discounted_return(
 ) -> Tensor:  # fmt: skip
     """Monte-Carlo returns of every step, [T, N, …] like the reward: discounted rewards to the end of the episode.
 
-        G[t] = r[t] + γ (1 − terminated[t]) · (G[t+1], or what is known where the chain stops)
+        G[t] = r[t] + γ (1 − terminated[t]) · (G[t+1], or a bootstrap value where the chain stops)
 
-    Where an episode is truncated, `next_value` is known; without it a truncated step counts as an end worth 0. Where
-    the rollout stops inside an episode, `last_value` is known; without it `next_value[-1]`, and without that 0.
+    The bootstrap value of a truncated step is its `next_value`, or 0 without `next_value`. Where the rollout stops
+    inside an episode, it is `last_value`, otherwise `next_value[-1]`, otherwise 0.
 
     Args:
         reward: [T], [T, N] or [T, N, …].
@@ -114,8 +114,8 @@ def discounted_return(
         truncated: bool, like terminated; as in `gae`.
         mask: bool, like terminated; as in `gae`.
         gamma: discount γ in [0, 1].
-        last_value: [N, …], a reward without its time axis (a number when reward is [T]); V of the observation after the
-            last row, read where the last row is neither terminated nor truncated.
+        last_value: [N, …], the shape of reward without the time axis (a number if reward is [T]); V of the observation
+            after the last row, read where the last row is neither terminated nor truncated.
         next_value: like reward; read at truncated steps, at the last row and before a masked row only.
     """
     gamma = fraction("gamma", gamma)

@@ -1,4 +1,4 @@
-"""Numbers about numbers: advantages on one scale, and how much of the returns a critic explains."""
+"""Normalised advantages, and the share of the returns' variance that a critic explains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relive.estimators.arguments import conform, number
 
 @torch.no_grad()
 def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, correction: int = 1) -> Tensor:
-    """`x` with mean 0 and standard deviation 1 over all its entries, of any shape [T, N, …].
+    """`x` with mean 0 and standard deviation 1 over all its entries, in its shape [T, N, …].
 
         (x − mean) / (std + eps)
 
@@ -18,9 +18,9 @@ def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, corre
 
     Args:
         x: [T, N, …], or any other shape.
-        mask: bool, like x or its leading axes [T, N]; where it is False an entry is not counted and becomes 0.
+        mask: bool, like x or its leading axes [T, N]; entries where it is False do not count and become 0.
         eps: added to the deviation, so that equal entries become 0.
-        correction: 1 gives the unbiased deviation, 0 that of the population.
+        correction: 1 gives the unbiased deviation, 0 the deviation of the population.
     """
     eps = number("eps", eps)
     (x,), _, mask = conform({"x": x}, {}, mask)
@@ -30,16 +30,16 @@ def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, corre
 
 @torch.no_grad()
 def explained_variance(value: Tensor, return_: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """How much of the variance of the returns the values explain: a 0-d tensor, 1 at best, NaN for constant returns.
+    """The share of the returns' variance that the values explain []: 1 at best, NaN for constant returns.
 
         1 − Var(return − value) / Var(return)
 
-    0 is what any constant value reaches.
+    A constant value gives 0.
 
     Args:
-        value: [T, N, …]; what the critic said.
-        return_: like value; what it should have said.
-        mask: bool, like value or its leading axes [T, N]; which entries count.
+        value: [T, N, …]; the critic's predictions.
+        return_: like value; the returns that it should have predicted.
+        mask: bool, like value or its leading axes [T, N]; entries where it is False do not count.
     """
     (value, return_), _, mask = conform({"value": value, "return_": return_}, {}, mask)
     unexplained, total = (_centered(x, mask)[0].square().sum() for x in (return_ - value, return_))
@@ -47,7 +47,7 @@ def explained_variance(value: Tensor, return_: Tensor, *, mask: Tensor | None = 
 
 
 def _centered(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x minus its mean over the counted entries (0 elsewhere), and how many those are.
+    """x minus its mean over the counted entries (0 elsewhere), and the number of counted entries.
 
     The largest entry is subtracted first: equal entries then become exactly 0, whatever their sum rounds to.
     """

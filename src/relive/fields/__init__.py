@@ -1,1 +1,1 @@
-"""What a step is made of: declared fields, conversion of what a caller passes, and batches of what was stored."""
+"""The fields of a step: their declaration, the conversion of a caller's values, and the assembly of batches."""

@@ -1,4 +1,4 @@
-"""How an environment starts again after an end, and where the true final observation then is."""
+"""How an environment resets after an end, and where its true final observation is."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from relive.fields.schema import Declaration, Field, Schema, Tree, given_shape
 _FLAG, _NUMBER = Field((), torch.bool), Field((), torch.float64)
 
 FINAL_KEYS = ("final_obs", "final_observation")
-"""Where SAME_STEP environments put the observation before the reset; the second is the older name."""
+"""The keys of `info` under which SAME_STEP environments keep the observation before the reset; the second is older."""
 
 
 def parse_autoreset(mode: Any) -> AutoresetMode | None:
-    """An AutoresetMode, its name or its value; None says that the buffer is told everything."""
+    """The AutoresetMode that `mode` is, names or has as its value; None stays None."""
     if mode is None or isinstance(mode, AutoresetMode):
         return mode
     for known in AutoresetMode:
@@ -32,7 +32,7 @@ def parse_autoreset(mode: Any) -> AutoresetMode | None:
 
 
 def autoreset_of(env: Any) -> AutoresetMode:
-    """The mode of a Gymnasium environment; a single one is reset by its user unless a wrapper does it."""
+    """The autoreset mode of a Gymnasium environment; a single environment without a wrapper for it is DISABLED."""
     if is_vector(env):
         mode = parse_autoreset((getattr(env, "metadata", None) or {}).get("autoreset_mode"))
         if mode is None:
@@ -53,7 +53,7 @@ def autoreset_of(env: Any) -> AutoresetMode:
 
 
 class Settings(NamedTuple):
-    """What a buffer needs to know of an environment."""
+    """The arguments of a buffer that an environment determines."""
 
     obs: Declaration
     action: Declaration
@@ -64,7 +64,7 @@ class Settings(NamedTuple):
 def settings_of(
     env: Any, obs: Declaration | None, action: Declaration | None, autoreset: AutoresetMode | str | None
 ) -> Settings:
-    """What a Gymnasium environment says about its buffer, where the caller does not say otherwise."""
+    """The settings of a buffer for a Gymnasium environment; arguments that are not None take precedence."""
     vector = is_vector(env)
     return Settings(
         obs=obs if obs is not None else env.single_observation_space if vector else env.observation_space,
@@ -75,7 +75,7 @@ def settings_of(
 
 
 def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
-    """The five parts of what `env.step` returned, for a buffer that knows how the environment resets."""
+    """The five parts of `env.step`'s result; raises if the autoreset mode is unknown."""
     if mode is None:
         remedy = "Pass autoreset= to the buffer: NEXT_STEP, SAME_STEP or DISABLED."
         raise SchemaError(explain("autoreset", "the environment's autoreset mode, which add_step needs", None, remedy))
@@ -86,7 +86,7 @@ def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, A
 
 
 def refuse_reused(schema: Schema, obs: Any, next_obs: Any) -> None:
-    """An environment that steps in place has already overwritten the observation that it was given for."""
+    """Raise if `obs` and `next_obs` share memory: an environment that steps in place has overwritten `obs`."""
     if obs is not None:
         refuse_reused_leaves(schema, *(schema.flatten("obs", value) for value in (obs, next_obs)))
 
@@ -94,7 +94,7 @@ def refuse_reused(schema: Schema, obs: Any, next_obs: Any) -> None:
 def true_next_obs(
     step: Any, mode: AutoresetMode | None, schema: Schema, lead: tuple[int, ...], device: torch.device
 ) -> tuple[tuple[Any, ...], Any, Any, Any]:
-    """The leaves of the state that each step led to before any reset, and the step's reward and flags."""
+    """The leaves of the true next observation, before any reset, and the step's reward, terminated and truncated."""
     next_obs, reward, terminated, truncated, info = unpack_step(step, mode)
     leaves = schema.flatten("obs", next_obs)
     if mode is not AutoresetMode.SAME_STEP:
@@ -134,10 +134,10 @@ def is_vector(env: Any) -> bool:
 def final_rows(
     info: Mapping[str, Any], envs: list[int], schema: Schema, lead: tuple[int, ...], device: torch.device
 ) -> tuple[list[int], list[torch.Tensor]]:
-    """The final observations that `info` holds of the environments `envs`: which of them, and their leaves [K, …].
+    """The final observations in `info` of the environments `envs`: the K environments that have one, and leaves [K, …].
 
-    Met in the wild: an object array of one observation (array, dict or tuple) or None for each environment, and a
-    batched array or dict whose rows are valid where the mask `_final_obs` is true.
+    Two layouts are understood: an object array with an observation (array, dict or tuple) or None per environment, and
+    a batched array or dict whose rows are valid where the mask `_final_obs` is true.
     """
     info = info or {}
     key = next((key for key in FINAL_KEYS if key in info), None)
@@ -150,7 +150,7 @@ def final_rows(
         flags = as_tensor(f"info: _{key}", mask, there).tolist()
         known = [env for env in envs if env < len(flags) and flags[env]]
     if lead and _is_per_environment(finals):
-        each = {env: _of_environment(finals, env) for env in known}
+        each = {env: _entry(finals, env) for env in known}
         known = [env for env in known if each[env] is not None]
         leaves = [observation(schema, each[env], (), device) for env in known]
         return known, [torch.stack(group) for group in zip(*leaves, strict=True)]
@@ -160,10 +160,10 @@ def final_rows(
 def told_by_info(
     info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: torch.device, mode: AutoresetMode | None
 ) -> torch.Tensor | None:
-    """The numbers `name` that the info of a step has, float64 [N] and 0 where it says nothing; None where nobody does.
+    """The numbers under `name` in a step's info, float64 [N], 0 for environments without one; None without any.
 
-    SAME_STEP environments keep what belongs to an episode's last step in "final_info": a dict as the info itself, or an
-    object array of one dict or None for each environment. The rest of the info is then of the reset.
+    SAME_STEP environments keep the info of an episode's last step in "final_info": a dict like the info itself, or an
+    object array with a dict or None per environment. The rest of the info then belongs to the reset.
     """
     found = _numbers(info, name, lead, device)
     finals = info.get("final_info") if mode is AutoresetMode.SAME_STEP else None
@@ -193,16 +193,16 @@ def _numbers(info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: 
 
 
 def _without_masks(finals: Any, tree: Tree) -> Any:
-    """Batched dicts may carry a mask beside each entry; the mask of the whole says enough."""
+    """`finals` without the masks that batched dicts may have beside each entry: the mask of the whole dict suffices."""
     if not isinstance(finals, Mapping) or not isinstance(tree, dict):
         return finals
     return {key: _without_masks(finals[key], tree[key]) if key in tree else finals[key]
             for key in finals if key in tree or not key.startswith("_")}  # fmt: skip
 
 
-def _of_environment(finals: Any, env: int) -> Any:
+def _entry(finals: Any, env: int) -> Any:
     if isinstance(finals, Mapping):
-        parts = {key: _of_environment(value, env) for key, value in finals.items()}
+        parts = {key: _entry(value, env) for key, value in finals.items()}
         return None if any(part is None for part in parts.values()) else parts
     return finals[env] if env < len(finals) else None
 
@@ -222,12 +222,12 @@ def observation(
     rows: list[int] | None = None,
     prefix: str = "final_",
 ) -> list[torch.Tensor]:
-    """The leaves of an observation that no field is declared for (or of some of its rows), checked as any is."""
+    """The converted leaves of a final or next observation, or of its `rows`; `prefix` names it in errors."""
     return [
-        conform(prefix + dotted(schema.paths[i]), _whole(schema.fields[i]), leaf, lead, device, rows)
+        conform(prefix + dotted(schema.paths[i]), _unstacked(schema.fields[i]), leaf, lead, device, rows)
         for i, leaf in zip(schema.columns["obs"], schema.flatten("obs", value, f"{prefix}obs"), strict=True)
     ]
 
 
-def _whole(field: Field) -> Field:
+def _unstacked(field: Field) -> Field:
     return Field(given_shape(field), field.dtype)

@@ -1,4 +1,4 @@
-"""Flat leaves back into the TensorDict a caller reads."""
+"""Assembling batches: flat leaves become the TensorDict that a caller reads."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from relive.errors import SchemaError, explain
 from relive.fields.conversion import device_of
 from relive.fields.schema import Path, positive
 
-_LARGEST = 2**31 - 1
+_MOST_ROWS = 2**31 - 1
 
-# The public constructor checks every leaf's batch size again (4 µs); ours were made with it.
+# The public constructor checks every leaf's batch size again (4 µs); our leaves always have it.
 _unchecked: Any = getattr(TensorDict, "_new_unsafe", None)
 
 
 def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.Size], TensorDict]:
-    """`assemble` for many batches of the same paths."""
+    """A function that assembles many batches of the same paths faster than `assemble`."""
     if sum(map(len, paths)) > len(paths):
         return lambda leaves, batch_size: assemble(dict(zip(paths, leaves, strict=True)), batch_size)
     names = [path[0] for path in paths]
-    # Without strict=: a keyword costs as much as the pairs.
+    # Without strict=: the keyword costs as much as the loop over the pairs.
     return lambda leaves, batch_size: _level(dict(zip(names, leaves)), batch_size)  # noqa: B905
 
 
 def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> TensorDict:
-    """A TensorDict of `leaves`, nested where a path has several names."""
+    """The TensorDict of `leaves`, nested where a path has several names."""
     if sum(map(len, leaves)) == len(leaves):
         return _level({path[0]: leaf for path, leaf in leaves.items()}, batch_size)
     tree: dict[str, Any] = {}
@@ -54,7 +54,7 @@ def _level(tree: dict[str, Any], batch_size: torch.Size) -> TensorDict:
 
 
 def selected(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
-    """The leaves that `fields` names (whole names or paths to leaves), or all of them."""
+    """The leaves that `fields` selects by name or by path; all leaves if `fields` is None."""
     if fields is None:
         return leaves
     wanted = {(field,) if isinstance(field, str) else tuple(field) for field in fields}
@@ -71,7 +71,7 @@ def selected(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | No
 
 
 def fill(out: TensorDict, leaves: Mapping[Path, torch.Tensor]) -> TensorDict:
-    """Copy leaves into the caller's tensors, which must be the same ones in keys, shapes and dtypes."""
+    """Copy leaves into the caller's tensors, which must have the same keys, shapes and dtypes."""
     like = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()}
     targets = checked_targets(out, like, next(iter(leaves.values())).device)
     for target, leaf in zip(targets, leaves.values(), strict=True):
@@ -82,7 +82,7 @@ def fill(out: TensorDict, leaves: Mapping[Path, torch.Tensor]) -> TensorDict:
 def checked_targets(
     out: TensorDict, like: Mapping[Path, tuple[tuple[int, ...], torch.dtype]], device: torch.device
 ) -> list[torch.Tensor]:
-    """The tensors of `out` in the order of `like`, if they are just those."""
+    """The tensors of `out` in the order of `like`; raises if keys, shapes, dtypes or the device differ."""
     remedy = "Pass an earlier batch as out=."
     if not isinstance(out, TensorDictBase):
         raise SchemaError(explain("out", "a TensorDict", type(out).__name__, remedy))
@@ -104,7 +104,7 @@ def checked_targets(
 
 
 def check_destination(device: torch.device | str | None, out: TensorDict | None = None) -> torch.device | None:
-    """A batch goes into the caller's tensors or to another device, not both; returns that device."""
+    """The device to move a batch to, or None; raises if the caller passes both `device` and `out`."""
     if device is not None and out is not None:
         raise SchemaError(
             explain("out", "no device= together with out=", repr(device), "Move the filled batch yourself.")
@@ -113,15 +113,15 @@ def check_destination(device: torch.device | str | None, out: TensorDict | None 
 
 
 def check_size(where: str, batch_size: object) -> int:
-    """`batch_size`, if a batch may have it."""
-    if type(batch_size) is int and 0 < batch_size <= _LARGEST:
+    """`batch_size` as an int; raises if it is not a positive int or too large."""
+    if type(batch_size) is int and 0 < batch_size <= _MOST_ROWS:
         return batch_size
     size = positive(where, batch_size)
-    if size > _LARGEST:
-        raise SchemaError(explain(where, f"at most {_LARGEST} rows", size, "Pass a smaller batch_size."))
+    if size > _MOST_ROWS:
+        raise SchemaError(explain(where, f"at most {_MOST_ROWS} rows", size, "Pass a smaller batch_size."))
     return size
 
 
 def moved(batch: TensorDict, device: torch.device) -> TensorDict:
-    """The batch on another device; asynchronously, unless the host would read it before it is there."""
+    """The batch on `device`; the copy is asynchronous unless it goes to the host, which could read it too early."""
     return batch.to(device, non_blocking=device.type != "cpu")

@@ -1,4 +1,4 @@
-"""What a step has in each buffer, and the room that many of them take."""
+"""The schema of each kind of buffer, and the memory that its rows take."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from relive.fields.schema import (
 FLAG = Field((), torch.bool)
 
 OPTIONAL = ("value", "log_prob")
-"""Fields of a rollout that its steps may leave out, all of them alike."""
+"""Fields that the steps of a rollout may leave out, if all of its steps do."""
 
 MADE_BY_ROLLOUT = ("mask", "index", "is_first", "batch_sizes")
-"""What reading a rollout adds to a batch."""
+"""Fields that reading a rollout adds to a batch."""
 
-_TAKEN = ("obs", "action", "reward", "terminated", "truncated", "step", "self")
-_TAKEN_IN_ROLLOUT = (*_TAKEN, *MADE_BY_ROLLOUT, "value", "advantage", "return", "final_obs")
-_TAKEN_IN_REPLAY = (*_TAKEN, "next_obs", "mask", "index", "weight", "discount", "train", "is_first", "env_ids")
+_RESERVED = ("obs", "action", "reward", "terminated", "truncated", "step", "self")
+_RESERVED_IN_ROLLOUT = (*_RESERVED, *MADE_BY_ROLLOUT, "value", "advantage", "return", "final_obs")
+_RESERVED_IN_REPLAY = (*_RESERVED, "next_obs", "mask", "index", "weight", "discount", "train", "is_first", "env_ids")
 
 
 def rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mapping[str, Any]) -> Schema:
-    """The fields of a rollout's steps: seven that it always has, and the extra ones behind them."""
-    refuse_reserved(extra, _TAKEN_IN_ROLLOUT)
+    """The schema of a rollout's steps: seven fields that it always has, then the extra fields."""
+    refuse_reserved(extra, _RESERVED_IN_ROLLOUT)
     rewards, values = declare_real("reward", reward), declare_real("value", value)
     extra_trees = {name: unstacked(declare(f"extra.{name}", tree)) for name, tree in extra.items()}
     log_prob = extra_trees.pop("log_prob", rewards)
@@ -58,15 +58,15 @@ def rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mappin
 
 
 def agents_of(schema: Schema) -> list[tuple[Path, int, int]]:
-    """Each agent's path, and its columns of reward and value; none where rewards and values do not correspond."""
+    """Each agent's path and its leaf indices of reward and value; empty if rewards and values do not correspond."""
     reward, value = ({schema.paths[i][1:]: i for i in schema.columns[name]} for name in ("reward", "value"))
-    shapes = [{path: schema.fields[i].shape for path, i in columns.items()} for columns in (reward, value)]
+    shapes = [{path: schema.fields[i].shape for path, i in leaves.items()} for leaves in (reward, value)]
     return [(path, reward[path], value[path]) for path in value] if shapes[0] == shapes[1] else []
 
 
 def replay_schema(obs: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Schema:
-    """The fields of a replay buffer's rows: five that it always has, and the extra ones behind them."""
-    refuse_reserved(extra, _TAKEN_IN_REPLAY)
+    """The schema of a replay buffer's rows: five fields that it always has, then the extra fields."""
+    refuse_reserved(extra, _RESERVED_IN_REPLAY)
     return Schema(
         {
             "obs": declare("obs", obs),
@@ -80,7 +80,7 @@ def replay_schema(obs: Any, action: Any, reward: Any, extra: Mapping[str, Any]) 
 
 
 def check_replay(capacity: int, num_envs: int | None, next_obs: object, schema: Schema) -> None:
-    """Refuse rows that are no whole number an environment, and fields that cannot be kept in this way."""
+    """Raise if capacity is not divisible by num_envs, or if a field cannot be stored in a replay buffer."""
     if capacity % (num_envs or 1):
         remedy = f"Pass {capacity - capacity % (num_envs or 1) or num_envs}."
         raise SchemaError(explain("capacity", f"a multiple of num_envs={num_envs}", capacity, remedy))
@@ -94,7 +94,7 @@ def check_replay(capacity: int, num_envs: int | None, next_obs: object, schema: 
 
 
 def replay_nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -> int:
-    """What the rows of a replay buffer take, in bytes."""
+    """The bytes that the rows of a replay buffer take."""
     rows = capacity // num_envs
     slots = (rows if next_obs == "stored" else rows + schema.deepest_stack) * num_envs
     sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]

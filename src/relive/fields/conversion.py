@@ -1,7 +1,7 @@
-"""The border: whatever a caller passes becomes a tensor that fits its field exactly, or an error that says why not.
+"""Conversion: a caller's value becomes a tensor that fits its field exactly, or an error says why it cannot.
 
-The native core copies exact fits without coming here. What it does not take (lists, other dtypes, strided memory) is
-converted here, in one place for every buffer; inside, nothing is checked again.
+The native core copies values that fit exactly and skips this module. All other values (lists, other dtypes, strided
+memory) are converted here, in one place for every buffer; the code behind it checks nothing again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from relive.fields.schema import DTYPES, Field, Path, Schema
 
 _HOST = torch.device("cpu")
 _COMMON = {np.dtype(kind) for kind in (np.float32, np.float64, np.bool_)}
-"""What nearly every step consists of, and needs no second look."""
+"""The dtypes of nearly every step, which need no further checks."""
 
 
 def conform(
@@ -30,10 +30,10 @@ def conform(
     *,
     unit: str = "environments",
 ) -> torch.Tensor:
-    """`value` as a plain contiguous tensor of the field's dtype and of shape `lead + field.shape`.
+    """`value` as a plain contiguous tensor of the field's dtype [*lead, *field.shape].
 
-    A tensor must be on `device`; arrays and numbers live on the host and are moved to it. With `rows` only these rows
-    of the first axis are taken, and only they are cast.
+    A tensor must be on `device`; arrays and numbers live on the host and are moved to `device`. With `rows`, only these
+    rows of the first axis are taken and cast.
     """
     if value is None:
         raise SchemaError(explain(where, "a value", None, "Pass the field or stage it."))
@@ -47,15 +47,15 @@ def conform(
 
 
 def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
-    """`value` as a plain tensor of whatever dtype and shape it has: of `device`, or on the host."""
+    """`value` as a plain tensor of its own dtype and shape: on `device` if it is a tensor, otherwise on the host."""
     tensor = _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
     return true_flags(tensor)
 
 
 def true_flags(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, but of bools with bytes of 0 and 1. Memory that is merely called bool may hold others: true.
+    """The tensor, with every byte of a bool tensor 0 or 1: memory viewed as bool may hold other bytes, which mean true.
 
-    Another device is not asked: there bools are taken on trust.
+    Only tensors on the host are checked; reading another device would wait for it.
     """
     if tensor.dtype != torch.bool or tensor.device.type != "cpu" or not tensor.numel():
         return tensor
@@ -71,7 +71,7 @@ def device_of(device: Any) -> torch.device:
 
 
 def row_ids(index: Any, device: torch.device) -> torch.Tensor:
-    """The ids of rows [B], as a batch's "index" holds them."""
+    """The row ids `index` [B] as int64 on `device`."""
     ids = index
     plain = type(index) is torch.Tensor and index.layout == torch.strided
     if not plain or index.device != device or index.requires_grad:
@@ -79,7 +79,7 @@ def row_ids(index: Any, device: torch.device) -> torch.Tensor:
     if ids.ndim != 1 or ids.dtype != torch.int64:
         got = f"{ids.dtype} of shape {tuple(ids.shape)}"
         raise SchemaError(explain("index", "a vector of int64", got, "Pass batch['index']."))
-    # No numbers may lie at any stride, which the native core minds.
+    # An empty tensor may have arbitrary strides, which the native core rejects.
     return ids.contiguous() if len(ids) else ids.new_empty(0)
 
 
@@ -129,7 +129,7 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
 
 
 def environments(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:
-    """Which environments are meant: different ints below `num_envs`, as int64 on `device`."""
+    """The numbers of environments `env_ids`, distinct ints below `num_envs`, as int64 on `device`."""
     if num_envs is None:
         raise SchemaError(explain("env_ids", "None without num_envs", env_ids, "Make the buffer with num_envs=."))
     there = _HOST if isinstance(env_ids, torch.Tensor) and env_ids.is_cpu else device
@@ -142,7 +142,7 @@ def environments(env_ids: Any, num_envs: int | None, device: torch.device) -> to
 
 
 class Environments:
-    """`environments` for callers who name the same ones step after step: what was found right is remembered."""
+    """`environments` for callers that pass the same `env_ids` step after step: it remembers valid ones."""
 
     def __init__(self, num_envs: int | None, device: torch.device) -> None:
         self._num_envs, self._device = num_envs, device
@@ -150,29 +150,29 @@ class Environments:
 
     def __call__(self, env_ids: Any) -> torch.Tensor:
         key = _key(env_ids)
-        found = self._known.get(key)
-        if found is None:
-            found = environments(env_ids, self._num_envs, self._device)
+        envs = self._known.get(key)
+        if envs is None:
+            envs = environments(env_ids, self._num_envs, self._device)
             if key is not None and len(self._known) < _MOST_KNOWN:
-                self._known[key] = found
-        return found
+                self._known[key] = envs
+        return envs
 
 
 _MOST_KNOWN = 256
 
 
 def _key(env_ids: Any) -> Any:
-    """What tells sets of environments apart; None where that costs more than to look again."""
+    """A hashable key for `env_ids`; None where making one costs more than checking again."""
     if type(env_ids) is torch.Tensor:
         env_ids = host_view(env_ids)
     if type(env_ids) is np.ndarray and len(env_ids.shape) == 1:
         return env_ids.dtype.char, env_ids.tobytes()
-    # True is equal to 1, but is no number of an environment.
+    # True equals 1, but does not number an environment.
     return tuple(env_ids) if type(env_ids) is list and all(type(env) is int for env in env_ids) else None
 
 
 def forms(tensors: Any) -> Any:
-    """The names, shapes and dtypes of tensors in a dict, to be compared; of anything else, what it is."""
+    """The shape and dtype of each tensor in a dict, to compare two dicts; the type's name of anything else."""
     if not isinstance(tensors, Mapping):
         return type(tensors).__name__
     return {
@@ -182,8 +182,7 @@ def forms(tensors: Any) -> Any:
 
 
 def restored(where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Copies of a snapshot's tensors on the device of `like`, if they have just those names, shapes and dtypes."""
-
+    """Copies of a snapshot's tensors on the devices of `like`; raises if names, shapes or dtypes differ."""
     got = forms(snapshot)
     if got != forms(like):
         remedy = "Construct it with the arguments that the saved object had."
@@ -246,12 +245,12 @@ def overlaps(a: Any, b: Any) -> bool:
     first, second = host_view(a), host_view(b)
     if first is None or second is None:
         return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _extents_meet(a, b)
-    # By their extents, which is nearly always the answer, and only then byte by byte.
+    # The comparison of extents is cheap and nearly always decides; the exact test follows only if it does not.
     return np.may_share_memory(first, second) and np.shares_memory(first, second)
 
 
 def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[Any]) -> None:
-    """An observation and its next one in the same memory are one: the environment has overwritten the first."""
+    """Raise if an observation and its next one share memory: the environment has overwritten the first one."""
     for i, *pair in zip(schema.columns["obs"], obs, next_obs, strict=True):
         if overlaps(*pair):
             remedy = (
@@ -264,12 +263,12 @@ def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[
 
 
 def misplaced(where: str) -> SchemaError:
-    """What to say of memory that fits its field and cannot be read all the same."""
+    """The error for memory that fits its field but lies at an address that cannot be read."""
     return SchemaError(explain(where, "memory aligned to its dtype", "an odd address", "Pass a copy."))
 
 
 def host_view(value: Any) -> np.ndarray | None:
-    """The memory of an array, or of a tensor on the host, as an array; None where there is no such view."""
+    """The memory of an array or of a host tensor as an array; None if numpy cannot view it."""
     if isinstance(value, np.ndarray):
         return value
     plain = type(value) is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided
@@ -279,10 +278,10 @@ def host_view(value: Any) -> np.ndarray | None:
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor on the host as a tensor with a storage of its own, to be handed out.
+    """A tensor over the same host memory with a storage of its own, which callers may keep.
 
-    `share_memory_` and the queues of torch.multiprocessing move what they are given into shared memory and free what
-    was there. Of an alias they move a copy: the native core, which knows the memory by its address, keeps it.
+    `share_memory_` and the queues of torch.multiprocessing move a tensor's storage into shared memory and free the old
+    one. They move only the alias: the native core, which knows the memory by its address, keeps the original.
     """
     if tensor.device.type != "cpu" or not tensor.numel() or not tensor.is_contiguous():
         return tensor
@@ -291,7 +290,7 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def light(tensor: torch.Tensor) -> Any:
-    """A host tensor's memory as an array, which is quicker for few numbers; of other tensors the tensor itself."""
+    """A host tensor as an array, which is faster for few numbers; a tensor of another device unchanged."""
     view = host_view(tensor)
     return tensor if view is None else view
 
@@ -309,5 +308,5 @@ def _extent(x: torch.Tensor) -> int:
 
 
 def dotted(path: Path) -> str:
-    """A leaf's name in messages: `obs.camera`."""
+    """The name of a leaf in messages: `obs.camera`."""
     return ".".join(path)

@@ -1,4 +1,4 @@
-"""How objects show themselves: sizes in words, and the small tables that a notebook draws."""
+"""How objects are displayed: sizes with units, and the small tables that a notebook shows."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from html import escape
 
 from relive.fields.schema import Field, Schema, given_shape
 
-# Colours are inherited, some of them made fainter: that is right in a light notebook and in a dark one.
+# Text inherits the notebook's colour, and labels are fainter, so that tables suit light and dark notebooks.
 _BOX = "display:inline-block;max-width:100%;overflow-x:auto;font:13px/1.5 system-ui,sans-serif;text-align:left"
 _TABLE = "border-collapse:collapse;margin:6px 0;border:0;background:none;font-size:inherit"
 _CELL = "text-align:left;vertical-align:top;padding:1px 16px 1px 0;border:0;background:none;color:inherit"
 _FAINT = f"{_CELL};opacity:.65;font-weight:400"
 _MOST_ROWS = 40
-"""A longer table is cut, and says so."""
+"""Longer tables are cut and end with the number of hidden rows."""
 
 
 def size_told(nbytes: float) -> str:
-    """So many bytes, in a unit that leaves few digits."""
+    """A number of bytes with a unit that leaves few digits: `7.1 KiB`."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:,.1f} {unit}"
@@ -32,7 +32,7 @@ def card(
     rows: Sequence[Sequence[object]] = (),
     notes: Iterable[str] = (),
 ) -> str:
-    """HTML of a title, notes, facts (those that are not None) and a table. Whatever is given is shown as text.
+    """HTML of a title, notes, facts (without None values) and a table. All arguments are shown as text, not as HTML.
 
     >>> card("<b>", [("rows", 3), ("sampler", None)]).count("<b>")
     0
@@ -48,7 +48,7 @@ def card(
 
 
 def buffer_card(title: str, facts: Iterable[tuple[str, object]], schema: Schema) -> str:
-    """What a buffer shows in a notebook: facts that need no reading, and its fields."""
+    """HTML that a notebook shows for a buffer: facts that need no reading of rows, and its fields."""
     leaves = zip(schema.paths, schema.fields, strict=True)
     rows = [
         (".".join(path), given_shape(leaf), str(leaf.dtype).removeprefix("torch."), _kind(leaf))

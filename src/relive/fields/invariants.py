@@ -1,4 +1,4 @@
-"""The few forms in which invariants are stated; each raises an InvariantError that says what is not so."""
+"""Checks of invariants; each raises an InvariantError that says what was expected and found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relive.fields.schema import Path
 
 
 def require_all(holds: torch.Tensor, where: str, expected: object, got: torch.Tensor) -> None:
-    """Raise an InvariantError unless something holds everywhere; it names the first place, and the value there."""
+    """Raise unless a condition holds everywhere; the error names the first violation's place and value."""
     if not holds.all():
         place = (~holds).nonzero()[0].tolist()
         require(False, f"{where}{place or ''}", expected, got[tuple(place)].item())
@@ -21,7 +21,7 @@ def require_all(holds: torch.Tensor, where: str, expected: object, got: torch.Te
 def require_form(
     where: str, tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """A tensor is declared so."""
+    """Raise unless a tensor is contiguous and has this shape, dtype and device."""
     got = f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
     expected = f"{dtype} of shape {tuple(shape)} on {device}"
     require(got == expected, where, expected, got)
@@ -29,13 +29,13 @@ def require_form(
 
 
 def require_flags(where: str, flags: torch.Tensor) -> None:
-    """Every byte of a bool tensor is 0 or 1."""
+    """Raise unless every byte of a bool tensor is 0 or 1."""
     as_bytes = flags.view(torch.uint8)
     require_all(as_bytes <= 1, where, "a flag of 0 or 1", as_bytes)
 
 
 def require_addresses(paths: Iterable[Path], tensors: Iterable[torch.Tensor], addresses: Iterable[int]) -> None:
-    """Tensors are where the native core was told that they are."""
+    """Raise unless every tensor lies at the address that the native core knows."""
     for path, tensor, address in zip(paths, tensors, addresses, strict=True):
         there = tensor.data_ptr()
         require(
@@ -44,5 +44,5 @@ def require_addresses(paths: Iterable[Path], tensors: Iterable[torch.Tensor], ad
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype are the same bytes."""
+    """Whether two tensors of one shape and dtype have the same bytes."""
     return torch.equal(*(x.reshape(-1).view(torch.uint8) for x in (a, b)))

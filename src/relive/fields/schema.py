@@ -1,4 +1,4 @@
-"""What a step consists of: named, possibly nested fields, declared once. Nothing else lists their names."""
+"""The schema: named, possibly nested fields of a step, declared once. No other module lists their names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DTYPES: dict[torch.dtype, np.dtype | None] = {
     torch.complex64: np.dtype(np.complex64),
     torch.complex128: np.dtype(np.complex128),
 }
-"""The dtypes a field may have, with their numpy twins."""
+"""The dtypes that a field may have, with their numpy equivalents."""
 
 _PADS = ("repeat", "zero")
 _FROM_NUMPY = {twin: dtype for dtype, twin in DTYPES.items() if twin is not None}
@@ -46,8 +46,8 @@ class Field:
     """One leaf of one environment's step.
 
     Args:
-        shape: its shape in one environment, an int for one axis; one number by default.
-        dtype: its dtype, of torch or numpy.
+        shape: the shape in one environment, an int for one axis; one number by default.
+        dtype: a dtype of torch or numpy.
 
     >>> Field(3)
     Field(shape=(3,), dtype=torch.float32)
@@ -91,10 +91,10 @@ class Carry(Field):
     """A field that sequences return only at their start: the hidden state of a recurrent policy.
 
     Args:
-        shape: its shape in one environment, an int for one axis.
-        dtype: its dtype, of torch or numpy.
-        every: a rollout buffer keeps it only every so many steps of an episode. `every=16` for sequences of 16, 32, …
-            steps takes a sixteenth of the memory.
+        shape: the shape in one environment, an int for one axis.
+        dtype: a dtype of torch or numpy.
+        every: a rollout buffer keeps the field only every `every` steps of an episode. `every=16` for sequences of 16,
+            32, … steps takes a sixteenth of the memory.
     """
 
     every: int
@@ -126,9 +126,9 @@ class Stacked(Field):
 
     Args:
         field: one frame.
-        k: how many frames one observation has, at least 2.
-        axis: the axis of the observation along which they are stacked, oldest first.
-        pad: what stands before an episode's first frame: that frame again ("repeat") or zeros ("zero").
+        k: the number of frames in one observation, at least 2.
+        axis: the axis of the observation along which the frames are stacked, oldest first.
+        pad: the frames before an episode's first frame: that frame again ("repeat") or zeros ("zero").
 
     >>> Stacked(Field((84, 84), torch.uint8), 4)
     Stacked(shape=(84, 84), dtype=torch.uint8, k=4, axis=2, pad='repeat')
@@ -166,12 +166,12 @@ class Stacked(Field):
 
 
 def is_sparse(field: Field) -> bool:
-    """Whether a field is kept only every few steps."""
+    """Whether a field is stored only every few steps."""
     return isinstance(field, Carry) and field.every > 1
 
 
 def given_shape(field: Field) -> tuple[int, ...]:
-    """The shape that callers pass and receive: with its frames, for a stacked field."""
+    """The shape that callers pass and receive; of a stacked field, with the axis of its frames."""
     if not isinstance(field, Stacked):
         return field.shape
     return (*field.shape[: field.axis], field.k, *field.shape[field.axis :])
@@ -206,7 +206,10 @@ def _dtype(where: str, dtype: object) -> torch.dtype:
 
 
 def declare(where: str, declaration: object) -> Tree:
-    """Read one declaration: a Field, an int, a shape, a Gymnasium space, or a nested dict or tuple of these."""
+    """The field, or dict of fields, that a declaration means.
+
+    A declaration is a Field, an int, a shape, a Gymnasium space, or a nested dict or tuple of these.
+    """
     if isinstance(declaration, Field):
         return declaration
     if isinstance(declaration, gym.Space):
@@ -232,7 +235,7 @@ def declare(where: str, declaration: object) -> Tree:
 
 
 def declare_real(where: str, declaration: object) -> Tree:
-    """Read the declaration of a reward or a value: floating-point numbers, or a dict of agents that have them."""
+    """`declare` for a reward or a value: floating-point fields, one or a dict with one per agent."""
     tree = declare(where, declaration)
     for path, field in leaves_of((where,), tree):
         if not field.dtype.is_floating_point:
@@ -280,7 +283,7 @@ def _checked(name: str) -> str:
 
 
 class Schema:
-    """Names to trees of fields, and the flat order of their leaves that storage and kernels work in."""
+    """The declared fields by name, and the flat order of their leaves in which storage and kernels work."""
 
     def __init__(self, trees: Mapping[str, Tree]) -> None:
         self.trees = dict(trees)
@@ -288,14 +291,14 @@ class Schema:
         self.paths: tuple[Path, ...] = ()
         self.fields: tuple[Field, ...] = ()
         self.columns: dict[str, tuple[int, ...]] = {}
-        """Which leaves belong to a name."""
+        """The indices of each name's leaves."""
         for name, tree in self.trees.items():
             leaves = tuple(leaves_of((name,), tree))
             self.columns[name] = tuple(range(len(self.paths), len(self.paths) + len(leaves)))
             self.paths += tuple(path for path, _ in leaves)
             self.fields += tuple(field for _, field in leaves)
         self.is_flat = all(isinstance(tree, Field) for tree in self.trees.values())
-        """No name is nested: a step's values are its leaves."""
+        """Whether no field is nested, so that a step's values are its leaves."""
 
     def config(self) -> dict[str, Any]:
         """The declarations by name, as JSON."""
@@ -303,11 +306,11 @@ class Schema:
 
     @property
     def deepest_stack(self) -> int:
-        """How many frames the largest stack has; 1 where there is none."""
+        """The number of frames of the largest stack; 1 without stacked fields."""
         return max((field.k for field in self.fields if isinstance(field, Stacked)), default=1)
 
     def require(self, name: str) -> None:
-        """Refuse a name that was not declared."""
+        """Raise if `name` was not declared."""
         if name not in self.columns:
             declared = ", ".join(self.names)
             raise SchemaError(
@@ -315,9 +318,9 @@ class Schema:
             )
 
     def flatten(self, name: str, value: Any, where: str = "") -> tuple[Any, ...]:
-        """The leaves of one name's value; None stands for "not given" and stays None in every leaf.
+        """The leaves of the value of a field; None means "not given" and gives None for every leaf.
 
-        `where` is what messages call it, if not by its name.
+        Messages call the value `where`, by default `name`.
         """
         tree = self.trees[name]
         if isinstance(tree, Field):
@@ -328,7 +331,7 @@ class Schema:
 
 
 def leaves_of(path: Path, tree: Any) -> Iterable[tuple[Path, Any]]:
-    """Everything in a nested dict that is none itself, with its path."""
+    """Yield (path, leaf) for every value in nested dicts that is not a dict itself."""
     if not isinstance(tree, Mapping):
         yield path, tree
         return
@@ -337,7 +340,7 @@ def leaves_of(path: Path, tree: Any) -> Iterable[tuple[Path, Any]]:
 
 
 def named_leaves(name: str, tree: Any) -> list[tuple[Path, Any]]:
-    """`leaves_of` what a caller gives under a name of its own."""
+    """`leaves_of` a caller's value; raises if it is empty or has keys that are not strings."""
     leaves = list(leaves_of((name,), tree))
     if not leaves:
         raise SchemaError(explain(name, "at least one field", "an empty dict", "Leave it out."))
@@ -350,7 +353,9 @@ def named_leaves(name: str, tree: Any) -> list[tuple[Path, Any]]:
 def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
     if isinstance(tree, Field):
         if value is None:
-            raise SchemaError(explain(where, "a value", None, "Pass every leaf of the field, or none of them."))
+            raise SchemaError(
+                explain(where, "a value", None, "Pass every leaf of the field, or leave out the whole field.")
+            )
         yield value
         return
     parts = {str(i): part for i, part in enumerate(value)} if isinstance(value, tuple | list) else value
@@ -363,21 +368,21 @@ def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
 
 
 def positive(where: str, number: object) -> int:
-    """`number`, if it is a positive int."""
+    """`number` as an int; raises if it is not a positive int."""
     if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
         raise SchemaError(explain(where, "a positive int", repr(number), "Pass an int of at least 1."))
     return int(number)
 
 
 def refuse_reserved(extra: Mapping[str, object], reserved: Iterable[str]) -> None:
-    """Further fields may not have the names that the buffer itself gives."""
+    """Raise if an extra field has a name that the buffer itself uses."""
     for name in extra:
         if name in reserved:
             raise SchemaError(explain("extra", "names that are not reserved", repr(name), "Rename the field."))
 
 
 def refuse_sparse(schema: Schema, where: str, names: Iterable[str] | None = None) -> None:
-    """Fields that are kept only every few steps have no place among these names, or in the whole schema."""
+    """Raise if one of the fields `names` (by default every field) is stored only every few steps."""
     for name in schema.names if names is None else names:
         for column in schema.columns[name]:
             field = schema.fields[column]
@@ -388,7 +393,7 @@ def refuse_sparse(schema: Schema, where: str, names: Iterable[str] | None = None
 
 
 def unstacked(tree: Tree) -> Tree:
-    """The same with every stack as a plain field, for buffers that store stacks as they are."""
+    """`tree` with every stacked field as a plain field, for buffers that store whole stacks."""
     if isinstance(tree, dict):
         return {name: unstacked(child) for name, child in tree.items()}
     return Field(given_shape(tree), tree.dtype) if isinstance(tree, Stacked) else tree

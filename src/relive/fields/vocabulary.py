@@ -1,4 +1,4 @@
-"""The words of other libraries: a wrong keyword, method or field name is answered with the name it has here."""
+"""The vocabulary of other libraries: an error about their keyword, method or field name says what it is called here."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "seed": ("random_state", "rng", "generator"),
     "min_size": ("min_size_to_sample", "learning_starts"),
 }  # fmt: skip
-"""Our keyword, and what others call it."""
+"""Our keywords, each with its names in other libraries."""
 
 _PRIORITIZED = "Pass sampler=rl.Prioritized(alpha=…, beta=…)."
 _N_STEP = "Sample with a view: replay.sample(256, rl.NStep(n, gamma))."
@@ -79,7 +79,7 @@ _REMEDIES: Mapping[str, Mapping[str, str]] = {
         ("num_mini_batches", "num_minibatches", "n_minibatches", "mini_batches", "num_batches"), _BATCHES
     ),
 }
-"""Keywords without a counterpart, by class or function: what to do instead."""
+"""Keywords that have no counterpart here, by class or function, each with what to do instead."""
 
 _DONE = "terminated and truncated: a time limit is not a failure"
 _DONES = ("done", "dones", "episode_end", "is_done", "ended")
@@ -116,11 +116,11 @@ _METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "len": ("size", "pos", "full"),
     },
 }  # fmt: skip
-"""What other libraries call the methods of each class."""
+"""The methods of each class, each with its names in other libraries."""
 
 
 def answers(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a TypeError about an unknown keyword of `function` name the keyword that was meant."""
+    """`function` with a TypeError for unknown keywords that names the keyword that was meant."""
     parameters = inspect.signature(function).parameters
     where = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
@@ -140,13 +140,13 @@ def answers(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def worded(cls: C) -> C:
-    """A class whose constructor answers as `answers` says: for dataclasses, whose `__init__` is nowhere written."""
+    """`answers` for the constructor of a dataclass, whose `__init__` is generated."""
     cls.__init__ = answers(cls.__init__)
     return cls
 
 
 class _Elsewhere:
-    """An attribute that only other libraries have: it is missing, and the error names ours."""
+    """An attribute that only other libraries have: reading it raises an AttributeError that names ours."""
 
     def __init__(self, owner: str, name: str, ours: str) -> None:
         meant = "len(buffer)" if ours == "len" else f"{owner}.{ours}"
@@ -157,9 +157,9 @@ class _Elsewhere:
 
 
 def understands(cls: C) -> C:
-    """A class that answers to the method names of other libraries.
+    """The class, with an error for method names of other libraries that names our method.
 
-    Not by `__getattr__`, which makes every access to an attribute slower.
+    `__getattr__` would slow down every access to an attribute.
     """
     words = {word: name for name, words in _METHODS[cls.__name__].items() for word in words}
     names = {"__dir__": lambda self: [name for name in object.__dir__(self) if name not in words]}
@@ -170,7 +170,7 @@ def understands(cls: C) -> C:
 
 
 def meant_field(name: str, declared: Iterable[str]) -> str:
-    """What to do about a field `name` that was not declared: the name it has here, or how to declare it."""
+    """The remedy for a field `name` that was not declared: its name here, or how to declare it."""
     if name in _DONES:
         return f"Pass {_DONE}."
     known = _ours(name, tuple(declared))
@@ -197,5 +197,5 @@ def _ours(name: str, ours: Collection[str]) -> str | None:
 
 
 def _short(value: object) -> str:
-    """A number or a short name as it is written; otherwise only that there is a value."""
+    """The source text of a number or short string; an ellipsis for any other value."""
     return repr(value) if isinstance(value, bool | int | float | str) and len(repr(value)) <= 20 else "…"

@@ -1,4 +1,4 @@
-"""See what an agent learns from: any buffer, checkpoint or dataset as numbers, warnings in words, and a page."""
+"""Reports on the data that an agent learns from: figures, warnings and a page for any buffer, checkpoint or dataset."""
 
 from relive.inspector.report import Report, inspect
 

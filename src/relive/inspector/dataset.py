@@ -1,4 +1,4 @@
-"""A Minari dataset as a source: read episode by episode, never all at once."""
+"""A Minari dataset as a source of rows: read episode by episode, never all at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.datasets.minari import Episode, episodes_of
+from relive.datasets.minari.dataset import Episode, episodes_of
 from relive.errors import SchemaError
 from relive.fields.conversion import as_tensor
 from relive.fields.schema import Path, leaves_of
@@ -19,50 +19,54 @@ _FIELDS = ("obs", "action", "reward", "terminated", "truncated", "info")
 
 
 def source_of_dataset(dataset: Any) -> Source:
-    """The steps of all episodes, one behind the other."""
-    metadata = list(dataset.storage.get_episode_metadata(dataset.episode_indices))
-    found = [
-        (int(number), int(facts["total_steps"]))
-        for number, facts in zip(dataset.episode_indices, metadata, strict=True)
-        if facts["total_steps"]
-    ]
-    stops = np.cumsum([steps for _, steps in found], dtype=np.int64)
-    starts = np.concatenate([[0], stops[:-1]]).astype(np.int64) if found else stops
-    infos = _numeric(dataset, found[0][0]) if found else []
-    recent: dict[int, dict[Path, torch.Tensor]] = {}
-
-    def episode(at: int) -> dict[Path, torch.Tensor]:
-        if at not in recent:
-            recent.clear()
-            recent[at] = _leaves(next(episodes_of(dataset, infos, [found[at][0]])))
-        return recent[at]
-
-    def read(start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
-        at = int(np.searchsorted(stops, start, "right"))
-        first = int(starts[at])
-        return {path: episode(at)[path][start - first : stop - first] for path in paths}
-
+    """A source of the steps of all episodes, one episode after the other."""
+    reader = _EpisodeReader(dataset)
+    starts, stops = reader.starts, reader.stops
     columns: Columns = {}
-    if found:
-        columns = {path: (tuple(leaf.shape[1:]), leaf.dtype) for path, leaf in episode(0).items()}
-    everyone = np.ones(len(found), bool)
-    spans = Episodes(starts, stops, np.zeros(len(found), np.int64), everyone, ~everyone, np.arange(len(found)))
+    if len(starts):
+        columns = {path: (tuple(leaf.shape[1:]), leaf.dtype) for path, leaf in reader.episode(0).items()}
+    complete = np.ones(len(starts), bool)
+    spans = Episodes(starts, stops, np.zeros(len(starts), np.int64), complete, ~complete, np.arange(len(starts)))
     size = dataset.storage.metadata.get("dataset_size")
     about = {
         "kind": "MinariDataset",
         "id": dataset.id,
-        "rows": int(stops[-1]) if found else 0,
-        "episodes": len(found),
+        "rows": int(stops[-1]) if len(stops) else 0,
+        "episodes": len(starts),
         "bytes": None if size is None else round(1e6 * float(size)),
     }
-    return Source(
-        about,
-        about["rows"],
-        columns,
-        read,
-        episodes=spans,
-        stretches=list(zip(starts.tolist(), stops.tolist(), strict=True)),
-    )
+    stretches = list(zip(starts.tolist(), stops.tolist(), strict=True))
+    return Source(about, about["rows"], columns, reader.read, episodes=spans, stretches=stretches)
+
+
+class _EpisodeReader:
+    """Reads rows of a dataset's episodes, and keeps the last episode in memory."""
+
+    def __init__(self, dataset: Any) -> None:
+        metadata = dataset.storage.get_episode_metadata(dataset.episode_indices)
+        steps = {
+            int(number): int(facts["total_steps"])
+            for number, facts in zip(dataset.episode_indices, metadata, strict=True)
+            if facts["total_steps"]
+        }
+        self._dataset = dataset
+        self._numbers = list(steps)
+        self.stops = np.cumsum(list(steps.values()), dtype=np.int64)
+        self.starts = self.stops - np.array(list(steps.values()), np.int64)
+        self._infos = _numeric(dataset, self._numbers[0]) if steps else []
+        self._last: tuple[int, dict[Path, torch.Tensor]] | None = None
+
+    def episode(self, at: int) -> dict[Path, torch.Tensor]:
+        """The leaves [T, …] of an episode by its place."""
+        if self._last is None or self._last[0] != at:
+            self._last = at, _leaves(next(episodes_of(self._dataset, self._infos, [self._numbers[at]])))
+        return self._last[1]
+
+    def read(self, start: int, stop: int, paths: Iterable[Path]) -> dict[Path, torch.Tensor]:
+        """The leaves [B, …] of rows from `start` to `stop`, which lie in one episode."""
+        at = int(np.searchsorted(self.stops, start, "right"))
+        first = int(self.starts[at])
+        return {path: self.episode(at)[path][start - first : stop - first] for path in paths}
 
 
 def _leaves(episode: Episode) -> dict[Path, torch.Tensor]:
@@ -71,7 +75,7 @@ def _leaves(episode: Episode) -> dict[Path, torch.Tensor]:
 
 
 def _numeric(dataset: Any, number: int) -> list[str]:
-    """The infos of an episode that are numbers for each step: the others are no fields to look at."""
+    """The names of an episode's infos that are numbers per step; only these are shown as fields."""
 
     def is_numeric(name: str) -> bool:
         try:

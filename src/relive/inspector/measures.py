@@ -1,4 +1,4 @@
-"""Numbers about rows: what each field holds, how episodes went, which rows the sampler favours. All plain JSON."""
+"""Figures of a source as plain JSON: its fields, episodes, rewards, priorities and reuse."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from relive.fields.schema import Path
 from relive.inspector.source import ENDS, Episodes, Source
 
 READ_VALUES = 1 << 25
-"""Not many more numbers than these are read: where there are, rows are taken in evenly spaced stretches."""
+"""About the most numbers that are read; of larger sources, evenly spaced stretches of rows are read."""
 _STRETCHES = 32
 _KEPT_VALUES = 1 << 20
-"""So many values of a field are kept for its histogram."""
+"""The most values of a field that are kept for its histogram."""
 _MOST_DIMENSIONS = 64
-"""Of larger fields the numbers are told together, not one by one."""
+"""Fields with more numbers per row are measured as a whole, not number by number."""
 _BINS, _DISTINCT, _FEW, _CURVE = 30, 24, 10, 240
 _FLAGS = (("terminated",), ("truncated",))
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What is read of every row, whatever its size: reward (of all agents together) and flags [length]."""
+    """The reward (summed over agents) and the flags of every row [length], also of large sources."""
 
     reward: np.ndarray
     terminated: np.ndarray
@@ -35,18 +35,18 @@ class Steps:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found out, and what the page needs more of it."""
+    """The report, and the arrays that the page needs besides it."""
 
     report: dict[str, Any]
     steps: Steps | None
     returns: np.ndarray
-    """Of every episode [E]."""
+    """The return of every episode [E]."""
     ends: np.ndarray
-    """Which of `ENDS` each episode came to [E]."""
+    """The index in `ENDS` of how each episode stopped [E]."""
 
 
 def measure(source: Source) -> Measured:
-    """Read the rows once."""
+    """Read the rows once, and measure them."""
     fields = {path: _Numbers(math.prod(shape)) for path, (shape, _) in source.columns.items()}
     rewards = [path for path in source.columns if path[0] == "reward"]
     always = [*rewards, *(path for path in _FLAGS if path in source.columns)]
@@ -75,7 +75,7 @@ def measure(source: Source) -> Measured:
 
 
 def _plan(source: Source) -> list[tuple[int, int, bool]]:
-    """Stretches of rows, and which are read whole: all, or evenly spaced ones that fit into the budget."""
+    """Stretches of rows (start, stop, whether all fields are read): all, or evenly spaced ones within the budget."""
     row = max(sum(math.prod(shape) for shape, _ in source.columns.values()), 1)
     stretches = source.stretches
     if stretches is None:
@@ -86,14 +86,14 @@ def _plan(source: Source) -> list[tuple[int, int, bool]]:
 
 
 def _matrix(leaf: torch.Tensor) -> np.ndarray:
-    """Rows of numbers, float64 [B, D]."""
+    """A leaf [B, …] as float64 [B, D]."""
     if leaf.is_complex():
         leaf = leaf.abs()
     return leaf.reshape(len(leaf), -1).to(torch.float64).numpy()
 
 
 class _Numbers:
-    """What a field holds, one array [D] for each question; a sample of its rows for histograms."""
+    """Running figures of a field, an array [D] each, and a sample of its rows for histograms."""
 
     def __init__(self, size: int) -> None:
         self.rows = 0
@@ -101,12 +101,12 @@ class _Numbers:
         self.low, self.high = np.full(size, np.inf), np.full(size, -np.inf)
         self.finite = np.zeros(size, np.int64)
         self.shift: np.ndarray | None = None
-        """Near the mean, so that sums of squares keep their digits."""
+        """A value near the mean that is subtracted first, so that sums of squares keep their digits."""
         self.sum, self.squares = np.zeros(size), np.zeros(size)
         self.sample: list[np.ndarray] = []
 
     def take(self, block: np.ndarray, rows: int) -> None:
-        """Count further rows; `rows` are expected in all."""
+        """Add a block [B, D]; the field has `rows` rows in all."""
         good = np.isfinite(block)
         if not good.all():
             self.nan += np.isnan(block).sum(0)
@@ -127,11 +127,11 @@ class _Numbers:
 
     @property
     def values(self) -> np.ndarray:
-        """The kept rows [K, D]."""
+        """The sampled rows [K, D]."""
         return np.concatenate(self.sample) if self.sample else np.zeros((0, len(self.low)))
 
     def summary(self, at: slice) -> dict[str, Any]:
-        """The numbers of some dimensions together."""
+        """The figures of the dimensions `at` taken together."""
         finite = int(self.finite[at].sum())
         found = {"nan": int(self.nan[at].sum()), "infinite": int(self.infinite[at].sum())}
         if not finite or self.shift is None:
@@ -145,7 +145,7 @@ class _Numbers:
 
     @property
     def constant(self) -> np.ndarray:
-        """Which dimensions have one value in all of several rows [D]."""
+        """Whether each dimension has the same value in all rows, of at least two [D]."""
         return (self.low == self.high) & (self.finite == self.rows) & (self.rows > 1)
 
 
@@ -178,12 +178,12 @@ def _field(path: Path, shape: tuple[int, ...], dtype: torch.dtype, numbers: _Num
 
 
 def place(name: str, shape: tuple[int, ...], i: int) -> str:
-    """What the i-th number of a field is called: `obs[3]`, or `obs[1, 2]`."""
+    """The name of the i-th number of a field: `obs[3]`, or `obs[1, 2]`."""
     return f"{name}[{', '.join(map(str, np.unravel_index(i, shape)))}]" if shape else name
 
 
 def histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
-    """Counts of the finite values: of each where they are few or small whole numbers, else of bins between `edges`."""
+    """Counts of the finite values: per value if they are few or small whole numbers, otherwise per bin."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return None
@@ -195,7 +195,7 @@ def histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
     if len(distinct) <= _FEW and bool(np.isin(finite, distinct).all()):
         return {"values": distinct.tolist(), "counts": [int((finite == value).sum()) for value in distinct]}
     if not math.isfinite(high - low) or (high - low) / _BINS <= np.spacing(max(abs(low), abs(high))):
-        return None  # too far apart, or too close, for float64 to tell bins apart
+        return None  # float64 cannot tell the bins apart
     bins = min(_BINS, max(8, round(2 * math.sqrt(len(finite)))))
     counts, edges = np.histogram(finite, bins=bins, range=(low, high))
     return {"edges": edges.tolist(), "counts": counts.tolist()}
@@ -206,13 +206,13 @@ def histogram(values: np.ndarray) -> dict[str, list[Any]] | None:
 
 def _steps(rewards: list[Path], collected: dict[Path, list[np.ndarray]]) -> Steps:
     whole = {path: np.concatenate(blocks) for path, blocks in collected.items()}
-    # Several agents are one team: their rewards are added up, as the statistics of episodes do.
+    # Rewards of several agents are summed, as in EpisodeStats.
     reward = sum((whole[path].sum(1) for path in rewards), np.zeros(1))
     return Steps(reward, *(whole[path][:, 0] != 0 for path in _FLAGS))
 
 
 def _outcomes(episodes: Episodes | None, steps: Steps | None) -> tuple[np.ndarray, np.ndarray]:
-    """The return of every episode, and how it stopped."""
+    """The return of every episode [E], and the index in `ENDS` of how it stopped [E]."""
     if episodes is None or steps is None or not len(episodes):
         return np.zeros(0), np.zeros(0, np.int64)
     last = episodes.stop - 1
@@ -255,7 +255,7 @@ def _number(value: Any) -> float | None:
 
 
 def _curve(values: np.ndarray) -> dict[str, list[Any]] | None:
-    """A long series as few points: of each of at most so many bins its last place, mean, least and most."""
+    """A series in at most `_CURVE` bins: the last place, mean, minimum and maximum of each bin."""
     if not len(values):
         return None
     bins = np.array_split(values, min(len(values), _CURVE))
@@ -269,7 +269,7 @@ def _curve(values: np.ndarray) -> dict[str, list[Any]] | None:
 
 
 def _statistics(stats: Any) -> dict[str, Any]:
-    """What an EpisodeStats has counted, also of episodes that are no longer stored."""
+    """The figures of an EpisodeStats, which include episodes that are no longer stored."""
     window = {name: column.cpu().numpy() for name, column in stats.episodes().items()}
     count = len(window["return"])
     found: dict[str, Any] = {
@@ -302,7 +302,7 @@ def _reward(steps: Steps) -> dict[str, Any]:
 
 
 def _fit(fields: dict[Path, _Numbers]) -> float | None:
-    """How much of the variance of the returns the values explain, where a rollout has both."""
+    """The share of the returns' variance that the values explain; None unless a rollout has both."""
     if ("value",) not in fields or ("return",) not in fields:
         return None
     value, target = fields["value",].values, fields["return",].values

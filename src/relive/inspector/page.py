@@ -1,4 +1,4 @@
-"""The report as one self-contained page: no library, no network, and nothing in it is executed but its own script."""
+"""The report as one self-contained HTML page: no library, no network, and no script but its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UNORDERED_ROWS = 64
 
 
 def browsed(source: Source, found: Measured) -> dict[str, Any]:
-    """Episodes to step through: as many as a small file has room for, and how many there are."""
+    """The episodes that the page shows step by step, as many as fit in a small file, and their total number."""
     spans = _spans(source, found)
     series, left_out = _series(source)
     pictures = [path for path, (shape, dtype) in source.columns.items() if is_picture(shape, _name(dtype))]
@@ -59,7 +59,7 @@ def _name(dtype: Any) -> str:
 
 
 def _spans(source: Source, found: Measured) -> list[dict[str, Any]]:
-    """The episodes of interest: the newest, best, worst and longest, then evenly spaced ones; or stretches of rows."""
+    """The episodes to show: the newest, best, worst and longest, then evenly spaced ones; or stretches of rows."""
     episodes = source.episodes
     if episodes is None:
         size = min(_UNORDERED_ROWS, source.length)
@@ -91,7 +91,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _series(source: Source) -> tuple[list[tuple[FieldPath, int]], int]:
-    """Which numbers have a timeline, the telling ones first; and how many have none."""
+    """The numbers that have a timeline, the most telling first, and how many are left out."""
     rank = {name: i for i, name in enumerate(_FIRST)}
     told_apart = [path for path in source.columns if path[0] not in ("terminated", "truncated")]
     every = [
@@ -144,7 +144,7 @@ def _shown(source: Source, path: FieldPath, leaf: torch.Tensor) -> np.ndarray:
 
 
 def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | None) -> None:
-    """Write the page; whatever names and reasons a file has are data in it, never markup."""
+    """Write the page; names and texts from a file are data in it, never markup."""
     assets = files("relive.inspector").joinpath("assets")
     template, style, script = (
         assets.joinpath(name).read_text("utf-8") for name in ("page.html", "page.css", "page.js")
@@ -167,7 +167,7 @@ def write_page(path: Path, contents: dict[str, Any], episodes: dict[str, Any] | 
 
 
 def _told(contents: dict[str, Any]) -> dict[str, Any]:
-    """What the page says as the terminal and the warnings say it: no number is worded twice."""
+    """The texts that page, terminal and warnings share."""
     episodes, reward, priorities = contents["episodes"] or {}, contents["reward"], contents["priorities"]
     stats = episodes.get("stats")
     told: dict[str, Any] = {
@@ -192,6 +192,6 @@ def _hash(text: str) -> str:
 
 
 def _inert(data: Any) -> str:
-    """JSON that no parser of HTML sees a tag or a comment in."""
+    """JSON in which an HTML parser finds no tag and no comment."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)

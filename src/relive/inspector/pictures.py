@@ -1,4 +1,4 @@
-"""Image observations as small PNG strips, without an image library."""
+"""Image observations as small PNG files, written without an image library."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import zlib
 import numpy as np
 
 _LARGEST = 72
-"""The longer side of a shown frame, at most; larger frames are averaged down."""
+"""The most pixels of a frame's longer side; larger frames are averaged down."""
 _CHANNELS = 16
 _SMALLEST = 8
 
 
 def is_picture(shape: tuple[int, ...], dtype: str) -> bool:
-    """Whether rows of this form are looked at rather than plotted: bytes with height and width."""
+    """Whether a field of this shape and dtype is shown as an image: bytes with height and width."""
     sides = sorted(shape)[-2:]
     return dtype == "uint8" and 2 <= len(shape) <= 4 and sides[0] >= _SMALLEST
 
 
 def frame(row: np.ndarray) -> np.ndarray:
-    """The picture that a row shows, [H, W] grey or [H, W, 3]; of stacked frames the newest."""
+    """The image of a row, [H, W] grey or [H, W, 3]; of stacked frames the newest."""
     picture = row[..., -1] if row.ndim == 4 else row
     if picture.ndim == 3:
         if picture.shape[-1] > _CHANNELS or picture.shape[0] < picture.shape[-1]:
@@ -42,7 +42,7 @@ def png(picture: np.ndarray) -> bytes:
     """A picture [H, W] or [H, W, 3] of bytes as a PNG file."""
     height, width = picture.shape[:2]
     color = 2 if picture.ndim == 3 else 0
-    # Each line begins with its filter: 0, none.
+    # Each line begins with the number of its filter; 0 means unfiltered.
     lines = np.zeros((height, 1 + picture[0].size), np.uint8)
     lines[:, 1:] = picture.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, color, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""What a reader should know first, in words: a sentence for each thing that looks odd."""
+"""The warnings of a report: one sentence for each thing that looks odd."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from relive.replay.chains import Chains
 
 _FEW_EPISODES = 5
-"""Of fewer episodes no share is told."""
+"""With fewer episodes, warnings about shares of episodes are left out."""
 
 
 def remarks(report: dict[str, Any]) -> list[str]:
-    """Sentences, the gravest first."""
+    """The warnings for a report, the gravest first."""
     return [
         *_nothing(report),
         *_broken_numbers(report["fields"]),
@@ -29,7 +29,7 @@ def remarks(report: dict[str, Any]) -> list[str]:
 
 
 def percent(share: float) -> str:
-    """A share that does not round to all or nothing unless it is."""
+    """A share in percent; only 0 and 1 are shown as 0 % and 100 %."""
     text = f"{share:.0%}" if 0.01 <= share <= 0.99 or share in (0, 1) else f"{share:.1%}"
     if text == "100.0%" and share < 1:
         return "more than 99.9 %"
@@ -39,7 +39,7 @@ def percent(share: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """As few digits as tell what it is."""
+    """A number with few digits, and a dash for None."""
     if value is None:
         return "–"
     if value == int(value) and abs(value) < 1e15:
@@ -77,7 +77,7 @@ def _constants(fields: list[dict[str, Any]], read: dict[str, int]) -> Iterator[s
     rows = f"all {read['of']:,} rows" if read["rows"] == read["of"] else f"the {read['rows']:,} rows that were read"
     for field in fields:
         if field["name"].partition(".")[0] in ("reward", "terminated", "truncated", "round") or not field["constant"]:
-            continue  # told elsewhere, or not to be told
+            continue  # has a warning of its own, or needs none
         size = math.prod(field["shape"])
         still = [part["name"] for part in field["dimensions"] if part["constant"]] or [field["name"]]
         if field["constant"] == size:

@@ -1,4 +1,4 @@
-"""One look at a buffer: measured once, shown in the terminal, as JSON or as a page."""
+"""A report on a buffer: measured once, shown in the terminal, as JSON or as a page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relive.checkpoint.loading import look
-from relive.datasets.minari import dataset_folder, opened
+from relive.datasets.minari.dataset import dataset_folder, opened
 from relive.fields.display import card
 from relive.inspector.dataset import source_of_dataset
 from relive.inspector.measures import measure
@@ -22,26 +22,26 @@ from relive.statistics.episodes import EpisodeStats
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# rich is imported where something is shown: its own import draws from Python's global generator.
+# rich is imported only to show a report: its import draws from Python's global generator.
 
 
 class Report:
-    """What was found: `print(report)` shows it, `report.as_dict()` has the numbers, `report.warnings` the sentences."""
+    """A report: `print(report)` shows it, `report.as_dict()` returns its figures, `report.warnings` its warnings."""
 
     def __init__(self, contents: dict[str, Any]) -> None:
         self._contents = contents
 
     @property
     def warnings(self) -> list[str]:
-        """What looks odd, a sentence each."""
+        """A sentence for each thing that looks odd."""
         return list(self._contents["warnings"])
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON: dicts, lists, strings, finite numbers and None."""
+        """The report as plain data: dicts, lists, strings, finite numbers and None."""
         return json.loads(self.to_json())
 
     def to_json(self, indent: int | None = None) -> str:
-        """The same as text."""
+        """The report as JSON text."""
         return json.dumps(self._contents, indent=indent, allow_nan=False)
 
     def __rich__(self) -> RenderableType:
@@ -76,16 +76,16 @@ class Report:
 def inspect(
     buffer_or_path: Any, html: str | PathLike[str] | None = None, *, stats: EpisodeStats | None = None
 ) -> Report:
-    """Look at what is stored: episodes and how they end, every field, priorities, reuse, and what looks odd.
+    """Report on stored data: episodes and how they end, every field, priorities, reuse, and what looks odd.
 
-    Nothing is changed. Of large buffers fields are read in evenly spaced stretches, and the report says of how many
-    rows.
+    The data is not changed. Fields of large buffers are read in evenly spaced stretches, and the report says how many
+    rows it read.
 
     Args:
-        buffer_or_path: a buffer (of `relive.compat` too, where it has a core), the path of a checkpoint, a Minari
-            dataset or the path of one.
-        html: where to write the same as one self-contained page, with episodes to step through.
-        stats: statistics that are shown in place of the buffer's own.
+        buffer_or_path: a buffer (also of `relive.compat`, if it has a core), the path of a checkpoint, a Minari dataset
+            or its path.
+        html: a file to write the report to as one self-contained page, which also shows episodes step by step.
+        stats: statistics to show instead of the buffer's own.
 
     >>> from relive import ReplayBuffer
     >>> replay = ReplayBuffer(100, obs=2, action=())
@@ -125,7 +125,7 @@ def _source(thing: Any) -> Source:
 
 
 def _opened(thing: Any) -> tuple[Any, dict[str, Any]]:
-    """What a path leads to, and what the path says about it; anything else as it is."""
+    """The buffer or dataset at a path, and facts about the path; other objects unchanged."""
     if not isinstance(thing, str | PathLike):
         return getattr(thing, "core", getattr(thing, "_core", thing)), {}  # classes of relive.compat have one
     path = Path(thing)
@@ -136,6 +136,6 @@ def _opened(thing: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _saved(path: Path) -> str | None:
-    """When the newest checkpoint was written, as its file says."""
+    """When the newest checkpoint was written, by the time of its file."""
     times = [file.stat().st_mtime for file in path.glob("manifests/*.json")]
     return datetime.fromtimestamp(max(times)).astimezone().isoformat(" ", "seconds") if times else None

@@ -1,4 +1,4 @@
-"""What can be inspected, in one form: rows in the order of time, and where episodes lie among them."""
+"""Sources: buffers in the one form that the inspector reads, rows in time order and the episodes among them."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from relive.rollout.buffer import RolloutBuffer
 from relive.statistics.episodes import EpisodeStats
 
 ENDS = ("terminated", "truncated", "cut", "running")
-"""How an episode stops: it ended, a time limit struck, nobody went on with it, or it is not over."""
+"""How an episode stops: terminated, truncated by a time limit, cut without an end, or still running."""
 
 _ROUND = ("round",)
 
 Columns = dict[Path, tuple[tuple[int, ...], torch.dtype]]
-"""The shape and dtype of a row's leaves."""
+"""The shape and dtype of each leaf of a row."""
 
 Read = Callable[[int, int, Iterable[Path]], dict[Path, torch.Tensor]]
-"""The leaves [B, …] of the rows from one place to another, of these paths."""
+"""A function of start, stop and paths that returns the leaves [B, …] of these rows."""
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """Where episodes lie: arrays [E], in the order of rows."""
+    """The places of E episodes: arrays [E], in the order of rows."""
 
     start: np.ndarray
-    """The place of the first row."""
+    """The number of the first row."""
     stop: np.ndarray
     env: np.ndarray
     began: np.ndarray
-    """The first step of the episode is stored."""
+    """Whether the first step of the episode is stored."""
     is_open: np.ndarray
-    """A last step without an end is the newest one: the episode goes on."""
+    """Whether the last stored step is the newest of its environment, so that an episode without an end goes on."""
     time: np.ndarray
-    """Orders episodes of all environments by when they ended."""
+    """A number that orders the episodes of all environments by when they ended."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -55,7 +55,7 @@ class Source:
     """A buffer or a dataset as rows 0 to `length`, by environment and then by time."""
 
     about: dict[str, Any]
-    """Facts that need no reading, in the order they are told."""
+    """Facts that need no reading of rows, in the order of the report."""
     length: int
     columns: Columns
     read: Read
@@ -64,19 +64,19 @@ class Source:
     mass: torch.Tensor | None = None
     """The priorities of rows, to the power of alpha."""
     drawn: torch.Tensor | None = None
-    """How often rows were drawn."""
+    """How often each row was drawn."""
     reuse: dict[str, Any] = field(default_factory=dict)
-    """What the sampler knows of its draws."""
+    """The sampler's own figures about its draws."""
     stacks: dict[Path, int] = field(default_factory=dict)
-    """Along which axis of a row several frames are stacked, the newest last."""
+    """The axis of a row along which frames are stacked, the newest last."""
     chains: Chains = field(default_factory=Chains)
-    """How the steps are joined."""
+    """How many steps continue the step before."""
     stretches: list[tuple[int, int]] | None = None
-    """Rows that are read together, where not any would do."""
+    """Stretches of rows that are read together; None if any rows can be."""
 
 
 def source_of(thing: Any) -> Source:
-    """What is to be inspected, whatever it is; the caller holds its lock."""
+    """The source of a buffer; the caller holds the buffer's lock."""
     for kind, take in _KINDS.items():
         if isinstance(thing, kind):
             return take(thing)
@@ -159,7 +159,7 @@ def _replayed(replay: ReplayBuffer, ids: torch.Tensor, slots: torch.Tensor, star
 
 
 def _known_reuse(saved: dict[str, torch.Tensor], written: int) -> dict[str, Any]:
-    """What samplers keep anyway: how many rows were drawn in all, or how many an epoch has left."""
+    """The figures that every sampler keeps: how many rows were drawn in all, or how many an epoch has left."""
     known: dict[str, Any] = {}
     if "draws" in saved:
         known["draws"] = int(saved["draws"])

@@ -1,4 +1,4 @@
-"""The report as a terminal shows it."""
+"""The report in a terminal."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from relive.inspector.remarks import number, percent
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MOST_PARTS = 16
-"""So many dimensions of a field have lines of their own."""
+"""The most dimensions of a field that have lines of their own."""
 _NARROW = 12
-"""Blocks of a histogram beside five other columns: they fit into 80."""
+"""The width of a histogram in the table of fields, which then fits in 80 columns."""
 
 FACTS = {
     "kind": "kind",
@@ -44,7 +44,7 @@ FACTS = {
 
 
 def render(report: dict[str, Any]) -> RenderableType:
-    """Everything, the warnings first."""
+    """The whole report, the warnings first."""
     report = _shown(report)
     parts: list[RenderableType] = [_facts(report["source"])]
     for title, body in _sections(report):
@@ -53,7 +53,7 @@ def render(report: dict[str, Any]) -> RenderableType:
 
 
 def _shown(part: Any) -> Any:
-    """The same with names, ids and sentences that a terminal can show."""
+    """The report with the control characters of all names and texts escaped."""
     if isinstance(part, str):
         return shown(part)
     if isinstance(part, dict):
@@ -89,7 +89,7 @@ def _pairs(rows: Iterator[tuple[str, RenderableType]]) -> Table:
 
 
 def facts_told(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is known without reading, by its name."""
+    """Yield (title, text) for each fact that needs no reading of rows."""
     several = (source.get("num_envs") or 1) > 1
     for name, title in FACTS.items():
         value = source.get(name)
@@ -113,14 +113,14 @@ def _facts(source: dict[str, Any]) -> Table:
 
 
 def bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
-    """A histogram in one line of at most so many blocks; neighbours share one where there are more."""
+    """A histogram in one line of at most `width` blocks; neighbouring bins are merged if there are more."""
     if histogram is None:
         return ""
     counts = histogram["counts"]
     each = -(-len(counts) // width)
     counts = [sum(counts[start : start + each]) for start in range(0, len(counts), each)]
     most = max(counts) or 1
-    # What is there at all is seen.
+    # Rounded up: every count above 0 is visible.
     return "".join(_BLOCKS[min(-(-8 * count // most), 8)] for count in counts)
 
 
@@ -134,12 +134,12 @@ def _spread(moments: dict[str, Any]) -> Text:
 
 
 def share_told(count: int, of: int) -> str:
-    """A count and its share of all."""
+    """A count and its share: `3 (12 %)`."""
     return f"{count:,} ({percent(count / (of or 1))})"
 
 
 def ends_told(ends: dict[str, int], stopped: int) -> dict[str, str]:
-    """How many episodes stopped in each way, and their share of those that stopped: what still runs has none."""
+    """The number of episodes that stopped in each way, and their share of all stopped episodes."""
     known = {name: count for name, count in ends.items() if count}
     return {name: f"{count:,}" if name == "running" else share_told(count, stopped) for name, count in known.items()}
 
@@ -149,7 +149,7 @@ def _ends(ends: dict[str, int], stopped: int) -> str:
 
 
 def episodes_told(episodes: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """How many episodes are stored, what they were worth, how long they were and how they ended."""
+    """Yield (title, text) for the number of stored episodes, their returns, lengths and ends."""
     yield "stored", f"{episodes['count']:,}, {episodes['whole']:,} of them whole"
     if episodes["returns"] is not None:
         yield "returns", _spread_told(episodes["returns"])
@@ -241,7 +241,7 @@ def _reuse(reuse: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
 
 
 def reuse_told(reuse: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is known of how often rows were drawn, and what is not."""
+    """Yield (title, text) for how often rows were drawn, or that it was not counted."""
     if "draws" in reuse:
         each = "" if reuse["per_row"] is None else f", {number(round(reuse['per_row'], 2))} per row written"
         yield "drawn in total", f"{reuse['draws']:,} rows{each}"

@@ -18,7 +18,7 @@ from relive.errors import CheckpointError, InvariantError, SchemaError, explain
 from relive.fields.conversion import alias
 from relive.memory.device import Memory
 from relive.memory.documents import Node
-from relive.memory.saved import DTYPES, Arrays, Given, Saved, State, bytes_of, dtype_name
+from relive.memory.saved import DTYPES, Arrays, Given, Saved, State, bytes_of, dtype_name, memory_of
 
 _PARTS = ("arrays", "config", "rows", "values")
 _FREE = ("device", "fields", "listeners", "sampler")
@@ -178,10 +178,10 @@ def packed(arrays: Arrays) -> Packed:
 
 def unpacked(arrays: Packed) -> Arrays:
     """The arrays that `packed` was given."""
-    return {
-        name: torch.from_numpy(data.copy()).view(DTYPES[dtype]).view(shape)
-        for name, (dtype, shape, data) in arrays.items()
-    }
+    found = {name: torch.empty(shape, dtype=DTYPES[dtype]) for name, (dtype, shape, _) in arrays.items()}
+    for name, tensor in found.items():
+        memory_of(tensor)[:] = arrays[name][2].data
+    return found
 
 
 def _bytes(tensor: torch.Tensor) -> np.ndarray:

@@ -11,12 +11,11 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from relive.errors import BufferFullError, IncompatibleCheckpoint, SchemaError, explain, uniterable
+from relive.errors import BufferFullError, SchemaError, explain, uniterable
 from relive.fields.autoreset import parse_autoreset, refuse_reused, settings_of, unpack_step
 from relive.fields.batch import check_destination, moved
 from relive.fields.buffer_schemas import OPTIONAL, rollout_schema
-from relive.fields.declarations import device_of, tree_of
-from relive.fields.display import buffer_card, size_told
+from relive.fields.display import buffer_card
 from relive.fields.schema import Declaration, Path, positive, refuse_sparse
 from relive.fields.vocabulary import answers, understands
 from relive.kernels.sequence_reader import Layout
@@ -28,15 +27,14 @@ from relive.memory.saved import Saved, State
 from relive.randomness import Randomness
 from relive.rollout.advantages import Advantages, attachable
 from relive.rollout.batching import Epochs, order_of, read_fresh, read_into
+from relive.rollout.description import arguments_of, config_of, facts_of
 from relive.rollout.episode_flags import EpisodeFlags, Found
 from relive.rollout.recurrent import HiddenStates, Mode, check_layout, cuts_of, moved_sequences
 from relive.rollout.storage import Storage, absence_of
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
-from relive.statistics.observers import Observers, observers_of
+from relive.statistics.observers import Observers
 
-_OWN = ("obs", "action", "reward", "value", "terminated", "truncated")
-"""Fields that are no extra ones."""
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -75,38 +73,18 @@ class RolloutBuffer(Portable):
     with `fields=[("obs", "critic"), "return"]`.
 
     Several agents are an axis (`reward=(A,), value=(A,)`) or a dict of agents; log_prob, advantages and returns are as
-    the rewards are, and statistics count the sum of all. `terminated` and `truncated` are the environment's. An agent
-    that ends before it has reward 0 and value 0 from then on, in `last_value` and `final_value` too: its last step is
-    not bootstrapped and what follows has advantage 0. Keep who is alive in the observation, to make the values so and
-    to weigh the loss. Agents that end and start again on their own are environments: num_envs = N · A.
-
-    >>> each = {"fox": (), "hare": ()}
-    >>> pair = RolloutBuffer(1, None, obs={"fox": 2, "hare": 3}, action=each, reward=each, value=each)
-    >>> obs, reward = {"fox": [0, 0], "hare": [0, 0, 0]}, {"fox": 1.0, "hare": -1.0}
-    >>> pair.add(obs, {"fox": 1, "hare": 2}, reward, True, False, value={"fox": 0.5, "hare": 0.5})
-    >>> pair.compute_advantage(last_value={"fox": 0.0, "hare": 0.0})
-    >>> pair["advantage", "hare"]
-    tensor([-1.5000])
+    the rewards are, and statistics count the sum of all. `terminated` and `truncated` are the environment's: the guide
+    "On-policy" says what an agent has that ends before it.
     """
 
     @answers
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
-        self,
-        num_steps: int,
-        num_envs: int | None,
-        obs: Declaration,
-        action: Declaration,
-        *,
-        reward: Declaration = (),
-        value: Declaration = (),
-        extra: Mapping[str, Declaration] | None = None,
-        autoreset: AutoresetMode | str | None = None,
-        device: torch.device | str | Memory = "cpu",
-        stats: EpisodeStats | None = None,
-        norm: Norms | None = None,
-        seed: int | None = None,
-    ) -> None:
+        self, num_steps: int, num_envs: int | None, obs: Declaration, action: Declaration, *,
+        reward: Declaration = (), value: Declaration = (), extra: Mapping[str, Declaration] | None = None,
+        autoreset: AutoresetMode | str | None = None, device: torch.device | str | Memory = "cpu",
+        stats: EpisodeStats | None = None, norm: Norms | None = None, seed: int | None = None,
+    ) -> None:  # fmt: skip
         self.num_steps = num_steps = positive("num_steps", num_steps)
         self.num_envs = num_envs = None if num_envs is None else positive("num_envs", num_envs)
         self.autoreset = parse_autoreset(autoreset)
@@ -115,31 +93,20 @@ class RolloutBuffer(Portable):
         self.device = self._storage.device
         self._random = Randomness(seed)
         self._lock = lock_for(self)
-        self._flags = EpisodeFlags(self._storage, self.autoreset)
+        self._observers = Observers(stats, norm, schema, num_envs, self.device)
+        self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
         self._advantages = Advantages(self._storage, self._flags)
         self._hidden_states = HiddenStates(self._storage, self._flags, num_steps)
-        self._observers = Observers(stats, norm, schema, num_envs, self.device)
-        self._is_observed = bool(self._observers.columns)
         self._empty()
 
     @classmethod
     @answers
     def for_env(
-        cls,
-        env: Any,
-        num_steps: int,
-        *,
-        obs: Declaration | None = None,
-        action: Declaration | None = None,
-        reward: Declaration = (),
-        value: Declaration = (),
-        extra: Mapping[str, Declaration] | None = None,
-        autoreset: AutoresetMode | str | None = None,
-        device: torch.device | str | Memory = "cpu",
-        stats: EpisodeStats | None = None,
-        norm: Norms | None = None,
-        seed: int | None = None,
-    ) -> RolloutBuffer:
+        cls, env: Any, num_steps: int, *, obs: Declaration | None = None, action: Declaration | None = None,
+        reward: Declaration = (), value: Declaration = (), extra: Mapping[str, Declaration] | None = None,
+        autoreset: AutoresetMode | str | None = None, device: torch.device | str | Memory = "cpu",
+        stats: EpisodeStats | None = None, norm: Norms | None = None, seed: int | None = None,
+    ) -> RolloutBuffer:  # fmt: skip
         """A buffer for a Gymnasium environment: its spaces, its number of environments and how it resets.
 
         `obs`, `action` and `autoreset` replace what the environment says.
@@ -153,18 +120,9 @@ class RolloutBuffer(Portable):
     # Writing
 
     def add(
-        self,
-        obs: Any = None,
-        action: Any = None,
-        reward: Any = None,
-        terminated: Any = None,
-        truncated: Any = None,
-        *,
-        value: Any = None,
-        log_prob: Any = None,
-        final_obs: Any = None,
-        **extra: Any,
-    ) -> None:
+        self, obs: Any = None, action: Any = None, reward: Any = None, terminated: Any = None, truncated: Any = None,
+        *, value: Any = None, log_prob: Any = None, final_obs: Any = None, **extra: Any,
+    ) -> None:  # fmt: skip
         """Store one step of every environment.
 
         `final_obs` [N, …] is the state that truncated steps led to; only the rows of truncated steps are read.
@@ -173,23 +131,17 @@ class RolloutBuffer(Portable):
             storage = self._storage
             row = storage.num_stored
             if row == self.num_steps:
-                raise self._one_too_many()
-            finals = None if final_obs is None else self._flags.of_add(row, final_obs, terminated, truncated)
+                raise _full(row)
+            found = None if final_obs is None else self._flags.of_add(row, final_obs, terminated, truncated)
             storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            if finals is not None or self._is_observed or self._hidden_states.is_sparse:
-                self._follow(row, finals, _NOTHING)
+            if found is not None or self._flags.is_observed or self._hidden_states.is_sparse:
+                self._follow(row, found, _NOTHING)
             storage.commit(row)
 
     def add_step(
-        self,
-        obs: Any = None,
-        action: Any = None,
-        step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None,
-        *,
-        value: Any = None,
-        log_prob: Any = None,
-        **extra: Any,
-    ) -> None:
+        self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None,
+        *, value: Any = None, log_prob: Any = None, **extra: Any,
+    ) -> None:  # fmt: skip
         """Store one step as Gymnasium gave it: `step = env.step(action)`, taken in the state `obs`.
 
         The true final observation of a truncated episode is found where the environment's autoreset mode leaves it.
@@ -200,19 +152,19 @@ class RolloutBuffer(Portable):
             storage = self._storage
             row = storage.num_stored
             if row == self.num_steps:
-                raise self._one_too_many()
+                raise _full(row)
             refuse_reused(self._schema, obs, next_obs)
             measured = self._observers.measured(info, storage.lead, self.autoreset)
-            finals = self._flags.of_step(row, unpacked)
+            found = self._flags.of_step(row, unpacked)
             storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            self._follow(row, finals, measured)
+            self._follow(row, found, measured)
             storage.commit(row)
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
         with self._lock:
             if self.is_full:
-                raise self._one_too_many()
+                raise _full(self.num_steps)
             self._storage.stage(fields)
 
     def lend(self) -> TensorDict:
@@ -230,19 +182,13 @@ class RolloutBuffer(Portable):
         Every field counts as given, and the row after them holds the last observation and value. What was attached is
         forgotten; statistics are told of the steps that were not stored before.
         """
-        count = self.num_steps if num_steps is None else num_steps
-        if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= self.num_steps:
-            remedy = "Pass the number of rows that were written."
-            raise SchemaError(explain("take_back", f"0 to {self.num_steps} steps", repr(count), remedy))
-        count = int(count)
+        count = self.num_steps if num_steps is None else _checked_count(num_steps, self.num_steps)
         with self._lock:
             refuse_sparse(self._schema, "a rollout that is lent")
             storage = self._storage
-            storage.follow()
-            storage.make_flags()
+            storage.adopt()
             self._advantages.last.keep({})  # the collector may have written a newer one
-            for row in range(storage.num_stored, count if self._is_observed else 0):
-                self._flags.tell(self._observers, row, frozenset(), _NOTHING)
+            self._flags.tell_rows(storage.num_stored, count)
             self._empty()
             storage.take_back(count)
             self._flags.take_back()
@@ -279,20 +225,13 @@ class RolloutBuffer(Portable):
         self._flags.begin()
         self._hidden_states.begin()
 
-    def _one_too_many(self) -> BufferFullError:
-        remedy = "Train on the rollout, then clear() it."
-        return BufferFullError(explain("add", f"at most {self.num_steps} steps", self.num_steps + 1, remedy))
-
-    def _follow(self, row: int, finals: Found | None, measured: Mapping[str, Any]) -> None:
+    def _follow(self, row: int, found: Found | None, measured: Mapping[str, Any]) -> None:
         """Let every part take in a row that was written; if observers refuse it, nothing has changed for anybody."""
-        if self._is_observed:
-            try:
-                self._flags.tell(self._observers, row, self._storage.missing, measured)
-            except BaseException:
-                self._advantages.last.write_again()
-                raise
-        if finals is not None:
-            self._flags.final_observations.keep(finals)
+        try:
+            self._flags.commit(row, found, measured)
+        except BaseException:
+            self._advantages.last.write_again()
+            raise
         if self._hidden_states.is_sparse:
             self._hidden_states.keep(row)
 
@@ -310,15 +249,9 @@ class RolloutBuffer(Portable):
 
     @answers
     def compute_advantage(
-        self,
-        last_value: Any,
-        *,
-        last_obs: Any = None,
-        final_value: Any = None,
-        gamma: float = 0.99,
-        lam: float = 0.95,
-        bootstrap_truncated: bool | Literal["own_value"] = True,
-    ) -> None:
+        self, last_value: Any, *, last_obs: Any = None, final_value: Any = None, gamma: float = 0.99,
+        lam: float = 0.95, bootstrap_truncated: bool | Literal["own_value"] = True,
+    ) -> None:  # fmt: skip
         """Attach "advantage" and "return": generalised advantage estimation over the stored steps (see `gae`).
 
         `last_value` [N] is the value of the observation after the last step. `final_value` [K] is the value of
@@ -345,16 +278,10 @@ class RolloutBuffer(Portable):
 
     @answers
     def minibatches(
-        self,
-        batch_size: int,
-        *,
-        epochs: int = 1,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        fields: Iterable[str | Path] | None = None,
-        device: torch.device | str | None = None,
+        self, batch_size: int, *, epochs: int = 1, shuffle: bool = True, drop_last: bool = False,
+        fields: Iterable[str | Path] | None = None, device: torch.device | str | None = None,
         out: TensorDict | None = None,
-    ) -> Iterator[TensorDict]:
+    ) -> Iterator[TensorDict]:  # fmt: skip
         """Every valid transition once an epoch, in batches `[B]` of the caller's own memory.
 
         `fields` names what is read (all of it by default); `out` is filled and returned instead of fresh tensors.
@@ -377,23 +304,14 @@ class RolloutBuffer(Portable):
 
     @answers
     def sequences(
-        self,
-        length: int | None = None,
-        *,
-        batch_size: int | None = None,
-        mode: Mode = "chunked",
-        split_episodes: bool = True,
-        keep_tail: bool = True,
-        epochs: int = 1,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        layout: Layout = "batch_first",
-        fields: Iterable[str | Path] | None = None,
+        self, length: int | None = None, *, batch_size: int | None = None, mode: Mode = "chunked",
+        split_episodes: bool = True, keep_tail: bool = True, epochs: int = 1, shuffle: bool = True,
+        drop_last: bool = False, layout: Layout = "batch_first", fields: Iterable[str | Path] | None = None,
         device: torch.device | str | None = None,
-    ) -> Iterator[TensorDict]:
+    ) -> Iterator[TensorDict]:  # fmt: skip
         """Runs of `length` steps of one environment, for truncated back-propagation through time.
 
-        `length=None` takes whole episodes. `mode` says where sequences start: "chunked" one behind the other, "overlap"
+        `length=None` takes whole episodes. `mode` says where sequences start: "chunked" one after the other, "overlap"
         half a length apart, "every" at all steps. Ends of episodes cut them, unless `split_episodes=False`. What full
         sequences leave over becomes one shorter sequence, unless `keep_tail=False`; an episode shorter than `length`
         is one sequence always.
@@ -434,9 +352,7 @@ class RolloutBuffer(Portable):
         rollout. For learning there is `data`.
         """
         with self._lock:
-            storage = self._storage
-            absent = {path: leaf for path, leaf in storage.named().items() if path[0] in storage.absent}
-            return storage.shared(self.num_steps, {**storage.leaves(), **absent})
+            return self._storage.shared(self.num_steps, self._storage.all_leaves())
 
     def env_major(self) -> TensorDict:
         """The rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
@@ -460,11 +376,7 @@ class RolloutBuffer(Portable):
         try:
             return data[name]
         except KeyError:
-            first = name if isinstance(name, str) else name[0]
-            if first in self._storage.absent:
-                raise KeyError(absence_of(first)) from None
-            known = ", ".join(map(str, data.keys()))
-            raise KeyError(explain("rollout", f"one of {known}", repr(name), "See rollout.data.")) from None
+            raise KeyError(_unknown(name, data, self._storage.absent)) from None
 
     def __contains__(self, name: object) -> bool:
         """Whether there is such a field, or path to a leaf: a `value` or `log_prob` only if the steps gave it."""
@@ -485,51 +397,24 @@ class RolloutBuffer(Portable):
     @classmethod
     def from_config(cls, config: Node, saved: Saved, **changes: Any) -> RolloutBuffer:
         """An empty buffer of this config, but for a change of device; see `relive.load`."""
-        if changes.get("capacity") is not None:
-            remedy = "Leave capacity= out, or make a new buffer: a rollout is collected anew anyway."
-            raise IncompatibleCheckpoint(explain("capacity", "no capacity= for a rollout", changes["capacity"], remedy))
         if changes.get("device") != "meta":  # a size that is only claimed takes no memory
             for name, x in cls.from_config(config, saved, device="meta")._storage.rows().items():
                 saved.require_form(f"rows.{name}", tuple(x.shape), x.dtype)
-        num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
-        envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
-        return cls(
-            config.entry("num_steps").integer(1, 1 << 50),
-            envs,
-            *(tree_of(config.entry(name)) for name in ("obs", "action")),  # pyright: ignore[reportArgumentType]
-            reward=tree_of(config.entry("reward")),
-            value=tree_of(config.entry("value")),
-            extra={name: tree_of(tree) for name, tree in config.entry("extra").entries().items()},
-            autoreset=None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)],
-            device=changes.get("device") or device_of(config.entry("device")),
-            **observers_of(config.entry("listeners"), saved.part_without_values("listeners"), envs),
-        )
+        return cls(**arguments_of(config, saved, **changes))
 
     def config(self) -> dict[str, Any]:
         """How an equal, empty buffer is made, as JSON."""
-        trees = self._schema.config()
-        return {
-            "num_steps": self.num_steps,
-            "num_envs": self.num_envs,
-            **{name: trees[name] for name in ("obs", "action", "reward", "value")},
-            "extra": {name: tree for name, tree in trees.items() if name not in _OWN},
-            "autoreset": None if self.autoreset is None else self.autoreset.name,
-            "device": str(self.device),
-            "listeners": self._observers.config(),
-        }
+        return config_of(self, self._schema, self._observers)
 
     def state(self) -> State:
         """Everything that changes. All of it is saved every time: a rollout is thrown away anyhow."""
-        parts = {name: part.state() for name, part in self._parts().items()}
-        return State.of_parts(parts | {"random": self._random.state(), "listeners": self._observers.state()})
+        return State.of_parts({name: part.state() for name, part in self._parts().items()})
 
     def load_state(self, saved: Saved) -> None:
         """Become what was saved; a CorruptCheckpoint says what no rollout can have been."""
         self._empty()
         for name, part in self._parts().items():
             part.load_state(saved.part(name))
-        self._random.load_state(saved.part("random"))
-        self._observers.load_state(saved.part("listeners"))
 
     def rows(self) -> None:
         """No row is written once for ever."""
@@ -542,17 +427,15 @@ class RolloutBuffer(Portable):
             "finals": self._flags.final_observations,
             "last": self._advantages.last,
             "carries": self._hidden_states,
+            "random": self._random,
+            "listeners": self._observers,
         }
 
     def check(self) -> None:
         """Verify every invariant; raises an InvariantError for the first thing that is wrong, and changes nothing."""
         with self._lock:
-            self._storage.check()
-            self._advantages.last.check()
-            self._flags.check(observed=self._is_observed)
-            self._hidden_states.check()
-            self._observers.check()
-            self._random.check()
+            for part in self._parts().values():
+                part.check()
 
     def __len__(self) -> int:
         """The number of stored transitions; rows that only reset do not count."""
@@ -562,21 +445,11 @@ class RolloutBuffer(Portable):
             return steps * self._storage.num_envs if mask is None else int(mask.sum())
 
     def __repr__(self) -> str:
-        return (
-            f"RolloutBuffer({self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}, "
-            f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
-        )
+        told = f"{self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}"
+        return f"RolloutBuffer({told}, fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
 
     def _repr_html_(self) -> str:
-        facts = {
-            "steps": f"{self.num_stored:,} of {self.num_steps:,}",
-            "environments": self.num_envs,
-            "transitions": f"{len(self):,}",
-            "attached": ", ".join(map(".".join, self._storage.attached)) or None,
-            "autoreset": None if self.autoreset is None else self.autoreset.name,
-            "memory": f"{size_told(self.nbytes)} on {self.device}",
-        }
-        return buffer_card("RolloutBuffer", facts.items(), self._schema)
+        return buffer_card("RolloutBuffer", facts_of(self, self._storage.attached).items(), self._schema)
 
     @property
     def stats(self) -> EpisodeStats | None:
@@ -590,7 +463,7 @@ class RolloutBuffer(Portable):
 
     @property
     def nbytes(self) -> int:
-        """What this buffer keeps, in bytes: its columns, and what is attached."""
+        """What this buffer keeps, in bytes: its steps, and what is attached."""
         with self._lock:
             return self._storage.nbytes
 
@@ -603,3 +476,23 @@ class RolloutBuffer(Portable):
     def is_full(self) -> bool:
         """Whether the next thing to do is to learn."""
         return self._storage.num_stored == self.num_steps
+
+
+def _full(num_steps: int) -> BufferFullError:
+    remedy = "Train on the rollout, then clear() it."
+    return BufferFullError(explain("add", f"at most {num_steps} steps", num_steps + 1, remedy))
+
+
+def _checked_count(count: Any, most: int) -> int:
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= most:
+        remedy = "Pass the number of rows that were written."
+        raise SchemaError(explain("take_back", f"0 to {most} steps", repr(count), remedy))
+    return int(count)
+
+
+def _unknown(name: str | Path, data: TensorDict, absent: frozenset[str]) -> str:
+    """What an error says of a field that the stored steps do not have."""
+    first = name if isinstance(name, str) else name[0]
+    if first in absent:
+        return absence_of(first)
+    return explain("rollout", f"one of {', '.join(map(str, data.keys()))}", repr(name), "See rollout.data.")

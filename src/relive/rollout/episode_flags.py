@@ -26,8 +26,9 @@ from relive.statistics.observers import Observers
 class EpisodeFlags:
     """What the flags of a rollout's rows mean, together with what its environments did before the first row."""
 
-    def __init__(self, storage: Storage, autoreset: AutoresetMode | None) -> None:
-        self._storage, self._mode = storage, autoreset
+    def __init__(self, storage: Storage, autoreset: AutoresetMode | None, observers: Observers) -> None:
+        self._storage, self._mode, self._observers = storage, autoreset, observers
+        self.is_observed = bool(observers.columns)
         self.has_reset_rows = autoreset is AutoresetMode.NEXT_STEP
         """The row after an end only resets: it holds the final observation, and no transition."""
         self.resetting = torch.zeros(storage.num_envs, dtype=torch.bool, device=storage.device)
@@ -41,7 +42,7 @@ class EpisodeFlags:
         """A rollout begins."""
         self.final_observations.clear()
         self._coming = light(self.resetting.clone().unsqueeze(0))
-        """Which environments only reset in the coming row [1, N]; counted for observers only."""
+        """Which environments only reset in the coming row [1, N]; kept for observers only."""
 
     def restarted(self) -> None:
         """All environments were reset: each begins an episode in the first row."""
@@ -135,9 +136,21 @@ class EpisodeFlags:
         )
         return (cut & ~ended).nonzero().squeeze(1).tolist()
 
-    def tell(self, observers: Observers, row: int, missing: frozenset[str], measured: Mapping[str, Any]) -> None:
+    def commit(self, row: int, found: Found | None, measured: Mapping[str, Any]) -> None:
+        """Take in a row that was written; if observers refuse it, nothing has changed."""
+        if self.is_observed:
+            self._tell(row, self._storage.missing, measured)
+        if found is not None:
+            self.final_observations.keep(found)
+
+    def tell_rows(self, start: int, stop: int) -> None:
+        """Tell observers of rows that somebody else wrote, with every field."""
+        for row in range(start, stop if self.is_observed else 0):
+            self._tell(row, frozenset(), {})
+
+    def _tell(self, row: int, missing: frozenset[str], measured: Mapping[str, Any]) -> None:
         """Tell observers of a row that was written, but for the fields that its step did not give."""
-        storage = self._storage
+        storage, observers = self._storage, self._observers
         paths = storage.schema.paths
         block = {i: storage.array(i, row) for i in observers.columns if paths[i][0] not in missing}
         mask = ~self._coming if self.has_reset_rows else None
@@ -163,21 +176,20 @@ class EpisodeFlags:
         self.begin()
         self._coming = light(saved.array("coming", self.resetting.unsqueeze(0)).to(self._storage.device))
 
-    def check(self, *, observed: bool) -> None:
-        """Verify every flag; where steps are `observed`, also what observers expect of the coming row."""
+    def check(self) -> None:
+        """Verify every flag, and what observers expect of the coming row."""
         storage, steps = self._storage, self._storage.num_stored
         own = {"resetting": self.resetting, "starting": self.starting}
         for name, flags in own.items():
             require_form(name, flags, (storage.num_envs,), torch.bool, storage.device)
         ends = {name: self.flag(name)[:steps] for name in ("terminated", "truncated")}
-        self.final_observations.check(ends["truncated"] & ~ends["terminated"])
         if not storage.has_values:
             return
         for name, flags in {**ends, **own}.items():
             require_flags(name, flags)
         allowed = ~self.resetting | self.has_reset_rows
         require_all(allowed, "resetting", "False unless autoreset=NEXT_STEP", self.resetting)
-        if observed and self.has_reset_rows:
+        if self.is_observed and self.has_reset_rows:
             coming = torch.as_tensor(self._coming, device=storage.device)
             announced = self.resets(steps + 1)[-1:]
             require_all(coming == announced, "coming resets", "the resets that the stored flags announce", coming)
@@ -263,8 +275,8 @@ class FinalObservations:
                 raise Node("state: finals.places", [step, env]).wrong("a stored step and its environment")
             self.keep(Found(step, [env], [leaf[i : i + 1] for leaf in leaves]))
 
-    def check(self, cut: torch.Tensor) -> None:
-        """Verify that each belongs to a truncated step (`cut` [T, N]) and stands in its place."""
+    def check(self) -> None:
+        """Verify that each belongs to a truncated step, and that they are in order."""
         paths = [dotted(self._schema.paths[i]) for i in self._schema.columns["obs"]]
         for found in self._found:
             for path, field, leaf in zip(paths, self._fields, found.leaves, strict=True):
@@ -274,6 +286,8 @@ class FinalObservations:
         require(places == sorted(set(places)), "final_obs", "one for each (step, environment), in order", places)
         if not self._storage.has_values:
             return
-        truncated = set(map(tuple, cut.nonzero().tolist())) if places else set()
-        wrong = [place for place in places if place not in truncated]
+        terminated, truncated = (self._schema.columns[name][0] for name in ("terminated", "truncated"))
+        tensors, steps = self._storage.tensors, self._storage.num_stored
+        cut = tensors[truncated][:steps] & ~tensors[terminated][:steps]
+        wrong = [place for place in places if place not in set(map(tuple, cut.nonzero().tolist()))]
         require(not wrong, "final_obs", "(step, environment) of truncated steps", wrong)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -50,8 +52,7 @@ class Storage:
         """Fields are leaves, and there are no extra ones."""
         self._optional_names = optional
         self._optional = tuple(path[0] in optional for path in schema.paths)
-        self._gives = (True,) * len(optional)
-        """Which optional fields the steps give: the first step of a rollout chooses."""
+        self._set_given((True,) * len(optional))
         self.num_stored = 0
         self.generation = 0
         """Counts how often the steps were forgotten."""
@@ -73,8 +74,6 @@ class Storage:
         if self._is_exposed and [tensor.data_ptr() for tensor in self.tensors] != self._addresses:
             self._bind()
 
-    # Writing
-
     def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
         """Write the fields of a step that are not staged: the seven of every rollout in order, and the extra ones."""
         gives, which = (values[5] is not None, values[6] is not None), None
@@ -94,7 +93,13 @@ class Storage:
         for name, now, before in zip(self._optional_names, gives, self._gives, strict=True):
             if row and now is not before:
                 raise _differs(name, before)
+        self._set_given(gives)
+
+    def _set_given(self, gives: tuple[bool, ...]) -> None:
         self._gives = gives
+        """Which optional fields the steps give: the first step of a rollout chooses."""
+        self.missing = frozenset(itertools.compress(self._optional_names, map(operator.not_, gives)))
+        """The optional fields that they do not give."""
 
     def _flattened(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[tuple[Any, ...], Which]:
         """The leaves of a step that are not staged, and which they are."""
@@ -120,9 +125,9 @@ class Storage:
         """Write some fields of the coming step."""
         leaves: tuple[Any, ...] = ()
         which: tuple[int, ...] = ()
-        row, missing = self.num_stored, self.missing
+        row = self.num_stored
         for name in fields:
-            if row and name in missing:
+            if row and name in self.missing:
                 raise _differs(name, first=False)
         for name, value in fields.items():
             self.schema.require(name)
@@ -157,7 +162,7 @@ class Storage:
         return conform(dotted(self.schema.paths[i]), self.schema.fields[i], leaf, self.lead, self.device)
 
     def require_next(self, row: int) -> None:
-        """Refuse to go on with a step if converting its arguments added another one."""
+        """Refuse to go on with a step whose arguments added another one when they were converted."""
         if self.num_stored != row:
             raise _reentered()
 
@@ -171,7 +176,7 @@ class Storage:
     def take_back(self, steps: int) -> None:
         """Make the first rows, whoever wrote them, the stored steps; every field counts as given."""
         self.clear()
-        self._gives = (True,) * len(self._gives)
+        self._set_given((True,) * len(self._gives))
         self.num_stored = steps
 
     def row(self, name: str, row: int) -> list[torch.Tensor]:
@@ -179,8 +184,9 @@ class Storage:
         fields, lead = self.schema.fields, self.lead
         return [self.tensors[i][row].reshape((*lead, *fields[i].shape)).clone() for i in self.schema.columns[name]]
 
-    def make_flags(self) -> None:
-        """Make bools of whatever somebody else has written into bool tensors."""
+    def adopt(self) -> None:
+        """Find what somebody else has written; whatever is in bool tensors becomes bools."""
+        self.follow()
         for tensor in self.tensors:
             tensor.copy_(true_flags(tensor))
 
@@ -194,8 +200,6 @@ class Storage:
         self.num_stored = 0
         self.staged.clear()
         self.attached.clear()
-
-    # Reading
 
     @property
     def age(self) -> tuple[int, int]:
@@ -222,11 +226,6 @@ class Storage:
         return array[at : at + 1]
 
     @property
-    def missing(self) -> frozenset[str]:
-        """The optional fields that the steps do not give."""
-        return frozenset(name for name, given in zip(self._optional_names, self._gives, strict=True) if not given)
-
-    @property
     def absent(self) -> frozenset[str]:
         """The optional fields that neither the steps gave nor anybody attached."""
         return self.missing.difference(path[0] for path in self.attached)
@@ -241,6 +240,11 @@ class Storage:
         absent = self.absent
         given = {path: leaf for path, leaf in self.named().items() if path[0] not in absent and path not in hidden}
         return given | self.attached
+
+    def all_leaves(self) -> dict[Path, torch.Tensor]:
+        """The same, and after them the optional fields that nobody gave."""
+        absent = self.absent
+        return self.leaves() | {path: leaf for path, leaf in self.named().items() if path[0] in absent}
 
     def selected(self, leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, Any]:
         """Those of the leaves that `fields` names; all of them by default."""
@@ -293,8 +297,6 @@ class Storage:
             rest = tensor.new_zeros((self._num_rows - steps, *tensor.shape[1:]))
             self.attached[path] = torch.cat([tensor, rest])
 
-    # State
-
     def rows(self) -> dict[str, torch.Tensor]:
         """The rows of every declared leaf, by the names that they are saved under."""
         return {f"column{i}": tensor for i, tensor in enumerate(self.tensors)}
@@ -321,7 +323,7 @@ class Storage:
         self.clear()
         self.num_stored = stored
         given = self._given_in(saved, stored)
-        self._gives = tuple(name in given for name in self._optional_names)
+        self._set_given(tuple(name in given for name in self._optional_names))
         for name in node.entry("staged").items(_MOST_NAMES):
             if name.text() not in self.schema.columns:
                 raise name.wrong("a declared field")

@@ -1,4 +1,4 @@
-"""`relive demo`: why this library exists, what it saves, and PPO learning with it, in about a minute."""
+"""`relive demo`: shows in about a minute why relive exists, what it saves, and PPO learning with it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _positive(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tell the story, train, and say how it went."""
+    """Show the tables, train, and print the result."""
     console = Console(highlight=False)
     _title(console, f"One truncation: a time limit cuts a walk off after {TIME_LIMIT} steps")
     console.print(render(tell_all()))

@@ -1,4 +1,4 @@
-"""PPO on CartPole-v1, measured: how well it plays and how much of the time the buffer takes."""
+"""PPO on CartPole-v1, with its returns and the share of time that the buffer takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relive import EpisodeStats, RolloutBuffer
 
 @dataclass(frozen=True)
 class Settings:
-    """What PPO is run with. The defaults solve CartPole-v1 in well under a minute on two slow cores."""
+    """The settings of PPO. The defaults solve CartPole-v1 in well under a minute on two slow cores."""
 
     num_envs: int = 8
     num_steps: int = 64
@@ -35,27 +35,27 @@ class Settings:
 
 
 AVERAGED = 100
-"""The mean return of so many episodes is what counts."""
+"""The number of episodes whose mean return decides whether the task is solved."""
 
 
 class Report(NamedTuple):
-    """Where training stands after an update."""
+    """The state of the training after an update."""
 
     stats: EpisodeStats
-    """Every finished episode."""
+    """Statistics of every finished episode."""
     seconds: float
     buffer_seconds: float
     solved: bool
     rollout: RolloutBuffer
-    """What was learned from last, with its advantages."""
+    """The last rollout, with its advantages."""
 
     @property
     def buffer_share(self) -> float:
-        """The part of all time that was spent in calls of the buffer."""
+        """The share of the time that was spent in calls of the buffer."""
         return self.buffer_seconds / self.seconds
 
     def mean(self, what: str) -> float:
-        """Of the "return" or the "length" of the last episodes; nan before the first end."""
+        """The mean "return" or "length" of the last episodes; nan before the first end."""
         return mean_of_last(self.stats, what)
 
 
@@ -64,7 +64,7 @@ def mean_of_last(stats: EpisodeStats, what: str) -> float:
 
 
 class Stopwatch:
-    """Adds up the time spent inside `with stopwatch:`."""
+    """Adds up the time spent in `with stopwatch:`."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -100,7 +100,7 @@ def _network(num_inputs: int, num_outputs: int, last_gain: float) -> nn.Sequenti
 
 @contextmanager
 def reproducible(seed: int) -> Iterator[None]:
-    """Seeded and on one thread (faster for nets this small) inside; the caller's settings are as before afterwards."""
+    """Seed torch and use one thread (faster for networks this small); afterwards restore the caller's settings."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -112,7 +112,7 @@ def reproducible(seed: int) -> Iterator[None]:
 
 
 def train(settings: Settings, seed: int) -> Generator[Report]:
-    """Train until solved or out of steps, and say after every update how it goes."""
+    """Train until the task is solved or the steps are used up; yields a report after every update."""
     env = gym.make_vec("CartPole-v1", settings.num_envs, "sync")
     try:
         with reproducible(seed):
@@ -122,7 +122,7 @@ def train(settings: Settings, seed: int) -> Generator[Report]:
 
 
 def _train(env: gym.vector.VectorEnv, settings: Settings, seed: int) -> Iterator[Report]:
-    # An episode has a transition at least: none will leave the window, and the curve shows them all.
+    # An episode has at least one transition, so no episode leaves the window, and the curve shows all of them.
     stats = EpisodeStats(settings.num_envs, window=settings.max_transitions)
     rollout = RolloutBuffer.for_env(env, settings.num_steps, seed=seed)
     agent = Agent(4, 2)
@@ -154,7 +154,7 @@ def _train(env: gym.vector.VectorEnv, settings: Settings, seed: int) -> Iterator
 
 
 def _count(stats: EpisodeStats, rollout: RolloutBuffer) -> None:
-    """What `stats=` of the buffer does step by step; here apart, so that the buffer's time is the buffer's alone."""
+    """Update the statistics as `stats=` would, but outside the time that is measured for the buffer."""
     data = rollout.data
     steps = zip(*(data[name] for name in ("reward", "terminated", "truncated", "mask")), strict=True)
     for reward, terminated, truncated, mask in steps:

@@ -1,4 +1,4 @@
-"""The picture of a training run: every episode, the mean that counts, and the goal."""
+"""The plot of a training run: every episode, the trailing mean, and the goal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from relive import EpisodeStats
 
 
 def save_curve(path: Path, stats: EpisodeStats, *, window: int, target: float, title: str) -> bool:
-    """Draw the returns over the transitions into `path`; False when matplotlib is not installed."""
+    """Plot the returns over the transitions into `path`; returns False if matplotlib is not installed."""
     try:
-        # A Figure of its own: pyplot would choose a window system and keep global state.
+        # A separate Figure: pyplot would choose a window system and keep global state.
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         return False
@@ -33,7 +33,7 @@ def save_curve(path: Path, stats: EpisodeStats, *, window: int, target: float, t
 
 
 def trailing_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """The mean of each value and the `window - 1` before it, or of as many as there are [E]."""
+    """The mean of each value and the `window - 1` values before it, or of as many as exist [E]."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     end = np.arange(1, len(values) + 1)
     start = np.maximum(end - window, 0)

@@ -1,4 +1,4 @@
-"""Training as it is watched: a live bar in a terminal, a line now and then in a file."""
+"""The progress of a training run: a live bar in a terminal, a line now and then in a file."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rich.progress import BarColumn, Progress, TextColumn
 from relive.cli.demo.cartpole import Report, Settings
 
 LINE_EVERY = 20_000
-"""Transitions between two lines where there is no terminal to update."""
+"""Transitions between two lines if the output is not a terminal."""
 
 
 def watch(console: Console, reports: Generator[Report], settings: Settings) -> Report:
-    """Show the training while it runs and return where it ended."""
-    # Closed here, also by Ctrl-C: the training lends the process its seed and its number of threads.
+    """Show the training while it runs; returns its last report."""
+    # Closed here, also after Ctrl-C, because the training changes the seed and the number of threads of the process.
     with closing(reports):
         if not console.is_terminal:
             return _last(reports, _Lines(console))
-        # The bar is the return on its way to the goal: the bound on the steps says little about how far there is to go.
+        # The bar shows the return on its way to the goal, which says more than the number of steps.
         columns = (BarColumn(12), TextColumn("{task.description}"))
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("starting", total=settings.target)
@@ -32,7 +32,7 @@ def watch(console: Console, reports: Generator[Report], settings: Settings) -> R
 
 
 class _Lines:
-    """Prints a line each time so many transitions have been made."""
+    """Prints a line after every `LINE_EVERY` transitions."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -53,7 +53,7 @@ def _last(reports: Generator[Report], show: Callable[[Report], None]) -> Report:
 
 
 def describe(report: Report) -> str:
-    """One line: how well, how long, how fast, and what part of the time the buffer took."""
+    """One line: return, length, speed, and the buffer's share of the time."""
     steps = report.stats.num_steps
     return (
         f"return {report.mean('return'):5.1f}  length {report.mean('length'):5.1f}  {steps:7,} steps  "

@@ -1,4 +1,4 @@
-"""What an Atari transition costs in a replay buffer, and how long a batch takes, beside whoever is installed."""
+"""The memory of an Atari transition in a replay buffer, and the time of a batch, for every installed library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EPISODE, BATCH, DRAWS = 200, 32, 40
 
 @dataclass(frozen=True)
 class Line:
-    """One library: bytes a transition that can be sampled (None: it does not tell), and microseconds a batch."""
+    """One library: bytes per transition (None if it hides them), and microseconds per batch."""
 
     name: str
     version: str
@@ -32,7 +32,7 @@ class Line:
 
 
 def measure(shape: ReplayShape = SHAPE) -> Iterator[Line]:
-    """Fill a buffer of every library that is installed, and draw from it; ours first, and with its frames apart."""
+    """Fill a buffer of every installed library and sample from it: ours first, also with stacked frames."""
     blocks = list(_experience(shape))
     for peer in discover().peers:
         makers = {"": peer.replay} if peer.replay is not None else {}
@@ -42,7 +42,7 @@ def measure(shape: ReplayShape = SHAPE) -> Iterator[Line]:
                 replay = make(shape)
                 for block in blocks:
                     replay.fill(block)
-            # Another library's refusal is its own business: the line is left out.
+            # A library that refuses the data is left out of the table.
             except Exception:
                 continue
             each = None if replay.nbytes is None else replay.nbytes / replay.stored
@@ -50,7 +50,7 @@ def measure(shape: ReplayShape = SHAPE) -> Iterator[Line]:
 
 
 def show(console: Console, shape: ReplayShape = SHAPE) -> None:
-    """The table, filled as it is measured."""
+    """The table, filled while it is measured."""
     table = Table("library", "version")
     for heading in ("bytes per transition", f"batch of {BATCH}, µs"):
         table.add_column(heading, justify="right")
@@ -69,7 +69,7 @@ def show(console: Console, shape: ReplayShape = SHAPE) -> None:
 
 
 def _experience(shape: ReplayShape) -> Iterator[Transitions]:
-    """Episodes of frames that nobody could compress, a block each."""
+    """Episodes of random frames, which cannot be compressed, one block per episode."""
     random = np.random.default_rng(0)
     k = shape.obs[-1]
     for _ in range(shape.capacity // EPISODE):

@@ -1,4 +1,4 @@
-"""One truncation as a timeline: the same few steps under each autoreset mode, and what a naive loop makes of them.
+"""One truncation as a timeline: the same few steps under each autoreset mode, and the result of a naive loop.
 
 The environment is a walk whose true values are known exactly, so the right answer is known too: a critic that is
 right about everything leaves every advantage at zero. Whatever else comes out is an error of the bookkeeping.
@@ -34,7 +34,7 @@ HEADINGS = {
     AutoresetMode.SAME_STEP: ("step() returns the new episode", "takes that for the next obs"),
     AutoresetMode.DISABLED: ("you reset what ended", "truncated = done"),
 }
-"""What a mode does, and what a naive loop makes of it."""
+"""What a mode does, and what a naive loop computes from it."""
 
 COLUMNS = {
     "t": 3,
@@ -49,11 +49,11 @@ COLUMNS = {
     "naive advantage": 10,
     "": 2,
 }
-"""Of the printed timeline, with their widths: 80 characters in all."""
+"""The headings of the printed timeline, with their widths: 80 characters in all."""
 
 
 class Walk(gym.Env[np.ndarray, np.int64]):
-    """Walk on for ever: state s pays s + 1 and leads to s + 1. It has no end of its own."""
+    """An endless walk: state s pays s + 1 and leads to s + 1."""
 
     observation_space = gym.spaces.Box(0.0, np.inf, (1,), np.float32)
     action_space = gym.spaces.Discrete(1)
@@ -64,13 +64,13 @@ class Walk(gym.Env[np.ndarray, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Back to state 0."""
+        """Go back to state 0."""
         super().reset(seed=seed, options=options)
         self._state = 0
         return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One state further."""
+        """Move to the next state."""
         del action
         self._state += 1
         return self._observe(), float(self._state), False, False, {}
@@ -80,20 +80,20 @@ class Walk(gym.Env[np.ndarray, np.int64]):
 
 
 def true_value(obs: Tensor) -> Tensor:
-    """V(s) = Σ γ^k (s + 1 + k) = (s + 1) / (1 − γ) + γ / (1 − γ)²: what a perfect critic says [N]."""
+    """V(s) = Σ γ^k (s + 1 + k) = (s + 1) / (1 − γ) + γ / (1 − γ)²: the values of a perfect critic [N]."""
     return (obs.squeeze(-1) + 1.0) / (1.0 - GAMMA) + GAMMA / (1.0 - GAMMA) ** 2
 
 
 @dataclass(frozen=True)
 class Story:
-    """What one autoreset mode did and what became of it; every tensor is [T], rows that only reset included."""
+    """The steps under one autoreset mode and their advantages; every tensor is [T], reset rows included."""
 
     mode: AutoresetMode
     obs: Tensor
     returned: Tensor
     """The observation that `env.step` returned."""
     next_obs: Tensor
-    """The state the step led to, as the buffer has it."""
+    """The state that the step led to, as the buffer has it."""
     reward: Tensor
     truncated: Tensor
     value: Tensor
@@ -105,7 +105,7 @@ class Story:
 
     @property
     def cut(self) -> int:
-        """The row at which the time limit struck."""
+        """The row at which the time limit cut the episode off."""
         return int(self.truncated.nonzero()[0])
 
 
@@ -145,7 +145,7 @@ def tell(mode: AutoresetMode) -> Story:
 
 
 def _next_obs(rollout: RolloutBuffer) -> Tensor:
-    """Where the buffer says each step led: the next row, or the final observation it kept of a truncated step."""
+    """The state that each step led to, as the buffer has it: the next row, or a truncated step's final observation."""
     next_obs = rollout.env_major()["obs"][0, 1:, 0].clone()
     if len(rollout.final_obs):
         next_obs[rollout["truncated"][:, 0]] = rollout.final_obs.squeeze(-1)
@@ -153,8 +153,8 @@ def _next_obs(rollout: RolloutBuffer) -> Tensor:
 
 
 def _naive(mode: AutoresetMode, data: TensorDict, returned: Tensor) -> Tensor:
-    """The advantage [T] as loops in the wild compute it: from what `step` returned, with every row taken for real."""
-    # The two usual mistakes: to count a truncation as an end, and to believe that step returned the next observation.
+    """The advantage [T] as naive loops compute it: from the result of `step`, counting every row as a transition."""
+    # Two usual mistakes: a truncation counts as an end, and the observation of step counts as the next observation.
     bootstraps = torch.ones_like(data["mask"]) if mode is AutoresetMode.SAME_STEP else ~data["truncated"]
     next_value, naive, tail = true_value(returned), torch.zeros_like(data["value"]), torch.zeros(())
     for t in reversed(range(len(naive))):
@@ -170,7 +170,7 @@ def tell_all() -> list[Story]:
 
 
 def render(stories: list[Story]) -> RenderableType:
-    """The timelines under each other, time going down, and what they say."""
+    """The timelines of all modes, time going down, each with its conclusion."""
     parts: list[RenderableType] = [_line({name: name for name in COLUMNS}, dict.fromkeys(COLUMNS, "bold"))]
     for story in stories:
         does, mistake = HEADINGS[story.mode]
@@ -208,7 +208,7 @@ def _row(story: Story, t: int) -> RenderableType:
 
 
 def _line(cells: dict[str, str], styles: dict[str, str]) -> Table:
-    """One line of the timeline; all have the same columns, so that they stand under each other."""
+    """One line of the timeline, in the same columns as all others."""
     table = Table.grid()
     for width in COLUMNS.values():
         table.add_column(width=width, justify="right", vertical="bottom")
@@ -217,7 +217,7 @@ def _line(cells: dict[str, str], styles: dict[str, str]) -> Table:
 
 
 def conclusion(stories: list[Story]) -> Text:
-    """One sentence with the numbers that were computed."""
+    """One sentence with the computed numbers."""
     first = stories[0]
     cut, reset = first.cut, first.cut + 1
     state, final = first.obs[cut], first.next_obs[cut]

@@ -284,7 +284,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     @property
     def max_priority(self) -> float:
         """The largest priority given to a stored row so far: what new rows have."""
-        return 1.0 if self.core is None else float(self.core.state_dict()["draws"]["largest"])
+        return 1.0 if self.core is None else float(self.core.state_dict()["arrays"]["sampler.largest"])
 
     @property
     def sum_tree(self) -> SumSegmentTree:
@@ -305,7 +305,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _leaves(self) -> torch.Tensor:
         if self.core is None:
             return torch.zeros(self.max_size, dtype=torch.float64)
-        return self.core.state_dict()["draws"]["mass"].clone()
+        return self.core.state_dict()["arrays"]["sampler.mass"].clone()
 
 
 def _columns(data: TensorDict) -> dict[str, Any]:

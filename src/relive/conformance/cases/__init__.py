@@ -25,4 +25,4 @@ _SUBJECTS = (
 CASES: tuple[Case, ...] = tuple(
     sorted((case for subject in _SUBJECTS for case in subject.CASES), key=lambda case: int(case.number[1:]))
 )
-"""All of them, in the order of their numbers."""
+"""All cases, in the order of their numbers."""

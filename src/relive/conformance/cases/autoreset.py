@@ -42,7 +42,7 @@ def every_mode_gives_the_same_transitions(peer: Peer) -> None:
 
 
 def _count(script: Script, mode: AutoresetMode) -> int:
-    """How many of the steps are transitions: under NEXT_STEP every end before the last step costs one."""
+    """The number of steps that are transitions: under NEXT_STEP every end before the last step costs one."""
     if mode is not AutoresetMode.NEXT_STEP:
         return STEPS
     is_transition: list[bool] = []

@@ -1,4 +1,4 @@
-"""T21, T22, T27, T28: what comes in, and what it may change."""
+"""T21, T22, T27, T28: inputs, and what a call may change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def copies(peer: Peer) -> None:
             getattr(step, field.name)[...] = 0
     _unchanged(probe, story, "the arrays that were added")
     for leaf in probe.sample(5):
-        # What cannot be written to, cannot be spoiled.
+        # A read-only array cannot be changed.
         if leaf is not None and leaf.flags.writeable:
             leaf[...] = 0
     _unchanged(probe, story, "a batch that was drawn")

@@ -32,7 +32,7 @@ def in_proportion(peer: Peer) -> None:
                 probe.verb("save")(path)
                 loaded = Probe(make(story.shape(CAPACITY)))
                 loaded.verb("load")(path)
-                if loaded.stored == probe.stored:  # that everything comes back is T17's subject
+                if loaded.stored == probe.stored:  # T17 tests that everything comes back
                     _check_uniform(loaded, story, f"{when}, saved and loaded")
     try:
         ranked = Ranked(offered(peer.prioritized, "prioritized buffer"), CAPACITY)

@@ -1,4 +1,4 @@
-"""T1, T2: an end belongs to its own step, and a truncated one bootstraps."""
+"""T1, T2: an end belongs to its own step, and a truncated step bootstraps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relive.conformance.peers.protocol import Gae, Peer, Trajectory
 
 
 def column(numbers: list[float], dtype: type = np.float32) -> Array:
-    """[T] numbers of one environment as [T, 1]."""
+    """Numbers [T] of one environment as [T, 1]."""
     return np.array(numbers, dtype)[:, None]
 
 
@@ -32,7 +32,7 @@ CUT_OFF = Trajectory(
 
 
 def estimators(peer: Peer) -> list[type[Gae]]:
-    """Every way in which the library estimates advantages."""
+    """The library's estimators of advantages, each with its name."""
     found = [estimator for estimator in (peer.gae, peer.collected) if estimator is not None]
     if not found:
         raise NotOffered("no advantage estimator")
@@ -40,7 +40,7 @@ def estimators(peer: Peer) -> list[type[Gae]]:
 
 
 def returns(estimator: type[Gae], trajectory: Trajectory, *, gamma: float = 1.0, lam: float = 1.0) -> Array:
-    """[T, N] returns of one way to estimate."""
+    """The returns [T, N] of one estimator."""
     made = estimator()
     return made.read(made.prepare(trajectory, gamma=gamma, lam=lam)())[1]
 

@@ -1,4 +1,4 @@
-"""T26: frame stacks that are rebuilt from single frames."""
+"""T26: frame stacks rebuilt from single frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CAPACITY = 24
 
 
 def _stacks(frames: Array) -> Array:
-    """[L + 1, H, W] → [L + 1, H, W, STACK], the newest last; the first frame fills the stacks of an episode's start."""
+    """Stacks [L + 1, H, W, STACK] of frames [L + 1, H, W], the newest last; the first frame pads an episode's start."""
     padded = np.concatenate([np.repeat(frames[:1], STACK - 1, 0), frames])
     return np.stack([padded[k : k + len(frames)] for k in range(STACK)], -1)
 
@@ -48,7 +48,7 @@ def rebuilt(peer: Peer) -> None:
         for i in range(len(batch.obs)):
             t = place[float(batch.action[i].reshape(-1)[0]), float(batch.reward[i])]
             _equal(f"obs of step {t} after {written}", batch.obs[i], story.envs[0].obs[t])
-            # What follows an end or the newest step is T7's subject.
+            # T7 tests what follows an end or the newest step.
             if t + 1 < written and not story.envs[0].ended[t]:
                 _equal(f"next_obs of step {t} after {written}", batch.next_obs[i], story.envs[0].next_obs[t])
 

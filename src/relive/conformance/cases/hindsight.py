@@ -11,7 +11,7 @@ from relive.conformance.peers.protocol import Peer
 from relive.conformance.probe import offered
 
 LENGTHS = (6, 4, 7, 5, 6)
-"""Of episodes; together more than the ring holds, and each fits."""
+"""The lengths of the episodes: each fits in the ring, and together they do not."""
 CAPACITY = 16
 UNREACHED = -1.0
 

@@ -28,7 +28,7 @@ def windows(peer: Peer) -> None:
     for n in (2, 3, 4, 5, 1):
         for name, scripts in SCRIPTS.items():
             story = told(*scripts)
-            # The second ring is shorter than the story: windows meet its head.
+            # The second ring is shorter than the story, so that windows meet its head.
             for capacity in (20, 9):
                 try:
                     probe = Probe(make(story.shape(capacity), n, GAMMA))

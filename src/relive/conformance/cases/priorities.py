@@ -16,11 +16,11 @@ from relive.conformance.story import Story, told
 
 UPDATES = 1_000_000
 _WEIGHT_TOLERANCE = 5e-3
-"""Libraries add small numbers of their own to priorities."""
+"""The tolerance for the small numbers that libraries add to priorities."""
 
 
 class Ranked:
-    """A full prioritized buffer whose rows are known by their time, t of 0 … size − 1."""
+    """A full prioritized buffer whose rows are known by their time t, from 0 to size − 1."""
 
     def __init__(self, make: Callable[[ReplayShape], PrioritizedReplay], size: int, more: int = 0) -> None:
         self.story: Story = told([(size + more, "open")])
@@ -33,12 +33,12 @@ class Ranked:
             self._handle |= dict(zip(rows, handles, strict=True))
 
     def set(self, rows: list[int] | Array, priority: Array) -> None:
-        """Give these rows these priorities."""
+        """Set the priorities of these rows."""
         handles = np.array([self._handle[int(t)] for t in rows])
         self.replay.set_priority(handles, np.asarray(priority, np.float64))
 
     def counts(self, draws: int) -> tuple[Array, Array]:
-        """How often each row of the story is drawn, and the newest batch-wise weights of each (NaN: never drawn)."""
+        """How often each row of the story is drawn, and its newest weights (NaN if never drawn)."""
         counts, weights = np.zeros(len(self.story.envs[0])), np.full(len(self.story.envs[0]), np.nan)
         while counts.sum() < draws:
             batch = self.probe.sample(min(32, self.size))
@@ -128,7 +128,7 @@ def after_a_million_updates(peer: Peer) -> None:
 
 
 def check_share(counts: Array, share: Array, what: str) -> None:
-    """χ² of how often rows were drawn; its mean is the number of cells, six standard deviations above is no chance."""
+    """χ² of how often rows were drawn; six standard deviations above the number of cells is not chance."""
     expected = share * counts.sum()
     chi2, bound = float(((counts - expected) ** 2 / expected).sum()), len(share) + 6 * (2 * len(share)) ** 0.5
     require(chi2 < bound, f"χ² below {bound:.0f} for {len(share)} rows after {what}", f"{chi2:.0f}")

@@ -19,10 +19,10 @@ from relive.conformance.story import Script, Story, same_transitions, scripts, t
 
 CAPACITY = 10
 STORIES, LAYOUTS = 50, 5_000
-"""For one environment and again for two: ring and episodes are laid out anew with every step."""
+"""Random stories, and the number of their steps in all: each step changes the layout of ring and episodes."""
 
 GAMMA = 0.5
-"""Of n-step transitions: powers of it are exact."""
+"""The discount of n-step transitions, whose powers are exact."""
 
 Maker = Callable[[ReplayShape], Any]
 
@@ -61,7 +61,7 @@ def next_observations(peer: Peer) -> None:
 
 
 def _follows(make: Maker, num_envs: int) -> bool:
-    """Look at some rows after every step of some random stories; False if there is no such buffer."""
+    """Check some rows after every step of random stories; returns False if the library has no such buffer."""
     random = np.random.default_rng(7)
     for _ in range(STORIES):
         story = told(*scripts(random, num_envs, LAYOUTS // STORIES))
@@ -72,7 +72,7 @@ def _follows(make: Maker, num_envs: int) -> bool:
         for step in story.steps(0, LAYOUTS // STORIES):
             probe.add(step)
             if probe.stored:
-                # Settings that save memory may forbid to tell truncation from termination.
+                # Settings that save memory may forbid truncated steps.
                 same_transitions(probe.sample(min(4, probe.stored)), story, names=("action", "reward"))
     return True
 
@@ -134,7 +134,7 @@ def every_end_is_its_own(peer: Peer) -> None:
             probe = Probe(offered(make, "replay buffer")(story.shape(20))).add_all(story.steps())
         except NotOffered:
             continue
-        # Their own ends are the subject of T5 and T7: only the environment that never ends is looked at.
+        # T5 and T7 test ends, so this looks only at the environment that never ends.
         if make is peer.replay:
             batch = probe.draw(240)
             rows = [env == NEVER_ENDS for env, _ in story.rows_of(batch.obs)]
@@ -154,7 +154,7 @@ def _trajectory(story: Story, env: int) -> Trajectory:
 
 def _flags(story: Story, env: int) -> tuple[np.ndarray, np.ndarray]:
     steps = story.envs[env]
-    # Time limits are T2's subject, and not everybody can be told of one.
+    # T2 tests time limits, and not every library accepts them.
     return steps.ended[:, None], np.zeros_like(steps.ended)[:, None]
 
 
@@ -164,7 +164,7 @@ def _three_steps(peer: Peer) -> Maker | None:
 
 
 def same_windows(probe: Probe, story: Story, n: int, envs: tuple[int, ...] | None = None) -> set[int]:
-    """Every drawn n-step transition stops at its own end or at the newest row; → the times that were drawn."""
+    """Raise unless every drawn n-step transition stops at its own end or at the newest row; returns the drawn times."""
     gamma, written = GAMMA, len(story)
     batch = probe.draw(40 * len(story.envs) * min(written, 20))
     rows = story.rows_of(batch.obs)
@@ -180,7 +180,7 @@ def same_windows(probe: Probe, story: Story, n: int, envs: tuple[int, ...] | Non
         same(f"reward {where}", batch.reward[i], reward, 1e-4)
         if not probe.promise("flags_of_first_step"):
             same(f"terminated {where}", bool(batch.terminated[i]), bool(steps.terminated[-1]))
-        # After a termination no target reads the next observation.
+        # After a termination, no target reads the next observation.
         if not steps.terminated[-1]:
             same(f"next_obs {where}", batch.next_obs[i], steps.next_obs[-1])
         if batch.discount is not None and not np.isnan(batch.discount[i]):

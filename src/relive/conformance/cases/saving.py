@@ -1,4 +1,4 @@
-"""T17, T18: what was saved comes back, whatever happens while it is written."""
+"""T17, T18: a saved buffer comes back, also if the process dies while it saves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CAPACITY, WRITTEN = 20, 30
 DRAWS = 100
 KILLS = 3
 PATIENCE = 120.0
-"""Seconds until a child has imported everything and saved once."""
+"""Seconds in which a child imports everything and saves once."""
 
 Maker = Callable[[ReplayShape], Any]
 
@@ -63,7 +63,7 @@ def _saved_and_loaded(make: Maker) -> None:
 
 
 def _same_content(probe: Probe, loaded: Probe) -> None:
-    """Whoever draws from a global generator cannot keep it: the rows and how often they come are compared instead."""
+    """Compare rows and their frequencies: a library that draws from a global generator cannot save it."""
     before, after = probe.draw(100 * CAPACITY), loaded.draw(100 * CAPACITY)
     rows, counts = np.unique(before.obs[:, 0], return_counts=True)
     rows_after, counts_after = np.unique(after.obs[:, 0], return_counts=True)
@@ -90,8 +90,8 @@ def killed(peer: Peer) -> None:
 
 
 def _killed_after(make: Maker, shape: ReplayShape, path: str, seconds: float) -> int:
-    """Let a process save again and again, kill it, and say how many rows its last finished save had."""
-    # A fork server that has imported the library already starts a process at once.
+    """Let a process save again and again, kill it, and return how many rows its last finished save had."""
+    # A fork server that has imported the library starts a process at once.
     has_server = "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if has_server else "spawn")
     here, there = context.Pipe(duplex=False)

@@ -1,4 +1,4 @@
-"""T15, T16: runs of steps."""
+"""T15, T16: sequences."""
 
 from __future__ import annotations
 

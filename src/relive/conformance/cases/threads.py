@@ -1,4 +1,4 @@
-"""T19: writers and readers at once."""
+"""T19: concurrent writers and readers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def whole_rows(peer: Peer) -> None:
 
 
 def _check(batch: ReplayBatch) -> None:
-    """Every number of a row tells the same x."""
+    """Raise unless all numbers of a row come from the same x."""
     x = batch.obs[:, 0]
     said = np.stack([-batch.obs[:, 1], batch.action.reshape(-1) / 2, batch.reward / 3, batch.next_obs[:, 0] - 1], 1)
     torn = (said != x[:, None]).any(1)

@@ -1,4 +1,4 @@
-"""One small adapter a library, used by the benchmarks and by the conformance suite."""
+"""One small adapter per library, for the benchmarks and for the conformance suite."""
 
 from relive.conformance.peers.discovery import Discovery, Missing, discover
 from relive.conformance.peers.off_policy import (

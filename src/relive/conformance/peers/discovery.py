@@ -1,4 +1,4 @@
-"""Find the peers whose library is installed, and say why the others are missing."""
+"""Finding the peers whose library is installed, and the reasons why others are missing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MODULES = (
     "ours", "stable_baselines3", "torchrl", "tianshou", "cpprb", "agilerl", "skrl", "rsl_rl", "flashbax", "rlox",
     "cleanrl",
 )  # fmt: skip
-"""The files beside this one; each has a function `peer()`."""
+"""The modules of this package that have a function `peer()`."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """An adapter whose library did not import."""
+    """An adapter whose library could not be imported."""
 
     name: str
     reason: str
@@ -25,19 +25,19 @@ class Missing:
 
 @dataclass(frozen=True)
 class Discovery:
-    """What was found, ours first."""
+    """The peers that were found, ours first, and those that are missing."""
 
     peers: list[Peer]
     missing: list[Missing]
 
 
 def discover(modules: Sequence[str] = MODULES) -> Discovery:
-    """Import each adapter; a library that does not import is reported, never raised."""
+    """Import each adapter; a library that cannot be imported is reported, never raised."""
     found = Discovery([], [])
     for module in modules:
         try:
             found.peers.append(import_module(f"{__package__}.{module}").peer())
-        # A half-installed library may raise anything at import: a missing symbol, a binary of another ABI.
+        # A half-installed library may raise any error at import: a missing symbol, a binary of another ABI.
         except Exception as error:
             found.missing.append(Missing(module, f"{type(error).__name__}: {error}"))
     return found

@@ -15,24 +15,24 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 ALPHA, BETA = 0.6, 0.4
-"""The exponents that every prioritized buffer is made with."""
+"""The exponents of every prioritized buffer."""
 
 
 class NotOffered(Exception):
-    """The library has no such operation, none for this shape, or documents that it means something else."""
+    """The library has no such operation, or not for this shape, or documents a different meaning."""
 
 
 class ReplayShape(NamedTuple):
-    """How large a replay buffer is: `capacity` transitions of N environments."""
+    """The size of a replay buffer: `capacity` transitions of N environments."""
 
     capacity: int
     num_envs: int
     obs: tuple[int, ...]
     action_dim: int
     dtype: type[np.generic] = np.float32
-    """Of observations. Images are (height, width, k) with k stacked frames, the newest last."""
+    """The shape of observations. Images are (height, width, k) with k stacked frames, the newest last."""
     seed: int | None = 0
-    """Of the draws; None leaves it to the library."""
+    """The seed of the draws; None leaves it to the library."""
 
     @property
     def is_image(self) -> bool:
@@ -42,7 +42,7 @@ class ReplayShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Transitions:
-    """Transitions as arrays with one leading axis: a step of N environments, or T steps of one."""
+    """Transitions as arrays with one leading axis: a step of N environments, or T steps of one environment."""
 
     obs: Array
     action: Array
@@ -59,12 +59,12 @@ class Transitions:
 
     @property
     def ended(self) -> Array:
-        """Bool: the episode ended with this step, in either way."""
+        """Bool: this step ended the episode, by termination or truncation."""
         return self.terminated | self.truncated
 
 
 class ReplayBatch(NamedTuple):
-    """What a learner reads, [B, …] arrays, or [B, L, …] of sequences."""
+    """The fields that a learner reads, arrays [B, …], or [B, L, …] of sequences."""
 
     obs: Array
     action: Array
@@ -73,11 +73,11 @@ class ReplayBatch(NamedTuple):
     next_obs: Array
     weight: Array | None = None
     discount: Array | None = None
-    """γ^k of an n-step transition; None where the library leaves it to the learner."""
+    """γ^k of an n-step transition; None if the library leaves it to the learner."""
     mask: Array | None = None
-    """Which steps of a sequence are real; None says all."""
+    """Which steps of a sequence are real; None means all."""
     train: Array | None = None
-    """Which steps are trained on; None says that burn-in is always as long as was asked for, padded where it must."""
+    """Which steps are trained on; None means all after the requested burn-in."""
 
 
 class Replay(Protocol):
@@ -88,7 +88,7 @@ class Replay(Protocol):
     """
 
     def prepare(self, step: Transitions) -> Any:
-        """What `add` takes, in the form that this library likes best."""
+        """The argument of `add` for a step, in the library's preferred form."""
         ...
 
     def add(self, prepared: Any) -> None:
@@ -96,9 +96,9 @@ class Replay(Protocol):
         ...
 
     def fill(self, block: Transitions) -> None:
-        """Store steps of a single environment, in time order, in the fastest way there is; never timed.
+        """Store steps of a single environment, in time order, in the fastest way; never timed.
 
-        Where a library has no call for that, its own arrays are written.
+        If the library has no call for it, the adapter writes into the library's arrays.
         """
         ...
 
@@ -107,17 +107,17 @@ class Replay(Protocol):
         ...
 
     def read(self, batch: Any) -> ReplayBatch:
-        """The same as arrays under our names."""
+        """A batch as arrays under our names."""
         ...
 
     @property
     def stored(self) -> int:
-        """How many transitions can be sampled."""
+        """The number of transitions that can be sampled."""
         ...
 
     @property
     def nbytes(self) -> int | None:
-        """All arrays and tensors that the buffer holds; None where the library hides them."""
+        """The bytes of all arrays and tensors of the buffer; None if the library hides them."""
         ...
 
 
@@ -125,7 +125,7 @@ class PrioritizedReplay(Replay, Protocol):
     """A replay buffer that draws transitions in proportion to priority^ALPHA."""
 
     def priority(self, values: Array) -> Any:
-        """Priorities in the form that `update` likes best; never timed."""
+        """Priorities in the form that `update` prefers; never timed."""
         ...
 
     def update(self, batch: Any, priority: Any) -> None:
@@ -133,7 +133,7 @@ class PrioritizedReplay(Replay, Protocol):
         ...
 
     def handles(self, batch: Any) -> Array:
-        """What the library calls the drawn transitions when their priorities are set, [B]."""
+        """The library's identifiers [B] of the drawn transitions, for setting their priorities."""
         ...
 
     def set_priority(self, handles: Array, priority: Array) -> None:
@@ -156,11 +156,11 @@ OPTIONAL = {
     "safe_in_threads": "True, if the library promises that threads may write and sample at once",
     "survives_kill": "True, if the library promises that a killed `save` leaves the last whole one",
 }
-"""What a replay adapter may have beyond the protocol; each missing one makes cases "not offered"."""
+"""Optional parts of a replay adapter; cases that need a missing part are "not offered"."""
 
 
 class GoalStep(NamedTuple):
-    """One step of one environment with a goal: numbers that say where it is and where it should be."""
+    """One step of one environment with a goal: its position and its goal as numbers."""
 
     at: float
     goal: float
@@ -171,7 +171,7 @@ class GoalStep(NamedTuple):
 
 
 class GoalBatch(NamedTuple):
-    """Transitions after goals were exchanged, [B] arrays; `terminated` is None where it is documented to be kept."""
+    """Transitions with replaced goals, arrays [B]; `terminated` is None if the library documents that it keeps it."""
 
     at: Array
     goal: Array
@@ -181,27 +181,27 @@ class GoalBatch(NamedTuple):
 
 
 class GoalReplay(Protocol):
-    """A replay buffer that exchanges goals; its reward is `missed`."""
+    """A replay buffer that replaces goals; its reward is `missed`."""
 
     def add(self, step: GoalStep) -> None:
         """Store one step of the only environment."""
         ...
 
     def sample(self, batch_size: int) -> GoalBatch:
-        """Draw transitions, most of them with another goal."""
+        """Draw transitions, most of them with a replaced goal."""
         ...
 
 
 def missed(at: Array, goal: Array) -> Array:
-    """The reward of goal tasks here: 0 where the goal is reached, −1 elsewhere."""
+    """The reward of goal tasks: 0 where the goal is reached, −1 elsewhere."""
     return np.where(np.asarray(at) == np.asarray(goal), 0.0, -1.0).astype(np.float32)
 
 
 class StepReplay(Protocol):
-    """A replay buffer that is given what a Gymnasium vector environment returns, in whichever way that resets."""
+    """A replay buffer that takes the results of a Gymnasium vector environment in any autoreset mode."""
 
     def add_step(self, obs: Array, action: Array, step: tuple[Any, ...]) -> None:
-        """Store one step of all environments: `step` is what `env.step(action)` returned."""
+        """Store one step of all environments, with `step = env.step(action)`."""
         ...
 
     def sample(self, batch_size: int) -> ReplayBatch:
@@ -210,10 +210,10 @@ class StepReplay(Protocol):
 
     @property
     def stored(self) -> int:
-        """How many transitions can be sampled."""
+        """The number of transitions that can be sampled."""
         ...
 
 
 def whole(array: Any) -> Array:
-    """A torch tensor or array of shape [B, 1] or [B] as an array [B]: several libraries keep an axis for scalars."""
+    """A tensor or array [B, 1] or [B] as an array [B]: several libraries keep an axis for scalars."""
     return np.asarray(array).reshape(len(array))

@@ -1,4 +1,4 @@
-"""What a peer may offer, as protocols over shared numpy data; replay buffers are described in `off_policy`.
+"""What a peer may offer, as protocols over shared numpy data; replay buffers are in `off_policy`.
 
 A `Peer` names a library and holds one adapter class for each capability; None says "not offered". Adapters translate
 our convention (DESIGN: everything at index t belongs to the action taken at t) into the documented meaning of their
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 class RolloutShape(NamedTuple):
-    """How large a rollout is: T steps of N environments with flat float32 observations and actions."""
+    """The size of a rollout: T steps of N environments with flat float32 observations and actions."""
 
     num_steps: int
     num_envs: int
@@ -34,7 +34,7 @@ class RolloutShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """One step of all environments, as float32 and bool arrays of N rows."""
+    """One step of all environments, as float32 and bool arrays [N, …]."""
 
     obs: Array
     action: Array
@@ -44,12 +44,12 @@ class Step:
     value: Array
     log_prob: Array
     started: Array
-    """[N] bool: an episode ended just before this step, so `obs` is the first of a new one."""
+    """[N] bool: the episode ended just before this step, so `obs` is the first of a new one."""
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Everything an advantage is computed from, as [T, N] arrays.
+    """The inputs of an advantage, as [T, N] arrays.
 
     `next_value[t]` is the value of the state that the action at t led to, before any reset.
     """
@@ -62,18 +62,18 @@ class Trajectory:
 
     @property
     def ended(self) -> Array:
-        """[T, N] bool: the episode ended with the action at t, in either way."""
+        """[T, N] bool: the action at t ended the episode, by termination or truncation."""
         return self.terminated | self.truncated
 
     @property
     def last_value(self) -> Array:
-        """[N] value of the state that the newest action led to."""
+        """[N] the value of the state that the newest action led to."""
         return self.next_value[-1]
 
     def reward_with_truncation_folded_in(self, gamma: float) -> Array:
-        """[T, N] r + γ V(next) where truncated: how libraries without a next value bootstrap a truncated step.
+        """[T, N] r + γ V(next) at truncated steps: how libraries without a next value bootstrap them.
 
-        The newest step is bootstrapped like any other truncated one, because its episode has ended.
+        The newest step is treated like any other truncated step, because its episode has ended.
         """
         bootstrap = self.truncated & ~self.terminated
         return (self.reward + gamma * self.next_value * bootstrap).astype(self.reward.dtype)
@@ -91,14 +91,14 @@ class Batch(NamedTuple):
 
 
 class Gae(Protocol):
-    """A stand-alone advantage estimator, in the form of it that is the library's fastest."""
+    """A stand-alone advantage estimator, in the library's fastest form."""
 
     def prepare(self, trajectory: Trajectory, *, gamma: float, lam: float) -> Callable[[], Any]:
         """A call without arguments that computes advantages and returns in the library's own layout."""
         ...
 
     def read(self, output: Any) -> tuple[Array, Array]:
-        """(advantage, return), both [T, N], of what the prepared call gave back."""
+        """(advantage, return), both [T, N], of the prepared call's result."""
         ...
 
 
@@ -106,14 +106,14 @@ class Epoch(Protocol):
     """A full rollout that can be read in shuffled minibatches."""
 
     standardizes: bool
-    """The library itself brings advantages to mean 0 and standard deviation 1 before it hands them out."""
+    """Whether the library itself normalises advantages to mean 0 and standard deviation 1."""
 
     def minibatches(self, batch_size: int) -> Iterable[Any]:
-        """One epoch: each row once, freshly shuffled, in the library's own kind of batch."""
+        """One epoch: each row once, shuffled, in the library's own kind of batch."""
         ...
 
     def read(self, batch: Any) -> Batch:
-        """The same tensors under our names."""
+        """The tensors of a batch under our names."""
         ...
 
 
@@ -121,7 +121,7 @@ class Rollout(Epoch, Protocol):
     """A rollout buffer: filled step by step, then read in epochs."""
 
     def prepare(self, step: Step) -> Any:
-        """What `add` takes, in the form that this library likes best."""
+        """The argument of `add` for a step, in the library's preferred form."""
         ...
 
     def add(self, prepared: Any) -> None:
@@ -136,12 +136,12 @@ class Rollout(Epoch, Protocol):
         ...
 
     def clear(self) -> None:
-        """Make room for the next rollout, the way the library's own training loop does."""
+        """Remove the rollout, as the library's own training loop does."""
         ...
 
 
 class Sequences(NamedTuple):
-    """Sequences as the rows t·N + n of their steps, and the recurrent state [S, H] that each starts from."""
+    """The rows t·N + n of each sequence's steps, and the recurrent state [S, H] that each starts from."""
 
     rows: list[list[int]]
     state: Array
@@ -151,59 +151,59 @@ class Recurrent(Protocol):
     """A full rollout with recurrent states, read in shuffled or ordered minibatches of sequences."""
 
     def fill(self, steps: list[Step], state: Array, advantage: Array, return_: Array) -> None:
-        """Store the steps, the state [T, N, H] before each, and what was estimated [T, N]."""
+        """Store the steps, the state [T, N, H] before each, and their advantages and returns [T, N]."""
         ...
 
     def minibatches(self, num_steps: int) -> Iterable[Any]:
-        """One epoch from the flags to the last batch, of about `num_steps` steps each, in the library's own batches."""
+        """One epoch of batches of about `num_steps` steps, in the library's own form."""
         ...
 
     def read(self, batch: Any) -> Sequences:
-        """Which steps and states a batch holds; the first number of an observation is its row."""
+        """The steps and states of a batch; the first number of an observation is its row."""
         ...
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One library and what it offers."""
+    """A library and its adapters."""
 
     name: str
     version: str
     gae: type[Gae] | None = None
     collected: type[Gae] | None = None
-    """The same estimate as the library's own collection loop makes it."""
+    """The same estimator, as the library's own collection loop calls it."""
     rollout: Callable[[RolloutShape], Rollout] | None = None
     epoch: Callable[[list[Step], Array, Array], Epoch] | None = None
-    """Only where there is no `rollout`: from steps, advantage [T, N] and return [T, N] to something that shuffles."""
+    """For libraries without `rollout`: makes a shuffling object of steps, advantage [T, N] and return [T, N]."""
     rollout_given: Mapping[str, Callable[[RolloutShape], Rollout]] = field(default_factory=dict)
-    """The same rollout fed with other kinds of input, by the kind's name, where more than one kind is a promise."""
+    """The same rollout with other kinds of input, by the name of the kind."""
     recurrent: Callable[[RolloutShape, int], Recurrent] | None = None
-    """From a shape and a length to a rollout that is read in sequences of that length."""
+    """Makes a rollout, of a shape and a length, that is read in sequences of that length."""
     replay: Callable[[ReplayShape], Replay] | None = None
     """Draws transitions uniformly."""
     replay_given: Mapping[str, Callable[[ReplayShape], Replay]] = field(default_factory=dict)
-    """The same replay fed with other kinds of input, by the kind's name."""
+    """The same replay with other kinds of input, by the name of the kind."""
     replay_saving: Mapping[str, Callable[[ReplayShape], Replay]] = field(default_factory=dict)
-    """The same replay with the library's settings that save memory, by the settings' names."""
+    """The same replay with the library's settings that save memory, by their names."""
     stacked: Callable[[ReplayShape], Replay] | None = None
     """Keeps single frames of images and rebuilds their stacks."""
     without_replacement: Callable[[ReplayShape], Replay] | None = None
-    """Draws each stored transition once before it draws one again."""
+    """Draws every stored transition once before it draws one again."""
     prioritized: Callable[[ReplayShape], PrioritizedReplay] | None = None
     prioritized_strictly: Callable[[ReplayShape], PrioritizedReplay] | None = None
-    """The same with the settings that promise most: nothing is added to priorities, overwritten rows are noticed."""
+    """The same with the strictest settings: nothing is added to priorities, overwritten rows are noticed."""
     n_step: Callable[[ReplayShape, int, float], Replay] | None = None
-    """From a shape, n and gamma to a replay whose batches are n-step transitions."""
+    """Makes a replay, of a shape, n and gamma, whose batches are n-step transitions."""
     n_step_plain: Callable[[ReplayShape, int, float], Replay] | None = None
-    """The same without what its adapter mends, where it mends something."""
+    """The same without what the adapter corrects."""
     sequence: Callable[[ReplayShape, int], Replay] | None = None
-    """From a shape and a length L to a replay whose batches are runs of steps, [B, L, …]."""
+    """Makes a replay, of a shape and a length L, whose batches are sequences [B, L, …]."""
     burn_in: Callable[[ReplayShape, int, int], Replay] | None = None
-    """From a shape, a burn-in and a length to a replay of runs with up to so many steps before the drawn one."""
+    """Makes a replay, of a shape, a burn-in and a length, of sequences with up to `burn_in` steps before the row."""
     hindsight: Callable[[int, str], GoalReplay] | None = None
-    """From a capacity and a strategy, "future" or "final", to a replay that exchanges goals."""
+    """Makes a replay, of a capacity and a strategy ("future" or "final"), that replaces goals."""
     from_env: Callable[[VectorEnv, int], StepReplay] | None = None
-    """From a vector environment and a capacity to a replay that understands its way to reset."""
+    """Makes a replay, of a vector environment and a capacity, that understands how the environment resets."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Why a case does not apply, by its number: how the library documents it, or why it cannot run here."""
+    """Why a case does not apply, by its number: what the library documents, or why it cannot run here."""
     ours: bool = False

@@ -1,6 +1,6 @@
-"""Three lines for each difference that was seen, with that library alone, and what they print.
+"""A few lines of code for each known difference, which need only that library, and their output.
 
-The files beside this one are read, not imported: a title with the library's name, and for each case the code and its
+The files of this folder are read, not imported: a title with the library's name, and for each case the code and its
 output.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Reproduction(NamedTuple):
-    """Code that needs nothing but the library it is about, and the text that it prints."""
+    """Code that needs only its library, and the text that it prints."""
 
     code: str
     prints: str
@@ -29,4 +29,4 @@ def _read(text: str) -> tuple[str, dict[str, Reproduction]]:
 REPRODUCTIONS: dict[str, dict[str, Reproduction]] = dict(
     _read(file.read_text("utf-8")) for file in sorted(Path(__file__).parent.glob("*.md"))
 )
-"""By the name of the library and the number of the case."""
+"""Reproductions by the name of the library and the number of the case."""

@@ -8,15 +8,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relive.distributed.identity import ROWS, Identity
+from relive.distributed.shard_ids import ROWS, ShardIds
 
 
 def test_ids_are_those_of_one_buffer_until_a_shard_starts_again() -> None:
-    identity = Identity(range(2, 5), 7, np.zeros((1, 3), np.int64), 0)
+    shard_ids = ShardIds(range(2, 5), 7, np.zeros((1, 3), np.int64), 0)
     inside = np.arange(12)  # row i // 3 of environment 2 + i % 3
-    outside = identity.outside(inside)
+    outside = shard_ids.to_service(inside)
     assert outside.tolist() == [row * 7 + env for row in range(4) for env in (2, 3, 4)]
-    back, kept = identity.inside(outside, np.full(3, 4))
+    back, kept = shard_ids.to_shard(outside, np.full(3, 4))
     assert back.tolist() == inside.tolist()
     assert kept.all()
 
@@ -24,11 +24,11 @@ def test_ids_are_those_of_one_buffer_until_a_shard_starts_again() -> None:
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=6))
 def test_no_id_is_given_twice_by_a_shard_that_starts_again(lives: list[tuple[int, int]]) -> None:
     """In each life a shard writes some rows, then loses some of them."""
-    identity = Identity(range(1, 2), 3, np.zeros((1, 1), np.int64), 0)
+    shard_ids = ShardIds(range(1, 2), 3, np.zeros((1, 1), np.int64), 0)
     given, head, saved, alive = set(), 0, 0, dict[int, int]()
     for written, lost in lives:
         rows = np.arange(head, head + written)
-        ids = identity.outside(rows).tolist()
+        ids = shard_ids.to_service(rows).tolist()
         assert not given & set(ids)
         assert all(i % 3 == 1 for i in ids)
         given |= set(ids)
@@ -36,25 +36,25 @@ def test_no_id_is_given_twice_by_a_shard_that_starts_again(lives: list[tuple[int
         saved = max(head + written - lost, saved)
         head = saved
         alive = {row: i for row, i in alive.items() if row < head}
-        identity = identity.reborn(np.array([head]), np.array([0]))
-        rows, kept = identity.inside(np.array(sorted(given)), np.array([head]))
+        shard_ids = shard_ids.restarted(np.array([head]), np.array([0]))
+        rows, kept = shard_ids.to_shard(np.array(sorted(given)), np.array([head]))
         found = dict(zip(rows[kept].tolist(), np.array(sorted(given))[kept].tolist(), strict=True))
         assert found == alive
 
 
 def test_an_id_that_was_never_given_is_refused() -> None:
-    identity = Identity(range(1), 1, np.zeros((1, 1), np.int64), 0).reborn(np.array([5]), np.array([0]))
+    shard_ids = ShardIds(range(1), 1, np.zeros((1, 1), np.int64), 0).restarted(np.array([5]), np.array([0]))
     for never in (-1, ROWS + 4, ROWS + 9, 2 * ROWS):
         with pytest.raises(IndexError, match="the id of a stored transition"):
-            identity.inside(np.array([never]), np.array([9]))
-    assert identity.inside(np.array([4, 5, ROWS + 5]), np.array([9]))[1].tolist() == [True, False, True]
+            shard_ids.to_shard(np.array([never]), np.array([9]))
+    assert shard_ids.to_shard(np.array([4, 5, ROWS + 5]), np.array([9]))[1].tolist() == [True, False, True]
     with pytest.raises(OverflowError, match="ids below 2\\^63"):
-        Identity(range(1 << 20), 1 << 20, np.zeros((1, 1), np.int64), 1 << 11)
+        ShardIds(range(1 << 20), 1 << 20, np.zeros((1, 1), np.int64), 1 << 11)
 
 
 def test_lives_whose_rows_are_gone_are_forgotten() -> None:
-    identity = Identity(range(1), 1, np.zeros((1, 1), np.int64), 0)
+    shard_ids = ShardIds(range(1), 1, np.zeros((1, 1), np.int64), 0)
     for life in range(1, 100):
-        identity = identity.reborn(np.array([10 * life]), np.array([10 * life - 15]))
-        assert len(identity.starts) <= 4
-    assert identity.outside(np.array([985, 990])).tolist() == [98 * ROWS + 985, 99 * ROWS + 990]
+        shard_ids = shard_ids.restarted(np.array([10 * life]), np.array([10 * life - 15]))
+        assert len(shard_ids.starts) <= 4
+    assert shard_ids.to_service(np.array([985, 990])).tolist() == [98 * ROWS + 985, 99 * ROWS + 990]

@@ -1,0 +1,107 @@
+"""Writing the episodes of a replay buffer as a Minari dataset."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from relive.checkpoint.progress import watched
+from relive.datasets.minari.dataset import STEP, import_minari, sliced
+from relive.errors import SchemaError, explain
+from relive.fields.schema import DTYPES, Tree, given_shape
+from relive.replay.buffer import ReplayBuffer
+
+
+def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
+    """Write the episodes of a replay buffer as the local Minari dataset `dataset_id`; returns the MinariDataset.
+
+    Extra fields become infos, and each part of a field "info" becomes an info of its own name; infos of the reset,
+    which a buffer does not store, are zero. Images are not compressed as JPEG, which is lossy, unless
+    `jpeg_encoding=True`.
+
+    Args:
+        replay: a replay buffer in time order.
+        dataset_id: the id of the dataset in Minari's form: "namespace/name-v0".
+        options: options of `minari.create_dataset_from_buffers`: `env=` or spaces, author and so on. The default spaces
+            are the widest that the fields allow.
+    """
+    minari = import_minari()
+    if type(replay) is not ReplayBuffer or replay.storage.keeps_next:
+        remedy = 'Use a ReplayBuffer with next_obs="shared": only it stores the observations of an episode in order.'
+        raise SchemaError(explain("to_minari", "a replay buffer in time order", repr(replay), remedy))
+    trees = replay._schema.trees
+    given = {"observation_space": _space(trees["obs"]), "action_space": _space(trees["action"])}
+    options = {**({} if "env" in options else given), "jpeg_encoding": False, **options}
+    spaces = [options.get(name) for name in ("observation_space", "action_space")]
+    episodes = watched(replay.episodes(), len(replay), "writing episodes", len)
+    with warnings.catch_warnings():
+        # Minari warns about missing authors and sources, which callers may leave out.
+        warnings.filterwarnings("ignore", category=UserWarning, module="minari")
+        return minari.create_dataset_from_buffers(dataset_id, (_written(one, spaces) for one in episodes), **options)
+
+
+def _written(episode: TensorDict, spaces: list[Any]) -> Any:
+    """An episode [T] as Minari's EpisodeBuffer."""
+    tree = {name: _arrays(value) for name, value in episode.items()}
+    obs = _joined(tree["obs"], sliced(tree["next_obs"], slice(-1, None)))
+    fields = {name: part for name, part in tree.items() if name not in (*STEP, "next_obs", "index")}
+    infos = {**fields.pop("info", {}), **fields}
+    return import_minari().data_collector.EpisodeBuffer(
+        observations=_as(spaces[0], obs),
+        actions=_as(spaces[1], tree["action"]),
+        rewards=tree["reward"],
+        terminations=tree["terminated"],
+        truncations=tree["truncated"],
+        infos=_listed(_joined(_zero_entry(infos), infos)) if infos else None,
+    )
+
+
+def _arrays(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (value.float() if DTYPES[value.dtype] is None else value).cpu().numpy()
+    return {name: _arrays(part) for name, part in value.items()}
+
+
+def _joined(tree: Any, more: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _joined(part, more[name]) for name, part in tree.items()}
+    return np.concatenate([tree, more])
+
+
+def _zero_entry(tree: Any) -> Any:
+    """One entry of zeros, for the info of the reset."""
+    if isinstance(tree, dict):
+        return {name: _zero_entry(part) for name, part in tree.items()}
+    return np.zeros_like(tree[:1])
+
+
+def _listed(tree: Any) -> Any:
+    """Single numbers per step as lists: Minari cannot read Arrow files of arrays without a shape."""
+    if isinstance(tree, dict):
+        return {name: _listed(part) for name, part in tree.items()}
+    return list(tree) if tree.ndim == 1 else tree
+
+
+def _as(space: Any, tree: Any) -> Any:
+    """The parts "0", "1", … of a Tuple space as a tuple."""
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_as(part, tree[str(i)]) for i, part in enumerate(space.spaces))
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _as(part, tree[name]) for name, part in space.spaces.items()}
+    return tree
+
+
+def _space(tree: Tree) -> gym.Space[Any]:
+    if isinstance(tree, dict):
+        return gym.spaces.Dict({name: _space(part) for name, part in tree.items()})
+    dtype = DTYPES[tree.dtype] or np.dtype(np.float32)
+    if dtype.kind == "f":
+        low, high = -np.inf, np.inf
+    else:
+        low, high = (0, 1) if dtype.kind == "b" else (torch.iinfo(tree.dtype).min, torch.iinfo(tree.dtype).max)
+    return gym.spaces.Box(low, high, given_shape(tree), dtype.type)
