@@ -33,8 +33,8 @@ ALLOWED = {
     ("memory.shared", "others"),
     ("replay.storage", "a stack of other frames"),
     ("rollout.advantages", "none"),
-    ("rollout.buffer", "a cleared one"),
-    ("rollout.columns", "none"),
+    ("rollout.batching", "a cleared one"),
+    ("rollout.storage", "none"),
     ("statistics.observers", "two"),
 }
 """(module, text) that still point. This list only shrinks."""
