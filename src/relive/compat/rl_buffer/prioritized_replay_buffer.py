@@ -93,7 +93,7 @@ class PrioritizedReplayBuffer(StoredTransitions):
 
     @property
     def _max_priority(self) -> float:
-        return float(self.core.state_dict()["draws"]["largest"])
+        return float(self.core.state_dict()["arrays"]["sampler.largest"])
 
 
 class RowTree(SumTree):
@@ -104,7 +104,7 @@ class RowTree(SumTree):
         ids, first = core.ids(), self._first_leaf
         self._core, self._ids = core, ids
         self.data_pointer = (int(ids[-1]) + 1) % self.capacity if len(ids) else 0
-        self._sums[first : first + self.capacity] = core.state_dict()["draws"]["mass"].cpu()
+        self._sums[first : first + self.capacity] = core.state_dict()["arrays"]["sampler.mass"].cpu()
         while first > 1:  # level by level
             first //= 2
             self._sums[first : 2 * first] = self._sums[2 * first : 4 * first].reshape(-1, 2).sum(1)
