@@ -125,6 +125,6 @@ class Both:
 
 def read(replay: rl.ReplayBuffer, ids: list[int], view: View) -> dict[Any, torch.Tensor]:
     """What a view reads of given rows."""
-    slots = replay._storage.locate(torch.tensor(ids, dtype=torch.int64))
+    slots = replay.storage.locate(torch.tensor(ids, dtype=torch.int64))
     assert (slots >= 0).all()
-    return view.read(replay._storage, slots, replay._random)
+    return view.read(replay.storage, slots, replay._random)

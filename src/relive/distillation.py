@@ -27,6 +27,7 @@ from relive.kernels.shuffling import shuffled
 from relive.locking import lock_for
 from relive.memory import Memory
 from relive.memory.documents import Node
+from relive.memory.portable import Portable
 from relive.memory.rows import Rows
 from relive.memory.saved import Saved, State
 from relive.randomness import Randomness
@@ -43,7 +44,7 @@ all rows, None draws everything from all rows."""
 
 
 @understands
-class DistillationBuffer:
+class DistillationBuffer(Portable):
     """The newest `capacity` rows of observations and a teacher's actions, with the round that each row came from.
 
     What `add` is given is one row or a batch of rows, told by the observation's number of axes; a batch is stored as
@@ -225,10 +226,7 @@ class DistillationBuffer:
         obs, action = trees.pop("obs"), trees.pop("action", None)
         capacity = changes.get("capacity") or config.entry("capacity").integer(1, 1 << 50)
         device = changes.get("device") or saved_device(config.entry("device"))
-        buffer = cls(capacity, obs, action, extra=trees, device=device)
-        if saved.values.entry("ring").entry("known").flag() and not buffer._columns:
-            buffer._allocate(Schema(buffer._schema.trees))
-        return buffer
+        return cls(capacity, obs, action, extra=trees, device=device)
 
     def config(self) -> dict[str, Any]:
         """How an equal, empty buffer is made, as JSON."""
@@ -256,6 +254,9 @@ class DistillationBuffer:
         if starts[0] != 0 or bool((starts.diff() < 0).any()) or int(starts[-1]) > head:
             raise saved.at("ring.starts", starts.tolist()).wrong(f"rising rows from 0 to the head {head}")
         self._random.load_state(saved.part("random"))
+        if node.entry("known").flag() and not self._columns:
+            fields = saved.config.entry("fields").entries()
+            self._allocate(Schema({name: tree_of(tree) for name, tree in fields.items()}))
         ring.head, ring.floor = head, floor
         self._set_rounds(starts.tolist())
 

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
-LOCK_SECONDS = float(os.environ.get("RELIVE_LOCK_SECONDS", "600"))
+from relive.errors import explain
+
+
+def _seconds(name: str, otherwise: float) -> float:
+    """A positive number of an environment variable; of any other text a warning, and the number `otherwise`."""
+    text = os.environ.get(name, str(otherwise))
+    with suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    remedy = f"Unset it, or set it to a number; {otherwise:g} is used."
+    warnings.warn(explain(name, "a positive number of seconds", repr(text), remedy), stacklevel=2)
+    return otherwise
+
+
+LOCK_SECONDS = _seconds("RELIVE_LOCK_SECONDS", 600.0)
 """How long a call waits for a process that holds a folder or a shared buffer: longer than any save should take."""
 
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()

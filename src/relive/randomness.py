@@ -129,15 +129,3 @@ def _big(node: Node) -> int:
     if not is_number or int(digits) >= 1 << 128:
         raise node.wrong("an integer of at most 128 bits, in decimal digits")
     return int(digits)
-
-
-def verify_state(snapshot: Any) -> None:
-    """Raise if `restore` would not take this for a place in a stream."""
-    trial = Randomness(0)
-    try:
-        trial.restore(snapshot)
-        trial.check()
-    except Exception as error:  # whatever numpy and torch say of what is no state of a generator
-        remedy = "Pass what state_dict() of a buffer gave."
-        got = f"{type(snapshot).__name__} ({type(error).__name__}: {error})"
-        raise SchemaError(explain("load_state_dict: random", "the state of a generator", got, remedy)) from error

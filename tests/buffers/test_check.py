@@ -26,12 +26,12 @@ def tensors_of(buffer: Any) -> tuple[torch.Tensor, ...]:
     """One tensor a leaf."""
     if isinstance(buffer, rl.DistillationBuffer):
         return buffer._columns
-    return buffer._storage.tensors if isinstance(buffer, rl.RolloutBuffer) else buffer._storage.columns
+    return buffer._storage.tensors if isinstance(buffer, rl.RolloutBuffer) else buffer.storage.memory.leaves
 
 
 def everything(buffer: Any) -> list[bytes]:
     """All that a buffer keeps, and its generator."""
-    state = buffer._storage.ring.state if isinstance(buffer, rl.ReplayBuffer) else ()
+    state = buffer.storage.memory.ring.state.values() if isinstance(buffer, rl.ReplayBuffer) else ()
     tensors = [tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in (*tensors_of(buffer), *state)]
     return [*tensors, repr(buffer._random.bits.state).encode(), repr(buffer).encode()]
 
@@ -69,7 +69,7 @@ def _stacks(now: list[int], start: list[int], frames: int) -> np.ndarray:
 
 def ring(name: str, place: Any, value: Any) -> Break:
     def plant(replay: rl.ReplayBuffer) -> None:
-        getattr(replay._storage.ring, name)[place] = value
+        getattr(replay.storage.memory.ring, name)[place] = value
 
     return plant
 
@@ -97,10 +97,16 @@ def replaced(change: Callable[[torch.Tensor], torch.Tensor]) -> Break:
 
     def plant(buffer: Any) -> None:
         first, *rest = tensors_of(buffer)
-        name = "tensors" if isinstance(buffer, rl.RolloutBuffer) else "columns"
-        setattr(buffer._storage, name, (change(first), *rest))
+        where, name = (
+            (buffer.storage.memory, "leaves") if isinstance(buffer, rl.ReplayBuffer) else (buffer._storage, "tensors")
+        )
+        setattr(where, name, (change(first), *rest))
 
     return plant
+
+
+def of_memory(path: str, value: Any) -> Break:
+    return attribute(f"storage.memory.{path}", value)
 
 
 def attribute(path: str, value: Any) -> Break:
@@ -210,7 +216,8 @@ REPLAY: dict[str, tuple[dict[str, Any], Break, str]] = {
     "an open row of stored ones": (STORED, ring("open", 1, True), r"^open\[1\]: expected False without a step before"),
     "a closed row that is pending": ({}, ring("open", 0, False), r"^kind\[5, 0\]: expected 0 \(empty\) .*, got 3"),
     "a flag that is none": (
-        {}, lambda r: r._storage.ring.open.view(torch.uint8).fill_(3), r"^open\[0\]: expected a flag of 0 or 1, got 3"
+        {}, lambda r: r.storage.memory.ring.open.view(torch.uint8).fill_(3),
+        r"^open\[0\]: expected a flag of 0 or 1, got 3"
     ),
     "a head too far": ({}, ring("head", 0, 6), "^kind of row 6, environment 0: expected a row that was written"),
     "a head before the floor": ({}, ring("head", 1, -1), r"^head\[1\]: expected a row of at least the floor, got -1"),
@@ -220,29 +227,39 @@ REPLAY: dict[str, tuple[dict[str, Any], Break, str]] = {
     "a wrong count": ({}, ring("count", 1, 5), r"^count\[1\]: expected the number of transitions, got 5"),
     "an end of nothing": ({}, kind(3, 1, FINAL), "^first of row 4, environment 1: expected a start after a final row"),
     "counts of another time": (
-        {}, attribute("_storage._shares", torch.zeros(14)),
+        {}, attribute("storage._shares.shares", torch.zeros(14)),
         r"^running shares\[0\]: expected the shares of the transitions"
     ),
-    "ids of another time": (
-        {}, attribute("_storage._row_ids", torch.full((14,), 5)),
-        r"^ids of slots\[0\]: expected the ids of the rows, got"
-    ),
-    "rows that are said not to be": ({}, attribute("_storage.is_empty", True), "^is_empty: expected False, as the"),
     "stacks that could not be refused": (
-        {"frames": 3}, lambda r: r._storage.broken.add_(2), "^obs: expected stacks of the stored frames, got 2 steps w"
+        {"frames": 3}, lambda r: r.storage.memory.broken.add_(2),
+        "^obs: expected stacks of the stored frames, got 2 steps w"
     ),
-    "another window": ({}, attribute("_storage.ring.alive", 6), r"^ring: expected .* \(2, 7, 7\), got \(2, 6, 7\)"),
-    "other memory of the ring": ({}, attribute("_storage.ring.kind", torch.clone), "^memory of kind: expected the"),
+    "another window": ({}, of_memory("ring.alive", 6), r"^ring: expected .* \(2, 7, 7\), got \(2, 6, 7\)"),
+    "other memory of the ring": ({}, of_memory("ring.kind", torch.clone), "^memory of kind: expected the"),
     "other memory of next_obs": (
-        STORED, attribute("_storage.next_columns", lambda c: (c[0].clone(),)), "^memory of next_obs: expected the addr"
+        STORED, of_memory("next_leaves", lambda c: (c[0].clone(),)), "^memory of next_obs: expected the addr"
     ),
     "an unknown staged field": (
-        {}, attribute("_staged", {"hont": ()}), r"^staged fields: expected declared fields \(obs"
+        {}, attribute("_given.staged", {"hont": ()}), r"^staged fields: expected declared fields \(obs"
     ),
     "a staged field of another shape": (
-        {}, attribute("_staged", {"obs": (torch.zeros(2, 3),)}), r"^staged obs: expected .* \(2, 1\) on cpu, got"
+        {}, attribute("_given.staged", {"obs": (torch.zeros(2, 3),)}), r"^staged obs: expected .* \(2, 1\) on cpu, got"
     ),
 }  # fmt: skip
+
+
+TABLES: dict[str, tuple[Break, str]] = {
+    "ids of another time": (
+        attribute("storage._row_ids", torch.full((14,), 5)), r"^ids of slots\[0\]: expected the ids of the rows, got"
+    ),
+    "rows that are said not to be": (attribute("storage.is_empty", True), "^is_empty: expected False, as the"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_is_planted_in_the_tables_of_torch_ops_is_found(name: str) -> None:
+    with kernels.force_torch():
+        assert_found(lived(), *TABLES[name])
 
 
 @pytest.mark.parametrize("name", REPLAY)
@@ -266,7 +283,7 @@ class TestTheNativeTwin:
     def test_of_another_number_of_rows_is_found(self) -> None:
         other = lived(5)
         message = "^len: expected 8, the number of transitions, got 10"
-        assert_found(lived(), attribute("_storage._native", other._storage._native), message)
+        assert_found(lived(), attribute("storage._core", other.storage._core), message)
 
     def test_of_other_rows_is_found(self) -> None:
         other = lived(3)
@@ -276,12 +293,12 @@ class TestTheNativeTwin:
                 np.full((2, 1), t), np.zeros(2), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool), np.ones((2, 1)) + t
             )
         message = r"^ids\[0\]: expected ids that map back to their slots"
-        assert_found(lived(), attribute("_storage._native", other._storage._native), message)
+        assert_found(lived(), attribute("storage._core", other.storage._core), message)
 
 
 def leaf(place: int, value: float, rebuild: bool = True) -> Break:
     def plant(replay: Any) -> None:
-        tree = replay._draws._tree
+        tree = replay.run.tree
         tree.leaves_view()[place] = value
         if rebuild:
             tree.rebuild()
@@ -292,7 +309,7 @@ def leaf(place: int, value: float, rebuild: bool = True) -> Break:
 def left(place: int, value: int) -> Break:
     def plant(replay: Any) -> None:
         replay.sample(3)
-        draws = replay._draws
+        draws = replay.run
         draws._ids = draws._ids.clone()
         draws._ids[draws._at + place] = value if value >= 0 else draws._ids[draws._at]
 
@@ -301,9 +318,9 @@ def left(place: int, value: int) -> Break:
 
 def forgotten(replay: Any) -> None:
     replay.sample(3)
-    epoch = replay._draws.snapshot()
+    epoch = replay.run.snapshot()
     replay.clear()
-    replay._draws.restore(epoch)
+    replay.run.restore(epoch)
 
 
 SAMPLERS: dict[str, tuple[Any, Break, str]] = {
@@ -319,13 +336,13 @@ SAMPLERS: dict[str, tuple[Any, Break, str]] = {
         "^sums of priorities: expected the sums over the rows, to 1e-9"
     ),
     "no largest priority": (
-        rl.Prioritized(), attribute("_draws._largest", float("inf")), "^largest priority: expected a finite number of"
+        rl.Prioritized(), attribute("run._largest", float("inf")), "^largest priority: expected a finite number of"
     ),
     "fewer draws than none": (
-        rl.Prioritized(), attribute("_draws._draws", -1), "^draws: expected a number of at least 0"
+        rl.Prioritized(), attribute("run._num_drawn", -1), "^draws: expected a number of at least 0"
     ),
     "a tree of another size": (
-        rl.Prioritized(), attribute("_draws._slots", 13), "^priorities: expected 14, got 15"
+        rl.Prioritized(), attribute("run._slots", 13), "^priorities: expected 14, got 15"
     ),
     "an epoch with a row that was never there": (
         rl.WithoutReplacement(), left(1, 999), r"^epoch\[1\]: expected ids of transitions, got 999"
@@ -335,7 +352,7 @@ SAMPLERS: dict[str, tuple[Any, Break, str]] = {
         rl.WithoutReplacement(), forgotten, r"^epoch\[0\]: expected rows since the last clear, got"
     ),
     "an epoch with a row twice": (rl.WithoutReplacement(), left(2, -1), "^epoch: expected every row once, got 1 rows"),
-    "an epoch that is nowhere": (rl.WithoutReplacement(), attribute("_draws._at", -1), "^epoch: expected a place"),
+    "an epoch that is nowhere": (rl.WithoutReplacement(), attribute("run._at", -1), "^epoch: expected a place"),
 }  # fmt: skip
 
 
@@ -351,7 +368,7 @@ def test_a_smallest_priority_that_is_not_is_found() -> None:
     replay.sample(2)  # from now on the smallest is kept
 
     def keep_the_sum(replay: Any) -> None:
-        replay._draws._tree.leaves_view()[:2] = torch.tensor([0.5, 1.5])
+        replay.run.tree.leaves_view()[:2] = torch.tensor([0.5, 1.5])
 
     assert_found(
         replay, keep_the_sum, "^sums of priorities: expected the sums over the rows, to 1e-9, got .* error of inf"

@@ -59,7 +59,7 @@ def test_what_is_handed_out_may_be_moved_and_the_buffer_stays(
 ) -> None:
     replay, calm = (lived(made(sampler)) for _ in range(2))
     handed = replay.columns if part == "columns" else replay.state_dict()
-    assert next(tensors_of(handed)).data_ptr() == replay._storage.columns[0].data_ptr()
+    assert next(tensors_of(handed)).data_ptr() == replay.storage.memory.leaves[0].data_ptr()
     moved = move(handed)
     litter = [torch.full_like(tensor, 1) for tensor in tensors_of(handed) for _ in range(20)]
     for one in (replay, calm):
@@ -89,56 +89,63 @@ def replaced(name: str, value: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda state: state.update({name: value})
 
 
-def bits(**changed: Any) -> Callable[[dict[str, Any]], Any]:
-    def change(state: dict[str, Any]) -> None:
-        inner = {name: changed[name] for name in ("state", "inc") if name in changed}
-        outer = {name: value for name, value in changed.items() if name not in inner}
-        state["random"] = ({**state["random"][0], **outer}, {})
-        state["random"][0]["state"].update(inner)
+def valued(part: str, **changed: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda state: state["values"][part].update(changed)
 
-    return change
+
+def staged(state: dict[str, Any], *leaves: torch.Tensor) -> None:
+    state["values"]["staged"]["names"] = ["obs"]
+    state["arrays"].update({f"staged.obs.{i}": leaf for i, leaf in enumerate(leaves)})
 
 
 FORGED: dict[str, tuple[Any, Callable[[dict[str, Any]], Any]]] = {
-    "a negative head": (None, put("storage", "ring.head", -100_000)),
-    "a head beyond all ids": (None, put("storage", "ring.head", 2**63 - 1)),
-    "a head before the floor": (None, put("storage", "ring.floor", 1000)),
-    "a kind that is none": (None, put("storage", "ring.kind", 9)),
-    "a count of nothing": (None, put("storage", "ring.count", 3)),
-    "an open episode that is none": (None, put("storage", "ring.open", False)),
-    "an end in the middle of an episode": (None, put("storage", "terminated", True)),
-    "no draws": (None, lambda state: state.pop("draws")),
+    "a negative head": (None, put("arrays", "ring.head", -100_000)),
+    "a head beyond all ids": (None, put("arrays", "ring.head", 2**63 - 1)),
+    "a head before the floor": (None, put("arrays", "ring.floor", 1000)),
+    "a kind that is none": (None, put("arrays", "ring.kind", 9)),
+    "a count of nothing": (None, put("arrays", "ring.count", 3)),
+    "an open episode that is none": (None, put("arrays", "ring.open", False)),
+    "an end in the middle of an episode": (None, put("rows", "column3", True)),
+    "no arrays": (None, lambda state: state.pop("arrays")),
     "something more": (None, replaced("more", 1)),
     "no state": (None, lambda state: state.clear()),
-    "another sampler": (None, replaced("sampler", "Prioritized")),
-    "no tensors": (None, replaced("storage", {"obs": 1})),
-    "no dict of tensors": (None, replaced("storage", 7)),
-    "draws of another sampler": (None, replaced("draws", {"mass": torch.zeros(3)})),
-    "no draws at all": (None, replaced("draws", None)),
-    "an infinite largest priority": ("prioritized", put("draws", "largest", float("inf"))),
-    "a largest priority that is no number": ("prioritized", put("draws", "largest", float("nan"))),
-    "an infinite priority": ("prioritized", put("draws", "mass", float("inf"))),
-    "a negative priority": ("prioritized", put("draws", "mass", -1.0)),
-    "a priority where there is no row": ("prioritized", lambda state: state["draws"]["mass"].fill_(1.0)),
-    "priorities of fewer slots": ("prioritized", lambda s: s["draws"].update(mass=s["draws"]["mass"][:-1].clone())),
-    "a negative number of draws": ("prioritized", put("draws", "draws", -1)),
-    "a row twice in an epoch": ("without", lambda s: s["draws"].update(ids=torch.tensor([14, 14]))),
-    "a row that never was": ("without", lambda s: s["draws"].update(ids=torch.tensor([10**9]))),
-    "a negative row": ("without", lambda s: s["draws"].update(ids=torch.tensor([-7]))),
-    "a negative count of draws": ("counted", put("draws", "drawn", -1)),
-    "an even increment": (None, bits(inc=2)),
-    "a state of too many bits": (None, bits(state=1 << 200)),
-    "another generator": (None, bits(bit_generator="MT19937")),
-    "a generator of a device that is none": (None, lambda s: s.update(random=(s["random"][0], {"cuda:99": None}))),
-    "no generator": (None, replaced("random", 3)),
-    "staged fields that are none": (None, replaced("staged", {"colour": (torch.zeros(2),)})),
-    "staged fields of another shape": (None, replaced("staged", {"obs": (torch.zeros(3),)})),
-    "too many staged leaves": (None, replaced("staged", {"obs": (torch.zeros(2, 2),) * 2})),
-    "staged fields that are no leaves": (None, replaced("staged", {"obs": 3})),
-    "no staged fields": (None, replaced("staged", None)),
-    "more episodes than steps": (None, put("listeners", "stats.counts", 10**6)),
-    "a norm of half a row": (None, put("listeners", "norm0.count", 0.5)),
-    "no statistics": (None, replaced("listeners", {})),
+    "another sampler": ("prioritized", lambda s: s.update(lived(made(rl.Uniform())).state_dict())),
+    "a sparse tensor": (None, lambda s: s["rows"].update(column0=torch.zeros(9, 2, 2).to_sparse())),
+    "a tensor without values": (None, lambda s: s["arrays"].update({"ring.head": torch.zeros(2, device="meta")})),
+    "another capacity": (None, lambda s: s["config"].update(capacity=18)),
+    "an array more": (None, lambda s: s["arrays"].update(more=torch.zeros(1))),
+    "a column more": (None, lambda s: s["rows"].update(column9=torch.zeros(1))),
+    "no tensors": (None, replaced("rows", {"column0": 1})),
+    "no dict of tensors": (None, replaced("rows", 7)),
+    "draws of another sampler": (None, lambda s: s["arrays"].update({"sampler.mass": torch.zeros(3)})),
+    "no arrays at all": (None, replaced("arrays", None)),
+    "an infinite largest priority": ("prioritized", put("arrays", "sampler.largest", float("inf"))),
+    "a largest priority that is no number": ("prioritized", put("arrays", "sampler.largest", float("nan"))),
+    "an infinite priority": ("prioritized", put("arrays", "sampler.mass", float("inf"))),
+    "a negative priority": ("prioritized", put("arrays", "sampler.mass", -1.0)),
+    "a priority where there is no row": ("prioritized", lambda state: state["arrays"]["sampler.mass"].fill_(1.0)),
+    "priorities of fewer slots": (
+        "prioritized",
+        lambda s: s["arrays"].update({"sampler.mass": torch.zeros(3).double()}),
+    ),
+    "a negative number of draws": ("prioritized", put("arrays", "sampler.draws", -1)),
+    "a row twice in an epoch": ("without", lambda s: s["arrays"].update({"sampler.ids": torch.tensor([14, 14])})),
+    "a row that never was": ("without", lambda s: s["arrays"].update({"sampler.ids": torch.tensor([10**9])})),
+    "a negative row": ("without", lambda s: s["arrays"].update({"sampler.ids": torch.tensor([-7])})),
+    "a negative count of draws": ("counted", put("arrays", "sampler.drawn", -1)),
+    "an even increment": (None, valued("random", inc="2")),
+    "a state of too many bits": (None, valued("random", state=str(1 << 200))),
+    "a word of too many bits": (None, valued("random", uinteger=1 << 40)),
+    "a generator of a device that is none": (None, valued("random", devices=["cuda:99"])),
+    "no generator": (None, lambda s: s["values"].update(random=3)),
+    "staged fields that are none": (None, valued("staged", names=["colour"])),
+    "staged fields of another shape": (None, lambda s: staged(s, torch.zeros(3))),
+    "too many staged leaves": (None, lambda s: staged(s, torch.zeros(2, 2), torch.zeros(2, 2))),
+    "staged fields that are no leaves": (None, valued("staged", names=["obs"])),
+    "no staged fields": (None, lambda s: s["values"].pop("staged")),
+    "more episodes than steps": (None, put("arrays", "listeners.stats.counts", 10**6)),
+    "a norm of half a row": (None, put("arrays", "listeners.norm0.count", 0.5)),
+    "no statistics": (None, lambda s: s["arrays"].pop("listeners.stats.ring")),
 }
 
 
@@ -212,7 +219,7 @@ def test_a_ring_whose_numbers_somebody_else_has_changed_stays_inside_its_memory(
         obs, flags = np.zeros((envs, 2), np.float32), np.zeros(envs, np.bool_)
         for t in range(4):
             replay.add(obs + t, np.zeros(envs), np.zeros(envs), flags, flags, obs + t + 1)
-        ring = replay.state_dict()["storage"]
+        ring = replay.state_dict()["arrays"]
         for name in ("head", "floor", "count"):
             tensor = ring[f"ring.{name}"]
             for env in range(envs):

@@ -22,7 +22,7 @@ import torch
 import relive as rl
 from relive import kernels
 from relive.checkpoint import save
-from relive.memory.disk import room
+from relive.memory.disk import records
 
 RECORDED = Path(__file__).parent / "golden" / "bytes.json"
 N = 2
@@ -56,7 +56,7 @@ def step(made: rl.ReplayBuffer, t: int) -> None:
     nexts = {name: leaf.copy() for name, leaf in obs.items()} | {"x": x + 1}
     ends, tag = np.array([t == 3, t == 5]), np.full(N, t, np.int32)
     hidden = {"a": np.full((N, 2), t, np.float32)}
-    action = {} if "action" in made._staged else {"action": np.full((N, 1), t, np.float32)}
+    action = {} if "action" in made._given.staged else {"action": np.full((N, 1), t, np.float32)}
     made.add(obs, reward=np.full(N, 0.5), terminated=ends, truncated=~ends & False, next_obs=nexts, tag=tag,
              hidden=hidden, **action)  # fmt: skip
 
@@ -127,7 +127,7 @@ def written(kind: str, root: Path) -> dict[str, str]:
 def fix(patch: Callable[[Any, str, Any], None]) -> None:
     """What is different every time is not."""
     patch(secrets, "token_hex", lambda count: "5e" * count)
-    patch(room, "boot", lambda: "the machine that wrote the checksums")
+    patch(records, "boot", lambda: "the machine that wrote the checksums")
 
 
 @pytest.mark.skipif(kernels.native() is None or sys.platform != "linux", reason="draws of the native core, disk memory")

@@ -237,13 +237,13 @@ def test_another_capacity_keeps_the_newest_rows_and_says_so(kind: str, capacity:
     replay.save(tmp_path)
     with pytest.warns(UserWarning, match=f"load: capacity 24 became {capacity}"):
         other = rl.load(tmp_path, rl.ReplayBuffer, capacity=capacity)
-    newest = replay._storage.ring.newest()
+    newest = replay.storage.memory.ring.newest()
     ids = replay.ids()
-    kept = ids[ids // 3 > newest[ids % 3] - other._storage.ring.alive]
+    kept = ids[ids // 3 > newest[ids % 3] - other.storage.memory.ring.alive]
     assert sorted(other.ids().tolist()) == sorted(kept.tolist())
     assert equal(other[kept].to_dict(), replay[kept].to_dict())
     if kind == "prioritized":
-        mine, theirs = (b._draws._tree.get(b._storage.locate(kept)) for b in (other, replay))
+        mine, theirs = (b.run.tree.get(b.storage.locate(kept)) for b in (other, replay))
         assert mine.tolist() == theirs.tolist()
     for n in range(200, 260):
         step_replay(other, n)

@@ -12,8 +12,6 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 import relive as rl
-from relive.checkpoint.savable import KINDS as METHODS
-from relive.checkpoint.savable import name_of
 from relive.kernels.reader import bits_of
 from relive.memory.saved import bytes_of
 from relive.replay.ring import HISTORY, TRANSITION
@@ -160,20 +158,19 @@ def equal(a: Any, b: Any) -> bool:
 
 def digest(buffer: Any) -> Any:
     """Everything that a buffer is: what a checkpoint of it would say."""
-    methods = METHODS[name_of(buffer)]
-    (values, arrays), rows = methods.state(buffer), methods.rows(buffer)
+    (values, arrays), rows = buffer.state(), buffer.rows()
     kept: dict[str, torch.Tensor] = {}
     if rows is not None and len(rows):
         places = rows.places(rows.slots)
         kept = {name: bits_of(column.flatten(0, 1))[places] for name, column in rows.columns.items()}
         if isinstance(buffer, rl.ReplayBuffer):
             # Of a row that only holds an observation, the other fields are whatever was there before.
-            kind = buffer._storage.ring.kind.view(-1)[places]
-            for name in kept.keys() - {f"column{i}" for i in buffer._storage.observed}:
+            kind = buffer.storage.memory.ring.kind.view(-1)[places]
+            for name in kept.keys() - {f"column{i}" for i in buffer.storage.memory.observed}:
                 kept[name][(kind != TRANSITION) & (kind != HISTORY)] = 0
         kept |= {"first": rows.first.clone(), "stop": rows.stop.clone()}
     values = {name: part for name, part in values.items() if name != "memory"}  # the same in any memory
-    return methods.config(buffer), values, {name: x.clone() for name, x in arrays.items()}, kept
+    return buffer.config(), values, {name: x.clone() for name, x in arrays.items()}, kept
 
 
 def fingerprint(buffer: Any) -> str:

@@ -72,8 +72,8 @@ class TestConnecting:
         other.update_priority(ids, torch.where(ids == ids[3], 5.0, 0.0))
         assert set(replay.sample(50)["index"].tolist()) == {int(ids[3])}
         steps(replay, 4, 1)  # a new row has the largest priority that anybody gave
-        np.testing.assert_allclose(replay._draws.saved()["mass"].sum(), 15.0)
-        assert int(other._draws.saved()["draws"]) == 50
+        np.testing.assert_allclose(replay.run.saved()["mass"].sum(), 15.0)
+        assert int(other.run.saved()["draws"]) == 50
 
     def test_a_buffer_that_was_cleared_by_another_is_empty(self) -> None:
         replay = shared()
@@ -131,16 +131,17 @@ class TestCopyingBesideWriters:
                 other.add(now, np.full(2, float(t)), np.arange(2), flags, flags, then)
 
         write(0, 6)
-        copied, read = [], replay._storage.transitions
+        copied, read, fill = [], replay.storage.transitions, replay.storage._read_into
 
-        def overwritten(slots: torch.Tensor, room: Any = None) -> Any:
-            leaves = read(slots, room)
+        def overwritten(room: Any, slots: torch.Tensor) -> Any:
+            leaves = read(slots) if room is None else fill(room, slots)
             copied.append(leaves[("action",)].tolist())
             if len(copied) == 1:  # while the first batch is copied, half of the ring is written over
                 write(6, 3)
             return leaves
 
-        monkeypatch.setattr(replay._storage, "transitions", overwritten)
+        monkeypatch.setattr(replay.storage, "_read_into", overwritten)
+        monkeypatch.setattr(replay.storage, "transitions", lambda slots: overwritten(None, slots))
         batch = replay.sample(32)
         assert min(copied[0]) < 3, "a row that is gone now"
         assert len(copied) == 2
@@ -153,13 +154,14 @@ class TestCopyingBesideWriters:
     def test_nobody_has_the_lock_while_rows_are_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
         replay = shared()
         steps(replay, 0, 4)
-        free, read = [], replay._storage.transitions
+        free, read, fill = [], replay.storage.transitions, replay.storage._read_into
 
-        def watched(slots: torch.Tensor, room: Any = None) -> Any:
+        def watched(room: Any, slots: torch.Tensor) -> Any:
             free.append(is_free(replay._lock))
-            return read(slots, room)
+            return read(slots) if room is None else fill(room, slots)
 
-        monkeypatch.setattr(replay._storage, "transitions", watched)
+        monkeypatch.setattr(replay.storage, "_read_into", watched)
+        monkeypatch.setattr(replay.storage, "transitions", lambda slots: watched(None, slots))
         replay.sample(8)
         replay.sample(8, rl.NStep(1, 0.9))
         replay.sample(8, out=replay.sample(8))
@@ -368,9 +370,9 @@ class TestRefusals:
 
 
 def arrays(replay: rl.ReplayBuffer) -> list[torch.Tensor]:
-    ring = replay._storage.ring
+    ring = replay.storage.memory.ring
     assert ring.journal is not None
-    return [*replay._storage.tensors, ring.journal]
+    return [*replay.storage.memory.tensors, ring.journal]
 
 
 LAYOUTS = {
@@ -401,7 +403,7 @@ def test_whatever_of_a_step_was_written_when_its_process_died_the_rest_is_exact(
             # Numbers of eight bytes are written at once.
             kept = kept.reshape(-1, old.element_size())[:, :1].repeat(old.element_size(), 1).reshape(-1)
             bytes_new[~kept] = bytes_old[~kept]
-        ring = replay._storage.ring
+        ring = replay.storage.memory.ring
         assert ring.journal is not None
         ring.journal[torn] = 1 + 2 * before[-6][torn] + before[-5][torn].long()
         replay._mend()
@@ -429,7 +431,7 @@ def test_frames_of_rows_that_were_lost_are_not_stacked() -> None:
 
         for t in range(count):
             add(t)
-        ring = replay._storage.ring
+        ring = replay.storage.memory.ring
         journal = 1 + 2 * int(ring.head[0]) + int(ring.open[0])
         add(count)
         assert ring.journal is not None
@@ -445,7 +447,7 @@ def test_frames_of_rows_that_were_lost_are_not_stacked() -> None:
 def test_a_clear_that_was_stopped_half_way_leaves_whole_rows() -> None:
     replay = shared(40)
     steps(replay, 0, 15, end=4)
-    kind = replay._storage.ring.kind
+    kind = replay.storage.memory.ring.kind
     kind[:9] = 0
     replay._mend()
     assert_exact(replay)
@@ -460,10 +462,10 @@ def test_without_a_journal_a_half_written_step_would_be_served() -> None:
     """A canary: the journal is what the tests above are about."""
     replay = shared()
     steps(replay, 0, 9)
-    head, column = replay._storage.ring.head.clone(), replay._storage.columns[0]
+    head, column = replay.storage.memory.ring.head.clone(), replay.storage.memory.leaves[0]
     steps(replay, 9, 1)
     column[:, :] = torch.where(column == 90.0, 17.0, column)  # half of it never came
     replay._mend()
     with pytest.raises(AssertionError):
         assert_exact(replay)
-    assert (replay._storage.ring.head > head).all()
+    assert (replay.storage.memory.ring.head > head).all()

@@ -17,13 +17,12 @@ import torch
 from hypothesis import Phase
 
 import relive as rl
-from relive.checkpoint import replay as replay_files
 from relive.kernels import priority
 from relive.kernels.priority import PriorityTree, priority_tree
 from relive.memory.rows import Rows
+from relive.replay.native_store import NativeStore
 from relive.replay.samplers import Drawn, without_replacement
-from relive.replay.samplers.prioritized import _Draws as prioritized_draws
-from relive.replay.storage import ReplayStorage
+from relive.replay.samplers.prioritized import _Run as prioritized_run
 from relive.rollout.storage import Storage as RolloutStorage
 from tests.buffers.test_threads import at_once
 from tests.faults import test_j_streams as streams
@@ -162,7 +161,7 @@ def draws_first(buffer: rl.ReplayBuffer, **fields: Any) -> None:
 
 
 def writes_first(buffer: rl.ReplayBuffer, **fields: Any) -> None:
-    buffer._storage.columns[0][0, 0] += 1
+    buffer.storage.memory.leaves[0][0, 0] += 1
     rl.ReplayBuffer.add(buffer, **fields)
 
 
@@ -196,13 +195,13 @@ def test_a_buffer_that_does_not_refuse_as_it_should_is_noticed(
 
 # Histories beside a model
 
-_write, _locate, _restore = ReplayStorage.write, ReplayStorage.locate, replay_files.load_state
+_write, _locate, _restore = NativeStore.write, NativeStore.locate, rl.ReplayBuffer.load_state
 
 
-def forgets_cuts(storage: ReplayStorage, env: torch.Tensor) -> None: ...
+def forgets_cuts(storage: NativeStore, env: torch.Tensor) -> None: ...
 
 
-def finds_what_is_gone(storage: ReplayStorage, ids: torch.Tensor) -> torch.Tensor:
+def finds_what_is_gone(storage: NativeStore, ids: torch.Tensor) -> torch.Tensor:
     return _locate(storage, ids).clamp(min=0)
 
 
@@ -213,14 +212,14 @@ def begins_epochs_anew(draws: Any, count: int) -> Any:
 
 def restores_no_flags(replay: rl.ReplayBuffer, saved: Any) -> None:
     _restore(replay, saved)
-    replay._storage.ring.resetting.zero_()
+    replay.storage.memory.ring.resetting.zero_()
 
 
-def writes_and_then_fails(storage: ReplayStorage, *arguments: Any) -> None:
+def writes_and_then_fails(storage: NativeStore, *arguments: Any) -> None:
     try:
         _write(storage, *arguments)
     except rl.SchemaError:
-        storage.ring.count[0] += 1
+        storage.memory.ring.count[0] += 1
         raise
 
 
@@ -246,12 +245,12 @@ def keeps_what_is_attached(storage: Any, *arguments: Any) -> None:
 _commit = RolloutStorage.commit
 
 HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
-    "cuts that are forgotten": ("shared uniform", ReplayStorage, "cut", forgets_cuts),
-    "ids of rows that are gone": ("shared prioritized", ReplayStorage, "locate", finds_what_is_gone),
-    "an epoch for every batch": ("shared epochs", without_replacement._Draws, "draw", begins_epochs_anew),
-    "resets that a load forgets": ("shared uniform", replay_files, "load_state", restores_no_flags),
-    "a refused call that counts": ("stored uniform", ReplayStorage, "write", writes_and_then_fails),
-    "priorities that are not taken": ("stored prioritized", prioritized_draws, "update", calls_priorities_of_all_equal),
+    "cuts that are forgotten": ("shared uniform", NativeStore, "cut", forgets_cuts),
+    "ids of rows that are gone": ("shared prioritized", NativeStore, "locate", finds_what_is_gone),
+    "an epoch for every batch": ("shared epochs", without_replacement._Run, "draw", begins_epochs_anew),
+    "resets that a load forgets": ("shared uniform", rl.ReplayBuffer, "load_state", restores_no_flags),
+    "a refused call that counts": ("stored uniform", NativeStore, "write", writes_and_then_fails),
+    "priorities that are not taken": ("stored prioritized", prioritized_run, "update", calls_priorities_of_all_equal),
     "saves without the newest rows": ("distillation", Rows, "since", saves_without_the_newest),
     "rounds that are forgotten": ("distillation", rl.DistillationBuffer, "_set_rounds", forgets_rounds),
     "targets of older steps": ("rollout", RolloutStorage, "commit", keeps_what_is_attached),

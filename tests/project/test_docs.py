@@ -45,7 +45,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     listed = re.findall(r"^::: relive\.([\w.]+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
     assert len(listed) == len(set(listed))
     public = (set(rl.__all__) - {"kernels"}) | exported("distributed") | exported("datasets")
-    assert set(listed) == public | {"inspector.Report", "kernels.backend", "kernels.force_torch"}
+    assert set(listed) == public | {"inspector.Report", "kernels.backend", "kernels.force", "kernels.force_torch"}
 
 
 def _is_called(made: Any) -> bool:

@@ -17,16 +17,6 @@ LATE = {"save", "handle"}
 """Functions that may import a later room: the buffer's method is only the door to it."""
 EXCEPTIONS: set[tuple[str, str]] = {
     ("kernels.priority", "memory"),
-    ("memory.disk.place", "checkpoint.replay"),
-    ("memory.disk.records", "replay.samplers"),
-    ("memory.disk.recovery", "checkpoint.replay"),
-    ("memory.disk.recovery", "replay.buffer"),
-    ("memory.disk.recovery", "replay.ring"),
-    ("memory.disk.recovery", "replay.storage"),
-    ("memory.disk.room", "checkpoint.contents"),
-    ("memory.disk.room", "checkpoint.replay"),
-    ("memory.disk.room", "replay.buffer"),
-    ("memory.disk.room", "replay.ring"),
 }
 """(module, imported module) that still look forward. This list only shrinks."""
 

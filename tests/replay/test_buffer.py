@@ -86,7 +86,7 @@ class TestMaking:
 
     def test_pinned_memory_needs_an_accelerator(self) -> None:
         if torch.accelerator.is_available():
-            assert fill(3, device=rl.Memory.pinned())._storage.columns[0].is_pinned()
+            assert fill(3, device=rl.Memory.pinned()).storage.memory.leaves[0].is_pinned()
         else:
             with pytest.raises(
                 rl.SchemaError, match="Memory.pinned: expected an accelerator, got a machine without one"
@@ -496,11 +496,11 @@ class TestFailing:
         replay.add([0.0], 0.0, 0.0, terminated=True, truncated=False, next_obs=[1.0])
         replay.clear()
         replay.add([1.0], 0.0, 0.0, terminated=False, truncated=False, next_obs=[2.0])
-        before = replay.state_dict()["random"]
+        before = replay.state_dict()["values"]["random"]
         for view in (None, OwnTransition()):
             with pytest.raises(rl.NotReadyError, match="sample: expected at least 1 stored transition, got 0"):
                 replay.sample(4, view)
-        assert replay.state_dict()["random"] == before
+        assert replay.state_dict()["values"]["random"] == before
 
     @pytest.mark.parametrize("next_obs", ["shared", "stored"])
     @pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement()])
@@ -509,14 +509,14 @@ class TestFailing:
         replay = rl.ReplayBuffer(4, 1 << 20, (), sampler=sampler, next_obs=next_obs, seed=3)
         for t in range(2):  # 2^17 rows of 4 MiB are more than any machine of today has
             replay.add(torch.full((1 << 20,), float(t)), 0.0, 0.0, False, False, torch.full((1 << 20,), t + 1.0))
-        before = digest(replay._random, replay._draws)
+        before = digest(replay._random, replay.run)
         views = (None,) if next_obs == "stored" else (None, rl.NStep(2, 0.9), rl.Sequence(2**20), rl.Sequence(2**63))
         for view in (*views, Failing()):
             if backend == "torch" and isinstance(view, rl.Sequence) and view.length < 2**30:
                 continue  # torch ops would go step by step through all of them first
             with pytest.raises((MemoryError, RuntimeError)):  # torch says it in words of its own
                 replay.sample(2 if isinstance(view, Failing) else 2**17, view)
-            assert digest(replay._random, replay._draws) == before
+            assert digest(replay._random, replay.run) == before
 
     def test_a_refused_view_draws_nothing(self) -> None:
         replay = fill(6, next_obs="stored", sampler=rl.WithoutReplacement())
@@ -578,8 +578,9 @@ class TestFailing:
         count = 2**20 + 7
         with rl.kernels.force_torch():
             replay = rl.ReplayBuffer(count, (), (), next_obs="stored")
-            replay._storage.ring.kind.fill_(TRANSITION)
-            shares = replay._storage._running_shares().double()
+            replay.storage.memory.ring.kind.fill_(TRANSITION)
+            replay.storage.draw(1, replay._random)
+            shares = replay.storage._shares.shares.double()
         width = shares.diff(prepend=torch.zeros(1, dtype=torch.float64))
         torch.testing.assert_close(width * count, torch.ones_like(width), rtol=1e-9, atol=0)
 
@@ -593,12 +594,13 @@ class TestFailing:
         assert torch.equal(batch["next_obs"][:, 0], batch["reward"] + 1)
 
     def test_switching_the_exchange_off_and_on_is_fine(self) -> None:
-        replay = fill(9, sampler=rl.Prioritized())
-        replay.sample(3)
         with rl.kernels.without_exchange():
+            replay = fill(9, sampler=rl.Prioritized())
             assert replay.sample(3, rl.Sequence(2))["index"].dtype == torch.int64
-            replay.update_priority([0], [1.0])
+        replay.update_priority([0], [1.0])
         assert len(replay.sample(3)) == 3
+        with rl.kernels.without_exchange():
+            assert len(replay.sample(3, rl.NStep(2, 0.9))) == 3
 
 
 class TestUpdating:
@@ -606,7 +608,7 @@ class TestUpdating:
         replay = fill(5, capacity=3, sampler=rl.Prioritized(alpha=1.0, eps=0.0))
         assert replay.update_priority([0, 4], [1000.0, 2.0]) == 1
         replay.add([5.0], 0.0, 0.0, False, False, [6.0])
-        tree, storage = replay._draws._tree, replay._storage  # type: ignore[attr-defined]
+        tree, storage = replay.run.tree, replay.storage  # type: ignore[attr-defined]
         assert tree.get(storage.locate(torch.tensor([5]))).tolist() == [2.0]
 
     def test_zero_is_zero_and_positive_is_positive_for_every_alpha(self, backend: str) -> None:
@@ -644,7 +646,7 @@ class TestUpdating:
         replay.update_priority([0, 1, 2], [1.0, 7.0, 2.0])
         replay.update_priority([1], [1.0])
         replay.add([3.0], 0.0, 0.0, False, False, [4.0])
-        tree = replay._draws._tree  # type: ignore[attr-defined]
+        tree = replay.run.tree  # type: ignore[attr-defined]
         assert tree.get(torch.arange(4)).tolist() == [1.0, 1.0, 2.0, 7.0]
 
     @settings(max_examples=30, deadline=None)
@@ -653,8 +655,8 @@ class TestUpdating:
         with rl.kernels.force_torch() if not native else pytest.MonkeyPatch.context():
             both = Both(5, 2, np.random.default_rng(seed), sampler=rl.Prioritized())
             both.play(10)
-            storage, tree = both.replay._storage, both.replay._draws._tree  # type: ignore[attr-defined]
-            positive = (tree.leaves_view()[: storage.ring.kind.numel()] > 0).nonzero().squeeze(1)
+            storage, tree = both.replay.storage, both.replay.run.tree  # type: ignore[attr-defined]
+            positive = (tree.leaves_view()[: storage.memory.ring.kind.numel()] > 0).nonzero().squeeze(1)
             assert set(storage.ids(positive).tolist()) == set(both.expected)
 
 
@@ -902,7 +904,7 @@ class TestOtherDevices:
             flags = np.zeros(4, bool)
             for t in range(10):
                 replay.add(np.full((4, 2), t), np.zeros(4), np.zeros(4), flags, flags, np.full((4, 2), t + 1.0))
-            storage, slots = replay._storage, torch.arange(8)
+            storage, slots = replay.storage, torch.arange(8)
             with Count() as count:
                 drawn = storage.draw(8, replay._random) if isinstance(sampler, rl.Uniform) else slots
                 rl.Transition().read(storage, drawn, replay._random)
@@ -912,7 +914,7 @@ class TestOtherDevices:
 
 def _read_there(replay: rl.ReplayBuffer) -> Any:
     slots = torch.zeros(4, dtype=torch.int64, device="meta")
-    return rl.Transition().read(replay._storage, slots, replay._random)
+    return rl.Transition().read(replay.storage, slots, replay._random)
 
 
 class TestThreads:
@@ -1036,8 +1038,10 @@ class TestState:
 
     def test_the_state_of_another_buffer_is_refused_and_changes_nothing(self) -> None:
         replay = fill(3)
-        with pytest.raises(rl.SchemaError, match="load_state_dict: expected tensors like"):
+        with pytest.raises(rl.SchemaError, match="load_state_dict: capacity: expected 16, got 8"):
             replay.load_state_dict(fill(5, capacity=8).state_dict())
-        with pytest.raises(rl.SchemaError, match="load_state_dict: expected the state of Uniform, got Prioritized"):
+        with pytest.raises(
+            rl.SchemaError, match=r"load_state_dict: sampler: expected the state of Uniform\(\), got \['draws'"
+        ):
             replay.load_state_dict(fill(5, sampler=rl.Prioritized()).state_dict())
         assert replay[replay.ids()]["reward"].tolist() == [0, 10, 20]

@@ -427,22 +427,21 @@ def test_stacked_frames_are_counted_as_whole_stacks(autoreset: str | None, pad: 
 
 def chains_of(buffer: rl.ReplayBuffer) -> Chains:
     """What this object has counted."""
-    storage = buffer._storage
-    return storage.chains.seen if storage.native is None else Chains(*storage.native.counted())
+    return buffer.storage.chains()
 
 
 def test_other_devices_report_in_check(monkeypatch: pytest.MonkeyPatch) -> None:
     with rl.kernels.force_torch():
         for stream, expected in ((unordered, CUTS), (resets_as_next, "at all 19 ends")):
             buffer = replay()
-            buffer._storage.chains.is_on = False  # as on a device, where counting would be launches
+            buffer.storage.counter.is_on = False  # as on a device, where counting would be launches
             add_all(buffer, stream(100))
             with pytest.warns(rl.DataWarning, match=expected):
                 buffer.check()
             buffer.check()
         for stream in SILENT:
             buffer = replay()
-            buffer._storage.chains.is_on = False
+            buffer.storage.counter.is_on = False
             add_all(buffer, stream(100))
             buffer.check()
 
@@ -453,7 +452,7 @@ def test_what_is_stored_shows_what_was_counted(backend: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", rl.DataWarning)
             add_all(buffer, stream(100))
-        assert of_stored(buffer._storage) == chains_of(buffer), stream
+        assert of_stored(buffer.storage.memory) == chains_of(buffer), stream
 
 
 def test_inspect_tells_the_figures(backend: str) -> None:
@@ -512,7 +511,7 @@ def test_the_adapter_of_stable_baselines3_speaks_at_its_callers_line(
     from relive.compat.stable_baselines3 import ReplayBuffer  # noqa: PLC0415 (only where it is installed)
 
     box = gym.spaces.Box(-np.inf, np.inf, (1,))
-    buffer = ReplayBuffer(1000, box, box, "cpu")
+    buffer = ReplayBuffer(1000, box, box, "cpu", next_obs="shared")
 
     def add_to(obs: float, end: bool, _: bool, following: float) -> None:
         there, then = (np.array([[place]], np.float32) for place in (obs, following))

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from relive.checkpoint import replay as replays
 from relive.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -24,6 +23,7 @@ from relive.memory.disk.records import newest
 from relive.memory.files import Files
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Counted, Prioritized, Sampler, Uniform
+from relive.replay.settings import arguments_of
 
 
 def is_disk_memory(root: Path) -> bool:
@@ -45,7 +45,8 @@ def reopened(root: Path, options: dict[str, Any], *, only_reads: bool = False) -
     record = newest(root)
     memory = Memory(torch.device("cpu"), place=Disk(root, only_reads=only_reads))
     try:
-        return replays.made(record.saved, {"device": memory, "sampler": options.get("sampler")})
+        changes = {"device": memory, "sampler": options.get("sampler")}
+        return ReplayBuffer(**arguments_of(record.saved.config, record.saved, changes))
     except SchemaError as error:
         raise CorruptCheckpoint(f"{record.name}: the description of the buffer is invalid. {error}") from error
 

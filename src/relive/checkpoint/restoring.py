@@ -59,35 +59,34 @@ def _filled(archive: Archive, manifest: Manifest, saved: Saved, options: dict[st
     """A buffer with its state and its rows, every invariant of which holds."""
     kind, config = KINDS[manifest.kind], saved.config
     blank = kind.from_config(config, saved, sampler=options["sampler"], device="meta")
-    require_columns(manifest, kind.rows(blank))
+    require_columns(manifest, blank.rows())
     buffer = kind.from_config(config, saved, **options)
     saved.is_moved = str(buffer.device) != manifest.config.get("device")
     with getattr(buffer, "_refilled", nullcontext)():
-        kind.load_state(buffer, saved)
+        buffer.load_state(saved)
         if "note" in manifest.values:
             saved.part("note").tensors(MOST_OF_NOTE)
         saved.finish(manifest.kind)
-        rows = kind.rows(buffer)
+        rows = buffer.rows()
         segments = read_rows(archive, manifest, rows)
     buffer.check()
-    if kind.config(buffer) == manifest.config:  # else its rows may lie elsewhere
+    if buffer.config() == manifest.config:  # else its rows may lie elsewhere
         buffer._checkpoint = Base(archive.root, manifest.lineage, manifest.number, segments, rows and rows.stop)
     return buffer
 
 
 def _changes(manifest: Manifest, buffer: Any, *, names_memory: bool) -> list[str]:
     """How the buffer differs from the saved one; `names_memory`: the caller has said which memory it is to be in."""
-    kind = KINDS[manifest.kind]
-    now, then = kind.config(buffer), manifest.config
+    now, then = buffer.config(), manifest.config
     changes = [
         f"{name} {then[name]} became {now[name]}; draws will differ from those of the saved buffer."
         for name in ("capacity", "device")
         if name in then and then[name] != now[name]
     ]
-    after = kind.state(buffer)[0].get("memory")
+    after = buffer.state()[0].get("memory")
     if names_memory and after is not None:
         node = Node(f"manifests/{manifest.number:08}.json: values: memory", manifest.values.get("memory", _OWN))
-        before = node.entry("name").one_of(("own", "pinned", "shared", "disk"))
+        before = node.entry("name").text()
         if before != after["name"]:
             changes.append(f"{before} memory became {after['name']} memory.")
     return changes

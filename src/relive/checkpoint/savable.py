@@ -4,58 +4,43 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from relive.checkpoint import replay
 from relive.distillation import DistillationBuffer
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
 from relive.memory.documents import Node
 from relive.memory.rows import Rows
-from relive.memory.saved import Arrays, Saved
+from relive.memory.saved import Part, Saved
 from relive.replay.buffer import ReplayBuffer
 from relive.rollout.buffer import RolloutBuffer
 
 
-class Savable(Protocol):
-    """A `Part` whose rows are written once, and that can be made from its config."""
+class Savable(Part, Protocol):
+    """A `Part` that can be made from its config, and whose rows are written once."""
 
     @classmethod
     def from_config(cls, config: Node, saved: Saved, **changes: Any) -> Any:
         """An empty buffer of this config, but for `changes` that are not None: device, capacity, sampler."""
         ...
 
-    def config(self) -> dict[str, Any]: ...
-
-    def state(self) -> tuple[dict[str, Any], Arrays]: ...
-
-    def load_state(self, saved: Saved) -> None: ...
-
     def rows(self) -> Rows | None:
         """The rows that will never change; None if all of them are in the state."""
         ...
 
-    def check(self) -> None: ...
 
-
-CLASSES: dict[str, type] = {kind.__name__: kind for kind in (ReplayBuffer, RolloutBuffer, DistillationBuffer)}
+KINDS: dict[str, type[Savable]] = {kind.__name__: kind for kind in (ReplayBuffer, RolloutBuffer, DistillationBuffer)}
 """The buffers that can be saved, by the word for each in files."""
-KINDS: dict[str, Any] = {
-    "ReplayBuffer": replay,
-    "RolloutBuffer": RolloutBuffer,
-    "DistillationBuffer": DistillationBuffer,
-}
-"""Their methods."""
 
 
 def name_of(buffer: Any) -> str:
     """The word for a buffer in files."""
     name = type(buffer).__name__
-    if CLASSES.get(name) is not type(buffer):
+    if KINDS.get(name) is not type(buffer):
         remedy = "Save one of these; of an adapter, save its core."
-        raise CheckpointError(explain("save", f"one of {', '.join(CLASSES)}", name, remedy))
+        raise CheckpointError(explain("save", f"one of {', '.join(KINDS)}", name, remedy))
     return name
 
 
 def require_class(where: str, kind: type | None, found: str) -> None:
     """Raise an IncompatibleCheckpoint if the buffer called `found` is not of the expected class."""
-    if kind is not None and CLASSES.get(found) is not kind:
+    if kind is not None and KINDS.get(found) is not kind:
         remedy = "Load it without kind, or look for the right folder."
         raise IncompatibleCheckpoint(explain(where, f"a {kind.__name__}", f"a {found}", remedy))

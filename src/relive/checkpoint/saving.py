@@ -17,7 +17,7 @@ import torch
 from relive.checkpoint.archive import Archive
 from relive.checkpoint.manifest import Manifest
 from relive.checkpoint.progress import watched
-from relive.checkpoint.savable import KINDS, name_of
+from relive.checkpoint.savable import name_of
 from relive.checkpoint.segments import Segment
 from relive.errors import CheckpointError
 from relive.fields.schema import positive
@@ -65,8 +65,8 @@ def save(
     archive = Archive(root, files)
     damaged: list[str] = []
     with buffer._lock, getattr(buffer, "_in_order", nullcontext)():
-        kind = KINDS[name_of(buffer)]
-        state, rows = _with_note(State(*kind.state(buffer)), note), kind.rows(buffer)
+        kind = name_of(buffer)
+        state, rows = _with_note(buffer.state(), note), buffer.rows()
         with archive.opened(nbytes_of(state.arrays) + (0 if rows is None else rows.nbytes)):
             base = _base(buffer, archive, root, damaged)
             number, lineage = archive.next_number(), secrets.token_hex(16) if base is None else base.lineage
@@ -74,8 +74,7 @@ def save(
             arrays = tuple(array_of(name, array) for name, array in state.arrays.items())
             file = archive.put("state", f"{number:08}.bin", arrays, map(bytes_of, state.arrays.values()))
             files_of_rows = tuple(segment.file for segment in segments)
-            config = kind.config(buffer)
-            archive.commit(Manifest(number, lineage, name_of(buffer), config, state.values, file, files_of_rows))
+            archive.commit(Manifest(number, lineage, kind, buffer.config(), state.values, file, files_of_rows))
             buffer._checkpoint = Base(root, lineage, number, segments, None if rows is None else rows.stop)
             archive.collect(keep)
     for wrong in damaged:  # now: what a filter makes of a warning must not keep a buffer from being saved

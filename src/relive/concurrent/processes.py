@@ -26,7 +26,7 @@ class Handle:
 
 def handle_of(replay: ReplayBuffer) -> Handle:
     """See `ReplayBuffer.handle`."""
-    room = replay._storage.room
+    room = replay.storage.memory.room
     if not isinstance(room, SharedRoom):
         remedy = "Make the buffer with device=rl.Memory.shared()."
         raise SchemaError(explain("handle", "a buffer in shared memory", f"a buffer on {replay.device}", remedy))
@@ -40,7 +40,7 @@ def handle_of(replay: ReplayBuffer) -> Handle:
         "num_envs": replay.num_envs,
         "extra": trees,
         "sampler": replay.sampler,
-        "next_obs": "stored" if replay._storage.keeps_next else "shared",
+        "next_obs": "stored" if replay.storage.keeps_next else "shared",
         "autoreset": replay.autoreset,
     }
     return Handle(room.address, settings)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 import relive
-from relive.checkpoint.contents import describe_sampler
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import parse_autoreset
 from relive.fields.buffer_schemas import replay_schema
@@ -23,6 +22,7 @@ from relive.memory import Memory
 from relive.memory.shared import shares_memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Prioritized, Sampler, Uniform
+from relive.replay.samplers.registry import config_of as sampler_config
 
 _HOST = torch.device("cpu")
 
@@ -175,7 +175,7 @@ def _plain(name: str, value: Any) -> Any:
     if name == "extra":
         return {key: config_of(declare(f"extra.{key}", part)) for key, part in (value or {}).items()}
     if name == "sampler":
-        return describe_sampler(value) or type(value).__name__
+        return sampler_config(value) or type(value).__name__
     if name == "autoreset":
         mode = parse_autoreset(value)
         return None if mode is None else mode.name

@@ -12,8 +12,6 @@ import torch
 
 from relive.checkpoint import save
 from relive.checkpoint.loading import found
-from relive.checkpoint.replay import config as config_of
-from relive.checkpoint.replay import rows as complete_rows
 from relive.distributed.block import Block, to_arrays, unpack
 from relive.distributed.client_reader import MemoryLocation
 from relive.distributed.plan import Plan, difference
@@ -126,7 +124,7 @@ class Shard(ShardReader):
         if len(set(clients)) != len(clients) or bool(((positions < 0) | (positions >= 1 << 62)).any()):
             got = positions.tolist()
             raise read.at("note.positions", got).wrong("a number of rows for each client, and each client once")
-        rows = complete_rows(buffer)
+        rows = buffer.rows()
         before = self._saved_ids(note, read, rows.stop)
         self._applied = dict(zip(clients, positions.tolist(), strict=True))
         self._made = buffer
@@ -134,8 +132,8 @@ class Shard(ShardReader):
 
     def _require_own(self, buffer: Any, plan: Node) -> None:
         """Raise unless the checkpoint's buffer is the one that its note describes."""
-        own = config_of(self._made)
-        found = config_of(buffer) if isinstance(buffer, ReplayBuffer) else {}
+        own = self._made.config()
+        found = buffer.config() if isinstance(buffer, ReplayBuffer) else {}
         free = ("device", "sampler", "listeners")
         differs = [name for name in own if name not in free and found.get(name) != own[name]]
         if differs:
@@ -163,7 +161,7 @@ class Shard(ShardReader):
 
     @property
     def _head(self) -> np.ndarray:
-        return self._buffer._storage.ring.head.numpy()
+        return self._buffer.storage.heads.numpy()
 
     # Description
 

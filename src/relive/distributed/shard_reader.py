@@ -56,7 +56,7 @@ class ShardReader:
 
     @property
     def _priorities(self) -> Any:
-        return self._buffer._draws if isinstance(self._plan.sampler, Prioritized) else None
+        return self._buffer.run if isinstance(self._plan.sampler, Prioritized) else None
 
     def totals(self) -> ShardTotals:
         """The shard's current figures."""
@@ -76,7 +76,7 @@ class ShardReader:
             totals = self.totals()
             batch: Any = buffer.sample(count, view)
             index = batch["index"]
-            masses = None if priorities is None else priorities.masses(buffer._storage.locate(index)).numpy()
+            masses = None if priorities is None else priorities.masses(buffer.storage.locate(index)).numpy()
         batch = batch.exclude("weight", "index")
         leaves = {_path(key): batch.get(key) for key in batch.keys(include_nested=True, leaves_only=True)}
         leaves["index",] = torch.from_numpy(self._ids.to_service(index.numpy()))
@@ -85,7 +85,7 @@ class ShardReader:
     def update(self, index: np.ndarray, priority: np.ndarray) -> tuple[int, float]:
         """Update priorities; returns how many rows were overwritten, and the largest priority accepted so far."""
         with self.lock:
-            head = self._buffer._storage.ring.head.numpy()
+            head = self._buffer.storage.heads.numpy()
             own_ids, kept = self._ids.to_shard(index, head)
             stale = self._buffer.update_priority(own_ids[kept], priority[kept])
             return stale + int((~kept).sum()), self._priorities.largest()

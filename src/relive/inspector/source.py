@@ -107,8 +107,8 @@ def _numbers(*tensors: torch.Tensor) -> tuple[np.ndarray, ...]:
 
 
 def _of_replay(replay: ReplayBuffer) -> Source:
-    storage = replay._storage
-    ring = storage.ring
+    storage = replay.storage
+    ring = storage.memory.ring
     ids, slots, starts = ordered(storage)
     columns = _columns_of(replay._schema)
     places = {path: i for i, path in enumerate(columns)}
@@ -127,7 +127,7 @@ def _of_replay(replay: ReplayBuffer) -> Source:
         "next_obs": "stored" if storage.keeps_next else "shared",
         "sampler": repr(replay.sampler),
     }
-    saved = {name: tensor.cpu() for name, tensor in replay._draws.saved().items()}
+    saved = {name: tensor.cpu() for name, tensor in replay.run.saved().items()}
     place = slots.cpu()
     return Source(
         about,
@@ -139,19 +139,19 @@ def _of_replay(replay: ReplayBuffer) -> Source:
         mass=saved["mass"][place] if "mass" in saved else None,
         drawn=saved["drawn"][place] if "drawn" in saved else None,
         reuse=_known_reuse(saved, written),
-        chains=of_stored(storage),
+        chains=of_stored(storage.memory),
         stacks={path: leaf.axis for path, leaf in _leaves_of(replay._schema) if isinstance(leaf, Stacked)},
     )
 
 
 def _replayed(replay: ReplayBuffer, ids: torch.Tensor, slots: torch.Tensor, starts: torch.Tensor) -> Episodes:
-    ring = replay._storage.ring
+    ring = replay.storage.memory.ring
     begin = starts.nonzero().squeeze(1)
     stop = torch.cat([begin[1:], begin.new_tensor([len(ids)])]) if len(begin) else begin
     last, env = stop - 1, ids[begin] % ring.num_envs
     # How long ago it was, if the environments are stepped together. Rows that only reset take time, others do not.
     ago = ring.newest()[env] - ids[last] // ring.num_envs
-    if not replay._storage.next_step:
+    if not replay.storage.memory.next_step:
         ago = (ids % ring.num_envs).bincount(minlength=ring.num_envs).cumsum(0)[env] - stop
     is_open = ring.kind_at(ring.after(slots[last])) != FINAL
     began = ring.first.view(-1)[slots[begin]]

@@ -1,17 +1,19 @@
 """Which implementation of a kernel runs: native C++ on the CPU, torch ops everywhere else. One decision, made here.
 
 `_native` takes only exact fits (plain CPU arrays of the right dtype and shape) and answers "no" otherwise; nothing in
-it converts or explains. Installs without a compiler have no `_native` and use the torch kernels throughout.
+it converts or explains. Installs without a compiler have no `_native` and use the torch kernels throughout. Under a
+torch without DLPack's C exchange API the classes of `bridge` stand in for those of `_native`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from relive.errors import SchemaError, explain
 from relive.kernels import torch_ops
 
 try:
@@ -39,14 +41,25 @@ def native() -> Any:
 
 
 @contextmanager
-def force_torch() -> Iterator[None]:
-    """Run everything inside with the torch kernels, as on a device that has no native ones."""
-    global _active  # noqa: PLW0603 (a process-wide switch for tests and comparisons)
+def force(name: Literal["torch"]) -> Iterator[None]:
+    """Run everything that is made inside with the kernels of one backend, for tests and comparisons.
+
+    "torch" runs CPU tensors as on a device that has no native kernels. A replay buffer keeps the backend that it was
+    made with.
+    """
+    if name != "torch":
+        raise SchemaError(explain("kernels.force", '"torch"', repr(name), 'Pass "torch".'))
+    global _active  # noqa: PLW0603 (a process-wide switch)
     before, _active = _active, None
     try:
         yield
     finally:
         _active = before
+
+
+def force_torch() -> AbstractContextManager[None]:
+    """`force("torch")`: run everything inside with the torch kernels, as on a device that has no native ones."""
+    return force("torch")
 
 
 @contextmanager
@@ -60,6 +73,37 @@ def without_exchange() -> Iterator[None]:
         yield
     finally:
         _native.set_exchange(True)
+
+
+def serving(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native", "bridged", "torch"]:
+    """Which kernels serve a memory that consists of these tensors and stacks so many frames."""
+    if not runs_native(tensors) or frames > native().MOST_FRAMES:
+        return "torch"
+    return "native" if exchange() else "bridged"
+
+
+def core() -> Any:
+    """The classes of the native core, or those of the bridge to it."""
+    if exchange():
+        return _active
+    from relive.kernels import bridge  # noqa: PLC0415 (which needs the native core)
+
+    return bridge
+
+
+def locks_processes() -> bool:
+    """Whether there is a lock that several processes can take."""
+    return hasattr(_active, "ProcessLock")
+
+
+def lock_bytes() -> int:
+    """How much memory such a lock takes."""
+    return native().LOCK_BYTES
+
+
+def process_lock(memory: torch.Tensor, is_new: bool, mend: Callable[[], None], seconds: float) -> Any:
+    """A re-entrant lock in shared memory; `mend` is called when its last holder died."""
+    return native().ProcessLock(buffer_of(memory), is_new, mend, seconds)
 
 
 def exchange() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -62,6 +62,15 @@ class PriorityTree(Protocol):
         """
         ...
 
+    def update(
+        self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float
+    ) -> tuple[int, int, float] | None:
+        """`set` to (priority + eps)^alpha, checked: (first bad position or -1, skipped leaves of -1, largest given).
+
+        None: this tree cannot, and nothing has changed. So has nothing after a bad position.
+        """
+        ...
+
     def leaves_view(self) -> torch.Tensor:
         """The priorities of all leaves [num_leaves], sharing memory. Whoever writes there calls `rebuild()` after."""
         ...
@@ -86,63 +95,39 @@ class NativeTree:
     """The tree of the native core, which also does in one call what samplers otherwise do in several."""
 
     def __init__(self, num_leaves: int, room: Room) -> None:
-        native = kernels.native().PriorityTree
+        native = kernels.core().PriorityTree
         self.num_leaves = num_leaves
         sizes = zip(("leaves", "sums", "least", "summary"), native.sizes(num_leaves), strict=True)
-        memory = [room.allocate(f"tree.{name}", (size,), torch.float64) for name, size in sizes]
+        memory = tuple(room.allocate(f"tree.{name}", (size,), torch.float64) for name, size in sizes)
         self._leaves = memory[0]
-        self._tree = native(tuple(map(kernels.buffer_of, memory)), num_leaves)
+        self._tree = native(memory, num_leaves)
         self.total = self._tree.total
         self.smallest = self._tree.smallest
         self.rebuild = self._tree.rebuild
         self.check = self._tree.deviation
+        self.update = self._tree.update
+        self.mark = self._tree.mark
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
-        if kernels.exchange() and self._tree.set(leaves, priorities):
+        if self._tree.set(leaves, priorities):
             return
-        tensor = isinstance(priorities, torch.Tensor)
-        values = kernels.buffer_of(priorities.contiguous()) if tensor else float(priorities)
-        if not self._tree.set(kernels.buffer_of(leaves.contiguous()), values):
+        values = priorities.contiguous() if isinstance(priorities, torch.Tensor) else float(priorities)
+        if not self._tree.set(leaves.contiguous(), values):
             raise ValueError(f"set: expected int64 [K] and float64 [K] or a float, got {leaves!r} and {priorities!r}.")
 
     def get(self, leaves: torch.Tensor) -> torch.Tensor:
-        leaves = leaves.contiguous()
-        if kernels.exchange():
-            out = self._tree.get(leaves)
-        else:
-            out = torch.empty(len(leaves), dtype=torch.float64, device="cpu")
-            self._tree.get(leaves.numpy(), out.numpy())
-        return out
+        return self._tree.get(leaves.contiguous())
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor | None:
-        if kernels.exchange():
-            return self._tree.draw(count, random.capsule)
-        out = torch.empty(count, dtype=torch.int64, device="cpu")
-        return None if self._tree.draw(count, random.capsule, out.numpy()) is None else out
+        return self._tree.draw(count, random.capsule)
 
     def draw_with_priorities(self, count: int, random: Randomness) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if kernels.exchange():
-            return self._tree.draw_with_priorities(count, random.capsule)
-        leaves = self.draw(count, random)
-        return None if leaves is None else (leaves, self.get(leaves))
-
-    def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float) -> Any:
-        """`set` to (priority + eps)^alpha, checked: (first bad position or -1, skipped leaves of -1, largest given).
-
-        None: these tensors are no exact fit, and nothing has changed.
-        """
-        return self._tree.update(leaves, priorities, alpha, eps) if kernels.exchange() else None
-
-    def mark(self, touched: Any, mass: float) -> None:
-        """`set` the leaves of slots that a write touched: to `mass` where there is a transition now, else to zero."""
-        self._tree.mark(touched, mass)
+        return self._tree.draw_with_priorities(count, random.capsule)
 
     def draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if kernels.exchange():
-            return self._tree.draw_weighted(count, random.capsule, beta, by_smallest)
-        return _weighted(self, self.draw_with_priorities(count, random), beta, by_smallest)
+        return self._tree.draw_weighted(count, random.capsule, beta, by_smallest)
 
     def leaves_view(self) -> torch.Tensor:
         return self._leaves[: self.num_leaves]
@@ -232,6 +217,9 @@ class _TorchTree:
         self, count: int, random: Randomness, beta: float, by_smallest: bool
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         return _weighted(self, self.draw_with_priorities(count, random), beta, by_smallest)
+
+    def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float) -> None:
+        """It would look at the priorities, which other devices are not asked for."""
 
     def leaves_view(self) -> torch.Tensor:
         return self._leaves[: self.num_leaves]

@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from relive import kernels
+from relive.kernels.torch_ops import wide
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ class Reader(Protocol):
 def reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reader:
     """A reader of the first `items` items of columns whose first `lead` axes count items."""
     if kernels.runs_native(columns):
-        return _NativeReader(columns, lead, items)
+        return kernels.core().Gather(list(columns), [column.ndim - lead for column in columns], items)
     return _TorchReader(columns, lead)
 
 
@@ -52,27 +53,6 @@ class Following(Generic[T]):
         if self._is_exposed() and self._where() != self._addresses:
             self._reader, self._addresses = self._make(), self._where()
         return self._reader
-
-
-class _NativeReader:
-    def __init__(self, columns: Sequence[torch.Tensor], lead: int, items: int) -> None:
-        self._like = [(column.shape[lead:], column.dtype) for column in columns]
-        self._gather = kernels.native().Gather(
-            [kernels.buffer_of(column) for column in columns], [column.ndim - lead for column in columns], items
-        )
-        if kernels.native().exchange():  # the native core allocates, and reads tensors as they are
-            self.take = self._gather.take
-            self.take_into = self._gather.take_into
-
-    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
-        out = [torch.empty((stop - start, *shape), dtype=dtype, device="cpu") for shape, dtype in self._like]
-        self.take_into(index, start, stop, out, padded)
-        return out
-
-    def take_into(
-        self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False
-    ) -> None:
-        self._gather.take_into(index.numpy(), start, stop, [tensor.numpy() for tensor in out], padded)
 
 
 # torch selects no rows of these; bits are bits.
@@ -98,7 +78,7 @@ class _TorchReader:
         else:
             inside, missing = rows.clamp(min=0), rows < 0
             found = [column.index_select(0, inside) for column in self._columns]
-            found = [leaf.masked_fill_(missing.view(-1, *(1,) * (leaf.ndim - 1)), 0) for leaf in found]
+            found = [leaf.masked_fill_(wide(missing, leaf), 0) for leaf in found]
         return [leaf.view(dtype) if dtype in _SIGNED else leaf for leaf, dtype in zip(found, self._dtypes, strict=True)]
 
     def take_into(

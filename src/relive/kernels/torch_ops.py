@@ -2,13 +2,15 @@
 
 Every estimator is a first-order recurrence backwards in time, `x[t] = a[t] + c[t] · (open[t] ? x[t+1] : 0)`. It is
 solved by doubling: once every row knows its next k rows, one shifted addition makes that 2k, so T steps take log2(T)
-rounds of a few launches and nothing waits for the device. What lies behind an end is selected away, never multiplied by
+rounds of a few launches and nothing waits for the device. What lies after an end is selected away, never multiplied by
 zero.
 
 Arguments are checked by the callers: one shape and dtype, bool flags of that shape, `mask` or None.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -68,8 +70,29 @@ def vtrace(
     return _filled(advantage, invalid), _filled(excess + value, invalid)
 
 
+def wide(flags: Tensor, like: Tensor) -> Tensor:
+    """Flags [B] with an axis for each one of `like` [B, …], to be broadcast."""
+    return flags.view(-1, *(1,) * (like.ndim - 1))
+
+
+def n_step_sums(rewards: Sequence[Tensor], goes_on: Tensor, gamma: float) -> tuple[list[Tensor], Tensor]:
+    """Σ_{i<k} γ^i r[:, i] of rewards [B, n, …] in their own dtype and order, and γ^k as float32 [B].
+
+    `goes_on` [B, n] is True for the first k steps of each row, at least one.
+    """
+    sums = [reward[:, 0] for reward in rewards]
+    factor = torch.ones(len(goes_on), dtype=torch.float64, device=goes_on.device)
+    for i in range(1, goes_on.shape[1]):
+        here = goes_on[:, i]
+        factor = torch.where(here, factor * gamma, factor)
+        for place, reward in enumerate(rewards):
+            more = (wide(factor, sums[place]) * reward[:, i]).to(reward.dtype)
+            sums[place] = torch.where(wide(here, more), sums[place] + more, sums[place])
+    return sums, (factor * gamma).float()
+
+
 def _open(terminated: Tensor, truncated: Tensor, mask: Tensor | None) -> Tensor:
-    """Where the chain goes on from t to t + 1: no end at t, and a row behind it that is no masked one."""
+    """Where the chain goes on from t to t + 1: no end at t, and a row after it that is no masked one."""
     open_ = torch.logical_or(terminated, truncated).logical_not_()
     if mask is not None:
         open_ = open_.logical_and_(mask.roll(-1, 0))
@@ -93,9 +116,9 @@ def _scan(x: Tensor, decay: float | Tensor, linked: Tensor) -> Tensor:
     return x
 
 
-def _continue(x: Tensor, decay: float | Tensor, behind: Tensor, linked: Tensor, k: int) -> Tensor:
-    """x[t] + decay[t] · behind[t + k] where t is linked to t + k, x[t] elsewhere."""
-    shifted = behind.roll(-k, 0)
+def _continue(x: Tensor, decay: float | Tensor, later: Tensor, linked: Tensor, k: int) -> Tensor:
+    """x[t] + decay[t] · later[t + k] where t is linked to t + k, x[t] elsewhere."""
+    shifted = later.roll(-k, 0)
     longer = torch.addcmul(x, decay, shifted) if isinstance(decay, Tensor) else torch.add(x, shifted, alpha=decay)
     return torch.where(linked, longer, x)
 

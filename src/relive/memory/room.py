@@ -13,7 +13,7 @@ import torch
 class Keeper(Protocol):
     """Makes what a buffer keeps outlast a kill, and what was committed the loss of power."""
 
-    def settle(self, buffer: Any, *, resumes: bool) -> None:
+    def settle(self, owner: Any, *, resumes: bool) -> None:
         """The buffer is complete: make whole what was found; `resumes`: go on with the draws of the last commit."""
         ...
 

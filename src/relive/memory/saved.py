@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
+from relive.fields.conversion import true_flags
 from relive.memory.documents import ITEM_BYTES, Array, Node
 from relive.memory.space import available_bytes
 
@@ -62,6 +63,12 @@ class Given:
         self.where, self._tensors = where, tensors
         self._asked: set[str] = set()
 
+        for name, x in tensors.items():
+            is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.device.type != "meta"
+            if not isinstance(name, str) or not is_plain:
+                got = f"{x.layout} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
+                raise Node(f"{where}: {name}", got).wrong("a dense tensor with values")
+
     def form(self, name: str) -> Form | None:
         x = self._tensors.get(name)
         return None if x is None else (x.dtype, tuple(x.shape))
@@ -75,7 +82,10 @@ class Given:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         self._asked.add(name)
-        return self._tensors[name]
+        tensor = (
+            self._tensors[name].detach().clone(memory_format=torch.contiguous_format)
+        )  # the given one is the caller's
+        return true_flags(tensor)
 
 
 class Stored:

@@ -88,9 +88,8 @@ class SharedRoom:
         return mapped(self._files[name], shape, dtype)
 
     def lock(self, mend: Callable[[], None]) -> AbstractContextManager[Any]:
-        native = kernels.native()
-        memory = self.allocate("lock", (native.LOCK_BYTES,), torch.uint8)
-        return native.ProcessLock(kernels.buffer_of(memory), not self.is_found, mend, locking.LOCK_SECONDS)
+        memory = self.allocate("lock", (kernels.lock_bytes(),), torch.uint8)
+        return kernels.process_lock(memory, not self.is_found, mend, locking.LOCK_SECONDS)
 
     @property
     def address(self) -> Address:
@@ -100,7 +99,7 @@ class SharedRoom:
 
 def shares_memory() -> bool:
     """Whether processes can share memory here."""
-    return sys.platform == "linux" and hasattr(kernels.native(), "ProcessLock")
+    return sys.platform == "linux" and kernels.locks_processes()
 
 
 def _require_support() -> None:
@@ -145,8 +144,8 @@ def _require_size(file: int, name: str, nbytes: int) -> None:
 
 def _settings_of(owner: Any) -> torch.Tensor:
     """A checksum of everything that says what the bytes of a buffer mean."""
-    layout = owner.capacity, owner.num_envs, owner._next_obs, owner.autoreset
-    told = repr((layout, owner._schema.trees, _described(owner.sampler))).encode()
+    layout = owner.capacity, owner.num_envs, owner.settings.next_obs, owner.autoreset
+    told = repr((layout, owner.settings.schema.trees, _described(owner.sampler))).encode()
     return torch.frombuffer(bytearray(hashlib.blake2b(told, digest_size=_DIGEST).digest()), dtype=torch.uint8)
 
 

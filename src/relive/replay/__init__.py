@@ -3,6 +3,7 @@
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.mixture import Mixture
 from relive.replay.samplers import Drawn, Draws, Sampler
+from relive.replay.store import Leaves, Reading, ReplayStore
 from relive.replay.views import View
 
-__all__ = ["Drawn", "Draws", "Mixture", "ReplayBuffer", "Sampler", "View"]
+__all__ = ["Drawn", "Draws", "Leaves", "Mixture", "Reading", "ReplayBuffer", "ReplayStore", "Sampler", "View"]

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 
 from relive.errors import DataWarning, explain
+from relive.replay.frames import leaf_at
 from relive.replay.ring import FINAL, HISTORY, TRANSITION
 
 if TYPE_CHECKING:
-    from relive.replay.storage import ReplayStorage
+    from relive.replay.row_memory import RowMemory
 
 FEWEST_STEPS, FEWEST_ENDS = 64, 8
 
@@ -94,43 +95,41 @@ def speak(message: str) -> None:
     warnings.warn(message, DataWarning, stacklevel=level)
 
 
-def of_steps(
-    storage: ReplayStorage, leaves: list[torch.Tensor], nexts: list[torch.Tensor], env: torch.Tensor
-) -> Chains:
+def of_steps(memory: RowMemory, leaves: list[torch.Tensor], nexts: list[torch.Tensor], env: torch.Tensor) -> Chains:
     """What steps [T, K, …] of the environments `env` add when they are written; on the host."""
-    ring, count = storage.ring, len(env)
-    if storage.keeps_next:
+    ring, count = memory.ring, len(env)
+    if memory.keeps_next:
         return Chains()
     envs, head = env.numpy(), ring.head.numpy()[env.numpy()]
-    terminated, truncated = (leaves[storage.schema.columns[name][0]].numpy() for name in ("terminated", "truncated"))
+    terminated, truncated = (leaves[memory.schema.columns[name][0]].numpy() for name in ("terminated", "truncated"))
     ended = terminated | truncated
-    obs = [leaves[i] for i in storage.observed]
+    obs = [leaves[i] for i in memory.observed]
     resets = np.zeros_like(ended)
-    resets[0] = ring.resetting.numpy()[envs] & storage.next_step
-    for t in range(1, len(ended) if storage.next_step else 0):
+    resets[0] = ring.resetting.numpy()[envs] & memory.next_step
+    for t in range(1, len(ended) if memory.next_step else 0):
         resets[t] = ended[t - 1] & ~resets[t - 1]
-    is_open = np.concatenate([ring.open.numpy()[envs][None], ~ended[:-1] | storage.next_step])
+    is_open = np.concatenate([ring.open.numpy()[envs][None], ~ended[:-1] | memory.next_step])
     places = np.stack([(head - back) % ring.slots * ring.num_envs + envs for back in (0, 1)])
     pending = np.where(is_open[0], *places)  # or where the last episode ended
     joined = np.empty_like(ended)
-    joined[0] = _hold(storage, pending, [leaf[0] for leaf in obs])
+    joined[0] = _hold(memory, pending, [leaf[0] for leaf in obs])
     joined[1:] = _same([leaf[1:] for leaf in obs], [leaf[:-1] for leaf in nexts], (len(ended) - 1, count))
     follows = is_open & ~resets
     counted = Chains(int(follows.sum()), int((follows & ~joined).sum()))
-    if storage.next_step:
+    if memory.next_step:
         return counted
     starts = ~(follows & joined)
     is_end, is_over, leads_away = np.zeros((3, *ended.shape), bool)
-    is_end[0], is_over[0], leads_away[0] = _ends(storage, places[1])
+    is_end[0], is_over[0], leads_away[0] = _ends(memory, places[1])
     is_end[1:], is_over[1:] = ended[:-1] & ~starts[:-1], terminated[:-1]
     leads_away[1:] = ~_same([leaf[:-1] for leaf in obs], [leaf[:-1] for leaf in nexts], (len(ended) - 1, count))
-    return counted + _of_ends(is_end & ~is_open, is_over | storage.same_step, joined & leads_away)
+    return counted + _of_ends(is_end & ~is_open, is_over | memory.same_step, joined & leads_away)
 
 
-def of_stored(storage: ReplayStorage) -> Chains:
+def of_stored(memory: RowMemory) -> Chains:
     """What the stored steps show; `cut()` is told from a cut by nothing."""
-    ring = storage.ring
-    if storage.keeps_next:
+    ring = memory.ring
+    if memory.keeps_next:
         return Chains()
     is_step = (ring.kind == TRANSITION) | (ring.kind == HISTORY)
     oldest = ring.rows() <= torch.maximum(ring.floor, ring.newest() - ring.slots + 1)
@@ -138,16 +137,14 @@ def of_stored(storage: ReplayStorage) -> Chains:
     final = ((ring.kind == FINAL) & (is_step & ring.first & ~oldest).roll(-1, 0)).view(-1).nonzero().squeeze(1)
     final = final[is_step.view(-1)[ring.before(final)]]
     own, start = ring.before(final), ring.after(final)
-    flags = [storage.columns[storage.schema.columns[name][0]].view(-1)[own] for name in ("terminated", "truncated")]
+    flags = [flag.view(-1)[own] for flag in memory.flags()]
     cut = int((~(flags[0] | flags[1])).sum())
     counted = Chains(int(goes_on.sum()) + cut, cut)
-    if storage.next_step or not len(final):
+    if memory.next_step or not len(final):
         return counted
-    is_end, is_over, leads_away = _ends(storage, final.cpu().numpy())
-    obs = [storage.take(start, (i,))[0] for i in storage.observed]
-    return counted + _of_ends(
-        is_end, is_over | storage.same_step, leads_away & _hold(storage, final.cpu().numpy(), obs)
-    )
+    is_end, is_over, leads_away = _ends(memory, final.cpu().numpy())
+    obs = [leaf_at(memory, i, start) for i in memory.observed]
+    return counted + _of_ends(is_end, is_over | memory.same_step, leads_away & _hold(memory, final.cpu().numpy(), obs))
 
 
 def _of_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndarray) -> Chains:
@@ -155,34 +152,33 @@ def _of_ends(is_end: np.ndarray, is_over: np.ndarray, leads_to_start: np.ndarray
     return Chains(ended=int(told.sum()), reset=int((told & leads_to_start).sum()))
 
 
-def _ends(storage: ReplayStorage, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _ends(memory: RowMemory, final: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of flat slots: the end of an episode of several steps is there, it is a terminated one, and it leads away."""
-    ring = storage.ring
+    ring = memory.ring
     own = (final - ring.num_envs) % (ring.slots * ring.num_envs)
     kind, first = (tensor.cpu().numpy().reshape(-1) for tensor in (ring.kind, ring.first))
-    columns = [storage.columns[storage.schema.columns[name][0]] for name in ("terminated", "truncated")]
-    terminated, truncated = (column.view(-1).cpu().numpy()[own] for column in columns)
+    terminated, truncated = (flag.view(-1).cpu().numpy()[own] for flag in memory.flags())
     is_step = (kind[own] == TRANSITION) | (kind[own] == HISTORY)
     is_end = is_step & (kind[final] == FINAL) & ~first[own] & (terminated | truncated)
     stays = np.ones(len(final), bool)
-    for i in storage.observed:
-        stays &= (_held(storage, own, i) == _held(storage, final, i)).all(1)
+    for i in memory.observed:
+        stays &= (_held(memory, own, i) == _held(memory, final, i)).all(1)
     return is_end, terminated, ~stays
 
 
-def _hold(storage: ReplayStorage, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
+def _hold(memory: RowMemory, slots: np.ndarray, obs: list[torch.Tensor]) -> np.ndarray:
     """Which flat slots hold these observations, bit by bit."""
     same = np.ones(len(slots), bool)
-    for i, given in zip(storage.observed, obs, strict=True):
-        same &= (_held(storage, slots, i) == _raw(given, len(slots))).all(1)
+    for i, given in zip(memory.observed, obs, strict=True):
+        same &= (_held(memory, slots, i) == _raw(given, len(slots))).all(1)
     return same
 
 
-def _held(storage: ReplayStorage, slots: np.ndarray, leaf: int) -> np.ndarray:
+def _held(memory: RowMemory, slots: np.ndarray, leaf: int) -> np.ndarray:
     """The bytes [slots, bytes] of an observation's leaf at flat slots; of stacked frames the whole stack."""
-    if leaf in storage.stacked:
-        return _raw(storage.stack(torch.from_numpy(slots).to(storage.device), leaf), len(slots))
-    return _raw(storage.columns[leaf], storage.ring.slots * storage.ring.num_envs)[slots]
+    if leaf in memory.stacked:
+        return _raw(leaf_at(memory, leaf, torch.from_numpy(slots).to(memory.device)), len(slots))
+    return _raw(memory.leaves[leaf], memory.ring.kind.numel())[slots]
 
 
 def _same(a: list[torch.Tensor], b: list[torch.Tensor], shape: tuple[int, int]) -> np.ndarray:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from tensordict import TensorDict
 
-from relive.replay.ring import TRANSITION
-from relive.replay.storage import ReplayStorage
+from relive.replay.drawing import assembled
+from relive.replay.store import ReplayStore
 
 
 class Ordered(NamedTuple):
@@ -26,15 +29,23 @@ class Ordered(NamedTuple):
         return [self.ids[start:stop] for start, stop in pairwise(edges)]
 
 
-def stored_slots(storage: ReplayStorage) -> torch.Tensor:
-    """The flat slots of all transitions."""
-    return (storage.ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
+def read_episodes(store: ReplayStore, lock: AbstractContextManager[Any]) -> Iterator[TensorDict]:
+    """The transitions of each episode; each is read when it comes up, without rows that were overwritten by then."""
+    with lock:
+        pieces = ordered(store).episodes()
+
+    def still_stored(ids: torch.Tensor) -> TensorDict:
+        with lock:
+            slots = store.locate(ids)
+            return assembled(store.transitions(slots[slots >= 0]))
+
+    return filter(len, map(still_stored, pieces))
 
 
-def ordered(storage: ReplayStorage) -> Ordered:
+def ordered(store: ReplayStore) -> Ordered:
     """Sort what is stored."""
-    ring, slots = storage.ring, stored_slots(storage)
-    ids = storage.ids(slots)
+    ring, slots = store.memory.ring, store.stored()
+    ids = store.ids(slots)
     env, row = ids % ring.num_envs, ids // ring.num_envs
     order = torch.argsort(env * (int(row.max()) + 1 if len(row) else 1) + row)
     ids, slots = ids[order], slots[order]

@@ -1,99 +1,70 @@
-"""What is true of the rings that a replay buffer is stored in."""
+"""What is true of the memory of a replay buffer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
 from relive.errors import InvariantError, explain
 from relive.fields.conversion import dotted
 from relive.fields.invariants import require, require_addresses, require_all, require_flags, require_form
-from relive.fields.schema import given_shape
 from relive.replay.ring import EMPTY, FINAL, HISTORY, PENDING, TRANSITION, Ring
-from relive.replay.storage import ReplayStorage
+
+if TYPE_CHECKING:
+    from relive.replay.row_memory import RowMemory
+    from relive.replay.store import ReplayStore
 
 _KINDS = ("empty", "transition", "final", "pending", "history")
-_STATE = {
-    "kind": torch.uint8, "first": torch.bool, "head": torch.int64, "open": torch.bool, "resetting": torch.bool,
-    "count": torch.int64, "floor": torch.int64,
-}  # fmt: skip
 
 
-def check_storage(storage: ReplayStorage, capacity: int) -> None:
-    """The columns are as they were declared, and the rings in them hold whole transitions of whole episodes."""
-    _check_form(storage, capacity)
-    if storage.device.type == "meta":  # which has no values to look at
+def check_memory(memory: RowMemory) -> None:
+    """The leaves are as they were declared, and the rings in them hold whole transitions of whole episodes."""
+    _check_form(memory)
+    if not memory.has_values:
         return
     remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
-    broken = int(storage.broken)
+    broken = int(memory.broken)
     require(not broken, "obs", "stacks of the stored frames", f"{broken} steps with other stacks", remedy)
-    _check_heads(storage)
-    rows = _Rows(storage.ring)
-    _check_kinds(storage, rows)
-    _check_episodes(storage, rows)
-    _check_ends(storage, rows)
-    _check_counts(storage)
+    _check_heads(memory)
+    rows = _Rows(memory.ring)
+    _check_kinds(memory, rows)
+    _check_episodes(memory, rows)
+    _check_ends(memory, rows)
+    _check_counts(memory)
 
 
-def check_staged(storage: ReplayStorage, staged: Mapping[str, tuple[torch.Tensor, ...]]) -> None:
-    """What waits for the rest of its step is what the schema declares."""
-    schema = storage.schema
-    for name, leaves in staged.items():
-        require(name in schema.names, "staged fields", f"declared fields ({', '.join(schema.names)})", name)
-        for i, leaf in zip(schema.columns[name], leaves, strict=True):
-            shape = (*storage.lead, *given_shape(schema.fields[i]))
-            require_form(f"staged {dotted(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, storage.device)
-
-
-def check_seals(storage: ReplayStorage) -> None:
-    """Every row on the disk is what was written there."""
-    if storage.seals is None:
-        return
-    broken = storage.broken_rows(torch.zeros_like(storage.ring.head), storage.ring.head + 1)
-    if broken.any():
-        slot, env = broken.nonzero()[0].tolist()
-        where = f"row {int(storage.ring.rows()[slot, env])}, environment {env} (slot {slot})"
-        remedy = "Call clear(), or load a checkpoint: the disk has changed the row."
-        got = f"other bytes (in {int(broken.sum())} rows)"
-        raise InvariantError(explain(where, "the bytes that were written", got, remedy))
-
-
-def _check_form(storage: ReplayStorage, capacity: int) -> None:
-    ring, schema = storage.ring, storage.schema
-    num_envs = storage.lead[0] if storage.lead else 1
-    alive = capacity // num_envs + (not storage.keeps_next)
+def _check_form(memory: RowMemory) -> None:
+    ring, schema = memory.ring, memory.schema
+    num_envs = memory.lead[0] if memory.lead else 1
+    alive = memory.rows + (not memory.keeps_next)
     expected = (num_envs, alive, alive + schema.deepest_stack - 1)
     got = (ring.num_envs, ring.alive, ring.slots)
     require(got == expected, "ring", f"(environments, rows, slots) {expected}", got)
-    lead, copied = (ring.slots, ring.num_envs), storage.observed if storage.keeps_next else ()
+    lead, copied = (ring.slots, ring.num_envs), memory.observed if memory.keeps_next else ()
     fields = [*schema.fields, *(schema.fields[i] for i in copied)]
-    paths = [*schema.paths, *(storage.next_paths if copied else ()), *((name,) for name in _STATE)]
-    forms = [((*lead, *field.shape), field.dtype) for field in fields]
-    forms += [(lead if name in ("kind", "first") else lead[1:], dtype) for name, dtype in _STATE.items()]
-    for path, tensor, (shape, dtype) in zip(paths, storage.tensors, forms, strict=True):
-        require_form(dotted(path), tensor, shape, dtype, storage.device)
-    require_addresses(paths, storage.tensors, storage.addresses)
+    of_ring = Ring.forms(ring.slots, ring.num_envs)
+    paths = [*schema.paths, *(memory.next_paths if copied else ()), *((name,) for name in of_ring)]
+    forms = [*(((*lead, *field.shape), field.dtype) for field in fields), *of_ring.values()]
+    for path, tensor, (shape, dtype) in zip(paths, memory.tensors, forms, strict=True):
+        require_form(dotted(path), tensor, shape, dtype, memory.device)
+    require_addresses(paths, memory.tensors, memory.addresses)
 
 
-def _check_heads(storage: ReplayStorage) -> None:
-    ring = storage.ring
-    flags = {name: storage.columns[storage.schema.columns[name][0]] for name in ("terminated", "truncated")}
+def _check_heads(memory: RowMemory) -> None:
+    ring = memory.ring
+    flags = dict(zip(("terminated", "truncated"), memory.flags(), strict=True))
     for name, tensor in (*flags.items(), ("first", ring.first), ("open", ring.open), ("resetting", ring.resetting)):
         require_flags(name, tensor)
     require_all(ring.floor >= 0, "floor", "a row of at least 0", ring.floor)
     require_all(ring.head >= ring.floor, "head", "a row of at least the floor", ring.head)
     most = torch.iinfo(torch.int64).max // ring.num_envs - 1
     require_all(ring.head <= most, "head", f"a row of at most {most}, for ids of int64", ring.head)
-    may_open = (ring.head > ring.floor) & (not storage.keeps_next)
+    may_open = (ring.head > ring.floor) & (not memory.keeps_next)
     require_all(may_open | ~ring.open, "open", "False without a step before the row", ring.open)
-    may_reset = (ring.open | storage.keeps_next | (ring.head == ring.floor)) & storage.next_step
+    may_reset = (ring.open | memory.keeps_next | (ring.head == ring.floor)) & memory.next_step
     expected = "False, except after an end under autoreset=NEXT_STEP"
     require_all(may_reset | ~ring.resetting, "resetting", expected, ring.resetting)
-    written = bool((ring.head > ring.floor).any())
-    # What other processes wrote this one was not told.
-    told = storage.room.outlives or storage.is_empty != written
-    require(told, "is_empty", f"{not written}, as the heads show", storage.is_empty)
 
 
 class _Rows:
@@ -126,9 +97,9 @@ class _Rows:
         raise InvariantError(explain(where, expected, found, remedy))
 
 
-def _check_kinds(storage: ReplayStorage, rows: _Rows) -> None:
+def _check_kinds(memory: RowMemory, rows: _Rows) -> None:
     """What each slot may hold, by its distance to the head."""
-    ring, kind = storage.ring, rows.kind
+    ring, kind = memory.ring, rows.kind
     require_all(ring.kind < len(_KINDS), "kind", f"one of 0 to {len(_KINDS) - 1}", ring.kind)
     rows.require((kind != EMPTY) | ~rows.is_stored, "kind", "a row that was written", kind)
     require_all((kind == EMPTY) | rows.is_stored, "kind", "0 (empty) where no row was written", kind)
@@ -139,43 +110,43 @@ def _check_kinds(storage: ReplayStorage, rows: _Rows) -> None:
     # What comes right after rows that are lost may be what other rows are stacks of, and no stack itself.
     may_be_history = ~rows.is_alive | (rows.row < ring.floor + ring.slots - ring.alive)
     rows.require(may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.alive} rows", kind)
-    if not storage.keeps_next:
+    if not memory.keeps_next:
         rows.require(~(rows.is_step & rows.is_newest), "kind", "no transition as the newest row", kind)
 
 
-def _check_episodes(storage: ReplayStorage, rows: _Rows) -> None:
+def _check_episodes(memory: RowMemory, rows: _Rows) -> None:
     """What separates episodes, and which rows start one."""
-    kind, first, final = rows.kind, storage.ring.first, rows.kind == FINAL
+    kind, first, final = rows.kind, memory.ring.first, rows.kind == FINAL
     after_final = rows.after(final)
-    if not storage.next_step:
+    if not memory.next_step:
         rows.require(~(final & (after_final | rows.is_first)), "kind", "a transition before a final row", kind)
     else:
-        # A reset and, behind it, an observation that nobody acted on.
+        # A reset and, after it, an observation that nobody acted on.
         twice = final & after_final
         rows.require(~(final & rows.after(twice)), "kind", "at most two final rows in a row", kind)
-    if storage.keeps_next:
+    if memory.keeps_next:
         rows.require(first | ~rows.is_stored, "first", "a start in every unordered row", first)
     else:
         rows.require(first | ~after_final, "first", "a start after a final row", first)
         rows.require(~first | ~(rows.follows & ~after_final), "first", "a start only after a final row", first)
 
 
-def _check_ends(storage: ReplayStorage, rows: _Rows) -> None:
+def _check_ends(memory: RowMemory, rows: _Rows) -> None:
     """Flags are where episodes end, and environments reset where the flags say so."""
-    ring, kind = storage.ring, rows.kind
-    terminated, truncated = (storage.columns[storage.schema.columns[name][0]] for name in ("terminated", "truncated"))
+    ring, kind = memory.ring, rows.kind
+    terminated, truncated = memory.flags()
     ended = rows.is_step & (terminated | truncated)
     after_end = rows.after(ended)
-    if storage.keeps_next:
+    if memory.keeps_next:
         is_reset = rows.follows & (kind == FINAL)
         rows.require(after_end | ~is_reset, "kind", "an end before the row that resets", kind)
     else:
-        closed = (kind == FINAL) | ((kind == PENDING) & storage.next_step)
+        closed = (kind == FINAL) | ((kind == PENDING) & memory.next_step)
         rows.require(closed | ~after_end, "kind", "final after an end", kind)
-    if not storage.next_step:
+    if not memory.next_step:
         return
     # After an end the coming row resets; what is stored beside its rows shows no cut that has undone that.
-    envs = torch.arange(ring.num_envs, device=storage.device)
+    envs = torch.arange(ring.num_envs, device=memory.device)
     stored = ring.head > ring.floor
     led_by_end = stored & ended.view(-1)[ring.at((ring.head - 1).clamp(min=0), envs)]
     require_all(
@@ -187,19 +158,19 @@ def _check_ends(storage: ReplayStorage, rows: _Rows) -> None:
     require_all(ring.resetting | ~(led_by_end & ring.open), "resetting", "True after an end", ring.resetting)
 
 
-def _check_counts(storage: ReplayStorage) -> None:
-    """Everything that is remembered about the kinds, and the native twin, agrees with them."""
-    ring = storage.ring
-    drawable = ring.kind == TRANSITION
-    counted = drawable.sum(0)
-    require_all(ring.count == counted, "count", "the number of transitions", ring.count)
-    total = int(counted.sum())
-    require(len(storage) == total, "len", f"{total}, the number of transitions", len(storage))
-    slots = drawable.view(-1).nonzero().squeeze(1)
-    ids = storage.ids(slots)
+def _check_counts(memory: RowMemory) -> None:
+    """What is remembered about the kinds agrees with them."""
+    ring = memory.ring
+    require_all(ring.count == (ring.kind == TRANSITION).sum(0), "count", "the number of transitions", ring.count)
+    slots = ring.transitions()
+    ids = ring.id_of(slots)
     require_all(ring.locate(ids)[0] == slots, "ids", "ids that map back to their slots", ids)
-    if storage._shares is not None:
-        expected = drawable.view(-1).cumsum(0).double() / total
-        require_all(storage._shares == expected, "running shares", "the shares of the transitions", storage._shares)
-    if storage._row_ids is not None:
-        require_all(storage._row_ids == ring.ids(), "ids of slots", "the ids of the rows", storage._row_ids)
+
+
+def check_kernels(store: ReplayStore) -> None:
+    """What the kernels of a store say of the rows is what their memory says."""
+    ring = store.memory.ring
+    slots = ring.transitions()
+    require(len(store) == len(slots), "len", f"{len(slots)}, the number of transitions", len(store))
+    ids = store.ids(slots)
+    require_all(ring.locate(ids)[0] == slots, "ids", "ids that map back to their slots", ids)

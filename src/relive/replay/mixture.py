@@ -14,13 +14,13 @@ from tensordict import TensorDict
 
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.batch import assemble, check_destination, check_size, fill, moved
-from relive.fields.conversion import as_tensor, row_ids
+from relive.fields.conversion import as_tensor, host_view, row_ids
 from relive.fields.display import card
 from relive.fields.schema import given_shape
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers.prioritized import refuse_priorities
+from relive.replay.store import Leaves
 from relive.replay.views import View
-from relive.replay.views.protocol import Leaves
 
 
 class Mixture:
@@ -108,8 +108,8 @@ class Mixture:
                 if not count:
                     continue
                 with buffer._lock:
-                    before.append((buffer, buffer._snapshot()))
-                    part = buffer._drawn(count, buffer._chosen(view))
+                    before.append((buffer, buffer.drawing.snapshot()))
+                    part = buffer.drawing.drawn(count, buffer.drawing.checked(view))
                 index = part["index",]
                 part["index",] = index * len(self.buffers) + source
                 part["source",] = torch.full_like(index, source)
@@ -119,7 +119,7 @@ class Mixture:
         except BaseException:
             for buffer, snapshot in before:
                 with buffer._lock:
-                    buffer._restore(snapshot)
+                    buffer.drawing.restore(snapshot)
             raise
 
     def update_priority(self, index: Any, priority: Any) -> int:
@@ -128,7 +128,7 @@ class Mixture:
         Buffers without priorities have nothing to update; when none has any, that is an error.
         """
         buffers = list(self.buffers.values())
-        prioritized = [hasattr(buffer._draws, "update") for buffer in buffers]
+        prioritized = [buffer.run.takes_priorities for buffer in buffers]
         if not any(prioritized):
             remedy = "Make at least one buffer with sampler=rl.Prioritized()."
             samplers = ", ".join(f"{name}: {buffer.sampler}" for name, buffer in self.buffers.items())
@@ -138,12 +138,12 @@ class Mixture:
         if values.shape != ids.shape:
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priority", f"shape {tuple(ids.shape)}", tuple(values.shape), remedy))
-        if values.is_cpu:  # before any buffer is changed; elsewhere nobody looks
+        if host_view(values) is not None:  # before any buffer is changed; elsewhere nobody looks
             refuse_priorities(~(torch.isfinite(values) & (values >= 0)), values)
         rows, source = ids // len(buffers), ids % len(buffers)
         parts = [(buffer, source == i) for i, buffer in enumerate(buffers) if prioritized[i]]
         for buffer, mine in parts:
-            buffer._storage.locate(rows[mine])  # refuses ids that were never given
+            buffer.storage.locate(rows[mine])  # refuses ids that were never given
         return sum(buffer.update_priority(rows[mine], values[mine]) for buffer, mine in parts)
 
     def __repr__(self) -> str:
@@ -177,7 +177,7 @@ def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
         if not isinstance(buffer, ReplayBuffer):
             remedy = "Read other data into a ReplayBuffer, for example with relive.datasets."
             raise SchemaError(explain(f"Mixture: {name}", "a ReplayBuffer", type(buffer).__name__, remedy))
-        schema = buffer._schema
+        schema = buffer.storage.schema
         fields = {path: (given_shape(leaf), leaf.dtype) for path, leaf in zip(schema.paths, schema.fields, strict=True)}
         form = (str(buffer.device), fields)
         first = first or (name, form)

@@ -11,8 +11,8 @@ the ring's device, without a host synchronisation.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 
@@ -22,46 +22,78 @@ from relive.memory import Room
 MOST_ROWS = 4
 """What a step can use: the pending row that was cut, its own, the final one, and that of `cut()`."""
 
+MOST_IDS = 2**63 - 1
+
 EMPTY, TRANSITION, FINAL, PENDING, HISTORY = range(5)
 """What a slot holds: nothing; a row that may be drawn; only the observation that an episode ended with; only the newest
 observation, waiting for the step that starts there; a row too old to be drawn, kept for the stacks of younger ones."""
 
 
-class Ring:
-    """`num_envs` columns of slots, the newest `alive` rows of which may be drawn."""
+def _of_slots(dtype: torch.dtype) -> dict[str, Any]:
+    return {"dtype": dtype, "of_slots": True}
 
-    def __init__(self, alive: int, num_envs: int, history: int, room: Room) -> None:
-        self.alive = alive
-        self.slots = alive + history
-        self.num_envs = num_envs
-        slots, envs = (self.slots, num_envs), (num_envs,)
-        self.kind = room.allocate("ring.kind", slots, torch.uint8)
-        self.first = room.allocate("ring.first", slots, torch.bool)
-        """This observation starts an episode."""
-        self.head = room.allocate("ring.head", envs, torch.int64)
-        """The row that is written next."""
-        self.open = room.allocate("ring.open", envs, torch.bool)
-        """The head row's observation is there already: the last step led to it."""
-        self.resetting = room.allocate("ring.resetting", envs, torch.bool)
-        """The coming row only resets (NEXT_STEP)."""
-        self.count = room.allocate("ring.count", envs, torch.int64)
-        """How many rows may be drawn."""
-        self.floor = room.allocate("ring.floor", envs, torch.int64)
-        """The first row since the last clear, or since older ones were lost."""
-        self.journal = room.allocate("ring.journal", envs, torch.int64) if room.outlives else None
-        """Where a step that is being written began, 1 + 2 · head + open, else 0; see `mend`."""
+
+def _of_envs(dtype: torch.dtype) -> dict[str, Any]:
+    return {"dtype": dtype, "of_slots": False}
+
+
+@dataclass(eq=False)
+class Ring:
+    """`num_envs` columns of slots, the newest `alive` rows of which may be drawn.
+
+    The state of a ring is the fields below, in their order: names, files, checkpoints and the native twin derive it.
+    """
+
+    alive: int
+    slots: int
+    num_envs: int
+    kind: torch.Tensor = field(metadata=_of_slots(torch.uint8))
+    """What each slot holds."""
+    first: torch.Tensor = field(metadata=_of_slots(torch.bool))
+    """This observation starts an episode."""
+    head: torch.Tensor = field(metadata=_of_envs(torch.int64))
+    """The row that is written next."""
+    open: torch.Tensor = field(metadata=_of_envs(torch.bool))
+    """The head row's observation is there already: the last step led to it."""
+    resetting: torch.Tensor = field(metadata=_of_envs(torch.bool))
+    """The coming row only resets (NEXT_STEP)."""
+    count: torch.Tensor = field(metadata=_of_envs(torch.int64))
+    """How many rows may be drawn."""
+    floor: torch.Tensor = field(metadata=_of_envs(torch.int64))
+    """The first row since the last clear, or since older ones were lost."""
+    journal: torch.Tensor | None = None
+    """Where a step that is being written began, 1 + 2 · head + open, else 0; see `mend`. No part of the state."""
+
+    @staticmethod
+    def forms(slots: int, num_envs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """The shape and dtype of each tensor of the state, by name."""
+        return {
+            each.name: ((slots, num_envs) if each.metadata["of_slots"] else (num_envs,), each.metadata["dtype"])
+            for each in fields(Ring)
+            if each.metadata
+        }
+
+    @staticmethod
+    def allocated(alive: int, num_envs: int, history: int, room: Room) -> Ring:
+        """An empty ring in a room, or the one that is found there."""
+        slots = alive + history
+        forms = Ring.forms(slots, num_envs).items()
+        state = {name: room.allocate(f"ring.{name}", shape, dtype) for name, (shape, dtype) in forms}
+        journal = room.allocate("ring.journal", (num_envs,), torch.int64) if room.outlives else None
+        return Ring(alive, slots, num_envs, **state, journal=journal)
 
     @property
-    def state(self) -> tuple[torch.Tensor, ...]:
-        """Everything that changes, in the order that the native twin expects."""
-        return self.kind, self.first, self.head, self.open, self.resetting, self.count, self.floor
+    def state(self) -> dict[str, torch.Tensor]:
+        """Everything that changes, by name; its order is the native twin's too."""
+        return {name: getattr(self, name) for name in _STATE}
 
-    def over(self, state: Sequence[torch.Tensor]) -> Ring:
-        """A ring made alike whose state is other tensors, in the order of `state`."""
-        other = copy.copy(self)
-        other.kind, other.first, other.head, other.open, other.resetting, other.count, other.floor = state
-        other.journal = None
-        return other
+    def pending(self) -> torch.Tensor:
+        """The flat slots [N] that the next rows are written to; they hold the newest observations where open."""
+        return self.at(self.head, torch.arange(self.num_envs, device=self.head.device))
+
+    def transitions(self) -> torch.Tensor:
+        """The flat slots of all rows that may be drawn."""
+        return (self.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
 
     def at(self, row: torch.Tensor, env: torch.Tensor) -> torch.Tensor:
         """The flat slots of rows."""
@@ -134,7 +166,7 @@ class Ring:
         stops = torch.cat([self.kind, self.kind]) != TRANSITION  # twice around: no run is broken by the seam
         return self._since(stops.flip(0), 2 * self.slots - 1 - slots // self.num_envs, slots) - 1
 
-    def behind(self, slots: torch.Tensor) -> torch.Tensor:
+    def preceding(self, slots: torch.Tensor) -> torch.Tensor:
         """How many transitions of the same episode precede each slot."""
         # A row starts its run when it starts its episode, or when the row before it is no transition any more.
         stops = self.first | (self.kind.roll(1, 0) != TRANSITION)
@@ -169,9 +201,10 @@ class Ring:
         at = self.after(inside, step)
         for _ in range(2 if cross else 0):  # at most two rows between episodes are none: a reset and a cut
             at = torch.where(self.kind_at(at) == FINAL, self.after(at, step), at)
-        newer = (self.row_of(at) - self.row_of(inside)) * step > 0
-        found = (slots >= 0) & newer & (self.kind_at(at) == TRANSITION)
-        if step < 0 and not cross:
+        found = (slots >= 0) & (self.kind_at(at) == TRANSITION)
+        if cross:  # beyond an end may lie the oldest row; inside an episode no row is followed by it
+            found = found & ((self.row_of(at) - self.row_of(inside)) * step > 0)
+        elif step < 0:
             found = found & ~self.first.view(-1)[inside]
         return torch.where(found, at, -1)
 
@@ -214,12 +247,40 @@ class Ring:
         kind.copy_(torch.where((row >= self.head) & ~self.open, EMPTY, kind).to(torch.uint8))
         self.count.copy_((kind == TRANSITION).sum(0))
 
+    def cut(self, envs: torch.Tensor | None = None) -> None:
+        """End the open episodes of these environments, or of all, with the newest observation."""
+        env = torch.arange(self.num_envs, device=self.head.device) if envs is None else envs
+        kind, pending, is_open = self.kind.view(-1), self.at(self.head[env], env), self.open[env]
+        if self.journal is not None:
+            self.journal[env] = 1 + 2 * self.head[env] + is_open
+        kind[pending] = torch.where(is_open, FINAL, kind[pending]).to(torch.uint8)
+        self.head[env] += is_open.long()
+        self.open[env] = False
+        self.resetting[env] = False
+        if self.journal is not None:
+            self.journal[env] = 0
+
+    def rows_left(self) -> int:
+        """How many more rows an environment can be given, at least, whose ids are below 2^63; waits."""
+        return MOST_IDS // self.num_envs - int(self.head.max())
+
+    def require_rows_left(self, steps: int) -> int:
+        """`rows_left`, if they are enough for so many steps."""
+        left = self.rows_left()
+        if left < MOST_ROWS * steps:
+            got = f"room for {left} rows per environment"
+            raise OverflowError(explain("add", "ids below 2^63", got, "Make a new buffer."))
+        return left
+
     def clear(self) -> None:
         """Forget every row; ids go on from where they are, and environments about to reset still are."""
         self.kind.zero_()
         self.count.zero_()
         self.floor.copy_(self.head)
         self.open.zero_()
+
+
+_STATE = tuple(Ring.forms(0, 0))
 
 
 class HostRing:

@@ -22,6 +22,7 @@ from relive.kernels.sequence_reader import Layout
 from relive.locking import lock_for
 from relive.memory import Memory
 from relive.memory.documents import Node
+from relive.memory.portable import Portable
 from relive.memory.saved import Saved, State
 from relive.randomness import Randomness
 from relive.rollout.advantages import Advantages, attachable
@@ -38,7 +39,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 @understands
-class RolloutBuffer:
+class RolloutBuffer(Portable):
     """`num_steps` steps of `num_envs` environments, stored once as `[num_steps + 1, num_envs, …]`.
 
     Everything at index t belongs to the action taken at t.

@@ -14,6 +14,7 @@ from relive.fields.conversion import conform, device_of, environments, host_view
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import Field, positive
 from relive.fields.vocabulary import answers
+from relive.memory.portable import packed, unpacked
 from relive.memory.saved import Saved, State
 
 _NUMBER, _FLAG = Field((), torch.float64), Field((), torch.bool)
@@ -81,6 +82,17 @@ class EpisodeStats:
             f"EpisodeStats(num_envs={self.num_envs}, window={self.window}, metrics={self.metrics}, "
             f"reasons={self.reasons}; {summary['episodes']:g} episodes{told and ', '}{told})"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = ("_lock", "_ops", "_open", "_ring", "_counts", "_none", "_tensors")
+        kept = {name: value for name, value in vars(self).items() if name not in left_out}
+        return kept | {"_packed": packed(self.snapshot())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        arrays = unpacked(state.pop("_packed"))
+        vars(self).update(state, _lock=threading.Lock())
+        self._tensors = {name: tensor.to(self.device) for name, tensor in arrays.items()}
+        self._bind()
 
     def _bind(self) -> None:
         """Find the memory again: numpy is much faster than torch for few numbers, and both write the same formulas."""

@@ -13,6 +13,7 @@ from relive.estimators.arguments import positive
 from relive.fields.conversion import as_tensor, conform, device_of, restored
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import DTYPES, Field, Path
+from relive.memory.portable import packed, unpacked
 from relive.memory.saved import Saved, State
 
 _FLAG = Field((), torch.bool)
@@ -82,10 +83,14 @@ class RunningNorm:
         return f"RunningNorm(shape={self.shape}, eps={self.eps:g}, clip={self.clip}; {self.count} rows)"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        left_out = ("_lock", "_fitted", "_state")
+        kept = {name: value for name, value in vars(self).items() if name not in left_out}
+        return kept | {"_device": str(self.device), "_packed": packed(self._state)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        device, arrays = state.pop("_device"), unpacked(state.pop("_packed"))
+        there = {name: tensor.to(device) for name, tensor in arrays.items()}
+        vars(self).update(state, _state=there, _fitted=None, _lock=threading.Lock())
 
     # Counting
 

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import told_by_info
-from relive.fields.conversion import dotted, forms, light
+from relive.fields.conversion import dotted, light
 from relive.fields.declarations import path_of
 from relive.fields.invariants import require
 from relive.fields.schema import Field, Path, Schema, given_shape
@@ -129,31 +129,6 @@ class Observers:
         stats: dict[str, EpisodeStats | RunningNorm] = {} if self.stats is None else {"stats": self.stats}
         return stats | {f"norm{i}": norm for i, norm in enumerate(self.norm.values())}
 
-    def snapshot(self) -> dict[str, torch.Tensor]:
-        """See `state`."""
-        return self.state().arrays
-
-    def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
-        """Go back to a snapshot."""
-        for name, one in self._parts().items():
-            one.restore(_under(name, snapshot))
-
-    def verify(self, snapshot: Any) -> None:
-        """Raise if a snapshot is not one of listeners like these, or holds what no steps could have told them."""
-        own, given = forms(self.snapshot()), forms(snapshot)
-        if given != own:
-            remedy = "Make the buffer with the stats and norms of the one that was saved."
-            raise SchemaError(explain("listeners", f"a snapshot of {own}", given, remedy))
-        trial: list[tuple[str, EpisodeStats | RunningNorm]] = [
-            (f"norm{i}", RunningNorm(norm.shape, device=self._device)) for i, norm in enumerate(self.norm.values())
-        ]
-        if self.stats is not None:
-            told = self.stats.window, self.stats.metrics, self.stats.reasons
-            trial.append(("stats", EpisodeStats(self._num_envs, *told, device=self._device)))
-        for name, one in trial:
-            one.restore(_under(name, snapshot))
-            one.check()
-
     def check(self) -> None:
         """Verify each of them, and that they are where the steps are."""
         for one in (*(() if self.stats is None else (self.stats,)), *self._norms.values()):
@@ -240,7 +215,3 @@ def _column_of(path: str | Path, schema: Schema, norm: RunningNorm) -> int:
     if norm.shape != shape:
         raise SchemaError(explain(where, f"shape {shape}", norm.shape, f"Pass RunningNorm({shape})."))
     return column
-
-
-def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(f"{prefix}."): x for name, x in tensors.items() if name.startswith(f"{prefix}.")}

@@ -13,7 +13,7 @@ import torch
 
 import relive as rl
 from relive.memory.disk.folder import Folder
-from relive.replay.storage import ReplayStorage
+from relive.replay.native_store import NativeStore
 from tests.faults.disk.test_kills import killed_after
 from tests.faults.disk.test_power import Machine, lose_power, other_boot  # noqa: F401 (a fixture)
 from tests.faults.disk.writer import LAYOUTS, Story, verify, write
@@ -21,9 +21,9 @@ from tests.faults.disk.writer import LAYOUTS, Story, verify, write
 pytestmark = pytest.mark.thorough
 
 
-def no_seals(storage: ReplayStorage, *_: Any) -> torch.Tensor:
+def no_seals(storage: NativeStore, *_: Any) -> torch.Tensor:
     """Whatever a row is, it is taken for what was written."""
-    return torch.zeros_like(storage.ring.first)
+    return torch.zeros_like(storage.memory.ring.first)
 
 
 def cut_off(path: Path) -> tuple[Path, list[Any]]:
@@ -63,7 +63,7 @@ def test_a_head_that_moves_before_its_row_is_noticed(tmp_path: Path, monkeypatch
     reopened(root, lives)
     sealed = rl.load(tmp_path / "sealed")  # goes back to the commit, and has no row that is wrong
     sealed.check()
-    monkeypatch.setattr(ReplayStorage, "broken_rows", no_seals)
+    monkeypatch.setattr(NativeStore, "broken_rows", no_seals)
     with pytest.raises((AssertionError, rl.CorruptCheckpoint)):
         reopened(early, lives)
 
@@ -76,14 +76,14 @@ def test_rows_that_are_not_compared_with_their_seals_are_noticed(
     clock = np.zeros(layout.envs, np.int64)
     for turn in range(20):
         write(replay, story, clock, turn)
-    row = int(replay._storage.ring.head[0]) - 2
+    row = int(replay.storage.memory.ring.head[0]) - 2
     obs = np.memmap(tmp_path / "memory" / "column0", np.uint8, "r+").reshape(-1, layout.envs, layout.width)
     obs[row % len(obs), 0, 40] ^= 4
     del replay
     lives: list[Any] = [(0, np.zeros(layout.envs, np.int64), clock)]
     shutil.copytree(tmp_path / "memory", tmp_path / "again")
     verify(rl.load(tmp_path / "again", rl.ReplayBuffer), story, lives)
-    monkeypatch.setattr(ReplayStorage, "broken_rows", no_seals)
+    monkeypatch.setattr(NativeStore, "broken_rows", no_seals)
     with pytest.raises(AssertionError):
         verify(rl.load(tmp_path / "memory", rl.ReplayBuffer), story, lives)
 

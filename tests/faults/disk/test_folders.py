@@ -106,7 +106,7 @@ def test_every_flipped_bit_of_a_row_that_is_stored_is_found_by_check(tmp_path: P
     made(tmp_path / "whole")
     layout, rng = LAYOUT, random.Random(SEED)
     with rl.load(tmp_path / "whole", rl.ReplayBuffer) as replay:
-        slots = replay._storage.locate(replay.ids()).tolist()
+        slots = replay.storage.locate(replay.ids()).tolist()
     for _ in range(40):
         damage(tmp_path / "damaged", tmp_path / "whole")
         file = tmp_path / "damaged" / f"column{rng.randrange(6)}"

@@ -159,7 +159,7 @@ def check_after_power_loss(
 def other_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every reopening is in a later run of the machine."""
     count = iter(range(1 << 30))
-    monkeypatch.setattr("relive.memory.disk.recovery.boot", lambda: f"boot{next(count)}")
+    monkeypatch.setattr("relive.memory.disk.records.boot", lambda: f"boot{next(count)}")
 
 
 def lose_power_often(path: Path, monkeypatch: pytest.MonkeyPatch, count: int, states: int, **how: Any) -> None:

@@ -210,13 +210,13 @@ def write_for_ever(name: str, root: Path, counts: Path, begins: list[int]) -> No
 def reopen_until(name: str, root: Path, line: int, boot: str | None) -> None:
     """Reopen the memory and be killed at a line of what mends it."""
     if boot is not None:
-        from relive.memory.disk import recovery  # noqa: PLC0415
+        from relive.memory.disk import records  # noqa: PLC0415
 
-        recovery.boot = lambda: boot
+        records.boot = lambda: boot
     left = iter(range(line))
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.endswith(("ring.py", "disk/recovery.py", "disk/room.py", "prioritized.py")):
+        if not frame.f_code.co_filename.endswith(("ring.py", "replay/recovery.py", "disk/room.py", "prioritized.py")):
             return None
         if event == "line" and next(left, None) is None:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -315,8 +315,8 @@ class ReplayMachine(Machine):
         if ids:
             self._check_rows(self.buffer[ids], [alive[i] for i in ids])
         if isinstance(self.sampler, rl.Prioritized):
-            slots = self.buffer._storage.locate(torch.tensor(ids, dtype=torch.int64))
-            masses = self.buffer._draws.saved()["mass"][slots].tolist()
+            slots = self.buffer.storage.locate(torch.tensor(ids, dtype=torch.int64))
+            masses = self.buffer.run.saved()["mass"][slots].tolist()
             assert masses == pytest.approx([self._mass(i) for i in ids], rel=1e-12)
 
     def wrong_calls(self) -> list[WrongCall]:

@@ -71,13 +71,12 @@ def lived(num_envs: int | None, seed: int, autoreset: Any, device: Memory | str 
 def test_every_backend_reads_the_same(
     num_envs: int | None, seed: int, autoreset: str, length: int, burn_in: int, cross: bool
 ) -> None:
-    replay = lived(num_envs, seed, autoreset)
-    ids = replay.ids()
     view = rl.Sequence(length, burn_in, cross)
     found = {}
     for name, backend in BACKENDS.items():
         with backend():
-            found[name] = replay.read(ids, view)
+            replay = lived(num_envs, seed, autoreset)
+            found[name] = replay.read(replay.ids(), view)
     expected = found.pop("torch")
     for name, batch in found.items():
         assert list(batch.keys(True, True)) == list(expected.keys(True, True)), name

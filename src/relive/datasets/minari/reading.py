@@ -118,7 +118,7 @@ def _extra(trees: Mapping[str, Tree], known: tuple[str, ...], episode: Episode) 
 
 def _to_replay(replay: ReplayBuffer, episodes: Iterable[Episode]) -> int:
     """Add the episodes; returns how many of their steps are stored at the end."""
-    before = replay._storage.ring.head.clone()
+    before = replay.storage.heads.clone()
     taken = [0] * (replay.num_envs or 1)
     for episode in episodes:
         batch = {name: getattr(episode, name) for name in STEP[1:]}

@@ -31,7 +31,7 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
             are the widest that the fields allow.
     """
     minari = import_minari()
-    if type(replay) is not ReplayBuffer or replay._storage.keeps_next:
+    if type(replay) is not ReplayBuffer or replay.storage.keeps_next:
         remedy = 'Use a ReplayBuffer with next_obs="shared": only it stores the observations of an episode in order.'
         raise SchemaError(explain("to_minari", "a replay buffer in time order", repr(replay), remedy))
     trees = replay._schema.trees

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from relive import kernels
-from relive.checkpoint.replay import config as config_of
 from relive.errors import SchemaError, explain
 from relive.fields.schema import positive
 from relive.memory.disk.folder import FORMAT, Folder
@@ -42,7 +41,7 @@ class Disk:
     def open(self, owner: Any) -> DiskRoom:
         """The folder, locked, with what was found there compared with the settings of the owner."""
         require_support(SchemaError)
-        return DiskRoom(Folder(self.root, config_of(owner), only_reads=self.only_reads), self.commit_every)
+        return DiskRoom(Folder(self.root, owner.config(), only_reads=self.only_reads), self.commit_every)
 
     def free_bytes(self) -> int | None:
         """What a new buffer may take; one that is there already has taken it."""
@@ -51,7 +50,7 @@ class Disk:
 
 def require_support(kind: type[Exception]) -> None:
     """Raise that kind of error where there cannot be disk memory."""
-    got = sys.platform if sys.platform != "linux" else "no native core" if kernels.native() is None else ""
+    got = sys.platform if sys.platform != "linux" else "no native core" if kernels.backend() == "torch" else ""
     if got:
         remedy = 'Keep the buffer in memory: device="cpu".'
         raise kind(explain("Memory.disk", "Linux and relive's native core", got, remedy))

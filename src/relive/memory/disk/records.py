@@ -28,17 +28,13 @@ from relive.memory.documents import (
 )
 from relive.memory.files import Files, unreadable
 from relive.memory.saved import Arrays, Saved, Stored, array_of, bytes_of
-from relive.replay.samplers import Counted, Prioritized
 
+_RUN_OF_MACHINE = Path("/proc/sys/kernel/random/boot_id")
 NAMES = ("commit0", "commit1")
 _MOST_BYTES = 1 << 30
 """No record is longer."""
 _LONGEST_HEADER = 64
 _BOOT = re.compile(r".{0,128}")
-
-
-BESIDE_ROWS = (Prioritized, Counted)
-"""Samplers whose numbers have files of their own."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +68,11 @@ class Record:
         assert isinstance(self.arrays, Stored)
         config, values = Node(f"{self.name}: config", self.config), Node(f"{self.name}: values", self.values)
         return Saved(values, self.arrays, config=config)
+
+
+def boot() -> str:
+    """Which run of this machine it is: what was stored in an earlier one may not have come to the disk."""
+    return _RUN_OF_MACHINE.read_text().strip()
 
 
 def dump(record: Record) -> bytes:

@@ -1,11 +1,10 @@
-"""The memory of a replay buffer in a folder: when it is committed, and how it is found again."""
+"""The memory of a buffer in a folder: when it is committed, and how it is found again."""
 
 from __future__ import annotations
 
 import math
 import mmap
 import time
-import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,16 +12,12 @@ from typing import Any
 
 import torch
 
-from relive.checkpoint.contents import Contents
-from relive.checkpoint.replay import config as config_of
-from relive.checkpoint.replay import take_beside
 from relive.errors import CheckpointError, explain
+from relive.memory.disk import records
 from relive.memory.disk.folder import ROWS, Door, Folder
-from relive.memory.disk.records import BESIDE_ROWS, Record, dump
-from relive.memory.disk.recovery import boot, marks_of, restored
+from relive.memory.disk.owner import Owner
+from relive.memory.disk.records import Record, dump
 from relive.memory.saved import bytes_of
-from relive.replay.buffer import ReplayBuffer
-from relive.replay.ring import MOST_ROWS
 
 COMMIT_BYTES = 1 << 28
 COMMIT_SECONDS = 60.0
@@ -61,42 +56,40 @@ class DiskRoom:
         with self._folder.or_let_go():
             return self._folder.allocate(name, shape, dtype)
 
-    def settle(self, buffer: ReplayBuffer, *, resumes: bool) -> None:
-        self._buffer = weakref.ref(buffer)
-        self._ring = buffer._storage.ring
+    def settle(self, owner: Owner, *, resumes: bool) -> None:
+        self._owner, self._rows_of_step = owner, owner.rows_of_step
         with self._folder.or_let_go():
             if self._folder.record is not None:
-                restored(buffer, self._folder.record, self._checksum, resumes=resumes)
+                owner.recover(self._folder.record, self._checksum, resumes=resumes)
             if self._folder.only_reads:
                 return
-            self._plan(buffer)
+            self._plan()
             self.commit()
             if not self.is_found:
                 self._folder.publish()
 
-    def _plan(self, buffer: ReplayBuffer) -> None:
+    def _plan(self) -> None:
         """How many rows an environment gets between commits, and between the times that the disk is told to begin."""
-        self._native = buffer._storage.native
-        step = max(buffer._storage.nbytes // self._ring.slots, 1)
-        usual = max(min(COMMIT_BYTES // step, self._ring.slots // 8), _FEWEST_ROWS)
-        self._usual_reach = usual if self._every is None else max(self._every, MOST_ROWS)
+        step = max(self._owner.nbytes // self._owner.slots, 1)
+        usual = max(min(COMMIT_BYTES // step, self._owner.slots // 8), _FEWEST_ROWS)
+        self._usual_reach = usual if self._every is None else max(self._every, self._rows_of_step)
         self._slots_behind = max(_BEHIND_BYTES // step, 1)
-        self._behind = int(self._ring.head.max())
+        self._behind = int(self._owner.head.max())
         """The row that the disk was told of last."""
 
     # Committing
 
     def expect(self, steps: int) -> None:
-        self._left -= MOST_ROWS * steps
+        self._left -= self._rows_of_step * steps
         self._until_behind -= steps
         if self._until_behind < 0:
             self._write_behind()
         if self._left < 0 or time.monotonic() > self._due:
-            self._require_reach(MOST_ROWS * steps)
+            self._require_reach(self._rows_of_step * steps)
 
     def _require_reach(self, rows: int) -> None:
-        """No more rows are written than the last commit has allowed for: so many are what a loss of power costs."""
-        used = int((self._ring.head - self._committed).max())  # seldom as many as were allowed for
+        """Write no more rows than the last commit has allowed for. This limit bounds what a power loss can destroy."""
+        used = int((self._owner.head - self._committed).max())  # seldom as many as were allowed for
         if used + rows > self._reach or time.monotonic() > self._due:
             self._commit(rows, is_closed=False)
         else:
@@ -107,11 +100,10 @@ class DiskRoom:
 
     def _commit(self, coming: int, *, is_closed: bool) -> None:
         """First everything that a record speaks of is on the disk, then the record."""
-        buffer = self._buffer()
-        if buffer is None or self._folder.only_reads:
+        if not self._owner.is_alive or self._folder.only_reads:
             return
         reach = max(self._usual_reach, coming)
-        record = self._record(buffer, reach, is_closed)
+        record = self._record(reach, is_closed)
         try:
             self._folder.sync()
             self._write(record)
@@ -120,19 +112,16 @@ class DiskRoom:
             raise CheckpointError(
                 explain(f"commit to {self._folder.root}", "a writable disk", error, remedy)
             ) from error
-        self._number, self._committed, self._reach = record.number, self._ring.head.clone(), reach
+        self._number, self._committed, self._reach = record.number, self._owner.head.clone(), reach
         self._left, self._due = reach - coming, time.monotonic() + COMMIT_SECONDS
         self._until_behind = self._slots_behind
 
-    def _record(self, buffer: ReplayBuffer, reach: int, is_closed: bool) -> Record:
-        state = Contents("ReplayBuffer", config_of(buffer))
-        ring = self._ring
-        state.take("ring", ({}, {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}))
-        saved = {} if isinstance(buffer.sampler, BESIDE_ROWS) else buffer._draws.saved()
-        state.take("sampler", ({}, saved))
-        take_beside(buffer, state)
-        sums = marks_of(ring), self._checksum() if is_closed else 0
-        return Record(self._number + 1, boot(), is_closed, reach, *sums, state.config, state.values, state.arrays)
+    def _record(self, reach: int, is_closed: bool) -> Record:
+        owner, checksum = self._owner, self._checksum() if is_closed else 0
+        run, state = records.boot(), owner.state()
+        return Record(
+            self._number + 1, run, is_closed, reach, owner.marks(), checksum, owner.config(), state.values, state.arrays
+        )
 
     def _checksum(self) -> int:
         """Of everything that is no row, and has no checksum beside it."""
@@ -154,12 +143,12 @@ class DiskRoom:
 
     def _write_behind(self) -> None:
         """Let the disk begin to write what was added, and to read what is overwritten next."""
-        slots, head = self._ring.slots, int(self._ring.head.max())
+        slots, head = self._owner.slots, int(self._owner.head.max())
         first, last = max(self._behind, head - slots), head
         for array in self._folder.rows:
             step = array.tensor[0].nbytes
             for start, stop in _around(first, last, slots):
-                self._native.write_behind(array.file, start * step, (stop - start) * step)
+                self._owner.write_behind(array.file, start * step, (stop - start) * step)
             if head >= slots:  # else there is nothing yet to be read
                 for start, stop in _around(head, head + min(2 * self._slots_behind, slots), slots):
                     _ask_for(array.memory, start * step // mmap.PAGESIZE * mmap.PAGESIZE, stop * step)
@@ -167,9 +156,7 @@ class DiskRoom:
 
     @contextmanager
     def refilled(self) -> Iterator[None]:
-        buffer = self._buffer()
-        assert buffer is not None
-        had_rows = bool(self._ring.head.any())
+        had_rows = bool(self._owner.head.any())
         self._folder.withdraw()
         self._records.clear()  # they are gone
         try:
@@ -178,12 +165,12 @@ class DiskRoom:
             if not had_rows:  # new memory, which nobody wants then
                 self._folder.close()
                 raise
-            self._publish_again(buffer)
+            self._publish_again()
             raise
-        self._publish_again(buffer)
+        self._publish_again()
 
-    def _publish_again(self, buffer: ReplayBuffer) -> None:
-        buffer._storage.seal()
+    def _publish_again(self) -> None:
+        self._owner.seal()
         self.commit()
         self._folder.publish()
 

@@ -12,9 +12,9 @@ from relive.errors import SchemaError, explain
 from relive.fields.invariants import require, require_all
 from relive.randomness import Randomness
 from relive.replay.ring import TRANSITION
-from relive.replay.samplers.protocol import Drawn, Draws, Sampler
+from relive.replay.samplers.protocol import Drawn, Draws, Sampler, started
 from relive.replay.samplers.uniform import Uniform
-from relive.replay.storage import ReplayStorage
+from relive.replay.store import ReplayStore
 
 
 @dataclass(frozen=True)
@@ -38,22 +38,23 @@ class Counted:
             remedy = "Pass the sampler that chooses rows."
             raise SchemaError(explain("Counted", "a sampler whose draws are counted", repr(self.sampler), remedy))
 
-    def start(self, storage: ReplayStorage, random: Randomness) -> _Draws:
-        return _Draws(self.sampler.start(storage, random), storage)
+    def start(self, store: ReplayStore, random: Randomness) -> _Run:
+        return _Run(started(self.sampler, store, random), store)
 
 
-class _Draws:
+class _Run(Draws):
     wants_touched = True
+    beside_rows = True
 
-    def __init__(self, inner: Draws, storage: ReplayStorage) -> None:
-        self._inner, self._storage = inner, storage
-        slots = storage.ring.slots * storage.ring.num_envs
-        self._counts = storage.room.allocate("sampler.drawn", (slots,), torch.int64)
-        self._last = torch.empty(0, dtype=torch.int64, device=storage.device)
+    def __init__(self, inner: Draws, store: ReplayStore) -> None:
+        self._inner, self._store = inner, store
+        self.takes_priorities, self.update = inner.takes_priorities, inner.update
+        self.atomic_draws, self.of_slots = inner.atomic_draws, ("drawn", *inner.of_slots)
+        self._kind = store.memory.ring.kind.view(-1)
+        self._counts = store.memory.room.allocate("sampler.drawn", self._kind.shape, torch.int64)
+        self._last = torch.empty(0, dtype=torch.int64, device=store.device)
         """What the last draw chose, in case it is taken back."""
         self._number = 0
-        if hasattr(inner, "update"):
-            self.update = inner.update  # pyright: ignore[reportAttributeAccessIssue]
 
     def draw(self, count: int) -> Drawn:
         drawn = self._inner.draw(count)
@@ -75,7 +76,7 @@ class _Draws:
             self._number = number
 
     def written(self) -> None:
-        slots, changed = self._storage.touched()
+        slots, changed = self._store.touched()
         if changed is None:
             self._counts[slots] = 0
         else:  # a slot may come twice, changed and not
@@ -84,10 +85,8 @@ class _Draws:
             self._inner.written()
 
     def mended(self) -> None:
-        self._counts *= (self._storage.ring.kind.view(-1) == TRANSITION).long()
-        mended = getattr(self._inner, "mended", None)
-        if mended is not None:
-            mended()
+        self._counts *= (self._kind == TRANSITION).long()
+        self._inner.mended()
 
     def cleared(self) -> None:
         self._counts.zero_()
@@ -106,11 +105,7 @@ class _Draws:
 
     def check(self) -> None:
         """Only transitions have been drawn."""
-        ring = self._storage.ring
-        require(len(self._counts) == ring.kind.numel(), "counts of draws", ring.kind.numel(), len(self._counts))
-        stored = ring.kind.view(-1) == TRANSITION
-        right = (self._counts == 0) | (stored & (self._counts > 0))
+        require(len(self._counts) == len(self._kind), "counts of draws", len(self._kind), len(self._counts))
+        right = (self._counts == 0) | ((self._kind == TRANSITION) & (self._counts > 0))
         require_all(right, "count of draws", "0, or more for a transition", self._counts)
-        check = getattr(self._inner, "check", None)
-        if check is not None:
-            check()
+        self._inner.check()

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from relive.errors import NotReadyError, PriorityError, SchemaError, explain
+from relive.fields.conversion import light
 from relive.fields.invariants import require, require_all
 from relive.fields.vocabulary import worded
-from relive.kernels.priority import NativeTree, priority_tree
 from relive.randomness import Randomness
 from relive.replay.ring import TRANSITION
-from relive.replay.samplers.protocol import Drawn
-from relive.replay.storage import ReplayStorage
+from relive.replay.samplers.protocol import Drawn, Draws
+from relive.replay.store import ReplayStore
 
 
 @worded
@@ -55,8 +55,8 @@ class Prioritized:
             remedy = "Pass one of them."
             raise SchemaError(explain("Prioritized.normalize", '"batch" or "global"', repr(self.normalize), remedy))
 
-    def start(self, storage: ReplayStorage, random: Randomness) -> _Draws:
-        return _Draws(self, storage, random)
+    def start(self, store: ReplayStore, random: Randomness) -> _Run:
+        return _Run(self, store, random)
 
     def mass(self, priority: Any) -> Any:
         """(priority + eps)^alpha, but zero only for zero: what is positive can be drawn."""
@@ -69,14 +69,16 @@ class Prioritized:
         return mass.clamp_(min=5e-324).masked_fill_(base == 0, 0.0)
 
     def accept(self, priority: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """New priorities of `count` rows as float64 [count], and their masses; refused if they cannot be some."""
+        """New priorities of `count` rows as float64 [count], and their masses. Raises if any priority is invalid.
+
+        Other devices than the host are not asked.
+        """
         values = _checked_priority(priority, count)
         mass = self.mass(values)
-        if values.device.type == "cpu":
-            # Arrays: what numpy looks at is no launch.
-            given, masses = values.numpy(), mass.numpy()
-            if not ((given >= 0) & np.isfinite(given) & np.isfinite(masses)).all():
-                refuse_priorities(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
+        given, masses = light(values), light(mass)
+        # Arrays: what numpy looks at is no launch.
+        if isinstance(given, np.ndarray) and not ((given >= 0) & np.isfinite(given) & np.isfinite(masses)).all():
+            refuse_priorities(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
         return values, mass
 
     def beta_after(self, draws: int) -> float:
@@ -98,19 +100,26 @@ def _check_rate(where: str, value: object) -> None:
         raise SchemaError(explain(where, "a finite number of at least 0", repr(value), "Pass such a number."))
 
 
-class _Draws:
+class _Run(Draws):
     wants_touched = True
+    independent_draws = True
+    atomic_draws = True
+    takes_priorities = True
+    beside_rows = True
+    of_slots = ("mass",)
 
-    def __init__(self, settings: Prioritized, storage: ReplayStorage, random: Randomness) -> None:
-        self._settings, self._storage, self._random = settings, storage, random
-        self._slots = storage.ring.slots * storage.ring.num_envs
-        # One leaf more than there are slots: writes to it are writes to nowhere, and need no synchronisation.
-        self._tree = priority_tree(self._slots + 1, storage.device, storage.room)
+    def __init__(self, settings: Prioritized, store: ReplayStore, random: Randomness) -> None:
+        self._settings, self._store, self._random = settings, store, random
+        self._ring = store.memory.ring
+        self.tree = store.tree()
+        """The masses of slots; the leaf after them is nowhere: writes to it need no synchronisation."""
+        self._slots = self.tree.num_leaves - 1
         self._numbers: Any = [1.0, 0]
         """The largest priority accepted so far (a tensor where the data is elsewhere), and how many rows were drawn."""
-        if storage.room.outlives:
-            self._numbers = storage.room.allocate("sampler.numbers", (2,), torch.float64).numpy()
-            if not storage.room.is_found:
+        room = store.memory.room
+        if room.outlives:
+            self._numbers = room.allocate("sampler.numbers", (2,), torch.float64).numpy()
+            if not room.is_found:
                 self._largest = 1.0
 
     @property
@@ -122,79 +131,72 @@ class _Draws:
         self._numbers[0] = largest
 
     @property
-    def _draws(self) -> int:
+    def _num_drawn(self) -> int:
         return int(self._numbers[1])
 
-    @_draws.setter
-    def _draws(self, draws: int) -> None:
-        self._numbers[1] = draws
+    @_num_drawn.setter
+    def _num_drawn(self, count: int) -> None:
+        self._numbers[1] = count
 
     def snapshot(self) -> int:
-        return self._draws
+        return self._num_drawn
 
     def restore(self, snapshot: int) -> None:
-        self._draws = snapshot
+        self._num_drawn = snapshot
 
     def draw(self, count: int) -> Drawn:
-        beta = self._settings.beta_after(self._draws)
-        drawn = self._tree.draw_weighted(count, self._random, beta, self._settings.normalize == "global")
+        beta = self._settings.beta_after(self._num_drawn)
+        drawn = self.tree.draw_weighted(count, self._random, beta, self._settings.normalize == "global")
         if drawn is None:
             remedy = "Update at least one priority to more than 0, or use eps > 0."
             raise NotReadyError(explain("sample", "a row of positive priority", "only zeros", remedy))
-        self._draws += count
+        self._num_drawn += count
         return Drawn(*drawn)
 
     def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor | int:
-        """Set the priorities of slots; returns how many are -1, rows that are gone."""
-        if isinstance(self._tree, NativeTree):
-            done = self._tree.update(slots, priority, self._settings.alpha, self._settings.eps)
-            if done is not None and done[0] < 0:
-                self._largest = max(self._largest, done[2])
-                return done[1]
+        done = self.tree.update(slots, priority, self._settings.alpha, self._settings.eps)
+        if done is not None and done[0] < 0:
+            self._largest = max(self._largest, done[2])
+            return done[1]
         values, mass = self._settings.accept(priority, len(slots))
         is_gone = slots < 0
         if len(values):
-            self._accept(values.masked_fill(is_gone, 0.0))
-        self._tree.set(slots.masked_fill(is_gone, self._slots), mass.masked_fill_(is_gone, 0.0))
-        return is_gone.sum() if values.device.type != "cpu" else int(is_gone.numpy().sum())
+            self._accept(light(values.masked_fill(is_gone, 0.0)).max())
+        self.tree.set(slots.masked_fill(is_gone, self._slots), mass.masked_fill_(is_gone, 0.0))
+        stale = light(is_gone).sum()
+        return stale if isinstance(stale, torch.Tensor) else int(stale)
 
-    def _accept(self, values: torch.Tensor) -> None:
-        if values.device.type == "cpu":
-            self._largest = max(self._largest, float(values.numpy().max()))
+    def _accept(self, largest: Any) -> None:
+        if isinstance(largest, torch.Tensor):
+            self._largest = largest.clamp_(min=self._largest)
         else:
-            self._largest = values.max().clamp_(min=self._largest)
+            self._largest = max(self._largest, float(largest))
+
+    @property
+    def largest_mass(self) -> Any:
+        """The mass of new rows."""
+        return self._settings.mass(self._largest)
 
     def written(self) -> None:
-        mass, native = self._settings.mass(self._largest), self._storage.native
-        if isinstance(self._tree, NativeTree) and native is not None:
-            self._tree.mark(native.touched, mass)
-            return
-        slots, changed = self._storage.touched()
-        stored = self._storage.ring.kind_at(slots) == TRANSITION
-        if isinstance(mass, float):  # between two numbers torch would choose float32, where 1e308 and 1e-308 are none
-            mass = torch.full((), mass, dtype=torch.float64, device=slots.device)
-        mass = torch.where(stored, mass, 0.0)
-        if changed is None:
-            self._tree.set(slots, mass)
-        else:
-            self._tree.set(torch.where(changed, slots, self._slots), torch.where(changed, mass, 0.0))
+        self._store.mark(self.largest_mass)
 
     def cleared(self) -> None:
-        self._tree.set(torch.arange(self._slots, device=self._storage.device), 0.0)
+        self.tree.set(torch.arange(self._slots, device=self._store.device), 0.0)
         self._largest = 1.0
 
     def mended(self) -> None:
         self._check_own()
-        ring, leaves = self._storage.ring, self._tree.leaves_view()
+        ring, leaves = self._ring, self.tree.leaves_view()
         slots, drawable = leaves[:-1], ring.kind.view(-1) == TRANSITION
         known = (slots > 0) | (self._settings.eps == 0)
         slots.copy_(torch.where(drawable, torch.where(known, slots, self._settings.mass(self._largest)), 0.0))
         leaves[-1] = 0.0
-        self._tree.rebuild()
+        self.tree.rebuild()
 
     def saved(self) -> dict[str, torch.Tensor]:
         largest = torch.as_tensor(self._largest, dtype=torch.float64)
-        return {"mass": self._tree.leaves_view()[: self._slots], "largest": largest, "draws": torch.tensor(self._draws)}
+        drawn = torch.tensor(self._num_drawn)
+        return {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": drawn}
 
     def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
         mass, largest = saved["mass"], float(saved["largest"])
@@ -202,14 +204,15 @@ class _Draws:
             raise ValueError(f"priorities: expected {self._slots} finite numbers of at least 0")
         if not 0 <= largest < float("inf"):
             raise ValueError(f"the largest priority: expected a finite number of at least 0, got {largest}")
-        self._tree.leaves_view()[: self._slots].copy_(mass)
-        self._tree.rebuild()
-        self._largest = largest if self._storage.device.type == "cpu" else saved["largest"].to(self._storage.device)
-        self._draws = int(saved["draws"])
+        self.tree.leaves_view()[: self._slots].copy_(mass)
+        self.tree.rebuild()
+        there = saved["largest"].to(self._store.device)
+        self._largest = there if light(there) is there else largest
+        self._num_drawn = int(saved["draws"])
 
     def check(self) -> None:
         """Transitions have a priority, nothing else has, and the sums are those of the priorities."""
-        ring, leaves = self._storage.ring, self._tree.leaves_view()
+        ring, leaves = self._ring, self.tree.leaves_view()
         require(len(leaves) == self._slots + 1, "priorities", self._slots + 1, len(leaves))
         slots, nowhere = leaves[:-1].view(ring.slots, ring.num_envs), leaves[-1]
         drawable = ring.kind == TRANSITION
@@ -219,7 +222,7 @@ class _Draws:
         require_all((slots > 0) | may_be_zero, "priority", "more than 0 for a transition", slots)
         require(nowhere == 0, "priority of no row", 0, float(nowhere))
         self._check_own()
-        error = self._tree.check()
+        error = self.tree.check()
         require(
             error <= 1e-9, "sums of priorities", "the sums over the rows, to 1e-9", f"a relative error of {error:.1e}"
         )
@@ -235,23 +238,23 @@ class _Draws:
     @property
     def drawn(self) -> int:
         """How many rows were drawn so far."""
-        return self._draws
+        return self._num_drawn
 
     def total(self) -> tuple[float, int]:
         """The mass of all rows as m · 2^e, since a sum of large priorities may be more than a float64 holds."""
-        total = float(self._tree.total())
+        total = float(self.tree.total())
         if math.isfinite(total):
             return math.frexp(total)
-        m, e = math.frexp(float((self._tree.leaves_view() * 2.0**-64).sum()))
+        m, e = math.frexp(float((self.tree.leaves_view() * 2.0**-64).sum()))
         return m, e + 64
 
     def smallest(self) -> float:
         """The smallest mass that is not zero, or infinity."""
-        return float(self._tree.smallest())
+        return float(self.tree.smallest())
 
     def masses(self, slots: torch.Tensor) -> torch.Tensor:
         """The masses of rows: float64 [K]."""
-        return self._tree.get(slots)
+        return self.tree.get(slots)
 
     def largest(self, elsewhere: float = 0.0) -> float:
         """The priority of new rows, which is from now on at least what was accepted `elsewhere`."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MethodType
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from relive.errors import SchemaError, explain
-from relive.fields.conversion import forms
 from relive.randomness import Randomness
-from relive.replay.storage import ReplayStorage
+from relive.replay.store import ReplayStore
 
 
 class Drawn(NamedTuple):
@@ -23,70 +22,79 @@ class Drawn(NamedTuple):
 
 
 class Draws(Protocol):
-    """A sampler at work on one buffer.
+    """A sampler at work on one buffer. Only `draw` is needed: what a run leaves out is as it is here.
 
-    What it keeps beside the rows it may verify in a method `check() -> None`, which raises an InvariantError. A method
-    `mended() -> None` is told that rows have come or gone unsaid: a process died that wrote in the same memory.
+    A run says what it can do. The defaults are the safe ones: a buffer then draws under its lock, and takes a draw back
+    when the batch cannot be made.
     """
+
+    wants_touched: bool = False
+    """`written` is to be called: the run keeps numbers of slots."""
+    is_uniform: bool = False
+    """It draws what `store.draw` draws, and nothing else: the store may draw for it."""
+    independent_draws: bool = False
+    """Batches have nothing to do with each other: one may be drawn and not used."""
+    atomic_draws: bool = False
+    """A `draw` that raises has changed nothing."""
+    takes_priorities: bool = False
+    """It has `update`."""
+    beside_rows: bool = False
+    """Its state is in the memory of the buffer, and is found there again with the rows."""
+    of_slots: tuple[str, ...] = ()
+    """Which tensors of `saved` have a number for every slot, which moves with its row when the capacity changes."""
 
     def draw(self, count: int) -> Drawn:
         """Choose `count` rows; the buffer has checked that there are any."""
         ...
 
+    def update(self, slots: torch.Tensor, priority: torch.Tensor) -> Any:
+        """Set the priorities of slots; returns how many are -1, rows that are gone."""
+        raise TypeError(f"{type(self).__name__}: expected a run that takes priorities.")
+
     def written(self) -> None:
-        """Slots have become transitions, or have stopped being some: `storage.touched()` says which."""
-        ...
+        """Slots have become transitions, or have stopped being some: `store.touched()` says which."""
 
     def cleared(self) -> None:
         """The buffer has forgotten every row."""
-        ...
+
+    def mended(self) -> None:
+        """Rows have come or gone unsaid: a process died that wrote in the same memory."""
 
     def snapshot(self) -> Any:
         """What draws change, but for the generator."""
-        ...
 
     def restore(self, snapshot: Any) -> None:
         """Go back to a snapshot: the draws since have not happened."""
-        ...
 
     def saved(self) -> dict[str, torch.Tensor]:
         """Everything that a checkpoint needs to go on from here, but for the generator; may share memory."""
-        ...
+        return {}
 
     def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Go on from what was saved; the rows are there already. A ValueError says what cannot be."""
-        ...
 
-    wants_touched: bool
-    """Whether `written` is to be called."""
+    def check(self) -> None:
+        """Verify what is kept beside the rows; raises an InvariantError."""
 
 
 class Sampler(Protocol):
     """The description: a small frozen object that says how rows are chosen."""
 
-    def start(self, storage: ReplayStorage, random: Randomness) -> Draws:
-        """A run on this storage, with draws of its own."""
+    def start(self, store: ReplayStore, random: Randomness) -> Draws:
+        """A run on this store, with draws of its own."""
         ...
 
 
-def verify_draws(sampler: Sampler, storage: ReplayStorage, saved: Any) -> None:
-    """Raise if a run of `sampler` on `storage` cannot have saved this: a run of its own goes on from it, on trial."""
-    draws = sampler.start(storage, Randomness())
-    own, given = _kinds(draws.saved()), _kinds(saved)
-    if given != own:
-        remedy = "Make the buffer with the sampler of the one that was saved."
-        raise SchemaError(explain("load_state_dict: draws", f"the state of {sampler}: {own}", given, remedy))
-    try:
-        draws.resume(saved)
-    except ValueError as error:
-        remedy = "Pass what state_dict() of a buffer gave."
-        raise SchemaError(explain("load_state_dict: draws", f"the state of {sampler}", str(error), remedy)) from error
-    check = getattr(draws, "check", None)
-    if check is not None:
-        check()
+def started(sampler: Sampler, store: ReplayStore, random: Randomness) -> Draws:
+    """A run of a sampler; what it leaves out of `Draws` is that class's."""
+    run: Any = sampler.start(store, random)
+    if not hasattr(run, "takes_priorities"):
+        run.takes_priorities = hasattr(run, "update")
+    for name in (*_METHODS, *Draws.__annotations__):
+        if not hasattr(run, name):
+            default = getattr(Draws, name)
+            setattr(run, name, MethodType(default, run) if callable(default) else default)
+    return run
 
 
-def _kinds(saved: Any) -> Any:
-    """Names, numbers of axes and dtypes: the lengths are the run's to verify."""
-    found = forms(saved)
-    return {n: (len(f[0]), f[1]) if type(f) is tuple else f for n, f in found.items()} if type(found) is dict else found
+_METHODS = [name for name, value in vars(Draws).items() if callable(value) and not name.startswith("_")]

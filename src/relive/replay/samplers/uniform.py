@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from relive.randomness import Randomness
-from relive.replay.samplers.protocol import Drawn
-from relive.replay.storage import ReplayStorage
+from relive.replay.samplers.protocol import Drawn, Draws
+from relive.replay.store import ReplayStore
 
 
 @dataclass(frozen=True)
 class Uniform:
     """Draws uniformly, with replacement."""
 
-    def start(self, storage: ReplayStorage, random: Randomness) -> _Draws:
-        return _Draws(storage, random)
+    def start(self, store: ReplayStore, random: Randomness) -> _Run:
+        return _Run(store, random)
 
 
-class _Draws:
-    wants_touched = False
+class _Run(Draws):
+    is_uniform = True
+    independent_draws = True
+    atomic_draws = True
 
-    def __init__(self, storage: ReplayStorage, random: Randomness) -> None:
-        self._storage, self._random = storage, random
-
-    def snapshot(self) -> None: ...
-
-    def restore(self, snapshot: None) -> None: ...
+    def __init__(self, store: ReplayStore, random: Randomness) -> None:
+        self._store, self._random = store, random
 
     def draw(self, count: int) -> Drawn:
-        return Drawn(self._storage.draw(count, self._random))
-
-    def written(self) -> None: ...
-
-    def cleared(self) -> None: ...
-
-    def saved(self) -> dict[str, torch.Tensor]:
-        return {}
-
-    def resume(self, saved: Mapping[str, torch.Tensor]) -> None: ...
+        return Drawn(self._store.draw(count, self._random))

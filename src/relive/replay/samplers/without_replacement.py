@@ -12,9 +12,8 @@ from relive.fields.invariants import require, require_all
 from relive.fields.vocabulary import worded
 from relive.kernels.shuffling import shuffled
 from relive.randomness import Randomness
-from relive.replay.ring import TRANSITION
-from relive.replay.samplers.protocol import Drawn
-from relive.replay.storage import ReplayStorage
+from relive.replay.samplers.protocol import Drawn, Draws
+from relive.replay.store import ReplayStore
 
 
 @worded
@@ -30,16 +29,17 @@ class WithoutReplacement:
 
     drop_last: bool = False
 
-    def start(self, storage: ReplayStorage, random: Randomness) -> _Draws:
-        return _Draws(storage, random, self.drop_last)
+    def start(self, store: ReplayStore, random: Randomness) -> _Run:
+        return _Run(store, random, self.drop_last)
 
 
-class _Draws:
-    wants_touched = False
+class _Run(Draws):
+    atomic_draws = True
 
-    def __init__(self, storage: ReplayStorage, random: Randomness, drop_last: bool) -> None:
-        self._storage, self._random, self._drop_last = storage, random, drop_last
-        self._ids = torch.empty(0, dtype=torch.int64, device=storage.device)
+    def __init__(self, store: ReplayStore, random: Randomness, drop_last: bool) -> None:
+        self._store, self._random, self._drop_last = store, random, drop_last
+        self._ring = store.memory.ring
+        self._ids = torch.empty(0, dtype=torch.int64, device=store.device)
         """The rows of this epoch, in its order."""
         self._at = 0
 
@@ -50,7 +50,7 @@ class _Draws:
         self._ids, self._at = snapshot
 
     def draw(self, count: int) -> Drawn:
-        stored = len(self._storage)
+        stored = len(self._store)
         if count > stored:
             remedy = "Add steps or pass a smaller batch_size: without replacement a batch holds each transition once."
             raise NotReadyError(explain("sample", f"at least {count} stored transitions", stored, remedy))
@@ -61,22 +61,21 @@ class _Draws:
         return Drawn(slots)
 
     def _begin(self) -> None:
-        rows = (self._storage.ring.kind.view(-1) == TRANSITION).nonzero().squeeze(1)
-        self._ids, self._at = self._storage.ids(shuffled(rows, self._random)), 0
+        self._ids, self._at = self._store.ids(shuffled(self._store.stored(), self._random)), 0
 
     def _next(self, count: int) -> torch.Tensor:
         """The next `count` rows of the epoch that are still stored, or the fewer that are left."""
         found = self._ids[:0]
         while len(found) < count and self._at < len(self._ids):
             stop = self._at + count - len(found)
-            slots, _ = self._storage.ring.locate(self._ids[self._at : stop])
+            slots, _ = self._ring.locate(self._ids[self._at : stop])
             found, self._at = torch.cat([found, slots[slots >= 0]]), stop
         return found
 
     def check(self) -> None:
         """What is left of the epoch are rows that were issued since the last clear, each once."""
         require(self._at >= 0, "epoch", "a place of at least 0", self._at)
-        ring, left = self._storage.ring, self._ids[self._at :]
+        ring, left = self._ring, self._ids[self._at :]
         slots, never = ring.locate(left)
         require_all(~never, "epoch", "ids of transitions", left)
         forgotten = left // ring.num_envs < ring.floor[left % ring.num_envs]
@@ -86,11 +85,9 @@ class _Draws:
         twice = int((slots >= 0).sum() - coming.sum())
         require(not twice, "epoch", "every row once", f"{twice} rows twice")
 
-    def written(self) -> None: ...
-
     def mended(self) -> None:
         left = self._ids[self._at :]
-        self._ids, self._at = left[self._storage.ring.locate(left)[0] >= 0], 0
+        self._ids, self._at = left[self._ring.locate(left)[0] >= 0], 0
 
     def cleared(self) -> None:
         self._ids, self._at = self._ids[:0], 0
@@ -99,4 +96,4 @@ class _Draws:
         return {"ids": self._ids[self._at :]}
 
     def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
-        self._ids, self._at = saved["ids"].to(self._storage.device, copy=True), 0
+        self._ids, self._at = saved["ids"].to(self._store.device, copy=True), 0

@@ -15,9 +15,11 @@ from relive.fields.batch import assemble
 from relive.fields.conversion import conform, dotted
 from relive.fields.schema import Field, Path
 from relive.fields.vocabulary import worded
+from relive.kernels.torch_ops import wide
 from relive.randomness import Randomness
-from relive.replay.storage import ReplayStorage
-from relive.replay.views.protocol import Leaves, named, named_next, require_order
+from relive.replay.composed import steps_of
+from relive.replay.store import Leaves, ReplayStore
+from relive.replay.views.protocol import require_order
 from relive.replay.views.transition import Transition
 
 Relabel = Callable[[torch.Tensor, torch.Tensor, TensorDict], tuple[torch.Tensor, torch.Tensor]]
@@ -33,9 +35,9 @@ _TRANSITION = Transition()
 class Steps(Protocol):
     """A view that can be built from steps somebody else has changed."""
 
-    def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor: ...
+    def windows(self, store: ReplayStore, slots: torch.Tensor) -> torch.Tensor: ...
 
-    def reduce(self, storage: ReplayStorage, slots: torch.Tensor, windows: torch.Tensor, steps: Leaves) -> Leaves: ...
+    def reduce(self, store: ReplayStore, slots: torch.Tensor, windows: torch.Tensor, steps: Leaves) -> Leaves: ...
 
 
 @worded
@@ -70,45 +72,42 @@ class Hindsight:
             remedy = "Pass one of them."
             raise SchemaError(explain("Hindsight.strategy", '"future", "final" or "episode"', self.strategy, remedy))
 
-    def check(self, storage: ReplayStorage) -> None:
+    def check(self, store: ReplayStore) -> None:
         """Refuse a buffer whose rows are in no order, and leaves that are no goals."""
-        require_order(storage, self)
-        goal, achieved = (_field(storage, _leaf(storage, name)) for name in (self.goal, self.achieved))
+        require_order(store, self)
+        goal, achieved = (_field(store, _leaf(store, name)) for name in (self.goal, self.achieved))
         if goal != achieved:
             remedy = "Declare goal and achieved goal alike."
             raise SchemaError(explain("Hindsight", f"an achieved goal like {goal}", achieved, remedy))
 
-    def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
-        goal, achieved = _leaf(storage, self.goal), _leaf(storage, self.achieved)
-        windows = self.view.windows(storage, slots)
-        flat = windows.reshape(-1)
-        steps = named(storage, storage.take(flat, padded=True)) | named_next(
-            storage, storage.take_next(flat, padded=True)
-        )
+    def read(self, store: ReplayStore, slots: torch.Tensor, random: Randomness) -> Leaves:
+        goal, achieved = _leaf(store, self.goal), _leaf(store, self.achieved)
+        windows = self.view.windows(store, slots)
+        steps = {path: leaf.flatten(0, 1) for path, leaf in steps_of(store, windows).items()}
         chosen = random.uniform(len(slots), slots.device) < self.ratio
-        wanted = self._goals(storage, slots, achieved, random)
+        wanted = self._goals(store, slots, achieved, random)
         changed = (chosen.unsqueeze(1) & (windows >= 0)).flatten()
         goals = wanted.repeat_interleave(windows.shape[1], 0)
-        self._relabel(storage, steps, changed, goals, goal, achieved)
+        self._relabel(store, steps, changed, goals, goal, achieved)
         whole = {path: leaf.unflatten(0, windows.shape) for path, leaf in steps.items()}
-        return self.view.reduce(storage, slots, windows, whole)
+        return self.view.reduce(store, slots, windows, whole)
 
-    def _goals(self, storage: ReplayStorage, slots: torch.Tensor, achieved: Path, random: Randomness) -> torch.Tensor:
+    def _goals(self, store: ReplayStore, slots: torch.Tensor, achieved: Path, random: Randomness) -> torch.Tensor:
         """The achieved goal after one step of each row's episode [B, …]."""
-        ahead = storage.ahead(slots)
+        ahead = store.ahead(slots)
         if self.strategy == "future":
             offset = random.below(ahead + 1, len(slots))
         elif self.strategy == "final":
             offset = ahead
         else:
-            behind = storage.behind(slots)
-            offset = random.below(ahead + behind + 1, len(slots)) - behind
-        column = storage.schema.paths.index(achieved)
-        return storage.take(storage.ring.after(slots, offset + 1), (column,))[0]
+            preceding = store.preceding(slots)
+            offset = random.below(ahead + preceding + 1, len(slots)) - preceding
+        leaf = store.schema.paths.index(achieved)
+        return store.take(store.later(slots, offset + 1), (leaf,))[0]
 
     def _relabel(
         self,
-        storage: ReplayStorage,
+        store: ReplayStore,
         steps: Leaves,
         changed: torch.Tensor,
         goals: torch.Tensor,
@@ -117,37 +116,33 @@ class Hindsight:
     ) -> None:
         """Give the steps [M, …] that are `changed` their new goal, and what reward and end come of it."""
         for path in (goal, ("next_obs", *goal[1:])):
-            steps[path] = torch.where(_wide(changed, goals), goals, steps[path])
+            steps[path] = torch.where(wide(changed, goals), goals, steps[path])
         rows = assemble(steps, torch.Size((len(changed),)))
         results = self.fn(steps[("next_obs", *achieved[1:])], steps[goal], rows)
         if not isinstance(results, tuple) or len(results) != 2:
             remedy = "Return a tuple of both."
             raise SchemaError(explain("Hindsight.fn", "(reward, terminated)", type(results).__name__, remedy))
         for name, result in zip(("reward", "terminated"), results, strict=True):
-            leaves = storage.schema.flatten(name, result, f"Hindsight.fn: {name}")
-            for i, leaf in zip(storage.schema.columns[name], leaves, strict=True):
-                path, field = storage.schema.paths[i], storage.schema.fields[i]
+            leaves = store.schema.flatten(name, result, f"Hindsight.fn: {name}")
+            for i, leaf in zip(store.schema.columns[name], leaves, strict=True):
+                path, field = store.schema.paths[i], store.schema.fields[i]
                 where = f"Hindsight.fn: {dotted(path)}"
-                new = conform(where, field, leaf, (len(changed),), storage.device, unit="rows")
-                steps[path] = torch.where(_wide(changed, new), new, steps[path])
+                new = conform(where, field, leaf, (len(changed),), store.device, unit="rows")
+                steps[path] = torch.where(wide(changed, new), new, steps[path])
 
 
-def _field(storage: ReplayStorage, path: Path) -> Field:
-    return storage.schema.fields[storage.schema.paths.index(path)]
+def _field(store: ReplayStore, path: Path) -> Field:
+    return store.schema.fields[store.schema.paths.index(path)]
 
 
-def _leaf(storage: ReplayStorage, name: str | Path) -> Path:
+def _leaf(store: ReplayStore, name: str | Path) -> Path:
     path = (
         ("obs", name) if isinstance(name, str) and name != "obs" else (name,) if isinstance(name, str) else tuple(name)
     )
-    known = [storage.schema.paths[i] for i in storage.observed]
+    known = [store.schema.paths[i] for i in store.memory.observed]
     if path not in known:
         names = ", ".join(".".join(p) for p in known)
         raise SchemaError(
             explain("Hindsight", f"a leaf of the observation ({names})", ".".join(path), "Name one of them.")
         )
     return path
-
-
-def _wide(flags: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return flags.view(-1, *(1,) * (like.ndim - 1))

@@ -8,14 +8,14 @@ from numbers import Integral
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.schema import Carry, positive
+from relive.fields.schema import positive
 from relive.fields.vocabulary import worded
 from relive.randomness import Randomness
-from relive.replay.storage import ReplayStorage
-from relive.replay.views.protocol import Leaves, named, named_next, require_order
+from relive.replay.composed import carried_leaves, marked
+from relive.replay.store import Leaves, ReplayStore
+from relive.replay.views.protocol import require_order
 
 _MOST_STEPS = 2**30
-_MARKS = ("mask",), ("train",), ("is_first",)
 
 
 @worded
@@ -46,55 +46,26 @@ class Sequence:
                 explain("Sequence.burn_in", "a non-negative int", repr(self.burn_in), "Pass an int of at least 0.")
             )
 
-    def check(self, storage: ReplayStorage) -> None:
+    def check(self, store: ReplayStore) -> None:
         """Refuse a buffer whose rows are in no order, and steps that no memory holds."""
-        require_order(storage, self)
+        require_order(store, self)
         if self.burn_in + self.length > _MOST_STEPS:
             got = f"{self.burn_in} + {self.length}"
             raise MemoryError(explain("Sequence", f"at most {_MOST_STEPS} steps", got, "Pass a shorter length."))
 
-    def read(self, storage: ReplayStorage, slots: torch.Tensor, random: Randomness) -> Leaves:
-        carried = _carried(storage)
-        columns = [i for i in range(len(storage.columns)) if i not in carried]
-        found = storage.sequences(slots, self.burn_in, self.length, self.cross_episodes, carried)
-        if found is not None:
-            paths = storage.schema.paths
-            steps, starts = ([paths[i] for i in which] for which in (columns, carried))
-            names = *steps, *storage.next_paths, *_MARKS, *starts, ("index",)
-            return dict(zip(names, found, strict=True))
-        windows, is_first = storage.windows(slots, self.burn_in, self.length, cross=self.cross_episodes)
-        flat = windows.view(-1)
-        steps = named(storage, storage.take(flat, columns, padded=True), columns)
-        steps |= named_next(storage, storage.take_next(flat, padded=True))
-        batch = {path: leaf.view(*windows.shape, *leaf.shape[1:]) for path, leaf in steps.items()}
-        return batch | _marks(slots, windows, is_first) | _at_start(storage, windows, carried)
+    def read(self, store: ReplayStore, slots: torch.Tensor, random: Randomness) -> Leaves:
+        return store.sequences(slots, self.burn_in, self.length, self.cross_episodes)
 
-    def windows(self, storage: ReplayStorage, slots: torch.Tensor) -> torch.Tensor:
+    def windows(self, store: ReplayStore, slots: torch.Tensor) -> torch.Tensor:
         """The steps that are read: [B, L] flat slots, -1 where there is none."""
         if self.cross_episodes:
             remedy = "Pass cross_episodes=False: goals belong to one episode."
             raise SchemaError(explain("Sequence", "one episode", "cross_episodes=True", remedy))
-        return storage.windows(slots, self.burn_in, self.length)[0]
+        return store.windows(slots, self.burn_in, self.length)[0]
 
-    def reduce(self, storage: ReplayStorage, slots: torch.Tensor, windows: torch.Tensor, steps: Leaves) -> Leaves:
+    def reduce(self, store: ReplayStore, slots: torch.Tensor, windows: torch.Tensor, steps: Leaves) -> Leaves:
         """A batch from its steps [B, L, …]."""
-        carried = _carried(storage)
-        hidden = {storage.schema.paths[i] for i in carried}
-        batch = {path: leaf for path, leaf in steps.items() if path not in hidden}
-        is_first = storage.ring.first.view(-1)[windows.clamp(min=0)] & (windows >= 0)
-        return batch | _marks(slots, windows, is_first) | _at_start(storage, windows, carried)
-
-
-def _marks(slots: torch.Tensor, windows: torch.Tensor, is_first: torch.Tensor) -> Leaves:
-    mask = windows >= 0
-    drawn = (windows == slots.unsqueeze(1)).cumsum(1) > 0  # from the drawn row on
-    return dict(zip(_MARKS, (mask, mask & drawn, is_first), strict=True))
-
-
-def _carried(storage: ReplayStorage) -> list[int]:
-    return [i for i, field in enumerate(storage.schema.fields) if isinstance(field, Carry)]
-
-
-def _at_start(storage: ReplayStorage, windows: torch.Tensor, carried: list[int]) -> Leaves:
-    """The carried leaves at the first step of each window [B, …]."""
-    return named(storage, storage.take(windows[:, 0].contiguous(), carried), carried) if carried else {}
+        carried = {store.schema.paths[i] for i in carried_leaves(store)}
+        is_first = store.memory.ring.first.view(-1)[windows.clamp(min=0)] & (windows >= 0)
+        batch = {path: leaf for path, leaf in steps.items() if path not in carried}
+        return batch | marked(store, slots, windows, is_first)

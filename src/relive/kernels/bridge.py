@@ -1,0 +1,120 @@
+"""The native core under a torch without DLPack's C exchange API (before 2.10).
+
+There it reads numpy arrays instead of tensors and makes no tensors of its own. The classes here have the methods of the
+native ones: tensors are handed on as arrays that share their memory, and results are allocated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from relive.kernels import _native
+
+
+def as_array(value: Any) -> Any:
+    """The memory of a tensor as an array, also of tensors in a list, tuple or dict; anything else as it is."""
+    if isinstance(value, dict):
+        return {name: as_array(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(as_array, value))
+    plain = type(value) is torch.Tensor and value.is_cpu and value.layout == torch.strided
+    if not plain or value.requires_grad or value.is_neg() or value.is_conj() or value.dtype == torch.bfloat16:
+        return value
+    return value.numpy()
+
+
+def _numbers(count: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.empty(count, dtype=dtype, device="cpu")
+
+
+class _Bridge:
+    """A native object whose methods are given arrays for tensors."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._core, name)
+        return (lambda *arguments: found(*map(as_array, arguments))) if callable(found) else found
+
+    def _mapped(self, kernel: str, index: torch.Tensor, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        out = _numbers(len(index), dtype)
+        getattr(self._core, kernel)(index.contiguous().numpy(), out.numpy())
+        return out
+
+
+class RingMemory(_Bridge):
+    """The ring of a replay buffer; batches are put together by their readers."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(_native.RingMemory(*map(as_array, arguments)))
+
+    def draw(self, count: int, bits: object, _: None) -> torch.Tensor | None:
+        out = _numbers(count)
+        return None if self._core.draw(count, bits, out.numpy()) is None else out
+
+    def ids(self, slots: torch.Tensor, _: None) -> torch.Tensor:
+        return self._mapped("ids", slots)
+
+    def following(self, slots: torch.Tensor, _: None) -> torch.Tensor:
+        return self._mapped("following", slots)
+
+    def ahead(self, slots: torch.Tensor, _: None) -> torch.Tensor:
+        return self._mapped("ahead", slots)
+
+    def behind(self, slots: torch.Tensor, _: None) -> torch.Tensor:
+        return self._mapped("behind", slots)
+
+    def locate(self, ids: torch.Tensor, _: None) -> torch.Tensor | int:
+        out = _numbers(len(ids))
+        found = self._core.locate(ids.numpy(), out.numpy())
+        return found if isinstance(found, int) else out
+
+
+class PriorityTree(_Bridge):
+    """The tree of priorities."""
+
+    sizes = None if _native is None else _native.PriorityTree.sizes
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(_native.PriorityTree(*map(as_array, arguments)))
+
+    def get(self, leaves: torch.Tensor) -> torch.Tensor:
+        return self._mapped("get", leaves, torch.float64)
+
+    def draw(self, count: int, bits: object) -> torch.Tensor | None:
+        out = _numbers(count)
+        return None if self._core.draw(count, bits, out.numpy()) is None else out
+
+    def draw_with_priorities(self, count: int, bits: object) -> tuple[torch.Tensor, torch.Tensor] | None:
+        leaves = self.draw(count, bits)
+        return None if leaves is None else (leaves, self.get(leaves))
+
+    def draw_weighted(self, count: int, bits: object, beta: float, by_smallest: bool) -> Any:
+        from relive.kernels.priority import weights  # noqa: PLC0415 (which is made of this)
+
+        drawn = self.draw_with_priorities(count, bits)
+        if drawn is None:
+            return None
+        return drawn[0], weights(drawn[1], self._core.smallest() if by_smallest else drawn[1].min(), beta)
+
+    def update(self, *_: Any) -> None:
+        """It would need tensors: the caller sets masses one by one."""
+
+
+class Gather(_Bridge):
+    """Items of many columns."""
+
+    def __init__(self, columns: Sequence[torch.Tensor], item_axes: list[int], items: int) -> None:
+        super().__init__(_native.Gather(as_array(list(columns)), item_axes, items))
+        self._like = [
+            (column.shape[column.ndim - axes :], column.dtype) for column, axes in zip(columns, item_axes, strict=True)
+        ]
+
+    def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
+        out = [torch.empty((stop - start, *shape), dtype=dtype, device="cpu") for shape, dtype in self._like]
+        self._core.take_into(index.numpy(), start, stop, as_array(out), padded)
+        return out

@@ -1,0 +1,210 @@
+"""Buffers as ordinary Python objects: `state_dict`, `copy.deepcopy` and `pickle`, all made of config, state and rows.
+
+A pickle holds bytes of arrays and JSON, beside the class, the sampler and whatever a subclass has added.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from multiprocessing.context import get_spawning_popen
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from relive.errors import CheckpointError, InvariantError, SchemaError, explain
+from relive.fields.conversion import alias
+from relive.memory.device import Memory
+from relive.memory.documents import Node
+from relive.memory.saved import DTYPES, Arrays, Given, Saved, State, bytes_of, dtype_name, memory_of
+
+_PARTS = ("arrays", "config", "rows", "values")
+_FREE = ("device", "fields", "listeners", "sampler")
+"""Settings that a state may have otherwise: whatever they change is verified in the state itself."""
+
+Packed = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
+"""Arrays as dtypes, shapes and bytes: torch's own pickler would move their memory."""
+
+
+class Portable:
+    """What makes a buffer an ordinary object, for a class with the methods of a `Savable` and a lock `_lock`."""
+
+    _lock: Any
+    config: Callable[[], dict[str, Any]]
+    state: Callable[[], State]
+    load_state: Callable[[Saved], None]
+    rows: Callable[[], Any]
+    check: Callable[[], None]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes, for `load_state_dict` of a buffer made alike; the tensors share its memory.
+
+        What is shared with another process (`share_memory_`, a queue of torch.multiprocessing) is a copy.
+        """
+        with self._lock:
+            state = self.state()
+            rows = {name: alias(x) for name, x in _columns(self).items()}
+            arrays = {name: alias(x) for name, x in state.arrays.items()}
+            return {"rows": rows, "arrays": arrays, "values": state.values, "config": self.config()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become what a buffer made alike was: the same rows under the same ids, the same draws to come.
+
+        Everything is verified before anything is replaced: a state that no such buffer can have is a SchemaError and
+        changes nothing.
+        """
+        with self._lock, _refused():
+            taken = _Taken.given(state)
+            _require_alike(self.config(), taken.config)
+            trial = taken.made(_kind(self), self.config(), sampler=getattr(self, "sampler", None))
+            trial.check()
+            vars(self).pop("_checkpoint", None)  # the next save must not continue from rows that are replaced
+            with getattr(self, "_refilled", nullcontext)():
+                taken.fill(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        with self._lock:
+            taken = _Taken.of(self)
+            new = memo[id(self)] = taken.made(_kind(self), taken.config, **_settings(self))
+            own = _own(self)
+        return _with(new, type(self), copy.deepcopy(own, memo))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _refuse_spawning(self)
+        with self._lock:
+            taken = _Taken.of(self)
+            parts = taken.config, taken.values, packed(taken.arrays), packed(taken.rows)
+            return _unpickled, (type(self), _kind(self), _settings(self), *parts), _own(self)
+
+    def __setstate__(self, own: dict[str, Any]) -> None:
+        vars(self).update(own)
+
+
+class _Taken(NamedTuple):
+    """A buffer taken apart."""
+
+    config: dict[str, Any]
+    values: dict[str, Any]
+    arrays: Arrays
+    rows: Arrays
+
+    @staticmethod
+    def of(buffer: Any) -> _Taken:
+        """A buffer of this process's own memory."""
+        values, arrays = buffer.state()
+        memory = values.get("memory", {}).get("name", "own")
+        if memory in ("shared", "disk"):
+            remedy = "Pass handle() to another process, or save() it." if memory == "shared" else "Call save()."
+            expected = "a buffer in a process's own memory"
+            raise TypeError(explain(f"copy of a {type(buffer).__name__}", expected, f"{memory} memory", remedy))
+        return _Taken(buffer.config(), values, arrays, _columns(buffer))
+
+    @staticmethod
+    def given(state: Any) -> _Taken:
+        """What a caller says is a state."""
+        names = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        if names != list(_PARTS) or not all(isinstance(state[name], Mapping) for name in _PARTS):
+            got = names if names != list(_PARTS) else [type(state[name]).__name__ for name in _PARTS]
+            remedy = "Pass what state_dict() of a buffer gave."
+            raise SchemaError(explain("load_state_dict", f"dicts of the parts {list(_PARTS)}", got, remedy))
+        return _Taken(state["config"], state["values"], state["arrays"], state["rows"])
+
+    def made(self, kind: Any, config: dict[str, Any], **changes: Any) -> Any:
+        """A buffer with this state, made as `config` says."""
+        new = kind.from_config(Node("config", config), self._saved(), **changes)
+        self.fill(new)
+        return new
+
+    def fill(self, buffer: Any) -> None:
+        """Replace everything that changes in a buffer."""
+        saved = self._saved()
+        buffer.load_state(saved)
+        saved.finish(type(buffer).__name__)
+        rows = Saved(Node("rows", {}), Given("state", self.rows))
+        rows.copy_into(_columns(buffer))
+        rows.finish(f"{type(buffer).__name__}'s rows")
+
+    def _saved(self) -> Saved:
+        return Saved(Node("values", self.values), Given("state", self.arrays), config=Node("config", self.config))
+
+
+def _columns(buffer: Any) -> Arrays:
+    rows = buffer.rows()
+    return {} if rows is None else rows.columns
+
+
+def _kind(buffer: Any) -> Any:
+    """The class that knows how a buffer is made from a config."""
+    return next(kind for kind in type(buffer).__mro__ if "from_config" in vars(kind))
+
+
+def _settings(buffer: Any) -> dict[str, Any]:
+    """What a config cannot say of an object: a sampler of the caller's own, and pinned memory."""
+    found = {"sampler": buffer.sampler} if hasattr(buffer, "sampler") else {}
+    is_pinned = buffer.state().values.get("memory", {}).get("name") == "pinned"
+    return found | ({"device": Memory.pinned()} if is_pinned else {})
+
+
+def _own(buffer: Any) -> dict[str, Any]:
+    """The attributes that a subclass, or somebody else, has added to those of the class itself."""
+    values, arrays = buffer.state()
+    saved = Saved(Node("values", values), Given("state", arrays))
+    plain = _kind(buffer).from_config(Node("config", buffer.config()), saved, **{**_settings(buffer), "device": "meta"})
+    return {name: value for name, value in vars(buffer).items() if name not in vars(plain) and name != "_checkpoint"}
+
+
+def _with(new: Any, kind: type, own: dict[str, Any]) -> Any:
+    new.__class__ = kind
+    vars(new).update(own)
+    return new
+
+
+def _unpickled(
+    kind: type, maker: Any, settings: dict[str, Any], config: dict[str, Any], values: dict[str, Any], *parts: Packed
+) -> Any:
+    """The buffer that `Portable.__reduce_ex__` took apart."""
+    arrays, rows = map(unpacked, parts)
+    new = _Taken(config, values, arrays, rows).made(maker, config, **settings)
+    new.check()
+    return _with(new, kind, {})
+
+
+def packed(arrays: Arrays) -> Packed:
+    """Arrays for a pickle."""
+    return {name: (dtype_name(x.dtype), tuple(x.shape), _bytes(x)) for name, x in arrays.items()}
+
+
+def unpacked(arrays: Packed) -> Arrays:
+    """The arrays that `packed` was given."""
+    found = {name: torch.empty(shape, dtype=DTYPES[dtype]) for name, (dtype, shape, _) in arrays.items()}
+    for name, tensor in found.items():
+        memory_of(tensor)[:] = arrays[name][2].data
+    return found
+
+
+def _bytes(tensor: torch.Tensor) -> np.ndarray:
+    return np.frombuffer(bytes_of(tensor), np.uint8).copy()
+
+
+def _refuse_spawning(buffer: Any) -> None:
+    if get_spawning_popen() is not None:
+        name, remedy = type(buffer).__name__, "Pass handle() of a buffer in Memory.shared(), or save() it and load it."
+        raise TypeError(explain(f"starting a process with a {name}", "a handle", "the buffer itself", remedy))
+
+
+def _require_alike(own: dict[str, Any], given: Mapping[str, Any]) -> None:
+    for name, value in own.items():
+        if name not in _FREE and given.get(name) != value:
+            remedy = "Make the buffer with the settings of the saved buffer."
+            raise SchemaError(explain(f"load_state_dict: {name}", value, given.get(name), remedy))
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Whatever is wrong with a state is a SchemaError."""
+    try:
+        yield
+    except (CheckpointError, InvariantError) as error:
+        raise SchemaError(f"load_state_dict: {error}") from error

@@ -1,0 +1,79 @@
+"""Batches put together from what every store reads: leaves at slots, windows around them, ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from relive.fields.schema import Carry
+from relive.kernels.torch_ops import n_step_sums
+from relive.replay.row_memory import RowMemory
+from relive.replay.store import Leaves, ReplayStore
+
+ENDS = ("terminated", "truncated")
+MARKS = ("mask",), ("train",), ("is_first",)
+
+
+def named(memory: RowMemory, leaves: Sequence[torch.Tensor], which: Sequence[int] | None = None) -> Leaves:
+    """Leaves under their paths: all of them, or the leaves `which`."""
+    paths = memory.schema.paths
+    return dict(zip(paths if which is None else (paths[i] for i in which), leaves, strict=True))
+
+
+def named_next(memory: RowMemory, leaves: Sequence[torch.Tensor]) -> Leaves:
+    """Leaves of next observations: `obs.camera` is `next_obs.camera`."""
+    return dict(zip(memory.next_paths, leaves, strict=True))
+
+
+def transitions(store: ReplayStore, slots: torch.Tensor) -> Leaves:
+    """See `ReplayStore.transitions`."""
+    leaves = named(store.memory, store.take(slots)) | named_next(store.memory, store.take_next(slots))
+    return leaves | {("index",): store.ids(slots)}
+
+
+def steps_of(store: ReplayStore, windows: torch.Tensor, leaves: Sequence[int] | None = None) -> Leaves:
+    """All leaves (or the leaves `leaves`) and next observations at windows [B, L] of slots: [B, L, …], zero at -1."""
+    flat, memory = windows.reshape(-1), store.memory
+    steps = named(memory, store.take(flat, leaves, padded=True), leaves)
+    steps |= named_next(memory, store.take_next(flat, padded=True))
+    return {path: leaf.unflatten(0, windows.shape) for path, leaf in steps.items()}
+
+
+def n_steps(store: ReplayStore, slots: torch.Tensor, n: int, gamma: float) -> Leaves:
+    """See `ReplayStore.n_steps`."""
+    memory = store.memory
+    windows, _ = store.windows(slots, 0, min(n, memory.ring.slots))
+    goes_on = windows >= 0
+    agents = memory.schema.columns["reward"]
+    rewards = [leaf.unflatten(0, windows.shape) for leaf in store.take(windows.reshape(-1), agents, padded=True)]
+    sums, discount = n_step_sums(rewards, goes_on, gamma)
+    last = windows.gather(1, goes_on.sum(1, keepdim=True) - 1).squeeze(1)
+    ends = [memory.schema.columns[name][0] for name in ENDS]
+    batch = named(memory, store.take(slots)) | named(memory, sums, agents)
+    batch |= named(memory, store.take(last, ends), ends)
+    batch |= named_next(memory, store.take_next(last))
+    return batch | {("index",): store.ids(slots), ("discount",): discount}
+
+
+def sequences(store: ReplayStore, slots: torch.Tensor, before: int, after: int, cross: bool) -> Leaves:
+    """See `ReplayStore.sequences`."""
+    carried = carried_leaves(store)
+    others = [i for i in range(len(store.memory.leaves)) if i not in carried]
+    windows, is_first = store.windows(slots, before, after, cross=cross)
+    return steps_of(store, windows, others) | marked(store, slots, windows, is_first)
+
+
+def marked(store: ReplayStore, slots: torch.Tensor, windows: torch.Tensor, is_first: torch.Tensor) -> Leaves:
+    """What a batch of sequences has beside its steps: the marks [B, L], and the carried leaves [B, …] at its start."""
+    mask = windows >= 0
+    drawn = (windows == slots.unsqueeze(1)).cumsum(1) > 0  # from the drawn row on
+    marks = dict(zip(MARKS, (mask, mask & drawn, is_first), strict=True))
+    carried = carried_leaves(store)
+    starts = store.take(windows[:, 0].contiguous(), carried) if carried else ()
+    return marks | named(store.memory, starts, carried)
+
+
+def carried_leaves(store: ReplayStore) -> list[int]:
+    """The leaves that a sequence has only at its start."""
+    return [i for i, field in enumerate(store.schema.fields) if isinstance(field, Carry)]

@@ -1,0 +1,158 @@
+"""What is given for the coming step: fields that were staged before it, and the values that complete them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+
+from relive.errors import SchemaError, explain
+from relive.fields.autoreset import refuse_reused, true_next_obs, unpack_step
+from relive.fields.conversion import Environments, as_tensor, dotted, light, refuse_reused_leaves
+from relive.fields.invariants import require, require_form
+from relive.fields.schema import given_shape
+from relive.memory.saved import Saved, State
+from relive.replay.row_memory import RowMemory
+from relive.statistics.observers import Observers
+
+Staged = dict[str, tuple[torch.Tensor, ...]]
+
+_SECOND = "one value per step", "a second value"
+
+
+class GivenSteps:
+    """Steps as flat leaves in the schema's order, made of what callers pass and of what they staged."""
+
+    def __init__(self, memory: RowMemory) -> None:
+        self._memory, self._schema = memory, memory.schema
+        self.staged: Staged = {}
+        """The leaves of fields that wait for the rest of their step."""
+        self._environments = Environments(memory.lead[0] if memory.lead else None, memory.device)
+
+    def envs(self, env_ids: Any) -> torch.Tensor | None:
+        """The environments that are meant, different ints below `num_envs`; None: all."""
+        return None if env_ids is None else self._environments(env_ids)
+
+    def stage(self, values: Mapping[str, Any]) -> None:
+        """Copy fields of the coming step."""
+        fresh: Staged = {}
+        for name, value in values.items():
+            self._schema.require(name)
+            if name in self.staged:
+                raise SchemaError(explain(name, *_SECOND, "Stage it once per step."))
+            fresh[name] = self._copied(name, self._schema.flatten(name, value))
+        self.staged |= fresh
+
+    def _copied(self, name: str, leaves: Any) -> tuple[torch.Tensor, ...]:
+        pairs = zip(self._schema.columns[name], leaves, strict=True)
+        return tuple(self._memory.conform(i, leaf, self._memory.lead).clone() for i, leaf in pairs)
+
+    def leaves(self, values: tuple[Any, ...], extra: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The leaves of a step, of the values of its first fields and of the others by name."""
+        names = self._schema.names
+        if extra or len(names) > len(values):
+            for name in extra:
+                self._schema.require(name)
+            values += tuple(extra.get(name) for name in names[len(values) :])
+        if self._schema.is_flat and not self.staged:
+            return values
+        return tuple(leaf for name, value in zip(names, values, strict=True) for leaf in self._flat(name, value))
+
+    def _flat(self, name: str, value: Any) -> tuple[Any, ...]:
+        if name not in self.staged:
+            return self._schema.flatten(name, value)
+        if value is not None:
+            raise SchemaError(explain(name, *_SECOND, "It is staged already: leave it out."))
+        return self.staged[name]
+
+    def gymnasium_step(
+        self, obs: Any, action: Any, step: Any, extra: Mapping[str, Any], mode: AutoresetMode | None,
+        envs: torch.Tensor | None,
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]]:  # fmt: skip
+        """The leaves of a step as Gymnasium gave it, those of its true next observation, and its info."""
+        memory = self._memory
+        if isinstance(step, tuple) and step and mode is AutoresetMode.SAME_STEP:
+            refuse_reused(self._schema, obs, step[0])
+        lead = memory.lead_of(envs)
+        nexts, reward, terminated, truncated = true_next_obs(step, mode, self._schema, lead, memory.device)
+        leaves = self.leaves((obs, action, reward, terminated, truncated), extra)
+        return leaves, nexts, unpack_step(step, mode)[4]
+
+    def block(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], int]:
+        """The leaves of a block of steps, those of its next observations, and how many steps it has."""
+        schema = self._schema
+        names = (*schema.names, "next_obs")
+        given = set(batch.keys()) if hasattr(batch, "keys") else None
+        if given != set(names):
+            got = type(batch).__name__ if given is None else sorted(map(str, given))
+            raise SchemaError(
+                explain("extend", f"the fields {sorted(names)}", got, "Pass exactly the declared fields.")
+            )
+        if self.staged:
+            raise SchemaError(explain("extend", "no staged fields", sorted(self.staged), "Complete the step with add."))
+        leaves = tuple(leaf for name in schema.names for leaf in schema.flatten(name, batch[name]))
+        shape = as_tensor("terminated", batch["terminated"], self._memory.device).shape
+        if not shape or not shape[0]:
+            raise SchemaError(explain("extend", "at least one step", 0, "Pass blocks of steps."))
+        nexts = schema.flatten("obs", batch["next_obs"])
+        # Of a block that is cut out of one array, the observations of one step are the next ones of another.
+        pair = [leaves[i] for i in schema.columns["obs"]], nexts
+        refuse_reused_leaves(schema, *([_first_row(leaf) for leaf in group] for group in pair))
+        return leaves, nexts, shape[0]
+
+    def state(self) -> State:
+        """Fields that wait for the rest of their step."""
+        arrays = {f"{name}.{i}": leaf for name, leaves in self.staged.items() for i, leaf in enumerate(leaves)}
+        return State({"names": list(self.staged)}, arrays)
+
+    def load_state(self, saved: Saved) -> None:
+        """Become what was saved."""
+        memory, columns = self._memory, self._schema.columns
+        given = (math.prod(given_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
+        arrays, staged = saved.tensors(memory.ring.num_envs * sum(given)), {}
+        for node in saved.values.entry("names").items(1 << 10):
+            name = node.text()
+            if name not in columns:
+                raise node.wrong("a declared field")
+            leaves = [(i, arrays.pop(f"{name}.{place}", None)) for place, i in enumerate(columns[name])]
+            staged[name] = tuple(memory.conform(i, leaf, memory.lead) for i, leaf in leaves)
+        if arrays:
+            raise saved.at(min(arrays)).wrong("no other array than those of staged fields")
+        self.staged = staged
+
+    def check(self) -> None:
+        """Verify that what waits for the rest of its step is what the schema declares."""
+        schema, memory = self._schema, self._memory
+        for name, leaves in self.staged.items():
+            require(name in schema.names, "staged fields", f"declared fields ({', '.join(schema.names)})", name)
+            for i, leaf in zip(schema.columns[name], leaves, strict=True):
+                shape = (*memory.lead, *given_shape(schema.fields[i]))
+                require_form(f"staged {dotted(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, memory.device)
+
+
+def observed_block(
+    memory: RowMemory, observers: Observers, leaves: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
+) -> tuple[dict[int, Any], Any]:
+    """What observers are told of a write, checked before it: their leaves [T, K, …], and which are transitions."""
+    lead = memory.lead_of(envs, steps)
+    block: dict[int, Any] = {}
+    for i in observers.columns:
+        leaf = memory.conform(i, leaves[i], lead)
+        block[i] = light(leaf.reshape(steps or 1, -1, *given_shape(memory.schema.fields[i])))
+    if not memory.next_step:
+        return block, None
+    resetting = memory.ring.resetting
+    resets = [light(resetting.clone() if envs is None else resetting[envs])]
+    ended = observers.ended(block)
+    for t in range(len(ended) - 1):
+        resets.append(ended[t] & ~resets[-1])
+    return block, ~(torch if isinstance(ended, torch.Tensor) else np).stack(resets)
+
+
+def _first_row(leaf: Any) -> Any:
+    dense = isinstance(leaf, np.ndarray) or (isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided)
+    return leaf[:1] if dense and leaf.ndim else None

@@ -1,0 +1,58 @@
+"""What a replay buffer consists of, to whoever saves, loads or verifies it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from relive.memory.saved import Saved, State
+from relive.randomness import Randomness
+from relive.replay.given_steps import GivenSteps
+from relive.replay.samplers.protocol import Draws, Sampler
+from relive.replay.samplers.registry import resume
+from relive.replay.store import ReplayStore
+from relive.statistics.observers import Observers
+
+
+@dataclass(frozen=True)
+class ReplayParts:
+    """The parts of a buffer, each with a state of its own. The caller holds the lock."""
+
+    storage: ReplayStore
+    sampler: Sampler
+    run: Draws
+    random: Randomness
+    observers: Observers
+    given: GivenSteps
+
+    @property
+    def beside_rows(self) -> dict[str, Any]:
+        """The parts beside the rows and the sampler, by their names in files."""
+        return {"random": self.random, "listeners": self.observers, "staged": self.given}
+
+    def state(self) -> State:
+        """Everything that changes, but for the rows; the tensors share memory."""
+        memory = self.storage.memory
+        beside = {name: part.state() for name, part in self.beside_rows.items()}
+        rest = State.of_parts({"sampler": ({}, self.run.saved()), **beside, "memory": ({"name": memory.room.name}, {})})
+        ring = memory.state()
+        return State({**ring.values, **rest.values}, {**ring.arrays, **rest.arrays})
+
+    def load_state(self, saved: Saved) -> None:
+        """Become what was saved, but for the rows; a CorruptCheckpoint says what no such buffer can have been."""
+        memory = self.storage.memory
+        moved = memory.load_state(saved, saved.config.entry("capacity").integer(1) // memory.ring.num_envs)
+        self.storage.found()
+        resume(self.run, self.sampler, memory, saved.part("sampler"), moved)
+        self.random.load_state(saved.part("random"))
+        self.observers.load_state(saved.part_without_values("listeners"))
+        self.given.load_state(saved.part("staged"))
+
+    def check(self) -> None:
+        """Verify every invariant but the bytes of rows."""
+        self.storage.check()
+        self.given.check()
+        self.observers.check()
+        self.random.check()
+        if self.storage.memory.has_values:
+            self.run.check()

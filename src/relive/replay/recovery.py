@@ -1,0 +1,181 @@
+"""A replay buffer in memory that outlives it: what a commit says of it, and how it is made again of what was left.
+
+It may have been closed, left by a process that was killed, or by a machine that stopped.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from relive.errors import CorruptCheckpoint, InvariantError, SchemaError, explain
+from relive.memory.disk import records
+from relive.memory.disk.records import Record
+from relive.memory.saved import Saved, State, bytes_of
+from relive.replay.loading import check_ring
+from relive.replay.ring import MOST_ROWS, TRANSITION, Ring
+from relive.replay.samplers.registry import resume
+from relive.replay.store import DurableStore, durable
+
+if TYPE_CHECKING:
+    from relive.replay.buffer import ReplayBuffer
+
+
+class Durable:
+    """A replay buffer as its disk memory sees it (an `Owner`). It does not keep the buffer alive."""
+
+    rows_of_step = MOST_ROWS
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self._buffer = weakref.ref(buffer)
+        self._ring = buffer.storage.memory.ring
+        self.slots, self.nbytes = self._ring.slots, buffer.nbytes
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is anything left to commit."""
+        return self._buffer() is not None
+
+    @property
+    def _alive(self) -> ReplayBuffer:
+        buffer = self._buffer()
+        assert buffer is not None
+        return buffer
+
+    @property
+    def head(self) -> torch.Tensor:
+        """The row [N] that each environment writes next."""
+        return self._ring.head
+
+    def config(self) -> dict[str, Any]:
+        """See `ReplayBuffer.config`."""
+        return self._alive.config()
+
+    def state(self) -> State:
+        """Everything that is not in the arrays, and where the rings are."""
+        buffer, ring = self._alive, self._ring
+        heads = {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}
+        drawn = {} if buffer.run.beside_rows else buffer.run.saved()
+        beside = {name: part.state() for name, part in buffer.parts.beside_rows.items()}
+        return State.of_parts({"ring": ({}, heads), "sampler": ({}, drawn), **beside})
+
+    def marks(self) -> int:
+        """A checksum of what each slot holds."""
+        return _marks_of(self._ring)
+
+    def write_behind(self, file: int, offset: int, nbytes: int) -> None:
+        """Let the disk begin to write a piece of a file, without waiting for it."""
+        durable(self._alive.storage).write_behind(file, offset, nbytes)
+
+    def seal(self) -> None:
+        """Take every row for what was written."""
+        durable(self._alive.storage).seal()
+
+    def recover(self, record: Record, checksum: Callable[[], int], *, resumes: bool) -> None:
+        """Make a buffer of what its arrays hold; CorruptCheckpoint if no process of ours can have left it so."""
+        buffer, ring, saved = self._alive, self._ring, record.saved
+        store = durable(buffer.storage)
+        try:
+            _check_flags(ring)
+            if record.is_closed:
+                _require_closed(ring, saved, checksum() == record.checksum)
+            else:
+                _recover(store, saved, record)
+            check_ring(ring.kind, ring.head, ring.count, ring.floor)
+            store.found()
+            _resume(buffer, saved, record, resumes)
+            buffer.parts.check()
+        except (SchemaError, InvariantError) as error:
+            raise CorruptCheckpoint(f"{record.name}: the arrays are invalid. {error}") from error
+
+
+def _resume(buffer: ReplayBuffer, read: Saved, record: Record, resumes: bool) -> None:
+    """Everything that is not in the arrays goes on from the commit."""
+    if not buffer.run.beside_rows:
+        resume(buffer.run, buffer.sampler, buffer.storage.memory, read.part("sampler"))
+    buffer.run.mended()
+    random, observers, staged = buffer.parts.beside_rows.values()
+    if resumes:
+        random.load_state(read.part("random"))
+    if observers.config() == record.config.get("listeners"):
+        observers.load_state(read.part_without_values("listeners"))
+    if record.is_closed:
+        staged.load_state(read.part("staged"))
+
+
+def _check_flags(ring: Ring) -> None:
+    for flags in (ring.first, ring.open, ring.resetting):
+        if bool((flags.view(torch.uint8) > 1).any()):
+            got = int(flags.view(torch.uint8).max())
+            raise CorruptCheckpoint(explain("ring", "flags of 0 and 1", got, "Copy the folder again."))
+
+
+def _require_closed(ring: Ring, read: Saved, is_same: bool) -> None:
+    assert ring.journal is not None
+    heads = all(torch.equal(getattr(ring, name), _saved(ring, read, name)) for name in ("head", "open", "floor"))
+    if not (is_same and heads and not bool(ring.journal.any())):
+        remedy = "Copy the folder again, or load a checkpoint."
+        raise CorruptCheckpoint(explain("arrays", "the contents at close()", "files that were changed since", remedy))
+
+
+def _saved(ring: Ring, read: Saved, name: str) -> torch.Tensor:
+    return read.array(f"ring.{name}", getattr(ring, name))
+
+
+def _recover(storage: DurableStore, read: Saved, record: Record) -> None:
+    """After a kill all that was stored is there, but for the step that was being written.
+
+    Where that is not what is found, as after a loss of power, the rings go back to the last commit. Doing it twice, or
+    again after being killed in the middle of it, leads to the same.
+    """
+    ring = storage.memory.ring
+    head, floor = _saved(ring, read, "head"), _saved(ring, read, "floor")
+    most = (1 << 62) // (2 * ring.num_envs)
+    if bool(((floor < 0) | (head < floor) | (head >= most)).any()) or record.reach > most:
+        got = f"floors from {int(floor.min())} and heads to {int(head.max())} (reach {record.reach})"
+        raise CorruptCheckpoint(
+            explain(record.name, "a floor from 0 and a head after it", got, "Copy the folder again.")
+        )
+    if record.boot == records.boot() and _is_left_by_a_kill(ring, head, floor, record.reach):
+        ring.mend()
+        if not storage.broken_rows(head - record.reach, ring.head + 1).any():
+            return
+    assert ring.journal is not None
+    ring.journal.fill_(-1)  # until all of this is done, it is not what a kill leaves
+    for name in ("head", "open", "resetting", "floor"):
+        getattr(ring, name).copy_(_saved(ring, read, name))
+    if _is_untouched(storage, record):
+        ring.count.copy_((ring.kind == TRANSITION).sum(0))
+    else:
+        ring.go_back(head, ring.open.clone(), torch.ones_like(ring.open), record.reach)
+        broken = storage.broken_rows(head - record.reach, ring.head + 1)
+        if broken.any():
+            ring.lose(torch.where(broken, ring.rows() + 1, 0).amax(0))
+    ring.journal.zero_()
+
+
+def _marks_of(ring: Ring) -> int:
+    """A checksum of what each slot holds."""
+    return zlib.crc32(bytes_of(ring.first), zlib.crc32(bytes_of(ring.kind)))
+
+
+def _is_untouched(storage: DurableStore, record: Record) -> bool:
+    """Nothing that was written after the commit has come to the disk: the rows that it would have taken are whole."""
+    ring, reach = storage.memory.ring, record.reach
+    if _marks_of(ring) != record.marks:
+        return False
+    newest = storage.broken_rows(ring.head - reach, ring.head + 1)
+    oldest = storage.broken_rows(torch.zeros_like(ring.head), ring.head + 1 + reach - ring.slots)
+    return not bool((newest | oldest).any())
+
+
+def _is_left_by_a_kill(ring: Ring, head: torch.Tensor, floor: torch.Tensor, reach: int) -> bool:
+    assert ring.journal is not None
+    began = (ring.journal - 1).clamp(min=0) // 2
+    right = (ring.head >= head) & (ring.head <= head + reach) & (ring.floor >= floor) & (ring.floor <= ring.head)
+    right &= (ring.journal == 0) | ((ring.journal > 0) & (began >= head) & (began <= ring.head))
+    return bool(right.all()) and bool((ring.kind <= 4).all())

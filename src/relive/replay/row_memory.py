@@ -1,0 +1,168 @@
+"""The memory of a replay buffer: every leaf of its rows as a tensor, and the ring that says what each slot holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from relive.errors import SchemaError, explain
+from relive.fields.conversion import alias, conform, dotted, misplaced, refuse_reused_leaves
+from relive.fields.schema import Field, Path, Schema, Stacked, given_shape
+from relive.memory import Room
+from relive.memory.rows import Rows
+from relive.memory.saved import Saved, State
+from relive.replay.invariants import check_memory
+from relive.replay.loading import Moved, load_ring
+from relive.replay.ring import Ring
+
+
+class RowMemory:
+    """Leaves `[slots, num_envs, …]`: observations once, or with a copy of the next ones. Every store works on one.
+
+    It knows nothing of kernels: what is here is read and verified with torch ops, on any device.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        rows: int,
+        num_envs: int | None,
+        room: Room,
+        *,
+        keeps_next: bool,
+        next_step: bool,
+        same_step: bool,
+    ) -> None:
+        self.schema = schema
+        self.rows = rows
+        """How many rows of each environment may be drawn, at most."""
+        self.room = room
+        self.keeps_next = keeps_next
+        """Next observations have tensors of their own: rows are in no order."""
+        self.next_step = next_step
+        self.same_step = same_step
+        """Environments are known to reset in the step that ends an episode."""
+        self.lead = () if num_envs is None else (num_envs,)
+        self.observed = schema.columns["obs"]
+        """The leaves of the observation."""
+        self.next_paths = tuple(("next_obs", *schema.paths[i][1:]) for i in self.observed)
+        self.stacked = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Stacked))
+        history = schema.deepest_stack - 1
+        self.ring = Ring.allocated(rows if keeps_next else rows + 1, num_envs or 1, history, room)
+        shape = (self.ring.slots, self.ring.num_envs)
+        self.leaves = tuple(
+            room.allocate(f"column{i}", (*shape, *field.shape), field.dtype) for i, field in enumerate(schema.fields)
+        )
+        self.next_leaves = tuple(
+            room.allocate(f"next{i}", tuple(self.leaves[i].shape), self.leaves[i].dtype)
+            for i in (self.observed if keeps_next else ())
+        )
+        self.device = self.leaves[0].device
+        self.has_values = self.device.type != "meta"
+        """A tensor on `meta` has no values to look at."""
+        self.seals = None if room.keeper is None else room.allocate("seals", (*shape, 2), torch.int64)
+        """Checksums of each row's observation and of everything else in it, with its number."""
+        self.broken = room.allocate("broken", (), torch.int64)
+        """Stacks that cannot be rebuilt, counted where raising would need a host synchronisation."""
+        self.addresses = [tensor.data_ptr() for tensor in self.tensors]
+        """Where native kernels find `tensors`."""
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Everything that is kept."""
+        return *self.leaves, *self.next_leaves, *self.ring.state.values()
+
+    @property
+    def nbytes(self) -> int:
+        """The same, in bytes."""
+        return sum(t.numel() * t.element_size() for t in self.tensors)
+
+    def flags(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The leaves `terminated` and `truncated`."""
+        terminated, truncated = (self.leaves[self.schema.columns[name][0]] for name in ("terminated", "truncated"))
+        return terminated, truncated
+
+    def shared_leaves(self) -> dict[Path, torch.Tensor]:
+        """The leaves by their paths, to be handed out."""
+        leaves = dict(zip(self.schema.paths, self.leaves, strict=True))
+        leaves |= dict(zip(self.next_paths, self.next_leaves, strict=False))  # none where they are shared
+        return {path: alias(leaf) for path, leaf in leaves.items()}
+
+    # What a caller gives for a step
+
+    def conform(self, leaf: int, value: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
+        """A value as a tensor `[*lead, …]` that fits its leaf exactly, or a SchemaError."""
+        field = self.schema.fields[leaf]
+        where = prefix + dotted(self.schema.paths[leaf])
+        return conform(where, Field(given_shape(field), field.dtype), value, lead, self.device)
+
+    def lead_of(self, envs: torch.Tensor | None, steps: int | None = None) -> tuple[int, ...]:
+        """The first axes of what is given for a step, or for a block of steps, of all environments or of `envs`."""
+        lead = self.lead if envs is None else (len(envs),)
+        return lead if steps is None else (steps, *lead)
+
+    def conformed(
+        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """All leaves of a step or a block as tensors that fit, and those of its next observations."""
+        lead = self.lead_of(envs, steps)
+        if steps is None:
+            refuse_reused_leaves(self.schema, [leaves[i] for i in self.observed], nexts)
+        fitted = tuple(self.conform(i, value, lead) for i, value in enumerate(leaves))
+        fitted_nexts = tuple(
+            self.conform(i, value, lead, "next_") for i, value in zip(self.observed, nexts, strict=True)
+        )
+        if steps is None:  # again: other objects than arrays and tensors are seen through only now
+            refuse_reused_leaves(self.schema, [fitted[i] for i in self.observed], fitted_nexts)
+        return fitted, fitted_nexts
+
+    def unstackable(self, leaf: int) -> SchemaError:
+        """What to say of a stack (of a leaf, or after all leaves of a next observation) that cannot be rebuilt."""
+        count = len(self.leaves)
+        is_next = leaf >= count
+        at = self.observed[leaf - count] if is_next else leaf
+        where = ("next_" if is_next else "") + dotted(self.schema.paths[at])
+        expected = (
+            "obs one frame later" if is_next else "the stored frames, or an episode's first frame and its padding"
+        )
+        remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
+        return SchemaError(explain(where, f"a stack of {expected}", "a stack of other frames", remedy))
+
+    def misplaced(self, leaf: int) -> SchemaError:
+        """What to say of a value that fits its leaf and cannot be read all the same."""
+        return misplaced((*map(dotted, self.schema.paths), *map(dotted, self.next_paths))[leaf])
+
+    # Saving
+
+    def state(self) -> State:
+        """The ring, and the newest observations: they wait in rows that are not complete, and so are no rows yet."""
+        pending = self.ring.pending()
+        waiting = {f"obs{i}": self.leaves[i].flatten(0, 1)[pending] for i in self.observed}
+        return State.of_parts({"ring": ({"broken": int(self.broken)}, self.ring.state), "pending": ({}, waiting)})
+
+    def load_state(self, saved: Saved, rows: int) -> Moved | None:
+        """Become what was saved of a memory of so many rows; returns where its rows lie now if there are other many."""
+        ring = self.ring
+        # Everything but the rows of an environment is as it was, so that its slots were as many more or fewer.
+        moved = load_ring(ring, saved.part("ring"), ring.slots + rows - self.rows)
+        self.broken.fill_(saved.part("ring").values.entry("broken").integer())
+        pending, waiting = ring.pending(), saved.part("pending")
+        for i in self.observed:
+            leaf = self.leaves[i].flatten(0, 1)
+            leaf[pending] = waiting.array(f"obs{i}", leaf[: ring.num_envs]).to(self.device)
+        return moved
+
+    def complete_rows(self) -> Rows:
+        """The rows that are complete, and will never change."""
+        tensors = {f"column{i}": leaf for i, leaf in enumerate(self.leaves)}
+        tensors |= {f"next{i}": leaf for i, leaf in enumerate(self.next_leaves)}
+        ring = self.ring
+        if not self.has_values:
+            return Rows(tensors, *(torch.zeros(ring.num_envs, dtype=torch.int64) for _ in range(2)))
+        oldest = torch.maximum(ring.newest() - ring.slots + 1, ring.floor).clamp(min=0)
+        return Rows(tensors, torch.minimum(oldest, ring.head).cpu(), ring.head.cpu().clone())
+
+    def check(self) -> None:
+        """Verify that the leaves are as declared, and that the ring holds whole transitions of whole episodes."""
+        check_memory(self)

@@ -1,0 +1,114 @@
+"""How a replay buffer is made: its arguments, checked before memory is asked for, and as a file describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from gymnasium.vector import AutoresetMode
+
+from relive.errors import IncompatibleCheckpoint, explain
+from relive.fields.autoreset import parse_autoreset
+from relive.fields.buffer_schemas import check_replay, replay_nbytes, replay_schema
+from relive.fields.declarations import device_of, tree_of
+from relive.fields.schema import Declaration, positive
+from relive.memory import Memory, Room
+from relive.memory.documents import Node
+from relive.memory.saved import Saved
+from relive.replay.drawing import instance
+from relive.replay.row_memory import RowMemory
+from relive.replay.samplers import Sampler, Uniform
+from relive.replay.samplers.registry import config_of, sampler_of
+from relive.statistics.episodes import EpisodeStats
+from relive.statistics.norm import Norms
+from relive.statistics.observers import Observers, observers_of
+
+if TYPE_CHECKING:
+    from relive.replay.buffer import ReplayBuffer
+
+
+class ReplaySettings:
+    """The arguments of a replay buffer. What cannot be is refused here, and a size that does not fit."""
+
+    def __init__(
+        self, capacity: int, obs: Declaration, action: Declaration, num_envs: int | None, reward: Declaration,
+        extra: Mapping[str, Declaration], sampler: Sampler | None, device: torch.device | str | Memory,
+        next_obs: Literal["shared", "stored"], autoreset: AutoresetMode | str | None, stats: EpisodeStats | None,
+        norm: Norms | None,
+    ) -> None:  # fmt: skip
+        self.capacity = positive("capacity", capacity)
+        self.num_envs = None if num_envs is None else positive("num_envs", num_envs)
+        self.autoreset = parse_autoreset(autoreset)
+        self.memory = Memory.of(device)
+        self.schema = replay_schema(obs, action, reward, extra)
+        check_replay(self.capacity, self.num_envs, next_obs, self.schema)
+        self.memory.require(replay_nbytes(self.schema, self.capacity, self.num_envs or 1, next_obs))
+        self.device = torch.empty(0, device=self.memory.device).device
+        self.observers = Observers(stats, norm, self.schema, self.num_envs, self.device)
+        self.sampler: Sampler = instance("sampler", Uniform() if sampler is None else sampler, "start")
+        self.next_obs = next_obs
+
+    def rows_in(self, room: Room) -> RowMemory:
+        """The memory of such a buffer."""
+        return RowMemory(
+            self.schema, self.capacity // (self.num_envs or 1), self.num_envs, room,
+            keeps_next=self.next_obs == "stored", next_step=self.autoreset is AutoresetMode.NEXT_STEP,
+            same_step=self.autoreset is AutoresetMode.SAME_STEP,
+        )  # fmt: skip
+
+    def config(self) -> dict[str, Any]:
+        """The same as JSON."""
+        trees = self.schema.config()
+        return {
+            "capacity": self.capacity,
+            "num_envs": self.num_envs,
+            **{name: trees.pop(name) for name in ("obs", "action", "reward")},
+            "extra": {name: tree for name, tree in trees.items() if name not in ("terminated", "truncated")},
+            "next_obs": self.next_obs,
+            "autoreset": None if self.autoreset is None else self.autoreset.name,
+            "device": str(self.device),
+            "sampler": config_of(self.sampler),
+            "listeners": self.observers.config(),
+        }
+
+
+def arguments_of(config: Node, saved: Saved, changes: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a buffer that `config` describes, but for changes that are not None."""
+    num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
+    envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
+    return {
+        "capacity": changes.get("capacity") or config.entry("capacity").integer(1, 1 << 50),
+        **{name: tree_of(config.entry(name)) for name in ("obs", "action", "reward")},
+        "num_envs": envs,
+        "extra": {name: tree_of(tree) for name, tree in config.entry("extra").entries().items()},
+        "sampler": sampler_of(config.entry("sampler"), changes.get("sampler")),
+        "device": changes.get("device") or device_of(config.entry("device")),
+        "next_obs": config.entry("next_obs").one_of(("shared", "stored")),
+        "autoreset": None if autoreset is None else autoreset.one_of(AutoresetMode.__members__),
+        **observers_of(config.entry("listeners"), saved.part_without_values("listeners"), envs),
+    }
+
+
+def require_backing(config: Node, saved: Saved, capacity: int | None) -> None:
+    """Every slot has a byte in the state: a capacity that is only claimed is refused. A new one must fit."""
+    num_envs = config.entry("num_envs").optional()
+    envs = 1 if num_envs is None else num_envs.integer(1, 1 << 40)
+    if capacity is not None:
+        if capacity % envs:
+            remedy = f"Pass {max(capacity // envs, 1) * envs}."
+            raise IncompatibleCheckpoint(explain("capacity", f"a multiple of num_envs={envs}", capacity, remedy))
+        return
+    least = config.entry("capacity").integer(1, 1 << 50) // envs
+    form = saved.form("ring.kind")
+    if form is None or len(form[1]) != 2 or form[1][1] != envs or form[1][0] < least:
+        raise saved.at("ring.kind").wrong(f"at least {least} slots for each of {envs} environments")
+
+
+def require_empty(replay: ReplayBuffer) -> None:
+    """Refuse disk memory that is to be filled and holds a buffer already."""
+    if replay.storage.memory.room.is_found:
+        replay.close()
+        remedy = "Load into an empty folder; relive.load(folder) reopens the buffer that is there."
+        expected, got = "an empty folder for disk memory", "a folder that holds a buffer"
+        raise IncompatibleCheckpoint(explain("device", expected, got, remedy))

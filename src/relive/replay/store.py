@@ -1,0 +1,224 @@
+"""Where a replay buffer keeps its rows: one store per backend, which is chosen when the buffer is made.
+
+The words: a *row* is a step of one environment, numbered for ever; a *slot* is where it is kept, and its flat number is
+slot · num_envs + environment; an *id* is what a batch's "index" holds, row · num_envs + environment; a *leaf* is one
+tensor of the schema; a *field* is what the user declared. -1 is no slot; readers that may be given it read zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+import torch
+from tensordict import TensorDict
+
+from relive.fields.schema import Path, Schema
+from relive.kernels.priority import PriorityTree
+from relive.randomness import Randomness
+
+if TYPE_CHECKING:
+    from relive.replay.row_memory import RowMemory
+    from relive.replay.samplers.protocol import Draws
+
+Leaves = dict[Path, torch.Tensor]
+"""What a batch consists of, in its order."""
+
+Touched = tuple[torch.Tensor, torch.Tensor | None]
+"""Slots, and which of them really changed (None: all)."""
+
+
+class Reading(NamedTuple):
+    """What a store can read in the same call that draws the rows: see `View.fused`."""
+
+    n: int = 0
+    """0: transitions. More: so many steps as one."""
+    gamma: float = 0.0
+
+
+class ReplayStore(Protocol):
+    """The rows of a replay buffer: written whole or not at all, drawn, and read by flat slots.
+
+    Everything is on `device`. Stores of other devices than the host never wait for it, except where that is said.
+    """
+
+    memory: RowMemory
+    """The tensors, for whoever saves or verifies them."""
+    schema: Schema
+    device: torch.device
+    num_envs: int
+    keeps_next: bool
+    """Rows are in no order: only transitions can be read."""
+
+    fuses: bool
+    """It has `draw_and_read`."""
+    has_neighbours: bool
+    """Other processes may write here, and would wait while rows are copied: see `DurableStore.copy_beside_writers`."""
+
+    # Writing
+
+    def write(
+        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
+    ) -> str | None:
+        """Write a step, or a block of `steps` steps in time order, of all environments or of `envs`.
+
+        Returns None; or, once for each such doubt, what looks like a mistake, and then nothing was written.
+        """
+        ...
+
+    def keep_touched(self) -> None:
+        """Let `touched` tell the slots of the last write from now on."""
+        ...
+
+    def touched(self) -> Touched:
+        """The slots that the last write made transitions or took away, in the order it happened."""
+        ...
+
+    def cut(self, envs: torch.Tensor | None) -> None:
+        """The current episodes of these environments (or of all) were abandoned."""
+        ...
+
+    def clear(self) -> None:
+        """Forget every row."""
+        ...
+
+    def found(self) -> None:
+        """Know what the host knows of rows that something else than `write` has put here."""
+        ...
+
+    def doubts(self) -> Iterator[str]:
+        """What looks like a mistake in the stored rows and could not be told while they were written."""
+        ...
+
+    # Drawing
+
+    def __len__(self) -> int:
+        """How many rows may be drawn; waits."""
+        ...
+
+    @property
+    def maybe_empty(self) -> bool:
+        """Whether no row may be drawn, as far as the host knows."""
+        ...
+
+    def draw(self, count: int, random: Randomness) -> torch.Tensor:
+        """Slots of rows, uniformly and with replacement [count]; the caller has checked that there are any."""
+        ...
+
+    def draw_and_read(
+        self, count: int, random: Randomness, reading: Reading, run: Draws | None = None
+    ) -> TensorDict | None:
+        """A batch in one go, of rows that are drawn uniformly or by `run`: nothing fails once rows are drawn.
+
+        None where this store cannot, or has no rows; then nothing was drawn.
+        """
+        ...
+
+    def tree(self) -> PriorityTree:
+        """The priorities of slots, all zero at first, with one leaf more than there are slots."""
+        ...
+
+    def mark(self, mass: float | torch.Tensor) -> None:
+        """Give the slots that the last write touched this priority in the tree, or zero where no transition is left."""
+        ...
+
+    # Reading
+
+    def transitions(self, slots: torch.Tensor) -> Leaves:
+        """Every leaf of the rows, the observations that they led to, and their ids, in fresh tensors."""
+        ...
+
+    def n_steps(self, slots: torch.Tensor, n: int, gamma: float) -> Leaves:
+        """`transitions` of up to n steps as one, with "discount"; see `NStep`."""
+        ...
+
+    def sequences(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> Leaves:
+        """Every leaf [B, before + after, …] around each row, with its marks; see `Sequence`."""
+        ...
+
+    def windows(
+        self, slots: torch.Tensor, before: int, after: int, *, cross: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slots [B, before + after] of the steps around each row, then -1, and which of them start an episode."""
+        ...
+
+    def take(
+        self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
+    ) -> list[torch.Tensor]:
+        """All leaves at slots, in the schema's order, or the leaves `leaves`; `padded`: a slot may be -1."""
+        ...
+
+    def take_next(self, slots: torch.Tensor, *, padded: bool = False) -> list[torch.Tensor]:
+        """The leaves of the observations that the rows at slots led to."""
+        ...
+
+    def ahead(self, slots: torch.Tensor) -> torch.Tensor:
+        """How many more transitions of the same episode follow each row."""
+        ...
+
+    def preceding(self, slots: torch.Tensor) -> torch.Tensor:
+        """How many transitions of the same episode precede each row."""
+        ...
+
+    def later(self, slots: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        """The slots of the rows so many steps later."""
+        ...
+
+    # Naming
+
+    def ids(self, slots: torch.Tensor) -> torch.Tensor:
+        """The ids of the rows at slots."""
+        ...
+
+    def locate(self, ids: torch.Tensor) -> torch.Tensor:
+        """The slots of row ids; -1 for rows that can no longer be drawn, an IndexError for ids never given."""
+        ...
+
+    def stored(self) -> torch.Tensor:
+        """The slots of all rows that may be drawn; waits."""
+        ...
+
+    @property
+    def heads(self) -> torch.Tensor:
+        """The row that each environment writes next [N], sharing memory."""
+        ...
+
+    # Verifying
+
+    def check(self) -> None:
+        """Verify every invariant of the rows and of what is known about them; changes nothing."""
+        ...
+
+    def check_bytes(self) -> None:
+        """Verify that every row is what was written, where checksums are kept."""
+        ...
+
+
+def durable(store: ReplayStore) -> DurableStore:
+    """The store of a memory that outlives this process, which no other store can be over."""
+    return cast("DurableStore", store)
+
+
+class DurableStore(ReplayStore, Protocol):
+    """A store whose memory outlives the process that writes it, or has other processes beside it."""
+
+    def mend(self) -> None:
+        """A process died that had the lock: make a ring again of what it left."""
+        ...
+
+    def copy_beside_writers(self, count: int, run: Draws, lock: AbstractContextManager[Any]) -> Leaves | None:
+        """Transitions that `run` draws under the lock, copied without it; None if one was overwritten meanwhile."""
+        ...
+
+    def seal(self) -> None:
+        """Take every row for what was written."""
+        ...
+
+    def broken_rows(self, since: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
+        """Which slots [S, N] hold rows, from `since` [N] on and before `until`, that are not what was written."""
+        ...
+
+    def write_behind(self, file: int, offset: int, nbytes: int) -> None:
+        """Let the disk begin to write a piece of a file, without waiting for it."""
+        ...

@@ -1,0 +1,97 @@
+"""A format is looked up before anything may be called corrupt: old ones load for ever, newer ones do not fit here."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import relive as rl
+from relive import kernels
+from relive.checkpoint import archive, manifest
+from relive.memory import documents
+from relive.memory.disk import folder, records
+from tests.checkpoint.traffic import KINDS, equal
+
+GOLDEN = Path(__file__).parent / "golden"
+NEEDS_DISK = pytest.mark.skipif(
+    kernels.native() is None or sys.platform != "linux", reason="disk memory needs Linux and the native core"
+)
+
+
+def of_format(version: int, data: bytes) -> bytes:
+    """A document that calls itself one of another format."""
+    return data.replace(b"recollect 1 ", b"recollect %d " % version, 1)
+
+
+@pytest.fixture
+def newer_readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A reader of format 2, for checkpoints and for disk memory, that says what it was given."""
+    read: list[str] = []
+
+    def second(where: str, *rest: Any) -> Any:
+        read.append(where)
+        raise rl.CorruptCheckpoint(f"{where}: read as format 2")
+
+    monkeypatch.setattr(manifest, "READERS", manifest.READERS | {2: second})
+    monkeypatch.setattr(archive, "READERS", manifest.READERS)
+    monkeypatch.setattr(records, "READERS", records.READERS | {2: second})
+    monkeypatch.setattr(folder, "READERS", records.READERS)
+    return read
+
+
+@pytest.mark.parametrize("kind", ["prioritized", "rollout", "distillation"])
+def test_a_reader_of_format_2_leaves_format_1_as_it_is(kind: str, tmp_path: Path, newer_readers: list[str]) -> None:
+    shutil.copytree(GOLDEN / "format-1" / kind, tmp_path / kind)
+    buffer: Any = rl.load(tmp_path / kind)
+    buffer.check()
+    assert not newer_readers
+    (path,) = (tmp_path / kind / "manifests").iterdir()
+    path.write_bytes(of_format(2, path.read_bytes()))
+    with pytest.raises(rl.CorruptCheckpoint, match="read as format 2"):
+        rl.load(tmp_path / kind)
+    assert newer_readers == [f"manifests/{path.name}"]
+
+
+@NEEDS_DISK
+def test_a_reader_of_disk_format_2_leaves_format_1_as_it_is(tmp_path: Path, newer_readers: list[str]) -> None:
+    shutil.copytree(GOLDEN / "disk-1" / "uniform", tmp_path / "memory")
+    with rl.load(tmp_path / "memory", rl.ReplayBuffer) as replay:
+        replay.check()
+    assert not newer_readers
+    for name in records.NAMES:
+        path = tmp_path / "memory" / name
+        path.write_bytes(of_format(2, path.read_bytes()))
+    with pytest.raises(rl.CorruptCheckpoint, match="read as format 2"):
+        rl.load(tmp_path / "memory")
+    assert newer_readers
+
+
+def test_a_writer_of_format_2_continues_a_folder_of_format_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = KINDS["uniform"]
+    old, new = subject.make(), subject.make()
+    for n in range(20):
+        subject.act(old, n)
+        subject.act(new, n + 100)
+    old.save(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "READERS", manifest.READERS | {2: manifest.READERS[1]})
+        patch.setattr(archive, "READERS", manifest.READERS)
+        for module in (documents, archive):
+            patch.setattr(module, "FORMAT", 2)
+        number = new.save(tmp_path)
+        assert (tmp_path / "FORMAT").read_bytes() == b"recollect checkpoint 2\n"
+        assert equal(subject.read(rl.load(tmp_path, number=number - 1)), subject.read(old))
+    with pytest.raises(rl.IncompatibleCheckpoint, match="FORMAT: expected format 1 at most, got 2"):
+        rl.load(tmp_path)
+
+
+@NEEDS_DISK
+def test_disk_memory_of_a_newer_format_does_not_fit_here(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "disk-1" / "uniform", tmp_path / "memory")
+    (tmp_path / "memory" / "FORMAT").write_bytes(b"recollect disk memory 2\n")
+    with pytest.raises(rl.IncompatibleCheckpoint, match="format 1 at most, got 2"):
+        rl.ReplayBuffer(4, 1, (), device=rl.Memory.disk(tmp_path / "memory"))

@@ -1,0 +1,153 @@
+"""docs/extending.md is true inside the package too: in a copy of it, a sampler, a view and a memory are added, each one
+file and its export, and are used, saved, loaded and inspected."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import relive
+
+SAMPLER = """
+from dataclasses import dataclass
+
+import torch
+
+from relive.replay.samplers.protocol import Drawn, Draws
+
+
+@dataclass(frozen=True)
+class Newest:
+    window: int
+
+    def start(self, store, random):
+        return _Run(self.window, store, random)
+
+
+class _Run(Draws):
+    wants_touched = True
+    of_slots = ("times",)
+
+    def __init__(self, window, store, random):
+        self.window, self.store, self.random = window, store, random
+        self.times = torch.zeros(store.memory.ring.kind.numel(), dtype=torch.int64)
+
+    def draw(self, count):
+        slots = self.store.stored()
+        ids = self.store.ids(slots)
+        recent = slots[ids // self.store.num_envs >= self.store.heads[ids % self.store.num_envs] - self.window]
+        drawn = recent[self.random.below(torch.tensor(len(recent)), count)]
+        self.times.index_add_(0, drawn, torch.ones_like(drawn))
+        return Drawn(drawn)
+
+    def written(self):
+        self.times[self.store.touched()[0]] = 0
+
+    def saved(self):
+        return {"times": self.times}
+
+    def resume(self, saved):
+        self.times = saved["times"].clone()
+"""
+VIEW = """
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Delta:
+    def read(self, store, slots, random):
+        batch = store.transitions(slots)
+        return batch | {("delta",): batch[("next_obs",)] - batch[("obs",)]}
+"""
+MEMORY = """
+import torch
+
+from relive.memory.device import Memory
+from relive.memory.room import Heap
+
+
+class MeteredRoom(Heap):
+    def __init__(self):
+        super().__init__(torch.device("cpu"))
+        self.name, self.nbytes = "metered", 0
+
+    def allocate(self, name, shape, dtype):
+        tensor = super().allocate(name, shape, dtype)
+        self.nbytes += tensor.nbytes
+        return tensor
+
+
+class Metered:
+    def open(self, owner):
+        return MeteredRoom()
+
+    def free_bytes(self):
+        return None
+
+
+def metered():
+    return Memory(torch.device("cpu"), place=Metered())
+"""
+SCRIPT = """
+import sys
+
+import torch
+
+import relive as rl
+from relive.memory import metered
+from relive.replay.samplers import Newest
+from relive.replay.views import Delta
+
+folder = sys.argv[1]
+replay = rl.ReplayBuffer(40, obs=1, action=(), sampler=Newest(10), device=metered(), seed=0)
+for t in range(60):
+    replay.add([float(t * t)], 0.0, float(t), False, False, [float((t + 1) ** 2)])
+batch = replay.sample(200, Delta())
+assert set(batch["reward"].tolist()) == set(range(50, 60))
+assert torch.equal(batch["delta"].squeeze(1), 2 * batch["reward"] + 1)
+assert replay.storage.memory.room.nbytes >= replay.nbytes
+replay.check()
+replay.save(folder)
+again = rl.load(folder, device=metered())
+assert again.sampler == Newest(10)
+assert torch.equal(again.run.times, replay.run.times)
+assert torch.equal(again.sample(50, Delta())["index"], replay.sample(50, Delta())["index"])
+smaller = rl.load(folder, capacity=20)
+assert int(smaller.run.times.sum()) == 200
+assert rl.inspect(again).as_dict()["source"]["rows"] == 40
+state = replay.state_dict()
+again.load_state_dict(state)
+again.check()
+assert rl.inspect(folder).as_dict()["source"]["rows"] == 40
+print("all of it")
+"""
+
+
+def exported(package: Path, line: str, name: str) -> None:
+    """Add an export to the `__init__.py` of a package."""
+    file = package / "__init__.py"
+    code = file.read_text(encoding="utf-8")
+    assert "__all__ = [" in code
+    file.write_text(code.replace("__all__ = [", f'{line}\n\n__all__ = ["{name}", ', 1), encoding="utf-8")
+
+
+def test_a_sampler_a_view_and_a_memory_are_one_file_and_an_export_each(tmp_path: Path) -> None:
+    assert relive.__file__ is not None
+    copy = tmp_path / "source" / "relive"
+    shutil.copytree(Path(relive.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder, name, code, export in (
+        ("replay/samplers", "newest", SAMPLER, "Newest"),
+        ("replay/views", "delta", VIEW, "Delta"),
+        ("memory", "metered", MEMORY, "metered"),
+    ):
+        (copy / folder / f"{name}.py").write_text(code, encoding="utf-8")
+        package = "relive." + folder.replace("/", ".")
+        exported(copy / folder, f"from {package}.{name} import {export}", export)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "saved")],
+        env={**os.environ, "PYTHONPATH": str(copy.parent)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "all of it", done.stderr

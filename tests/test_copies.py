@@ -1,0 +1,187 @@
+"""Buffers as ordinary objects: `copy.deepcopy`, `pickle` and `state_dict` of every kind of buffer."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.multiprocessing import reductions
+
+import relive as rl
+from relive import kernels
+from tests.checkpoint.traffic import KINDS, digest, equal
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda buffer: pickle.loads(pickle.dumps(buffer)),
+    "the pickler of torch's queues": lambda buffer: pickle.loads(reductions.reduction.ForkingPickler.dumps(buffer)),
+}
+
+
+def lived(kind: str, steps: int = 40) -> Any:
+    buffer = KINDS[kind].make()
+    for n in range(steps):
+        KINDS[kind].act(buffer, n)
+    return buffer
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_is_the_buffer_and_lives_on_as_it_would(kind: str, way: Callable[[Any], Any]) -> None:
+    buffer = lived(kind)
+    before = digest(buffer)
+    copied = way(buffer)
+    copied.check()
+    assert type(copied) is type(buffer)
+    assert equal(digest(copied), before)
+    assert equal(KINDS[kind].read(copied), KINDS[kind].read(buffer))
+    for n in range(40, 55):
+        KINDS[kind].act(copied, n)
+    assert not equal(digest(copied), digest(buffer))
+    for n in range(40, 55):
+        KINDS[kind].act(buffer, n)
+    assert equal(digest(copied), digest(buffer))
+    assert equal(KINDS[kind].read(copied), KINDS[kind].read(buffer))
+
+
+class Named(rl.ReplayBuffer):
+    """A subclass with arguments and attributes of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.seen: list[int] = []
+        super().__init__(8, 1, (), seed=0)
+        self.name = name
+
+    def add(self, *values: Any, **fields: Any) -> None:
+        super().add(*values, **fields)
+        self.seen.append(len(self))
+
+
+@pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
+def test_a_subclass_is_copied_with_what_it_added(way: Callable[[Any], Any]) -> None:
+    named = Named("mine")
+    named.add([1.0], 0.5, 1.0, False, False, [2.0])
+    copied = way(named)
+    assert (type(copied), copied.name, copied.seen) == (Named, "mine", [1])
+    copied.add([2.0], 0.5, 1.0, False, False, [3.0])
+    assert (copied.seen, named.seen, len(copied), len(named)) == ([1, 2], [1], 2, 1)
+
+
+@pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
+def test_statistics_and_norms_are_copied(way: Callable[[Any], Any]) -> None:
+    stats, norm = rl.EpisodeStats(2, reasons=("fall",)), rl.RunningNorm(2, clip=3.0)
+    stats.update([1.0, 2.0], [True, False], [False, False], reasons=["fall", None])
+    norm.update([[1.0, 2.0], [3.0, 5.0]])
+    others = way(stats), way(norm)
+    for one, other in zip((stats, norm), others, strict=True):
+        other.check()
+        assert repr(other) == repr(one)
+        assert equal(other.snapshot(), one.snapshot())
+    others[0].update([1.0, 2.0], [True, True], [False, False])
+    others[1].update([[7.0, 7.0]])
+    assert (stats.num_episodes, others[0].num_episodes, norm.count, others[1].count) == (1, 3, 2, 3)
+
+
+@pytest.mark.skipif(kernels.native() is None or sys.platform != "linux", reason="needs Linux and the native core")
+@pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
+def test_memory_that_others_use_is_not_copied(way: Callable[[Any], Any], tmp_path: Path) -> None:
+    for memory, remedy in ((rl.Memory.shared(), r"handle\(\)"), (rl.Memory.disk(tmp_path / "memory"), r"save\(\)")):
+        replay = rl.ReplayBuffer(8, 1, (), device=memory, seed=0)
+        with pytest.raises(TypeError, match=remedy):
+            way(replay)
+        replay.close()
+
+
+@pytest.mark.parametrize("kind", ["uniform", "rollout", "distillation"])
+def test_a_process_is_not_started_with_a_buffer(kind: str) -> None:
+    process = get_context("spawn").Process(target=len, args=(lived(kind),))
+    with pytest.raises(TypeError, match=r"expected a handle.*handle\(\).*save\(\)"):
+        process.start()
+
+
+# State dicts of every kind
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_dict_makes_a_used_buffer_the_one_it_was_of(kind: str) -> None:
+    buffer, other = lived(kind), lived(kind, 23)
+    other.load_state_dict(copy.deepcopy(buffer.state_dict()))
+    other.check()
+    assert equal(digest(other), digest(buffer))
+    assert equal(KINDS[kind].read(other), KINDS[kind].read(buffer))
+
+
+@pytest.mark.parametrize("kind", ["rollout", "distillation"])
+def test_a_state_dict_is_refused_whole(kind: str) -> None:
+    other = lived(kind, 23)
+    before = digest(other)
+    state = lived(kind).state_dict()
+    names = [(part, name) for part in ("rows", "arrays") for name in state[part]]
+    wrong = [torch.zeros(99, 7), torch.zeros(1).to_sparse(), torch.zeros(1, device="meta"), 3]
+    for part, name in names:
+        for value in wrong:
+            with pytest.raises(rl.SchemaError, match="expected"):
+                other.load_state_dict({**state, part: {**state[part], name: value}})
+        with pytest.raises(rl.SchemaError, match="expected"):
+            other.load_state_dict({**state, part: {key: x for key, x in state[part].items() if key != name}})
+    for name in state["values"]:
+        with pytest.raises(rl.SchemaError, match="expected"):
+            other.load_state_dict({**state, "values": {k: v for k, v in state["values"].items() if k != name}})
+    assert equal(digest(other), before)
+
+
+def test_a_distillation_buffer_learns_its_fields_from_a_state() -> None:
+    buffer = lived("distillation")
+    other = rl.DistillationBuffer(13, 2)
+    other.load_state_dict(buffer.state_dict())
+    other.check()
+    assert equal(digest(other), digest(buffer))
+
+
+# What was found before
+
+
+def test_a_class_of_the_same_name_is_another_class(tmp_path: Path) -> None:
+    rl.ReplayBuffer(2, 1, (), seed=0).save(tmp_path)
+    impostor: Any = type("ReplayBuffer", (), {})
+    with pytest.raises(rl.IncompatibleCheckpoint, match="expected a ReplayBuffer, got a ReplayBuffer"):
+        rl.load(tmp_path, impostor)
+    assert type(rl.load(tmp_path, rl.ReplayBuffer)) is rl.ReplayBuffer
+
+
+def test_a_damaged_file_is_told_of_after_the_save(tmp_path: Path) -> None:
+    """Where warnings are errors, too, the rows are saved again, and the next save has nothing to complain of."""
+    replay = rl.ReplayBuffer(8, 1, (), seed=0)
+    replay.add([1.0], 0.5, 1.0, False, False, [2.0])
+    replay.save(tmp_path)
+    (segment,) = (tmp_path / "segments").iterdir()
+    segment.write_bytes(bytes(len(segment.read_bytes())))
+    os.utime(segment, (1, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="a file that was saved before is damaged; all rows are written again"):
+            replay.save(tmp_path)
+        assert replay.save(tmp_path) == 3
+    assert rl.load(tmp_path, rl.ReplayBuffer)[np.array([0])]["obs"].tolist() == [[1.0]]
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "nan", ""])
+def test_a_time_that_is_none_is_told_of_and_the_usual_one_taken(text: str) -> None:
+    code = "from relive import locking; print(locking.LOCK_SECONDS)"
+    env = {**os.environ, "RELIVE_LOCK_SECONDS": text}
+    done = subprocess.run([sys.executable, "-c", code], env=env, check=False, capture_output=True, text=True)
+    assert done.stdout.strip() == "600.0", done.stderr
+    assert "RELIVE_LOCK_SECONDS: expected a positive number of seconds" in done.stderr
