@@ -31,10 +31,10 @@ ALLOWED = {
     ("memory.device", "a machine without one"),
     ("memory.files", "it held by {} all the time"),
     ("memory.shared", "others"),
-    ("replay.storage", "a stack of other frames"),
+    ("replay.row_memory", "a stack of other frames"),
     ("rollout.advantages", "none"),
-    ("rollout.buffer", "a cleared one"),
-    ("rollout.columns", "none"),
+    ("rollout.batching", "a cleared one"),
+    ("rollout.storage", "none"),
     ("statistics.observers", "two"),
 }
 """(module, text) that still point. This list only shrinks."""

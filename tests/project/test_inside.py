@@ -118,11 +118,11 @@ assert torch.equal(again.sample(50, Delta())["index"], replay.sample(50, Delta()
 smaller = rl.load(folder, capacity=20)
 assert int(smaller.run.times.sum()) == 200
 found = rl.inspect(again).as_dict()
-assert found["rows"] == 40, found["rows"]
+assert found["source"]["rows"] == 40, found
 state = replay.state_dict()
 again.load_state_dict(state)
 again.check()
-assert rl.inspect(folder).as_dict()["rows"] == 40
+assert rl.inspect(folder).as_dict()["source"]["rows"] == 40
 print("all of it")
 """
 
