@@ -117,8 +117,7 @@ assert torch.equal(again.run.times, replay.run.times)
 assert torch.equal(again.sample(50, Delta())["index"], replay.sample(50, Delta())["index"])
 smaller = rl.load(folder, capacity=20)
 assert int(smaller.run.times.sum()) == 200
-found = rl.inspect(again).as_dict()
-assert found["source"]["rows"] == 40, found
+assert rl.inspect(again).as_dict()["source"]["rows"] == 40
 state = replay.state_dict()
 again.load_state_dict(state)
 again.check()

@@ -7,7 +7,7 @@ torch without DLPack's C exchange API the classes of `bridge` stand in for those
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -89,6 +89,21 @@ def core() -> Any:
     from relive.kernels import bridge  # noqa: PLC0415 (which needs the native core)
 
     return bridge
+
+
+def locks_processes() -> bool:
+    """Whether there is a lock that several processes can take."""
+    return hasattr(_active, "ProcessLock")
+
+
+def lock_bytes() -> int:
+    """How much memory such a lock takes."""
+    return native().LOCK_BYTES
+
+
+def process_lock(memory: torch.Tensor, is_new: bool, mend: Callable[[], None], seconds: float) -> Any:
+    """A re-entrant lock in shared memory; `mend` is called when its last holder died."""
+    return native().ProcessLock(buffer_of(memory), is_new, mend, seconds)
 
 
 def exchange() -> bool:

@@ -15,7 +15,9 @@ from relive.kernels import _native
 
 
 def as_array(value: Any) -> Any:
-    """The memory of a tensor as an array, also of tensors in a list or tuple; anything else as it is."""
+    """The memory of a tensor as an array, also of tensors in a list, tuple or dict; anything else as it is."""
+    if isinstance(value, dict):
+        return {name: as_array(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(as_array, value))
     plain = type(value) is torch.Tensor and value.is_cpu and value.layout == torch.strided

@@ -88,9 +88,8 @@ class SharedRoom:
         return mapped(self._files[name], shape, dtype)
 
     def lock(self, mend: Callable[[], None]) -> AbstractContextManager[Any]:
-        native = kernels.native()
-        memory = self.allocate("lock", (native.LOCK_BYTES,), torch.uint8)
-        return native.ProcessLock(kernels.buffer_of(memory), not self.is_found, mend, locking.LOCK_SECONDS)
+        memory = self.allocate("lock", (kernels.lock_bytes(),), torch.uint8)
+        return kernels.process_lock(memory, not self.is_found, mend, locking.LOCK_SECONDS)
 
     @property
     def address(self) -> Address:
@@ -100,7 +99,7 @@ class SharedRoom:
 
 def shares_memory() -> bool:
     """Whether processes can share memory here."""
-    return sys.platform == "linux" and hasattr(kernels.native(), "ProcessLock")
+    return sys.platform == "linux" and kernels.locks_processes()
 
 
 def _require_support() -> None:

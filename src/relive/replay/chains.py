@@ -178,7 +178,7 @@ def _held(memory: RowMemory, slots: np.ndarray, leaf: int) -> np.ndarray:
     """The bytes [slots, bytes] of an observation's leaf at flat slots; of stacked frames the whole stack."""
     if leaf in memory.stacked:
         return _raw(leaf_at(memory, leaf, torch.from_numpy(slots).to(memory.device)), len(slots))
-    return _raw(memory.leaves[leaf], memory.ring.slots * memory.ring.num_envs)[slots]
+    return _raw(memory.leaves[leaf], memory.ring.kind.numel())[slots]
 
 
 def _same(a: list[torch.Tensor], b: list[torch.Tensor], shape: tuple[int, int]) -> np.ndarray:

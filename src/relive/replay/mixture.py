@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.batch import assemble, check_destination, check_size, fill, moved
-from relive.fields.conversion import as_tensor, row_ids
+from relive.fields.conversion import as_tensor, host_view, row_ids
 from relive.fields.display import card
 from relive.fields.schema import given_shape
 from relive.replay.buffer import ReplayBuffer
@@ -138,7 +138,7 @@ class Mixture:
         if values.shape != ids.shape:
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priority", f"shape {tuple(ids.shape)}", tuple(values.shape), remedy))
-        if values.is_cpu:  # before any buffer is changed; elsewhere nobody looks
+        if host_view(values) is not None:  # before any buffer is changed; elsewhere nobody looks
             refuse_priorities(~(torch.isfinite(values) & (values >= 0)), values)
         rows, source = ids // len(buffers), ids % len(buffers)
         parts = [(buffer, source == i) for i, buffer in enumerate(buffers) if prioritized[i]]
@@ -177,7 +177,7 @@ def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
         if not isinstance(buffer, ReplayBuffer):
             remedy = "Read other data into a ReplayBuffer, for example with relive.datasets."
             raise SchemaError(explain(f"Mixture: {name}", "a ReplayBuffer", type(buffer).__name__, remedy))
-        schema = buffer._schema
+        schema = buffer.storage.schema
         fields = {path: (given_shape(leaf), leaf.dtype) for path, leaf in zip(schema.paths, schema.fields, strict=True)}
         form = (str(buffer.device), fields)
         first = first or (name, form)

@@ -50,7 +50,7 @@ class Disk:
 
 def require_support(kind: type[Exception]) -> None:
     """Raise that kind of error where there cannot be disk memory."""
-    got = sys.platform if sys.platform != "linux" else "no native core" if kernels.native() is None else ""
+    got = sys.platform if sys.platform != "linux" else "no native core" if kernels.backend() == "torch" else ""
     if got:
         remedy = 'Keep the buffer in memory: device="cpu".'
         raise kind(explain("Memory.disk", "Linux and relive's native core", got, remedy))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 
 import torch
@@ -39,7 +40,7 @@ class NStep:
         if isinstance(self.gamma, bool) or not isinstance(self.gamma, Real) or not 0 <= self.gamma <= 1:
             raise SchemaError(explain("NStep.gamma", "a number in [0, 1]", repr(self.gamma), "Pass such a number."))
 
-    @property
+    @cached_property
     def fused(self) -> Reading:
         """The store sums the rewards while it reads."""
         return Reading(self.n, self.gamma)
