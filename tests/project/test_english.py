@@ -31,7 +31,7 @@ ALLOWED = {
     ("memory.device", "a machine without one"),
     ("memory.files", "it held by {} all the time"),
     ("memory.shared", "others"),
-    ("replay.storage", "a stack of other frames"),
+    ("replay.row_memory", "a stack of other frames"),
     ("rollout.advantages", "none"),
     ("rollout.batching", "a cleared one"),
     ("rollout.storage", "none"),
