@@ -24,16 +24,9 @@ class RowMemory:
     """
 
     def __init__(
-        self,
-        schema: Schema,
-        rows: int,
-        num_envs: int | None,
-        room: Room,
-        *,
-        keeps_next: bool,
-        next_step: bool,
+        self, schema: Schema, rows: int, num_envs: int | None, room: Room, *, keeps_next: bool, next_step: bool,
         same_step: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.schema = schema
         self.rows = rows
         """How many rows of each environment may be drawn, at most."""
