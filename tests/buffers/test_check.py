@@ -281,12 +281,12 @@ def test_what_is_planted_in_the_columns_and_generators_is_found(backend: str, na
 @pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
 class TestTheNativeTwin:
     def test_of_another_number_of_rows_is_found(self) -> None:
-        other = lived(5)
+        other: Any = lived(5)
         message = "^len: expected 8, the number of transitions, got 10"
         assert_found(lived(), attribute("storage._core", other.storage._core), message)
 
     def test_of_other_rows_is_found(self) -> None:
-        other = lived(3)
+        other: Any = lived(3)
         other.clear()
         for t in range(3, 7):
             other.add(

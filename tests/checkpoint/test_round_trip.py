@@ -243,7 +243,8 @@ def test_another_capacity_keeps_the_newest_rows_and_says_so(kind: str, capacity:
     assert sorted(other.ids().tolist()) == sorted(kept.tolist())
     assert equal(other[kept].to_dict(), replay[kept].to_dict())
     if kind == "prioritized":
-        mine, theirs = (b.run.tree.get(b.storage.locate(kept)) for b in (other, replay))
+        buffers: list[Any] = [other, replay]
+        mine, theirs = (b.run.tree.get(b.storage.locate(kept)) for b in buffers)
         assert mine.tolist() == theirs.tolist()
     for n in range(200, 260):
         step_replay(other, n)

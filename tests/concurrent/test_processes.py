@@ -131,7 +131,8 @@ class TestCopyingBesideWriters:
                 other.add(now, np.full(2, float(t)), np.arange(2), flags, flags, then)
 
         write(0, 6)
-        copied, read, fill = [], replay.storage.transitions, replay.storage._read_into
+        store: Any = replay.storage
+        copied, read, fill = [], store.transitions, store._read_into
 
         def overwritten(room: Any, slots: torch.Tensor) -> Any:
             leaves = read(slots) if room is None else fill(room, slots)
@@ -154,7 +155,8 @@ class TestCopyingBesideWriters:
     def test_nobody_has_the_lock_while_rows_are_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
         replay = shared()
         steps(replay, 0, 4)
-        free, read, fill = [], replay.storage.transitions, replay.storage._read_into
+        store: Any = replay.storage
+        free, read, fill = [], store.transitions, store._read_into
 
         def watched(room: Any, slots: torch.Tensor) -> Any:
             free.append(is_free(replay._lock))

@@ -616,7 +616,7 @@ def test_t27_t28_what_does_not_fit_is_refused_and_nothing_changes(backend: str) 
         "next_obs": np.full((8, 3), 2.0),
     }
     replay.add(**good)
-    state = [tensor.clone() for tensor in (*replay.storage.memory.leaves, *replay.storage.memory.ring.state)]
+    state = [tensor.clone() for tensor in (*replay.storage.memory.leaves, *replay.storage.memory.ring.state.values())]
     wrong: dict[str, list[Any]] = {
         "obs": [np.zeros(3), np.zeros((1, 3)), np.zeros((3, 8)), None],
         "next_obs": [np.zeros(3), np.zeros((8, 3, 1)), None],
@@ -639,6 +639,6 @@ def test_t27_t28_what_does_not_fit_is_refused_and_nothing_changes(backend: str) 
     ):
         with pytest.raises(error, match="env_ids"):
             replay.add(**good, env_ids=env_ids)
-    now = [*replay.storage.memory.leaves, *replay.storage.memory.ring.state]
+    now = [*replay.storage.memory.leaves, *replay.storage.memory.ring.state.values()]
     assert all(torch.equal(a, b) for a, b in zip(state, now, strict=True))
     assert len(replay) == 8

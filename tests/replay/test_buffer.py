@@ -579,8 +579,9 @@ class TestFailing:
         with rl.kernels.force_torch():
             replay = rl.ReplayBuffer(count, (), (), next_obs="stored")
             replay.storage.memory.ring.kind.fill_(TRANSITION)
-            replay.storage.draw(1, replay._random)
-            shares = replay.storage._shares.shares.double()
+            store: Any = replay.storage
+            store.draw(1, replay._random)
+            shares = store._shares.shares.double()
         width = shares.diff(prepend=torch.zeros(1, dtype=torch.float64))
         torch.testing.assert_close(width * count, torch.ones_like(width), rtol=1e-9, atol=0)
 

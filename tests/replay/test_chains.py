@@ -430,13 +430,14 @@ def test_stacked_frames_are_counted_as_whole_stacks(autoreset: str | None, pad: 
 
 def chains_of(buffer: rl.ReplayBuffer) -> Chains:
     """What this object has counted."""
-    return buffer.storage.chains()
+    store: Any = buffer.storage
+    return store.chains()
 
 
 def test_other_devices_report_in_check(monkeypatch: pytest.MonkeyPatch) -> None:
     with rl.kernels.force_torch():
         for stream, expected in ((unordered, CUTS), (resets_as_next, "at all 19 ends")):
-            buffer = replay()
+            buffer: Any = replay()
             buffer.storage.counter.is_on = False  # as on a device, where counting would be launches
             add_all(buffer, stream(100))
             with pytest.warns(rl.DataWarning, match=expected):

@@ -80,7 +80,7 @@ class Draws(Protocol):
 class Sampler(Protocol):
     """The description: a small frozen object that says how rows are chosen."""
 
-    def start(self, store: ReplayStore, random: Randomness) -> Draws:
+    def start(self, store: ReplayStore, random: Randomness, /) -> Draws:
         """A run on this store, with draws of its own."""
         ...
 

@@ -18,7 +18,7 @@ class View(Protocol):
     that draws the rows. And a method `check(store)`, which refuses a buffer that cannot be read so.
     """
 
-    def read(self, store: ReplayStore, slots: torch.Tensor, random: Randomness) -> Leaves:
+    def read(self, store: ReplayStore, slots: torch.Tensor, random: Randomness, /) -> Leaves:
         """The leaves [B, …] of a batch for the drawn flat slots [B]; "index" may be left to the buffer."""
         ...
 
