@@ -69,7 +69,7 @@ def honest(count: int, length: int = 5) -> Iterator[Step]:
 
 
 def state_of(buffer: rl.ReplayBuffer) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in buffer.state_dict()["storage"].items()}
+    return {name: tensor.clone() for name, tensor in buffer.state_dict()["rows"].items()}
 
 
 # Cuts
