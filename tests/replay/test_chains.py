@@ -69,7 +69,8 @@ def honest(count: int, length: int = 5) -> Iterator[Step]:
 
 
 def state_of(buffer: rl.ReplayBuffer) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in buffer.state_dict()["rows"].items()}
+    state = buffer.state_dict()
+    return {name: tensor.clone() for name, tensor in (state["rows"] | state["arrays"]).items()}
 
 
 # Cuts
