@@ -30,6 +30,7 @@ SUITES = {
     "training": "time in the buffers of whole trainings",
     "ray_service": "a memory in a Ray cluster",
     "scaling": "how cost grows with T, N, batch and capacity",
+    "adapters": "the calls of training loops on relive.compat and on the originals",
 }
 NEEDS = {"training": ("stable_baselines3", "sb3"), "ray_service": ("ray", "ray")}
 """The packages that a suite needs, each with the extra that installs it."""

@@ -1,15 +1,19 @@
-"""Writes the figures of the README's first screens: from docs/conformance.json and the newest kept training results.
+"""Writes the tables that come from kept results: the README's first screens, and those of the pages in docs/migrating.
 
-Run it as `python docs/front_page.py` after either has changed; a test compares.
+The README's are made of docs/conformance.json and the newest kept training results; those of a migrating page of
+docs/migrating/originals.json and the newest kept results of the suite "adapters". Run it as
+`python docs/front_page.py` after one of them has changed; a test compares.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from relive.conformance import case
 from relive.conformance.outcome import PASSES
@@ -17,6 +21,7 @@ from relive.conformance.report import SYMBOLS, Report
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+MIGRATING = ROOT / "docs" / "migrating"
 TELLING = [case(number) for number in ("T2", "T7", "T9", "T12", "T28")]
 TRAININGS = {
     "PPO": "PPO, CartPole, 40,000 steps",
@@ -58,17 +63,69 @@ def trainings() -> Iterator[str]:
         yield f"| {told} | " + " | ".join(change(task, *column) for column in columns) + " |"
 
 
-def written(page: str) -> str:
-    """The page with both tables as the kept results have them."""
-    for table in (conformance, trainings):
-        mark = f"<!-- {table.__name__}: docs/front_page.py -->"
+def adapter(system: str) -> Iterator[str]:
+    """What was checked of an adapter: names, the original's own tests, its trainers."""
+    kept = json.loads((MIGRATING / "originals.json").read_text(encoding="utf-8"))[system]
+    tests = kept["tests"]
+    yield f"| with {kept['title']} {kept['version']} | |"
+    yield "|---|---|"
+    yield f"| names found under our prefix | {kept['names']} of {kept['names']} |"
+    yield f"| its own tests on our classes | {tests['passed']} of {tests['total']}: {tests['of']} |"
+    yield f"| its trainers on our classes | {kept['trainers']} |"
+
+
+def calls(system: str) -> Iterator[str]:
+    """A line for each call of a training loop: both medians and their ratio, from the newest kept run that has them."""
+    title = json.loads((MIGRATING / "originals.json").read_text(encoding="utf-8"))[system]["title"]
+    run, cases = _newest_run(title)
+    busy = ", on a busy machine" if run["machine"]["busy"] else ""
+    yield f"| call{busy} | {title}, µs | relive, µs | times as fast (95 %) |"
+    yield "|---|--:|--:|--:|"
+    for call, found in cases.items():
+        theirs, ours = (found["timings"].get(name) for name in (title, AFTER))
+        if theirs and ours:
+            medians = (
+                f"{timing['median_us']:,.{0 if timing['median_us'] >= 100 else 1}f}" for timing in (theirs, ours)
+            )
+            ratio = ours["times_fastest_peer"]
+            speed = f"{ratio['ratio']:.1f} ({ratio['low']:.1f}–{ratio['high']:.1f})"
+            yield f"| {call} | {' | '.join(medians)} | {speed} |"
+
+
+def _newest_run(title: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The newest kept run of the adapters that has cases of an original, and these cases by their name."""
+    for path in sorted((ROOT / "benchmarks" / "results").glob("adapters-*.json"), reverse=True):
+        run = json.loads(path.read_text(encoding="utf-8"))
+        named = ((each.partition(": "), found) for each, found in run["cases"].items())
+        cases = {name: found for (original, _, name), found in named if original == title}
+        if cases:
+            return run, cases
+    raise ValueError(f"benchmarks/results: expected a kept run of adapters with {title}, got none.")
+
+
+Table = Callable[[], Iterator[str]]
+TABLES: Mapping[str, Table] = {"conformance": conformance, "trainings": trainings}
+
+
+def written(page: str, tables: Mapping[str, Table] = TABLES) -> str:
+    """The page with its tables as the kept results have them."""
+    for name, table in tables.items():
+        mark = f"<!-- {name}: docs/front_page.py -->"
         place = re.compile(f"{re.escape(mark)}\n.*?\n\n", re.DOTALL)
         lines = "\n".join(table())
         page, found = place.subn(lambda _, mark=mark, lines=lines: f"{mark}\n{lines}\n\n", page)
         if found != 1:
-            raise ValueError(f"README: expected {mark} and a table below it once, got it {found} times.")
+            raise ValueError(f"expected {mark} and a table below it once, got it {found} times.")
     return page
 
 
+def pages() -> Iterator[tuple[Path, Mapping[str, Table]]]:
+    """Every page with tables of kept results: the README, and the migrating page of each system in originals.json."""
+    yield README, TABLES
+    for system in json.loads((MIGRATING / "originals.json").read_text(encoding="utf-8")):
+        yield MIGRATING / f"{system}.md", {"adapter": partial(adapter, system), "calls": partial(calls, system)}
+
+
 if __name__ == "__main__":
-    README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, tables in pages():
+        path.write_text(written(path.read_text(encoding="utf-8"), tables), encoding="utf-8")

@@ -281,13 +281,22 @@ def test_what_is_left_out_of_a_step_is_not_what_the_rollout_before_had() -> None
     assert batch["action_masks"].all()
 
 
-def test_the_memory_may_be_changed_in_place_and_not_be_replaced() -> None:
+def test_what_is_assigned_to_the_memory_is_stored_and_new_names_are_refused() -> None:
     target = buffer(3, 2)
     fill(target, np.zeros((2, 2)))
     target.buffer["advantages"][:2] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     assert target.get_tensor_batch()["advantages"].tolist() == [1, 2, 3, 4]
-    with pytest.raises(RuntimeError, match="Cannot modify locked TensorDict"):
-        target.buffer["advantages"] = torch.zeros(3, 2)
+    target.buffer["advantages"] += 1
+    assert target.get_tensor_batch()["advantages"].tolist() == [2, 3, 4, 5]
+    target.buffer["advantages"] = torch.full((3, 2), 7.0)
+    assert target.get_tensor_batch()["advantages"].tolist() == [7] * 4
+    part = target.buffer[:2]
+    part["advantages"] = torch.zeros(2, 2)
+    assert target.get_tensor_batch()["advantages"].tolist() == [7] * 4
+    target.buffer[:2] = part
+    assert not target.get_tensor_batch()["advantages"].any()
+    with pytest.raises(KeyError, match="bonus"):
+        target.buffer["bonus"] = torch.zeros(3, 2)
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_clear_forgets_rows_and_fields_but_not_the_counter() -> None:
     assert memory.sample(1)["context"].tolist() == [[1, 1, 1]]
 
 
-def test_sampling_nothing_and_adding_what_is_no_batch_are_refused() -> None:
+def test_sampling_from_nothing_and_adding_what_is_no_batch_are_refused() -> None:
     memory = ReplayBuffer(4)
     with pytest.raises(AssertionError, match="Cannot sample from an empty buffer."):
         memory.sample(1)
@@ -180,8 +180,7 @@ def test_sampling_nothing_and_adding_what_is_no_batch_are_refused() -> None:
     memory.add(steps(0, 2))
     with pytest.raises(rl.SchemaError, match="expected the keys"):
         memory.add(steps(2, 2).exclude("done"))
-    with pytest.raises(rl.SchemaError, match="batch_size: expected a positive int"):
-        memory.sample(0)
+    assert len(memory.sample(0)) == 0
     assert sorted(numbers(memory.sample(4))) == [0, 1]
     memory.clear()
     with pytest.raises(AssertionError, match="Cannot sample from an empty buffer."):

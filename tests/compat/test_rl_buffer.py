@@ -42,6 +42,12 @@ def replay(size: int = T, kind: Any = ReplayBuffer, **options: Any) -> Any:
     return kind(size, N, **options)
 
 
+def counted(tracker: StatsTracker) -> float:
+    """How many steps of all environments a tracker was told of, where it forgets no episode."""
+    finished = sum(info["ep_lengths"] for info in tracker.ep_info_buffer)
+    return finished + tracker._current_episode_stats["lengths"].sum()
+
+
 def transition(t: int, **changed: Any) -> dict[str, Any]:
     """A step to recognise: obs = 10·t + n, action = t, reward = 100·t + n, next_obs = obs + 0.5."""
     obs = (10.0 * t + torch.arange(N)).unsqueeze(1).expand(N, 2).clone()
@@ -88,8 +94,7 @@ class TestReadme:
         self, number: int, capsys: pytest.CaptureFixture[str]
     ) -> None:
         source = blocks("rl_buffer")[number]
-        for module in ("replay_buffer", "rollout_buffer", "stats_tracker"):
-            source = source.replace(f"from rl_buffer.{module} import", "from relive.compat.rl_buffer import")
+        source = source.replace("from rl_buffer.", "from relive.compat.rl_buffer.")
         names: dict[str, Any] = {}
         exec(source, names)
         printed = capsys.readouterr().out
@@ -144,12 +149,13 @@ class TestReadme:
             (explained_variance, "y_pred, y_true"),
         ],
     )
-    def test_signatures_begin_as_documented_and_only_a_seed_is_new(
+    def test_signatures_are_as_documented_and_what_is_new_is_given_by_name(
         self, function: Callable[..., Any], documented: str
     ) -> None:
         parameters = list(inspect.signature(function).parameters.values())
-        if parameters[-1].name == "seed":
-            parameters.pop()
+        ours = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        assert ours <= {"seed", "truncated_ends"}
+        parameters = [p for p in parameters if p.name not in ours]
         shown = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
         assert ", ".join(shown) == documented
 
@@ -327,10 +333,10 @@ class TestReplay:
     def test_a_step_that_does_not_fit_changes_nothing(self, strategy: ResetStrategy, wrong: dict[str, Any]) -> None:
         buffer = replay(2, reset_strategy=strategy)
         for t in range(2):
-            before = len(buffer), buffer.stats_tracker.core.num_steps
+            before = len(buffer), counted(buffer.stats_tracker)
             with pytest.raises(ValueError, match="expected shape"):
                 buffer.add(**transition(7, **wrong))
-            assert (len(buffer), buffer.stats_tracker.core.num_steps) == before
+            assert (len(buffer), counted(buffer.stats_tracker)) == before
             buffer.add(**transition(t))
         kind = RuntimeError if strategy is ResetStrategy.ERROR else ValueError
         with pytest.raises(kind):
@@ -347,7 +353,7 @@ class TestReplay:
             buffer.add(**transition(2, obs=world, next_obs=world, done=torch.ones(N)))
         assert buffer._rewards[0].tolist() == [100.0, 101.0, 102.0]
         tracker = buffer.stats_tracker
-        assert (len(buffer), tracker.core.num_steps, tracker.trajectory_num) == (1, N, 0)
+        assert (len(buffer), counted(tracker), tracker.trajectory_num) == (1, N, 0)
 
     def test_reset_forgets_steps_and_statistics_if_asked(self) -> None:
         buffer = replay()
@@ -357,8 +363,11 @@ class TestReplay:
         buffer.reset(reset_stats=True)
         assert buffer.stats_tracker.trajectory_num == 0
 
-    def test_the_tracker_is_told_of_ends_of_both_kinds(self) -> None:
-        tracker = StatsTracker(N, extra_metrics_keys=["score"], done_reason_keys=["late"])
+    def test_the_tracker_is_told_of_truncated_ends_if_it_wants_them(self) -> None:
+        plain = StatsTracker(N)
+        replay(stats_tracker=plain).add(**transition(1, truncated=torch.ones(N)))
+        assert plain.trajectory_num == 0
+        tracker = StatsTracker(N, extra_metrics_keys=["score"], done_reason_keys=["late"], truncated_ends=True)
         buffer = replay(stats_tracker=tracker)
         assert buffer.stats_tracker is tracker
         ends = {"done": torch.tensor([1.0, 0.0, 0.0]), "truncated": torch.tensor([0.0, 1.0, 0.0])}
@@ -378,7 +387,7 @@ class TestReplay:
         with pytest.raises(ValueError, match="score: expected shape"):
             buffer.add(**transition(2), infos={"score": torch.zeros(N + 1)})
         assert buffer._rewards[0].tolist() == [100.0, 101.0, 102.0]
-        assert (len(buffer), tracker.core.num_steps) == (1, N)
+        assert (len(buffer), counted(tracker)) == (1, N)
 
     def test_any_object_with_an_update_is_a_tracker(self) -> None:
         told: list[dict[str, Any]] = []
@@ -620,7 +629,7 @@ class TestRollout:
         buffer = self.filled(6, size=size, reset_strategy=ResetStrategy.RECURRENT)
         assert buffer._observations[:, 0, 0].tolist() == [float(t) for t in range(6 - size, 6)]
         assert buffer.full
-        assert buffer.stats_tracker.core.num_steps == 6 * N
+        assert counted(buffer.stats_tracker) == 6 * N
         with pytest.raises(ValueError, match="value: expected shape"):
             buffer.add(**step(6, value=torch.zeros(N, 1)))
         expected = torch.tensor([100.0 * t for t in range(6 - size, 6)])
@@ -718,7 +727,7 @@ class TestSharing:
             flags = torch.zeros(2, dtype=torch.bool)
             worker.add(obs, torch.zeros(2), torch.full((2,), float(t)), flags, obs + 10, flags)
         assert len(main) == len(worker) == 3
-        assert main.full
+        assert main.full()
         batch = main.get(6)
         assert set(batch.rewards.tolist()) <= {1.0, 2.0, 3.0}
         assert torch.equal(batch.next_observations, batch.observations + 10)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import pickle
 import re
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
@@ -126,9 +128,13 @@ def same(mine: Any, other: Any) -> None:
 
 
 def at(buffer: Any, positions: np.ndarray, env: VecNormalize | None = None) -> Any:
-    """The samples at positions; both libraries choose the environments with the global generator."""
-    np.random.seed(SEED)  # noqa: NPY002
-    return buffer._get_samples(positions, env)
+    """The samples at positions; theirs chooses the environments with the global generator, ours with its own."""
+    if hasattr(buffer, "_random"):
+        buffer._random = np.random.default_rng(SEED)
+        return buffer._get_samples(positions, env)
+    envs = np.random.default_rng(SEED).integers(buffer.n_envs, size=len(positions))
+    with mock.patch.object(np.random, "randint", return_value=envs):
+        return buffer._get_samples(positions, env)
 
 
 @pytest.fixture
@@ -151,7 +157,11 @@ class TestPlace:
         assert {"add", "reset", "size", "sample", "extend", "to_torch"} < set(names)
         for method in names:
             parameters = [
-                [(p.name, p.kind, p.default) for p in inspect.signature(getattr(owner, method)).parameters.values()]
+                [
+                    (p.name, p.kind, p.default)
+                    for p in inspect.signature(getattr(owner, method)).parameters.values()
+                    if p.name not in ("next_obs", "n_stack") or method != "__init__"  # ours, by name only
+                ]
                 for owner in (mine, other)
             ]
             assert parameters[0] == parameters[1], method
@@ -215,11 +225,98 @@ class TestReplay:
         for name in ("observations", "next_observations"):
             for key in MIXED.spaces:
                 np.testing.assert_array_equal(getattr(mine, name)[key], getattr(other, name)[key])
+
+    @pytest.mark.parametrize("next_obs", ["stored", "shared"])
+    def test_what_is_written_to_the_rewards_and_actions_is_sampled(self, next_obs: str) -> None:
+        other, _ = pair("ReplayBuffer", 120, "vector", "box", 2, 40)
+        kinds: dict[str, Any] = {"device": "cpu", "n_envs": 2, "next_obs": next_obs}
+        mine = ours.ReplayBuffer(120, VECTOR, ACTIONS["box"], **kinds)
+        for step in steps(VECTOR, ACTIONS["box"], 2, 40):
+            mine.add(*copy.deepcopy(step))
+        for buffer in (other, mine):
+            buffer.rewards += np.where(np.arange(60) < 40, 0.5, 0)[:, None].astype(np.float32)
+            buffer.rewards[3] = -7
+            buffer.rewards[10:20, 1] *= 2
+            buffer.actions = buffer.actions * 3
+            part = buffer.actions[5:9]
+            part -= 1
+        np.testing.assert_array_equal(mine.rewards, other.rewards)
+        np.testing.assert_array_equal(mine.actions, other.actions)
+        same(at(mine, np.arange(40)), at(other, np.arange(40)))
+        mine._core.check()
+
+    def test_what_cannot_be_written_is_refused(self) -> None:
+        mine = ours.ReplayBuffer(20, VECTOR, ACTIONS["box"], device="cpu", next_obs="shared")
+        for step in steps(VECTOR, ACTIONS["box"], 1, 5):
+            mine.add(*step)
+        with pytest.raises(rl.SchemaError, match="observations: expected no writing, since neighbouring steps share"):
+            mine.observations[2] = 1
+        with pytest.raises(IndexError, match="rewards: expected stored positions, got 7"):
+            mine.rewards[7] = 1
+        with pytest.raises(rl.SchemaError, match="full: expected steps that were added, got a flag"):
+            mine.full = True
+        kept = mine.rewards.copy()
         with pytest.raises(ValueError, match="read-only"):
-            mine.rewards[0] = 1.0
+            mine.rewards.reshape(-1)[0] = 9
+        np.testing.assert_array_equal(mine.rewards, kept)
+
+    def test_arrays_are_there_at_full_length_before_the_first_step(self) -> None:
+        for kind in ("ReplayBuffer", "RolloutBuffer"):
+            buffers = [owner(6, VECTOR, ACTIONS["discrete"], n_envs=2) for owner in (BOTH[kind], vars(ours)[kind])]
+            names = [name for name, value in vars(buffers[0]).items() if isinstance(value, np.ndarray)]
+            assert len(names) >= 6
+            for name in names:
+                other, mine = (getattr(buffer, name) for buffer in buffers)
+                assert (mine.shape, mine.dtype) == (other.shape, other.dtype), name
+                assert not mine.any()
+
+    def test_rows_written_to_the_arrays_of_a_new_buffer_are_stored_when_it_is_full(self) -> None:
+        mine: Any = ours.ReplayBuffer(6, VECTOR, ACTIONS["box"], device="cpu")
+        mine.observations[:, 0] = np.arange(6)[:, None]
+        mine.rewards[:, 0] = np.arange(6)
+        mine.full = True
+        batch = mine.sample(50)
+        torch.testing.assert_close(batch.observations[:, :1], batch.rewards)
+        assert len(torch.unique(batch.rewards)) == 6
+        mine.add(np.full((1, 3), 9), np.full((1, 3), 9), np.zeros((1, 2)), np.array([9.0]), np.array([False]), [{}])
+        assert mine.rewards[:, 0].tolist() == [9, 1, 2, 3, 4, 5]
+
+    def test_the_default_keeps_all_of_buffer_size_however_many_episodes_end(self) -> None:
+        other, mine = pair("ReplayBuffer", 10, "vector", "box", 1, 30)
+        assert mine.size() == other.size() == 10
+        same(at(mine, np.arange(10)), at(other, np.arange(10)))
+
+    def test_unordered_data_keeps_the_full_capacity_when_next_observations_are_stored(self) -> None:
+        image = OBSERVATIONS["image"]
+        mine: Any = ours.ReplayBuffer(10, image, ACTIONS["box"], device="cpu", next_obs="stored")
+        obs = after = None
+        for _ in range(25):
+            obs, after = drawn(image, 1), drawn(image, 1)
+            mine.add(obs, after, np.zeros((1, 2)), np.zeros(1), np.zeros(1), [{}])
+        assert mine.size() == 10
+        np.testing.assert_array_equal(mine.observations[4], obs)
+        np.testing.assert_array_equal(mine.next_observations[4], after)
+
+    def test_stacks_of_frames_are_stored_as_frames(self) -> None:
+        image = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        mine = ours.ReplayBuffer(1_000, image, spaces.Discrete(4), device="cpu", n_stack=4)
+        assert mine.nbytes / 1_000 < 84 * 84 + 100
+        plain = ours.ReplayBuffer(1_000, image, spaces.Discrete(4), device="cpu")
+        random = np.random.default_rng(SEED)
+        stack = np.zeros((1, 4, 84, 84), np.uint8)
+        for t in range(60):
+            frame = random.integers(256, size=(1, 1, 84, 84), dtype=np.uint8)
+            after = np.concatenate([stack[:, 1:], frame], 1)
+            done = np.array([t % 20 == 19])
+            for buffer in (mine, plain):
+                buffer.add(stack.copy(), after.copy(), np.array([t % 4]), np.array([t]), done, [{}])
+            first = random.integers(256, size=(1, 1, 84, 84), dtype=np.uint8)
+            stack = np.concatenate([np.zeros((1, 3, 84, 84), np.uint8), first], 1) if done else after
+        same(at(mine, np.arange(60)), at(plain, np.arange(60)))
+        np.testing.assert_array_equal(mine.observations[:60], plain.observations[:60])
 
     def test_where_an_episode_ended_its_last_observation_takes_a_row(self) -> None:
-        mine = ours.ReplayBuffer(10, VECTOR, ACTIONS["box"], device="cpu")
+        mine = ours.ReplayBuffer(10, VECTOR, ACTIONS["box"], device="cpu", next_obs="shared")
         for t in range(10):
             obs = np.full((1, 3), t, np.float32)
             mine.add(obs, obs + 0.5, np.zeros((1, 2)), np.array([t]), np.array([t % 2 == 1]), [{}])
@@ -237,10 +334,26 @@ class TestReplay:
         same(at(mine, positions), at(plain, positions))
         differs = (at(other, positions).next_observations != at(plain, positions).next_observations).any(1)
         torch.testing.assert_close(differs.float(), at(plain, positions).dones.squeeze(1))
-        ours.ReplayBuffer(10, VECTOR, ACTIONS["box"], optimize_memory_usage=True)  # with timeouts, which theirs refuses
+
+    @pytest.mark.parametrize(
+        ("name", "obs", "options"),
+        [
+            ("ReplayBuffer", "vector", {"optimize_memory_usage": True}),
+            ("DictReplayBuffer", "dict", {"optimize_memory_usage": True}),
+            ("DictReplayBuffer", "vector", {}),
+            ("DictRolloutBuffer", "vector", {}),
+            ("NStepReplayBuffer", "vector", {"optimize_memory_usage": True, "handle_timeout_termination": False}),
+        ],
+    )
+    def test_what_theirs_refuses_is_refused_with_the_same_words(self, name: str, obs: str, options: Any) -> None:
+        with pytest.raises(Exception, match="Buffer") as refusal:
+            BOTH[name](10, OBSERVATIONS[obs], ACTIONS["box"], **options)
+        with pytest.raises(refusal.type, match=re.escape(str(refusal.value))):
+            vars(ours)[name](10, OBSERVATIONS[obs], ACTIONS["box"], **options)
 
     def test_marking_the_newest_step_as_done_cuts_the_chain(self) -> None:
-        mine = ours.NStepReplayBuffer(10, VECTOR, ACTIONS["box"], device="cpu", n_steps=3, gamma=1.0)
+        given: dict[str, Any] = {"device": "cpu", "n_steps": 3, "gamma": 1.0, "next_obs": "shared"}
+        mine = ours.NStepReplayBuffer(10, VECTOR, ACTIONS["box"], **given)
         for t in range(6):
             obs = np.full((1, 3), t, np.float32)
             mine.add(obs, obs + 1, np.zeros((1, 2)), np.ones(1, np.float32), np.array([False]), [{}])
@@ -250,6 +363,8 @@ class TestReplay:
         assert batch.rewards.squeeze(1).tolist() == [3, 3, 2, 1, 2, 1]
         assert batch.dones.sum() == 0
         assert batch.next_observations[:, 0].tolist() == [3, 4, 4, 4, 6, 6]
+        assert mine.dones[:6, 0].tolist() == mine.timeouts[:6, 0].tolist() == [0, 0, 0, 1, 0, 0]
+        mine._core.check()
         with pytest.raises(rl.SchemaError, match="dones: expected a mark at the newest position 5"):
             mine.dones[2] = True
 
@@ -371,9 +486,30 @@ class TestRollout:
         with pytest.raises(rl.NotReadyError, match=re.escape("get: expected 5 steps, got 0. Add 5 more.")):
             next(mine.get(2))
 
-    def test_less_memory_is_held(self) -> None:
+    def test_little_more_memory_is_held(self) -> None:
         other, mine = rollouts("vector", "discrete", 4, length=128)
-        assert mine.nbytes < sum(value.nbytes for value in vars(other).values() if isinstance(value, np.ndarray))
+        assert mine.nbytes < 1.06 * sum(value.nbytes for value in vars(other).values() if isinstance(value, np.ndarray))
+
+    def test_rows_written_to_the_arrays_are_batches(self) -> None:
+        mine = ours.RolloutBuffer(6, VECTOR, ACTIONS["box"], device="cpu")
+        for name in ("values", "log_probs", "advantages", "returns"):
+            setattr(mine, name, np.arange(6).reshape(6, 1))
+        mine.full = True
+        (batch,) = mine.get()
+        assert sorted(batch.returns.tolist()) == list(range(6))
+        assert batch.returns.tolist() == batch.advantages.tolist() == batch.old_values.tolist()
+        assert mine.generator_ready
+        mine.reset()
+        assert not mine.generator_ready
+        assert not mine.returns.any()
+
+    def test_a_copy_and_an_unpickled_rollout_have_the_same_steps(self) -> None:
+        _, mine = rollouts("dict", "discrete", 2)
+        for twin in (copy.deepcopy(mine), pickle.loads(pickle.dumps(mine))):
+            same(twin._get_samples(np.arange(48)), mine._get_samples(np.arange(48)))
+            twin.rewards[0] += 1
+            assert (twin.rewards[0] != mine.rewards[0]).all()
+            assert sum(len(batch.returns) for batch in twin.get(7)) == 48
 
 
 def flips(n_envs: int, continuous: bool = False) -> Any:
@@ -672,12 +808,64 @@ class TestTraining:
         other.learn(100, reset_num_timesteps=False)
 
     def test_learning_again_with_optimize_memory_usage_cuts_the_last_episode(self) -> None:
-        options: dict[str, Any] = {"replay_buffer_kwargs": {"n_steps": 3}, "optimize_memory_usage": True}
-        model = off_policy("DQN", replay_buffer_class=ours.NStepReplayBuffer, **options).learn(50)
+        options: dict[str, Any] = {
+            "replay_buffer_kwargs": {"handle_timeout_termination": False},
+            "optimize_memory_usage": True,
+        }
+        model = off_policy("DQN", replay_buffer_class=ours.ReplayBuffer, **options).learn(50)
         assert model.replay_buffer._core.is_open.all()
         with pytest.warns(UserWarning, match="The last trajectory in the replay buffer will be truncated"):
             model._setup_learn(50)
         assert not model.replay_buffer._core.is_open.any()
+
+    @pytest.mark.parametrize("name", ["PPO", "A2C", "DQN", "SAC", "TD3", "DDPG"])
+    def test_algorithms_imported_here_choose_our_buffers(self, name: str) -> None:
+        env = make_vec_env("CartPole-v1" if name == "DQN" else "Pendulum-v1", 2, seed=SEED)
+        algorithm = vars(ours)[name]
+        assert issubclass(algorithm, vars(sb3)[name])
+        options = {"n_steps": 32} if name in ROLLOUTS else {"learning_starts": 50, "n_steps": 3, "gamma": 0.9}
+        model = algorithm("MlpPolicy", env, device="cpu", policy_kwargs={"net_arch": [8]}, **options).learn(128)
+        if name in ROLLOUTS:
+            assert type(model.rollout_buffer) is ours.RolloutBuffer
+        else:
+            assert type(model.replay_buffer) is ours.NStepReplayBuffer
+            assert (model.replay_buffer.n_steps, model.replay_buffer.gamma, model.n_steps) == (3, 0.9, 3)
+
+
+class TestModules:
+    def test_every_public_name_is_where_it_is_in_theirs(self) -> None:
+        for module in ("common.buffers", "common.type_aliases", "her", "her.her_replay_buffer", "ppo", "dqn"):
+            mine = importlib.import_module(f"relive.compat.stable_baselines3.{module}")
+            other = importlib.import_module(f"stable_baselines3.{module}")
+            names = getattr(other, "__all__", None) or [
+                name for name, value in vars(other).items() if getattr(value, "__module__", None) == other.__name__
+            ]
+            assert names
+            assert all(hasattr(mine, name) for name in names)
+
+    def test_what_is_not_ours_is_theirs_and_no_second_copy(self) -> None:
+
+        vec_env: Any = importlib.import_module("relive.compat.stable_baselines3.common.vec_env")
+        assert importlib.import_module("relive.compat.stable_baselines3.common.env_util").make_vec_env is make_vec_env
+        assert vec_env.VecNormalize is VecNormalize
+        assert vec_env.__name__ == vec_env.__spec__.name == "stable_baselines3.common.vec_env"
+        assert ours.HerReplayBuffer is not sb3.HerReplayBuffer
+        assert ours.get_system_info is sb3.get_system_info
+        with pytest.raises(ModuleNotFoundError, match=r"relive\.compat\.stable_baselines3\.nothing"):
+            importlib.import_module("relive.compat.stable_baselines3.nothing")
+
+    def test_global_generators_stay(self) -> None:
+        before, numbers = torch.random.get_rng_state(), np.random.get_state()  # noqa: NPY002 (that it stays is the test)
+        mine = ours.ReplayBuffer(20, VECTOR, ACTIONS["box"], device="cpu", n_envs=2)
+        rollout = ours.RolloutBuffer(5, VECTOR, ACTIONS["box"], device="cpu")
+        for step in steps(VECTOR, ACTIONS["box"], 2, 5):
+            mine.add(*step)
+        mine.sample(4)
+        mine._get_samples(np.arange(3))
+        rollout.full = True
+        list(rollout.get(2))
+        assert torch.equal(torch.random.get_rng_state(), before)
+        np.testing.assert_equal(np.random.get_state(), numbers)  # noqa: NPY002
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrating" / "stable_baselines3.md"

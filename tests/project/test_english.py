@@ -26,7 +26,6 @@ POINTING = re.compile(
 """Phrases that point at a noun instead of naming it, anywhere in `expected`, `got` or `remedy`."""
 
 ALLOWED = {
-    ("compat.apexrl.attributes", "one to {}"),
     ("compat.stable_baselines3.hindsight", "one with {}"),
     ("memory.device", "a machine without one"),
     ("memory.files", "it held by {} all the time"),

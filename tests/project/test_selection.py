@@ -19,7 +19,9 @@ from tests.tiers import select
 from tests.times import Times
 
 ROOT = Path(__file__).parents[2]
-ADAPTERS = [module.name for module in iter_modules(compat.__path__) if module.name != "seeding"]
+SHARED = {"forwarding", "seeding", "step_rows"}
+"""What several adapters use."""
+ADAPTERS = [module.name for module in iter_modules(compat.__path__) if module.name not in SHARED]
 UNTESTED = {"D5"}
 """Promises that no test here keeps: `make sanitize` does."""
 
@@ -62,6 +64,8 @@ def test_every_public_name_is_used(selected: list[Any]) -> None:
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_every_buffer_and_function_of_an_adapter_is_used(adapter: str, selected: list[Any]) -> None:
+    if adapter == "sb3_contrib":
+        pytest.importorskip("sb3_contrib", reason="needs sb3-contrib: pip install sb3-contrib")
     names = {name for name in import_module(f"relive.compat.{adapter}").__all__ if name.islower() or "Buffer" in name}
     assert names - {"BaseBuffer", "PrioritizedReplayBufferSamples"} <= used(selected, adapter)  # nobody makes these
 

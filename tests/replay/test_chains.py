@@ -69,8 +69,10 @@ def honest(count: int, length: int = 5) -> Iterator[Step]:
 
 
 def state_of(buffer: rl.ReplayBuffer) -> dict[str, torch.Tensor]:
-    state = buffer.state_dict()
-    return {name: tensor.clone() for name, tensor in (state["rows"] | state["arrays"]).items()}
+    return {
+        name: tensor.clone()
+        for name, tensor in {**buffer.state_dict()["rows"], **buffer.state_dict()["arrays"]}.items()
+    }
 
 
 # Cuts
@@ -512,7 +514,7 @@ def test_the_adapter_of_stable_baselines3_speaks_at_its_callers_line(
     from relive.compat.stable_baselines3 import ReplayBuffer  # noqa: PLC0415 (only where it is installed)
 
     box = gym.spaces.Box(-np.inf, np.inf, (1,))
-    buffer = ReplayBuffer(1000, box, box, "cpu")
+    buffer = ReplayBuffer(1000, box, box, "cpu", next_obs="shared")
 
     def add_to(obs: float, end: bool, _: bool, following: float) -> None:
         there, then = (np.array([[place]], np.float32) for place in (obs, following))

@@ -118,9 +118,9 @@ obs, expert_actions = buffer.sample(batch_size=256)
 
 
 def run(block: str, **names: Any) -> dict[str, Any]:
-    """Run a block of the document, with our import line, and CUDA where there is some."""
-    lines = ["from relive.compat.apexrl import *" if "from apexrl" in line else line for line in block.splitlines()]
-    exec("\n".join(lines).replace('device="cuda"', f'device="{DEVICE}"'), names)
+    """Run a block of the document, with our prefix to its imports, and CUDA where there is some."""
+    code = block.replace("from apexrl.", "from relive.compat.apexrl.")
+    exec(code.replace('device="cuda"', f'device="{DEVICE}"'), names)
     return names
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from typing import Any
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -43,3 +47,16 @@ class TestDistillation:
             buffer.sample(1)
         with pytest.raises(ValueError, match="^batch_size must be positive, got 0$"):
             buffer.sample(0)
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+    @pytest.mark.parametrize("rows", [0, 2, 5])
+    def test_copies_hold_the_same_rows(self, copied: Any, rows: int) -> None:
+        buffer = apexrl.DistillationBuffer(3, (1,), seed=0)
+        for row in range(rows):
+            buffer.add(torch.full((1,), float(row)), torch.tensor(row))
+        other = copied(buffer)
+        assert (len(other), other.device) == (len(buffer), buffer.device)
+        other.add(torch.full((1,), 9.0), torch.tensor(9))
+        drawn = torch.cat([other.sample(len(other))[1] for _ in range(30)])
+        assert set(drawn.tolist()) == {9, *range(max(0, rows - 2), rows)}
+        assert len(buffer) == min(rows, 3)

@@ -71,7 +71,17 @@ class TestDocument:
         assert names["obs"].shape == (256, 48)
         assert torch.equal(names["expert_actions"], names["obs"][:, :12] + 0.25)
 
-    @pytest.mark.parametrize("name", ["specs", "rollout", "replay", "distillation", "recurrent", "multi_agent"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "utils.observation",
+            "buffer.rollout_buffer",
+            "buffer.replay_buffer",
+            "buffer.distillation_buffer",
+            "buffer.rollout_rnn_buffer",
+            "buffer.multi_agent_rollout_buffer",
+        ],
+    )
     def test_the_examples_of_the_docstrings_run(self, name: str) -> None:
         results = doctest.testmod(importlib.import_module(f"relive.compat.apexrl.{name}"))
         assert results.attempted > 0

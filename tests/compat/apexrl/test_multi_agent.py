@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,49 @@ class TestMultiAgent:
         assert buffer.get_agent_data("flyer")["states"].shape == (N, 4)
         assert buffer.rewards["flyer"][0].tolist() == [5] * N
         assert team(state_spec=None).states is None
+
+    def test_an_agents_tensors_are_written_by_assigning_them(self) -> None:
+        buffer = team()
+        for t in range(4):
+            buffer.add(**team_step(t))
+        buffer.rewards["walker"] = torch.full((4, N), 3.0)
+        buffer.rewards["walker"] *= 2
+        buffer.dones["flyer"][1] = 1
+        buffer.values = {agent: torch.zeros(4, N) for agent in AGENTS}
+        buffer.log_probs.update(walker=torch.ones(4, N))
+        last = {agent: torch.zeros(N) for agent in AGENTS}
+        buffer.compute_returns_and_advantages(last_values=last, gamma=1.0, gae_lambda=1.0)
+        assert buffer.get_agent_data("walker")["old_log_probs"].eq(1).all()
+        assert not buffer.get_agent_data("flyer")["values"].any()
+        buffer.advantages["flyer"] = torch.full((4, N), 5.0)
+        buffer.returns |= {"flyer": torch.full((4, N), 6.0)}
+        assert buffer.get_agent_data("flyer")["advantages"].eq(5).all()
+        assert buffer.get_agent_data("flyer")["returns"].eq(6).all()
+        assert torch.equal(buffer.core["reward", "walker"], torch.full((4, N), 6.0))
+        assert torch.equal(buffer.core["advantage", "flyer"], torch.full((4, N), 5.0))
+
+    def test_an_assignment_that_would_be_lost_raises(self) -> None:
+        buffer = team()
+        with pytest.raises(KeyError, match="diver"):
+            buffer.rewards["diver"] = torch.zeros(4, N)
+        with pytest.raises(rl.SchemaError, match="reward.flyer: expected shape"):
+            buffer.rewards["flyer"] = torch.zeros(N)
+        for lost in (lambda: buffer.rewards.pop("flyer"), buffer.rewards.clear):
+            with pytest.raises(TypeError, match="expected the tensors of every agent"):
+                lost()
+        buffer.step = 0
+        with pytest.raises(rl.SchemaError, match="step: expected 0 to 4"):
+            buffer.step = 5
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+    def test_copies_hold_the_same(self, copied: Any) -> None:
+        buffer = team()
+        buffer.add(**team_step(1))
+        other = copied(buffer)
+        assert torch.equal(other.rewards["flyer"], buffer.rewards["flyer"])
+        other.add(**team_step(2))
+        assert (other.step, buffer.step) == (2, 1)
+        assert torch.equal(copied(buffer.rewards)["walker"], buffer.rewards["walker"])
 
     def test_the_raw_state_is_plain(self, tmp_path: Path) -> None:
         buffer = team()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -144,6 +146,22 @@ class TestRecurrent:
         assert buffer.to("meta").actor_hidden_states.device.type == "meta"
         buffer.clear()
         assert (buffer.step, len(buffer)) == (0, 0)
+
+    def test_writes_count_and_copies_go_on_alike(self) -> None:
+        buffer = recurrent()
+        buffer.compute_returns_and_advantages(torch.ones(2))
+        buffer.rewards *= 2
+        buffer.dones[0, 1] = 1
+        buffer.actor_hidden_states[0] = 9
+        other = pickle.loads(pickle.dumps(copy.deepcopy(buffer)))
+        for one, two in zip(*(x.get_sequence_minibatches(2, 2) for x in (buffer, other)), strict=True):
+            assert torch.equal(one["observations"], two["observations"])
+            assert torch.equal(one["advantages"], two["advantages"])
+        (batch,) = buffer.get_sequence_minibatches(4, 2, shuffle=False)
+        assert batch["actor_hidden_states"].eq(9).all()
+        assert batch["dones"][0].tolist() == [1.0, 1.0]
+        buffer.step = 0
+        assert (len(buffer), len(other)) == (0, 8)
 
     def test_privileged_observations_join_the_sequences(self) -> None:
         buffer = apexrl.RolloutRNNBuffer(1, 2, (1,), (), torch.long, (1, 1), (1, 1), "cpu", (2,))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -141,22 +144,45 @@ class TestReplay:
                 buffer.add(**batch(1, 2, 3, **wrong))
         assert len(buffer) == 0
 
-    def test_an_observation_that_was_overwritten_by_the_next_is_noticed(self) -> None:
+    def test_one_memory_for_both_observations_is_stored_as_given_and_told_once(self) -> None:
         buffer = replay()
         in_place = torch.ones(3, 2)
-        with pytest.raises(
-            rl.SchemaError, match="next_obs.observations: expected memory apart from obs.observations.*reuses its array"
-        ):
+        with pytest.warns(rl.DataWarning, match="observations: expected those before the step.*reuses its memory"):
             buffer.add(**batch(1, 2, 3, observations=in_place, next_observations=in_place))
-        with pytest.raises(rl.SchemaError, match="memory apart from obs"):
-            buffer.add(in_place[0], torch.ones(1), 1.0, in_place[0], False)
+        buffer.add(in_place[0], torch.ones(1), 1.0, in_place[0], False)
+        assert buffer.state_dict()["next_observations"].eq(1).all()
         path = torch.arange(4.0).unsqueeze(1).repeat(1, 2)
-        buffer.add(**batch(1, 2, 3, observations=path[:-1], next_observations=path[1:]))
-        assert len(buffer) == 3
+        for capacity in (5, 6):  # in 6 there are whole batches of 3
+            buffer = replay(capacity)
+            buffer.add(**batch(1, 2, 3, observations=path[:-1], next_observations=path[1:]))
+            assert buffer.next_observations[:3, 0].tolist() == [1.0, 2.0, 3.0]
+
+    @pytest.mark.parametrize("envs", [1, 4])
+    def test_an_environment_that_steps_in_place_is_noticed_although_the_next_observations_are_copies(
+        self, envs: int
+    ) -> None:
+        buffer, world = replay(100), torch.zeros(envs, 2)
+        noticed = 0
+        for t in range(6):
+            world += 1  # the step, after which `observations` is no longer what the action was chosen for
+            rows = {**batch(*range(t, t + envs)), "observations": world, "next_observations": world.clone()}
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                buffer.add(**rows)
+            noticed += len(told)
+        assert noticed == 1
+
+    def test_a_world_that_stands_still_and_one_that_is_copied_are_not_suspected(self) -> None:
+        buffer, world = replay(100), torch.zeros(2, 2)
+        for t in range(6):
+            obs = world.clone() if t > 3 else world
+            world = world + 1 if t > 2 else world
+            buffer.add(**{**batch(t, t), "observations": obs, "next_observations": world.clone()})
+        assert len(buffer) == 12
 
     def test_critic_observations_are_never_stale_and_never_dropped(self) -> None:
         with_them, without = replay(critic_obs_shape=(1,)), replay()
-        with pytest.raises(rl.SchemaError, match="obs.critic_observations: expected a value, got None"):
+        with pytest.raises(rl.SchemaError, match="^critic_observations: expected a value, got None"):
             with_them.add(**batch(1))
         with pytest.raises(
             rl.SchemaError, match="critic_observations: expected None without critic_obs_shape, got Tensor"
@@ -284,6 +310,43 @@ class TestReplay:
             draws.append(buffer.sample(40)["rewards"].tolist())
         assert draws[0] == draws[1] != draws[2]
         assert torch.equal(before, torch.get_rng_state())
+
+    def test_attributes_are_the_memory_and_nothing_written_is_lost(self) -> None:
+        for capacity in (4, 5):  # whole batches of 2, and not
+            buffer = replay(capacity, critic_obs_shape=(1,))
+            assert buffer.observations.shape == (capacity, 2)
+            for rows in ((1, 2), (3, 4), (5, 6)):
+                buffer.add(**with_critic(*rows))
+            buffer.rewards *= 2
+            buffer.dones[0] = 1
+            buffer.actions = torch.full((capacity, 1), 0.5)
+            buffer.next_critic_observations[:] = 7
+            drawn = buffer.sample(4)
+            assert drawn["actions"].eq(0.5).all()
+            assert drawn["next_critic_observations"].eq(7).all()
+            torch.testing.assert_close(drawn["rewards"], 20 * drawn["observations"][:, 0])
+            assert buffer.state_dict()["dones"][0] == 1
+            with pytest.raises(rl.SchemaError, match="reward: expected shape"):
+                buffer.rewards = torch.zeros(capacity, 1)
+            for name in ("pos", "full", "size"):
+                with pytest.raises(AttributeError):
+                    setattr(buffer, name, 0)
+        assert replay().critic_observations is None
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+    @pytest.mark.parametrize("sizes", [(), (2,), (2, 2, 2), (2, 3)])
+    def test_copies_hold_the_same_and_draw_the_same(self, copied: Any, sizes: tuple[int, ...]) -> None:
+        buffer = replay(4)
+        for size in sizes:
+            buffer.add(**batch(*range(size)))
+        other = copied(buffer)
+        assert stored_or_nothing(other) == stored_or_nothing(buffer)
+        for one in (buffer, other):
+            one.add(**batch(8, 9))
+        assert stored(other) == stored(buffer)
+        assert other.sample(2)["rewards"].tolist() == buffer.sample(2)["rewards"].tolist()
+        other.rewards.zero_()
+        assert buffer.rewards.any()
 
 
 def stored_or_nothing(buffer: apexrl.ReplayBuffer) -> list[int]:

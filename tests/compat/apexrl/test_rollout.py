@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +76,14 @@ class TestRollout:
             buffer.add(obs, None, values[t], rewards[t], dones[t], values[t], log_probs[t])
         buffer.compute_returns_and_advantages(last, **rates)
         advantages, returns = documented_gae(rewards, dones, values, last, **rates)
-        found = buffer.get_all_data()
-        assert len(buffer) == len(found["advantages"]) == stored * envs
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = buffer.get_all_data()
+        assert len(told) == (stored < steps)
+        for name, rows in found.items():
+            assert rows is None or (len(rows) == steps * envs and not rows[stored * envs :].any()), name
+        found: Any = {name: None if rows is None else rows[: stored * envs] for name, rows in found.items()}
+        assert len(buffer) == stored * envs
         torch.testing.assert_close(found["advantages"], advantages.flatten(), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(found["returns"], returns.flatten(), rtol=1e-5, atol=1e-5)
         assert torch.equal(found["old_log_probs"], log_probs.flatten())
@@ -137,12 +146,14 @@ class TestRollout:
         buffer.clear()
         assert (len(buffer), buffer.step) == (0, 0)
         buffer.add(**step(9))
-        assert buffer.get_all_data()["observations"].tolist() == [[9.0, 9.0]] * N
+        with pytest.warns(rl.DataWarning, match="get_all_data: expected 12 stored rows, got 3"):
+            data = buffer.get_all_data()
+        assert data["observations"].tolist() == [[9.0, 9.0]] * N + [[0.0, 0.0]] * 3 * N
 
     def test_nothing_is_trained_on_before_it_is_there(self) -> None:
         with pytest.raises(rl.NotReadyError):
             make(filled=0).get_all_data()
-        data = make(filled=2).get_all_data()
+        data = make().get_all_data()
         assert not data["advantages"].any()
         assert not data["returns"].any()
 
@@ -153,7 +164,7 @@ class TestRollout:
         buffer.clear()
         buffer.add(**step(0))
         assert not buffer.advantages.any()
-        assert not buffer.get_all_data()["returns"].any()
+        assert not buffer.get_minibatch(9)[5].any()
 
     def test_all_data_and_attributes_share_the_memory(self) -> None:
         buffer = make()
@@ -166,14 +177,83 @@ class TestRollout:
         assert buffer.observations[0, 0].tolist() == [55, 55]
         assert buffer.rewards[0].tolist() == [77] * N
 
-    def test_scores_can_be_assigned_as_trainers_do_and_nothing_else(self) -> None:
-        buffer = make(filled=3)
+    def test_attributes_are_written_through(self) -> None:
+        buffer = make()
         buffer.compute_returns_and_advantages(torch.ones(N))
         buffer.advantages = (buffer.advantages - 1) / 2
-        assert torch.equal(buffer.get_all_data()["advantages"], buffer.advantages[:3].flatten())
-        with pytest.raises(AttributeError, match="reward: expected an assignment to advantage or return"):
-            buffer.rewards = torch.zeros(4, N)
-        assert buffer.rewards[1, 0] == 10
+        assert torch.equal(buffer.get_all_data()["advantages"], buffer.advantages.flatten())
+        buffer.rewards *= 2
+        buffer.values += 1
+        buffer.actions = torch.zeros(4, N, 2)
+        buffer.dones[1, 2] = 1
+        assert buffer.rewards[1].tolist() == [20, 22, 24]
+        assert buffer.core["reward"][1].tolist() == [20, 22, 24]
+        assert buffer.core["terminated"].nonzero().tolist() == [[1, 2]]
+        assert torch.equal(buffer.core["advantage"], buffer.advantages)
+        assert not buffer.get_all_data()["actions"].any()
+        assert buffer.get_all_data()["values"].tolist() == [1] * N + [3] * N + [5] * N + [7] * N
+        before = buffer.returns
+        buffer.compute_returns_and_advantages(torch.ones(N))
+        expected, _ = documented_gae(buffer.rewards, buffer.dones, buffer.values, torch.ones(N))
+        torch.testing.assert_close(buffer.advantages, expected)
+        assert not torch.equal(buffer.returns, before)
+
+    def test_an_assignment_that_does_not_fit_raises_and_changes_nothing(self) -> None:
+        buffer = make(action_dtype=torch.float32)
+        for name, wrong in (("rewards", torch.zeros(N)), ("observations", torch.zeros(4, N, 3)), ("dones", 1.0)):
+            before = getattr(buffer, name).clone()
+            with pytest.raises(rl.SchemaError, match="expected shape"):
+                setattr(buffer, name, wrong)
+            assert torch.equal(getattr(buffer, name), before)
+        with pytest.raises(rl.SchemaError, match="privileged_observations: expected a field of this buffer"):
+            buffer.privileged_observations = torch.zeros(4, N, 1)
+
+    def test_step_can_be_set_as_trainers_do(self) -> None:
+        buffer = make()
+        buffer.step = 0
+        assert (len(buffer), buffer.step) == (0, 0)
+        buffer.add(**step(5))
+        assert buffer.observations[0].eq(5).all()
+        buffer.step = 2  # rows that somebody wrote
+        assert buffer.core["obs"][:, 0, 0].tolist() == [5, 1]
+        for wrong in (-1, 5, 1.5, True):
+            with pytest.raises(rl.SchemaError, match="step: expected 0 to 4"):
+                buffer.step = wrong  # pyright: ignore
+        assert buffer.step == 2
+
+    def test_steps_and_scores_are_written_in_any_mode(self) -> None:
+        buffer = make(filled=0)
+        for mode in (torch.inference_mode(), torch.no_grad(), torch.enable_grad()):
+            with mode:
+                for t in range(4):
+                    buffer.add(**step(t, values=torch.ones(N, requires_grad=True)))
+                buffer.compute_returns_and_advantages(torch.ones(N, requires_grad=True))
+            buffer.advantages -= 1
+            buffer.rewards *= 2
+            assert not buffer.get_all_data()["values"].requires_grad
+            buffer.clear()
+
+    def test_axes_of_length_one_in_front_make_no_difference(self) -> None:
+        buffer = apexrl.RolloutBuffer(1, 3, (2,), (), torch.float32, "cpu")
+        zero = torch.zeros(())
+        buffer.add(torch.ones(2), None, zero, 1.0, False, torch.ones(1, 1), zero)
+        buffer.add(torch.ones(1, 2), None, zero.view(1), torch.ones(1, 1), zero, zero, np.zeros((1, 1)))
+        buffer.add(np.ones((1, 1, 2)), None, [0], [1], [1], [0.0], 0)
+        assert buffer.observations.eq(1).all()
+        assert buffer.rewards.flatten().tolist() == [1, 1, 1]
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+    def test_copies_hold_the_same_and_draw_the_same(self, copied: Any) -> None:
+        buffer = make(filled=3)
+        buffer.compute_returns_and_advantages(torch.ones(N))
+        other = copied(buffer)
+        assert (other.step, other.action_shape) == (3, (2,))
+        for one, two in zip(buffer.get_minibatch(20), other.get_minibatch(20), strict=True):
+            assert one is two is None or torch.equal(one, two)
+        other.add(**step(9))
+        other.rewards.zero_()
+        assert (buffer.step, buffer.rewards[2, 0]) == (3, 20)
+        assert torch.equal(other.core["obs"][:, 0, 0], torch.tensor([0.0, 1, 2, 9]))
 
     def test_nested_observations_are_tensordicts_with_dtypes_of_their_own(self) -> None:
         spec = {"camera": apexrl.TensorLeafSpec((4, 4), torch.uint8), "body": {"pose": (3,)}}
@@ -250,6 +330,29 @@ class TestRollout:
         with pytest.raises(ValueError, match=r"^Rollout buffer is full \(capacity: 4\)$"):
             buffer.stage(obs, None, world.act(obs)[0])
 
+    def test_an_environment_that_steps_in_place_is_noticed_once(self) -> None:
+        world = World(N, 12, in_place=True)
+        buffer = apexrl.RolloutBuffer(N, 4, (12,), device=DEVICE)
+        for _ in range(2):
+            buffer.clear()
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                for _ in range(4):
+                    obs = world.obs
+                    actions, log_probs = world.act(obs)
+                    values = world.get_value(obs)
+                    _, rewards, dones, _ = world.step(actions)
+                    buffer.add(obs, None, actions, rewards, dones, values, log_probs)
+            found = [str(each.message) for each in told]
+            assert len(found) == (DEVICE == "cpu" and world.time == 4)
+            assert all("observations: expected memory of its own for every step" in text for text in found)
+
+    def test_fresh_tensors_and_a_world_that_stands_still_are_not_suspected(self) -> None:
+        buffer, still = make(filled=0, num_steps=8), torch.ones(N, 2)
+        for t in range(8):
+            obs = still if t % 2 else torch.full((N, 2), float(t))
+            buffer.add(**step(t, observations=still if t < 4 else obs))
+
     def test_minibatches_are_whole_rows_of_stored_steps_drawn_with_replacement(self) -> None:
         buffer = make(filled=3)
         buffer.compute_returns_and_advantages(torch.ones(N))
@@ -297,8 +400,9 @@ class TestRollout:
         other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
         assert other.step == filled
         if filled:
-            for (name, one), two in zip(buffer.get_all_data().items(), other.get_all_data().values(), strict=True):
-                assert (one == two).all(), name
+            assert torch.equal(buffer.advantages[:filled], other.advantages[:filled])
+            for name, one in buffer.core.data.items():
+                assert (one == other.core.data[name]).all(), name
         assert torch.equal(buffer.rewards, other.rewards)
         assert torch.equal(buffer.dones, other.dones)
 

@@ -1,19 +1,36 @@
-"""AgileRL's buffers on our core: the same classes, arguments and containers.
+"""AgileRL's buffers on our core: the same modules, classes, arguments and containers.
 
-    from relive.compat.agilerl import BPTTSequenceType, RolloutBuffer
-    from relive.compat.agilerl import MultiStepReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
+    from relive.compat.agilerl.components.replay_buffer import PrioritizedReplayBuffer, ReplayBuffer
+    from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
+    from relive.compat.agilerl.algorithms.ppo import PPO    # AgileRL's, with our rollout buffer
 
-What is done differently, because it was wrong, is said in each class.
+Where AgileRL is installed, our classes are subclasses of its own, so that its trainers recognise them, and every other
+module of it can be imported below this package too. What is done differently, because it was wrong, is said in each
+class.
 """
 
-from relive.compat.agilerl.replay import MultiStepReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
-from relive.compat.agilerl.rollout import RolloutBuffer
+from pathlib import Path
+
+from relive.compat.agilerl.components.data import MultiAgentTransition, ReplayDataset, Transition
+from relive.compat.agilerl.components.replay_buffer import MultiStepReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
+from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
+from relive.compat.agilerl.components.sampler import Sampler
+from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
 from relive.compat.agilerl.sequences import BPTTSequenceType
+from relive.compat.forwarding import forward
 
 __all__ = [
     "BPTTSequenceType",
+    "MinSegmentTree",
+    "MultiAgentTransition",
     "MultiStepReplayBuffer",
     "PrioritizedReplayBuffer",
     "ReplayBuffer",
+    "ReplayDataset",
     "RolloutBuffer",
+    "Sampler",
+    "SumSegmentTree",
+    "Transition",
 ]
+
+forward("relive.compat.agilerl", Path(__file__).parent, "agilerl")

@@ -28,7 +28,7 @@ _MODES = {"chunked": "chunked", "maximum": "every", "fifty_percent_overlap": "ov
 
 def mode_of(sequence_type: Any) -> Any:
     """What the core calls a sequence type, ours or AgileRL's own."""
-    mode = _MODES.get(getattr(sequence_type, "value", ""))
+    mode = _MODES.get(getattr(sequence_type, "value", sequence_type))
     if mode is None:
         raise NotImplementedError(f"Received unrecognized sequence type: {sequence_type}")
     return mode

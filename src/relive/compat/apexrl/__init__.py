@@ -1,14 +1,17 @@
 """ApexRL's buffers on our core: its constructors, names, containers and errors, without its mistakes about learning.
 
-`core` of each is the relive buffer underneath.
+Its module paths are here too (`relive.compat.apexrl.buffer.rollout_buffer`, `relive.compat.apexrl.utils`). `core` of a
+buffer is the relive buffer underneath.
 """
 
-from relive.compat.apexrl.distillation import DistillationBuffer
-from relive.compat.apexrl.multi_agent import MultiAgentRolloutBuffer
-from relive.compat.apexrl.recurrent import RolloutRNNBuffer
-from relive.compat.apexrl.replay import ReplayBuffer
-from relive.compat.apexrl.rollout import RolloutBuffer
-from relive.compat.apexrl.specs import TensorLeafSpec, space_to_spec
+from relive.compat.apexrl.buffer import (
+    DistillationBuffer,
+    MultiAgentRolloutBuffer,
+    ReplayBuffer,
+    RolloutBuffer,
+    RolloutRNNBuffer,
+)
+from relive.compat.apexrl.utils import TensorLeafSpec, space_to_spec
 
 __all__ = [
     "DistillationBuffer",

@@ -16,19 +16,14 @@ it matters for learning:
 - No global generator is used: `seed=` makes draws repeatable.
 """
 
-from relive.compat.rl_buffer.limits import BaseBuffer, ResetStrategy
-from relive.compat.rl_buffer.replay import (
-    PrioritizedReplayBatch,
-    PrioritizedReplayBuffer,
-    ReplayBatch,
-    ReplayBuffer,
-    SharedMemoryComponents,
-    SharedReplayBuffer,
-    SharedStates,
-)
-from relive.compat.rl_buffer.rollout import RolloutBatch, RolloutBuffer, explained_variance
-from relive.compat.rl_buffer.statistics import StatsTracker
-from relive.compat.rl_buffer.sum_tree import SumTree
+from relive.compat.rl_buffer.base_buffer import BaseBuffer, ResetStrategy
+from relive.compat.rl_buffer.prioritized_replay_buffer import PrioritizedReplayBatch, PrioritizedReplayBuffer
+from relive.compat.rl_buffer.replay_buffer import ReplayBatch, ReplayBuffer
+from relive.compat.rl_buffer.rollout_buffer import RolloutBatch, RolloutBuffer, SequenceBatch, explained_variance
+from relive.compat.rl_buffer.shared_base_buffer import SharedBaseBuffer
+from relive.compat.rl_buffer.shared_replay_buffer import SharedMemoryComponents, SharedReplayBuffer, SharedStates
+from relive.compat.rl_buffer.stats_tracker import StatsTracker
+from relive.compat.rl_buffer.utils.sum_tree import SumTree
 
 __all__ = [
     "BaseBuffer",
@@ -39,6 +34,8 @@ __all__ = [
     "ResetStrategy",
     "RolloutBatch",
     "RolloutBuffer",
+    "SequenceBatch",
+    "SharedBaseBuffer",
     "SharedMemoryComponents",
     "SharedReplayBuffer",
     "SharedStates",

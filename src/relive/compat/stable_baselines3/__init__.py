@@ -1,13 +1,17 @@
 """Stable-Baselines3's buffers on this library's core, for `rollout_buffer_class=` and `replay_buffer_class=`.
 
-    from relive.compat.stable_baselines3 import ReplayBuffer
-    SAC("MlpPolicy", "Pendulum-v1", replay_buffer_class=ReplayBuffer).learn(5_000)
+    from relive.compat.stable_baselines3 import SAC                       # chooses our buffers itself
+    from relive.compat.stable_baselines3.common.buffers import ReplayBuffer
 
-Signatures, sample types and meanings are those of Stable-Baselines3, whose algorithms need no change. Different are:
-observations are stored once and so where an episode ends its last observation takes a row of `buffer_size`; arrays like
-`observations` are read-only copies; `optimize_memory_usage` changes nothing and goes with everything else.
+Signatures, sample types and meanings are those of Stable-Baselines3, whose algorithms need no change. Every module and
+name of it can be imported below this package: what is not ours is its own.
 """
 
+import importlib
+from pathlib import Path
+from typing import Any
+
+from relive.compat.forwarding import forward
 from relive.errors import explain
 
 try:
@@ -23,12 +27,19 @@ except ImportError as error:
     ) from error
 
 from relive.compat.stable_baselines3.algorithms import PrioritizedDQN, PrioritizedSAC, PrioritizedTD3
+from relive.compat.stable_baselines3.defaults import A2C, DDPG, DQN, PPO, SAC, TD3
 from relive.compat.stable_baselines3.hindsight import HerReplayBuffer
 from relive.compat.stable_baselines3.prioritized import PrioritizedReplayBuffer, PrioritizedReplayBufferSamples
 from relive.compat.stable_baselines3.replay import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
 
 __all__ = [
+    "A2C",
+    "DDPG",
+    "DQN",
+    "PPO",
+    "SAC",
+    "TD3",
     "DictReplayBuffer",
     "DictRolloutBuffer",
     "HerReplayBuffer",
@@ -41,3 +52,9 @@ __all__ = [
     "ReplayBuffer",
     "RolloutBuffer",
 ]
+
+forward("relive.compat.stable_baselines3", Path(__file__).parent, "stable_baselines3")
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(importlib.import_module("stable_baselines3"), name)

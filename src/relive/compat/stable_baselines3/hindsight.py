@@ -59,12 +59,16 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
             n_envs,
             optimize_memory_usage,
             handle_timeout_termination,
+            next_obs="shared",
         )
         self.env = env
         self.goal_selection_strategy = _strategy(goal_selection_strategy)
         self.n_sampled_goal = n_sampled_goal
         self.her_ratio = 1 - 1 / (n_sampled_goal + 1)
         self.infos = np.empty((self.buffer_size, n_envs) if copy_info_dict else (0, n_envs), object)
+        self.ep_start, self.ep_length = (np.zeros((self.buffer_size, n_envs), np.int64) for _ in range(2))
+        """Where the episode of a step begins, and how long it is: 0 while it runs, or once it is partly overwritten."""
+        self._current_ep_start = np.zeros(n_envs, np.int64)
 
     def _extra(self) -> dict[str, Declaration]:
         return {"place": Field((), torch.int64)} if self.copy_info_dict else {}
@@ -96,6 +100,17 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         super().add(obs, next_obs, action, reward, done, infos)
         if self.copy_info_dict:
             self.infos[position] = infos
+        self._note_episodes(position, done)
+
+    def _note_episodes(self, position: int, done: np.ndarray) -> None:
+        """Keep `ep_start` and `ep_length` of the step at `position`, and of the episodes that it overwrites or ends."""
+        overwritten = self.ep_length[position].nonzero()[0]
+        for env in overwritten:
+            end = self.ep_start[position, env] + self.ep_length[position, env]
+            self.ep_length[np.arange(position, end) % self.buffer_size, env] = 0
+        self.ep_start[position] = self._current_ep_start
+        for env in np.asarray(done).nonzero()[0]:
+            self._compute_episode_length(int(env))
 
     def _view(self, env: VecNormalize | None) -> View:
         strategy = _STRATEGIES[self.goal_selection_strategy]
@@ -113,14 +128,22 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
 
     def truncate_last_trajectory(self) -> None:
         """The episodes that have not ended were abandoned, as after loading: the next step starts another."""
-        unfinished = self._core.is_open
-        if unfinished.any():
+        unfinished = np.flatnonzero(self._current_ep_start != self.pos)
+        if len(unfinished):
             warnings.warn(
                 "The last trajectory in the replay buffer will be truncated. If its episode goes on, load with "
                 "truncate_last_traj=False.",
                 stacklevel=2,
             )
-            self._core.cut()
+            self._rows.cut(unfinished)
+            for env in unfinished:
+                self._compute_episode_length(int(env))
+
+    def reset(self) -> None:
+        """Forget every transition."""
+        super().reset()
+        for numbers in (self.ep_start, self.ep_length, self._current_ep_start):
+            numbers.fill(0)
 
 
 def _strategy(given: GoalSelectionStrategy | str) -> GoalSelectionStrategy:

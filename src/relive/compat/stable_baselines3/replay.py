@@ -8,8 +8,7 @@ which is our `terminated`. Its rows are positions [buffer_size, n_envs] that are
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import stable_baselines3.common.buffers as theirs
@@ -19,31 +18,50 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from relive.compat.stable_baselines3.layout import fields_of, given_shapes, numpy_of, shaped_pair, torch_of
+from relive.compat.stable_baselines3.arrays import array
+from relive.compat.stable_baselines3.layout import (
+    fields_of,
+    given_shapes,
+    nbytes_of,
+    numpy_of,
+    shaped_pair,
+    stacked,
+    torch_of,
+)
+from relive.compat.stable_baselines3.seeding import algorithm_seed
+from relive.compat.stable_baselines3.shared import SharedRows
+from relive.compat.stable_baselines3.stored import NormalisedSteps, StoredRows
 from relive.errors import SchemaError, explain
 from relive.fields.batch import moved
 from relive.fields.schema import Declaration, Field
-from relive.randomness import Randomness
-from relive.replay.buffer import ReplayBuffer as Core
-from relive.replay.composed import named, named_next
 from relive.replay.samplers import Sampler, Uniform
-from relive.replay.store import Leaves, ReplayStore
 from relive.replay.views import NStep, Transition, View
 
-
-def _column(name: str) -> Any:
-    """A field as a read-only array in the order of positions."""
-    return property(lambda buffer: buffer._arrays(name))
+_LARGE = 1024
+"""Observations of more bytes than this are stored once, unless the user says otherwise."""
 
 
 class ReplayBuffer(theirs.ReplayBuffer):
-    """The newest transitions of `n_envs` environments, for DQN, SAC, TD3 and DDPG; observations of any space.
+    """The newest `buffer_size` transitions of `n_envs` environments, for DQN, SAC, TD3 and DDPG.
 
-    Every observation is stored once, whatever `optimize_memory_usage` says: what `add` is given is what `sample` gives,
-    at the ends of episodes too, and timeouts are handled with it. The price is a row of the `buffer_size` for every
-    episode's last observation. `observations`, `rewards` and the other arrays are read-only copies in the order of
-    positions; what is no longer stored is zero there.
+    Observations are of any space, Dict too. What `add` is given is what `sample` gives, at the ends of episodes too.
+
+    Two arguments are ours, for `replay_buffer_kwargs`:
+
+    - `next_obs="stored"` keeps two observations per transition, and the arrays (`observations`, `rewards`, …) are the
+      memory itself: the default for small observations. `"shared"` stores every observation once: the default for
+      images, and with `optimize_memory_usage`. Its price is a row of the `buffer_size` for every episode's last
+      observation, and the arrays are copies.
+    - `n_stack=4` says that observations are stacks of four frames, as `VecFrameStack` makes them. Single frames are
+      stored then.
     """
+
+    observations = array()
+    next_observations = array()
+    actions = array()
+    rewards = array()
+    dones = array()
+    timeouts = array()
 
     def __init__(
         self,
@@ -54,29 +72,58 @@ class ReplayBuffer(theirs.ReplayBuffer):
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
+        *,
+        next_obs: Literal["stored", "shared"] | None = None,
+        n_stack: int | None = None,
     ) -> None:
+        self._is_full = False
         theirs.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
+        self._check(optimize_memory_usage, handle_timeout_termination)
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
+        self.n_stack = n_stack
+        self._random = np.random.default_rng(algorithm_seed())
+        self._next_obs = self._storage_of(next_obs)
         self._start()
+
+    def _check(self, optimize_memory_usage: bool, handle_timeout_termination: bool) -> None:
+        """Raise where Stable-Baselines3 does."""
+        if optimize_memory_usage and handle_timeout_termination:
+            raise ValueError(
+                "ReplayBuffer does not support optimize_memory_usage = True "
+                "and handle_timeout_termination = True simultaneously."
+            )
+
+    def _storage_of(self, next_obs: str | None) -> str:
+        """How next observations are stored: as said, or as they are best."""
+        if next_obs not in (None, "stored", "shared"):
+            raise SchemaError(explain("next_obs", '"stored" or "shared"', repr(next_obs), "Pass one of them."))
+        if next_obs == "stored" and self.n_stack is not None:
+            raise SchemaError(explain("next_obs", '"shared" with n_stack', '"stored"', "Leave one of them out."))
+        if next_obs is not None:
+            return next_obs
+        large = nbytes_of(self.observation_space) > _LARGE
+        return "shared" if large or self.optimize_memory_usage or self.n_stack is not None else "stored"
 
     def _start(self) -> None:
         self._shapes = given_shapes(self.observation_space, self.n_envs)
-        self._never = np.zeros(self.n_envs, np.bool_)
         self._beside: dict[str, Any] = {}
         """What else the coming step consists of."""
         self._action_dtype: Any = self._maybe_cast_dtype(self.action_space.dtype)
-        self._core = Core(
-            self.buffer_size * self.n_envs,
-            obs=fields_of(self.observation_space),
+        self._action_shape = self.n_envs, self.action_dim
+        kind = StoredRows if self._next_obs == "stored" else SharedRows
+        self._fields = fields_of(self.observation_space, self.n_stack)
+        self._rows: Any = kind(
+            self.buffer_size,
+            self.n_envs,
+            obs=self._fields,
             action=Field(self.action_dim, self._action_dtype),
-            num_envs=self.n_envs,
-            reward=(1,),
             extra=self._extra(),
             sampler=self._sampler(),
-            seed=np.random.randint(2**31),  # noqa: NPY002 (its algorithms seed the global generator)
+            seed=int(self._random.integers(2**62)),
         )
+        self._core = self._rows.core
 
     def _extra(self) -> dict[str, Declaration]:
         return {}
@@ -84,19 +131,36 @@ class ReplayBuffer(theirs.ReplayBuffer):
     def _sampler(self) -> Sampler:
         return Uniform()
 
+    def _array(self, name: str) -> Any:
+        return unstacked(self._rows.array(name), self.obs_shape, 2) if self.n_stack else self._rows.array(name)
+
+    @property
+    def full(self) -> bool:
+        """Whether all positions have steps. Set it after writing all of them to the arrays of a new buffer."""
+        return self._is_full
+
+    @full.setter
+    def full(self, full: bool) -> None:
+        if full and not self._is_full:
+            self._rows.fill()
+        self._is_full = full
+
     @property
     def nbytes(self) -> int:
         """What this buffer keeps, in bytes."""
-        return self._core.nbytes
+        return self._rows.nbytes
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_core": _converted(self._core.state_dict(), torch.Tensor, torch.Tensor.numpy)}
+        core = _converted(self._core.state_dict(), torch.Tensor, lambda tensor: tensor.numpy().copy())
+        return {**vars(self), "_core": core, "_rows": self._rows.state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+        vars(self).update(state)
+        draws = self._random.bit_generator.state
         self._start()
+        self._random.bit_generator.state = draws
         self._core.load_state_dict(_converted(state["_core"], np.ndarray, torch.from_numpy))
+        self._rows.load(state["_rows"])
 
     # Writing
 
@@ -110,31 +174,35 @@ class ReplayBuffer(theirs.ReplayBuffer):
         infos: list[dict[str, Any]],
     ) -> None:
         """Store one step of every environment; `next_obs` is the state it led to before any reset."""
-        n_envs, truncated = self.n_envs, self._never
-        terminated = done if type(done) is np.ndarray and done.dtype is _BOOL else _flat(done, _BOOL)
+        n_envs, timeout = self.n_envs, None
         if self.handle_timeout_termination:
             timeouts = [info.get("TimeLimit.truncated", False) for info in infos]
             if True in timeouts:
-                truncated = np.array(timeouts, np.bool_)
-                terminated = terminated & ~truncated
+                timeout = np.array(timeouts, np.bool_)
         obs, next_obs = shaped_pair(self._shapes, obs, next_obs)
-        self._core.add(
+        if self.n_stack:
+            obs, next_obs = stacked(obs, self._fields), stacked(next_obs, self._fields)
+        self._rows.add(
             obs,
-            np.asarray(action, self._action_dtype).reshape(n_envs, self.action_dim),
-            np.asarray(reward, np.float32).reshape(n_envs, 1),
-            terminated,
-            truncated,
             next_obs,
-            **self._beside,
+            action
+            if type(action) is np.ndarray and action.dtype == self._action_dtype and action.shape == self._action_shape
+            else np.asarray(action, self._action_dtype).reshape(self._action_shape),
+            reward[:, None]
+            if type(reward) is np.ndarray and reward.dtype == _FLOAT and reward.shape == (n_envs,)
+            else np.asarray(reward, np.float32).reshape(n_envs, 1),
+            done if type(done) is np.ndarray and done.dtype is _BOOL else np.asarray(done, _BOOL).reshape(-1),
+            timeout,
+            self._beside,
         )
         self.pos += 1
         if self.pos == self.buffer_size:
-            self.pos, self.full = 0, True
+            self.pos, self._is_full = 0, True
 
     def reset(self) -> None:
-        """Forget every transition."""
-        self._core.clear()
-        self.pos, self.full = 0, False
+        """Forget every transition. The arrays are new ones."""
+        self._start()
+        self.pos, self._is_full = 0, False
 
     def size(self) -> int:
         """How many transitions of an environment are stored, on average."""
@@ -144,29 +212,14 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """A batch of random transitions, normalised as `env` says."""
-        return self._samples(self._core.sample(batch_size, self._view(env)), env)
+        return self._samples(self._rows.sample(batch_size, self._view(env)), env)
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
         """The transitions at these positions, each of a random environment."""
-        envs = np.random.randint(self.n_envs, size=len(batch_inds))  # noqa: NPY002 (as above)
-        index, stored = self._index_at(torch.as_tensor(batch_inds), torch.as_tensor(envs))
-        if not stored.all():
-            gone = int(batch_inds[int((~stored).nonzero()[0])])
-            remedy = "Pass positions of stored transitions; the last observation of an episode takes a position too."
-            raise IndexError(explain("batch_inds", "stored positions", gone, remedy))
-        return self._samples(self._core.read(index, self._view(env)), env)
+        envs = self._random.integers(self.n_envs, size=len(batch_inds))
+        return self._samples(self._rows.read(np.asarray(batch_inds), envs, self._view(env)), env)
 
-    def _index_at(self, positions: torch.Tensor, envs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The core's ids of the steps at positions, and which of them are stored. The newest step is at pos - 1."""
-        index = self._core.ids()
-        index = index[(index % self.n_envs).argsort(stable=True)]  # by environment, then time
-        count = torch.bincount(index % self.n_envs, minlength=self.n_envs)
-        age = (self.pos - 1 - positions) % self.buffer_size
-        stored = age < count[envs]
-        place = count.cumsum(0)[envs] - 1 - age
-        return index[place[stored]] if len(index) else index, stored
-
-    def _view(self, env: VecNormalize | None) -> View:
+    def _view(self, env: VecNormalize | None) -> View | NormalisedSteps:
         return _TRANSITION
 
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> Any:
@@ -174,6 +227,8 @@ class ReplayBuffer(theirs.ReplayBuffer):
         if self.device.type != "cpu":
             batch = moved(batch, self.device)
         obs, next_obs, reward = batch["obs"], batch["next_obs"], batch["reward"]
+        if self.n_stack:
+            obs, next_obs = (unstacked(part, self.obs_shape, 1) for part in (obs, next_obs))
         if env is not None:
             obs, next_obs = self._normalised(obs, env), self._normalised(next_obs, env)
             reward = self._normalised_reward(reward, env)
@@ -186,56 +241,17 @@ class ReplayBuffer(theirs.ReplayBuffer):
         return torch_of(env.normalize_obs(numpy_of(obs)), self.device)
 
     def _normalised_reward(self, reward: torch.Tensor, env: VecNormalize) -> torch.Tensor:
-        return torch.as_tensor(env.normalize_reward(numpy_of(reward)), device=self.device)
-
-    # The arrays [buffer_size, n_envs, …]
-
-    observations = _column("obs")
-    next_observations = _column("next_obs")
-    actions = _column("action")
-    rewards = _column("reward")
-    timeouts = _column("truncated")
-
-    @property
-    def dones(self) -> np.ndarray:
-        """Where episodes ended. Marking the newest step here ends its episode; where it led stays as it was given."""
-        dones = (self._arrays("terminated") + self.timeouts).view(_Dones)
-        dones.flags.writeable = False
-        dones.mark = self._mark
-        return dones
-
-    def _mark(self, key: Any, value: Any) -> None:
-        marks = np.zeros((self.buffer_size, self.n_envs), np.bool_)
-        marks[key] = value
-        newest = (self.pos - 1) % self.buffer_size
-        envs = marks[newest].nonzero()[0]
-        if marks.sum() > len(envs):
-            remedy = "Mark only the newest step: older steps have been sampled already."
-            raise SchemaError(explain("dones", f"a mark at the newest position {newest}", repr(key), remedy))
-        if len(envs):
-            self._core.cut(envs)
-
-    def _arrays(self, name: str) -> Any:
-        """A field at all positions, zero where nothing is stored."""
-        shape = self.buffer_size, self.n_envs
-        positions, envs = torch.cartesian_prod(*map(torch.arange, shape)).unbind(1)
-        index, stored = self._index_at(positions, envs)
-        batch = self._core.read(index, _Only(name)).get(name)
-
-        def placed(leaf: torch.Tensor) -> np.ndarray:
-            leaf = leaf.float() if leaf.dtype == torch.bool else leaf
-            leaf = leaf.squeeze(1) if name == "reward" else leaf
-            everything = leaf.new_zeros((len(positions), *leaf.shape[1:]))
-            everything[stored] = leaf
-            array = everything.view(*shape, *leaf.shape[1:]).numpy()
-            array.flags.writeable = False
-            return array
-
-        return placed(batch) if isinstance(batch, torch.Tensor) else {key: placed(leaf) for key, leaf in batch.items()}
+        return torch.as_tensor(env.normalize_reward(numpy_of(reward)).astype(np.float32), device=self.device)
 
 
 class DictReplayBuffer(ReplayBuffer, theirs.DictReplayBuffer):
-    """The same under the name for Dict observations."""
+    """The same for Dict observations only."""
+
+    def _check(self, optimize_memory_usage: bool, handle_timeout_termination: bool) -> None:
+        if not isinstance(self.obs_shape, dict):
+            raise AssertionError("DictReplayBuffer must be used with Dict obs space only")
+        if optimize_memory_usage:
+            raise AssertionError("DictReplayBuffer does not support optimize_memory_usage")
 
 
 class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
@@ -245,10 +261,12 @@ class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
         super().__init__(*args, **kwargs)
         self.n_steps = n_steps
         self.gamma = gamma
+        if self.optimize_memory_usage:
+            raise NotImplementedError("NStepReplayBuffer doesn't support optimize_memory_usage=True")
 
-    def _view(self, env: VecNormalize | None) -> View:
+    def _view(self, env: VecNormalize | None) -> View | NormalisedSteps:
         view = NStep(self.n_steps, self.gamma)
-        return view if env is None else _NormalisedSteps(view, env)
+        return view if env is None else NormalisedSteps((view, env))
 
     def _normalised_reward(self, reward: torch.Tensor, env: VecNormalize) -> torch.Tensor:
         return reward  # every step of the sum has been
@@ -258,55 +276,15 @@ class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
         return super()._samples(batch, env)._replace(discounts=discounts)
 
 
-@dataclass(frozen=True)
-class _NormalisedSteps:
-    """n steps whose rewards are normalised, and clipped, one by one before they are summed."""
-
-    view: NStep
-    env: VecNormalize
-
-    def read(self, store: ReplayStore, slots: torch.Tensor, random: Randomness) -> Leaves:
-        windows = self.view.windows(store, slots)
-        columns = [store.schema.columns[name][0] for name in ("reward", "terminated")]
-        leaves = store.take(windows.flatten(), columns, padded=True)
-        leaves[0] = torch.from_numpy(self.env.normalize_reward(leaves[0].numpy()))
-        steps = named(store.memory, [leaf.unflatten(0, windows.shape) for leaf in leaves], columns)
-        summed = self.view.reduce(store, slots, windows, steps)
-        return self.view.read(store, slots, random) | {("reward",): summed[("reward",)]}
-
-
-@dataclass(frozen=True)
-class _Only:
-    """One field of rows."""
-
-    name: str
-
-    def read(self, store: ReplayStore, slots: torch.Tensor, random: Randomness) -> Leaves:
-        if self.name == "next_obs":
-            return named_next(store.memory, store.take_next(slots))
-        columns = store.schema.columns[self.name]
-        return named(store.memory, store.take(slots, columns), columns)
-
-
-def _flat(values: Any, dtype: Any) -> np.ndarray:
-    """One number, or a list of numbers, as an array."""
-    return np.asarray(values, dtype).reshape(-1)
-
-
-class _Dones(np.ndarray):
-    """A read-only array; what is assigned to its entries is told to the buffer."""
-
-    mark: Callable[[Any, Any], None]
-
-    def __array_wrap__(self, array: np.ndarray, context: Any = None, return_scalar: bool = False) -> Any:
-        return array[()] if return_scalar else array  # what is computed from it is plain
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.mark(key, value)
-
-
 _TRANSITION = Transition()
-_BOOL = np.dtype(np.bool_)
+_BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
+
+
+def unstacked(obs: Any, shape: Any, lead: int) -> Any:
+    """Stacks of frames after `lead` axes in the shape of the observation space."""
+    if isinstance(shape, dict):
+        return {key: unstacked(obs[key], shape[key], lead) for key in shape}
+    return obs.reshape(*obs.shape[:lead], *shape)
 
 
 def _converted(state: Any, kind: type, convert: Callable[[Any], Any]) -> Any:

@@ -17,27 +17,43 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
-from tensordict import TensorDict
 
+from relive.compat.stable_baselines3.arrays import array
 from relive.compat.stable_baselines3.layout import fields_of, given_shapes, numpy_of, shaped
+from relive.compat.stable_baselines3.seeding import algorithm_seed
 from relive.errors import NotReadyError, explain
+from relive.estimators import gae
+from relive.fields.schema import Field
 from relive.rollout.buffer import RolloutBuffer as Core
 
-_FIELDS = ("obs", "action", "value", "log_prob", "advantage", "return")
-"""What a batch consists of, in the order of its tuple."""
+_STORED = {
+    "observations": "obs",
+    "actions": "action",
+    "rewards": "reward",
+    "values": "value",
+    "log_probs": "log_prob",
+}
+"""Their arrays that are the core's memory."""
 
-
-def _column(name: str) -> Any:
-    """A field of the stored steps as an array that shares their memory."""
-    return property(lambda buffer: numpy_of(buffer._core[name]))
+_ATTACHED = {"advantages": "advantage", "returns": "return"}
+"""Their arrays that the core is given for its batches."""
 
 
 class RolloutBuffer(theirs.RolloutBuffer):
     """`buffer_size` steps of `n_envs` environments, for PPO and A2C; observations of any space, Dict too.
 
-    The arrays (`observations`, `rewards`, …) are views of the stored steps, time first, and stay so after `get`:
-    writing to them changes what is learnt from. Actions are kept as the float32 that batches have.
+    The arrays (`observations`, `rewards`, …) have all `buffer_size` steps from the start, time first, and stay so after
+    `get`: what is written to them is learnt from. `pos` and `full` can be set after writing rows there.
     """
+
+    observations = array()
+    actions = array()
+    rewards = array()
+    values = array()
+    log_probs = array()
+    advantages = array()
+    returns = array()
+    episode_starts = array()
 
     def __init__(
         self,
@@ -52,27 +68,57 @@ class RolloutBuffer(theirs.RolloutBuffer):
         theirs.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.gae_lambda = gae_lambda
         self.gamma = gamma
-        self._shapes = given_shapes(observation_space, n_envs)
-        self._not_yet = np.zeros(n_envs, np.bool_)
+        self._check()
+        self._allocate()
+        self.reset()
+
+    def _check(self) -> None:
+        """Raise if this class is not for such observations."""
+
+    def _allocate(self) -> None:
+        self._shapes = given_shapes(self.observation_space, self.n_envs)
+        self._not_yet = np.zeros(self.n_envs, np.bool_)
         """Whether a step ended its episode is told with the step after it."""
-        self.episode_starts = np.zeros((buffer_size, n_envs), np.bool_)
+        self._action_dtype: Any = self.action_space.dtype
         self._core = Core(
-            buffer_size,
-            n_envs,
-            obs=fields_of(observation_space),
-            action=(self.action_dim,),
-            seed=np.random.randint(2**31),  # noqa: NPY002 (its algorithms seed the global generator)
+            self.buffer_size,
+            self.n_envs,
+            obs=fields_of(self.observation_space),
+            action=Field(self.action_dim, self._action_dtype),
+            seed=algorithm_seed(),
         )
+        memory = self._core.columns
+        self._arrays: dict[str, Any] = {name: numpy_of(memory[ours]) for name, ours in _STORED.items()}
+        for name in ("advantages", "returns", "episode_starts"):
+            self._arrays[name] = np.zeros((self.buffer_size, self.n_envs), np.float32)
+
+    def _array(self, name: str) -> Any:
+        return self._arrays[name]
 
     @property
     def nbytes(self) -> int:
         """What this buffer keeps, in bytes."""
-        return self._core.nbytes + self.episode_starts.nbytes
+        own = set(self._arrays) - set(_STORED)
+        return self._core.nbytes + sum(self._arrays[name].nbytes for name in own)
 
     def reset(self) -> None:
-        """Forget the stored steps."""
+        """Forget the stored steps. The arrays are zero again, but for observations and actions."""
         self._core.clear()
+        for name in self._arrays.keys() - {"observations", "actions"}:
+            self._arrays[name].fill(0)
         self.pos, self.full = 0, False
+        self.generator_ready = False
+        """Whether `get` was called since the last `reset`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_core"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        arrays = state["_arrays"]
+        vars(self).update(state)
+        self._allocate()
+        for name, saved in arrays.items():
+            setattr(self, name, saved)
 
     def add(
         self,
@@ -84,59 +130,93 @@ class RolloutBuffer(theirs.RolloutBuffer):
         log_prob: torch.Tensor,
     ) -> None:
         """Store one step of every environment; `episode_start`: its observation is the first of an episode."""
-        n_envs = self.n_envs
+        n_envs, row = self.n_envs, self.pos
+        if self._core.num_stored != row:
+            self._core.take_back(row)
         self._core.add(
             shaped(self._shapes, obs),
-            np.asarray(action, np.float32).reshape(n_envs, self.action_dim),
+            np.asarray(action, self._action_dtype).reshape(n_envs, self.action_dim),
             np.asarray(reward, np.float32).reshape(n_envs),
             self._not_yet,
             self._not_yet,
             value=value.numpy(force=True).reshape(n_envs),
             log_prob=log_prob.numpy(force=True).reshape(n_envs),
         )
-        self.episode_starts[self.pos] = episode_start
-        self.pos += 1
-        self.full = self.pos == self.buffer_size
+        self._arrays["episode_starts"][row] = episode_start
+        self.pos = row + 1
+        if self.pos == self.buffer_size:
+            self.full = True
 
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: np.ndarray) -> None:
         """Compute `advantages` and `returns`; `dones`: the last step ended its episode."""
-        ended = self._core["terminated"].numpy()
-        ended[:-1] = self.episode_starts[1 : self.pos]
+        steps, arrays = self.buffer_size if self.full else self.pos, self._arrays
+        reward, value = (torch.from_numpy(arrays[name][:steps]) for name in ("rewards", "values"))
+        ended = np.empty((steps, self.n_envs), np.bool_)
+        ended[:-1] = arrays["episode_starts"][1:steps]
         ended[-1] = dones
-        last = last_values.numpy(force=True).reshape(self.n_envs)
-        self._core.compute_advantage(last, gamma=self.gamma, lam=self.gae_lambda)
+        next_value = torch.empty_like(value)
+        next_value[:-1] = value[1:]
+        next_value[-1] = last_values.detach().reshape(self.n_envs)
+        terminated, never = torch.from_numpy(ended), torch.zeros(ended.shape, dtype=torch.bool)
+        advantage, return_ = gae(reward, value, next_value, terminated, never, gamma=self.gamma, lam=self.gae_lambda)
+        arrays["advantages"][:steps] = advantage.numpy()
+        arrays["returns"][:steps] = return_.numpy()
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         """Every step once, in random order and in batches; all at once without a `batch_size`."""
+        self._require_full()
+        core = self._core
+        if core.num_stored != self.buffer_size:
+            core.take_back()
+        core.attach({ours: torch.from_numpy(self._arrays[name]) for name, ours in self._attached().items()})
+        self.generator_ready = True
+        size = self.buffer_size * self.n_envs if batch_size is None else batch_size
+        device = None if self.device.type == "cpu" else self.device
+        fields = ("obs", "action", "value", "log_prob", *self._attached().values())
+        for batch in core.minibatches(size, fields=fields, device=device):
+            yield self._samples([batch[name] for name in fields])
+
+    def _attached(self) -> dict[str, str]:
+        """The arrays that are no part of a step, by their name in batches."""
+        return _ATTACHED
+
+    def _require_full(self) -> None:
         if not self.full:
             remedy = f"Add {self.buffer_size - self.pos} more."
             raise NotReadyError(explain("get", f"{self.buffer_size} steps", self.pos, remedy))
-        size = self.buffer_size * self.n_envs if batch_size is None else batch_size
-        device = None if self.device.type == "cpu" else self.device
-        for batch in self._core.minibatches(size, fields=_FIELDS, device=device):
-            yield self._samples(batch)
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
         """The steps of these numbers, which count time within environments."""
-        inds = torch.as_tensor(batch_inds)
-        time, envs = inds % self.buffer_size, inds // self.buffer_size
-        return self._samples(self._core.data[time, envs])
+        return self._samples(
+            [self._at(name, batch_inds) for name in (*_STORED, *self._attached()) if name != "rewards"]
+        )
 
-    def _samples(self, batch: TensorDict) -> Any:
-        obs, *rest = (batch[name] for name in _FIELDS)
+    def _at(self, name: str, batch_inds: np.ndarray) -> Any:
+        """A field of the steps of these numbers."""
+        time, envs = batch_inds % self.buffer_size, batch_inds // self.buffer_size
+        array = self._arrays[name]
+        if isinstance(array, dict):
+            return {key: self.to_torch(part[time, envs]) for key, part in array.items()}
+        return self.to_torch(array[time, envs])
+
+    def _samples(self, parts: list[Any]) -> Any:
+        """The parts of a batch as the tuple that algorithms read."""
+        obs, action, *rest = parts
+        if self._casts_actions and action.dtype != torch.float32:
+            action = action.float()
         if isinstance(obs, torch.Tensor):
-            return RolloutBufferSamples(obs, *rest)
-        return DictRolloutBufferSamples(dict(obs.items()), *rest)
+            return self._kinds[0](obs, action, *rest)
+        return self._kinds[1](dict(obs.items()), action, *rest)
 
-    # The arrays [steps, n_envs, …]
-    observations = _column("obs")
-    actions = _column("action")
-    rewards = _column("reward")
-    values = _column("value")
-    log_probs = _column("log_prob")
-    advantages = _column("advantage")
-    returns = _column("return")
+    _kinds: tuple[Any, Any] = (RolloutBufferSamples, DictRolloutBufferSamples)
+    """What batches are: of one array of observations, and of a dict of them."""
+    _casts_actions = True
+    """Whether batches have actions in float32 whatever their space is."""
 
 
 class DictRolloutBuffer(RolloutBuffer, theirs.DictRolloutBuffer):
-    """The same under the name for Dict observations."""
+    """The same for Dict observations only."""
+
+    def _check(self) -> None:
+        if not isinstance(self.obs_shape, dict):
+            raise AssertionError("DictRolloutBuffer must be used with Dict obs space only")

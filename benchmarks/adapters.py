@@ -1,0 +1,164 @@
+"""Time the calls of training loops on our adapters and on the originals, interleaved.
+
+Run it as `python -m benchmarks.adapters [--quick] [--only agilerl,rsl_rl] [--python PATH] [--json PATH]`. An original
+that conflicts with this environment is timed in another one: `--python` names its interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import relive
+
+from .adapter_cases import Case
+from .machine import version_of
+from .report import Line, Result
+from .suite import RESULTS, Session, file_name, parser_of
+from .timing import Contestant, Role
+
+SUBJECT = "Time the calls of training loops on our adapters and on the originals."
+ORIGINALS = {
+    "agilerl": "AgileRL",
+    "apexrl": "ApexRL",
+    "embodichain": "EmbodiChain",
+    "rl_buffer": "rl-buffer",
+    "rsl_rl": "rsl_rl",
+    "stable_baselines3": "Stable-Baselines3",
+}
+"""The module of each original, of our adapter and of its cases, and the name that reports have for it."""
+DISTRIBUTIONS = {"rl_buffer": "rl-buffer", "rsl_rl": "rsl-rl-lib", "stable_baselines3": "stable-baselines3"}
+
+
+def cases_of(original: str) -> list[Case] | str:
+    """The cases of an original, or why there are none here."""
+    try:
+        import_module(original)
+        return import_module(f"{__package__}.adapter_cases.{original}").cases()
+    except ModuleNotFoundError as error:
+        return "not installed" if error.name == original else f"{error}"
+    # A half-installed library may raise anything at import: a missing symbol, a binary of another ABI.
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def enter(original: str, case: Case) -> tuple[Result, list[Contestant]]:
+    """Both sides of a case; the result says which one did not start."""
+    title = ORIGINALS[original]
+    result, contestants = Result(f"{title}: {case.name}", []), []
+    sides: list[tuple[str, Role, Callable[[], Callable[[], Any]]]] = [
+        ("relive", "ours", case.ours),
+        (title, "peer", case.theirs),
+    ]
+    for name, role, make in sides:
+        try:
+            contestants.append(Contestant(name, role, make()))
+        # One call that breaks must not end the run of the others; the report says what it raised.
+        except Exception as error:
+            result.refused[name] = f"{type(error).__name__}: {error}"
+    return result, contestants
+
+
+def run_here(session: Session, originals: Sequence[str]) -> list[tuple[Result, list[Line]]]:
+    """Time every original that is installed, and note those that are not."""
+    judged = []
+    for original in originals:
+        cases, title = cases_of(original), ORIGINALS[original]
+        if isinstance(cases, str):
+            session.about["missing"][title] = cases
+            continue
+        session.about["peers"][title] = version_of(DISTRIBUTIONS.get(original, original)) or "a source tree"
+        for case in cases:
+            with session.console.status(f"{title}: {case.name}"):
+                judged.append(session.time(enter(original, case)))
+    return judged
+
+
+def run_elsewhere(python: str, originals: Sequence[str], quick: bool) -> dict[str, Any]:
+    """The results of the same suite in another interpreter, with copies of relive and of the benchmarks on its path."""
+    command = [python, "-m", f"{__package__}.adapters", "--only", ",".join(originals), *["--quick"] * quick]
+    with tempfile.TemporaryDirectory() as folder:
+        copy_sources(Path(folder))
+        found = Path(folder) / "found.json"
+        path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+        settings = {**os.environ, "PYTHONPATH": path}
+        code = subprocess.run([*command, "--json", str(found)], cwd=folder, env=settings, check=False).returncode
+        if code:
+            raise SystemExit(f"{python} ended with {code}. It needs the dependencies of relive and rich.")
+        return json.loads(found.read_text(encoding="utf-8"))
+
+
+def copy_sources(folder: Path) -> None:
+    """Copy relive and the benchmarks into a folder.
+
+    The folder of an installed relive also holds the torch that another interpreter must not find.
+    """
+    unwanted = shutil.ignore_patterns("*.pyc", "results")
+    shutil.copytree(Path(relive.__file__).parent, folder / "relive", ignore=unwanted)
+    if __package__ == "benchmarks":  # else they are in relive
+        shutil.copytree(Path(__file__).parent, folder / "benchmarks", ignore=unwanted)
+
+
+def merge(path: Path, elsewhere: dict[str, Any]) -> None:
+    """Add the results of another interpreter to a results file."""
+    run = json.loads(path.read_text(encoding="utf-8"))
+    run["cases"] |= elsewhere["cases"]
+    run["peers"] |= elsewhere["peers"]
+    run["missing"] = {name: why for name, why in run["missing"].items() if name not in elsewhere["peers"]}
+    run["elsewhere"] = [
+        *run.get("elsewhere", []),
+        {key: elsewhere[key] for key in ("machine", "peers")},
+    ]
+    path.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What was asked for."""
+    parser = parser_of("adapters", SUBJECT)
+    parser.add_argument("--only", default=",".join(ORIGINALS), help=f"some of {','.join(ORIGINALS)}")
+    parser.add_argument(
+        "--python",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="also time originals that are missing here in this interpreter, which needs the dependencies of relive, "
+        "but not relive itself; may be repeated",
+    )
+    options = parser.parse_args(arguments)
+    options.only = options.only.split(",")
+    if unknown := set(options.only) - ORIGINALS.keys():
+        parser.error(f"--only: expected some of {','.join(ORIGINALS)}, got {','.join(sorted(unknown))}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the suite."""
+    options = options_of(arguments)
+    session = Session.of("adapters", options)
+    options.json = options.json or RESULTS / file_name("adapters", session.about)
+    judged = run_here(session, options.only)
+    session.finish(judged)
+    for python in options.python:
+        missing = [name for name in options.only if ORIGINALS[name] in _missing(options.json)]
+        if missing:
+            session.console.rule(f"with {python}")
+            merge(options.json, run_elsewhere(python, missing, options.quick))
+    for name, reason in _missing(options.json).items():
+        session.console.print(f"[yellow]not timed[/yellow] {name}: {reason}", highlight=False)
+    return 0
+
+
+def _missing(path: Path) -> dict[str, str]:
+    return json.loads(path.read_text(encoding="utf-8"))["missing"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

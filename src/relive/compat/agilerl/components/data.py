@@ -1,0 +1,98 @@
+"""AgileRL's transitions: what a training loop packs a step into before it is stored."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorClass, TensorDict
+from torch.utils.data import IterableDataset
+
+from relive.compat.agilerl.components.replay_buffer import ReplayBuffer
+from relive.compat.agilerl.original import original, original_or
+
+_Dataset: Any = original("components.data", "ReplayDataset")
+_Dataset = IterableDataset if _Dataset is object else _Dataset
+_Buffer: Any = original_or("components.replay_buffer", ReplayBuffer)
+
+
+def to_torch_tensor(data: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """An array, a number or a tensor as a tensor of `dtype`."""
+    return data.to(dtype=dtype) if isinstance(data, torch.Tensor) else torch.tensor(data, dtype=dtype)
+
+
+def to_tensordict(data: Any, dtype: torch.dtype = torch.float32) -> TensorDict:
+    """A dict of arrays as a TensorDict; the parts of a tuple are "tuple_obs_0", "tuple_obs_1", …"""
+    if isinstance(data, TensorDict):
+        return data.to(dtype=dtype)
+    if isinstance(data, tuple):
+        data = {f"tuple_obs_{i}": part for i, part in enumerate(data)}
+    if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
+        raise TypeError(f"Cannot convert data of type {type(data)} to a TensorDict.")
+    return TensorDict({key: to_torch_tensor(value, dtype) for key, value in data.items()})
+
+
+def transition_to_tensordict(transition: Any) -> TensorDict:
+    """The TensorDict that a transition holds."""
+    return transition.to_tensordict()
+
+
+class Transition(TensorClass):
+    """One step of an environment, or of several, in float32."""
+
+    obs: Any
+    action: Any
+    next_obs: Any
+    reward: Any
+    done: Any
+
+    def __post_init__(self) -> None:
+        """Convert what was given; a lone number becomes a vector of length one."""
+        for name in ("obs", "next_obs"):
+            if isinstance(value := getattr(self, name), dict | tuple):
+                setattr(self, name, to_tensordict(value))
+        for name in ("action", "reward", "done"):
+            value = to_torch_tensor(getattr(self, name))
+            setattr(self, name, value.unsqueeze(-1) if name != "action" and value.ndim == 0 else value)
+
+
+class MultiAgentTransition(TensorClass):
+    """One step of several agents: every field is a dict by agent, in float32."""
+
+    obs: Any
+    action: Any
+    reward: Any
+    next_obs: Any
+    done: Any
+
+    def __post_init__(self) -> None:
+        """Convert what was given; an agent's observation may be a dict or a tuple."""
+        for name in ("obs", "action", "reward", "next_obs", "done"):
+            setattr(self, name, _by_agent(getattr(self, name)))
+
+
+def _by_agent(data: Any) -> TensorDict:
+    nested = dict | tuple
+    return TensorDict(
+        {
+            agent: to_tensordict(part) if isinstance(part, nested) else to_torch_tensor(part)
+            for agent, part in data.items()
+        }
+    )
+
+
+class ReplayDataset(_Dataset):
+    """A buffer as an endless dataset of batches, for torch's DataLoader."""
+
+    def __init__(self, buffer: Any, batch_size: int = 256) -> None:
+        if not isinstance(buffer, _Buffer):
+            warnings.warn("Buffer is not an agilerl ReplayBuffer.", stacklevel=2)
+        if batch_size <= 0:
+            raise AssertionError("Batch size must be greater than zero.")
+        self.buffer = buffer
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        yield self.buffer.sample(self.batch_size)

@@ -1,0 +1,96 @@
+"""AgileRL's `Sampler`: one `sample` for every kind of buffer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch.utils.data import DataLoader
+
+from relive.compat.agilerl.components import data, replay_buffer
+from relive.compat.agilerl.original import original_or
+
+# AgileRL's own classes where it is installed: ours are instances of them too.
+ReplayBuffer: Any = original_or("components.replay_buffer", replay_buffer.ReplayBuffer)
+MultiStepReplayBuffer: Any = original_or("components.replay_buffer", replay_buffer.MultiStepReplayBuffer)
+PrioritizedReplayBuffer: Any = original_or("components.replay_buffer", replay_buffer.PrioritizedReplayBuffer)
+ReplayDataset: Any = original_or("components.data", data.ReplayDataset)
+
+
+class Sampler:
+    """Draws from `memory`, or from the buffer of `dataset` through a `dataloader` of torch.
+
+    `sample` takes `(batch_size, return_idx)` for a plain buffer, `(batch_size, beta)` for priorities and `(idxs)` for
+    n steps.
+    """
+
+    sample: Callable[..., TensorDict]
+
+    def __init__(self, memory: Any = None, dataset: Any = None, dataloader: Any = None) -> None:
+        if memory is None and (dataset is None or dataloader is None):
+            raise AssertionError(
+                "Sampler needs to be initialized with either 'memory' or ('dataset' AND 'dataloader')."
+            )
+        self.memory: Any = memory
+        self.dataset = dataset
+        self.dataloader = dataloader
+        self.per = isinstance(memory, PrioritizedReplayBuffer)
+        self.n_step = isinstance(memory, MultiStepReplayBuffer)
+        self.distributed = dataset is not None and isinstance(dataloader, DataLoader)
+        if self.distributed:
+            self._load()
+            self.sample = self.sample_distributed
+        elif self.per:
+            self.sample = self.sample_per
+        elif self.n_step:
+            self.sample = self.sample_n_step
+        else:
+            if not isinstance(memory, ReplayBuffer):
+                warnings.warn("Memory is not an agilerl ReplayBuffer.", stacklevel=2)
+            self.sample = self.sample_standard
+
+    def _load(self) -> None:
+        """Let the loader put TensorDicts together as they are."""
+        if isinstance(self.dataset.buffer, ReplayBuffer):
+            self.dataloader = self._replace_dataloader_collate_fn(self.dataloader)
+        if not isinstance(self.dataset, ReplayDataset):
+            warnings.warn("Dataset is not an agilerl ReplayDataset.", stacklevel=3)
+        if not isinstance(self.dataloader, DataLoader):
+            warnings.warn("Dataset is not a torch DataLoader object.", stacklevel=3)
+
+    def _replace_dataloader_collate_fn(self, dataloader: DataLoader[Any]) -> DataLoader[Any]:
+        names = ("dataset", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
+        settings: dict[str, Any] = {name: getattr(dataloader, name) for name in names}
+        if dataloader.batch_size is not None:
+            settings["drop_last"] = dataloader.drop_last
+        return DataLoader(**settings, collate_fn=self.tensordict_collate_fn)
+
+    @staticmethod
+    def tensordict_collate_fn(batch: Any) -> TensorDict:
+        """Stack TensorDicts; a batch that is one TensorDict already stays as it is."""
+        return batch if isinstance(batch, TensorDict) else TensorDict.stack(batch)
+
+    @classmethod
+    def create_dataloader(cls, dataset: Any, batch_size: int | None = None, **kwargs: Any) -> DataLoader[Any]:
+        """A loader of `dataset` that puts TensorDicts together as they are."""
+        return DataLoader(dataset, batch_size=batch_size, **{"collate_fn": cls.tensordict_collate_fn, **kwargs})
+
+    def sample_standard(self, batch_size: int, return_idx: bool = False) -> TensorDict:
+        """A batch of a plain buffer."""
+        return self.memory.sample(batch_size, return_idx)
+
+    def sample_distributed(self, batch_size: int, return_idx: bool | None = None) -> TensorDict:
+        """A batch of the loader; `return_idx` is not used."""
+        self.dataset.batch_size = batch_size
+        return next(iter(self.dataloader))
+
+    def sample_per(self, batch_size: int, beta: float) -> TensorDict:
+        """A batch of a prioritized buffer."""
+        return self.memory.sample(batch_size, beta=beta)
+
+    def sample_n_step(self, idxs: torch.Tensor) -> TensorDict:
+        """The n steps that start at `idxs`."""
+        return self.memory.sample_from_indices(idxs)

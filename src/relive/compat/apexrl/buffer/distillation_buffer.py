@@ -1,0 +1,78 @@
+"""ApexRL's distillation buffer on ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import relive as rl
+from relive.compat.apexrl.buffer.replay_buffer import check_capacity, check_sample
+from relive.compat.apexrl.buffer.specs import declared, leaves_of, placed
+from relive.compat.apexrl.utils.observation import Spec
+from relive.compat.seeding import experiment_seed
+
+
+class DistillationBuffer:
+    """The newest `capacity` observations and an expert's actions, drawn uniformly with replacement.
+
+    ApexRL documents this class and ships none. What its document leaves open is as in its replay buffer: `add` takes
+    one row or a batch of rows, the oldest are overwritten, and no more are drawn than are stored. The first `add` says
+    what an action is. `seed` makes the draws repeatable.
+
+    >>> buffer = DistillationBuffer(capacity=100, obs_shape=(2,), device="cpu")
+    >>> buffer.add(torch.zeros(3, 2), torch.full((3, 1), 0.7))
+    >>> obs, expert_actions = buffer.sample(batch_size=2)
+    >>> expert_actions
+    tensor([[0.7000],
+            [0.7000]])
+    """
+
+    def __init__(
+        self, capacity: int, obs_shape: Spec, device: torch.device | str = "cpu", *, seed: int | None = None
+    ) -> None:
+        check_capacity(capacity)
+        self.capacity = capacity
+        self.obs_shape = obs_shape
+        self._seed = seed = experiment_seed() if seed is None else seed
+        self.core = rl.DistillationBuffer(capacity, declared(obs_shape), device=device, seed=seed)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.core.device
+
+    @property
+    def size(self) -> int:
+        """How many rows are stored."""
+        return len(self.core)
+
+    def __len__(self) -> int:
+        """How many rows are stored."""
+        return self.size
+
+    def add(self, obs: Any, action: Any) -> None:
+        """Store what the expert does in `obs`: one row, or a batch of rows [B, …]."""
+        leaves_of("obs", self.obs_shape, obs)  # refuses another form with ApexRL's error
+        self.core.add(placed(obs, self.device), placed(action, self.device))
+
+    def sample(self, batch_size: int) -> tuple[Any, Any]:
+        """`(obs, expert_actions)` of `batch_size` rows."""
+        check_sample(batch_size, self.size)
+        batch = self.core.sample(batch_size)
+        return batch["obs"], batch["action"]
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self.core.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """How it was made, and its rows, oldest first."""
+        rows = next(self.core.epochs(len(self.core), shuffle=False)) if len(self.core) else None
+        made = {"capacity": self.capacity, "obs_shape": self.obs_shape, "device": self.device, "seed": self._seed}
+        return {"made": made, "rows": None if rows is None else (rows["obs"], rows["action"])}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state["made"])
+        if state["rows"] is not None:
+            self.add(*state["rows"])

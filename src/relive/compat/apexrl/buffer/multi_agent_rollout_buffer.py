@@ -1,0 +1,164 @@
+"""ApexRL's rollout buffer of several agents on one of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+import relive as rl
+from relive.compat.apexrl.buffer.attributes import TRAINING, AgentColumn, plain
+from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, refuse_full
+from relive.compat.apexrl.buffer.specs import declared, leaves_of, zeros_and_ones
+from relive.compat.apexrl.utils.observation import Spec
+from relive.compat.step_rows import SCORES, Column, StepRows, fitted, stored
+from relive.errors import SchemaError, explain
+from relive.fields.schema import Field
+
+_TRAINING = {theirs: ours for theirs, ours in TRAINING.items() if ours != PRIVILEGED}
+
+
+class MultiAgentRolloutBuffer:
+    """`num_steps` steps of `num_envs` environments with several agents each, and a state that they share.
+
+    Attributes are dicts of one tensor `[num_steps, num_envs, …]` for each agent, under ApexRL's names. The tensors are
+    the memory itself, and assigning one (`advantages["a"] = x`) writes into it.
+
+    What is different here: only stored steps are trained on; a state that is declared must be given and one that is not
+    is refused; nothing is broadcast; a call that fails has stored nothing of any agent.
+
+    >>> buffer = MultiAgentRolloutBuffer(possible_agents=["a", "b"], num_envs=2, num_steps=1, device="cpu",
+    ...     obs_specs={"a": (3,), "b": (4,)}, action_shapes={"a": (), "b": (2,)},
+    ...     action_dtypes={"a": torch.long, "b": torch.float32})
+    >>> buffer.observations["b"].shape, buffer.actions["a"].dtype
+    (torch.Size([1, 2, 4]), torch.int64)
+    """
+
+    observations = AgentColumn("obs")
+    actions = AgentColumn("action")
+    rewards = AgentColumn("reward")
+    dones = AgentColumn("done")
+    values = AgentColumn("value")
+    log_probs = AgentColumn("log_prob")
+    advantages = AgentColumn("advantage")
+    returns = AgentColumn("return")
+    states = Column("state")
+
+    def __init__(
+        self,
+        *,
+        possible_agents: Sequence[str],
+        num_envs: int,
+        num_steps: int,
+        obs_specs: Mapping[str, Spec],
+        action_shapes: Mapping[str, tuple[int, ...]],
+        action_dtypes: Mapping[str, torch.dtype],
+        device: torch.device | str,
+        state_spec: Spec | None = None,
+    ) -> None:
+        self.possible_agents = list(possible_agents)
+        self.num_envs = num_envs
+        self.num_steps = num_steps
+        self.obs_specs = obs_specs
+        self.action_shapes = action_shapes
+        self.action_dtypes = action_dtypes
+        self.state_spec = state_spec
+        each = declared(dict.fromkeys(self.possible_agents, ()))
+        extra = {"done": each} if state_spec is None else {"done": each, "state": declared(state_spec)}
+        make = partial(
+            rl.RolloutBuffer,
+            num_steps,
+            num_envs,
+            {agent: declared(obs_specs[agent]) for agent in self.possible_agents},
+            {agent: Field(action_shapes[agent], action_dtypes[agent]) for agent in self.possible_agents},
+            reward=each,
+            value=each,
+            extra=extra,
+            device=device,
+        )
+        names = ["obs", "action", "reward", "done", "value", "log_prob"]
+        self._rows = StepRows(make, names if state_spec is None else [*names, "state"])
+        self.device = self._rows.tensors["terminated"].device
+
+    @property
+    def core(self) -> rl.RolloutBuffer:
+        """The relive buffer underneath, with the steps that are stored now."""
+        return self._rows.core
+
+    @property
+    def step(self) -> int:
+        """How many steps are stored. Set it to 0 to start again, or to the number of rows written directly."""
+        return self._rows.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._rows.step = step
+
+    def add(
+        self,
+        *,
+        observations: Mapping[str, Any],
+        state: Any,
+        actions: Mapping[str, Any],
+        rewards: Mapping[str, Any],
+        dones: Mapping[str, Any],
+        values: Mapping[str, Any],
+        log_probs: Mapping[str, Any],
+    ) -> None:
+        """Store one step of every agent in every environment; all but `state` are dicts of one entry for each agent."""
+        rows = self._rows
+        refuse_full(rows)
+        if self.state_spec is None and state is not None:
+            remedy = "Make the buffer with state_spec=."
+            raise SchemaError(explain("state", "None without state_spec", type(state).__name__, remedy))
+        ends = {agent: zeros_and_ones("dones", flags, self.device) for agent, flags in dones.items()}
+        given = {"obs": observations, "action": actions, "reward": rewards, "done": ends, "value": values}
+        given |= {"log_prob": log_probs} if self.state_spec is None else {"log_prob": log_probs, "state": state}
+        rows.write([leaf for name, value in given.items() for leaf in leaves_of(name, rows.tensors[name], value)])
+
+    def compute_returns_and_advantages(
+        self, *, last_values: Mapping[str, Any], gamma: float, gae_lambda: float
+    ) -> None:
+        """Advantages and returns of the stored steps, each agent's by its own ends; `last_values` follow them."""
+        rows, steps = self._rows, stored("compute_returns_and_advantages", self.step)
+        scores: dict[str, dict[str, torch.Tensor]] = {name: {} for name in SCORES}
+        for agent in self.possible_agents:
+            reward, value, done = (rows.tensors[name][agent][:steps] for name in ("reward", "value", "done"))
+            last = fitted(f"last_values.{agent}", last_values[agent], value[0])
+            next_value = torch.cat([value[1:], last.unsqueeze(0)])
+            ended = done.bool()
+            found = rl.gae(reward, value, next_value, ended, torch.zeros_like(ended), gamma=gamma, lam=gae_lambda)
+            for name, score in zip(SCORES, found, strict=True):
+                scores[name][agent] = rows.whole(score)
+        rows.scores = scores
+
+    def normalize_advantages(self) -> None:
+        """Give the advantages of all agents together mean 0 and standard deviation 1."""
+        steps = stored("normalize_advantages", self.step)
+        advantages = self._rows.scored("advantage")
+        together = torch.stack([advantages[agent][:steps] for agent in self.possible_agents])
+        for agent, normalized in zip(self.possible_agents, rl.normalize(together), strict=True):
+            advantages[agent][:steps] = normalized
+
+    def get_agent_data(self, agent_id: str) -> dict[str, Any]:
+        """The stored transitions of one agent `[step · num_envs, …]`, in the order of time, then environment."""
+        count = stored("get_agent_data", self.step) * self.num_envs
+        rows = self._rows
+        found = {
+            theirs: (rows.scored(ours)[agent_id].flatten() if ours in SCORES else rows.flat[ours][agent_id])[:count]
+            for theirs, ours in _TRAINING.items()
+        }
+        states = None if self.state_spec is None else rows.flat["state"][:count]
+        return {"observations": found.pop("observations"), "states": states, **found}
+
+    def clear(self) -> None:
+        """Forget the stored steps."""
+        self._rows.clear()
+
+    def get_state_dict(self) -> dict[str, Any]:
+        """Everything in plain dicts of tensors that share the memory, and `step`."""
+        names = ("observations", "actions", "rewards", "dones", "values", "log_probs", "advantages", "returns")
+        tensors = {name: {agent: plain(x) for agent, x in getattr(self, name).items()} for name in names}
+        return {**tensors, "states": plain(self.states), "step": self.step}

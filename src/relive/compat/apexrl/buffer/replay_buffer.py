@@ -1,0 +1,356 @@
+"""ApexRL's replay buffer on ours."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+import relive as rl
+from relive.compat.apexrl.buffer.attributes import plain
+from relive.compat.apexrl.buffer.overwritten import Overwritten, share_bytes
+from relive.compat.apexrl.buffer.specs import (
+    batch_size_of,
+    declared,
+    inferred,
+    leaves_of,
+    placed,
+    written,
+    zeros_and_ones,
+)
+from relive.compat.apexrl.utils.observation import Spec
+from relive.compat.seeding import experiment_seed
+from relive.compat.step_rows import assign
+from relive.errors import DataWarning, SchemaError, explain
+from relive.fields.schema import Field
+
+_CRITIC = "critic_observations"
+_NEXT_CRITIC = f"next_{_CRITIC}"
+_OURS = {
+    "observations": "obs", "actions": "action", "rewards": "reward", "next_observations": "next_obs", "dones": "dones",
+    _CRITIC: _CRITIC, _NEXT_CRITIC: _NEXT_CRITIC,
+}  # fmt: skip
+"""ApexRL's names of what a transition has, in its order, and the core's."""
+
+
+class Memory:
+    """An attribute `[capacity, …]` that is the memory itself; None where it is not declared."""
+
+    def __init__(self, name: str) -> None:
+        self._field = _OURS[name]
+
+    def __get__(self, buffer: Any, owner: type) -> Any:
+        return self if buffer is None else buffer._memory().get(self._field)
+
+    def __set__(self, buffer: Any, value: Any) -> None:
+        assign(self._field, buffer._memory().get(self._field), value)
+
+
+class ReplayBuffer:
+    """The newest `capacity` transitions under ApexRL's names, drawn uniformly with replacement.
+
+    Transitions come in batches `[B, …]` in any order, or singly without the axis. Attributes are the memory itself.
+    `seed` makes the draws repeatable; without it a seeded experiment repeats, and no global generator is touched.
+
+    What is different here:
+    - Actions keep their dtype: without `action_dtype` the first `add` says what it is, and with an integer one floats
+      are refused. (There, int64 is the default and a continuous action of 0.7 is stored as 0, also in the documented
+      example.)
+    - A `DataWarning` says once that the environment has overwritten `observations` with `next_observations`.
+    - Critic observations that are declared must be given, and those that are not declared are refused. (There, the row
+      of an older transition stays, or what is given is dropped.)
+    - Nothing is broadcast: a reward of shape (1,) for three transitions is refused.
+
+    >>> buffer = ReplayBuffer(capacity=10, obs_shape=(2,), action_shape=(1,))
+    >>> buffer.add(torch.zeros(3, 2), torch.full((3, 1), 0.7), torch.ones(3), torch.ones(3, 2), torch.zeros(3))
+    >>> buffer.sample(2)["actions"]
+    tensor([[0.7000],
+            [0.7000]])
+    """
+
+    observations = Memory("observations")
+    actions = Memory("actions")
+    rewards = Memory("rewards")
+    next_observations = Memory("next_observations")
+    dones = Memory("dones")
+    critic_observations = Memory(_CRITIC)
+    next_critic_observations = Memory(_NEXT_CRITIC)
+
+    def __init__(
+        self,
+        capacity: int,
+        obs_shape: Spec,
+        action_shape: tuple[int, ...] = (),
+        device: torch.device | str = "cpu",
+        obs_dtype: torch.dtype = torch.float32,
+        action_dtype: torch.dtype | None = None,
+        critic_obs_shape: Spec | None = None,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        check_capacity(capacity)
+        self.capacity = capacity
+        self.obs_shape = obs_shape
+        self.action_shape = tuple(action_shape)
+        self.device = torch.device(device)
+        self.obs_dtype = obs_dtype
+        self.action_dtype = action_dtype
+        """None until the first `add` where it was not given."""
+        self.critic_obs_shape = critic_obs_shape
+        self._written = 0
+        """How many transitions were written since the memory was empty."""
+        self._seed = experiment_seed() if seed is None else seed
+        self._overwritten = Overwritten()
+        self._never: dict[int | None, torch.Tensor] = {}
+        self._put(None, None)
+
+    def _put(self, core: rl.ReplayBuffer | None, per_add: int | None) -> None:
+        """Hold the rows of a core that takes `per_add` transitions at a time: None is any number."""
+        self._core, self._per_add = core, per_add
+        self._views: dict[str, Any] | None = None
+
+    def _made(self, action_dtype: torch.dtype, per_add: int | None) -> rl.ReplayBuffer:
+        critic = () if self.critic_obs_shape is None else (_CRITIC, _NEXT_CRITIC)
+        self._seed += 1
+        return rl.ReplayBuffer(
+            self.capacity,
+            declared(self.obs_shape, self.obs_dtype),
+            Field(self.action_shape, action_dtype),
+            num_envs=per_add,
+            extra={"dones": (), **{name: declared(self.critic_obs_shape, self.obs_dtype) for name in critic}},
+            device=self.device,
+            next_obs="stored",
+            seed=self._seed,
+        )
+
+    @property
+    def core(self) -> rl.ReplayBuffer | None:
+        """The relive buffer underneath; None until the first `add` where no `action_dtype` was given."""
+        if self._core is None and self.action_dtype is not None:
+            self._put(self._made(self.action_dtype, None), None)
+        return self._core
+
+    def _memory(self) -> dict[str, Any]:
+        """The whole memory by the core's names, as `[capacity, …]`."""
+        if self._views is None:
+            if self._core is None:
+                self._put(self._made(self.action_dtype or torch.float32, None), None)
+            assert self._core is not None  # it has just been made
+            columns = self._core.columns.reshape(-1)
+            self._views = {str(name): columns[name] for name in columns.keys()}
+        return self._views
+
+    @property
+    def pos(self) -> int:
+        """The row that is written next."""
+        return self._written % self.capacity
+
+    @property
+    def full(self) -> bool:
+        """Whether every row is written."""
+        return self._written >= self.capacity
+
+    @property
+    def size(self) -> int:
+        """How many transitions are stored."""
+        return min(self._written, self.capacity)
+
+    def __len__(self) -> int:
+        """How many transitions are stored."""
+        return min(self._written, self.capacity)
+
+    def add(
+        self,
+        observations: Any,
+        actions: Any,
+        rewards: Any,
+        next_observations: Any,
+        dones: Any,
+        critic_observations: Any = None,
+        next_critic_observations: Any = None,
+    ) -> None:
+        """Store a batch of transitions `[B, …]`, or one without that axis; an empty batch is nothing to do.
+
+        `dones` says where the next observation has no value: pass `terminated`, and the true final observations of
+        episodes that were cut off.
+        """
+        count = batch_size_of(self.obs_shape, observations)
+        if count == 0:
+            return
+        if count is not None and count > self.capacity:
+            raise ValueError(f"batch size {count} exceeds replay capacity {self.capacity}")
+        dtype = self.action_dtype or inferred(actions, 0, self.action_shape, None).dtype
+        core, per_add = self._core_for(count, dtype)
+        extra = self._extra(critic_observations, next_critic_observations)
+        obs, next_obs = placed(observations, self.device), placed(next_observations, self.device)
+        next_obs = self._apart(obs, next_obs)
+        extra["dones"] = flags = zeros_and_ones("dones", dones, self.device)
+        row = (obs, placed(actions, self.device), placed(rewards, self.device), flags.bool(), self._not_cut_off(count))
+        if per_add == count:
+            core.add(*row, next_obs, **extra)
+        else:
+            names = ("obs", "action", "reward", "terminated", "truncated")
+            core.extend({**dict(zip(names, row, strict=True)), "next_obs": next_obs, **extra})
+        if core is not self._core:
+            self._put(core, per_add)
+        self.action_dtype = dtype
+        self._written += count or 1
+
+    def _core_for(self, count: int | None, dtype: torch.dtype) -> tuple[rl.ReplayBuffer, int | None]:
+        """The core that takes a batch: one that takes such batches as steps, if it is as large as whole ones.
+
+        That is quicker. When the batches change their size, the rows move to a core that takes any number.
+        """
+        core, per_add = self._core, self._per_add
+        if core is not None and (per_add == count or per_add is None) and self._written:
+            return core, per_add
+        if not self._written:
+            per_add = count if count is not None and self.capacity % count == 0 and count < self.capacity else None
+            same = core is not None and per_add == self._per_add and core.columns["action"].dtype == dtype
+            return (core if same and core is not None else self._made(dtype, per_add)), per_add
+        fresh = self._made(dtype, None)
+        self._put(self._filled(fresh, self._rows(), self.pos), None)
+        return fresh, None
+
+    def _not_cut_off(self, count: int | None) -> torch.Tensor:
+        if count not in self._never:
+            shape = () if count is None else (count,)
+            self._never = {count: torch.zeros(shape, dtype=torch.bool, device=self.device)}
+        return self._never[count]
+
+    def _extra(self, critic: Any, next_critic: Any) -> dict[str, Any]:
+        given = {_CRITIC: critic, _NEXT_CRITIC: next_critic}
+        if self.critic_obs_shape is not None:
+            return {name: placed(value, self.device) for name, value in given.items()}
+        for name, value in given.items():
+            if value is not None:
+                remedy = "Make the buffer with critic_obs_shape=."
+                raise SchemaError(explain(name, "None without critic_obs_shape", type(value).__name__, remedy))
+        return {}
+
+    def _apart(self, obs: Any, next_obs: Any) -> Any:
+        """The next observations in memory of their own, and a warning where they have replaced the observations."""
+        pairs = [(obs, next_obs)]
+        if isinstance(self.obs_shape, Mapping):
+            pairs = list(zip(*(leaves_of("obs", self.obs_shape, each) for each in (obs, next_obs)), strict=True))
+        if self._overwritten.is_news(*pairs[0]):
+            remedy = "The environment reuses its memory: clone observations before the step."
+            got = "observations that the next observations have overwritten"
+            warnings.warn(explain("observations", "those before the step", got, remedy), DataWarning, stacklevel=3)
+        return _copied(next_obs) if any(share_bytes(*pair) for pair in pairs) else next_obs
+
+    def sample(self, batch_size: int) -> dict[str, Any]:
+        """Transitions drawn uniformly with replacement, in memory of the caller's own."""
+        check_sample(batch_size, len(self))
+        assert self._core is not None  # there are transitions
+        return self._named(self._core.sample(batch_size))
+
+    def _named(self, rows: Any) -> dict[str, Any]:
+        """Transitions of the core under ApexRL's names."""
+        named = {
+            "observations": rows["obs"],
+            "actions": rows["action"],
+            "rewards": rows["reward"],
+            "next_observations": rows["next_obs"],
+            "dones": rows["dones"],
+        }
+        if self.critic_obs_shape is not None:
+            named |= {_CRITIC: rows[_CRITIC], _NEXT_CRITIC: rows[_NEXT_CRITIC]}
+        return named
+
+    def clear(self) -> None:
+        """Forget every transition."""
+        self._written = 0
+        self._put(None, None)
+
+    def _rows(self) -> dict[str, Any]:
+        """The stored transitions in the order of the memory, as copies."""
+        return self._named({name: view[: self.size].clone() for name, view in self._memory().items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The stored transitions as tensors, dicts, dtypes and numbers only, for `torch.load(…, weights_only=True)`.
+
+        The rows are in the order of the memory, which `pos` is the end of. A leaf of a specification that has a dtype
+        of its own is written as (shape, dtype).
+        """
+        rows = self._rows() if self._written else {}
+        return {
+            "capacity": self.capacity,
+            **self._specs(),
+            "obs_dtype": self.obs_dtype,
+            "action_dtype": self.action_dtype,
+            "pos": self.pos,
+            "full": self.full,
+            "size": self.size,
+            **{name: plain(rows.get(name)) for name in _OURS},
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Hold what `state_dict` of a buffer of the same layout held; an error leaves the buffer as it was."""
+        if state_dict["capacity"] != self.capacity:
+            raise ValueError(f"ReplayBuffer capacity mismatch: {state_dict['capacity']} != {self.capacity}")
+        for name, own in self._specs().items():
+            if written(state_dict.get(name)) != own:
+                raise ValueError(f"ReplayBuffer {name} mismatch")
+        size = int(state_dict.get("size", 0))
+        pos = int(state_dict.get("pos", size % self.capacity))
+        if not size:
+            self.clear()
+            return
+        rows = {name: state_dict[name] for name in _OURS if state_dict.get(name) is not None}
+        dtype = self.action_dtype or inferred(rows["actions"], 0, self.action_shape, None).dtype
+        core = self._filled(self._made(dtype, None), rows, pos)
+        self._put(core, None)
+        self.action_dtype = dtype
+        self._written = self.capacity + pos if state_dict.get("full", size == self.capacity) else size
+
+    def _filled(self, core: rl.ReplayBuffer, rows: Mapping[str, Any], pos: int) -> rl.ReplayBuffer:
+        """A core that takes any number of transitions, with these rows in its memory, the oldest of them at `pos`."""
+        block = TensorDict({_OURS[name]: tensor for name, tensor in rows.items()}, [len(rows["rewards"])])
+        block = block.to(self.device)
+        block["dones"] = zeros_and_ones("dones", block["dones"], self.device)
+        block["terminated"] = block["dones"].bool()
+        block["truncated"] = torch.zeros_like(block["terminated"])
+        parts = (block,) if len(block) < self.capacity or not pos else (block[:pos], block[pos:], block[:pos])
+        for part in parts:  # the ring begins with row 0: of a full one the newest rows come twice
+            core.extend(part.clone())
+        return core
+
+    def _specs(self) -> dict[str, Any]:
+        return {name: written(getattr(self, name)) for name in ("obs_shape", "action_shape", "critic_obs_shape")}
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in vars(self).items() if name not in ("_core", "_views")}
+        return {**kept, "_contents": None if self._core is None else self._core.state_dict()}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        contents = vars(self).pop("_contents")
+        core = None
+        if contents is not None:
+            core = self._made(self.action_dtype or torch.float32, self._per_add)
+            core.load_state_dict(contents)
+        self._put(core, self._per_add)
+
+
+def _copied(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _copied(part) for key, part in tree.items()}
+    return tree.clone() if isinstance(tree, torch.Tensor) else tree.copy()
+
+
+def check_capacity(capacity: int) -> None:
+    """ApexRL's error for a buffer that holds nothing."""
+    if capacity <= 0:
+        raise ValueError(f"capacity must be positive, got {capacity}")
+
+
+def check_sample(batch_size: int, size: int) -> None:
+    """ApexRL's errors for a batch that cannot be drawn."""
+    if batch_size <= 0:
+        raise ValueError(f"batch_size must be positive, got {batch_size}")
+    if size < batch_size:
+        raise ValueError(f"cannot sample {batch_size} transitions from buffer of size {size}")

@@ -1,0 +1,300 @@
+"""ApexRL's rollout buffer on ours."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+import relive as rl
+from relive.compat.apexrl.buffer.attributes import TRAINING, plain
+from relive.compat.apexrl.buffer.overwritten import Reused
+from relive.compat.apexrl.buffer.specs import declared, inferred, leaves_of, written, zeros_and_ones
+from relive.compat.apexrl.utils.observation import Spec
+from relive.compat.seeding import experiment_seed
+from relive.compat.step_rows import SCORES, Column, StepRows, stored
+from relive.errors import DataWarning, SchemaError, explain
+from relive.fields.schema import Field, positive
+
+PRIVILEGED = "privileged_observations"
+_GIVEN = ("observations", PRIVILEGED, "actions", "rewards", "dones", "values", "log_probs")
+_SCORES = ("advantages", "returns")
+
+
+class RolloutBuffer:
+    """`num_steps` steps of `num_envs` environments under ApexRL's names.
+
+    Both of its constructors work: the documented one, `(num_envs, num_steps, obs_shape, device, num_privileged_obs=0)`,
+    where the first `add` says what an action is, and the newer one, which is told. `num_privileged_obs` alone declares
+    a vector of privileged observations, as documented. Attributes are the memory itself, and `step` may be set. `seed`
+    makes `get_minibatch` repeatable; without it a seeded experiment repeats, and no global generator is touched.
+
+    What is different here:
+    - Only stored steps are trained on. Of a rollout that is partly filled `get_all_data` has `num_steps · num_envs`
+      rows as there, but warns, and the rows that nobody stored are zero; `get_minibatch` draws stored rows only, and
+      `last_values` follow the last stored step. (There, rows of older rollouts are among them.)
+    - Privileged observations that are declared must be given, and those that are not declared are refused. (There, the
+      row of an older rollout stays, or what is given is dropped.)
+    - Nothing is broadcast, and actions are never rounded to another dtype.
+    - An environment that steps in place has overwritten `obs` when `add` is called. A `DataWarning` says so once, and
+      `stage` copies it before the step.
+
+    >>> buffer = RolloutBuffer(num_envs=2, num_steps=1, obs_shape=(3,), device="cpu")
+    >>> ones = torch.ones(2)
+    >>> buffer.add(torch.zeros(2, 3), None, ones, rewards=ones, dones=ones, values=0 * ones, log_probs=-ones)
+    >>> buffer.compute_returns_and_advantages(last_values=ones)
+    >>> buffer.get_all_data()["advantages"]
+    tensor([1., 1.])
+    """
+
+    observations = Column("obs")
+    privileged_observations = Column(PRIVILEGED)
+    actions = Column("action")
+    rewards = Column("reward")
+    dones = Column("dones")
+    values = Column("value")
+    log_probs = Column("log_prob")
+    advantages = Column("advantage")
+    returns = Column("return")
+
+    def __init__(
+        self,
+        num_envs: int,
+        num_steps: int,
+        obs_shape: Spec,
+        action_shape: tuple[int, ...] | torch.device | str | None = None,
+        action_dtype: torch.dtype | int | None = None,
+        device: torch.device | str = "cpu",
+        num_privileged_obs: int = 0,
+        privileged_obs_shape: Spec | None = None,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        if isinstance(action_shape, str | torch.device):  # the documented order: device, num_privileged_obs
+            device, action_shape = action_shape, None
+        if isinstance(action_dtype, int):
+            num_privileged_obs, action_dtype = action_dtype, None
+        self.num_envs = num_envs
+        self.num_steps = num_steps
+        self.obs_shape = obs_shape
+        self.num_privileged_obs = num_privileged_obs
+        self.privileged_obs_shape = privileged_obs_shape
+        if privileged_obs_shape is None and num_privileged_obs:
+            self.privileged_obs_shape = (positive("num_privileged_obs", num_privileged_obs),)
+        self._told = action_shape, action_dtype
+        self._is_settled = None not in self._told
+        self._rows = self._made(Field(action_shape or (), action_dtype or torch.float32), device)
+        self._reused = Reused()
+        self._seed = experiment_seed() if seed is None else seed
+        self._random = seeded(self.device, self._seed)
+
+    def _made(self, action: Field, device: torch.device | str) -> StepRows:
+        fields = ["obs", "action", "reward", "dones", "value", "log_prob"]
+        extra = {"dones": declared(())}
+        if self.privileged_obs_shape is not None:
+            fields.insert(1, PRIVILEGED)
+            extra[PRIVILEGED] = declared(self.privileged_obs_shape)
+        obs = declared(self.obs_shape)
+        make = partial(rl.RolloutBuffer, self.num_steps, self.num_envs, obs, action, extra=extra, device=device)
+        return StepRows(make, fields)
+
+    @property
+    def core(self) -> rl.RolloutBuffer:
+        """The relive buffer underneath, with the steps that are stored now."""
+        return told_of_ends(self._rows)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.rewards.device
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        """The shape of one action; `()` before the first `add` where the constructor was not told."""
+        return tuple(self.actions.shape[2:])
+
+    @property
+    def action_dtype(self) -> torch.dtype:
+        """The dtype of actions; float32 before the first `add` where the constructor was not told."""
+        return self.actions.dtype
+
+    @property
+    def step(self) -> int:
+        """How many steps are stored. Set it to 0 to start again, or to the number of rows written directly."""
+        return self._rows.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._rows.step = step
+
+    def __len__(self) -> int:
+        """How many transitions are stored."""
+        return self._rows.step * self.num_envs
+
+    def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
+        """Copy what is known before the step, for environments that step in place.
+
+        Then `add(None, None, None, rewards, dones, values, log_probs)`. This is the buffer's own, not ApexRL's.
+        """
+        rows = self._settled(actions)
+        rows.stage([*seen(rows, observations, privileged_observations), actions, None, None, None, None])
+        self._rows, self._is_settled = rows, True
+
+    def add(
+        self,
+        observations: Any,
+        privileged_observations: Any,
+        actions: Any,
+        rewards: Any,
+        dones: Any,
+        values: Any,
+        log_probs: Any,
+    ) -> None:
+        """Store one step of every environment; `dones` [num_envs] says whether this step ended an episode."""
+        rows = self._settled(actions)
+        before = seen(rows, observations, privileged_observations)
+        dones = zeros_and_ones("dones", dones, rows.tensors["dones"].device)
+        notice_reused(self._reused, rows, before[0])
+        rows.write([*before, actions, rewards, dones, values, log_probs])
+        self._rows, self._is_settled = rows, True
+
+    def _settled(self, actions: Any) -> StepRows:
+        """The rows that store such actions: the first ones tell, where the constructor did not."""
+        refuse_full(self._rows)
+        if self._is_settled:
+            return self._rows
+        action = inferred(actions, 1, *self._told)
+        is_same = action == Field(self.action_shape, self.action_dtype)
+        return self._rows if is_same else self._made(action, self.device)
+
+    def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
+        """Advantages and returns of the stored steps; `last_values` [num_envs] are of the observations after them.
+
+        An episode that a time limit cut off counts as ended: add the discounted value of its final observation to its
+        last reward, as ApexRL's own runner does.
+        """
+        self._rows.score(last_values, self.dones.bool(), gamma=gamma, lam=gae_lambda)
+
+    def get_all_data(self) -> dict[str, Any]:
+        """All transitions `[num_steps · num_envs, …]` in the order of time, then environment; they share the memory.
+
+        Of a rollout that is partly filled they are a copy, zero where nothing is stored.
+        """
+        count = stored("get_all_data", self._rows.step) * self.num_envs
+        data = training_data(self._rows)
+        if not self._rows.is_full:
+            whole = self.num_steps * self.num_envs
+            remedy = "Add the missing steps, or take the first len(buffer) rows."
+            warnings.warn(explain("get_all_data", f"{whole} stored rows", count, remedy), DataWarning, stacklevel=2)
+            data = {name: rows if rows is None else _without_rows_after(count, rows) for name, rows in data.items()}
+        return data
+
+    def get_minibatch(self, batch_size: int) -> tuple[Any, ...]:
+        """Stored transitions drawn with replacement: what `get_all_data` has, in its order, as a tuple."""
+        count = stored("get_minibatch", self._rows.step) * self.num_envs
+        size = (positive("batch_size", batch_size),)
+        index = torch.randint(count, size, generator=self._random, device=self.device)
+        return tuple(_rows_at(index, rows) for rows in training_data(self._rows).values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The stored steps as tensors, dicts and numbers only: `torch.load(…, weights_only=True)` reads them."""
+        held = {name: getattr(self, name) for name in (*_GIVEN, *_SCORES)}
+        rows = {name: rows if rows is None else plain(rows[: self.step].clone()) for name, rows in held.items()}
+        return {"step": self.step, **self._layout(), **rows}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Hold what `state_dict` of a buffer of the same layout held; an error leaves the buffer as it was."""
+        for name, own in self._layout().items():
+            if state_dict[name] != own:
+                raise ValueError(f"RolloutBuffer {name} mismatch: {state_dict[name]} != {own}")
+        twin = RolloutBuffer(
+            self.num_envs, self.num_steps, self.obs_shape, *self._told, self.device,
+            self.num_privileged_obs, self.privileged_obs_shape, seed=self._seed,
+        )  # fmt: skip
+        rows = TensorDict(
+            {name: state_dict[name] for name in _GIVEN if state_dict[name] is not None}, state_dict["step"]
+        )
+        for row in rows:
+            twin.add(**{name: row.get(name, None) for name in _GIVEN})
+        for name in _SCORES:
+            getattr(twin, name)[: twin.step] = state_dict[name].to(self.device)
+        self._rows, self._is_settled = twin._rows, twin._is_settled
+
+    def _layout(self) -> dict[str, Any]:
+        specs = {name: written(getattr(self, name)) for name in ("obs_shape", "privileged_obs_shape")}
+        return {"num_envs": self.num_envs, "num_steps": self.num_steps, **specs}
+
+    def clear(self) -> None:
+        """Forget the stored steps."""
+        self._rows.clear()
+
+    def to(self, device: torch.device | str) -> RolloutBuffer:
+        """Move the stored steps to another device; returns the buffer itself."""
+        self._rows = moved(self._rows, device)
+        self._random = seeded(self.device, self._seed)
+        return self
+
+
+def seeded(device: torch.device, seed: int) -> torch.Generator:
+    """A generator for draws on a device."""
+    return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
+
+
+def moved(rows: StepRows, device: torch.device | str) -> StepRows:
+    """The same steps on another device."""
+    make: Any = rows.make
+    return rows.moved(partial(make.func, *make.args, **{**make.keywords, "device": device}))
+
+
+def told_of_ends(rows: StepRows) -> rl.RolloutBuffer:
+    """The buffer underneath, whose episodes end where `dones` say so now."""
+    rows.tensors["terminated"].copy_(rows.tensors["dones"] != 0)
+    return rows.core
+
+
+def refuse_full(rows: StepRows) -> None:
+    """ApexRL's error for a step too many."""
+    if rows.is_full:
+        raise ValueError(f"Rollout buffer is full (capacity: {rows.num_steps})")
+
+
+def seen(rows: StepRows, observations: Any, privileged_observations: Any) -> list[Any]:
+    """What was seen in a step, leaf by leaf."""
+    found = leaves_of("obs", rows.tensors["obs"], observations)
+    if PRIVILEGED in rows.tensors:
+        return [*found, *leaves_of(PRIVILEGED, rows.tensors[PRIVILEGED], privileged_observations)]
+    if privileged_observations is not None:
+        remedy = "Make the buffer with privileged_obs_shape=."
+        got = type(privileged_observations).__name__
+        raise SchemaError(explain(PRIVILEGED, "None without privileged_obs_shape", got, remedy))
+    return found
+
+
+def notice_reused(reused: Reused, rows: StepRows, obs: Any) -> None:
+    """Warn once of observations in one memory: a rollout cannot see whether a step overwrote them."""
+    if reused.is_news(obs, rows.before()):
+        remedy = "If the environment overwrites it, the next one is stored: clone it before the step, or call stage."
+        expected, got = "memory of its own for every step", "that of the step before, with other numbers"
+        warnings.warn(explain("observations", expected, got, remedy), DataWarning, stacklevel=3)
+
+
+def training_data(rows: StepRows) -> dict[str, Any]:
+    """All rows `[T · N]` under the names that ApexRL trains on."""
+    flat = rows.flat
+    return {
+        theirs: rows.scored(ours).flatten() if ours in SCORES else flat.get(ours) for theirs, ours in TRAINING.items()
+    }
+
+
+def _without_rows_after(count: int, rows: Any) -> Any:
+    kept = rows.clone()
+    kept[count:].zero_()
+    return kept
+
+
+def _rows_at(index: torch.Tensor, rows: Any) -> Any:
+    return rows.index_select(0, index) if isinstance(rows, torch.Tensor) else None if rows is None else rows[index]

@@ -1,0 +1,193 @@
+"""ApexRL's rollout buffer of recurrent policies on ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+import relive as rl
+from relive.compat.apexrl.buffer.attributes import TRAINING
+from relive.compat.apexrl.buffer.overwritten import Reused
+from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, moved, notice_reused, refuse_full, seen, told_of_ends
+from relive.compat.apexrl.buffer.specs import declared, zeros_and_ones
+from relive.compat.apexrl.utils.observation import Spec
+from relive.compat.seeding import experiment_seed
+from relive.compat.step_rows import SCORES, Column, StepRows
+from relive.errors import NotReadyError, explain
+from relive.fields.schema import Field
+
+_HIDDEN = ("actor_hidden_states", "critic_hidden_states")
+
+
+class RolloutRNNBuffer:
+    """`num_steps` steps of `num_envs` environments with the hidden states that they began with, read as sequences.
+
+    Networks have their hidden states as (layers, batch, hidden); the attributes keep them [num_steps, num_envs, layers,
+    hidden]. Sequences go on over the ends of episodes: `dones` say where the network has to begin anew.
+
+    What is different here: all that is in `RolloutBuffer`, and sequences are cut from stored steps only. Shuffling does
+    not touch the global generator; `seed` makes it repeatable.
+
+    >>> buffer = RolloutRNNBuffer(2, 4, (3,), (), torch.long, (1, 8), (1, 8), "cpu")
+    >>> buffer.actor_hidden_states.shape
+    torch.Size([4, 2, 1, 8])
+    """
+
+    observations = Column("obs")
+    privileged_observations = Column(PRIVILEGED)
+    actions = Column("action")
+    rewards = Column("reward")
+    dones = Column("dones")
+    values = Column("value")
+    log_probs = Column("log_prob")
+    advantages = Column("advantage")
+    returns = Column("return")
+    actor_hidden_states = Column("actor_hidden_states")
+    critic_hidden_states = Column("critic_hidden_states")
+
+    def __init__(
+        self,
+        num_envs: int,
+        num_steps: int,
+        obs_shape: Spec,
+        action_shape: tuple[int, ...],
+        action_dtype: torch.dtype,
+        actor_hidden_shape: tuple[int, ...],
+        critic_hidden_shape: tuple[int, ...],
+        device: torch.device | str,
+        privileged_obs_shape: Spec | None = None,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        self.num_envs = num_envs
+        self.num_steps = num_steps
+        self.obs_shape = obs_shape
+        self.action_shape = action_shape
+        self.action_dtype = action_dtype
+        self.actor_hidden_shape = actor_hidden_shape
+        self.critic_hidden_shape = critic_hidden_shape
+        self.privileged_obs_shape = privileged_obs_shape
+        self._reused = Reused()
+        self._rows = self._made(device, experiment_seed() if seed is None else seed)
+
+    def _made(self, device: torch.device | str, seed: int) -> StepRows:
+        extra: dict[str, Any] = {
+            "dones": declared(()),
+            "actor_hidden_states": rl.Carry(self.actor_hidden_shape),
+            "critic_hidden_states": rl.Carry(self.critic_hidden_shape),
+        }
+        privileged = []
+        if self.privileged_obs_shape is not None:
+            extra[PRIVILEGED], privileged = declared(self.privileged_obs_shape), [PRIVILEGED]
+        obs, action = declared(self.obs_shape), Field(self.action_shape, self.action_dtype)
+        sizes = (self.num_steps, self.num_envs)
+        make = partial(rl.RolloutBuffer, *sizes, obs, action, extra=extra, device=device, seed=seed)
+        return StepRows(make, ["obs", *privileged, "action", "reward", "dones", "value", "log_prob", *_HIDDEN])
+
+    @property
+    def core(self) -> rl.RolloutBuffer:
+        """The relive buffer underneath, with the steps that are stored now."""
+        return told_of_ends(self._rows)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.rewards.device
+
+    @property
+    def step(self) -> int:
+        """How many steps are stored. Set it to 0 to start again, or to the number of rows written directly."""
+        return self._rows.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._rows.step = step
+
+    def __len__(self) -> int:
+        """How many transitions are stored."""
+        return self._rows.step * self.num_envs
+
+    def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
+        """Copy what is known before the step, as `RolloutBuffer.stage` does; then `add(None, None, None, …)`."""
+        refuse_full(self._rows)
+        self._rows.stage([*seen(self._rows, observations, privileged_observations), actions, *(None,) * 6])
+
+    def add(
+        self,
+        observations: Any,
+        privileged_observations: Any,
+        actions: Any,
+        rewards: Any,
+        dones: Any,
+        values: Any,
+        log_probs: Any,
+        actor_hidden_states: Any,
+        critic_hidden_states: Any,
+    ) -> None:
+        """Store one step of every environment; hidden states (layers, num_envs, hidden) are those it began with."""
+        refuse_full(self._rows)
+        before = seen(self._rows, observations, privileged_observations)
+        dones = zeros_and_ones("dones", dones, self.device)
+        hidden = map(_batch_first, (actor_hidden_states, critic_hidden_states))
+        notice_reused(self._reused, self._rows, before[0])
+        self._rows.write([*before, actions, rewards, dones, values, log_probs, *hidden])
+
+    def compute_returns_and_advantages(self, last_values: Any, gamma: float = 0.99, gae_lambda: float = 0.95) -> None:
+        """Advantages and returns of the stored steps; `last_values` [num_envs] are of the observations after them."""
+        self._rows.score(last_values, self.dones.bool(), gamma=gamma, lam=gae_lambda)
+
+    def get_sequence_minibatches(
+        self, sequence_length: int, minibatch_size: int, *, shuffle: bool = True
+    ) -> Iterator[dict[str, Any]]:
+        """Every stored step once, as sequences `[sequence_length, B, …]`, `minibatch_size` of them at a time.
+
+        Hidden states are (layers, B, hidden), those that the sequences begin with. Unshuffled, sequences are in the
+        order of time, then environment.
+        """
+        if sequence_length <= 0:
+            raise ValueError("sequence_length must be positive")
+        if minibatch_size <= 0:
+            raise ValueError("minibatch_size must be positive")
+        if self.num_steps % sequence_length:
+            raise ValueError("num_steps must be divisible by sequence_length for recurrent PPO")
+        if self.step % sequence_length:
+            where, expected = "get_sequence_minibatches", f"a multiple of {sequence_length} steps"
+            raise NotReadyError(explain(where, expected, self.step, f"Add {-self.step % sequence_length} more."))
+        for score in SCORES:
+            self._rows.scored(score)
+        return map(self._named, self._sequences(sequence_length, minibatch_size, shuffle))
+
+    def _sequences(self, length: int, batch_size: int, shuffle: bool) -> Iterable[TensorDict]:
+        core = self.core
+        if shuffle:
+            return core.sequences(length, batch_size=batch_size, split_episodes=False)
+        # The core goes through one environment after the other; "index" counts steps, then environments.
+        (whole,) = core.sequences(length, split_episodes=False, shuffle=False)
+        return whole[whole["index"].argsort()].split(batch_size)
+
+    def _named(self, batch: TensorDict) -> dict[str, Any]:
+        """A batch of the core under ApexRL's names, time first."""
+        hidden = {name: _batch_first(batch.pop(name)).contiguous() for name in _HIDDEN}
+        del batch["index"]
+        batch.batch_size = batch["mask"].shape
+        steps = batch.transpose(0, 1).contiguous()
+        named = {theirs: steps.get(ours, None) for theirs, ours in TRAINING.items()}
+        return {**named, "dones": steps["dones"], **hidden}
+
+    def clear(self) -> None:
+        """Forget the stored steps."""
+        self._rows.clear()
+
+    def to(self, device: torch.device | str) -> RolloutRNNBuffer:
+        """Move the stored steps to another device; returns the buffer itself."""
+        self._rows = moved(self._rows, device)
+        return self
+
+
+def _batch_first(hidden: Any) -> Any:
+    """(layers, batch, hidden) as (batch, layers, hidden), and back."""
+    return hidden if hidden is None or hidden.ndim < 2 else torch.as_tensor(hidden).transpose(0, 1)

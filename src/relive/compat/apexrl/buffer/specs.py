@@ -1,0 +1,108 @@
+"""How arguments of ApexRL's buffers become the core's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from relive.compat.step_rows import is_tree
+from relive.errors import SchemaError, explain
+from relive.fields.conversion import as_tensor
+from relive.fields.schema import Field
+
+_FEW = 64
+_TENSOR: Any = torch.Tensor
+_LEAVES = (torch.Tensor, tuple)
+_ENDS = frozenset((0.0, 1.0))
+
+
+def declared(spec: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """The core's declaration of a specification; `dtype` is that of leaves that do not say."""
+    if isinstance(spec, Mapping):
+        return {key: declared(part, dtype) for key, part in spec.items()}
+    if hasattr(spec, "dtype"):
+        return Field(spec.shape, spec.dtype)
+    return Field(spec, dtype)
+
+
+def written(spec: Any) -> Any:
+    """The same specification in tuples and dicts only, which files can hold: a leaf with a dtype is (shape, dtype)."""
+    if spec is None:
+        return None
+    if isinstance(spec, Mapping):
+        return {key: written(part) for key, part in spec.items()}
+    if hasattr(spec, "dtype"):
+        return tuple(spec.shape), spec.dtype
+    return tuple(spec)
+
+
+def leaves_of(where: str, tree: Any, value: Any) -> list[Any]:
+    """The values of a dict for every leaf of a tree of the same form, in the tree's order; of None all are None."""
+    if type(value) is _TENSOR and type(tree) in _LEAVES:  # most steps
+        return [value]
+    if not is_tree(tree):
+        if is_tree(value):
+            raise TypeError("Observation tree structures must match")
+        return [value]
+    if value is not None and not hasattr(value, "keys"):
+        raise TypeError("Observation tree structures must match")
+    if value is not None and set(value.keys()) != set(tree.keys()):
+        expected, got = (f"the keys {sorted(each.keys())}" for each in (tree, value))
+        raise SchemaError(explain(where, expected, got, "Pass exactly these."))
+    parts = [leaves_of(f"{where}.{key}", part, None if value is None else value[key]) for key, part in tree.items()]
+    return [leaf for part in parts for leaf in part]
+
+
+def batch_size_of(spec: Any, observations: Any) -> int | None:
+    """How many observations were given: the length of the axis in front of the specified ones, None without one."""
+    while isinstance(spec, Mapping):
+        if not hasattr(observations, "keys"):
+            raise TypeError("Observation tree structures must match")
+        if not observations.keys():
+            raise ValueError("Observation tree does not contain tensor leaves")
+        key = next(iter(spec))
+        if key not in observations.keys():
+            return None
+        spec, observations = spec[key], observations[key]
+    shape = observations.shape if isinstance(observations, torch.Tensor) else np.shape(observations)
+    return shape[0] if len(shape) > len(getattr(spec, "shape", spec)) else None
+
+
+def placed(value: Any, device: torch.device) -> Any:
+    """What a caller gave, with its tensors on `device` and without their history."""
+    if isinstance(value, torch.Tensor):
+        return value if value.device == device and not value.requires_grad else value.detach().to(device)
+    if is_tree(value):
+        return {key: placed(part, device) for key, part in value.items()}
+    return value
+
+
+def zeros_and_ones(where: str, dones: Any, device: torch.device) -> torch.Tensor:
+    """ApexRL's dones, which are numbers, as a tensor. On other devices than the host they are not looked at."""
+    given = placed(dones, device)
+    if not isinstance(given, torch.Tensor):
+        given = as_tensor(where, given, device).to(device)
+    if given.dtype == torch.bool or not given.is_cpu:
+        return given
+    if given.ndim == 1 and len(given) <= _FEW:  # a list of few numbers is quicker than three calls for many
+        is_right = _ENDS.issuperset(given.tolist())
+    else:
+        found = given.numpy()
+        is_right = (found * found == found).all()  # of numbers, zero and one are equal to their squares
+    if not is_right:
+        wrong = given[given * given != given].flatten()[0].item()
+        raise SchemaError(explain(where, "zeros and ones", wrong, "Pass whether each episode ended."))
+    return given
+
+
+def inferred(actions: Any, lead: int, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> Field:
+    """What actions are, of which the first were given with `lead` axes in front, where that is not known already.
+
+    Like everywhere in this library float64 becomes float32 unless somebody asks for it.
+    """
+    given = actions if isinstance(actions, torch.Tensor) else as_tensor("actions", actions, torch.device("cpu"))
+    found = torch.float32 if given.dtype == torch.float64 else given.dtype
+    return Field(tuple(given.shape[lead:]) if shape is None else shape, dtype or found)

@@ -1,0 +1,206 @@
+"""Observations as ApexRL has them: a tensor, or a dict or TensorDict of observations; and their specifications."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+
+from relive.fields.schema import Field
+
+Observation: TypeAlias = torch.Tensor | TensorDict
+"""A tensor, or a TensorDict of observations."""
+
+
+@dataclass(frozen=True)
+class TensorLeafSpec:
+    """One tensor of a structured observation: its shape without the batch axes, and its dtype."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+Spec: TypeAlias = "TensorLeafSpec | tuple[int, ...] | Mapping[str, Spec]"
+"""A shape, a leaf with a dtype of its own, or a dict of these."""
+ObservationSpec = Spec
+"""ApexRL's name for it."""
+
+
+def space_to_spec(space: spaces.Space[Any]) -> Spec:
+    """The specification of a Gymnasium space; a number is a vector of length one, a Discrete one of int64.
+
+    >>> space_to_spec(spaces.Dict({"goal": spaces.Discrete(4), "pose": spaces.Box(-1, 1, (3,))}))
+    {'goal': TensorLeafSpec(shape=(1,), dtype=torch.int64), 'pose': TensorLeafSpec(shape=(3,), dtype=torch.float32)}
+    """
+    if isinstance(space, spaces.Dict):
+        return {key: space_to_spec(part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Discrete):
+        return TensorLeafSpec((1,), torch.int64)
+    if space.shape is None or space.dtype is None:
+        raise NotImplementedError(f"Unsupported observation space type: {type(space)}")
+    return TensorLeafSpec(space.shape or (1,), Field((), space.dtype).dtype)
+
+
+def spec_numel(spec: Any) -> int:
+    """How many numbers one observation of this specification has.
+
+    >>> spec_numel({"camera": (2, 3), "pose": TensorLeafSpec((4,), torch.float32), "time": ()})
+    11
+    """
+    if isinstance(spec, Mapping):
+        return sum(map(spec_numel, spec.values()))
+    return math.prod(getattr(spec, "shape", spec))
+
+
+def actor_space_from_observation_space(obs_space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """What the policy sees of a space: its part "obs", where it has one."""
+    if isinstance(obs_space, spaces.Dict) and "obs" in obs_space.spaces:
+        return obs_space.spaces["obs"]
+    return obs_space
+
+
+def critic_space_from_observation_space(obs_space: spaces.Space[Any]) -> spaces.Space[Any] | None:
+    """What only the critic sees of a space: its part "privileged_obs" or "critic_obs"; None without one."""
+    parts = obs_space.spaces if isinstance(obs_space, spaces.Dict) else {}
+    return parts.get("privileged_obs", parts.get("critic_obs"))
+
+
+def split_actor_critic_observations(observation: Any) -> tuple[Any, Any]:
+    """What the policy sees of an observation, and what only the critic sees (None without it)."""
+    if not _is_tree(observation) or "obs" not in observation.keys():
+        return observation, None
+    parts = dict(observation.items())
+    privileged = parts.get("privileged_obs")
+    return parts["obs"], parts.get("critic_obs") if privileged is None else privileged
+
+
+def infer_batch_size(value: Any) -> tuple[int, ...] | None:
+    """The length of the first axis of the first tensor, as a tuple; None if there is no tensor."""
+    first = _first_tensor(value)
+    return None if first is None else (int(first.shape[0]),)
+
+
+def observation_batch_size(value: Any) -> int:
+    """The length of the first axis of the first tensor."""
+    size = infer_batch_size(value)
+    if size is None:
+        raise ValueError("Observation tree does not contain tensor leaves")
+    return size[0]
+
+
+def observation_to_tensor(observation: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
+    """Arrays as tensors on `device`, dicts as TensorDicts; of a tuple the first entry. Only floats take `dtype`.
+
+    A tensor that is there already is returned as it is: an environment that writes its next observation into the
+    same memory changes this one too.
+    """
+    if isinstance(observation, tuple):
+        observation = observation[0]
+    if _is_tree(observation):
+        return _mapped(lambda part: observation_to_tensor(part, device, dtype), observation)
+    if not isinstance(observation, torch.Tensor):
+        return torch.as_tensor(observation, device=device, dtype=dtype)
+    return observation_to_device(observation, device, dtype)
+
+
+def observation_to_device(observation: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
+    """The same observation with its tensors on `device`; only floats take `dtype`. None stays None."""
+    if observation is None:
+        return None
+    if _is_tree(observation):
+        return _mapped(lambda part: observation_to_device(part, device, dtype), observation)
+    return observation.to(device, dtype if observation.is_floating_point() else None)
+
+
+def stack_observations(observations: list[Any]) -> Any:
+    """Observations of one form as one, along a new first axis."""
+    first = observations[0]
+    if not _is_tree(first):
+        return torch.stack(observations)
+    size = (len(observations), *(getattr(first, "batch_size", None) or ()))
+    parts = {key: stack_observations([each[key] for each in observations]) for key in first.keys()}
+    return TensorDict(parts, size)
+
+
+def zeros_like_observation(observation: Any) -> Any:
+    """An observation of the same form that is zero."""
+    return _mapped(zeros_like_observation, observation) if _is_tree(observation) else torch.zeros_like(observation)
+
+
+def clone_observation(observation: Any) -> Any:
+    """A copy in memory of its own."""
+    return _mapped(clone_observation, observation) if _is_tree(observation) else observation.clone()
+
+
+def observation_index(observation: Any, index: Any) -> Any:
+    """Every tensor indexed alike."""
+    if not _is_tree(observation):
+        return observation[index]
+    return _mapped(lambda part: observation_index(part, index), observation, ())
+
+
+def observation_set_index(destination: Any, index: Any, value: Any) -> None:
+    """Write an observation into the rows `index` of another one of the same form."""
+    if not _is_tree(destination):
+        destination[index] = value
+        return
+    if not _is_tree(value):
+        raise TypeError("Observation tree structures must match")
+    for key in destination.keys():
+        observation_set_index(destination[key], index, value[key])
+
+
+def flatten_time_env_observation(observation: Any) -> Any:
+    """`[T, N, …]` as `[T · N, …]`."""
+    if not _is_tree(observation):
+        return observation.flatten(0, 1)
+    parts = {key: flatten_time_env_observation(part) for key, part in observation.items()}
+    return TensorDict(parts, infer_batch_size(next(iter(parts.values()), None)))
+
+
+def flatten_observation(observation: Any) -> torch.Tensor:
+    """Every number of an observation `[B, …]` as one float32 vector `[B, D]`."""
+    if not _is_tree(observation):
+        observation = observation.float()
+        return observation.reshape(1, 1) if observation.ndim == 0 else observation.reshape(len(observation), -1)
+    parts = [flatten_observation(part) for part in observation.values()]
+    if not parts:
+        raise ValueError("Observation TensorDict is empty")
+    return torch.cat(parts, dim=-1)
+
+
+def allocate_observation_storage(
+    prefix_shape: tuple[int, ...], spec: Any, device: torch.device | str, dtype: torch.dtype = torch.float32
+) -> Any:
+    """Zeros `[*prefix_shape, …]` for a specification; `dtype` is that of leaves that do not say."""
+    if isinstance(spec, Mapping):
+        parts = {key: allocate_observation_storage(prefix_shape, part, device, dtype) for key, part in spec.items()}
+        return TensorDict(parts, prefix_shape)
+    if hasattr(spec, "dtype"):
+        return torch.zeros((*prefix_shape, *spec.shape), dtype=spec.dtype, device=device)
+    return torch.zeros((*prefix_shape, *spec), dtype=dtype, device=device)
+
+
+_TREES = (dict, TensorDict)  # not Mapping: to ask an abstract class takes as long as the row
+
+
+def _is_tree(value: Any) -> bool:
+    return isinstance(value, _TREES)
+
+
+def _mapped(function: Callable[[Any], Any], tree: Any, size: Sequence[int] | None = None) -> TensorDict:
+    """A TensorDict of what a function makes of the parts; of the tree's batch size, or `size`."""
+    parts = {key: function(part) for key, part in tree.items()}
+    return TensorDict(parts, getattr(tree, "batch_size", ()) if size is None else size)
+
+
+def _first_tensor(value: Any) -> Any:
+    """The first tensor or array of a tree."""
+    if not _is_tree(value):
+        return value
+    return next((found for found in map(_first_tensor, value.values()) if found is not None), None)

@@ -1,0 +1,1 @@
+"""A part of the path that EmbodiChain has its buffers at."""

@@ -1,0 +1,115 @@
+"""EmbodiChain's older rollout buffer, which steps `[T, N]` are added to one by one, on ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from relive.compat.seeding import experiment_seed
+from relive.compat.step_rows import Column, StepRows, stored
+from relive.errors import SchemaError, explain
+from relive.fields.schema import positive
+from relive.rollout.buffer import RolloutBuffer as _Rollout
+
+__all__ = ["RolloutBuffer"]
+
+_OURS = {
+    "obs": "obs",
+    "actions": "action",
+    "rewards": "reward",
+    "dones": "terminated",
+    "values": "value",
+    "logprobs": "log_prob",
+}
+
+
+class RolloutBuffer:
+    """`num_steps` steps of `num_envs` environments, added one by one.
+
+    `obs [T, N, obs_dim]`, `actions [T, N, action_dim]`, `rewards`, `dones`, `values` and `logprobs [T, N]` are the
+    memory itself, also when they are assigned. `done` means that the step just taken ended the episode.
+    """
+
+    obs = Column("obs")
+    actions = Column("action")
+    rewards = Column("reward")
+    dones = Column("terminated")
+    values = Column("value")
+    logprobs = Column("log_prob")
+
+    def __init__(
+        self,
+        num_steps: int,
+        num_envs: int,
+        obs_dim: int,
+        action_dim: int,
+        device: torch.device | str,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        self.num_steps, self.num_envs = num_steps, num_envs
+        self.obs_dim, self.action_dim = obs_dim, action_dim
+        seed = experiment_seed() if seed is None else seed
+        make = partial(_Rollout, num_steps, num_envs, obs_dim, action_dim, device=device, seed=seed)
+        self._rows = StepRows(make, _OURS.values())
+        self.device: torch.device = self.rewards.device
+        self._random = torch.Generator("cpu" if self.device.type == "meta" else self.device).manual_seed(seed)
+        self._extras: Mapping[str, Any] = {}
+
+    @property
+    def core(self) -> _Rollout:
+        """The relive buffer underneath, with the steps that are stored now."""
+        return self._rows.core
+
+    @property
+    def step(self) -> int:
+        """How many steps are stored. Set it to 0 to start again, or to the number of rows written directly."""
+        return self._rows.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._rows.step = step
+
+    def add(self, obs: Any, action: Any, reward: Any, done: Any, value: Any, logprob: Any) -> None:
+        """Store one step of every environment."""
+        rows = self._rows
+        if rows.is_full:
+            remedy = "Train on the rollout, then set step = 0."
+            raise IndexError(explain("add", f"at most {self.num_steps} steps", self.num_steps + 1, remedy))
+        if type(done) is not torch.Tensor or done.dtype is not torch.bool:
+            done = done != 0 if isinstance(done, torch.Tensor) else np.asarray(done) != 0
+        rows.write((obs, action, reward, done, value, logprob))
+
+    def set_extras(self, extras: Mapping[str, Any] | None) -> None:
+        """Let these tensors `[T, N, …]` join every batch, instead of the ones before."""
+        self._extras = extras or {}
+
+    def iterate_minibatches(self, batch_size: int) -> Iterator[dict[str, torch.Tensor]]:
+        """Every stored step of every environment once, shuffled; the last batch may be shorter."""
+        positive("batch_size", batch_size)
+        rows = self._rows
+        total = stored("iterate_minibatches", rows.step) * self.num_envs
+        memory = {theirs: rows.flat[ours] for theirs, ours in _OURS.items()}
+        memory |= {name: self._joining(name, extra) for name, extra in self._extras.items()}
+        return self._batches(memory, total, batch_size)
+
+    def _batches(
+        self, memory: dict[str, torch.Tensor], total: int, batch_size: int
+    ) -> Iterator[dict[str, torch.Tensor]]:
+        order = torch.randperm(total, generator=self._random, device=self.device)
+        for start in range(0, total, batch_size):
+            index = order[start : start + batch_size]
+            yield {name: tensor.index_select(0, index) for name, tensor in memory.items()}
+
+    def _joining(self, name: str, extra: Any) -> torch.Tensor:
+        """An extra as `[step · N, …]`, if it has a row for every step that is stored."""
+        extra = torch.as_tensor(extra, device=self.device)
+        steps = self._rows.step
+        if extra.ndim < 2 or not steps <= len(extra) <= self.num_steps or extra.shape[1] != self.num_envs:
+            expected = f"shape ({self.num_steps}, {self.num_envs}, …)"
+            raise SchemaError(explain(f"extra.{name}", expected, tuple(extra.shape), "Pass a value for every step."))
+        return extra[:steps].flatten(0, 1)

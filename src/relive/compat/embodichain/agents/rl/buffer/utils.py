@@ -1,0 +1,5 @@
+"""Where releases 0.1.2 to 0.2.2 had them."""
+
+from relive.compat.embodichain.learning.rl.buffer.utils import iterate_minibatches, transition_view
+
+__all__ = ["iterate_minibatches", "transition_view"]

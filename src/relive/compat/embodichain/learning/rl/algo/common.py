@@ -1,0 +1,73 @@
+"""The targets of EmbodiChain's algorithms: advantages of PPO and of GRPO."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict
+from torch.nn.functional import pad
+
+from relive.compat.embodichain.learning.rl.buffer.utils import next_value_of
+from relive.errors import SchemaError, explain
+from relive.estimators import gae, group_advantage
+
+__all__ = ["compute_gae", "compute_group_advantage"]
+
+
+def compute_gae(rollout: TensorDict, gamma: float, gae_lambda: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and returns `[N, T]` of a rollout `[N, T + 1]`, which gets them as "advantage" and "return".
+
+    See `relive.gae`. Only "done" must be there; without "truncated" every end counts as a termination. A step that is
+    done and not truncated does not bootstrap; the last slot of "value" is that of the last observation.
+    """
+    reward, value = rollout["reward"], rollout["value"]
+    if reward.ndim != 2:
+        raise SchemaError(explain("reward", "shape [N, T + 1]", tuple(reward.shape), "Pass one reward per step."))
+    if value.shape != reward.shape:
+        raise SchemaError(
+            explain("value", f"shape {tuple(reward.shape)}", tuple(value.shape), "Pass one value per slot.")
+        )
+    done = rollout["done"].bool()
+    truncated, terminated = (_flags(rollout, name, done) for name in ("truncated", "terminated"))
+    terminated = terminated | (done & ~truncated)
+    reward, value, terminated, truncated = (x[:, :-1].T for x in (reward.float(), value.float(), terminated, truncated))
+    next_value = next_value_of(dict(rollout.items())).T.float()
+    advantage, return_ = gae(reward, value, next_value, terminated, truncated, gamma=gamma, lam=gae_lambda)
+    return _attach(rollout, "advantage", advantage), _attach(rollout, "return", return_)
+
+
+def compute_group_advantage(
+    rollout: TensorDict,
+    gamma: float,
+    group_size: int,
+    truncate_at_first_done: bool = True,
+    eps: float = 1e-8,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The fields of GRPO, "advantage", "seq_mask" and "seq_return", each `[N, T]` and attached to the rollout.
+
+    See `relive.group_advantage`: neighbouring environments form a group.
+    """
+    seq_return, seq_mask, advantage = group_advantage(
+        rollout["reward"][:, :-1].T,
+        rollout["done"][:, :-1].bool().T,
+        group_size=group_size,
+        gamma=gamma,
+        first_episode_only=truncate_at_first_done,
+        eps=eps,
+    )
+    return (
+        _attach(rollout, "advantage", advantage),
+        _attach(rollout, "seq_mask", seq_mask.to(advantage.dtype)),
+        _attach(rollout, "seq_return", seq_return),
+    )
+
+
+def _flags(rollout: TensorDict, name: str, like: torch.Tensor) -> torch.Tensor:
+    """Flags as bools; none is set where the rollout has no such field."""
+    flags = rollout.get(name, None)
+    return torch.zeros_like(like) if flags is None else flags.bool()
+
+
+def _attach(rollout: TensorDict, name: str, steps: torch.Tensor) -> torch.Tensor:
+    """Make `steps` [T, N] a field [N, T + 1] of the rollout, zero in the last slot; returns it without that."""
+    rollout[name] = pad(steps, (0, 0, 0, 1)).T
+    return rollout[name][:, :-1]

@@ -1,0 +1,169 @@
+"""EmbodiChain's rollout as one shared TensorDict `[N, T + 1]`, on our memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import Signature, signature
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from relive.compat.embodichain.learning.rl.buffer.utils import transition_view
+from relive.errors import SchemaError, explain
+from relive.fields.schema import Field
+from relive.rollout.buffer import RolloutBuffer as _Rollout
+
+__all__ = ["RolloutBuffer"]
+
+_ARGUMENTS = (
+    "num_envs", "rollout_len", "obs_dim", "action_dim", "device", "critic_obs_dim", "distribution_param_dim",
+)  # fmt: skip
+_LAST = ("obs", "critic_obs", "value")
+"""Fields whose last slot is the state after the rollout."""
+_OLDER = ("set_extras", "iterate_minibatches", "step", "num_steps", "obs", "actions", "rewards", "dones", "logprobs")
+
+
+class RolloutBuffer:
+    """One rollout as a TensorDict `[N, T + 1]` that collector, environment and algorithm write into.
+
+    It is a view of time-major memory and one object for the buffer's life. The last slot holds the last observation and
+    its value; it is zero in the other fields. `core` is the relive buffer underneath.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        rollout_len: int,
+        obs_dim: int,
+        action_dim: int,
+        device: torch.device | str,
+        critic_obs_dim: int | None = None,
+        distribution_param_dim: int | None = None,
+    ) -> None:
+        self.num_envs, self.rollout_len = num_envs, rollout_len
+        self.obs_dim, self.action_dim, self.device = obs_dim, action_dim, device
+        self.critic_obs_dim, self.distribution_param_dim = critic_obs_dim, distribution_param_dim
+        sizes = {
+            "critic_obs": critic_obs_dim,
+            "action_mean": distribution_param_dim,
+            "action_std": distribution_param_dim,
+        }
+        extra = {"done": Field((), torch.bool), **{name: size for name, size in sizes.items() if size is not None}}
+        self._core = _Rollout(rollout_len, num_envs, obs_dim, action_dim, extra=extra, device=device)
+        memory: dict[str, Any] = dict(self._core.lend().items())
+        self._shared: dict[str, torch.Tensor] = {"sample_log_prob": memory.pop("log_prob"), **memory}
+        self._padding = [shared[:, -1] for name, shared in self._shared.items() if name not in _LAST]
+        """The last slot of what only transitions have."""
+        self._rollout = TensorDict(dict(self._shared), batch_size=[num_envs, rollout_len + 1], device=device)
+        self._is_full = False
+
+    __signature__ = Signature(list(signature(__init__).parameters.values())[1:])
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> RolloutBuffer:
+        """Refuse the names of the older buffer's arguments: positions would swap steps and environments."""
+        if "num_steps" in kwargs:
+            expected, remedy = "(num_envs, rollout_len, …)", "Import it from agents.rl.buffer, or pass rollout_len."
+            raise TypeError(explain("RolloutBuffer", expected, "num_steps, an argument of the older buffer", remedy))
+        return super().__new__(cls)
+
+    @property
+    def core(self) -> _Rollout:
+        """The relive buffer underneath, with the rollout if one waits to be consumed."""
+        if self._is_full:
+            self._core.take_back()
+        else:
+            self._core.clear()
+        return self._core
+
+    @property
+    def buffer(self) -> TensorDict:
+        """The shared TensorDict."""
+        return self._rollout
+
+    def start_rollout(self) -> TensorDict:
+        """The shared TensorDict, ready to be written: without the fields of algorithms, its last slot padding."""
+        if self._is_full:
+            raise RuntimeError("RolloutBuffer already contains a rollout.")
+        for name in set(self._rollout.keys()) - self._shared.keys():
+            del self._rollout[name]
+        for name, shared in self._shared.items():
+            if self._rollout.get(name, None) is not shared:
+                self._rollout[name] = shared
+        torch._foreach_zero_(self._padding)
+        return self._rollout
+
+    def add(
+        self,
+        rollout: TensorDict,
+        action: None = None,
+        reward: None = None,
+        done: None = None,
+        value: None = None,
+        logprob: None = None,
+    ) -> None:
+        """The shared TensorDict has been written: it may be consumed. Fields that were set anew are copied into it.
+
+        The other arguments are those of the older buffer, and refused.
+        """
+        if any(field is not None for field in (action, reward, done, value, logprob)):
+            remedy = "Import RolloutBuffer from agents.rl.buffer, whose sizes are (num_steps, num_envs)."
+            raise TypeError(explain("add", "the shared rollout", "the fields of one step", remedy))
+        if rollout is not self._rollout:
+            raise ValueError("RolloutBuffer only accepts its shared rollout TensorDict.")
+        size = (self.num_envs, self.rollout_len + 1)
+        if tuple(rollout.batch_size) != size:
+            raise SchemaError(
+                explain("rollout", f"batch size {size}", tuple(rollout.batch_size), "Keep its batch size.")
+            )
+        anew = {name: rollout[name] for name, shared in self._shared.items() if rollout.get(name) is not shared}
+        for name, given in anew.items():
+            self._check(name, given)
+        for name, given in anew.items():
+            self._shared[name].copy_(given)
+            rollout[name] = self._shared[name]
+        self._is_full = True
+
+    def _check(self, name: str, given: torch.Tensor) -> None:
+        shared = self._shared[name]
+        for kind, expected, got in (
+            ("shape", tuple(shared.shape), tuple(given.shape)),
+            ("dtype", shared.dtype, given.dtype),
+        ):
+            if got != expected:
+                raise ValueError(f"Rollout field '{name}' {kind} mismatch: expected {expected}, got {got}.")
+
+    def get(self, flatten: bool = True) -> TensorDict:
+        """Consume the rollout: its transitions `[N · T]`, or the shared TensorDict `[N, T + 1]` for `transition_view`.
+
+        The latter is the memory that the next rollout is written into.
+        """
+        if not self._is_full:
+            raise RuntimeError("RolloutBuffer is empty.")
+        self._is_full = False
+        return transition_view(self._rollout, flatten=True) if flatten else self._rollout
+
+    def is_full(self) -> bool:
+        """Whether a rollout waits to be consumed."""
+        return self._is_full
+
+    def __getattr__(self, name: str) -> Any:
+        """Names of the older buffer raise with a sentence."""
+        if name in _OLDER:
+            remedy = "Import RolloutBuffer from agents.rl.buffer."
+            raise AttributeError(explain("RolloutBuffer", "a name of the newer buffer", name, remedy))
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """How it was made, and what it holds."""
+        sizes = {name: getattr(self, name) for name in _ARGUMENTS}
+        return {**sizes, "rollout": dict(self._rollout.items()), "is_full": self._is_full}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(*(state[name] for name in _ARGUMENTS))
+        for name, tensor in state["rollout"].items():
+            if name in self._shared:
+                self._shared[name].copy_(tensor)
+            else:
+                self._rollout[name] = tensor
+        self._is_full = state["is_full"]

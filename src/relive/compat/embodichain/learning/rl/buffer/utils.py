@@ -1,0 +1,86 @@
+"""How EmbodiChain's algorithms read a rollout `[N, T + 1]`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from relive.compat.seeding import experiment_seed
+from relive.fields.batch import moved
+from relive.fields.conversion import device_of
+from relive.fields.schema import positive
+
+__all__ = ["iterate_minibatches", "transition_view"]
+
+
+def transition_view(rollout: TensorDict, flatten: bool = False) -> TensorDict:
+    """The transitions `[N, T]` of a rollout `[N, T + 1]`, or `[N · T]` of them, one environment after the other.
+
+    Every field without its last slot, and "next_value", the value of what a step led to. Fields share the rollout's
+    memory unless `flatten`, which copies.
+    """
+    fields: dict[str, Any] = dict(rollout.items())
+    next_value = next_value_of(fields)
+    if not all(type(field) is torch.Tensor for field in fields.values()):
+        transitions = rollout[:, :-1]
+        transitions["next_value"] = next_value
+        return transitions.reshape(-1) if flatten else transitions
+    steps = next_value.shape[1]
+    leaves = {name: field.narrow(1, 0, steps) for name, field in fields.items()}
+    leaves["next_value"] = next_value
+    if flatten:
+        leaves = {name: leaf.flatten(0, 1) for name, leaf in leaves.items()}
+    return _assembled(leaves, leaves["next_value"].shape, rollout.device)
+
+
+def iterate_minibatches(
+    rollout: TensorDict,
+    batch_size: int,
+    device: torch.device | str,
+    *,
+    seed: int | None = None,
+) -> Iterator[TensorDict]:
+    """Every row of a flat rollout `[B]` once, shuffled, in batches on `device`; the last one may be shorter."""
+    positive("batch_size", batch_size)
+    first: Any = next(iter(rollout.values(True, True)))
+    there, here = device_of(device), first.device
+    generator = torch.Generator("cpu" if here.type == "meta" else here)
+    generator.manual_seed(experiment_seed() if seed is None else seed)
+    order = torch.randperm(len(rollout), generator=generator, device=here)
+    batches = _read(rollout, order.split(batch_size))
+    return batches if here == there else (moved(batch, there) for batch in batches)
+
+
+def _read(rollout: TensorDict, parts: Iterable[torch.Tensor]) -> Iterator[TensorDict]:
+    fields: dict[str, Any] = dict(rollout.items())
+    if not all(type(field) is torch.Tensor for field in fields.values()):
+        return (rollout[part] for part in parts)
+    device = rollout.device
+    return (
+        _assembled({name: x.index_select(0, part) for name, x in fields.items()}, part.shape, device) for part in parts
+    )
+
+
+_unchecked: Any = getattr(TensorDict, "_new_unsafe", None)
+"""tensordict's constructor for tensors that are known to fit, where it has one: it is five times quicker."""
+
+
+def _assembled(fields: dict[str, Any], size: torch.Size, device: torch.device | None) -> TensorDict:
+    if _unchecked is None:
+        return TensorDict(fields, size, device=device)
+    return _unchecked(source=fields, batch_size=size, device=device, nested=False)
+
+
+def next_value_of(fields: Mapping[str, Any]) -> torch.Tensor:
+    """The value of what each step led to [N, T]: the next slot's, but for truncated steps, after which a reset came."""
+    value, truncated, final = fields["value"], fields.get("truncated"), fields.get("final_value")
+    steps = value.shape[1] - 1
+    following = value.narrow(1, 1, steps)
+    if truncated is None:
+        return following
+    truncated = truncated.narrow(1, 0, steps)
+    is_cut = truncated if truncated.dtype == torch.bool else truncated != 0
+    return torch.where(is_cut, (value if final is None else final).narrow(1, 0, steps), following)

@@ -1,0 +1,135 @@
+"""What rl-buffer's buffers have in common: sizes in time steps, statistics, and what they do when they are full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import torch
+
+from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
+from relive.fields.schema import positive
+
+CPU = torch.device("cpu")
+
+
+class ResetStrategy(Enum):
+    """What `add` does when the buffer is full."""
+
+    ERROR = "error"
+    """Raise a RuntimeError."""
+    RECURRENT = "recurrent"
+    """Let the newest step replace the oldest one."""
+    AUTO = "auto"
+    """Forget everything and start again."""
+
+
+class BaseBuffer:
+    """What the buffers have in common: their sizes, their statistics, and what happens when they are full.
+
+    A buffer of your own keeps its tensors itself and writes them in `add_context`.
+    """
+
+    _pos: Any
+    """How many time steps are stored, or where the next one goes in a ring that is full."""
+    _full: Any
+
+    def __init__(
+        self,
+        buffer_size: int,
+        num_envs: int,
+        stats_tracker: StatsTracker,
+        device: torch.device = CPU,
+        store_device: torch.device | None = None,
+        reset_strategy: ResetStrategy = ResetStrategy.ERROR,
+    ) -> None:
+        self._buffer_size, self.num_envs = positive("buffer_size", buffer_size), positive("num_envs", num_envs)
+        self.device = torch.device(device)
+        self.store_device = self.device if store_device is None else torch.device(store_device)
+        self.reset_strategy = reset_strategy
+        self._stats_tracker = stats_tracker
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pos, self._full = 0, False
+
+    @property
+    def stats_tracker(self) -> StatsTracker:
+        """What is told of every step."""
+        return self._stats_tracker
+
+    @property
+    def capacity(self) -> int:
+        """How many time steps fit."""
+        return self._buffer_size
+
+    @property
+    def total_capacity(self) -> int:
+        """How many transitions fit."""
+        return self._buffer_size * self.num_envs
+
+    @property
+    def current_size(self) -> int:
+        """How many time steps are stored."""
+        return self._buffer_size if self._full else self._pos
+
+    @property
+    def total_current_size(self) -> int:
+        """How many transitions are stored."""
+        return self.current_size * self.num_envs
+
+    @property
+    def full(self) -> bool:
+        """Whether the coming step meets the reset strategy."""
+        return self._full
+
+    def __len__(self) -> int:
+        """How many time steps are stored."""
+        return self.current_size
+
+    def reset(self, reset_stats: bool = False) -> None:
+        """Forget every step, and the statistics too if asked to."""
+        self._forget()
+        if reset_stats:
+            self.stats_tracker.reset()
+
+    @contextmanager
+    def add_context(
+        self,
+        done: Any,
+        reward: Any,
+        infos: Mapping[str, Any] | None = None,
+        done_reasons: Sequence[str | None] | None = None,
+    ) -> Iterator[int]:
+        """The position for one step of a buffer that keeps its tensors itself; a step that raises is not counted.
+
+        `RECURRENT` goes round: the position after the last one is 0, then 1.
+        """
+        refuse_full(self.full, self.reset_strategy)
+        if self.full and self.reset_strategy is ResetStrategy.AUTO:
+            self.reset()
+        pos = self._pos % self._buffer_size
+        yield pos
+        tell(self._stats_tracker, on_host(done) != 0, reward, infos, done_reasons)
+        self._pos, self._full = pos + 1, self._full or pos + 1 == self._buffer_size
+
+
+def refuse_full(is_full: bool, strategy: ResetStrategy) -> None:
+    """rl-buffer's error for a step too many."""
+    if is_full and strategy is ResetStrategy.ERROR:
+        raise RuntimeError("Buffer is full. Cannot add more transitions.")
+
+
+def tell(
+    tracker: Any,
+    dones: Any,
+    rewards: Any,
+    infos: Mapping[str, Any] | None,
+    done_reasons: Sequence[str | None] | None,
+) -> None:
+    """Tell a tracker of a step."""
+    infos = {} if infos is None else infos
+    reasons = [] if done_reasons is None else list(done_reasons)
+    tracker.update(dones=dones, rewards=on_host(rewards), infos=infos, done_reasons=reasons)

@@ -1,0 +1,121 @@
+"""rl-buffer's `PrioritizedReplayBuffer` on ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from relive.compat.rl_buffer.base_buffer import CPU, ResetStrategy
+from relive.compat.rl_buffer.replay_buffer import StoredTransitions
+from relive.compat.rl_buffer.stats_tracker import StatsTracker
+from relive.compat.rl_buffer.steps import declared
+from relive.compat.rl_buffer.transitions import REPLAY_FIELDS, ReplayBatch, Transitions, maker, renamed
+from relive.compat.rl_buffer.utils.sum_tree import SumTree
+from relive.errors import explain
+from relive.replay.buffer import ReplayBuffer as _Replay
+from relive.replay.samplers import Prioritized
+
+__all__ = ["PrioritizedReplayBatch", "PrioritizedReplayBuffer"]
+
+
+@dataclass
+class PrioritizedReplayBatch(ReplayBatch):
+    """Transitions `[B]` with the rows' names, for `update_priorities`, and their weights."""
+
+    indices: torch.Tensor
+    weights: torch.Tensor
+
+
+_FIELDS = REPLAY_FIELDS | {"indices": "index", "weights": "weight"}
+
+
+@dataclass
+class _Beta:
+    """The exponent of the weights of the next batch."""
+
+    value: float
+
+    def __call__(self, _draws: int) -> float:
+        return self.value
+
+
+class PrioritizedReplayBuffer(StoredTransitions):
+    """The newest `buffer_size` time steps of `num_envs` environments, drawn by priority `(|td| + epsilon)^alpha`.
+
+    New rows get the largest priority so far. `alpha`, `beta` and `epsilon` may be set at any time.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        num_envs: int,
+        obs_shape: Any,
+        action_shape: tuple[int, ...],
+        stats_tracker: StatsTracker,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        epsilon: float = 1e-6,
+        obs_dtype: Any = torch.float32,
+        action_dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
+        store_device: torch.device | None = None,
+        reset_strategy: ResetStrategy = ResetStrategy.RECURRENT,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
+        self.obs_shape, self.action_shape = obs_shape, action_shape
+        Prioritized(alpha, beta, epsilon)  # refuses what is none of them
+        self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
+        self._of_batch = _Beta(beta)
+        # The core is told priorities to the power of alpha, so that alpha can change.
+        sampler = Prioritized(1.0, self._of_batch, 0.0)
+        fields = declared(obs_shape, obs_dtype), declared(action_shape, action_dtype)
+        make = maker(self.total_capacity, num_envs, *fields, self.store_device, seed, sampler)
+        self._keep(Transitions(make, obs_shape))
+
+    def get(self, batch_size: int, beta: float | None = None) -> PrioritizedReplayBatch:
+        """Transitions drawn by priority, with weights `(M · P)^-beta` over the largest of the batch."""
+        self._of_batch.value = self.beta if beta is None else beta
+        return PrioritizedReplayBatch(**renamed(_FIELDS, self._transitions.sample(batch_size, self.device)))
+
+    def update_priorities(self, indices: Any, td_errors: Any) -> None:
+        """Give the rows `indices` of a batch the priorities of their errors; rows overwritten meanwhile are skipped."""
+        rows, errors = (torch.as_tensor(x).detach().to(self.store_device).flatten() for x in (indices, td_errors))
+        self.core.update_priority(rows.long(), (errors.double().abs() + self.epsilon).pow(self.alpha))
+
+    @property
+    def sum_tree(self) -> SumTree:
+        """The priorities of all rows; leaf t · num_envs + env is that of time step t of the memory."""
+        return RowTree(self.core)
+
+    @property
+    def _max_priority(self) -> float:
+        return float(self.core.state_dict()["arrays"]["sampler.largest"])
+
+
+class RowTree(SumTree):
+    """The priorities that a buffer draws by, read as they are now and written as a `SumTree`."""
+
+    def __init__(self, core: _Replay) -> None:
+        super().__init__(core.capacity)
+        ids, first = core.ids(), self._first_leaf
+        self._core, self._ids = core, ids
+        self.data_pointer = (int(ids[-1]) + 1) % self.capacity if len(ids) else 0
+        self._sums[first : first + self.capacity] = core.state_dict()["arrays"]["sampler.mass"].cpu()
+        while first > 1:  # level by level
+            first //= 2
+            self._sums[first : 2 * first] = self._sums[2 * first : 4 * first].reshape(-1, 2).sum(1)
+
+    def _write(self, idx: int, priority: float) -> None:
+        row = self._ids[self._ids % self.capacity == idx]
+        if not len(row):
+            raise IndexError(explain("idx", "the leaf of a stored row", idx, "Add steps first."))
+        self._core.update_priority(row, torch.tensor([priority]))
+        super()._write(idx, priority)
+
+    def add(self, priority: float) -> None:
+        """Raises: `add` of the buffer writes the next priority."""
+        raise TypeError(explain("SumTree.add", "a tree of its own", "that of a buffer", "Add a step to the buffer."))

@@ -1,0 +1,120 @@
+"""rl-buffer's `ReplayBuffer` on ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from relive.compat.rl_buffer.base_buffer import CPU, BaseBuffer, ResetStrategy, refuse_full, tell
+from relive.compat.rl_buffer.stats_tracker import StatsTracker
+from relive.compat.rl_buffer.steps import declared
+from relive.compat.rl_buffer.transitions import (
+    REPLAY_FIELDS,
+    ReplayBatch,
+    Transitions,
+    checked_batch,
+    ends,
+    maker,
+    renamed,
+)
+from relive.replay.buffer import ReplayBuffer as _Replay
+
+__all__ = ["ReplayBatch", "ReplayBuffer"]
+
+
+class StoredTransitions(BaseBuffer):
+    """What the replay buffers of one process share: a core of ours, and `add`."""
+
+    _transitions: Transitions
+
+    def _keep(self, transitions: Transitions) -> None:
+        self._transitions = transitions
+        memory = transitions.memory
+        self._observations, self._actions, self._rewards = memory["obs"], memory["action"], memory["reward"]
+        self._dones, self._truncateds, self._next_observations = (
+            memory[name] for name in ("terminated", "truncated", "next_obs")
+        )
+
+    @property
+    def core(self) -> _Replay:
+        """The relive buffer underneath."""
+        return self._transitions.core
+
+    def _forget(self) -> None:
+        super()._forget()
+        if hasattr(self, "_transitions"):
+            self.core.clear()
+
+    def add(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        done: Any,
+        next_obs: Any,
+        truncated: Any,
+        infos: Mapping[str, Any] | None = None,
+        done_reasons: Sequence[str | None] | None = None,
+    ) -> None:
+        """Store one step of every environment.
+
+        `done` says where an episode terminated and `truncated` where it was cut short, as bools or numbers. Without
+        names `truncated` may also come before `next_obs`: their shapes tell.
+        """
+        refuse_full(self._full, self.reset_strategy)
+        step = self._transitions.fitting(obs, action, reward, done, next_obs, truncated)
+        if self._stats_tracker is not None:  # which may refuse the metrics, before anything is changed
+            tell(self._stats_tracker, ends(step, self._stats_tracker), step[2], infos, done_reasons)
+        if self._full and self.reset_strategy is ResetStrategy.AUTO:
+            self.reset()
+        self.core.add(*step)
+        pos = self._pos % self._buffer_size + 1
+        self._pos, self._full = pos, self._full or pos == self._buffer_size
+
+    def add_context(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Raises: steps go into this buffer by `add`, which counts them."""
+        raise TypeError(f"{type(self).__name__}.add_context: expected add(obs, …), got rows to be written by hand.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in _MEMORY}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._keep(self._transitions)
+
+
+_MEMORY = ("_observations", "_actions", "_rewards", "_dones", "_truncateds", "_next_observations")
+
+
+class ReplayBuffer(StoredTransitions):
+    """The newest `buffer_size` time steps of `num_envs` environments, drawn uniformly.
+
+    `obs_shape` may be a dict of shapes (and `obs_dtype` a dict of dtypes): observations are TensorDicts then.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        num_envs: int,
+        obs_shape: Any,
+        action_shape: tuple[int, ...],
+        stats_tracker: StatsTracker,
+        obs_dtype: Any = torch.float32,
+        action_dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
+        store_device: torch.device | None = None,
+        reset_strategy: ResetStrategy = ResetStrategy.RECURRENT,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
+        self.obs_shape, self.action_shape = obs_shape, action_shape
+        fields = declared(obs_shape, obs_dtype), declared(action_shape, action_dtype)
+        self._keep(Transitions(maker(self.total_capacity, num_envs, *fields, self.store_device, seed), obs_shape))
+
+    def get(self, batch_size: int) -> ReplayBatch:
+        """Transitions drawn with replacement, at most as many as are stored."""
+        checked_batch(batch_size, self.total_current_size)
+        return ReplayBatch(**renamed(REPLAY_FIELDS, self._transitions.sample(batch_size, self.device)))

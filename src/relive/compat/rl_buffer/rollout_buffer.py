@@ -1,0 +1,293 @@
+"""rl-buffer's `RolloutBuffer` on ours."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from relive import estimators
+from relive.compat.rl_buffer.base_buffer import CPU, BaseBuffer, ResetStrategy, refuse_full, tell
+from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
+from relive.compat.rl_buffer.steps import declared, flags, placed
+from relive.compat.seeding import experiment_seed
+from relive.compat.step_rows import StepRows, fitted, named_leaves
+from relive.errors import NotReadyError, explain
+from relive.fields.schema import positive
+from relive.rollout.buffer import RolloutBuffer as _Rollout
+
+__all__ = ["RolloutBatch", "RolloutBuffer", "SequenceBatch", "explained_variance"]
+
+
+def explained_variance(y_pred: torch.Tensor, y_true: torch.Tensor) -> float:
+    """How much of the variance of `y_true` the predictions explain; NaN if it has none. See our own of that name."""
+    return float(estimators.explained_variance(y_pred, y_true))
+
+
+@dataclass
+class RolloutBatch:
+    """Steps `[B]` with what is learnt from them."""
+
+    observations: Any
+    actions: torch.Tensor
+    returns: torch.Tensor
+    advantages: torch.Tensor
+    values: torch.Tensor
+    log_probs: torch.Tensor
+
+
+@dataclass
+class SequenceBatch(RolloutBatch):
+    """Sequences `[B, L]` of steps, zero where `masks` is False; `starts` says which steps begin an episode."""
+
+    masks: torch.Tensor
+    starts: torch.Tensor
+
+
+_STEP = ("obs", "action", "reward", "terminated", "value", "log_prob")
+_STORED = {"observations": "obs", "actions": "action", "values": "value", "log_probs": "log_prob"}
+_SCORES = {"returns": "return", "advantages": "advantage"}
+_SEQUENCES = {**_STORED, **_SCORES, "masks": "mask", "starts": "is_first"}
+
+
+class RolloutBuffer(BaseBuffer):
+    """`buffer_size` time steps of `num_envs` environments, with advantages and returns.
+
+    `obs_shape` may be a dict of shapes (and `obs_dtype` a dict of dtypes): observations are TensorDicts then.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        num_envs: int,
+        obs_shape: Any,
+        action_shape: tuple[int, ...],
+        stats_tracker: StatsTracker,
+        obs_dtype: Any = torch.float32,
+        action_dtype: torch.dtype = torch.float32,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        device: torch.device = CPU,
+        store_device: torch.device | None = None,
+        reset_strategy: ResetStrategy = ResetStrategy.ERROR,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        there = torch.device(device if store_device is None else store_device)
+        fields = declared(obs_shape, obs_dtype), declared(action_shape, action_dtype)
+        seed = experiment_seed() if seed is None else seed
+        make = partial(_Rollout, buffer_size, num_envs, *fields, device=there, seed=seed)
+        self._rows = StepRows(make, _STEP)
+        self._random = torch.Generator("cpu" if there.type == "meta" else there).manual_seed(seed)
+        super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
+        self.obs_shape, self.action_shape = obs_shape, action_shape
+        self.gamma, self.gae_lambda = gamma, gae_lambda
+        self._places = [(name, self._rows.tensors[name][0]) for name in _STEP]
+
+    @property
+    def core(self) -> _Rollout:
+        """The relive buffer underneath, with the steps that are stored now."""
+        return self._rows.core
+
+    def _forget(self) -> None:
+        self._rows.clear()
+
+    @property
+    def _pos(self) -> int:
+        return self._rows.step
+
+    @_pos.setter
+    def _pos(self, pos: int) -> None:
+        self._rows.step = pos
+
+    @property
+    def _full(self) -> bool:
+        return self._rows.is_full
+
+    @_full.setter
+    def _full(self, full: bool) -> None:
+        if full != self._rows.is_full:
+            raise AttributeError(explain("_full", self._rows.is_full, full, "Set _pos to the number of rows written."))
+
+    def add(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        done: Any,
+        value: Any,
+        log_prob: Any,
+        infos: Mapping[str, Any] | None = None,
+        done_reasons: Sequence[str | None] | None = None,
+    ) -> None:
+        """Store one step of every environment; `done` says whether this step ended the episode."""
+        rows = self._rows
+        refuse_full(rows.is_full, self.reset_strategy)
+        given = (obs, action, reward, flags(done), value, log_prob)
+        step = [placed(name, value, place) for (name, place), value in zip(self._places, given, strict=True)]
+        tell(self._stats_tracker, on_host(step[3]), step[2], infos, done_reasons)
+        if rows.is_full:
+            self._make_room()
+        rows.put(step if type(step[0]) is torch.Tensor else [leaf for x in step for _, leaf in named_leaves("", x)])
+
+    @contextmanager
+    def add_context(self, *args: Any, **kwargs: Any) -> Iterator[int]:
+        """The position for one step that is written into `_observations`, …; see `BaseBuffer.add_context`."""
+        if self._full and self.reset_strategy is ResetStrategy.RECURRENT:
+            self._make_room()
+        with super().add_context(*args, **kwargs) as pos:
+            yield pos
+
+    def _make_room(self) -> None:
+        if self.reset_strategy is ResetStrategy.AUTO:
+            self.reset()
+            return
+        for name in _STEP:
+            for _, tensor in named_leaves(name, self._rows.tensors[name]):
+                tensor[:-1] = tensor[1:].clone()
+        self._rows.step -= 1
+
+    def compute_returns_and_advantages(self, last_values: Any, last_dones: Any) -> None:
+        """Generalised advantage estimation over the stored steps (see `relive.gae`).
+
+        `last_values` `[N]` are the values of the observations after the last step; where `last_dones` they are not
+        used, since the last step ended the episode.
+        """
+        ended, value = self._rows.tensors["terminated"], self._rows.tensors["value"]
+        last = fitted("last_values", _flat(last_values), value[0])
+        over = fitted("last_dones", flags(_flat(last_dones)), ended[0])
+        self._rows.score(last.masked_fill(over, 0.0), ended, gamma=self.gamma, lam=self.gae_lambda)
+
+    def get(self, batch_size: int, shuffle: bool = True) -> Generator[RolloutBatch, None, None]:
+        """Every stored step once, in batches of which the last may be shorter; call it again for another epoch."""
+        self._computed("get")
+        return self._batches(positive("batch_size", batch_size), shuffle)
+
+    def _batches(self, batch_size: int, shuffle: bool) -> Generator[RolloutBatch, None, None]:
+        rows, there = self._rows, self.store_device
+        total = rows.step * self.num_envs
+        memory = {theirs: rows.flat[ours] for theirs, ours in _STORED.items()}
+        memory |= {theirs: rows.scored(ours).flatten() for theirs, ours in _SCORES.items()}
+        order = torch.randperm(total, generator=self._random, device=there) if shuffle else None
+        for start in range(0, total, batch_size):
+            if order is None:
+                found = {
+                    name: tensor[start : min(start + batch_size, total)].clone() for name, tensor in memory.items()
+                }
+            else:
+                index = order[start : start + batch_size]
+                found = {name: _rows_at(index, tensor) for name, tensor in memory.items()}
+            if there != self.device:
+                found = {name: tensor.to(self.device) for name, tensor in found.items()}
+            yield RolloutBatch(**found)
+
+    def get_sequences(
+        self, sequence_length: int | None, batch_size: int, shuffle: bool = True
+    ) -> Iterator[SequenceBatch]:
+        """Every stored step once as sequences `[B, L]`, for recurrent policies; ends of episodes cut them.
+
+        `sequence_length=None` takes whole episodes. See `relive.RolloutBuffer.sequences`.
+        """
+        self._computed("get_sequences")
+        sequences = self.core.sequences(sequence_length, batch_size=batch_size, shuffle=shuffle, device=self.device)
+        return (SequenceBatch(**{theirs: each[ours] for theirs, ours in _SEQUENCES.items()}) for each in sequences)
+
+    def _computed(self, where: str, name: str = "advantage") -> torch.Tensor:
+        """The advantages or returns of the stored steps."""
+        if name not in self._rows.scores:
+            remedy = "Call compute_returns_and_advantages first."
+            raise NotReadyError(explain(where, "advantages and returns", f"a rollout without {name!r}", remedy))
+        return self._rows.scores[name][: self._rows.step]
+
+    @property
+    def _observations(self) -> Any:
+        return self._rows.tensors["obs"]
+
+    @property
+    def _actions(self) -> torch.Tensor:
+        return self._rows.tensors["action"]
+
+    @property
+    def _rewards(self) -> torch.Tensor:
+        return self._rows.tensors["reward"]
+
+    @property
+    def _dones(self) -> torch.Tensor:
+        return self._rows.tensors["terminated"]
+
+    @property
+    def _values(self) -> torch.Tensor:
+        return self._rows.tensors["value"]
+
+    @property
+    def _log_probs(self) -> torch.Tensor:
+        return self._rows.tensors["log_prob"]
+
+    @property
+    def _advantages(self) -> torch.Tensor:
+        return self._computed("advantages")
+
+    @property
+    def _returns(self) -> torch.Tensor:
+        return self._computed("returns", "return")
+
+    def normalize_advantages(self) -> None:
+        """Give the advantages mean 0 and (population) deviation 1."""
+        _normalize(self._advantages)
+
+    def normalize_returns(self) -> None:
+        """Give the returns mean 0 and (population) deviation 1."""
+        _normalize(self._returns)
+
+    @property
+    def explained_variance(self) -> float:
+        """How much of the variance of the returns the values explain."""
+        return explained_variance(self._values[: self._rows.step], self._returns)
+
+    @property
+    def advantages_mean(self) -> float:
+        """The mean advantage."""
+        return float(self._advantages.mean())
+
+    @property
+    def advantages_std(self) -> float:
+        """The unbiased deviation of the advantages; 0 for a single one."""
+        return _deviation(self._advantages)
+
+    @property
+    def returns_mean(self) -> float:
+        """The mean return."""
+        return float(self._returns.mean())
+
+    @property
+    def returns_std(self) -> float:
+        """The unbiased deviation of the returns; 0 for a single one."""
+        return _deviation(self._returns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_places"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._places = [(name, self._rows.tensors[name][0]) for name in _STEP]
+
+
+def _normalize(x: torch.Tensor) -> None:
+    deviation, mean = torch.std_mean(x, correction=0)
+    x.sub_(mean).div_(deviation + 1e-6)
+
+
+def _deviation(x: torch.Tensor) -> float:
+    return float(x.std()) if x.numel() > 1 else 0.0
+
+
+def _flat(value: Any) -> torch.Tensor:
+    return torch.as_tensor(value).flatten()
+
+
+def _rows_at(index: torch.Tensor, rows: Any) -> Any:
+    return rows.index_select(0, index) if isinstance(rows, torch.Tensor) else rows[index]

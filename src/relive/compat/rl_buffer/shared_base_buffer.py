@@ -1,0 +1,82 @@
+"""What rl-buffer's shared buffers have in common; `pos` and `full` are methods there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from relive.compat.rl_buffer.base_buffer import CPU, ResetStrategy
+from relive.compat.rl_buffer.stats_tracker import StatsTracker
+from relive.fields.schema import positive
+
+
+class SharedBaseBuffer(ABC):
+    """Sizes, statistics and position of a buffer that several processes use; a worker may have no tracker."""
+
+    def __init__(
+        self,
+        buffer_size: int,
+        num_envs: int,
+        stats_tracker: StatsTracker | None,
+        device: torch.device = CPU,
+        store_device: torch.device | None = None,
+        reset_strategy: ResetStrategy = ResetStrategy.ERROR,
+    ) -> None:
+        self._buffer_size, self.num_envs = positive("buffer_size", buffer_size), positive("num_envs", num_envs)
+        self.device = torch.device(device)
+        self.store_device = self.device if store_device is None else torch.device(store_device)
+        self.reset_strategy = reset_strategy
+        self._stats_tracker = stats_tracker
+
+    @abstractmethod
+    def pos(self) -> int:
+        """Where the next time step goes."""
+
+    @abstractmethod
+    def set_pos(self, value: int) -> None:
+        """Let the next time step go elsewhere."""
+
+    @abstractmethod
+    def full(self) -> bool:
+        """Whether the coming step meets the reset strategy."""
+
+    @abstractmethod
+    def set_full(self, value: bool) -> None:
+        """Say whether all of the memory is stored steps."""
+
+    def reset(self, reset_stats: bool = False) -> None:
+        """Forget every step, and this process's statistics too if asked to."""
+        self.set_pos(0)
+        self.set_full(False)
+        if reset_stats and self._stats_tracker is not None:
+            self._stats_tracker.reset()
+
+    @property
+    def stats_tracker(self) -> StatsTracker | None:
+        """What this process tells of every step that it adds; None in a worker without one."""
+        return self._stats_tracker
+
+    @property
+    def capacity(self) -> int:
+        """How many time steps fit."""
+        return self._buffer_size
+
+    @property
+    def total_capacity(self) -> int:
+        """How many transitions fit."""
+        return self._buffer_size * self.num_envs
+
+    @property
+    def current_size(self) -> int:
+        """How many time steps are stored."""
+        return self.capacity if self.full() else self.pos()
+
+    @property
+    def total_current_size(self) -> int:
+        """How many transitions are stored."""
+        return self.current_size * self.num_envs
+
+    def __len__(self) -> int:
+        """How many time steps are stored."""
+        return self.current_size

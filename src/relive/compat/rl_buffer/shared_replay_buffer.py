@@ -1,0 +1,157 @@
+"""rl-buffer's `SharedReplayBuffer` on ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from relive.compat.rl_buffer.base_buffer import CPU, ResetStrategy, refuse_full, tell
+from relive.compat.rl_buffer.shared_base_buffer import SharedBaseBuffer
+from relive.compat.rl_buffer.stats_tracker import StatsTracker
+from relive.compat.rl_buffer.steps import declared
+from relive.compat.rl_buffer.transitions import (
+    REPLAY_FIELDS,
+    ReplayBatch,
+    Transitions,
+    checked_batch,
+    ends,
+    maker,
+    renamed,
+)
+from relive.concurrent import Handle, connect
+from relive.errors import explain
+from relive.memory import Memory
+from relive.replay.buffer import ReplayBuffer as _Replay
+
+__all__ = ["SharedMemoryComponents", "SharedReplayBuffer", "SharedStates"]
+
+
+@dataclass
+class SharedMemoryComponents:
+    """What a worker needs to find the main process's steps: small, to be sent to it."""
+
+    handle: Handle
+
+
+@dataclass
+class SharedStates:
+    """Counters are beside the steps, so that there is nothing to send."""
+
+
+class SharedReplayBuffer(SharedBaseBuffer):
+    """A `ReplayBuffer` that the main process makes and workers on the same machine add to and draw from.
+
+    A lock keeps steps whole. Each process tells its own tracker of the steps that it adds; a worker may have none. The
+    steps are in shared memory of the host, whatever `device` batches come to.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        num_envs: int,
+        obs_shape: Any,
+        action_shape: tuple[int, ...],
+        stats_tracker: StatsTracker | None,
+        is_main_process: bool,
+        shared_memory_components: SharedMemoryComponents | None = None,
+        shared_states: SharedStates | None = None,
+        obs_dtype: Any = torch.float32,
+        action_dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
+        store_device: torch.device | None = None,
+        reset_strategy: ResetStrategy = ResetStrategy.RECURRENT,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        given = shared_memory_components
+        _check_components(is_main_process, given, shared_states)
+        if store_device is not None and torch.device(store_device) != CPU:
+            remedy = "Leave it out: processes share the host's memory."
+            raise ValueError(explain("store_device", "the host", store_device, remedy))
+        super().__init__(buffer_size, num_envs, stats_tracker, device, CPU, reset_strategy)
+        self.obs_shape, self.action_shape = obs_shape, action_shape
+        fields = declared(obs_shape, obs_dtype), declared(action_shape, action_dtype)
+        make: Any = maker(self.total_capacity, num_envs, *fields, Memory.shared(), seed)
+        if given is not None:
+            make = partial(connect, given.handle, seed=make.keywords["seed"])
+        self._transitions = Transitions(make, obs_shape)
+
+    @property
+    def core(self) -> _Replay:
+        """The relive buffer underneath."""
+        return self._transitions.core
+
+    def pos(self) -> int:
+        """Where the next time step goes, counted from the last `reset`; 0 when that is the first row again."""
+        stored = len(self.core) // self.num_envs
+        if stored < self._buffer_size:
+            return stored
+        return (int(self.core.ids()[-1]) // self.num_envs + 1) % self._buffer_size
+
+    def set_pos(self, value: int) -> None:
+        """Forget every step, for 0. Other positions are the core's to count, and refused."""
+        if value == 0:
+            self.core.clear()
+        elif value != self.pos():
+            raise ValueError(explain("set_pos", "0, which forgets every step", value, "Add steps with add."))
+
+    def full(self) -> bool:
+        """Whether the coming step meets the reset strategy."""
+        return len(self.core) == self.core.capacity
+
+    def set_full(self, value: bool) -> None:
+        """Forget every step of a full buffer, for False. A buffer that is not full cannot be called so."""
+        if value and not self.full():
+            raise ValueError(explain("set_full", "False, or a full buffer", value, "Add steps with add."))
+        if self.full() and not value:
+            self.core.clear()
+
+    @property
+    def current_size(self) -> int:
+        """How many time steps are stored."""
+        return len(self.core) // self.num_envs
+
+    def add(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        done: Any,
+        next_obs: Any,
+        truncated: Any,
+        infos: Mapping[str, Any] | None = None,
+        done_reasons: Sequence[str | None] | None = None,
+    ) -> None:
+        """Store one step of every environment, as `ReplayBuffer.add` does, from any process."""
+        is_full = self.full()
+        refuse_full(is_full, self.reset_strategy)
+        step = self._transitions.fitting(obs, action, reward, done, next_obs, truncated)
+        if self._stats_tracker is not None:  # which may refuse the metrics, before anything is changed
+            tell(self._stats_tracker, ends(step, self._stats_tracker), step[2], infos, done_reasons)
+        if is_full and self.reset_strategy is ResetStrategy.AUTO:
+            self.reset()
+        self.core.add(*step)
+
+    def get(self, batch_size: int) -> ReplayBatch:
+        """Transitions drawn with replacement, at most as many as are stored."""
+        checked_batch(batch_size, self.total_current_size)
+        return ReplayBatch(**renamed(REPLAY_FIELDS, self._transitions.sample(batch_size, self.device)))
+
+    def get_shared_components(self) -> tuple[SharedMemoryComponents, SharedStates]:
+        """What workers are made with."""
+        return SharedMemoryComponents(self.core.handle()), SharedStates()
+
+
+def _check_components(is_main_process: bool, given: Any, states: Any) -> None:
+    if is_main_process and (given is not None or states is not None):
+        remedy = "Leave them out: the main process makes them."
+        where, expected = "SharedReplayBuffer", "no shared components in the main process"
+        raise ValueError(explain(where, expected, type(states if given is None else given).__name__, remedy))
+    if not is_main_process and given is None:
+        remedy = "Pass shared_memory_components= of the main process's buffer."
+        where, expected = "SharedReplayBuffer", "the main process's shared components in a worker"
+        raise ValueError(explain(where, expected, None, remedy))

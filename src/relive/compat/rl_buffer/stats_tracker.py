@@ -1,0 +1,138 @@
+"""rl-buffer's `StatsTracker`: sums of running episodes, and the newest finished ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from relive.errors import SchemaError, explain
+
+_MOMENTS = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
+
+
+class StatsTracker:
+    """Rewards, lengths and further metrics of the last `max_ep_info_buffer` episodes, and why they ended.
+
+    `metrics_keys` are "rewards", "lengths" and the extra ones. `ep_info_buffer` holds the finished episodes, oldest
+    first: `ep_<metric>`, and `ep_done_<reason>` where it was that; it may be cleared or changed. As in rl-buffer `done`
+    alone ends an episode; with `truncated_ends=True`, which is ours, a buffer's `truncated` does too.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        category: str = "Rollout",
+        max_ep_info_buffer: int = 100,
+        extra_metrics_keys: list[str] | None = None,
+        done_reason_keys: list[str] | None = None,
+        *,
+        truncated_ends: bool = False,
+    ) -> None:
+        self.num_envs, self.category = num_envs, category
+        self.truncated_ends = truncated_ends
+        self.ep_info_buffer: deque[dict[str, float]] = deque(maxlen=max_ep_info_buffer)
+        self.metrics_keys = sorted({"rewards", "lengths", *(extra_metrics_keys or [])})
+        self.done_reason_keys = list(done_reason_keys or [])
+        self._current_episode_stats = {key: np.zeros(num_envs) for key in self.metrics_keys}
+
+    def update(
+        self,
+        dones: Any,
+        rewards: Any,
+        infos: Mapping[str, Any] | None = None,
+        done_reasons: Sequence[str | None] | None = None,
+    ) -> None:
+        """Count one step of every environment: `dones`, `rewards` and what `infos` has of the metrics, each `[N]`.
+
+        Rewards `[N, k]` are added up, and one number is that of every environment. A reason counts where the episode
+        ends, if it is one of `done_reason_keys`. What does not fit changes nothing.
+        """
+        rewards, ended = on_host(rewards), on_host(dones).nonzero()[0]
+        if rewards.shape != (self.num_envs,):
+            rewards = self._fitted("rewards", rewards.sum(1) if rewards.ndim == 2 else rewards)
+        metrics = self._metrics(infos) if infos is not None and len(self.metrics_keys) > 2 else ()
+        if len(ended) and ended[-1] >= self.num_envs:
+            remedy = "Pass one flag for each environment."
+            raise SchemaError(explain("dones", f"{self.num_envs} flags", np.shape(dones), remedy))
+        running = self._current_episode_stats
+        running["rewards"] += rewards
+        running["lengths"] += 1
+        for key, values in metrics:
+            running[key] += values
+        for env in ended.tolist():
+            self._finish(env, () if done_reasons is None else done_reasons)
+
+    def _metrics(self, infos: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
+        extra = [key for key in self.metrics_keys if key in infos and key not in ("rewards", "lengths")]
+        return [(key, self._fitted(key, on_host(infos[key]))) for key in extra]
+
+    def _fitted(self, name: str, values: np.ndarray) -> np.ndarray:
+        if values.shape == (self.num_envs,) or values.size == 1:
+            return values if values.ndim <= 1 else values.reshape(())
+        remedy = "Pass one number for each environment, or one for all."
+        raise SchemaError(explain(name, f"shape {(self.num_envs,)}", values.shape, remedy))
+
+    def _finish(self, env: int, done_reasons: Sequence[str | None]) -> None:
+        episode: dict[str, float] = {}
+        for key, sums in self._current_episode_stats.items():
+            episode[f"ep_{key}"] = float(sums[env])
+            sums[env] = 0.0
+        reason = done_reasons[env] if env < len(done_reasons) else None
+        if reason in self.done_reason_keys:
+            episode[f"ep_done_{reason}"] = 1.0
+        self.ep_info_buffer.append(episode)
+
+    def reset(self) -> None:
+        """Forget all episodes, the running ones too."""
+        for sums in self._current_episode_stats.values():
+            sums[:] = 0.0
+        self.ep_info_buffer.clear()
+
+    @property
+    def trajectory_num(self) -> int:
+        """How many finished episodes the statistics are of."""
+        return len(self.ep_info_buffer)
+
+    def get_statistics(self) -> dict[str, float]:
+        """Mean, deviation, smallest and largest of every metric, the same per step, and rates; empty at first."""
+        values = self.get_raw_values()
+        if not values:
+            return {}
+        of = {name: {k: float(f(x)) for k, f in _MOMENTS.items()} for name, x in values.items()}
+        plain = [name for name in of if not name.startswith(f"{self.category}/step_")]
+        rates = {f"{self.category}/done_{reason}_rate": self._rate(reason) for reason in self.done_reason_keys}
+        moments = {name: {f"{name}_{k}": x for k, x in found.items()} for name, found in of.items()}
+        stats: dict[str, float] = {}
+        for name in plain:
+            stats |= moments.pop(name)
+        stats |= rates
+        for rest in moments.values():
+            stats |= rest
+        return stats
+
+    def _rate(self, reason: str) -> float:
+        return sum(f"ep_done_{reason}" in episode for episode in self.ep_info_buffer) / len(self.ep_info_buffer)
+
+    def get_raw_values(self) -> dict[str, np.ndarray]:
+        """Every metric of every episode `[E]`, and the same per step; empty at first."""
+        if not self.ep_info_buffer:
+            return {}
+        episodes = self.ep_info_buffer
+        values = {key: np.array([each.get(f"ep_{key}", 0.0) for each in episodes]) for key in self.metrics_keys}
+        lengths = values["lengths"]
+        lasting = lengths > 0
+        values |= {f"step_{key}": x[lasting] / lengths[lasting] for key, x in values.items() if key != "lengths"}
+        return {f"{self.category}/{key}": x for key, x in values.items()}
+
+
+def on_host(value: Any) -> np.ndarray:
+    """An array of what may be a tensor on any device."""
+    if type(value) is np.ndarray:
+        return value
+    if isinstance(value, torch.Tensor):
+        return (value if value.is_cpu and not value.requires_grad else value.detach().cpu()).numpy()
+    return np.asarray(value)

@@ -1,0 +1,73 @@
+"""rl-buffer's `SumTree`: priorities, and whose turn it is at a point of their running sum."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relive.errors import NotReadyError, PriorityError, explain
+from relive.fields.schema import positive
+
+
+class SumTree:
+    """`capacity` priorities, written in a circle or by number, and found by their running sum."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = positive("capacity", capacity)
+        self.data_pointer = 0
+        self._first_leaf = 1 << (self.capacity - 1).bit_length()
+        self._sums = np.zeros(2 * self._first_leaf)
+        """Below node i are 2i and 2i + 1; node 1 is the sum of all. Leaves are in order, whatever the capacity is."""
+
+    def add(self, priority: float) -> None:
+        """Write the next priority, after the last one the first again."""
+        self.update(self.data_pointer, priority)
+        self.data_pointer = 0 if self.data_pointer + 1 == self.capacity else self.data_pointer + 1
+
+    def update(self, idx: int, priority: float) -> None:
+        """Change one priority."""
+        if not 0 <= idx < self.capacity:
+            raise IndexError(explain("idx", f"0 to {self.capacity - 1}", idx, "Number priorities from 0."))
+        if not 0 <= priority < float("inf"):
+            raise PriorityError(
+                explain("priority", "a finite number of at least 0", priority, "Pass a priority in that range.")
+            )
+        self._write(int(idx), float(priority))
+
+    def _write(self, idx: int, priority: float) -> None:
+        sums, node = self._sums, idx + self._first_leaf
+        sums[node] = priority
+        while node > 1:  # sums of what is there, not of changes: no rounding stays behind
+            priority += sums[node ^ 1]
+            node >>= 1
+            sums[node] = priority
+
+    def get(self, s: float) -> tuple[int, float]:
+        """The first number whose running sum lies beyond `s`, and its priority; never one of priority 0."""
+        sums, node = self._sums, 1
+        if not sums[1] > 0:
+            raise NotReadyError(
+                explain("get", "a priority above 0", "only zeros", "Call update with a positive priority first.")
+            )
+        while node < self._first_leaf:
+            node *= 2
+            left = sums[node]
+            if (s >= left and sums[node + 1] > 0) or not left > 0:
+                s -= left
+                node += 1
+        return node - self._first_leaf, float(sums[node])
+
+    @property
+    def total_priority(self) -> float:
+        """The sum of all priorities."""
+        return float(self._sums[1])
+
+    @property
+    def tree(self) -> np.ndarray:
+        """A copy of the sums and leaves as a heap `[2 · capacity − 1]`: below i are 2i + 1 and 2i + 2."""
+        heap = np.zeros(2 * self.capacity - 1)
+        heap[self.capacity - 1 :] = self._sums[self._first_leaf :][: self.capacity]
+        for level in reversed(range(self.capacity.bit_length())):
+            at = np.arange(2**level - 1, min(2 ** (level + 1), self.capacity) - 1)
+            heap[at] = heap[2 * at + 1] + heap[2 * at + 2]
+        heap.flags.writeable = False  # of a copy a write would be lost
+        return heap

@@ -1,0 +1,9 @@
+"""rsl_rl's rollout storage on our core, and its algorithms and runners with this storage.
+
+The modules have the paths of the original below this one: `relive.compat.rsl_rl.storage`, `.algorithms`, `.runners`.
+The storage needs no rsl_rl; the other two are subclasses of the installed classes.
+"""
+
+from relive.compat.rsl_rl.storage import RolloutStorage
+
+__all__ = ["RolloutStorage"]

@@ -1,0 +1,16 @@
+"""rsl_rl's distillation with our storage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import rsl_rl.algorithms
+
+from relive.compat.rsl_rl.storage.exchange import ours
+
+
+class Distillation(rsl_rl.algorithms.Distillation):
+    """rsl_rl's distillation; the storage that it is given is exchanged for ours."""
+
+    def __init__(self, student: Any, teacher: Any, storage: Any, *settings: Any, **named: Any) -> None:
+        super().__init__(student, teacher, ours(storage), *settings, **named)

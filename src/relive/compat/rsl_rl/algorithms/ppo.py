@@ -1,0 +1,16 @@
+"""rsl_rl's PPO with our storage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import rsl_rl.algorithms
+
+from relive.compat.rsl_rl.storage.exchange import ours
+
+
+class PPO(rsl_rl.algorithms.PPO):
+    """rsl_rl's PPO; the storage that it is given is exchanged for ours."""
+
+    def __init__(self, actor: Any, critic: Any, storage: Any, *settings: Any, **named: Any) -> None:
+        super().__init__(actor, critic, ours(storage), *settings, **named)

@@ -1,0 +1,5 @@
+"""rsl_rl's storage."""
+
+from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage
+
+__all__ = ["RolloutStorage"]

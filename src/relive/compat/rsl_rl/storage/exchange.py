@@ -1,0 +1,24 @@
+"""Our storage in place of rsl_rl's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage
+
+
+def ours(storage: Any) -> Any:
+    """An empty storage of ours like an empty one of rsl_rl; one that is ours already is returned as it is.
+
+    rsl_rl's algorithms make their storage themselves and pass it to their constructor.
+    """
+    if isinstance(storage, RolloutStorage):
+        return storage
+    return RolloutStorage(
+        storage.training_type,
+        storage.num_envs,
+        storage.num_transitions_per_env,
+        storage.observations[0],
+        storage.actions_shape,
+        storage.device,
+    )

@@ -1,0 +1,1 @@
+"""sb3-contrib's `common`: rollout buffers are ours, all other modules its own."""

@@ -1,0 +1,1 @@
+"""sb3-contrib's `common.maskable`, with our rollout buffers."""

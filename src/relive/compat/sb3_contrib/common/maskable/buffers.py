@@ -1,0 +1,71 @@
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
+"""`MaskableRolloutBuffer` and `MaskableDictRolloutBuffer`: rollouts with the masks of legal actions."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from relive.compat.stable_baselines3.arrays import array
+from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
+
+__all__ = [
+    "MaskableDictRolloutBuffer",
+    "MaskableDictRolloutBufferSamples",
+    "MaskableRolloutBuffer",
+    "MaskableRolloutBufferSamples",
+]
+
+theirs: Any = importlib.import_module("sb3_contrib.common.maskable.buffers")
+MaskableRolloutBufferSamples = theirs.MaskableRolloutBufferSamples
+MaskableDictRolloutBufferSamples = theirs.MaskableDictRolloutBufferSamples
+
+
+class MaskableRolloutBuffer(RolloutBuffer, theirs.MaskableRolloutBuffer):
+    """Rollouts with `action_masks` `[buffer_size, n_envs, mask_dims]`, all legal where none is given."""
+
+    action_masks = array()
+    _kinds = (MaskableRolloutBufferSamples, MaskableDictRolloutBufferSamples)
+    _casts_actions = False
+
+    def _allocate(self) -> None:
+        self.mask_dims = _mask_dims(self.action_space)
+        super()._allocate()
+        self._arrays["action_masks"] = np.ones((self.buffer_size, self.n_envs, self.mask_dims), np.float32)
+
+    def reset(self) -> None:
+        """Forget the stored steps, and their masks."""
+        super().reset()
+        self._arrays["action_masks"].fill(1)
+
+    def add(self, *args: Any, action_masks: np.ndarray | None = None, **kwargs: Any) -> None:
+        """Store one step of every environment, and which actions were legal."""
+        row = self.pos
+        super().add(*args, **kwargs)
+        if action_masks is not None:
+            self._arrays["action_masks"][row] = action_masks.reshape(self.n_envs, self.mask_dims)
+
+    def _attached(self) -> dict[str, str]:
+        return {**super()._attached(), "action_masks": "action_masks"}
+
+
+class MaskableDictRolloutBuffer(MaskableRolloutBuffer, DictRolloutBuffer, theirs.MaskableDictRolloutBuffer):
+    """The same for Dict observations only."""
+
+
+def _mask_dims(space: spaces.Space[Any]) -> int:
+    """How many flags a mask has: one for each value of each number of an action."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return int(space.nvec.sum())
+    if isinstance(space, spaces.MultiBinary):
+        if not isinstance(space.n, int):
+            raise AssertionError(
+                f"Multi-dimensional MultiBinary({space.n}) action space is not supported. You can flatten it instead."
+            )
+        return 2 * space.n
+    raise ValueError(f"Unsupported action space {type(space)}")

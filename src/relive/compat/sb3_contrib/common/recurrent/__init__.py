@@ -1,0 +1,1 @@
+"""sb3-contrib's `common.recurrent`, with our rollout buffers."""

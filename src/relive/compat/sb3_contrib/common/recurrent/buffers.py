@@ -1,0 +1,138 @@
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
+"""`RecurrentRolloutBuffer` and `RecurrentDictRolloutBuffer`: rollouts with LSTM states, read as padded sequences.
+
+A batch is a run of steps, one environment after another; a sequence ends where an episode or an environment does, or
+where the batch does. Batches go round the rollout from a random step on.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from relive.compat.stable_baselines3.arrays import array
+from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
+from relive.compat.stable_baselines3.seeding import algorithm_seed
+
+__all__ = ["RecurrentDictRolloutBuffer", "RecurrentRolloutBuffer"]
+
+theirs: Any = importlib.import_module("sb3_contrib.common.recurrent.buffers")
+RNNStates: Any = theirs.RNNStates
+
+_STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
+
+
+class RecurrentRolloutBuffer(RolloutBuffer, theirs.RecurrentRolloutBuffer):
+    """Rollouts with the states of the actor's and the critic's LSTM before each step.
+
+    They are arrays `[buffer_size, layers, n_envs, size]`.
+    """
+
+    hidden_states_pi = array()
+    cell_states_pi = array()
+    hidden_states_vf = array()
+    cell_states_vf = array()
+    _kinds = (theirs.RecurrentRolloutBufferSamples, theirs.RecurrentDictRolloutBufferSamples)
+    _casts_actions = False
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        hidden_state_shape: tuple[int, int, int, int],
+        device: torch.device | str = "auto",
+        gae_lambda: float = 1,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+    ) -> None:
+        self.hidden_state_shape = hidden_state_shape
+        self._random = np.random.default_rng(algorithm_seed())
+        RolloutBuffer.__init__(self, buffer_size, observation_space, action_space, device, gae_lambda, gamma, n_envs)
+
+    @classmethod
+    def like(cls, other: Any) -> RecurrentRolloutBuffer:
+        """An empty buffer with the settings of another one, sb3-contrib's own too."""
+        names = (
+            "buffer_size",
+            "observation_space",
+            "action_space",
+            "hidden_state_shape",
+            "device",
+            "gae_lambda",
+            "gamma",
+        )
+        return cls(*(getattr(other, name) for name in (*names, "n_envs")))
+
+    def _allocate(self) -> None:
+        super()._allocate()
+        for name in _STATES:
+            self._arrays[name] = np.zeros(self.hidden_state_shape, np.float32)
+
+    def add(self, *args: Any, lstm_states: Any, **kwargs: Any) -> None:
+        """Store one step of every environment, and the states of the networks before it."""
+        row = self.pos
+        super().add(*args, **kwargs)
+        for name, state in zip(_STATES, (*lstm_states.pi, *lstm_states.vf), strict=True):
+            self._arrays[name][row] = state.numpy(force=True)
+
+    def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
+        """Every step once, in batches of sequences; all at once without a `batch_size`."""
+        self._require_full()
+        self.generator_ready = True
+        total = self.buffer_size * self.n_envs
+        numbers = np.roll(np.arange(total), -int(self._random.integers(total)))
+        for start in range(0, total, batch_size or total):
+            yield self._get_samples(numbers[start : start + (batch_size or total)])
+
+    def _get_samples(self, batch_inds: np.ndarray, env_change: Any = None, env: Any = None) -> Any:
+        """The steps of these numbers, which count time within environments, as padded sequences."""
+        time, envs = batch_inds % self.buffer_size, batch_inds // self.buffer_size
+        starts = (self._arrays["episode_starts"][time, envs] != 0) | (time == 0)
+        starts[0] = True
+        padding = _Padding.of(starts)
+        self.seq_start_indices = first = np.flatnonzero(starts)
+
+        def padded(name: str) -> Any:
+            array = self._arrays[name]
+            if isinstance(array, dict):
+                return {key: self._padded(part[time, envs], padding) for key, part in array.items()}
+            return self._padded(array[time, envs], padding)
+
+        parts = [padded(name) for name in ("observations", "actions", "values", "log_probs", "advantages", "returns")]
+        states = [self._arrays[name][time[first], :, envs[first]].swapaxes(0, 1) for name in _STATES]
+        pi_h, pi_c, vf_h, vf_c = (self.to_torch(np.ascontiguousarray(state)) for state in states)
+        mask = torch.from_numpy(padding.mask.reshape(-1).astype(np.float32)).to(self.device)
+        return self._samples([*parts, RNNStates((pi_h, pi_c), (vf_h, vf_c)), padded("episode_starts"), mask])
+
+    def _padded(self, steps: np.ndarray, padding: _Padding) -> torch.Tensor:
+        """Steps [B, …] as sequences one after another, zero where they are padded."""
+        rows = steps[padding.rows.reshape(-1)]
+        rows[~padding.mask.reshape(-1)] = 0
+        return self.to_torch(rows)
+
+
+class RecurrentDictRolloutBuffer(RecurrentRolloutBuffer, DictRolloutBuffer, theirs.RecurrentDictRolloutBuffer):
+    """The same for Dict observations only."""
+
+
+@dataclass(frozen=True)
+class _Padding:
+    """Which step of a batch stands where in its sequences [S, L]."""
+
+    rows: np.ndarray
+    mask: np.ndarray
+
+    @staticmethod
+    def of(starts: np.ndarray) -> _Padding:
+        first = np.flatnonzero(starts)
+        lengths = np.diff(first, append=len(starts))
+        ahead = np.arange(lengths.max())
+        mask = ahead < lengths[:, None]
+        return _Padding(np.where(mask, first[:, None] + ahead, 0), mask)

@@ -1,0 +1,88 @@
+"""The arrays that Stable-Baselines3's buffers have as attributes: what is written to them is stored, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def array() -> Any:
+    """An attribute of a buffer whose array is `buffer._array(name)`."""
+    return _Array()
+
+
+class _Array:
+    """An attribute whose array is the buffer's memory: assigning to it copies into that memory."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, buffer: Any, owner: type | None = None) -> Any:
+        """The array, or the dict of arrays; the attribute itself on the class."""
+        return self if buffer is None else buffer._array(self.name)
+
+    def __set__(self, buffer: Any, value: Any) -> None:
+        current = buffer._array(self.name)
+        if isinstance(current, dict):
+            for key, array in current.items():
+                _copy_into(array, value[key])
+        else:
+            _copy_into(current, value)
+
+
+def _copy_into(array: np.ndarray, value: Any) -> None:
+    if value is not array:
+        array[...] = value
+
+
+class Gathered(np.ndarray):
+    """A copy of rows `[buffer_size, n_envs, …]` that tells the buffer of what is written to it, whole or in part."""
+
+    write: Callable[[Any, Any], None]
+    """`write(key, value)` stores what is written, or raises."""
+    copied: np.ndarray
+    """The same memory, which can be written."""
+
+    @staticmethod
+    def of(copied: np.ndarray, write: Callable[[Any, Any], None]) -> Gathered:
+        """An array over the memory of `copied`."""
+        gathered = copied.view(Gathered)
+        gathered.flags.writeable = False
+        gathered.write, gathered.copied = write, copied
+        return gathered
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not hasattr(self, "write"):
+            raise ValueError("assignment destination is read-only")  # of what numpy made of the array
+        value = np.asarray(value)
+        self.write(key, value)
+        self.copied[key] = value
+
+    def __getitem__(self, key: Any) -> Any:
+        if not hasattr(self, "write"):
+            return super().__getitem__(key)
+        part = self.copied[key]
+        if not isinstance(part, np.ndarray) or not np.may_share_memory(part, self.copied):
+            return part
+        return Gathered.of(part, lambda inner, value: self._write_part(key, inner, value))
+
+    def _write_part(self, key: Any, inner: Any, value: np.ndarray) -> None:
+        """Write to a part of a part."""
+        whole = np.array(self.copied[key])
+        whole[inner] = value
+        self.write(key, whole)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
+        """What is computed from it is plain; what is computed into it (`rewards += bonus`) is written."""
+        computed = getattr(ufunc, method)(*map(_plain, inputs), **options)
+        if not out:
+            return computed
+        (target,) = out
+        target[...] = computed
+        return target
+
+
+def _plain(value: Any) -> Any:
+    return value.view(np.ndarray) if isinstance(value, Gathered) else value

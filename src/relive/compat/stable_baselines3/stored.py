@@ -1,0 +1,127 @@
+# pyright: reportMissingImports=false
+"""Rows at positions: every step of Stable-Baselines3's arrays is a row of the core, with its next observation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.vec_env import VecNormalize
+from tensordict import TensorDict
+
+from relive.compat.stable_baselines3.layout import numpy_of, torch_of
+from relive.errors import SchemaError, explain
+from relive.replay.buffer import ReplayBuffer as Core
+from relive.replay.views import NStep, Transition
+
+_MEMORY = {"observations": "obs", "next_observations": "next_obs", "actions": "action", "rewards": "reward"}
+_CPU = torch.device("cpu")
+
+
+class StoredRows:
+    """`size` positions of `n_envs` environments; the arrays are the memory itself."""
+
+    def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
+        self.size, self.n_envs = size, n_envs
+        self.core = Core(size * n_envs, num_envs=n_envs, reward=(1,), next_obs="stored", **settings)
+        memory: Any = self.core.columns
+        self.arrays: dict[str, Any] = {name: numpy_of(memory[ours]) for name, ours in _MEMORY.items()}
+        self.arrays["rewards"] = self.arrays["rewards"][..., 0]
+        self._dones, self._timeouts = (np.zeros((size, n_envs), np.float32) for _ in range(2))
+        self.arrays |= {"dones": self._dones, "timeouts": self._timeouts}
+        self._never = np.zeros(n_envs, np.bool_)
+        self._written = 0
+        """How many steps of every environment were added."""
+
+    @property
+    def nbytes(self) -> int:
+        """What is kept, in bytes."""
+        return self.core.nbytes + self._dones.nbytes + self._timeouts.nbytes
+
+    def array(self, name: str) -> Any:
+        """The array of that name, or the dict of arrays."""
+        return self.arrays[name]
+
+    def add(
+        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, timeout: Any, beside: dict[str, Any]
+    ) -> None:
+        """Store one step of every environment at the next position."""
+        never, pos = self._never, self._written % self.size
+        self.core.add(obs, action, reward, never, never, next_obs, **beside)
+        self._dones[pos] = done
+        if timeout is not None:
+            self._timeouts[pos] = timeout
+        elif self._written >= self.size:
+            self._timeouts[pos] = 0  # of the step that is overwritten
+        self._written += 1
+
+    def fill(self) -> None:
+        """Make all positions rows, with what the arrays have there; there are none yet."""
+        if self._written:
+            remedy = "Add steps, or write to the arrays of a buffer that is new or reset."
+            raise SchemaError(explain("full", "a buffer without steps", f"{self._written} steps", remedy))
+        rows: Any = self.core.columns.clone()
+        self.core.extend(dict(rows.items()))
+        self._written = self.size
+
+    def state(self) -> dict[str, Any]:
+        """What to save beside the core."""
+        return {"dones": self._dones.copy(), "timeouts": self._timeouts.copy(), "written": self._written}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on with what was saved."""
+        self._dones[...], self._timeouts[...], self._written = state["dones"], state["timeouts"], state["written"]
+
+    def sample(self, batch_size: int, view: Any) -> TensorDict:
+        """Random rows."""
+        return self._completed(self.core.sample(batch_size), view)
+
+    def read(self, positions: np.ndarray, envs: np.ndarray, view: Any) -> TensorDict:
+        """The rows at these positions of these environments."""
+        newest = self._written - 1
+        rows = newest - (newest - positions) % self.size
+        if (rows < 0).any():
+            remedy = "Pass positions of stored transitions."
+            raise IndexError(explain("batch_inds", "stored positions", int(positions[rows < 0][0]), remedy))
+        return self._completed(self.core.read(torch.from_numpy(rows * self.n_envs + envs)), view)
+
+    def _completed(self, batch: TensorDict, view: Any) -> TensorDict:
+        """A batch with the ends of its steps, and with what the view makes of them."""
+        row, envs = np.divmod(batch["index"].numpy(), self.n_envs)
+        time = row % self.size
+        if not isinstance(view, Transition):
+            time = self._n_steps(batch, time, envs, view)
+        ended = self._dones[time, envs] * (1 - self._timeouts[time, envs])
+        batch.set("terminated", torch.from_numpy(ended))
+        return batch
+
+    def _n_steps(self, batch: TensorDict, time: np.ndarray, envs: np.ndarray, view: Any) -> np.ndarray:
+        """Put n-step rewards, where they led to and their discounts into a batch; returns the last positions."""
+        view, normalizer = view if isinstance(view, NormalisedSteps) else (view, None)
+        if not isinstance(view, NStep):
+            remedy = 'Pass replay_buffer_kwargs={"next_obs": "shared"}.'
+            raise SchemaError(explain(type(view).__name__, "a chain of observations", 'next_obs="stored"', remedy))
+        ahead = np.arange(view.n)
+        steps, env = (time[:, None] + ahead) % self.size, envs[:, None]
+        rewards = self.arrays["rewards"][steps, env]
+        if normalizer is not None:
+            rewards = normalizer.normalize_reward(rewards)
+        newest = (self._written - 1) % self.size
+        ended = (self._dones[steps, env] != 0) | (self._timeouts[steps, env] != 0) | (steps == newest)
+        ended[:, -1] = True
+        last = ended.argmax(1)
+        weight = np.where(ahead <= last[:, None], view.gamma**ahead, 0)
+        batch.set("reward", torch.from_numpy((rewards * weight).sum(1, keepdims=True).astype(np.float32)))
+        batch.set("discount", torch.from_numpy((view.gamma ** (last + 1.0)).astype(np.float32)))
+        final = steps[np.arange(len(time)), last]
+        after = self.arrays["next_observations"]
+        taken = (
+            {key: part[final, envs] for key, part in after.items()} if isinstance(after, dict) else after[final, envs]
+        )
+        batch.set("next_obs", torch_of(taken, _CPU))
+        return final
+
+
+class NormalisedSteps(tuple[NStep, VecNormalize]):
+    """n steps whose rewards are normalised, and clipped, one by one before they are summed."""

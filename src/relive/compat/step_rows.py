@@ -1,0 +1,305 @@
+"""Steps that an adapter writes into the memory of a rollout buffer itself, as a collector does that it is lent to.
+
+Adapters promise the costs of the buffers they stand for, where a step is a handful of copies. So a step is written here
+by one call for all tensors, and the buffer is told of the steps when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from relive.errors import NotReadyError, SchemaError, explain
+from relive.estimators import gae
+from relive.fields.conversion import conform
+from relive.fields.schema import Field
+from relive.rollout.buffer import RolloutBuffer
+
+SCORES = ("advantage", "return")
+"""What is computed after the rollout."""
+
+
+class StepRows:
+    """The memory of the rollout buffer that `make` makes, written step by step; `fields` are those that a step gives.
+
+    `make` must survive pickling: a `functools.partial` of the buffer's class.
+    """
+
+    @torch.inference_mode(False)  # the memory is written later, in whatever mode
+    def __init__(self, make: Callable[[], RolloutBuffer], fields: Iterable[str]) -> None:
+        self.make, self._fields = make, tuple(fields)
+        self._core = make()
+        memory = self._core.columns
+        self.tensors: dict[str, Any] = {str(name): memory[name] for name in memory.keys()}
+        """The memory by field: tensors `[T, N, …]`, or TensorDicts of them. Writing into them is writing steps."""
+        self.flat: dict[str, Any] = {name: flattened(tensor) for name, tensor in self.tensors.items()}
+        """The same memory as `[T · N, …]`, in the order of time, then environment."""
+        self._leaves = [leaf for name in self._fields for leaf in named_leaves(name, self.tensors[name])]
+        self._rows: list[list[torch.Tensor] | None] = [None] * self._core.num_steps
+        self._step = 0
+        self._staged: set[int] = set()
+        self.scores: dict[str, Any] = {}
+        """What was computed from the stored steps, by its name in the core: tensors `[T, N]`, or dicts of them."""
+        self._is_told = True
+
+    @property
+    def step(self) -> int:
+        """How many steps are stored."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step <= len(self._rows):
+            remedy = "Set it to 0 to start again, or to the number of rows written directly."
+            raise SchemaError(explain("step", f"0 to {len(self._rows)}", repr(step), remedy))
+        self._step = int(step)
+        self._staged.clear()
+        self.scores = {}
+        self._is_told = False
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps fit."""
+        return len(self._rows)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no step more fits."""
+        return self._step == len(self._rows)
+
+    def clear(self) -> None:
+        """Forget the stored steps."""
+        self._step, self._is_told, self.scores = 0, False, {}
+        if self._staged:
+            self._staged = set()
+
+    @property
+    def core(self) -> RolloutBuffer:
+        """The buffer itself, which now has the stored steps and what was computed from them."""
+        if not self._is_told:
+            self._core.take_back(self._step)
+            self._is_told = True
+        if self.scores and self._step:
+            self._core.attach({name: cut(score, self._step) for name, score in self.scores.items()})
+        return self._core
+
+    def write(self, values: Sequence[Any]) -> None:
+        """Store one step: a value for each leaf of the fields, in order. A step that does not fit changes nothing."""
+        row = self._rows[self._step] or self._row(self._step)
+        if self._staged:
+            row, given = self._rest(row, values)
+        else:
+            given = [
+                value
+                if type(value) is torch.Tensor
+                and value.shape == place.shape
+                and value.dtype is place.dtype
+                and not value.requires_grad
+                else self._fitted(i, value)
+                for i, (place, value) in enumerate(zip(row, values, strict=True))
+            ]
+        torch._foreach_copy_(row, given)
+        self._count()
+
+    def put(self, values: list[torch.Tensor]) -> None:
+        """Store one step whose tensors are known to fit."""
+        torch._foreach_copy_(self._rows[self._step] or self._row(self._step), values)
+        self._count()
+
+    def _count(self) -> None:
+        self._step += 1
+        self._is_told = False
+        if self.scores:
+            self.scores = {}
+
+    def before(self) -> torch.Tensor | None:
+        """The first leaf of the last stored step; None if there is none."""
+        row = self._rows[self._step - 1] if self._step else None
+        return None if row is None else row[0]
+
+    def stage(self, values: Sequence[Any]) -> None:
+        """Copy what is known of the coming step; the values that are None come with `write`."""
+        row = self._rows[self._step] or self._row(self._step)
+        known = [i for i, value in enumerate(values) if value is not None]
+        for i in known:
+            if i in self._staged:
+                raise _second(self._leaves[i][0], "Stage it once per step.")
+        given = [self._fitted(i, values[i]) for i in known]
+        torch._foreach_copy_([row[i] for i in known], given)
+        self._staged.update(known)
+
+    def _rest(self, row: list[torch.Tensor], values: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What is not staged of a step, and where it goes."""
+        for i in self._staged:
+            if values[i] is not None:
+                raise _second(self._leaves[i][0], "It is staged already: leave it out.")
+        coming = [i for i in range(len(row)) if i not in self._staged]
+        given = [self._fitted(i, values[i]) for i in coming]
+        self._staged.clear()
+        return [row[i] for i in coming], given
+
+    @torch.inference_mode(False)
+    def _row(self, step: int) -> list[torch.Tensor]:
+        self._rows[step] = row = [tensor[step] for _, tensor in self._leaves]
+        return row
+
+    def _fitted(self, leaf: int, value: Any) -> torch.Tensor:
+        name, tensor = self._leaves[leaf]
+        return fitted(name, value, tensor[0])
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def score(self, last_value: Any, ended: torch.Tensor, *, gamma: float, lam: float) -> None:
+        """Compute advantages and returns of the stored steps, which `ended` [T, N] cuts; `last_value` follows them."""
+        steps = stored("compute_returns_and_advantages", self._step)
+        reward, value = self.tensors["reward"][:steps], self.tensors["value"][:steps]
+        last = fitted("last_values", last_value, value[0])
+        next_value = torch.cat([value[1:], last.unsqueeze(0)])
+        found = gae(reward, value, next_value, ended[:steps], torch.zeros_like(ended[:steps]), gamma=gamma, lam=lam)
+        self.scores = {name: self.whole(x) for name, x in zip(SCORES, found, strict=True)}
+
+    def whole(self, score: torch.Tensor) -> torch.Tensor:
+        """A tensor of the stored steps with zeros for the others: `[T, N]`."""
+        missing = len(self._rows) - len(score)
+        return torch.cat([score, score.new_zeros(missing, *score.shape[1:])]) if missing else score
+
+    def scored(self, name: str) -> Any:
+        """A score that can be read and written at any time: zeros before it was computed."""
+        if name not in self.scores:
+            self.scores[name] = self._zeros()
+        return self.scores[name]
+
+    @torch.inference_mode(False)
+    def _zeros(self) -> Any:
+        reward = self.tensors["reward"]
+        return {k: torch.zeros_like(x) for k, x in reward.items()} if is_tree(reward) else torch.zeros_like(reward)
+
+    def moved(self, make: Callable[[], RolloutBuffer]) -> StepRows:
+        """The same steps in the memory of another buffer of the same fields."""
+        rows = StepRows(make, self._fields)
+        rows._fill({"tensors": self.tensors, "step": self._step, "scores": self.scores, "staged": self._staged})
+        return rows
+
+    def _fill(self, state: Mapping[str, Any]) -> None:
+        for name, tensor in state["tensors"].items():
+            overwrite(self.tensors[name], tensor)
+        self.step = state["step"]
+        self._staged = set(state["staged"])
+        there = self._core.device
+        self.scores = {
+            name: {k: x.to(there) for k, x in score.items()} if isinstance(score, dict) else score.to(there)
+            for name, score in state["scores"].items()
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {"tensors": self.tensors, "step": self._step, "scores": self.scores, "staged": self._staged}
+        return {"make": self.make, "fields": self._fields, **state}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(state["make"], state["fields"])
+        self._fill(state)
+
+
+class Column:
+    """An attribute `[T, N, …]` of a buffer with `_rows` that is the memory itself. Assigning to it writes into it."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def __get__(self, buffer: Any, owner: type) -> Any:
+        if buffer is None:
+            return self
+        rows: StepRows = buffer._rows
+        return rows.scored(self._field) if self._field in SCORES else rows.tensors.get(self._field)
+
+    def __set__(self, buffer: Any, value: Any) -> None:
+        assign(self._field, self.__get__(buffer, type(buffer)), value)
+
+
+def assign(where: str, place: Any, value: Any) -> None:
+    """Write a value into memory of its form; of a tensor that is this memory nothing is left to do."""
+    if value is place:
+        return
+    if place is None:
+        raise SchemaError(explain(where, "a field of this buffer", "an undeclared field", "Declare the field."))
+    if is_tree(place):
+        for key in value.keys():
+            if key not in place.keys():
+                raise SchemaError(explain(where, f"the keys {sorted(place.keys())}", key, "Declare the key."))
+            assign(f"{where}.{key}", place[key], value[key])
+        return
+    given = torch.as_tensor(value, device=place.device)
+    if given.shape != place.shape:
+        remedy = "Assign a tensor of the expected shape."
+        raise SchemaError(explain(where, f"shape {tuple(place.shape)}", tuple(given.shape), remedy))
+    if given.dtype.is_floating_point and not place.dtype.is_floating_point:
+        raise SchemaError(explain(where, place.dtype, given.dtype, "Convert it."))
+    place.copy_(given.detach())
+
+
+def fitted(name: str, value: Any, place: torch.Tensor) -> torch.Tensor:
+    """`value` as a tensor that `place` [N, …] takes as it is; errors name both shapes.
+
+    Axes of length one in front make no difference: nothing is broadcast by them.
+    """
+    shape = tuple(place.shape)
+    if isinstance(value, torch.Tensor):
+        value = value.detach().to(place.device)
+    if value is not None and np.shape(value) != shape and _core_of(np.shape(value)) == _core_of(shape):
+        value = (value if isinstance(value, torch.Tensor) else np.asarray(value)).reshape(shape)
+    return conform(name, Field(shape[1:], place.dtype), value, shape[:1], place.device)
+
+
+def _core_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without the axes of length one in front."""
+    first = next((i for i, size in enumerate(shape) if size != 1), len(shape))
+    return tuple(shape[first:])
+
+
+def stored(where: str, steps: int) -> int:
+    """How many steps are stored, if there are any."""
+    if not steps:
+        raise NotReadyError(explain(where, "at least 1 stored step", 0, "Add steps first."))
+    return steps
+
+
+_TREES = (dict, TensorDict, Mapping)  # an abstract class last: to ask it takes as long as the copy of a small step
+
+
+def is_tree(value: Any) -> bool:
+    """Whether this is a dict or TensorDict."""
+    return isinstance(value, _TREES)
+
+
+def named_leaves(name: str, tree: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a tree with their dotted names."""
+    if not is_tree(tree):
+        return [(name, tree)]
+    return [leaf for key, part in tree.items() for leaf in named_leaves(f"{name}.{key}", part)]
+
+
+def flattened(tree: Any) -> Any:
+    """A view with the axes of time and environments as one."""
+    return tree.reshape(-1) if isinstance(tree, TensorDict) else tree.flatten(0, 1)
+
+
+def cut(score: Any, steps: int) -> Any:
+    """The first steps of a score."""
+    return {k: x[:steps] for k, x in score.items()} if isinstance(score, Mapping) else score[:steps]
+
+
+def overwrite(place: Any, value: Any) -> None:
+    """Copy a tensor or tree of tensors into memory of its form."""
+    if is_tree(place):
+        for key, part in place.items():
+            overwrite(part, value[key])
+    else:
+        place.copy_(value)
+
+
+def _second(name: str, remedy: str) -> SchemaError:
+    return SchemaError(explain(name, "one value per step", "a second value", remedy))

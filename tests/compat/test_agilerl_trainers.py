@@ -1,0 +1,114 @@
+# pyright: reportMissingImports=false
+"""AgileRL's own trainers on our buffers, where AgileRL is installed."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from relive.compat.agilerl.components.replay_buffer import MultiStepReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
+from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
+
+pytest.importorskip("agilerl", reason="needs AgileRL, which has an environment of its own: pip install agilerl==2.58.0")
+pytest.importorskip("peft", reason="AgileRL's algorithms need peft: pip install peft")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # AgileRL's own, which are not ours to mend
+
+SETTINGS: dict[str, Any] = {"max_steps": 400, "evo_steps": 200, "eval_loop": 1, "wb": False, "verbose": False}
+
+
+def agilerl(module: str) -> Any:
+    """A module of AgileRL, below our prefix."""
+    return importlib.import_module(f"relive.compat.agilerl.{module}")
+
+
+def environments(name: str, num_envs: int = 4) -> Any:
+    return agilerl("utils.utils").make_vect_envs(name, num_envs=num_envs)
+
+
+def trained_off_policy(env: Any, name: str, memory: Any, n_step_memory: Any = None, **options: Any) -> Any:
+    kind = getattr(agilerl("algorithms"), name)
+    agent = kind(env.single_observation_space, env.single_action_space, batch_size=16, learn_step=4, **options)
+    before = [parameter.clone() for parameter in agent.actor.parameters()]
+    train = agilerl("training.train_off_policy").train_off_policy
+    (agent,), _ = train(env, "", name, [agent], memory, n_step_memory=n_step_memory, **SETTINGS)
+    env.close()
+    assert any(not torch.equal(a, b) for a, b in zip(before, agent.actor.parameters(), strict=True))
+    return agent
+
+
+def test_dqn_trains() -> None:
+    memory = ReplayBuffer(300)
+    trained_off_policy(environments("CartPole-v1"), "DQN", memory)
+    assert memory.is_full
+
+
+def test_td3_trains() -> None:
+    trained_off_policy(environments("Pendulum-v1"), "TD3", ReplayBuffer(300), vect_noise_dim=4)
+
+
+def test_rainbow_updates_the_priorities_of_its_rows() -> None:
+    memory, n_step_memory = PrioritizedReplayBuffer(300), MultiStepReplayBuffer(300, n_step=3, gamma=0.99)
+    trained_off_policy(environments("CartPole-v1"), "RainbowDQN", memory, n_step_memory)
+    assert len(memory) == len(n_step_memory) == 300
+    tree = memory.sum_tree
+    assert len({round(tree[i], 6) for i in range(300)}) > 50
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_ppo_trains_is_cloned_and_saved_with_our_buffer(recurrent: bool, tmp_path: Path) -> None:
+    env = environments("CartPole-v1")
+    options: dict[str, Any] = {"num_envs": 4, "learn_step": 64, "batch_size": 16, "update_epochs": 2}
+    if recurrent:
+        options |= {"recurrent": True, "max_seq_len": 8, "net_config": {"encoder_config": {"hidden_state_size": 8}}}
+    agent = agilerl("algorithms.ppo").PPO(env.single_observation_space, env.single_action_space, **options)
+    assert type(agent.rollout_buffer) is RolloutBuffer
+    before = [parameter.clone() for parameter in agent.actor.parameters()]
+    train = agilerl("training.train_on_policy").train_on_policy
+    (agent,), _ = train(env, "", "PPO", [agent], **SETTINGS)
+    env.close()
+    assert any(not torch.equal(a, b) for a, b in zip(before, agent.actor.parameters(), strict=True))
+    assert type(agent.clone().rollout_buffer) is RolloutBuffer
+    agent.save_checkpoint(tmp_path / "agent.pt")
+    assert type(type(agent).load(tmp_path / "agent.pt").rollout_buffer) is RolloutBuffer
+
+
+def test_one_line_gives_agilerls_own_ppo_our_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = importlib.import_module("agilerl.algorithms.ppo")
+    monkeypatch.setattr(theirs, "RolloutBuffer", RolloutBuffer)
+    env = environments("CartPole-v1")
+    agent = theirs.PPO(env.single_observation_space, env.single_action_space, num_envs=4, learn_step=64)
+    env.close()
+    assert type(agent.rollout_buffer) is RolloutBuffer
+
+
+def test_observations_are_normalised_in_our_buffer_by_its_wrapper() -> None:
+    env = environments("CartPole-v1")
+    agent = agilerl("algorithms.ppo").PPO(
+        env.single_observation_space, env.single_action_space, num_envs=4, learn_step=64, batch_size=16
+    )
+    wrapped = agilerl("wrappers.agent").RSNorm(agent)
+    (wrapped,), _ = agilerl("training.train_on_policy").train_on_policy(env, "", "PPO", [wrapped], **SETTINGS)
+    env.close()
+    assert np.isfinite(wrapped.agent.rollout_buffer.get()["observations"]).all()
+
+
+def test_a_multi_agent_algorithm_trains() -> None:
+    scenario: Any = pytest.importorskip("mpe2.simple_speaker_listener_v4", reason="needs mpe2, AgileRL's test scenario")
+    vector = importlib.import_module("agilerl.vector.pz_async_vec_env").AsyncPettingZooVecEnv
+    env = vector([lambda: scenario.parallel_env(continuous_actions=True)] * 2)
+    env.reset()
+    spaces = [[part(agent) for agent in env.agents] for part in (env.single_observation_space, env.single_action_space)]
+    agent = agilerl("algorithms.maddpg").MADDPG(
+        *spaces, agent_ids=env.agents, vect_noise_dim=2, batch_size=16, learn_step=20
+    )
+    memory = ReplayBuffer(1_000)
+    train = agilerl("training.train_multi_agent_off_policy").train_multi_agent_off_policy
+    train(env, "", "MADDPG", [agent], memory, **SETTINGS)
+    env.close()
+    assert len(memory) > 200

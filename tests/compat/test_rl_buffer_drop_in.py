@@ -1,0 +1,310 @@
+"""rl-buffer as a drop-in: its module paths, copies, writes that count, dicts and sequences, and shared buffers."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+import relive as rl
+from relive.compat.rl_buffer import (
+    BaseBuffer,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    ResetStrategy,
+    RolloutBuffer,
+    SequenceBatch,
+    SharedBaseBuffer,
+    SharedReplayBuffer,
+    StatsTracker,
+)
+
+N = 2
+PATHS = {
+    "replay_buffer": ("ReplayBuffer", "ReplayBatch"),
+    "rollout_buffer": ("RolloutBuffer", "RolloutBatch", "explained_variance"),
+    "prioritized_replay_buffer": ("PrioritizedReplayBuffer", "PrioritizedReplayBatch"),
+    "shared_replay_buffer": ("SharedReplayBuffer", "SharedMemoryComponents", "SharedStates"),
+    "shared_base_buffer": ("SharedBaseBuffer",),
+    "base_buffer": ("BaseBuffer", "ResetStrategy"),
+    "stats_tracker": ("StatsTracker",),
+    "utils.sum_tree": ("SumTree",),
+}
+"""Where rl-buffer's README and code import each name from."""
+COPIES = [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_name_is_where_rl_buffer_has_it(path: str) -> None:
+    module = importlib.import_module(f"relive.compat.rl_buffer.{path}")
+    assert [name for name in PATHS[path] if not hasattr(module, name)] == []
+
+
+def transition(t: int, obs: Any = None) -> dict[str, Any]:
+    seen = torch.full((N, 3), float(t)) if obs is None else obs
+    following = seen + 1 if obs is None else TensorDict(obs, [N]) + 1
+    flags = {"done": torch.tensor([t % 3 == 2, False]), "truncated": torch.zeros(N, dtype=torch.bool)}
+    rest = {"action": torch.zeros(N, 1), "reward": torch.tensor([t, 10.0 + t])}
+    return {"obs": seen, **rest, **flags, "next_obs": following}
+
+
+def step(t: int, **changed: Any) -> dict[str, Any]:
+    given = {name: value for name, value in transition(t).items() if name not in ("truncated", "next_obs")}
+    return {**given, "value": torch.ones(N), "log_prob": torch.zeros(N), **changed}
+
+
+def rollout(steps: int, **options: Any) -> RolloutBuffer:
+    buffer = RolloutBuffer(4, N, (3,), (1,), StatsTracker(N), seed=0, **options)
+    for t in range(steps):
+        buffer.add(**step(t))
+    return buffer
+
+
+class TestWrites:
+    def test_finished_episodes_can_be_cleared_and_changed(self) -> None:
+        tracker = StatsTracker(N)
+        tracker.update([1, 1], np.ones(N))
+        tracker.ep_info_buffer[0]["ep_rewards"] = 5.0
+        assert tracker.get_statistics()["Rollout/rewards_mean"] == 3.0
+        tracker.ep_info_buffer.clear()
+        assert (tracker.trajectory_num, tracker.get_statistics()) == (0, {})
+        tracker.update([0, 0], np.ones(N))
+        tracker._current_episode_stats["rewards"] += 10
+        tracker.update([1, 0], np.ones(N))
+        assert tracker.ep_info_buffer[0] == {"ep_lengths": 2.0, "ep_rewards": 12.0}
+
+    def test_a_number_in_infos_is_that_of_every_environment(self) -> None:
+        tracker = StatsTracker(N, extra_metrics_keys=["score"])
+        tracker.update([0, 0], 2.0, {"score": 3})
+        tracker.update(np.array([[True], [False]]), np.array([1.0]), {"score": torch.tensor([[4.0]])})
+        assert tracker.ep_info_buffer[0] == {"ep_lengths": 2.0, "ep_rewards": 3.0, "ep_score": 7.0}
+        with pytest.raises(rl.SchemaError, match="dones: expected 2 flags"):
+            tracker.update([0, 0, 1], np.ones(N))
+        assert tracker._current_episode_stats["lengths"].tolist() == [0.0, 2.0]
+
+    def test_alpha_and_epsilon_may_be_set_later(self) -> None:
+        buffer = PrioritizedReplayBuffer(4, N, (3,), (1,), StatsTracker(N), alpha=1.0, epsilon=0.0)
+        buffer.add(**transition(0))
+        buffer.update_priorities([0, 1], [4.0, 1.0])
+        assert buffer.sum_tree.total_priority == 5.0
+        buffer.alpha, buffer.epsilon = 0.5, 9.0
+        buffer.update_priorities(np.array([0]), np.array([-7.0]))
+        assert buffer.sum_tree.tree[7:9].tolist() == [4.0, 1.0]
+        assert buffer._max_priority == 4.0
+        with pytest.raises(TypeError, match="that of a buffer"):
+            buffer.sum_tree.add(1.0)
+        with pytest.raises(IndexError, match="the leaf of a stored row"):
+            buffer.sum_tree.update(5, 1.0)
+        with pytest.raises(rl.SchemaError, match="alpha"):
+            PrioritizedReplayBuffer(4, N, (3,), (1,), StatsTracker(N), alpha=-1.0)
+
+    def test_memory_that_is_written_is_drawn(self) -> None:
+        buffer = ReplayBuffer(4, N, (3,), (1,), StatsTracker(N))
+        buffer.add(**transition(1))
+        buffer._rewards *= 2
+        assert set(buffer.get(2).rewards.tolist()) <= {2.0, 22.0}
+        with pytest.raises(TypeError, match="add_context"), buffer.add_context(torch.zeros(N), torch.zeros(N)):
+            pass
+        steps = rollout(3)
+        steps._rewards.zero_()
+        steps._dones[1, 0] = True
+        steps.compute_returns_and_advantages(torch.ones(N), torch.zeros(N))
+        assert steps.core["terminated"].sum() == 2
+        assert torch.equal(steps._returns, steps.core["return"])
+
+
+class TestShapes:
+    def test_axes_of_length_one_in_front_make_no_difference(self) -> None:
+        buffer = RolloutBuffer(3, 1, (2,), (), StatsTracker(1))
+        one = torch.ones(())
+        buffer.add(torch.ones(2), one, one, 0.0, one, one)
+        buffer.add(torch.ones(1, 1, 2), torch.ones(1, 1), torch.ones(1, 1), torch.zeros(1, 1), [1.0], 1)
+        assert buffer._rewards[:2].tolist() == [[1.0], [1.0]]
+        replay = ReplayBuffer(3, 1, (2,), (), StatsTracker(1))
+        replay.add(torch.ones(2), one, torch.ones(1, 1), torch.zeros(1, 1), torch.zeros(2), torch.zeros(()))
+        assert replay.get(1).observations.tolist() == [[1.0, 1.0]]
+
+
+class TestDicts:
+    spec: ClassVar = {"camera": (2, 2), "pose": (3,)}
+    dtypes: ClassVar = {"camera": torch.uint8, "pose": torch.float32}
+
+    def seen(self, t: int) -> dict[str, Any]:
+        return {"camera": torch.full((N, 2, 2), t, dtype=torch.uint8), "pose": torch.full((N, 3), float(t))}
+
+    @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
+    def test_replay(self, kind: Any) -> None:
+        buffer = kind(4, N, self.spec, (1,), StatsTracker(N), obs_dtype=self.dtypes, seed=0)
+        for t in range(6):
+            buffer.add(**transition(t, self.seen(t)))
+        batch = buffer.get(6)
+        assert isinstance(batch.observations, TensorDict)
+        assert batch.observations["camera"].dtype == torch.uint8
+        time = batch.rewards % 10
+        assert torch.equal(batch.observations["pose"][:, 0], time)
+        assert torch.equal(batch.next_observations["camera"][:, 0, 0], (time + 1).to(torch.uint8))
+        with pytest.raises(rl.SchemaError, match=r"obs: expected the keys \['camera', 'pose'\], got the keys"):
+            buffer.add(**{**transition(1, self.seen(1)), "obs": {"pose": torch.zeros(N, 3)}})
+
+    def test_rollout(self) -> None:
+        buffer = RolloutBuffer(3, N, self.spec, (1,), StatsTracker(N), obs_dtype=self.dtypes, seed=0)
+        for t in range(3):
+            buffer.add(**step(t, obs=TensorDict(self.seen(t), [N])))
+        buffer.compute_returns_and_advantages(torch.zeros(N), torch.zeros(N))
+        for shuffle in (True, False):
+            for batch in buffer.get(4, shuffle=shuffle):
+                assert torch.equal(batch.observations["pose"][:, 0], batch.observations["camera"][:, 0, 0].float())
+
+
+class TestSequences:
+    def test_every_step_is_in_one_sequence_of_its_episode(self) -> None:
+        buffer = rollout(4)
+        with pytest.raises(rl.NotReadyError, match="compute_returns_and_advantages"):
+            buffer.get_sequences(2, 4)
+        buffer.compute_returns_and_advantages(torch.zeros(N), torch.zeros(N))
+        batches = list(buffer.get_sequences(3, 2, shuffle=False))
+        assert all(type(batch) is SequenceBatch for batch in batches)
+        seen = [batch.observations[..., 0][batch.masks].tolist() for batch in batches]
+        assert [x for part in seen for x in part] == [0, 1, 2, 3, 0, 1, 2, 3]
+        first = batches[0]
+        assert first.starts[:, 0].tolist() == [True, True]  # env 0 ended at step 2
+        assert first.returns.shape == first.masks.shape == (2, 3)
+
+
+class TestCopies:
+    @pytest.mark.parametrize("copied", COPIES)
+    @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
+    def test_a_copy_of_a_replay_goes_on_alike(self, kind: Any, copied: Any) -> None:
+        buffer = kind(4, N, (3,), (1,), StatsTracker(N), seed=0)
+        for t in range(6):
+            buffer.add(**transition(t))
+        if kind is PrioritizedReplayBuffer:
+            buffer.update_priorities(buffer.get(4).indices, torch.arange(4.0))
+        other = copied(buffer)
+        for one in (buffer, other):
+            one.add(**transition(6))
+        assert (len(other), other.full, other._pos) == (len(buffer), buffer.full, buffer._pos)
+        assert torch.equal(other._rewards, buffer._rewards)
+        for _ in range(3):
+            assert torch.equal(other.get(8).rewards, buffer.get(8).rewards)
+        assert list(other.stats_tracker.ep_info_buffer) == list(buffer.stats_tracker.ep_info_buffer)
+        other._rewards.zero_()
+        assert not other.get(8).rewards.any()
+        assert buffer._rewards.any()
+
+    @pytest.mark.parametrize("copied", COPIES)
+    def test_a_copy_of_a_rollout_goes_on_alike(self, copied: Any) -> None:
+        buffer = rollout(3)
+        buffer.compute_returns_and_advantages(torch.ones(N), torch.zeros(N))
+        other = copied(buffer)
+        for one, two in zip(buffer.get(4), other.get(4), strict=True):
+            assert torch.equal(one.observations, two.observations)
+            assert torch.equal(one.advantages, two.advantages)
+        other.add(**step(3))
+        assert (len(other), len(buffer)) == (4, 3)
+
+
+class Counting(BaseBuffer):
+    """A buffer of one's own, as rl-buffer's base class is meant for."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(3, N, StatsTracker(N), **options)
+        self.rows = torch.zeros(3, N)
+
+    def add(self, row: torch.Tensor, fails: bool = False) -> None:
+        with self.add_context(torch.zeros(N), row) as pos:
+            if fails:
+                raise KeyError("row")
+            self.rows[pos] = row
+
+
+class TestOwnBuffer:
+    def test_recurrent_goes_round(self) -> None:
+        buffer = Counting(reset_strategy=ResetStrategy.RECURRENT)
+        for t in range(5):
+            buffer.add(torch.full((N,), float(t)))
+        assert buffer.rows[:, 0].tolist() == [3.0, 4.0, 2.0]
+        assert (len(buffer), buffer.full, buffer.total_current_size) == (3, True, 3 * N)
+
+    def test_error_and_auto(self) -> None:
+        buffer = Counting()
+        for t in range(3):
+            buffer.add(torch.full((N,), float(t)))
+        with pytest.raises(RuntimeError, match=r"^Buffer is full\. Cannot add more transitions\.$"):
+            buffer.add(torch.ones(N))
+        buffer.reset_strategy = ResetStrategy.AUTO
+        buffer.add(torch.full((N,), 9.0))
+        assert (len(buffer), buffer.rows[0, 0]) == (1, 9.0)
+
+    @pytest.mark.parametrize("strategy", [ResetStrategy.RECURRENT, ResetStrategy.AUTO])
+    def test_rows_of_a_rollout_may_be_written_by_hand(self, strategy: ResetStrategy) -> None:
+        buffer = rollout(3, reset_strategy=strategy)
+        for t in range(3, 6):
+            with buffer.add_context(torch.zeros(N), torch.ones(N)) as pos:
+                buffer._observations[pos] = float(t)
+        expected = [2.0, 3.0, 4.0, 5.0] if strategy is ResetStrategy.RECURRENT else [4.0, 5.0]
+        assert buffer._observations[: len(buffer), 0, 0].tolist() == expected
+        assert buffer.core["obs"][:, 0, 0].tolist() == expected
+
+    def test_a_step_that_fails_is_not_counted(self) -> None:
+        buffer = Counting()
+        with pytest.raises(KeyError):
+            buffer.add(torch.ones(N), fails=True)
+        assert (len(buffer), buffer.stats_tracker._current_episode_stats["lengths"].sum()) == (0, 0)
+
+
+@pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+class TestShared:
+    def pair(self, **options: Any) -> tuple[SharedReplayBuffer, SharedReplayBuffer]:
+        main = SharedReplayBuffer(3, N, (3,), (1,), StatsTracker(N), True, seed=0, **options)
+        components = dict(zip(("shared_memory_components", "shared_states"), main.get_shared_components(), strict=True))
+        return main, SharedReplayBuffer(3, N, (3,), (1,), None, False, **components, **options)
+
+    def test_a_worker_needs_no_tracker(self) -> None:
+        main, worker = self.pair(store_device=torch.device("cpu"))
+        assert isinstance(main, SharedBaseBuffer)
+        assert worker.stats_tracker is None
+        worker.add(**transition(1))
+        assert (len(main), main.current_size, main.total_current_size) == (1, 1, N)
+        worker.reset(reset_stats=True)
+        assert len(main) == 0
+
+    def test_position_and_fullness_are_methods_that_count_for_all(self) -> None:
+        main, worker = self.pair()
+        for t in range(5):
+            assert (worker.pos(), main.full()) == (t % 3, t >= 3)
+            main.add(**transition(t))
+        assert (main.pos(), len(worker)) == (2, 3)
+        for refused in (lambda: main.set_pos(1), lambda: SharedReplayBuffer.set_full(self.pair()[0], True)):
+            with pytest.raises(ValueError, match="expected"):
+                refused()
+        worker.set_pos(2)  # as it is
+        worker.set_full(True)
+        assert len(main) == 3
+        worker.set_full(False)
+        assert (main.pos(), main.full(), len(main)) == (0, False, 0)
+        main.add(**transition(7))
+        worker.set_pos(0)
+        assert len(main) == 0
+
+    def test_the_memory_is_the_hosts(self) -> None:
+        with pytest.raises(ValueError, match="store_device: expected the host, got meta"):
+            SharedReplayBuffer(3, N, (3,), (1,), StatsTracker(N), True, store_device=torch.device("meta"))
+
+    @pytest.mark.parametrize("strategy", [ResetStrategy.ERROR, ResetStrategy.AUTO])
+    def test_a_full_one_refuses_or_starts_again(self, strategy: ResetStrategy) -> None:
+        main, worker = self.pair(reset_strategy=strategy)
+        for t in range(3):
+            main.add(**transition(t))
+        if strategy is ResetStrategy.AUTO:
+            worker.add(**transition(3))
+            assert len(main) == 1
+        else:
+            with pytest.raises(RuntimeError, match=r"^Buffer is full\. Cannot add more transitions\.$"):
+                worker.add(**transition(3))

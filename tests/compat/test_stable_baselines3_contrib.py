@@ -1,0 +1,147 @@
+# pyright: reportMissingImports=false
+"""sb3-contrib's algorithms on our buffers, and its rollout buffers beside ours."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+pytest.importorskip("sb3_contrib", reason="needs sb3-contrib: pip install sb3-contrib")
+
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import IdentityEnv
+
+ours: Any = importlib.import_module("relive.compat.sb3_contrib")
+theirs: Any = importlib.import_module("sb3_contrib")
+
+VECTOR = spaces.Box(-9, 9, (3,), np.float32)
+NESTED = spaces.Dict({"vector": VECTOR, "image": spaces.Box(0, 255, (2, 4, 4), np.uint8)})
+BOX, BUTTONS = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(4)
+STEPS, ENVS, LAYERS, SIZE = 24, 3, 2, 5
+
+
+def drawn(space: Any, random: np.random.Generator) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: drawn(part, random) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Discrete):
+        return random.integers(int(space.n), size=ENVS)
+    return random.integers(9, size=(ENVS, *space.shape)).astype(space.dtype)
+
+
+def pair(module: str, name: str, obs: Any, action: Any, beside: Any, *shape: Any) -> tuple[Any, Any]:
+    """Their buffer and ours, told the same; `beside` makes what else a step has."""
+    random, started = np.random.default_rng(0), np.ones(ENVS, np.bool_)
+    made = [
+        getattr(importlib.import_module(f"{prefix}{module}"), name)(
+            STEPS, obs, action, *shape, device="cpu", n_envs=ENVS, gae_lambda=0.9
+        )
+        for prefix in ("sb3_contrib.", "relive.compat.sb3_contrib.")
+    ]
+    torch.manual_seed(0)
+    for _ in range(STEPS):
+        step = (drawn(obs, random), drawn(action, random), random.normal(size=ENVS), started)
+        values, extra = (torch.randn(ENVS, 1), torch.randn(ENVS)), beside(random)
+        for buffer in made:
+            buffer.add(*copy.deepcopy(step), *values, **extra)
+        started = random.random(ENVS) < 0.2
+    for buffer in made:
+        buffer.compute_returns_and_advantage(torch.ones(ENVS), started)
+    return made[0], made[1]
+
+
+def same(mine: Any, other: Any) -> None:
+    if isinstance(mine, torch.Tensor):
+        torch.testing.assert_close(mine, other)
+    elif isinstance(mine, dict):
+        assert mine.keys() == other.keys()
+        for key in mine:
+            same(mine[key], other[key])
+    else:
+        assert type(mine) is type(other)
+        for a, b in zip(mine, other, strict=True):
+            same(a, b)
+
+
+def states(_: np.random.Generator) -> dict[str, Any]:
+    parts = [torch.rand(LAYERS, ENVS, SIZE) for _ in range(4)]
+    kind = importlib.import_module("sb3_contrib.common.recurrent.type_aliases").RNNStates
+    return {"lstm_states": kind((parts[0], parts[1]), (parts[2], parts[3]))}
+
+
+@pytest.mark.parametrize(("name", "obs", "action"), [("Recurrent", VECTOR, BUTTONS), ("RecurrentDict", NESTED, BOX)])
+def test_sequences_are_theirs(name: str, obs: Any, action: Any) -> None:
+    shape = (STEPS, LAYERS, ENVS, SIZE)
+    other, mine = pair("common.recurrent.buffers", f"{name}RolloutBuffer", obs, action, states, shape)
+    assert isinstance(mine, type(other))
+    for turn in (0, 5, 23, 40, 71):
+        with mock.patch.object(np.random, "randint", return_value=turn):
+            expected = list(other.get(20))
+        mine._random = mock.Mock(integers=lambda *_, turn=turn: turn)
+        same(list(mine.get(20)), expected)
+
+
+@pytest.mark.parametrize(("name", "obs"), [("Maskable", VECTOR), ("MaskableDict", NESTED)])
+def test_masks_are_theirs(name: str, obs: Any) -> None:
+    def masks(random: np.random.Generator) -> dict[str, Any]:
+        return {"action_masks": random.random((ENVS, 4)) < 0.5}
+
+    other, mine = pair("common.maskable.buffers", f"{name}RolloutBuffer", obs, BUTTONS, masks)
+    assert isinstance(mine, type(other))
+    next(other.get(1))  # which is when theirs puts its arrays in the order of numbers
+    same(mine._get_samples(np.arange(STEPS * ENVS)), other._get_samples(np.arange(STEPS * ENVS)))
+    (batch,) = mine.get()
+    order = batch.old_values.argsort(), torch.from_numpy(other.values).flatten().argsort()
+    torch.testing.assert_close(batch.action_masks[order[0]], torch.from_numpy(other.action_masks)[order[1]])
+    twin = pickle.loads(pickle.dumps(mine))
+    np.testing.assert_array_equal(twin.action_masks, mine.action_masks)
+    mine.reset()
+    assert mine.action_masks.all()
+    with pytest.raises(ValueError, match="Unsupported action space"):
+        type(mine)(STEPS, obs, BOX)
+
+
+ALGORITHMS = {
+    "QRDQN": ("MlpPolicy", "CartPole-v1", {"learning_starts": 50}, "ReplayBuffer"),
+    "TQC": ("MlpPolicy", "Pendulum-v1", {"learning_starts": 50}, "ReplayBuffer"),
+    "CrossQ": ("MlpPolicy", "Pendulum-v1", {"learning_starts": 50}, "ReplayBuffer"),
+    "TRPO": ("MlpPolicy", "Pendulum-v1", {"n_steps": 64, "batch_size": 32}, "RolloutBuffer"),
+    "RecurrentPPO": ("MlpLstmPolicy", "CartPole-v1", {"n_steps": 32, "batch_size": 16}, "RecurrentRolloutBuffer"),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithms_train_on_our_buffers(name: str) -> None:
+    policy, env, options, kind = ALGORITHMS[name]
+    model = getattr(ours, name)(policy, make_vec_env(env, 2), device="cpu", seed=0, **options)
+    before = copy.deepcopy(model.policy.state_dict())
+    model.learn(150)
+    assert any(not torch.equal(before[key], tensor) for key, tensor in model.policy.state_dict().items())
+    buffer = getattr(model, "rollout_buffer", None) or model.replay_buffer
+    assert type(buffer).__name__ == kind
+    assert type(buffer).__module__.startswith("relive.compat")
+
+
+def test_masked_ppo_learns_as_theirs_on_the_same_batches() -> None:
+    env = importlib.import_module("sb3_contrib.common.envs").InvalidActionEnvDiscrete
+    learnt = []
+    for owner in (theirs, ours):
+        model = owner.MaskablePPO(
+            "MlpPolicy", env(dim=12, n_invalid_actions=6), n_steps=64, batch_size=64, n_epochs=4, seed=0, device="cpu"
+        ).learn(64)  # one rollout: later ones depend on numpy's generator, which theirs moves
+        learnt.append(model.policy.state_dict())
+    for key, tensor in learnt[0].items():
+        torch.testing.assert_close(tensor, learnt[1][key], rtol=1e-4, atol=1e-5)
+
+
+def test_what_has_no_buffer_is_theirs() -> None:
+    assert ours.ARS is theirs.ARS
+    model = ours.ARS("LinearPolicy", IdentityEnv(dim=2), n_delta=1, device="cpu").learn(20)
+    assert model.num_timesteps >= 20
