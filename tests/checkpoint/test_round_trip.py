@@ -347,3 +347,12 @@ def test_loading_warns_of_nothing_when_nothing_changes(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rl.load(tmp_path, capacity=24, device="cpu")
+
+
+def test_an_empty_buffer_that_was_loaded_is_saved_again_where_it_was(tmp_path: Path) -> None:
+    rl.ReplayBuffer(8, obs=1, action=(), num_envs=2).save(tmp_path)
+    again = rl.load(tmp_path)
+    flags = np.zeros(2, bool)
+    again.add(np.zeros((2, 1)), np.zeros(2), np.zeros(2), flags, flags, np.ones((2, 1)))
+    assert again.save(tmp_path) == 2
+    assert len(rl.load(tmp_path)) == 2

@@ -71,7 +71,9 @@ def _filled(archive: Archive, manifest: Manifest, saved: Saved, options: dict[st
         segments = read_rows(archive, manifest, rows)
     buffer.check()
     if buffer.config() == manifest.config:  # else its rows may lie elsewhere
-        buffer._checkpoint = Base(archive.root, manifest.lineage, manifest.number, segments, rows and rows.stop)
+        buffer._checkpoint = Base(
+            archive.root, manifest.lineage, manifest.number, segments, None if rows is None else rows.stop
+        )
     return buffer
 
 
