@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from relive.errors import NotReadyError, SchemaError, explain, uniterable
-from relive.fields.batch import assemble, assembler, check_destination, check_size, checked_targets, moved
-from relive.fields.conversion import as_tensor, conform, dotted, row_ids
+from relive.errors import NotReadyError, SchemaError, explain, not_iterable
+from relive.fields.assembly import assemble, assembler, check_batch_size, check_destination, checked_targets, to_device
+from relive.fields.conversion import as_tensor, convert, path_name, row_ids
 from relive.fields.declarations import device_of as saved_device
 from relive.fields.declarations import tree_of
-from relive.fields.display import buffer_card, size_told
+from relive.fields.display import buffer_html, size_text
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import Declaration, Field, Schema, Tree, declare, positive, refuse_reserved, unstacked
-from relive.fields.vocabulary import answers, understands
+from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels.reader import reader
 from relive.kernels.shuffling import shuffled
 from relive.locking import lock_for
@@ -43,7 +43,7 @@ Recent: TypeAlias = "int | Mapping[int, float] | None"
 all rows, None draws everything from all rows."""
 
 
-@understands
+@suggests_methods
 class DistillationBuffer(Portable):
     """The newest `capacity` rows of observations and a teacher's actions, with the round that each row came from.
 
@@ -76,7 +76,7 @@ class DistillationBuffer(Portable):
     (24, 3)
     """
 
-    @answers
+    @suggests_keywords
     def __init__(
         self,
         capacity: int,
@@ -143,8 +143,8 @@ class DistillationBuffer(Portable):
 
     def _lead(self, name: str, value: Any, prefix: str = "") -> tuple[int, ...]:
         """`()` for the value of one row, `(B,)` for those of a batch."""
-        column, leaf = self._schema.columns[name][0], self._schema.flatten(name, value)[0]
-        where, inner = prefix + dotted(self._schema.paths[column]), self._schema.fields[column].shape
+        column, leaf = self._schema.leaf_indices[name][0], self._schema.flatten(name, value)[0]
+        where, inner = prefix + path_name(self._schema.paths[column]), self._schema.fields[column].shape
         if leaf is None:
             raise SchemaError(explain(where, "a value", None, "Pass one row or a batch of rows."))
         shape = tuple(leaf.shape if hasattr(leaf, "shape") else as_tensor(where, leaf, self.device).shape)
@@ -294,12 +294,12 @@ class DistillationBuffer(Portable):
             ]
             if isinstance(schema.trees["action"], Field):
                 return leaves[0]
-            paths = [schema.paths[i][1:] for i in schema.columns["action"]]
+            paths = [schema.paths[i][1:] for i in schema.leaf_indices["action"]]
             return assemble(dict(zip(paths, leaves, strict=True)), torch.Size(lead))
 
     # Reading
 
-    @answers
+    @suggests_keywords
     def sample(
         self,
         batch_size: int,
@@ -314,7 +314,7 @@ class DistillationBuffer(Portable):
         from the newest round and otherwise from all rows. The batch is the caller's own; `out` is filled and returned
         instead of fresh tensors.
         """
-        check_size("sample", batch_size)
+        check_batch_size("sample", batch_size)
         target = check_destination(device, out)
         with self._lock:
             windows = self._windows("sample", recent)
@@ -325,9 +325,9 @@ class DistillationBuffer(Portable):
             except BaseException:
                 self._random.restore(before)
                 raise
-        return batch if target is None else moved(batch, target)
+        return batch if target is None else to_device(batch, target)
 
-    @answers
+    @suggests_keywords
     def epochs(
         self,
         batch_size: int,
@@ -362,7 +362,7 @@ class DistillationBuffer(Portable):
             for order in self._orders(rows, epochs, shuffle)
             for start in range(0, stop, batch_size)
         )
-        return batches if target is None else (moved(batch, target) for batch in batches)
+        return batches if target is None else (to_device(batch, target) for batch in batches)
 
     def _orders(self, rows: torch.Tensor, epochs: int, shuffle: bool) -> Iterator[torch.Tensor]:
         for _ in range(epochs):
@@ -394,7 +394,7 @@ class DistillationBuffer(Portable):
 
     def __iter__(self, *_indices: Any) -> NoReturn:
         """Raises a TypeError that names what to loop over."""
-        raise uniterable(self, "Loop over epochs(batch_size), or draw batches with sample(batch_size).")
+        raise not_iterable(self, "Loop over epochs(batch_size), or draw batches with sample(batch_size).")
 
     __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
 
@@ -476,9 +476,9 @@ class DistillationBuffer(Portable):
         facts = {
             "rows": f"{len(self):,} of {self.capacity:,}",
             "round": self.round,
-            "memory": f"{size_told(self.nbytes)} on {self.device}",
+            "memory": f"{size_text(self.nbytes)} on {self.device}",
         }
-        return buffer_card("DistillationBuffer", facts.items(), self._schema)
+        return buffer_html("DistillationBuffer", facts.items(), self._schema)
 
 
 def _inferred(where: str, value: Any, lead: tuple[int, ...], device: torch.device) -> Tree:
@@ -496,9 +496,9 @@ def _inferred(where: str, value: Any, lead: tuple[int, ...], device: torch.devic
 def _conformed(
     schema: Schema, name: str, value: Any, lead: tuple[int, ...], device: torch.device, prefix: str = ""
 ) -> list[torch.Tensor]:
-    leaves = zip(schema.columns[name], schema.flatten(name, value), strict=True)
+    leaves = zip(schema.leaf_indices[name], schema.flatten(name, value), strict=True)
     return [
-        conform(prefix + dotted(schema.paths[i]), schema.fields[i], leaf, lead, device, unit="rows")
+        convert(prefix + path_name(schema.paths[i]), schema.fields[i], leaf, lead, device, unit="rows")
         for i, leaf in leaves
     ]
 
@@ -531,7 +531,7 @@ def _check(buffer: DistillationBuffer) -> None:
     require(columns or not ring.head, "fields", "columns before the first row", f"0 columns for {ring.head} rows")
     require(len(columns) in (0, len(schema.fields)), "fields", f"{len(schema.fields)} columns", len(columns))
     for path, field, column in zip(schema.paths, schema.fields, columns, strict=False):
-        require_form(dotted(path), column, (buffer.capacity, *field.shape), field.dtype, buffer.device)
+        require_form(path_name(path), column, (buffer.capacity, *field.shape), field.dtype, buffer.device)
     in_order = all(one <= other for one, other in pairwise([0, *starts, ring.head]))
     require(starts and starts[0] == 0 and in_order, "rounds", f"first rows from 0 to {ring.head}, in order", starts)
     require_form("rounds", buffer._starts_there, (len(starts),), torch.int64, buffer.device)

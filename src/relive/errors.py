@@ -72,7 +72,7 @@ def require(holds: object, where: str, expected: object, got: object, remedy: st
         raise InvariantError(explain(where, expected, got, remedy))
 
 
-def uniterable(buffer: object, remedy: str) -> TypeError:
+def not_iterable(buffer: object, remedy: str) -> TypeError:
     """The error for a loop over a buffer, which could mean its rows, its episodes or its batches."""
     expected, got = "a loop over the result of one of its methods", "a loop over the buffer"
     return TypeError(explain(type(buffer).__name__, expected, got, remedy))
@@ -80,9 +80,9 @@ def uniterable(buffer: object, remedy: str) -> TypeError:
 
 def explain(where: str, expected: object, got: object, remedy: str) -> str:
     """A message in the pattern of all errors: `<where>: expected <what>, got <what>. <What to do>.`"""
-    return shown(f"{where}: expected {expected}, got {got}. {remedy}")
+    return escaped(f"{where}: expected {expected}, got {got}. {remedy}")
 
 
-def shown(text: str) -> str:
+def escaped(text: str) -> str:
     """`text` with its control characters escaped, so that a terminal shows them and does not obey them."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

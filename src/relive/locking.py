@@ -45,7 +45,7 @@ class _Forked:
         return self
 
 
-class Closed:
+class ClosedLock:
     """Replaces the lock of a closed buffer."""
 
     def __enter__(self) -> NoReturn:
@@ -62,7 +62,7 @@ def lock_for(owner: Any, lock: Any = None) -> Any:
     return threading.RLock() if lock is None else lock
 
 
-def mend_later(owner: Any) -> Callable[[], None]:
+def mend_callback(owner: Any) -> Callable[[], None]:
     """A function that calls `owner._mend`, for the owner's lock: it does not keep the owner alive."""
     reference = weakref.ref(owner)
 

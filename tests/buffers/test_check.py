@@ -80,14 +80,14 @@ def kind(slot: int, env: int, value: int) -> Break:
 
 def column(name: str, place: Any, value: Any) -> Break:
     def plant(buffer: Any) -> None:
-        tensors_of(buffer)[buffer._schema.columns[name][0]][place] = value
+        tensors_of(buffer)[buffer._schema.leaf_indices[name][0]][place] = value
 
     return plant
 
 
 def byte(name: str, place: Any) -> Break:
     def plant(buffer: Any) -> None:
-        tensors_of(buffer)[buffer._schema.columns[name][0]].view(torch.uint8)[place] = 2
+        tensors_of(buffer)[buffer._schema.leaf_indices[name][0]].view(torch.uint8)[place] = 2
 
     return plant
 

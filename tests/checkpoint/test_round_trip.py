@@ -351,7 +351,7 @@ def test_loading_warns_of_nothing_when_nothing_changes(tmp_path: Path) -> None:
 
 def test_an_empty_buffer_that_was_loaded_is_saved_again_where_it_was(tmp_path: Path) -> None:
     rl.ReplayBuffer(8, obs=1, action=(), num_envs=2).save(tmp_path)
-    again = rl.load(tmp_path)
+    again = rl.load(tmp_path, kind=rl.ReplayBuffer)
     flags = np.zeros(2, bool)
     again.add(np.zeros((2, 1)), np.zeros(2), np.zeros(2), flags, flags, np.ones((2, 1)))
     assert again.save(tmp_path) == 2

@@ -15,7 +15,7 @@ from relive.conformance import table
 from relive.conformance.cases import CASES
 from relive.conformance.outcome import Outcome
 from relive.conformance.report import Report, Result
-from relive.errors import explain, shown
+from relive.errors import escaped, explain
 from relive.inspector.terminal import render
 
 CLEARS = "\x1b[2J\x1b]0;title\x07\x9b31m\u202efdp\r"
@@ -23,9 +23,9 @@ MARKUP = "x[/a][bold red]y[/]"
 
 
 def test_control_characters_are_shown() -> None:
-    said = shown(CLEARS)
+    said = escaped(CLEARS)
     assert said == r"\x1b[2J\x1b]0;title\x07\x9b31m\u202efdp\r"
-    assert shown("Ünï\tcode\n✓ [/a]") == "Ünï\tcode\n✓ [/a]"
+    assert escaped("Ünï\tcode\n✓ [/a]") == "Ünï\tcode\n✓ [/a]"
     assert explain(CLEARS, "a name", CLEARS, "Rename it.").isprintable()
 
 
@@ -36,12 +36,12 @@ def test_a_report_shows_the_names_of_fields_reasons_and_ids(name: str) -> None:
     for t in range(4):
         replay.add(np.zeros(2), np.zeros(1), 0.0, t == 3, False, np.zeros(2), **{name: 1.0})
     report = rl.inspect(replay)
-    assert shown(name) in str(report)
+    assert escaped(name) in str(report)
     assert not set(str(report)) & set("\x1b\x07\x9b\u202e\r")
     told = {**report.as_dict(), "source": {**report.as_dict()["source"], "id": name, "path": name}}
     screen = StringIO()
     Console(file=screen, width=200, highlight=False, force_terminal=True, color_system=None).print(render(told))
-    assert screen.getvalue().count(shown(name)) >= 3
+    assert screen.getvalue().count(escaped(name)) >= 3
     assert "\x1b]" not in screen.getvalue()
     assert "\x1b[2J" not in screen.getvalue()
 
@@ -52,7 +52,7 @@ def test_the_folder_of_a_conformance_report_is_shown(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["conformance", "--libraries", "ours", "--cases", "T1", "--out", name]) == 0
-    assert f"in {shown(name)}" in capsys.readouterr().out.replace("\n", "")
+    assert f"in {escaped(name)}" in capsys.readouterr().out.replace("\n", "")
     assert (tmp_path / name / "report.json").exists()
 
 
@@ -63,7 +63,7 @@ def test_a_conformance_table_shows_names_and_figures(name: str) -> None:
     screen = StringIO()
     console = Console(file=screen, width=200, highlight=False, color_system=None)
     table.show(console, Report([Result(name, name, {cases[0].number: outcome})], {name: name}), cases)
-    assert screen.getvalue().count(shown(name)) >= 6
+    assert screen.getvalue().count(escaped(name)) >= 6
     assert not set(screen.getvalue()) & set("\x1b\x07\x9b\u202e\r")
 
 

@@ -35,10 +35,10 @@ def test_a_block_gives_back_every_bit(steps: int, envs: int, dtype: torch.dtype,
         return torch.from_numpy(raw).view(field.dtype).squeeze(-1)
 
     leaves = [leaf(field) for field in schema.fields]
-    nexts = [leaf(schema.fields[i]) for i in schema.columns["obs"]]
+    nexts = [leaf(schema.fields[i]) for i in schema.leaf_indices["obs"]]
     for t, e in np.ndindex(steps - 1, envs):
         if data.draw(st.booleans()):
-            for i, after in zip(schema.columns["obs"], nexts, strict=True):
+            for i, after in zip(schema.leaf_indices["obs"], nexts, strict=True):
                 after[t, e] = leaves[i][t + 1, e]
     block = pack(schema, leaves, nexts)
     found, following = unpack(schema, block)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relive import Field, Prioritized, ReplayBuffer, SchemaError
-from relive.fields.conversion import conform
+from relive.fields.conversion import convert
 from relive.fields.schema import DTYPES
 
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ ACCEPTED: dict[str, Any] = {
 
 @pytest.mark.parametrize("value", ACCEPTED.values(), ids=ACCEPTED)
 def test_what_means_the_same_is_accepted(value: Any) -> None:
-    tensor = conform("obs", Field(3), value, (2,), CPU)
+    tensor = convert("obs", Field(3), value, (2,), CPU)
     assert type(tensor) is torch.Tensor
     assert not tensor.requires_grad
     assert tensor.is_contiguous()
@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("value", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_does_not_fit_is_refused_with_a_remedy(value: Any, words: str) -> None:
     with pytest.raises(SchemaError) as caught:
-        conform("obs", Field(3), value, (2,), CPU)
+        convert("obs", Field(3), value, (2,), CPU)
     assert str(caught.value).startswith(f"obs: expected {words}")
 
 
@@ -101,10 +101,10 @@ def test_a_cast_is_accepted_exactly_when_it_keeps_the_meaning(have: torch.dtype,
     kinds = [rank.get(d, 3 if d.is_complex else 2 if d.is_floating_point else 1) for d in (have, want)]
     value = torch.ones(2).to(have)
     if kinds[0] <= kinds[1]:
-        assert torch.equal(conform("x", Field((), want), value, (2,), CPU), torch.ones(2).to(want))
+        assert torch.equal(convert("x", Field((), want), value, (2,), CPU), torch.ones(2).to(want))
     else:
         with pytest.raises(SchemaError, match="^x: expected"):
-            conform("x", Field((), want), value, (2,), CPU)
+            convert("x", Field((), want), value, (2,), CPU)
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_a_cast_is_accepted_exactly_when_it_keeps_the_meaning(have: torch.dtype,
 )
 def test_an_integer_that_does_not_fit_is_refused(value: int, dtype: torch.dtype) -> None:
     with pytest.raises(SchemaError, match=r"expected integers in \[.*Declare a wider dtype"):
-        conform("x", Field((), dtype), np.array([value, 0]), (2,), CPU)
+        convert("x", Field((), dtype), np.array([value, 0]), (2,), CPU)
 
 
 def test_one_environment_without_an_axis_takes_numbers() -> None:
-    assert conform("x", Field(), 1, (), CPU).tolist() == 1.0
+    assert convert("x", Field(), 1, (), CPU).tolist() == 1.0
     with pytest.raises(SchemaError, match=r"shape \(\), got \(1,\)"):
-        conform("x", Field(), [1.0], (), CPU)
+        convert("x", Field(), [1.0], (), CPU)
 
 
 def test_no_ids_at_all_are_ids_of_no_rows() -> None:

@@ -129,7 +129,7 @@ def test_a_long_table_is_cut_and_says_so() -> None:
     ("size", "text"), [(0, "0 B"), (1023, "1,023 B"), (1024, "1.0 KiB"), (3 << 19, "1.5 MiB"), (5 << 30, "5.00 GiB")]
 )
 def test_sizes_are_told_in_a_fitting_unit(size: int, text: str) -> None:
-    assert display.size_told(size) == text
+    assert display.size_text(size) == text
 
 
 def test_the_examples_in_the_words_are_right() -> None:

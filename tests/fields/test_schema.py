@@ -76,7 +76,7 @@ def test_fields_are_equal_by_kind_shape_and_dtype() -> None:
 def test_leaves_come_in_the_order_of_declaration() -> None:
     schema = Schema({"obs": {"b": Field(1), "a": {"c": Field(2)}}, "reward": Field()})
     assert schema.paths == (("obs", "b"), ("obs", "a", "c"), ("reward",))
-    assert schema.columns == {"obs": (0, 1), "reward": (2,)}
+    assert schema.leaf_indices == {"obs": (0, 1), "reward": (2,)}
     assert schema.flatten("obs", {"a": {"c": "C"}, "b": "B"}) == ("B", "C")
     assert schema.flatten("obs", None) == (None, None)
     assert not schema.is_flat

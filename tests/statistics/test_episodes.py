@@ -31,7 +31,7 @@ def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.param == "torch":
         monkeypatch.setattr(module, "_array_library", lambda _: torch)
         for place in (listeners, replay, rollout, storage):
-            monkeypatch.setattr(place, "light", lambda tensor: tensor)
+            monkeypatch.setattr(place, "as_numpy_if_cpu", lambda tensor: tensor)
     return request.param
 
 

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from relive.checkpoint.loading import examined
-from relive.errors import CheckpointError, shown
+from relive.errors import CheckpointError, escaped
 
 
 def register(commands: Any) -> None:
@@ -32,9 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
         for number, wrong in examined(arguments.path):
             found.append({"checkpoint": number, "whole": wrong is None, "wrong": wrong and str(wrong)})
             if not arguments.json:
-                print(f"{number}: {shown(str(wrong)) if wrong else 'whole'}", flush=True)
+                print(f"{number}: {escaped(str(wrong)) if wrong else 'whole'}", flush=True)
     except CheckpointError as error:
-        print(f"relive check: {shown(str(error))}", file=sys.stderr)
+        print(f"relive check: {escaped(str(error))}", file=sys.stderr)
         return 1
     if arguments.json:
         print(json.dumps(found, indent=2))

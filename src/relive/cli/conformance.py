@@ -23,7 +23,7 @@ from relive.conformance.peers.discovery import MODULES, discover
 from relive.conformance.report import Progress, Report, ask, markdown
 from relive.conformance.table import show
 from relive.conformance.target import find
-from relive.errors import shown
+from relive.errors import escaped
 
 PASSED, DIFFERED, WRONG_USAGE = 0, 1, 2
 
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.out.mkdir(parents=True, exist_ok=True)
         report = _report(arguments, console)
     except (ValueError, TypeError, ImportError, AttributeError, OSError) as error:
-        print(f"relive conformance: {shown(str(error))}", file=sys.stderr)
+        print(f"relive conformance: {escaped(str(error))}", file=sys.stderr)
         return WRONG_USAGE
     if arguments.json:
         print(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
@@ -105,14 +105,14 @@ def _report(arguments: argparse.Namespace, console: Console) -> Report:
     with console.status("testing") as status:
 
         def progress(name: str, number: str) -> None:
-            status.update(Text(shown(f"testing {name}: {number}")))
+            status.update(Text(escaped(f"testing {name}: {number}")))
 
         if arguments.target:
             return Report([ask(find(arguments.target), arguments.cases, progress, arguments.target)])
         report = _ask_installed(arguments.libraries, arguments.cases, progress)
         for python in arguments.python:
             if report.missing:
-                status.update(Text(shown(f"testing with {python}")))
+                status.update(Text(escaped(f"testing with {python}")))
                 report.add(_ask_with(python, tuple(report.missing), arguments.cases))
         return report
 
@@ -145,5 +145,5 @@ def _write(folder: Path, report: Report, console: Console) -> None:
     (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n", "utf-8")
     (folder / "report.html").write_text(page(report), "utf-8")
     (folder / "report.md").write_text(markdown(report), "utf-8")
-    written = f"\nwritten: report.json, report.html and report.md in {shown(str(folder))}"
+    written = f"\nwritten: report.json, report.html and report.md in {escaped(str(folder))}"
     console.print(written, markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from relive.errors import CheckpointError, shown
+from relive.errors import CheckpointError, escaped
 from relive.inspector import inspect
 
 
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         report = inspect(arguments.path, html=arguments.html)
     except (CheckpointError, ValueError, KeyError, AssertionError, ImportError, OSError) as error:
         # Minari raises all of these for broken files.
-        print(f"relive inspect: {shown(str(error)) or type(error).__name__}", file=sys.stderr)
+        print(f"relive inspect: {escaped(str(error)) or type(error).__name__}", file=sys.stderr)
         return 1
     if arguments.json:
         print(report.to_json(indent=2))
@@ -47,5 +47,5 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False)
     console.print(report)
     if arguments.html is not None:
-        console.print(f"\npage: {shown(str(arguments.html))}", markup=False, soft_wrap=True)
+        console.print(f"\npage: {escaped(str(arguments.html))}", markup=False, soft_wrap=True)
     return 0

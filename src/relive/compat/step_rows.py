@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.estimators import gae
-from relive.fields.conversion import conform
+from relive.fields.conversion import convert
 from relive.fields.schema import Field
 from relive.rollout.buffer import RolloutBuffer
 
@@ -251,7 +251,7 @@ def fitted(name: str, value: Any, place: torch.Tensor) -> torch.Tensor:
         value = value.detach().to(place.device)
     if value is not None and np.shape(value) != shape and _core_of(np.shape(value)) == _core_of(shape):
         value = (value if isinstance(value, torch.Tensor) else np.asarray(value)).reshape(shape)
-    return conform(name, Field(shape[1:], place.dtype), value, shape[:1], place.device)
+    return convert(name, Field(shape[1:], place.dtype), value, shape[:1], place.device)
 
 
 def _core_of(shape: tuple[int, ...]) -> tuple[int, ...]:

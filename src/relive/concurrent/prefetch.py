@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDict
 
-from relive.fields.batch import check_size
+from relive.fields.assembly import check_batch_size
 from relive.fields.schema import positive
 from relive.replay.views import Transition, View
 
@@ -49,7 +49,7 @@ def prefetch(
     ...     for _, batch in zip(range(3), batches):
     ...         assert batch["obs"].shape == (4, 2)
     """
-    check_size("prefetch", batch_size)
+    check_batch_size("prefetch", batch_size)
     return Prefetch(
         _BatchQueue(replay, batch_size, Transition() if view is None else view, device, positive("depth", depth))
     )

@@ -11,10 +11,10 @@ from typing import Any, Literal
 from tensordict import TensorDict
 
 from relive.errors import SchemaError, explain
-from relive.fields.batch import check_size
-from relive.fields.conversion import environments
+from relive.fields.assembly import check_batch_size
+from relive.fields.conversion import env_numbers
 from relive.fields.schema import positive
-from relive.fields.vocabulary import answers
+from relive.fields.vocabulary import suggests_keywords
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View
 
@@ -48,7 +48,7 @@ class RateLimit:
     16
     """
 
-    @answers
+    @suggests_keywords
     def __init__(
         self,
         replay: ReplayBuffer,
@@ -99,7 +99,7 @@ class RateLimit:
         self, batch_size: int, view: View | None = None, *, device: Any = None, out: TensorDict | None = None
     ) -> TensorDict:
         """`replay.sample`, as soon as the ratio allows it."""
-        check_size("sample", batch_size)
+        check_batch_size("sample", batch_size)
         take: Callable[[], TensorDict] = lambda: self.replay.sample(batch_size, view, device=device, out=out)  # noqa: E731
         return self._in_turn("sample", batch_size, take)
 
@@ -118,7 +118,7 @@ class RateLimit:
 
     def _insert(self, write: Callable[[], None], env_ids: Any, steps: int = 1) -> None:
         replay = self.replay
-        envs = None if env_ids is None else environments(env_ids, replay.num_envs, replay.device)
+        envs = None if env_ids is None else env_numbers(env_ids, replay.num_envs, replay.device)
         self._in_turn("insert", steps * ((replay.num_envs or 1) if envs is None else len(envs)), write)
 
     def _in_turn(self, kind: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:

@@ -11,7 +11,7 @@ from rich.text import Text
 from relive.conformance.case import Case
 from relive.conformance.outcome import DIFFERS, NOT_OFFERED, PASSES
 from relive.conformance.report import SYMBOLS, Report, Result
-from relive.errors import shown
+from relive.errors import escaped
 
 STYLES = {PASSES: "green", DIFFERS: "bold red", NOT_OFFERED: "dim"}
 _ABREAST = 10
@@ -28,7 +28,7 @@ def show(console: Console, report: Report, cases: Sequence[Case]) -> None:
     for result in report.results:
         _differences(console, result, {case.number: case for case in cases})
     for name, reason in report.missing.items():
-        console.print(Text(shown(f"{name} did not import: {reason}"), "dim"), soft_wrap=True)
+        console.print(Text(escaped(f"{name} did not import: {reason}"), "dim"), soft_wrap=True)
 
 
 def _legend(status: str) -> tuple[tuple[str, str], str]:
@@ -42,7 +42,7 @@ def _matrix(report: Report, cases: Sequence[Case]) -> Table:
         table.add_column(case.number, justify="center", no_wrap=True)
     for result in report.results:
         said = (result.outcomes[case.number].status for case in cases)
-        name = Text.assemble(shown(result.name), (shown(f" {result.version}"), "dim"))
+        name = Text.assemble(escaped(result.name), (escaped(f" {result.version}"), "dim"))
         table.add_row(name, *(Text(SYMBOLS[status], STYLES[status]) for status in said))
     return table
 
@@ -51,11 +51,11 @@ def _differences(console: Console, result: Result, cases: dict[str, Case]) -> No
     if not result.differences:
         return
     console.print()
-    console.print(Text(shown(f"{result.name} {result.version}".strip()), "bold"))
+    console.print(Text(escaped(f"{result.name} {result.version}".strip()), "bold"))
     for number, outcome in result.differences.items():
         console.print(Text.assemble((f"  {cases[number].name}: ", "bold red"), cases[number].sentence), soft_wrap=True)
         figures = f"     expected  {outcome.expected}\n     got       {outcome.got}"
-        console.print(Text(shown(figures)), soft_wrap=True)
+        console.print(Text(escaped(figures)), soft_wrap=True)
         if outcome.reproduction:
             lines = "\n".join(f"     │ {line}" for line in outcome.reproduction.splitlines())
             console.print(Text(lines, "dim"), soft_wrap=True)

@@ -35,7 +35,7 @@ def pack(schema: Schema, leaves: Sequence[torch.Tensor], nexts: Sequence[torch.T
     """A block with memory of its own, from converted leaves and next observations [T, k, …]."""
     arrays = [to_array(leaf) for leaf in leaves]
     following = [to_array(leaf) for leaf in nexts]
-    observed = schema.columns["obs"]
+    observed = schema.leaf_indices["obs"]
     broken = np.zeros(arrays[0].shape[:2], np.bool_)
     for i, after in zip(observed, following, strict=True):
         broken[:-1] |= _differs(arrays[i][1:], after[:-1])
@@ -49,7 +49,7 @@ def pack(schema: Schema, leaves: Sequence[torch.Tensor], nexts: Sequence[torch.T
 def unpack(schema: Schema, block: Block) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The leaves and the next observations of a block, as a buffer takes them; copied only where necessary."""
     arrays, nexts = list(block.leaves), []
-    for i, finals in zip(schema.columns["obs"], block.next_obs, strict=True):
+    for i, finals in zip(schema.leaf_indices["obs"], block.next_obs, strict=True):
         after = arrays[i][1:]
         if len(block.breaks):
             after = after.copy()

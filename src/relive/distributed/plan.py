@@ -16,8 +16,8 @@ import relive
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import parse_autoreset
 from relive.fields.buffer_schemas import replay_schema
-from relive.fields.conversion import conform, dotted
-from relive.fields.schema import Field, Schema, config_of, declare, given_shape, positive
+from relive.fields.conversion import convert, path_name
+from relive.fields.schema import Field, Schema, caller_shape, config_of, declare, positive
 from relive.memory import Memory
 from relive.memory.shared import shares_memory
 from relive.replay.buffer import ReplayBuffer
@@ -107,14 +107,14 @@ class Plan:
     @cached_property
     def _fields(self) -> list[tuple[str, Field]]:
         return [
-            (dotted(path), Field(given_shape(field), field.dtype))
+            (path_name(path), Field(caller_shape(field), field.dtype))
             for path, field in zip(self.schema.paths, self.schema.fields, strict=True)
         ]
 
     def convert(self, leaf_index: int, leaf: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
         """A caller's value of a leaf as a tensor that fits its field [*lead, …]."""
         name, field = self._fields[leaf_index]
-        return conform(prefix + name, field, leaf, lead, _HOST)
+        return convert(prefix + name, field, leaf, lead, _HOST)
 
     @cached_property
     def first_envs(self) -> np.ndarray:

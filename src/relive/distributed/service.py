@@ -23,8 +23,8 @@ from relive.distributed.shard_reader import Draw, ShardTotals
 from relive.distributed.shares import batch_weights, random_shares
 from relive.distributed.writer import Writer
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.fields.batch import assemble, check_destination, check_size, moved
-from relive.fields.conversion import as_tensor, environments, row_ids
+from relive.fields.assembly import assemble, check_batch_size, check_destination, to_device
+from relive.fields.conversion import as_tensor, env_numbers, row_ids
 from relive.fields.schema import Declaration, positive
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.views import View
@@ -155,7 +155,7 @@ class ReplayService:
             raise SchemaError(explain("extend", "at least one step", 0, "Pass blocks of steps."))
 
         def convert(name: str, declared: str, prefix: str = "") -> list[torch.Tensor]:
-            leaves = zip(schema.columns[declared], schema.flatten(declared, batch[name], name), strict=True)
+            leaves = zip(schema.leaf_indices[declared], schema.flatten(declared, batch[name], name), strict=True)
             return [self.plan.convert(i, leaf, (steps, len(envs)), prefix) for i, leaf in leaves]
 
         leaves = [leaf for name in schema.names for leaf in convert(name, name)]
@@ -180,7 +180,7 @@ class ReplayService:
         self._calls.ask_all("clear", deadline)
 
     def _envs(self, env_ids: Any) -> torch.Tensor:
-        return environments(np.arange(self.plan.num_envs) if env_ids is None else env_ids, self.plan.num_envs, _HOST)
+        return env_numbers(np.arange(self.plan.num_envs) if env_ids is None else env_ids, self.plan.num_envs, _HOST)
 
     # Reading
 
@@ -220,7 +220,7 @@ class ReplayService:
         self, count: int, batch_size: int, view: View | None, device: torch.device | str | None
     ) -> list[TensorDict]:
         """`count` batches, one drawn after the other."""
-        check_size("sample", batch_size)
+        check_batch_size("sample", batch_size)
         target = check_destination(device)
         deadline = self._calls.deadline()
         self._sender.send_waiting(deadline)
@@ -231,7 +231,7 @@ class ReplayService:
                 raise
             self._sender.flush(deadline)  # our own pending rows may suffice
             batches = self._sample_stored(count, batch_size, view, deadline)
-        return batches if target is None else [moved(batch, target) for batch in batches]
+        return batches if target is None else [to_device(batch, target) for batch in batches]
 
     def _sample_stored(self, count: int, batch_size: int, view: View | None, deadline: float) -> list[TensorDict]:
         totals: list[ShardTotals] = []

@@ -11,7 +11,7 @@ import torch
 from relive.distributed.sender import Sender
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import parse_autoreset, true_next_obs
-from relive.fields.schema import Schema, given_shape, positive
+from relive.fields.schema import Schema, caller_shape, positive
 
 if TYPE_CHECKING:
     from relive.distributed.service import ReplayService
@@ -36,9 +36,9 @@ class Writer:
         self._service, self._sender, self._envs, self._count = service, sender, envs, 0
         self._schema: Schema = service.plan.schema
         self._autoreset = parse_autoreset(service.plan.autoreset)
-        shapes = [(positive("block", block), len(envs), *given_shape(field)) for field in self._schema.fields]
+        shapes = [(positive("block", block), len(envs), *caller_shape(field)) for field in self._schema.fields]
         self._leaves = [torch.empty(s, dtype=f.dtype) for s, f in zip(shapes, self._schema.fields, strict=True)]
-        self._nexts = [torch.empty_like(self._leaves[i]) for i in self._schema.columns["obs"]]
+        self._nexts = [torch.empty_like(self._leaves[i]) for i in self._schema.leaf_indices["obs"]]
 
     def add(
         self,
@@ -69,7 +69,7 @@ class Writer:
         leaves = [leaf for name, value in zip(schema.names, given, strict=True) for leaf in schema.flatten(name, value)]
         convert, lead = self._service.plan.convert, (len(self._envs),)
         converted = [convert(i, leaf, lead) for i, leaf in enumerate(leaves)]
-        following = [convert(i, leaf, lead, "next_") for i, leaf in zip(schema.columns["obs"], nexts, strict=True)]
+        following = [convert(i, leaf, lead, "next_") for i, leaf in zip(schema.leaf_indices["obs"], nexts, strict=True)]
         if self._count == len(self._leaves[0]):
             self._push()
         for block, leaf in zip((*self._leaves, *self._nexts), (*converted, *following), strict=True):

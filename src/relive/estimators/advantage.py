@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from relive import kernels
-from relive.estimators.arguments import conform, fraction, positive
-from relive.fields.vocabulary import answers
+from relive.estimators.arguments import convert, fraction, positive
+from relive.fields.vocabulary import suggests_keywords
 
 
-@answers
+@suggests_keywords
 def gae(
     reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, lam: float, mask: Tensor | None = None,
@@ -42,7 +42,7 @@ def gae(
                 return result
     settings = (fraction("gamma", gamma), fraction("lam", lam))
     with torch.no_grad():
-        values, flags, mask = conform(
+        values, flags, mask = convert(
             {"reward": reward, "value": value, "next_value": next_value},
             {"terminated": terminated, "truncated": truncated},
             mask,
@@ -50,7 +50,7 @@ def gae(
         return kernels.estimate("gae", 2, [*values, *flags, mask], settings)
 
 
-@answers
+@suggests_keywords
 def vtrace(
     log_ratio: Tensor, reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, lam: float = 1.0, rho_bar: float = 1.0, c_bar: float = 1.0, mask: Tensor | None = None,
@@ -89,7 +89,7 @@ def vtrace(
                 return result
     settings = (fraction("gamma", gamma), fraction("lam", lam), positive("rho_bar", rho_bar), positive("c_bar", c_bar))
     with torch.no_grad():
-        (reward, log_ratio, *values), flags, mask = conform(
+        (reward, log_ratio, *values), flags, mask = convert(
             {"reward": reward, "log_ratio": log_ratio, "value": value, "next_value": next_value},
             {"terminated": terminated, "truncated": truncated},
             mask,

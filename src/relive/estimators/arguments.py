@@ -17,7 +17,7 @@ from torch import Tensor
 from relive.errors import SchemaError, explain
 
 
-def conform(
+def convert(
     values: Mapping[str, Any], flags: Mapping[str, Any], mask: Any = None
 ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
     """The values in one float dtype, and the flags and the mask (or None) in the shape of the values.

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.estimators.arguments import conform, count, fraction, number
-from relive.fields.vocabulary import answers
+from relive.estimators.arguments import convert, count, fraction, number
+from relive.fields.vocabulary import suggests_keywords
 
 
 @torch.no_grad()
-@answers
+@suggests_keywords
 def group_advantage(
     reward: Tensor, done: Tensor, *,
     group_size: int, gamma: float = 1.0, first_episode_only: bool = True, eps: float = 1e-8, mask: Tensor | None = None,
@@ -47,7 +47,7 @@ def group_advantage(
     """
     gamma, eps = fraction("gamma", gamma), number("eps", eps)
     size = count("group_size", group_size, least=2, remedy="Pass how many neighbouring environments form a group.")
-    (reward,), (done,), mask = conform({"reward": reward}, {"done": done}, mask)
+    (reward,), (done,), mask = convert({"reward": reward}, {"done": done}, mask)
     if reward.ndim < 2:
         expected = "shape [T, N] or [T, N, …]"
         raise SchemaError(explain("reward", expected, tuple(reward.shape), "Pass one reward per environment."))

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.estimators.arguments import check_same_shape, conform, count, fraction, number
-from relive.fields.vocabulary import answers
+from relive.estimators.arguments import check_same_shape, convert, count, fraction, number
+from relive.fields.vocabulary import suggests_keywords
 
 
-@answers
+@suggests_keywords
 def lambda_return(
     reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, lam: float, mask: Tensor | None = None,
@@ -50,7 +50,7 @@ def lambda_return(
     )
 
 
-@answers
+@suggests_keywords
 def n_step_return(
     reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, n: int, mask: Tensor | None = None,
@@ -90,12 +90,12 @@ def n_step_return(
 def _checked_return(
     name: str, values: dict[str, Any], flags: dict[str, Any], mask: Any, settings: tuple[float, float | int]
 ) -> Tensor:
-    conformed, bools, mask = conform(values, flags, mask)
+    conformed, bools, mask = convert(values, flags, mask)
     return kernels.estimate(name, 1, [*conformed, *bools, mask], settings)
 
 
 @torch.no_grad()
-@answers
+@suggests_keywords
 def discounted_return(
     reward: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, last_value: Tensor | float | None = None, next_value: Tensor | None = None,
@@ -120,7 +120,7 @@ def discounted_return(
     """
     gamma = fraction("gamma", gamma)
     values = {"reward": reward} if next_value is None else {"reward": reward, "next_value": next_value}
-    (reward, *known), flags, mask = conform(values, {"terminated": terminated, "truncated": truncated}, mask)
+    (reward, *known), flags, mask = convert(values, {"terminated": terminated, "truncated": truncated}, mask)
     bootstrap = known[0] if known else torch.zeros_like(reward)
     if last_value is not None and len(reward):
         ended = torch.logical_or(flags[0][-1], flags[1][-1])

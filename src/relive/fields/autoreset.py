@@ -11,8 +11,8 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import as_tensor, conform, dotted, refuse_reused_leaves
-from relive.fields.schema import Declaration, Field, Schema, Tree, given_shape
+from relive.fields.conversion import as_tensor, convert, path_name, refuse_reused_leaves
+from relive.fields.schema import Declaration, Field, Schema, Tree, caller_shape
 
 _FLAG, _NUMBER = Field((), torch.bool), Field((), torch.float64)
 
@@ -85,7 +85,7 @@ def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, A
     return step
 
 
-def refuse_reused(schema: Schema, obs: Any, next_obs: Any) -> None:
+def refuse_reused_obs(schema: Schema, obs: Any, next_obs: Any) -> None:
     """Raise if `obs` and `next_obs` share memory: an environment that steps in place has overwritten `obs`."""
     if obs is not None:
         refuse_reused_leaves(schema, *(schema.flatten("obs", value) for value in (obs, next_obs)))
@@ -100,14 +100,14 @@ def true_next_obs(
     if mode is not AutoresetMode.SAME_STEP:
         return leaves, reward, terminated, truncated
     flags = (
-        conform(name, _FLAG, flag, lead, device)
+        convert(name, _FLAG, flag, lead, device)
         for name, flag in (("terminated", terminated), ("truncated", truncated))
     )
     ended = torch.stack(list(flags)).any(0)
     if not ended.any():
         return leaves, reward, terminated, truncated
     envs = ended.nonzero().squeeze(1).tolist() if lead else [0]
-    known, finals = final_rows(info, envs, schema, lead, device)
+    known, finals = final_observations(info, envs, schema, lead, device)
     if len(known) < len(envs):
         missing = next(env for env in envs if env not in known)
         remedy = "Make the environment provide it, or pass the true next_obs to add."
@@ -119,7 +119,7 @@ def true_next_obs(
                 remedy,
             )
         )
-    fixed = [leaf.clone() for leaf in observation(schema, next_obs, lead, device, prefix="next_")]
+    fixed = [leaf.clone() for leaf in observation_leaves(schema, next_obs, lead, device, prefix="next_")]
     at = torch.tensor(known, device=device)
     for leaf, final in zip(fixed, finals, strict=True):
         leaf[at if lead else ...] = final
@@ -131,7 +131,7 @@ def is_vector(env: Any) -> bool:
     return hasattr(env, "single_observation_space")
 
 
-def final_rows(
+def final_observations(
     info: Mapping[str, Any], envs: list[int], schema: Schema, lead: tuple[int, ...], device: torch.device
 ) -> tuple[list[int], list[torch.Tensor]]:
     """The final observations in `info` of the environments `envs`: the K environments that have one, and leaves [K, …].
@@ -152,12 +152,12 @@ def final_rows(
     if lead and _is_per_environment(finals):
         each = {env: _entry(finals, env) for env in known}
         known = [env for env in known if each[env] is not None]
-        leaves = [observation(schema, each[env], (), device) for env in known]
+        leaves = [observation_leaves(schema, each[env], (), device) for env in known]
         return known, [torch.stack(group) for group in zip(*leaves, strict=True)]
-    return known, observation(schema, finals, lead, device, rows=known if lead else None) if known else []
+    return known, observation_leaves(schema, finals, lead, device, rows=known if lead else None) if known else []
 
 
-def told_by_info(
+def info_numbers(
     info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: torch.device, mode: AutoresetMode | None
 ) -> torch.Tensor | None:
     """The numbers under `name` in a step's info, float64 [N], 0 for environments without one; None without any.
@@ -177,7 +177,7 @@ def told_by_info(
     if found is None and last is None:
         return None
     nothing = torch.zeros(lead, dtype=torch.float64, device=device)
-    flags = conform('info["_final_info"]', _FLAG, ended, lead, device)
+    flags = convert('info["_final_info"]', _FLAG, ended, lead, device)
     return torch.where(flags, nothing if last is None else last, nothing if found is None else found)
 
 
@@ -187,9 +187,9 @@ def _numbers(info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: 
         return None
     if isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype == object):
         value = [0.0 if entry is None else entry for entry in value]
-    numbers = conform(f"info[{name!r}]", _NUMBER, value, lead, device)
+    numbers = convert(f"info[{name!r}]", _NUMBER, value, lead, device)
     mask = info.get(f"_{name}")
-    return numbers if mask is None else numbers.where(conform(f"info['_{name}']", _FLAG, mask, lead, device), 0.0)
+    return numbers if mask is None else numbers.where(convert(f"info['_{name}']", _FLAG, mask, lead, device), 0.0)
 
 
 def _without_masks(finals: Any, tree: Tree) -> Any:
@@ -213,7 +213,7 @@ def _is_per_environment(finals: Any) -> bool:
     return isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype == object)
 
 
-def observation(
+def observation_leaves(
     schema: Schema,
     value: Any,
     lead: tuple[int, ...],
@@ -224,10 +224,10 @@ def observation(
 ) -> list[torch.Tensor]:
     """The converted leaves of a final or next observation, or of its `rows`; `prefix` names it in errors."""
     return [
-        conform(prefix + dotted(schema.paths[i]), _unstacked(schema.fields[i]), leaf, lead, device, rows)
-        for i, leaf in zip(schema.columns["obs"], schema.flatten("obs", value, f"{prefix}obs"), strict=True)
+        convert(prefix + path_name(schema.paths[i]), _unstacked(schema.fields[i]), leaf, lead, device, rows)
+        for i, leaf in zip(schema.leaf_indices["obs"], schema.flatten("obs", value, f"{prefix}obs"), strict=True)
     ]
 
 
 def _unstacked(field: Field) -> Field:
-    return Field(given_shape(field), field.dtype)
+    return Field(caller_shape(field), field.dtype)

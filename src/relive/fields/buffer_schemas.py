@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import dotted
+from relive.fields.conversion import path_name
 from relive.fields.schema import (
     Field,
     Path,
@@ -59,7 +59,7 @@ def rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mappin
 
 def agents_of(schema: Schema) -> list[tuple[Path, int, int]]:
     """Each agent's path and its leaf indices of reward and value; empty if rewards and values do not correspond."""
-    reward, value = ({schema.paths[i][1:]: i for i in schema.columns[name]} for name in ("reward", "value"))
+    reward, value = ({schema.paths[i][1:]: i for i in schema.leaf_indices[name]} for name in ("reward", "value"))
     shapes = [{path: schema.fields[i].shape for path, i in leaves.items()} for leaves in (reward, value)]
     return [(path, reward[path], value[path]) for path in value] if shapes[0] == shapes[1] else []
 
@@ -87,9 +87,9 @@ def check_replay(capacity: int, num_envs: int | None, next_obs: object, schema: 
     if next_obs not in ("shared", "stored"):
         raise SchemaError(explain("next_obs", '"shared" or "stored"', repr(next_obs), "Pass one of them."))
     for i, field in enumerate(schema.fields):
-        if isinstance(field, Stacked) and (next_obs == "stored" or i not in schema.columns["obs"]):
+        if isinstance(field, Stacked) and (next_obs == "stored" or i not in schema.leaf_indices["obs"]):
             remedy = 'Use Stacked for leaves of obs only, with next_obs="shared".'
-            raise SchemaError(explain(dotted(schema.paths[i]), "a plain Field", "Stacked", remedy))
+            raise SchemaError(explain(path_name(schema.paths[i]), "a plain Field", "Stacked", remedy))
     refuse_sparse(schema, "a replay buffer")
 
 
@@ -98,5 +98,5 @@ def replay_nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -
     rows = capacity // num_envs
     slots = (rows if next_obs == "stored" else rows + schema.deepest_stack) * num_envs
     sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
-    nexts = sum(sizes[i] for i in schema.columns["obs"]) if next_obs == "stored" else 0
+    nexts = sum(sizes[i] for i in schema.leaf_indices["obs"]) if next_obs == "stored" else 0
     return slots * (sum(sizes) + nexts + 2) + num_envs * 26

@@ -20,7 +20,7 @@ _COMMON = {np.dtype(kind) for kind in (np.float32, np.float64, np.bool_)}
 """The dtypes of nearly every step, which need no further checks."""
 
 
-def conform(
+def convert(
     where: str,
     field: Field,
     value: Any,
@@ -38,7 +38,7 @@ def conform(
     if value is None:
         raise SchemaError(explain(where, "a value", None, "Pass the field or stage it."))
     if rows is None and _fits(field, value, (*lead, *field.shape), device):
-        return true_flags(value)
+        return clean_bools(value)
     tensor = as_tensor(where, value, device)
     _check_shape(where, tuple(tensor.shape), (*lead, *field.shape), lead, unit)
     if rows is not None:
@@ -49,10 +49,10 @@ def conform(
 def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
     """`value` as a plain tensor of its own dtype and shape: on `device` if it is a tensor, otherwise on the host."""
     tensor = _from_torch(where, value, device) if isinstance(value, torch.Tensor) else _from_host(where, value)
-    return true_flags(tensor)
+    return clean_bools(tensor)
 
 
-def true_flags(tensor: torch.Tensor) -> torch.Tensor:
+def clean_bools(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, with every byte of a bool tensor 0 or 1: memory viewed as bool may hold other bytes, which mean true.
 
     Only tensors on the host are checked; reading another device would wait for it.
@@ -128,7 +128,7 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def environments(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:
+def env_numbers(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:
     """The numbers of environments `env_ids`, distinct ints below `num_envs`, as int64 on `device`."""
     if num_envs is None:
         raise SchemaError(explain("env_ids", "None without num_envs", env_ids, "Make the buffer with num_envs=."))
@@ -141,8 +141,8 @@ def environments(env_ids: Any, num_envs: int | None, device: torch.device) -> to
     return torch.as_tensor(ids.astype(np.int64), device=device)
 
 
-class Environments:
-    """`environments` for callers that pass the same `env_ids` step after step: it remembers valid ones."""
+class EnvNumbers:
+    """`env_numbers` for callers that pass the same `env_ids` step after step: it remembers valid ones."""
 
     def __init__(self, num_envs: int | None, device: torch.device) -> None:
         self._num_envs, self._device = num_envs, device
@@ -152,7 +152,7 @@ class Environments:
         key = _key(env_ids)
         envs = self._known.get(key)
         if envs is None:
-            envs = environments(env_ids, self._num_envs, self._device)
+            envs = env_numbers(env_ids, self._num_envs, self._device)
             if key is not None and len(self._known) < _MOST_KNOWN:
                 self._known[key] = envs
         return envs
@@ -164,14 +164,14 @@ _MOST_KNOWN = 256
 def _key(env_ids: Any) -> Any:
     """A hashable key for `env_ids`; None where making one costs more than checking again."""
     if type(env_ids) is torch.Tensor:
-        env_ids = host_view(env_ids)
+        env_ids = numpy_view(env_ids)
     if type(env_ids) is np.ndarray and len(env_ids.shape) == 1:
         return env_ids.dtype.char, env_ids.tobytes()
     # True equals 1, but does not number an environment.
     return tuple(env_ids) if type(env_ids) is list and all(type(env) is int for env in env_ids) else None
 
 
-def forms(tensors: Any) -> Any:
+def shapes_and_dtypes(tensors: Any) -> Any:
     """The shape and dtype of each tensor in a dict, to compare two dicts; the type's name of anything else."""
     if not isinstance(tensors, Mapping):
         return type(tensors).__name__
@@ -181,12 +181,14 @@ def forms(tensors: Any) -> Any:
     }
 
 
-def restored(where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def restored_snapshot(
+    where: str, snapshot: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
+) -> dict[str, Any]:
     """Copies of a snapshot's tensors on the devices of `like`; raises if names, shapes or dtypes differ."""
-    got = forms(snapshot)
-    if got != forms(like):
+    got = shapes_and_dtypes(snapshot)
+    if got != shapes_and_dtypes(like):
         remedy = "Construct it with the arguments that the saved object had."
-        raise SchemaError(explain(where, f"a snapshot of {forms(like)}", got, remedy))
+        raise SchemaError(explain(where, f"a snapshot of {shapes_and_dtypes(like)}", got, remedy))
     return {name: snapshot[name].to(tensor.device, copy=True) for name, tensor in like.items()}
 
 
@@ -242,7 +244,7 @@ def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) ->
 
 def overlaps(a: Any, b: Any) -> bool:
     """Whether two tensors or arrays have bytes in common."""
-    first, second = host_view(a), host_view(b)
+    first, second = numpy_view(a), numpy_view(b)
     if first is None or second is None:
         return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _extents_meet(a, b)
     # The comparison of extents is cheap and nearly always decides; the exact test follows only if it does not.
@@ -251,23 +253,23 @@ def overlaps(a: Any, b: Any) -> bool:
 
 def refuse_reused_leaves(schema: Schema, obs: Sequence[Any], next_obs: Sequence[Any]) -> None:
     """Raise if an observation and its next one share memory: the environment has overwritten the first one."""
-    for i, *pair in zip(schema.columns["obs"], obs, next_obs, strict=True):
+    for i, *pair in zip(schema.leaf_indices["obs"], obs, next_obs, strict=True):
         if overlaps(*pair):
             remedy = (
                 "The environment reuses its array: stage(obs=…) before the step, or pass copies (also of constants)."
             )
-            name = dotted(schema.paths[i])
+            name = path_name(schema.paths[i])
             raise SchemaError(
                 explain(f"next_{name}", f"memory apart from {name}", f"memory shared with {name}", remedy)
             )
 
 
-def misplaced(where: str) -> SchemaError:
+def misaligned_error(where: str) -> SchemaError:
     """The error for memory that fits its field but lies at an address that cannot be read."""
     return SchemaError(explain(where, "memory aligned to its dtype", "an odd address", "Pass a copy."))
 
 
-def host_view(value: Any) -> np.ndarray | None:
+def numpy_view(value: Any) -> np.ndarray | None:
     """The memory of an array or of a host tensor as an array; None if numpy cannot view it."""
     if isinstance(value, np.ndarray):
         return value
@@ -277,7 +279,7 @@ def host_view(value: Any) -> np.ndarray | None:
     return (value.detach() if value.requires_grad else value).numpy()
 
 
-def alias(tensor: torch.Tensor) -> torch.Tensor:
+def with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor over the same host memory with a storage of its own, which callers may keep.
 
     `share_memory_` and the queues of torch.multiprocessing move a tensor's storage into shared memory and free the old
@@ -289,9 +291,9 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(as_bytes).view(tensor.dtype).view(tensor.shape)
 
 
-def light(tensor: torch.Tensor) -> Any:
+def as_numpy_if_cpu(tensor: torch.Tensor) -> Any:
     """A host tensor as an array, which is faster for few numbers; a tensor of another device unchanged."""
-    view = host_view(tensor)
+    view = numpy_view(tensor)
     return tensor if view is None else view
 
 
@@ -307,6 +309,6 @@ def _extent(x: torch.Tensor) -> int:
     return (1 + reach) * x.element_size() if x.numel() else 0
 
 
-def dotted(path: Path) -> str:
+def path_name(path: Path) -> str:
     """The name of a leaf in messages: `obs.camera`."""
     return ".".join(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from relive.fields.schema import Field, Schema, given_shape
+from relive.fields.schema import Field, Schema, caller_shape
 
 # Text inherits the notebook's colour, and labels are fainter, so that tables suit light and dark notebooks.
 _BOX = "display:inline-block;max-width:100%;overflow-x:auto;font:13px/1.5 system-ui,sans-serif;text-align:left"
@@ -16,7 +16,7 @@ _MOST_ROWS = 40
 """Longer tables are cut and end with the number of hidden rows."""
 
 
-def size_told(nbytes: float) -> str:
+def size_text(nbytes: float) -> str:
     """A number of bytes with a unit that leaves few digits: `7.1 KiB`."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
@@ -25,7 +25,7 @@ def size_told(nbytes: float) -> str:
     return f"{nbytes:,.2f} GiB"
 
 
-def card(
+def html_card(
     title: str,
     facts: Iterable[tuple[str, object]],
     head: Sequence[str] = (),
@@ -34,7 +34,7 @@ def card(
 ) -> str:
     """HTML of a title, notes, facts (without None values) and a table. All arguments are shown as text, not as HTML.
 
-    >>> card("<b>", [("rows", 3), ("sampler", None)]).count("<b>")
+    >>> html_card("<b>", [("rows", 3), ("sampler", None)]).count("<b>")
     0
     """
     more = [(f"and {len(rows) - _MOST_ROWS:,} more",)] if len(rows) > _MOST_ROWS else []
@@ -47,14 +47,14 @@ def card(
     return f'<div style="{_BOX}">{"".join(parts)}</div>'
 
 
-def buffer_card(title: str, facts: Iterable[tuple[str, object]], schema: Schema) -> str:
+def buffer_html(title: str, facts: Iterable[tuple[str, object]], schema: Schema) -> str:
     """HTML that a notebook shows for a buffer: facts that need no reading of rows, and its fields."""
     leaves = zip(schema.paths, schema.fields, strict=True)
     rows = [
-        (".".join(path), given_shape(leaf), str(leaf.dtype).removeprefix("torch."), _kind(leaf))
+        (".".join(path), caller_shape(leaf), str(leaf.dtype).removeprefix("torch."), _kind(leaf))
         for path, leaf in leaves
     ]
-    return card(title, facts, ("field", "shape", "dtype", ""), rows)
+    return html_card(title, facts, ("field", "shape", "dtype", ""), rows)
 
 
 def _kind(leaf: Field) -> str:

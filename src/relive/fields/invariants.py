@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from relive.errors import require
-from relive.fields.conversion import dotted
+from relive.fields.conversion import path_name
 from relive.fields.schema import Path
 
 
@@ -39,7 +39,10 @@ def require_addresses(paths: Iterable[Path], tensors: Iterable[torch.Tensor], ad
     for path, tensor, address in zip(paths, tensors, addresses, strict=True):
         there = tensor.data_ptr()
         require(
-            there == address, f"memory of {dotted(path)}", f"the address {address}, which the buffer writes to", there
+            there == address,
+            f"memory of {path_name(path)}",
+            f"the address {address}, which the buffer writes to",
+            there,
         )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from relive.errors import CheckpointError, SchemaError, explain
-from relive.fields.vocabulary import NAME, meant_field
+from relive.fields.vocabulary import NAME, field_remedy
 
 if TYPE_CHECKING:
     from relive.memory.documents import Node
@@ -170,7 +170,7 @@ def is_sparse(field: Field) -> bool:
     return isinstance(field, Carry) and field.every > 1
 
 
-def given_shape(field: Field) -> tuple[int, ...]:
+def caller_shape(field: Field) -> tuple[int, ...]:
     """The shape that callers pass and receive; of a stacked field, with the axis of its frames."""
     if not isinstance(field, Stacked):
         return field.shape
@@ -290,11 +290,11 @@ class Schema:
         self.names = tuple(self.trees)
         self.paths: tuple[Path, ...] = ()
         self.fields: tuple[Field, ...] = ()
-        self.columns: dict[str, tuple[int, ...]] = {}
+        self.leaf_indices: dict[str, tuple[int, ...]] = {}
         """The indices of each name's leaves."""
         for name, tree in self.trees.items():
             leaves = tuple(leaves_of((name,), tree))
-            self.columns[name] = tuple(range(len(self.paths), len(self.paths) + len(leaves)))
+            self.leaf_indices[name] = tuple(range(len(self.paths), len(self.paths) + len(leaves)))
             self.paths += tuple(path for path, _ in leaves)
             self.fields += tuple(field for _, field in leaves)
         self.is_flat = all(isinstance(tree, Field) for tree in self.trees.values())
@@ -311,10 +311,12 @@ class Schema:
 
     def require(self, name: str) -> None:
         """Raise if `name` was not declared."""
-        if name not in self.columns:
+        if name not in self.leaf_indices:
             declared = ", ".join(self.names)
             raise SchemaError(
-                explain(name, f"a declared field ({declared})", name, meant_field(name, (*self.columns, "next_obs")))
+                explain(
+                    name, f"a declared field ({declared})", name, field_remedy(name, (*self.leaf_indices, "next_obs"))
+                )
             )
 
     def flatten(self, name: str, value: Any, where: str = "") -> tuple[Any, ...]:
@@ -326,7 +328,7 @@ class Schema:
         if isinstance(tree, Field):
             return (value,)
         if value is None:
-            return (None,) * len(self.columns[name])
+            return (None,) * len(self.leaf_indices[name])
         return tuple(_flatten(where or name, tree, value))
 
 
@@ -384,7 +386,7 @@ def refuse_reserved(extra: Mapping[str, object], reserved: Iterable[str]) -> Non
 def refuse_sparse(schema: Schema, where: str, names: Iterable[str] | None = None) -> None:
     """Raise if one of the fields `names` (by default every field) is stored only every few steps."""
     for name in schema.names if names is None else names:
-        for column in schema.columns[name]:
+        for column in schema.leaf_indices[name]:
             field = schema.fields[column]
             if isinstance(field, Carry) and field.every > 1:
                 path = ".".join(schema.paths[column])
@@ -396,4 +398,4 @@ def unstacked(tree: Tree) -> Tree:
     """`tree` with every stacked field as a plain field, for buffers that store whole stacks."""
     if isinstance(tree, dict):
         return {name: unstacked(child) for name, child in tree.items()}
-    return Field(given_shape(tree), tree.dtype) if isinstance(tree, Stacked) else tree
+    return Field(caller_shape(tree), tree.dtype) if isinstance(tree, Stacked) else tree

@@ -119,7 +119,7 @@ _METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """The methods of each class, each with its names in other libraries."""
 
 
-def answers(function: Callable[P, T]) -> Callable[P, T]:
+def suggests_keywords(function: Callable[P, T]) -> Callable[P, T]:
     """`function` with a TypeError for unknown keywords that names the keyword that was meant."""
     parameters = inspect.signature(function).parameters
     where = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
@@ -139,9 +139,9 @@ def answers(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def worded(cls: C) -> C:
-    """`answers` for the constructor of a dataclass, whose `__init__` is generated."""
-    cls.__init__ = answers(cls.__init__)
+def suggests_init_keywords(cls: C) -> C:
+    """`suggests_keywords` for the constructor of a dataclass, whose `__init__` is generated."""
+    cls.__init__ = suggests_keywords(cls.__init__)
     return cls
 
 
@@ -156,7 +156,7 @@ class _Elsewhere:
         raise AttributeError(self._message)
 
 
-def understands(cls: C) -> C:
+def suggests_methods(cls: C) -> C:
     """The class, with an error for method names of other libraries that names our method.
 
     `__getattr__` would slow down every access to an attribute.
@@ -169,7 +169,7 @@ def understands(cls: C) -> C:
     return cls
 
 
-def meant_field(name: str, declared: Iterable[str]) -> str:
+def field_remedy(name: str, declared: Iterable[str]) -> str:
     """The remedy for a field `name` that was not declared: its name here, or how to declare it."""
     if name in _DONES:
         return f"Pass {_DONE}."

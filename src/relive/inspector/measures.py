@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.fields.conversion import dotted
+from relive.fields.conversion import path_name
 from relive.fields.schema import Path
 from relive.inspector.source import ENDS, Episodes, Source
 
@@ -152,7 +152,7 @@ class _Numbers:
 def _field(path: Path, shape: tuple[int, ...], dtype: torch.dtype, numbers: _Numbers) -> dict[str, Any]:
     constant = numbers.constant.nonzero()[0]
     field: dict[str, Any] = {
-        "name": dotted(path),
+        "name": path_name(path),
         "shape": list(shape),
         "dtype": str(dtype).removeprefix("torch."),
         "rows": numbers.rows,
@@ -167,7 +167,7 @@ def _field(path: Path, shape: tuple[int, ...], dtype: torch.dtype, numbers: _Num
         values = numbers.values
         field["dimensions"] = [
             {
-                "name": place(dotted(path), shape, i),
+                "name": place(path_name(path), shape, i),
                 **numbers.summary(slice(i, i + 1)),
                 "constant": bool(numbers.constant[i]),
                 "histogram": histogram(values[:, i]),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.fields.conversion import dotted
+from relive.fields.conversion import path_name
 from relive.fields.schema import Path as FieldPath
 from relive.inspector.measures import Measured, place
 from relive.inspector.pictures import frame, is_picture, png
@@ -49,7 +49,7 @@ def browsed(source: Source, found: Measured) -> dict[str, Any]:
         "episodes": chosen,
         "of": 0 if source.episodes is None else len(source.episodes),
         "ordered": source.episodes is not None,
-        "series": [place(dotted(path), source.columns[path][0], i) for path, i in series],
+        "series": [place(path_name(path), source.columns[path][0], i) for path, i in series],
         "left_out": left_out,
     }
 
@@ -130,7 +130,7 @@ def _strip(source: Source, path: FieldPath, rows: list[int], first: int) -> dict
     pictures = [_shown(source, path, source.read(row, row + 1, [path])[path][0]) for row in rows]
     strip = base64.b64encode(png(np.concatenate(pictures, 1))).decode()
     return {
-        "name": dotted(path),
+        "name": path_name(path),
         "at": [row - first for row in rows],
         "height": pictures[0].shape[0],
         "width": pictures[0].shape[1],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from relive.checkpoint.loading import look
 from relive.datasets.minari.dataset import dataset_folder, opened
-from relive.fields.display import card
+from relive.fields.display import html_card
 from relive.inspector.dataset import source_of_dataset
 from relive.inspector.measures import measure
 from relive.inspector.remarks import number, remarks
@@ -70,7 +70,7 @@ class Report:
             (field["name"], form_told(field), *(number(field[which]) for which in ("min", "mean", "max", "std")))
             for field in found["fields"]
         ]
-        return card("Report", facts, ("field", "form", "min", "mean", "max", "std"), rows, found["warnings"])
+        return html_card("Report", facts, ("field", "form", "min", "mean", "max", "std"), rows, found["warnings"])
 
 
 def inspect(

@@ -11,7 +11,7 @@ import torch
 
 from relive.distillation import DistillationBuffer
 from relive.errors import SchemaError, explain
-from relive.fields.schema import Field, Path, Schema, Stacked, given_shape
+from relive.fields.schema import Field, Path, Schema, Stacked, caller_shape
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.chains import Chains, of_stored
 from relive.replay.episodes import ordered
@@ -99,7 +99,7 @@ def _leaves_of(schema: Schema) -> Iterable[tuple[Path, Field]]:
 
 
 def _columns_of(schema: Schema) -> Columns:
-    return {path: (given_shape(leaf), leaf.dtype) for path, leaf in _leaves_of(schema)}
+    return {path: (caller_shape(leaf), leaf.dtype) for path, leaf in _leaves_of(schema)}
 
 
 def _numbers(*tensors: torch.Tensor) -> tuple[np.ndarray, ...]:

@@ -10,8 +10,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from relive.errors import shown
-from relive.fields.display import size_told
+from relive.errors import escaped
+from relive.fields.display import size_text
 from relive.inspector.remarks import number, percent
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -55,7 +55,7 @@ def render(report: dict[str, Any]) -> RenderableType:
 def _shown(part: Any) -> Any:
     """The report with the control characters of all names and texts escaped."""
     if isinstance(part, str):
-        return shown(part)
+        return escaped(part)
     if isinstance(part, dict):
         return {_shown(name): _shown(value) for name, value in part.items()}
     return [_shown(value) for value in part] if isinstance(part, list) else part
@@ -96,7 +96,7 @@ def facts_told(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if value is None:
             continue
         if name == "bytes":
-            text = size_told(value)
+            text = size_text(value)
         elif name == "oldest":
             text = f"{value:,} rows ago" + (", counted in its own environment" if several else "")
         elif name == "written":

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from relive.errors import CheckpointError, InvariantError, SchemaError, explain
-from relive.fields.conversion import alias
+from relive.fields.conversion import with_own_storage
 from relive.memory.device import Memory
 from relive.memory.documents import Node
 from relive.memory.saved import DTYPES, Arrays, Given, Saved, State, bytes_of, dtype_name, memory_of
@@ -45,8 +45,8 @@ class Portable:
         """
         with self._lock:
             state = self.state()
-            rows = {name: alias(x) for name, x in _columns(self).items()}
-            arrays = {name: alias(x) for name, x in state.arrays.items()}
+            rows = {name: with_own_storage(x) for name, x in _columns(self).items()}
+            arrays = {name: with_own_storage(x) for name, x in state.arrays.items()}
             return {"rows": rows, "arrays": arrays, "values": state.values, "config": self.config()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

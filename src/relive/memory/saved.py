@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
-from relive.fields.conversion import true_flags
+from relive.fields.conversion import clean_bools
 from relive.memory.documents import ITEM_BYTES, Array, Node
 from relive.memory.space import available_bytes
 
@@ -85,7 +85,7 @@ class Given:
         tensor = (
             self._tensors[name].detach().clone(memory_format=torch.contiguous_format)
         )  # the given one is the caller's
-        return true_flags(tensor)
+        return clean_bools(tensor)
 
 
 class Stored:

@@ -12,15 +12,15 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from relive.errors import SchemaError, explain, uniterable
+from relive.errors import SchemaError, explain, not_iterable
+from relive.fields.assembly import assemble, check_batch_size, check_destination, to_device
 from relive.fields.autoreset import settings_of
-from relive.fields.batch import assemble, check_destination, check_size, moved
 from relive.fields.buffer_schemas import replay_nbytes, replay_schema
-from relive.fields.conversion import as_tensor, light, row_ids
-from relive.fields.display import buffer_card, size_told
+from relive.fields.conversion import as_numpy_if_cpu, as_tensor, row_ids
+from relive.fields.display import buffer_html, size_text
 from relive.fields.schema import DTYPES, Declaration, Path
-from relive.fields.vocabulary import answers, understands
-from relive.locking import Closed, lock_for, mend_later
+from relive.fields.vocabulary import suggests_keywords, suggests_methods
+from relive.locking import ClosedLock, lock_for, mend_callback
 from relive.memory import Heap, Memory
 from relive.memory.documents import Node
 from relive.memory.portable import Portable
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _NOTHING: Mapping[str, Any] = {}
 
 
-@understands
+@suggests_methods
 class ReplayBuffer(Portable):
     """The newest `capacity` rows, each environment's column a ring of its own; every observation stored once.
 
@@ -88,7 +88,7 @@ class ReplayBuffer(Portable):
     True
     """
 
-    @answers
+    @suggests_keywords
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
         self, capacity: int, obs: Declaration, action: Declaration, *, num_envs: int | None = None,
@@ -120,13 +120,13 @@ class ReplayBuffer(Portable):
         self._chooser = None if self.run.is_uniform else self.run
         self._traffic = (room if room.outlives else Heap(torch.device("cpu"))).allocate("traffic", (2,), torch.int64)
         """How many steps and samples a RateLimit has let through."""
-        self._lock = lock_for(self, room.lock(mend_later(self)))
+        self._lock = lock_for(self, room.lock(mend_callback(self)))
         self._keeper = room.keeper
         if self._keeper is not None:
             self._keeper.settle(Durable(self), resumes=seed is None)
 
     @classmethod
-    @answers
+    @suggests_keywords
     def for_env(
         cls, env: Any, capacity: int, *, obs: Declaration | None = None, action: Declaration | None = None,
         reward: Declaration = (), extra: Mapping[str, Declaration] | None = None, sampler: Sampler | None = None,
@@ -252,12 +252,12 @@ class ReplayBuffer(Portable):
 
     def close(self) -> None:
         """Commit, and be done with this buffer: every later use raises. Disk memory may then be opened by others."""
-        if isinstance(self._lock, Closed):
+        if isinstance(self._lock, ClosedLock):
             return
         with self._lock:
             if self._keeper is not None:
                 self._keeper.close()
-            self._lock = Closed()
+            self._lock = ClosedLock()
 
     def __enter__(self) -> ReplayBuffer:
         return self
@@ -303,12 +303,12 @@ class ReplayBuffer(Portable):
         if self.run.wants_touched:
             self.run.written()
         if told is not None:
-            observers.tell(*told, measured, None if envs is None else light(envs))
+            observers.tell(*told, measured, None if envs is None else as_numpy_if_cpu(envs))
         return None
 
     # Reading
 
-    @answers
+    @suggests_keywords
     def sample(
         self, batch_size: int, view: View | None = None, *, device: torch.device | str | None = None,
         out: TensorDict | None = None,
@@ -318,7 +318,7 @@ class ReplayBuffer(Portable):
         The batch is the caller's own. `out` is filled and returned instead of fresh tensors; `device` moves the batch,
         asynchronously where the memory allows it.
         """
-        check_size("sample", batch_size)
+        check_batch_size("sample", batch_size)
         target = check_destination(device, out)
         reading = TRANSITION if view is None else fused_of(view)
         batch = None
@@ -328,9 +328,9 @@ class ReplayBuffer(Portable):
                 batch = self.storage.draw_and_read(batch_size, self._random, reading, run)
         if batch is None:
             batch = self.drawing.sample(batch_size, view, reading, out, self._lock)
-        return batch if target is None else moved(batch, target)
+        return batch if target is None else to_device(batch, target)
 
-    @answers
+    @suggests_keywords
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.
 
@@ -359,7 +359,7 @@ class ReplayBuffer(Portable):
     def __iter__(self, *_indices: Any) -> NoReturn:
         """Raises a TypeError that names what to loop over."""
         remedy = "Loop over replay.episodes(), read replay[replay.ids()], or draw batches with replay.sample."
-        raise uniterable(self, remedy)
+        raise not_iterable(self, remedy)
 
     __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
 
@@ -447,10 +447,10 @@ class ReplayBuffer(Portable):
         return f"ReplayBuffer({len(self)} of {self.capacity} rows, num_envs={self.num_envs}, {fields})"
 
     def _repr_html_(self) -> str:
-        rows, memory = f"{len(self):,} of {self.capacity:,}", f"{size_told(self.nbytes)} on {self.device}"
+        rows, memory = f"{len(self):,} of {self.capacity:,}", f"{size_text(self.nbytes)} on {self.device}"
         mode = None if self.autoreset is None else self.autoreset.name
         facts = {"rows": rows, "environments": self.num_envs, "autoreset": mode, "sampler": self.sampler}
-        return buffer_card("ReplayBuffer", (facts | {"memory": memory}).items(), self._schema)
+        return buffer_html("ReplayBuffer", (facts | {"memory": memory}).items(), self._schema)
 
 
 def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:

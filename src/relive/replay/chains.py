@@ -101,7 +101,9 @@ def of_steps(memory: RowMemory, leaves: list[torch.Tensor], nexts: list[torch.Te
     if memory.keeps_next:
         return Chains()
     envs, head = env.numpy(), ring.head.numpy()[env.numpy()]
-    terminated, truncated = (leaves[memory.schema.columns[name][0]].numpy() for name in ("terminated", "truncated"))
+    terminated, truncated = (
+        leaves[memory.schema.leaf_indices[name][0]].numpy() for name in ("terminated", "truncated")
+    )
     ended = terminated | truncated
     obs = [leaves[i] for i in memory.observed]
     resets = np.zeros_like(ended)

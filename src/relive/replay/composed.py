@@ -45,11 +45,11 @@ def n_steps(store: ReplayStore, slots: torch.Tensor, n: int, gamma: float) -> Le
     memory = store.memory
     windows, _ = store.windows(slots, 0, min(n, memory.ring.slots))
     goes_on = windows >= 0
-    agents = memory.schema.columns["reward"]
+    agents = memory.schema.leaf_indices["reward"]
     rewards = [leaf.unflatten(0, windows.shape) for leaf in store.take(windows.reshape(-1), agents, padded=True)]
     sums, discount = n_step_sums(rewards, goes_on, gamma)
     last = windows.gather(1, goes_on.sum(1, keepdim=True) - 1).squeeze(1)
-    ends = [memory.schema.columns[name][0] for name in ENDS]
+    ends = [memory.schema.leaf_indices[name][0] for name in ENDS]
     batch = named(memory, store.take(slots)) | named(memory, sums, agents)
     batch |= named(memory, store.take(last, ends), ends)
     batch |= named_next(memory, store.take_next(last))

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.fields.batch import assemble, fill
+from relive.fields.assembly import assemble, copy_into
 from relive.randomness import Randomness
 from relive.replay.samplers.protocol import Draws
 from relive.replay.store import Leaves, Reading, ReplayStore, durable
@@ -66,7 +66,7 @@ class Drawing:
                 raise NotReadyError(explain("sample", "at least 1 stored transition", 0, "Add steps first."))
             with self.undone_on_failure():
                 leaves = self.drawn(count, chosen)
-                return assembled(leaves) if out is None else fill(out, leaves)
+                return assembled(leaves) if out is None else copy_into(out, leaves)
 
     def checked(self, view: View | None) -> View:
         """The view that is meant, if these rows can be read so."""

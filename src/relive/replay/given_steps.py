@@ -11,10 +11,10 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain
-from relive.fields.autoreset import refuse_reused, true_next_obs, unpack_step
-from relive.fields.conversion import Environments, as_tensor, dotted, light, refuse_reused_leaves
+from relive.fields.autoreset import refuse_reused_obs, true_next_obs, unpack_step
+from relive.fields.conversion import EnvNumbers, as_numpy_if_cpu, as_tensor, path_name, refuse_reused_leaves
 from relive.fields.invariants import require, require_form
-from relive.fields.schema import given_shape
+from relive.fields.schema import caller_shape
 from relive.memory.saved import Saved, State
 from relive.replay.row_memory import RowMemory
 from relive.statistics.observers import Observers
@@ -31,7 +31,7 @@ class GivenSteps:
         self._memory, self._schema = memory, memory.schema
         self.staged: Staged = {}
         """The leaves of fields that wait for the rest of their step."""
-        self._environments = Environments(memory.lead[0] if memory.lead else None, memory.device)
+        self._environments = EnvNumbers(memory.lead[0] if memory.lead else None, memory.device)
 
     def envs(self, env_ids: Any) -> torch.Tensor | None:
         """The environments that are meant, different ints below `num_envs`; None: all."""
@@ -48,7 +48,7 @@ class GivenSteps:
         self.staged |= fresh
 
     def _copied(self, name: str, leaves: Any) -> tuple[torch.Tensor, ...]:
-        pairs = zip(self._schema.columns[name], leaves, strict=True)
+        pairs = zip(self._schema.leaf_indices[name], leaves, strict=True)
         return tuple(self._memory.conform(i, leaf, self._memory.lead).clone() for i, leaf in pairs)
 
     def leaves(self, values: tuple[Any, ...], extra: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -76,7 +76,7 @@ class GivenSteps:
         """The leaves of a step as Gymnasium gave it, those of its true next observation, and its info."""
         memory = self._memory
         if isinstance(step, tuple) and step and mode is AutoresetMode.SAME_STEP:
-            refuse_reused(self._schema, obs, step[0])
+            refuse_reused_obs(self._schema, obs, step[0])
         lead = memory.lead_of(envs)
         nexts, reward, terminated, truncated = true_next_obs(step, mode, self._schema, lead, memory.device)
         leaves = self.leaves((obs, action, reward, terminated, truncated), extra)
@@ -100,7 +100,7 @@ class GivenSteps:
             raise SchemaError(explain("extend", "at least one step", 0, "Pass blocks of steps."))
         nexts = schema.flatten("obs", batch["next_obs"])
         # Of a block that is cut out of one array, the observations of one step are the next ones of another.
-        pair = [leaves[i] for i in schema.columns["obs"]], nexts
+        pair = [leaves[i] for i in schema.leaf_indices["obs"]], nexts
         refuse_reused_leaves(schema, *([_first_row(leaf) for leaf in group] for group in pair))
         return leaves, nexts, shape[0]
 
@@ -111,8 +111,8 @@ class GivenSteps:
 
     def load_state(self, saved: Saved) -> None:
         """Become what was saved."""
-        memory, columns = self._memory, self._schema.columns
-        given = (math.prod(given_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
+        memory, columns = self._memory, self._schema.leaf_indices
+        given = (math.prod(caller_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
         arrays, staged = saved.tensors(memory.ring.num_envs * sum(given)), {}
         for node in saved.values.entry("names").items(1 << 10):
             name = node.text()
@@ -129,9 +129,9 @@ class GivenSteps:
         schema, memory = self._schema, self._memory
         for name, leaves in self.staged.items():
             require(name in schema.names, "staged fields", f"declared fields ({', '.join(schema.names)})", name)
-            for i, leaf in zip(schema.columns[name], leaves, strict=True):
-                shape = (*memory.lead, *given_shape(schema.fields[i]))
-                require_form(f"staged {dotted(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, memory.device)
+            for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
+                shape = (*memory.lead, *caller_shape(schema.fields[i]))
+                require_form(f"staged {path_name(schema.paths[i])}", leaf, shape, schema.fields[i].dtype, memory.device)
 
 
 def observed_block(
@@ -142,11 +142,11 @@ def observed_block(
     block: dict[int, Any] = {}
     for i in observers.columns:
         leaf = memory.conform(i, leaves[i], lead)
-        block[i] = light(leaf.reshape(steps or 1, -1, *given_shape(memory.schema.fields[i])))
+        block[i] = as_numpy_if_cpu(leaf.reshape(steps or 1, -1, *caller_shape(memory.schema.fields[i])))
     if not memory.next_step:
         return block, None
     resetting = memory.ring.resetting
-    resets = [light(resetting.clone() if envs is None else resetting[envs])]
+    resets = [as_numpy_if_cpu(resetting.clone() if envs is None else resetting[envs])]
     ended = observers.ended(block)
     for t in range(len(ended) - 1):
         resets.append(ended[t] & ~resets[-1])

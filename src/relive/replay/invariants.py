@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from relive.errors import InvariantError, explain
-from relive.fields.conversion import dotted
+from relive.fields.conversion import path_name
 from relive.fields.invariants import require, require_addresses, require_all, require_flags, require_form
 from relive.replay.ring import EMPTY, FINAL, HISTORY, PENDING, TRANSITION, Ring
 
@@ -47,7 +47,7 @@ def _check_form(memory: RowMemory) -> None:
     paths = [*schema.paths, *(memory.next_paths if copied else ()), *((name,) for name in of_ring)]
     forms = [*(((*lead, *field.shape), field.dtype) for field in fields), *of_ring.values()]
     for path, tensor, (shape, dtype) in zip(paths, memory.tensors, forms, strict=True):
-        require_form(dotted(path), tensor, shape, dtype, memory.device)
+        require_form(path_name(path), tensor, shape, dtype, memory.device)
     require_addresses(paths, memory.tensors, memory.addresses)
 
 

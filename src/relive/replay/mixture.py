@@ -13,10 +13,10 @@ import torch
 from tensordict import TensorDict
 
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.fields.batch import assemble, check_destination, check_size, fill, moved
-from relive.fields.conversion import as_tensor, host_view, row_ids
-from relive.fields.display import card
-from relive.fields.schema import given_shape
+from relive.fields.assembly import assemble, check_batch_size, check_destination, copy_into, to_device
+from relive.fields.conversion import as_tensor, numpy_view, row_ids
+from relive.fields.display import html_card
+from relive.fields.schema import caller_shape
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers.prioritized import refuse_priorities
 from relive.replay.store import Leaves
@@ -74,14 +74,14 @@ class Mixture:
 
         It is shorter where a sampler without replacement gives the last rows of an epoch.
         """
-        check_size("sample", batch_size)
+        check_batch_size("sample", batch_size)
         target = check_destination(device, out)
         with self._lock:
             counts, owed = self._split(batch_size)
             self._require_rows(counts)
             batch = self._drawn(counts, view, out)
             self._owed = owed
-        return batch if target is None else moved(batch, target)
+        return batch if target is None else to_device(batch, target)
 
     def _split(self, batch_size: int) -> tuple[list[int], list[int]]:
         """How many rows come from each buffer, and what each is behind afterwards."""
@@ -115,7 +115,7 @@ class Mixture:
                 part["source",] = torch.full_like(index, source)
                 parts.append(part)
             leaves = _joined(parts)
-            return assemble(leaves, leaves["index",].shape) if out is None else fill(out, leaves)
+            return assemble(leaves, leaves["index",].shape) if out is None else copy_into(out, leaves)
         except BaseException:
             for buffer, snapshot in before:
                 with buffer._lock:
@@ -138,7 +138,7 @@ class Mixture:
         if values.shape != ids.shape:
             remedy = "Pass a priority for each index."
             raise SchemaError(explain("priority", f"shape {tuple(ids.shape)}", tuple(values.shape), remedy))
-        if host_view(values) is not None:  # before any buffer is changed; elsewhere nobody looks
+        if numpy_view(values) is not None:  # before any buffer is changed; elsewhere nobody looks
             refuse_priorities(~(torch.isfinite(values) & (values >= 0)), values)
         rows, source = ids // len(buffers), ids % len(buffers)
         parts = [(buffer, source == i) for i, buffer in enumerate(buffers) if prioritized[i]]
@@ -154,7 +154,7 @@ class Mixture:
     def _repr_html_(self) -> str:
         shares = zip(self.buffers.items(), self._parts, strict=True)
         rows = [(name, f"{part / sum(self._parts):.3g}", buffer) for (name, buffer), part in shares]
-        return card("Mixture", [("transitions", f"{len(self):,}")], ("name", "share", "buffer"), rows)
+        return html_card("Mixture", [("transitions", f"{len(self):,}")], ("name", "share", "buffer"), rows)
 
 
 def _whole_parts(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:
@@ -178,7 +178,9 @@ def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
             remedy = "Read other data into a ReplayBuffer, for example with relive.datasets."
             raise SchemaError(explain(f"Mixture: {name}", "a ReplayBuffer", type(buffer).__name__, remedy))
         schema = buffer.storage.schema
-        fields = {path: (given_shape(leaf), leaf.dtype) for path, leaf in zip(schema.paths, schema.fields, strict=True)}
+        fields = {
+            path: (caller_shape(leaf), leaf.dtype) for path, leaf in zip(schema.paths, schema.fields, strict=True)
+        }
         form = (str(buffer.device), fields)
         first = first or (name, form)
         if form != first[1]:

@@ -11,8 +11,8 @@ from tensordict import TensorDict
 
 from relive import kernels
 from relive.errors import InvariantError, explain
-from relive.fields.batch import assembler
-from relive.fields.schema import Stacked, given_shape
+from relive.fields.assembly import assembler
+from relive.fields.schema import Stacked, caller_shape
 from relive.kernels.priority import NativeTree
 from relive.kernels.reader import Reader, reader
 from relive.randomness import Randomness
@@ -41,7 +41,7 @@ class NativeStore:
         self.fuses = self._is_alone
         self.has_neighbours = memory.room.outlives and not self._reads_files
         """Other processes may write here, and would wait while rows are copied; see `copy_beside_writers`."""
-        agents = memory.schema.columns["reward"]
+        agents = memory.schema.leaf_indices["reward"]
         self._sums_steps = len(agents) == 1 and memory.leaves[agents[0]].dtype in _SUMMED and not memory.keeps_next
         self._carried = composed.carried_leaves(self)
         self._name_batches()
@@ -237,7 +237,7 @@ class NativeStore:
 
     def _stack(self, slots: torch.Tensor, leaf: int) -> torch.Tensor:
         """The frame stacks at flat slots, rebuilt from single frames."""
-        out = self.memory.leaves[leaf].new_empty((len(slots), *given_shape(self.schema.fields[leaf])))
+        out = self.memory.leaves[leaf].new_empty((len(slots), *caller_shape(self.schema.fields[leaf])))
         self._core.stack(slots, leaf, out)
         return out
 
@@ -324,5 +324,5 @@ def _ring_of(memory: RowMemory) -> Any:
         memory.next_step,
         memory.same_step,
         not memory.lead,
-        *(schema.columns[name][0] for name in ("reward", "terminated", "truncated")),
+        *(schema.leaf_indices[name][0] for name in ("reward", "terminated", "truncated")),
     )

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import alias, conform, dotted, misplaced, refuse_reused_leaves
-from relive.fields.schema import Field, Path, Schema, Stacked, given_shape
+from relive.fields.conversion import convert, misaligned_error, path_name, refuse_reused_leaves, with_own_storage
+from relive.fields.schema import Field, Path, Schema, Stacked, caller_shape
 from relive.memory import Room
 from relive.memory.rows import Rows
 from relive.memory.saved import Saved, State
@@ -37,7 +37,7 @@ class RowMemory:
         self.same_step = same_step
         """Environments are known to reset in the step that ends an episode."""
         self.lead = () if num_envs is None else (num_envs,)
-        self.observed = schema.columns["obs"]
+        self.observed = schema.leaf_indices["obs"]
         """The leaves of the observation."""
         self.next_paths = tuple(("next_obs", *schema.paths[i][1:]) for i in self.observed)
         self.stacked = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Stacked))
@@ -73,22 +73,22 @@ class RowMemory:
 
     def flags(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The leaves `terminated` and `truncated`."""
-        terminated, truncated = (self.leaves[self.schema.columns[name][0]] for name in ("terminated", "truncated"))
+        terminated, truncated = (self.leaves[self.schema.leaf_indices[name][0]] for name in ("terminated", "truncated"))
         return terminated, truncated
 
     def shared_leaves(self) -> dict[Path, torch.Tensor]:
         """The leaves by their paths, to be handed out."""
         leaves = dict(zip(self.schema.paths, self.leaves, strict=True))
         leaves |= dict(zip(self.next_paths, self.next_leaves, strict=False))  # none where they are shared
-        return {path: alias(leaf) for path, leaf in leaves.items()}
+        return {path: with_own_storage(leaf) for path, leaf in leaves.items()}
 
     # What a caller gives for a step
 
     def conform(self, leaf: int, value: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
         """A value as a tensor `[*lead, …]` that fits its leaf exactly, or a SchemaError."""
         field = self.schema.fields[leaf]
-        where = prefix + dotted(self.schema.paths[leaf])
-        return conform(where, Field(given_shape(field), field.dtype), value, lead, self.device)
+        where = prefix + path_name(self.schema.paths[leaf])
+        return convert(where, Field(caller_shape(field), field.dtype), value, lead, self.device)
 
     def lead_of(self, envs: torch.Tensor | None, steps: int | None = None) -> tuple[int, ...]:
         """The first axes of what is given for a step, or for a block of steps, of all environments or of `envs`."""
@@ -115,7 +115,7 @@ class RowMemory:
         count = len(self.leaves)
         is_next = leaf >= count
         at = self.observed[leaf - count] if is_next else leaf
-        where = ("next_" if is_next else "") + dotted(self.schema.paths[at])
+        where = ("next_" if is_next else "") + path_name(self.schema.paths[at])
         expected = (
             "obs one frame later" if is_next else "the stored frames, or an episode's first frame and its padding"
         )
@@ -124,7 +124,7 @@ class RowMemory:
 
     def misplaced(self, leaf: int) -> SchemaError:
         """What to say of a value that fits its leaf and cannot be read all the same."""
-        return misplaced((*map(dotted, self.schema.paths), *map(dotted, self.next_paths))[leaf])
+        return misaligned_error((*map(path_name, self.schema.paths), *map(path_name, self.next_paths))[leaf])
 
     # Saving
 

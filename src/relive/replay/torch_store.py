@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from relive.errors import explain
-from relive.fields.conversion import light
+from relive.fields.conversion import as_numpy_if_cpu
 from relive.fields.invariants import require, require_all
 from relive.kernels.priority import PriorityTree, priority_tree
 from relive.kernels.reader import Reader, reader
@@ -41,7 +41,7 @@ class TorchStore:
         """How the steps that were written are joined."""
         self.is_empty = True
         """Nothing was written since the last clear: what the host knows without asking the device."""
-        self._counted = light(memory.ring.count)
+        self._counted = as_numpy_if_cpu(memory.ring.count)
         self._readers: dict[Any, Reader] = {}
         self._changes: Changes = []
         self._shares = RunningShares(memory.ring, keeps=True)

@@ -82,7 +82,7 @@ class TorchWriter:
         kind[slots] = torch.where(reset, FINAL, TRANSITION).to(torch.uint8)
         ring.count[env] += (~reset).long()
         self._changes.append((slots, ~reset))
-        terminated, truncated = (leaves[memory.schema.columns[name][0]] for name in ("terminated", "truncated"))
+        terminated, truncated = (leaves[memory.schema.leaf_indices[name][0]] for name in ("terminated", "truncated"))
         end = (terminated | truncated) & ~reset
         if memory.next_step:
             ring.resetting[env] = end

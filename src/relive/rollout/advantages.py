@@ -10,9 +10,9 @@ import torch
 
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.estimators import gae
-from relive.fields.autoreset import observation
+from relive.fields.autoreset import observation_leaves
 from relive.fields.buffer_schemas import MADE_BY_ROLLOUT, agents_of
-from relive.fields.conversion import as_tensor, conform, dotted
+from relive.fields.conversion import as_tensor, convert, path_name
 from relive.fields.invariants import require, same_bits
 from relive.fields.schema import Field, Path, named_leaves
 from relive.memory.saved import Saved, State
@@ -40,7 +40,7 @@ class Advantages:
         self._require_values(steps)
         last = {"value": [value.clone() for value in self._values("last_value", last_value, lead)]}
         if last_obs is not None:
-            leaves = observation(self._schema, last_obs, lead, storage.device, prefix="last_")
+            leaves = observation_leaves(self._schema, last_obs, lead, storage.device, prefix="last_")
             last["obs"] = [leaf.clone() for leaf in leaves]
         targets = self._estimated(steps, last["value"], final_value, bootstrap, gamma, lam)
         self.last.keep(last)
@@ -109,8 +109,8 @@ class Advantages:
         """The leaves of values that no stored step has, checked as those of the steps are."""
         schema, device = self._schema, self._storage.device
         return [
-            conform(dotted((where, *schema.paths[i][1:])), schema.fields[i], leaf, lead, device, unit=unit)
-            for i, leaf in zip(schema.columns["value"], schema.flatten("value", given, where), strict=True)
+            convert(path_name((where, *schema.paths[i][1:])), schema.fields[i], leaf, lead, device, unit=unit)
+            for i, leaf in zip(schema.leaf_indices["value"], schema.flatten("value", given, where), strict=True)
         ]
 
 
@@ -157,7 +157,7 @@ class LastStep:
         storage = self._storage
         storage.zero(storage.num_stored)
         for name, leaves in self.leaves.items():
-            storage.write(storage.num_stored, tuple(leaves), storage.schema.columns[name])
+            storage.write(storage.num_stored, tuple(leaves), storage.schema.leaf_indices[name])
 
     def write_again(self) -> None:
         """Write them if they are known: a step that was refused has overwritten the row, unless it is staged there."""
@@ -177,7 +177,7 @@ class LastStep:
         for name in ("value", "obs"):
             if not saved.values.entry(name).flag():
                 return
-            fields = [schema.fields[i] for i in schema.columns[name]]
+            fields = [schema.fields[i] for i in schema.leaf_indices[name]]
             self._leaves[name] = [
                 saved.shaped(f"{name}{i}", (*storage.lead, *field.shape), field.dtype).to(storage.device)
                 for i, field in enumerate(fields)
@@ -189,9 +189,9 @@ class LastStep:
         if storage.staged or not storage.has_values:
             return
         for name, leaves in self.leaves.items():
-            for i, leaf in zip(schema.columns[name], leaves, strict=True):
+            for i, leaf in zip(schema.leaf_indices[name], leaves, strict=True):
                 found = storage.tensors[i][storage.num_stored]
-                require(same_bits(leaf, found), f"last_{dotted(schema.paths[i])}", leaf.tolist(), found.tolist())
+                require(same_bits(leaf, found), f"last_{path_name(schema.paths[i])}", leaf.tolist(), found.tolist())
 
 
 def attachable(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dict[Path, torch.Tensor]:
@@ -206,18 +206,18 @@ def attachable(trees: Iterable[tuple[Any, Any]], storage: Storage) -> dict[Path,
         if not isinstance(name, str) or name in taken:
             raise SchemaError(explain("attach", "an unused name", repr(name), "Attach it under another name."))
         taken.add(name)
-        if name in schema.columns:
-            declared = zip(schema.columns[name], schema.flatten(name, tree), strict=True)
+        if name in schema.leaf_indices:
+            declared = zip(schema.leaf_indices[name], schema.flatten(name, tree), strict=True)
             leaves = [(schema.paths[i], schema.fields[i], leaf) for i, leaf in declared]
         else:
             leaves = [(path, *_own_field(path, leaf, lead, device)) for path, leaf in named_leaves(name, tree)]
         for path, field, leaf in leaves:
-            tensor = conform(dotted(path), field, leaf, lead, device)
+            tensor = convert(path_name(path), field, leaf, lead, device)
             found[path] = tensor if storage.lead else tensor.unsqueeze(1)
     return found
 
 
 def _own_field(path: Path, leaf: Any, lead: tuple[int, ...], device: torch.device) -> tuple[Field, torch.Tensor]:
     """The field that an attached leaf is, with whatever axes it has beside [T, N], and the leaf as a tensor."""
-    tensor = as_tensor(dotted(path), leaf, device).to(device)
+    tensor = as_tensor(path_name(path), leaf, device).to(device)
     return Field(tuple(tensor.shape[len(lead) :]), tensor.dtype), tensor

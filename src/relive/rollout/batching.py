@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.fields.batch import assembler, checked_targets
+from relive.fields.assembly import assembler, checked_targets
 from relive.fields.conversion import overlaps
 from relive.fields.schema import Path
 from relive.kernels.reader import Following, Reader

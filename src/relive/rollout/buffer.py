@@ -11,13 +11,13 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from relive.errors import BufferFullError, SchemaError, explain, uniterable
-from relive.fields.autoreset import parse_autoreset, refuse_reused, settings_of, unpack_step
-from relive.fields.batch import check_destination, moved
+from relive.errors import BufferFullError, SchemaError, explain, not_iterable
+from relive.fields.assembly import check_destination, to_device
+from relive.fields.autoreset import parse_autoreset, refuse_reused_obs, settings_of, unpack_step
 from relive.fields.buffer_schemas import OPTIONAL, rollout_schema
-from relive.fields.display import buffer_card
+from relive.fields.display import buffer_html
 from relive.fields.schema import Declaration, Path, positive, refuse_sparse
-from relive.fields.vocabulary import answers, understands
+from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels.sequence_reader import Layout
 from relive.locking import lock_for
 from relive.memory import Memory
@@ -38,7 +38,7 @@ from relive.statistics.observers import Observers
 _NOTHING: Mapping[str, Any] = {}
 
 
-@understands
+@suggests_methods
 class RolloutBuffer(Portable):
     """`num_steps` steps of `num_envs` environments, stored once as `[num_steps + 1, num_envs, …]`.
 
@@ -77,7 +77,7 @@ class RolloutBuffer(Portable):
     "On-policy" says what an agent has that ends before it.
     """
 
-    @answers
+    @suggests_keywords
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
         self, num_steps: int, num_envs: int | None, obs: Declaration, action: Declaration, *,
@@ -100,7 +100,7 @@ class RolloutBuffer(Portable):
         self._empty()
 
     @classmethod
-    @answers
+    @suggests_keywords
     def for_env(
         cls, env: Any, num_steps: int, *, obs: Declaration | None = None, action: Declaration | None = None,
         reward: Declaration = (), value: Declaration = (), extra: Mapping[str, Declaration] | None = None,
@@ -153,7 +153,7 @@ class RolloutBuffer(Portable):
             row = storage.num_stored
             if row == self.num_steps:
                 raise _full(row)
-            refuse_reused(self._schema, obs, next_obs)
+            refuse_reused_obs(self._schema, obs, next_obs)
             measured = self._observers.measured(info, storage.lead, self.autoreset)
             found = self._flags.of_step(row, unpacked)
             storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
@@ -247,7 +247,7 @@ class RolloutBuffer(Portable):
         with self._lock:
             return self._flags.final_observations.obs
 
-    @answers
+    @suggests_keywords
     def compute_advantage(
         self, last_value: Any, *, last_obs: Any = None, final_value: Any = None, gamma: float = 0.99,
         lam: float = 0.95, bootstrap_truncated: bool | Literal["own_value"] = True,
@@ -276,7 +276,7 @@ class RolloutBuffer(Portable):
 
     # Reading
 
-    @answers
+    @suggests_keywords
     def minibatches(
         self, batch_size: int, *, epochs: int = 1, shuffle: bool = True, drop_last: bool = False,
         fields: Iterable[str | Path] | None = None, device: torch.device | str | None = None,
@@ -300,9 +300,9 @@ class RolloutBuffer(Portable):
                 read = read_into(out, source, leaves, self.device, plan)
             order = order_of(rows, shuffle, self._random, self.device)
             batches = plan.batches(read, order, self._lock, self._storage)
-        return batches if target is None else (moved(batch, target) for batch in batches)
+        return batches if target is None else (to_device(batch, target) for batch in batches)
 
-    @answers
+    @suggests_keywords
     def sequences(
         self, length: int | None = None, *, batch_size: int | None = None, mode: Mode = "chunked",
         split_episodes: bool = True, keep_tail: bool = True, epochs: int = 1, shuffle: bool = True,
@@ -388,7 +388,7 @@ class RolloutBuffer(Portable):
     def __iter__(self, *_indices: Any) -> NoReturn:
         """Raises a TypeError that names what to loop over."""
         remedy = "Loop over minibatches(batch_size) or sequences(length); rollout.data has the steps."
-        raise uniterable(self, remedy)
+        raise not_iterable(self, remedy)
 
     __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
 
@@ -449,7 +449,7 @@ class RolloutBuffer(Portable):
         return f"RolloutBuffer({told}, fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
 
     def _repr_html_(self) -> str:
-        return buffer_card("RolloutBuffer", facts_of(self, self._storage.attached).items(), self._schema)
+        return buffer_html("RolloutBuffer", facts_of(self, self._storage.attached).items(), self._schema)
 
     @property
     def stats(self) -> EpisodeStats | None:

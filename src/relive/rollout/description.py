@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 
 from relive.errors import IncompatibleCheckpoint, explain
 from relive.fields.declarations import device_of, tree_of
-from relive.fields.display import size_told
+from relive.fields.display import size_text
 from relive.fields.schema import Path, Schema
 from relive.memory.documents import Node
 from relive.memory.saved import Saved
@@ -63,5 +63,5 @@ def facts_of(rollout: RolloutBuffer, attached: Iterable[Path]) -> dict[str, Any]
         "transitions": f"{len(rollout):,}",
         "attached": ", ".join(map(".".join, attached)) or None,
         "autoreset": None if rollout.autoreset is None else rollout.autoreset.name,
-        "memory": f"{size_told(rollout.nbytes)} on {rollout.device}",
+        "memory": f"{size_text(rollout.nbytes)} on {rollout.device}",
     }

@@ -10,12 +10,12 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain
-from relive.fields.autoreset import final_rows, observation
-from relive.fields.batch import assemble
+from relive.fields.assembly import assemble
+from relive.fields.autoreset import final_observations, observation_leaves
 from relive.fields.buffer_schemas import FLAG
-from relive.fields.conversion import conform, dotted, light
+from relive.fields.conversion import as_numpy_if_cpu, convert, path_name
 from relive.fields.invariants import require, require_all, require_flags, require_form
-from relive.fields.schema import Field, given_shape
+from relive.fields.schema import Field, caller_shape
 from relive.kernels.sequence_index import Flags, reset_rows
 from relive.memory.documents import Node
 from relive.memory.saved import Saved, State
@@ -41,7 +41,7 @@ class EpisodeFlags:
     def begin(self) -> None:
         """A rollout begins."""
         self.final_observations.clear()
-        self._coming = light(self.resetting.clone().unsqueeze(0))
+        self._coming = as_numpy_if_cpu(self.resetting.clone().unsqueeze(0))
         """Which environments only reset in the coming row [1, N]; kept for observers only."""
 
     def restarted(self) -> None:
@@ -61,7 +61,7 @@ class EpisodeFlags:
 
     def flag(self, name: str) -> torch.Tensor:
         """The tensor "terminated" or "truncated" [T + 1, N]."""
-        return self._storage.tensors[self._storage.schema.columns[name][0]]
+        return self._storage.tensors[self._storage.schema.leaf_indices[name][0]]
 
     def ended(self, rows: int | slice) -> torch.Tensor:
         """Where a row ends an episode, by its flags."""
@@ -131,7 +131,7 @@ class EpisodeFlags:
         ended, cut = (
             self.flag(name)[row]
             if name in storage.staged
-            else conform(name, FLAG, flag, storage.lead, storage.device).view(-1)
+            else convert(name, FLAG, flag, storage.lead, storage.device).view(-1)
             for name, flag in given.items()
         )
         return (cut & ~ended).nonzero().squeeze(1).tolist()
@@ -161,7 +161,7 @@ class EpisodeFlags:
     def take_back(self) -> None:
         """Go on after rows that somebody else wrote."""
         if self.has_reset_rows:
-            self._coming = light(self.resets(self._storage.num_stored + 1)[-1:])
+            self._coming = as_numpy_if_cpu(self.resets(self._storage.num_stored + 1)[-1:])
 
     # State
 
@@ -174,7 +174,7 @@ class EpisodeFlags:
         """Become what was saved."""
         saved.copy_into({"resetting": self.resetting, "starting": self.starting})
         self.begin()
-        self._coming = light(saved.array("coming", self.resetting.unsqueeze(0)).to(self._storage.device))
+        self._coming = as_numpy_if_cpu(saved.array("coming", self.resetting.unsqueeze(0)).to(self._storage.device))
 
     def check(self) -> None:
         """Verify every flag, and what observers expect of the coming row."""
@@ -213,12 +213,12 @@ class FinalObservations:
     def among(self, step: int, obs: Any, envs: list[int]) -> Found | None:
         """The rows `envs` of an observation of all environments; the whole of it is checked, nothing is kept yet."""
         lead = self._storage.lead
-        leaves = observation(self._schema, obs, lead, self._device, rows=envs if lead else None)
+        leaves = observation_leaves(self._schema, obs, lead, self._device, rows=envs if lead else None)
         return self._of(step, envs, leaves)
 
     def in_info(self, step: int, info: Mapping[str, Any], envs: list[int]) -> Found | None:
         """Those of the environments `envs` that the info of a step holds; nothing is kept yet."""
-        return self._of(step, *final_rows(info, envs, self._schema, self._storage.lead, self._device))
+        return self._of(step, *final_observations(info, envs, self._schema, self._storage.lead, self._device))
 
     def _of(self, step: int, envs: list[int], leaves: list[torch.Tensor]) -> Found | None:
         if not envs:
@@ -242,16 +242,16 @@ class FinalObservations:
     def obs(self) -> Any:
         """All of them: a tensor [K, …], or a TensorDict [K] of a nested observation."""
         schema, fields = self._schema, self._fields
-        none = (torch.empty((0, *given_shape(field)), dtype=field.dtype, device=self._device) for field in fields)
+        none = (torch.empty((0, *caller_shape(field)), dtype=field.dtype, device=self._device) for field in fields)
         leaves = [torch.cat([empty, *(found.leaves[i] for found in self._found)]) for i, empty in enumerate(none)]
         if isinstance(schema.trees["obs"], Field):
             return leaves[0]
-        paths = [schema.paths[i][1:] for i in schema.columns["obs"]]
+        paths = [schema.paths[i][1:] for i in schema.leaf_indices["obs"]]
         return assemble(dict(zip(paths, leaves, strict=True)), leaves[0].shape[:1])
 
     @property
     def _fields(self) -> list[Field]:
-        return [self._schema.fields[i] for i in self._schema.columns["obs"]]
+        return [self._schema.fields[i] for i in self._schema.leaf_indices["obs"]]
 
     def state(self) -> State:
         """All of them, with their places."""
@@ -277,16 +277,16 @@ class FinalObservations:
 
     def check(self) -> None:
         """Verify that each belongs to a truncated step, and that they are in order."""
-        paths = [dotted(self._schema.paths[i]) for i in self._schema.columns["obs"]]
+        paths = [path_name(self._schema.paths[i]) for i in self._schema.leaf_indices["obs"]]
         for found in self._found:
             for path, field, leaf in zip(paths, self._fields, found.leaves, strict=True):
-                shape = (len(found.envs), *given_shape(field))
+                shape = (len(found.envs), *caller_shape(field))
                 require_form(f"final_{path} of step {found.step}", leaf, shape, field.dtype, self._device)
         places = self.places
         require(places == sorted(set(places)), "final_obs", "one for each (step, environment), in order", places)
         if not self._storage.has_values:
             return
-        terminated, truncated = (self._schema.columns[name][0] for name in ("terminated", "truncated"))
+        terminated, truncated = (self._schema.leaf_indices[name][0] for name in ("terminated", "truncated"))
         tensors, steps = self._storage.tensors, self._storage.num_stored
         cut = tensors[truncated][:steps] & ~tensors[terminated][:steps]
         wrong = [place for place in places if place not in set(map(tuple, cut.nonzero().tolist()))]

@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict
 
 from relive.errors import CorruptCheckpoint, SchemaError, explain
-from relive.fields.batch import moved
-from relive.fields.conversion import dotted
+from relive.fields.assembly import to_device
+from relive.fields.conversion import path_name
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import Carry, Path, is_sparse, positive
 from relive.kernels.reader import Following
@@ -50,7 +50,7 @@ def check_layout(layout: str) -> None:
 def moved_sequences(batch: TensorDict, device: torch.device) -> TensorDict:
     """The batch on another device; torch wants the sizes of packed sequences on the host, wherever the steps are."""
     sizes = batch.get("batch_sizes", None)
-    there = moved(batch, device)
+    there = to_device(batch, device)
     return there if sizes is None else there.clear_device_().set("batch_sizes", sizes)
 
 
@@ -123,7 +123,7 @@ class HiddenStates:
         """Refuse sequences that start where nothing was kept."""
         for kept in self._kept.values():
             if cuts.length is not None and cuts.stride % kept.every:
-                where = f"sequences with {dotted(kept.path)} kept every {kept.every} steps"
+                where = f"sequences with {path_name(kept.path)} kept every {kept.every} steps"
                 expected = f"starts at multiples of {kept.every} steps"
                 remedy = "Change length or mode, or declare Carry(every=1)."
                 raise SchemaError(explain(where, expected, f"a start every {cuts.stride} steps", remedy))
@@ -211,7 +211,7 @@ class _Kept:
 
     def check(self, due: torch.Tensor) -> None:
         """What is kept is that of the steps `due` [T, N], one after the other."""
-        where, rows = dotted(self.path), due.flatten().nonzero().squeeze(1)
+        where, rows = path_name(self.path), due.flatten().nonzero().squeeze(1)
         require(self._count == len(rows), where, f"{len(rows)} kept rows", self._count)
         shape = (max(self._count, len(self._values)), *self._field.shape)
         require_form(where, self._values, shape, self._field.dtype, due.device)

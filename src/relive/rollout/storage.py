@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDict
 
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.fields.batch import assemble, selected
-from relive.fields.conversion import conform, dotted, light, misplaced, true_flags
+from relive.fields.assembly import assemble, selected_leaves
+from relive.fields.conversion import as_numpy_if_cpu, clean_bools, convert, misaligned_error, path_name
 from relive.fields.invariants import require, require_addresses, require_all, require_form
 from relive.fields.schema import Path, Schema, is_sparse
 from relive.kernels.reader import Following, Reader, T, reader
@@ -67,7 +67,7 @@ class Storage:
     def _bind(self) -> None:
         self._writer = row_writer(self.tensors, self._optional, has_env_axis=bool(self.lead))
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
-        self._arrays = tuple(map(light, self.tensors))
+        self._arrays = tuple(map(as_numpy_if_cpu, self.tensors))
 
     def follow(self) -> None:
         """Find the tensors again if they have moved, as `share_memory_` moves them."""
@@ -115,7 +115,7 @@ class Storage:
         for name, value in named:
             if name not in self.staged:
                 leaves.extend(schema.flatten(name, value))
-                which.extend(schema.columns[name])
+                which.extend(schema.leaf_indices[name])
             elif value is not None:
                 remedy = "It is staged already: leave it out."
                 raise SchemaError(explain(name, "one value per step", "a second value", remedy))
@@ -136,7 +136,7 @@ class Storage:
             if value is None:
                 raise SchemaError(explain(name, "a value", None, "Leave it out of stage."))
             leaves += self.schema.flatten(name, value)
-            which += self.schema.columns[name]
+            which += self.schema.leaf_indices[name]
         self.write(row, leaves, which)
         self.staged.update(fields)
 
@@ -154,12 +154,12 @@ class Storage:
             raise _reentered()
         misfit = self._writer.put(row, converted, which)
         if misfit >= 0:
-            raise misplaced(dotted(self.schema.paths[places[misfit]]))
+            raise misaligned_error(path_name(self.schema.paths[places[misfit]]))
 
     def _converted(self, i: int, leaf: Any) -> torch.Tensor | None:
         if leaf is None and self._optional[i]:
             return None
-        return conform(dotted(self.schema.paths[i]), self.schema.fields[i], leaf, self.lead, self.device)
+        return convert(path_name(self.schema.paths[i]), self.schema.fields[i], leaf, self.lead, self.device)
 
     def require_next(self, row: int) -> None:
         """Refuse to go on with a step whose arguments added another one when they were converted."""
@@ -182,13 +182,13 @@ class Storage:
     def row(self, name: str, row: int) -> list[torch.Tensor]:
         """Copies of a field's leaves in one row, as a caller passes them."""
         fields, lead = self.schema.fields, self.lead
-        return [self.tensors[i][row].reshape((*lead, *fields[i].shape)).clone() for i in self.schema.columns[name]]
+        return [self.tensors[i][row].reshape((*lead, *fields[i].shape)).clone() for i in self.schema.leaf_indices[name]]
 
     def adopt(self) -> None:
         """Find what somebody else has written; whatever is in bool tensors becomes bools."""
         self.follow()
         for tensor in self.tensors:
-            tensor.copy_(true_flags(tensor))
+            tensor.copy_(clean_bools(tensor))
 
     def zero(self, row: int) -> None:
         """Zero one row of all tensors."""
@@ -252,7 +252,7 @@ class Storage:
         for path in chosen or ():
             if path[0] in self.absent:
                 raise SchemaError(absence_of(path[0]))
-        return selected(leaves, chosen)
+        return selected_leaves(leaves, chosen)
 
     def rows_reader(self, fields: Iterable[str | Path] | None) -> tuple[dict[Path, torch.Tensor], Following[Reader]]:
         """What `fields` names of the leaves and of "index", t·N + n; and a reader of the stored rows of it."""
@@ -325,7 +325,7 @@ class Storage:
         given = self._given_in(saved, stored)
         self._set_given(tuple(name in given for name in self._optional_names))
         for name in node.entry("staged").items(_MOST_NAMES):
-            if name.text() not in self.schema.columns:
+            if name.text() not in self.schema.leaf_indices:
                 raise name.wrong("a declared field")
             self.staged.add(name.value)
         for i, entry in enumerate(node.entry("attached").items(_MOST_NAMES)):
@@ -346,7 +346,7 @@ class Storage:
             names = self._optional_names
             return {name.one_of(names) for name in node.entry("given").items(len(names))}
         # An older checkpoint counts the steps that had a value, and says nothing of log_prob: zeros were not given.
-        leaves = (self.tensors[i][:stored] for i in self.schema.columns["log_prob"])
+        leaves = (self.tensors[i][:stored] for i in self.schema.leaf_indices["log_prob"])
         found = {"log_prob"} if any(bool((leaf != 0).any()) for leaf in leaves) else set()
         return found | ({"value"} if node.entry("valued").integer(0, stored) == stored else set())
 
@@ -355,7 +355,7 @@ class Storage:
         schema, steps = self.schema, self.num_stored
         for path, field, tensor in zip(schema.paths, schema.fields, self.tensors, strict=True):
             rows = 1 if is_sparse(field) else self._num_rows
-            require_form(dotted(path), tensor, (rows, self.num_envs, *field.shape), field.dtype, self.device)
+            require_form(path_name(path), tensor, (rows, self.num_envs, *field.shape), field.dtype, self.device)
         if not self._is_exposed:  # then tensors may move, and are followed
             require_addresses(schema.paths, self.tensors, self._addresses)
         most = self._num_rows - 1
@@ -372,14 +372,14 @@ class Storage:
         steps, own = self.num_stored, self.named()
         for path, leaf in self.attached.items():
             is_given = path[0] in self.schema.names and path[0] not in self.missing
-            require(not is_given, dotted(path), "a name that no field has", "the name of a field")
+            require(not is_given, path_name(path), "a name that no field has", "the name of a field")
             if path in own:
-                require(leaf is own[path], dotted(path), "the memory of the field", "other memory")
+                require(leaf is own[path], path_name(path), "the memory of the field", "other memory")
                 continue
             shape = (self._num_rows, self.num_envs, *leaf.shape[2:])
-            require_form(dotted(path), leaf, shape, leaf.dtype, self.device)
+            require_form(path_name(path), leaf, shape, leaf.dtype, self.device)
             if self.has_values:
-                require_all(leaf[steps:] == 0, dotted(path), f"zeros after step {steps - 1}", leaf[steps:])
+                require_all(leaf[steps:] == 0, path_name(path), f"zeros after step {steps - 1}", leaf[steps:])
 
 
 def absence_of(name: str) -> str:

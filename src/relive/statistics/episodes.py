@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import conform, device_of, environments, host_view, restored
+from relive.fields.conversion import convert, device_of, env_numbers, numpy_view, restored_snapshot
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import Field, positive
-from relive.fields.vocabulary import answers
+from relive.fields.vocabulary import suggests_keywords
 from relive.memory.portable import packed, unpacked
 from relive.memory.saved import Saved, State
 
@@ -45,7 +45,7 @@ class EpisodeStats:
     (3.0, 2.0, 1.0, 1.0)
     """
 
-    @answers
+    @suggests_keywords
     @torch.inference_mode(False)  # the memory is written later, in whatever mode
     def __init__(
         self,
@@ -155,11 +155,11 @@ class EpisodeStats:
 
     def _given(self, name: str, field: Field, value: Any) -> Any:
         if self._ops is np:
-            view = host_view(value)
+            view = numpy_view(value)
             if type(view) is np.ndarray and view.dtype in _FITS[field.dtype] and view.shape == self._lead:
                 view = view if view.dtype != np.bool_ else view.view(np.uint8) != 0  # bytes other than 0 and 1 are true
                 return view if view.ndim else view.reshape(1)
-        return self._as_array(conform(name, field, value, self._lead, self.device).view(-1))
+        return self._as_array(convert(name, field, value, self._lead, self.device).view(-1))
 
     def _metrics_of(self, metrics: Mapping[str, Any] | None) -> list[Any]:
         given = _known("metrics", metrics or {}, self.metrics)
@@ -183,7 +183,7 @@ class EpisodeStats:
 
     def cut(self, env_ids: Any = None) -> None:
         """The running episodes were abandoned (of these environments, or of all): they will never be finished."""
-        at = slice(None) if env_ids is None else self._as_array(environments(env_ids, self.num_envs, self.device))
+        at = slice(None) if env_ids is None else self._as_array(env_numbers(env_ids, self.num_envs, self.device))
         with self._lock:
             self._open[:, at] = 0.0
 
@@ -302,7 +302,7 @@ class EpisodeStats:
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
         """Go back to a snapshot, of these statistics or of others with the same arguments."""
         with self._lock:
-            self._tensors = restored("EpisodeStats", snapshot, self._tensors)
+            self._tensors = restored_snapshot("EpisodeStats", snapshot, self._tensors)
             self._bind()
 
 

@@ -10,7 +10,7 @@ import torch
 
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import positive
-from relive.fields.conversion import as_tensor, conform, device_of, restored
+from relive.fields.conversion import as_tensor, convert, device_of, restored_snapshot
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import DTYPES, Field, Path
 from relive.memory.portable import packed, unpacked
@@ -98,7 +98,7 @@ class RunningNorm:
     def update(self, x: Any, mask: Any = None) -> None:
         """Take in the rows of `x` […, *shape], over all leading axes; those where `mask` […] is False are ignored."""
         x, lead = self._checked(x)
-        kept = None if mask is None else conform("mask", _FLAG, mask, lead, self.device)
+        kept = None if mask is None else convert("mask", _FLAG, mask, lead, self.device)
         # A copy of our own, worked on in place: at thousands of rows the time goes into fresh memory.
         rows = x.to(torch.float64, copy=True).reshape(-1, *self.shape)
         count = rows.new_full((), len(rows)) if kept is None else kept.sum(dtype=torch.float64)
@@ -265,4 +265,4 @@ class RunningNorm:
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
         """Go back to a snapshot, of this norm or of another of the same shape."""
         with self._lock:
-            self._state = restored("RunningNorm", snapshot, self._state)
+            self._state = restored_snapshot("RunningNorm", snapshot, self._state)

@@ -12,11 +12,11 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain
-from relive.fields.autoreset import told_by_info
-from relive.fields.conversion import dotted, light
+from relive.fields.autoreset import info_numbers
+from relive.fields.conversion import as_numpy_if_cpu, path_name
 from relive.fields.declarations import path_of
 from relive.fields.invariants import require
-from relive.fields.schema import Field, Path, Schema, given_shape
+from relive.fields.schema import Field, Path, Schema, caller_shape
 from relive.memory.documents import Node
 from relive.memory.saved import Saved, State
 from relive.statistics.episodes import EpisodeStats
@@ -42,9 +42,9 @@ class Observers:
         self._device = device
         self._fields = _fields_of(stats, schema) if stats is not None else {}
         """Which columns the statistics read, by name."""
-        self._rewards = schema.columns["reward"] if stats is not None else ()
+        self._rewards = schema.leaf_indices["reward"] if stats is not None else ()
         self._norms = _norms_of(self.norm, schema)
-        self._flags = tuple(schema.columns[name][0] for name in ("terminated", "truncated"))
+        self._flags = tuple(schema.leaf_indices[name][0] for name in ("terminated", "truncated"))
         listened = {*self._fields.values(), *self._rewards, *self._norms}
         self.columns = tuple(listened.union(self._flags)) if listened else ()
         """Which columns are to be told; none when nobody listens."""
@@ -63,14 +63,14 @@ class Observers:
         self, info: Mapping[str, Any] | None, lead: tuple[int, ...], mode: AutoresetMode | None
     ) -> dict[str, Any]:
         """The metrics and reasons that the info of a step has, as numbers [1, N], checked before anything is stored."""
-        told = {name: told_by_info(info or {}, name, lead, self._device, mode) for name in self._asked}
-        return {name: light(value.view(1, -1)) for name, value in told.items() if value is not None}
+        told = {name: info_numbers(info or {}, name, lead, self._device, mode) for name in self._asked}
+        return {name: as_numpy_if_cpu(value.view(1, -1)) for name, value in told.items() if value is not None}
 
     def tell(self, block: Mapping[int, Any], mask: Any, measured: Mapping[str, Any], envs: Any = None) -> None:
         """Steps in time order: columns [T, K, …] of the environments `envs` (or of all), transitions where `mask`.
 
-        Everything is as `light` makes it. A field that the steps did not give is not in the block. `measured` belongs
-        to a block of one step.
+        Everything is as `as_numpy_if_cpu` makes it. A field that the steps did not give is not in the block. `measured`
+        belongs to a block of one step.
         """
         if self.stats is not None:
             self._tell_stats(self.stats, block, mask, measured, envs)
@@ -171,7 +171,9 @@ def _fields_of(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
     if not isinstance(stats, EpisodeStats):
         raise SchemaError(explain("stats", "an EpisodeStats", repr(stats), "Pass rl.EpisodeStats(num_envs)."))
     found = {
-        name: schema.columns[name] for name in (*_STEP[1:], *stats.metrics, *stats.reasons) if name in schema.columns
+        name: schema.leaf_indices[name]
+        for name in (*_STEP[1:], *stats.metrics, *stats.reasons)
+        if name in schema.leaf_indices
     }
     for name in (*stats.metrics, *stats.reasons):
         tree = schema.trees.get(name)
@@ -187,7 +189,7 @@ def _of_all_agents(rewards: list[Any]) -> Any:
     if len(rewards) == 1 and rewards[0].ndim == 2:
         return rewards[0]
     # float64: agents may differ in dtype, and numpy does not have all of them.
-    wide = (light(x.double()) if isinstance(x, torch.Tensor) else x.astype(np.float64) for x in rewards)
+    wide = (as_numpy_if_cpu(x.double()) if isinstance(x, torch.Tensor) else x.astype(np.float64) for x in rewards)
     return reduce(add, (x.reshape(*x.shape[:2], -1).sum(-1) for x in wide))
 
 
@@ -196,7 +198,7 @@ def _norms_of(norm: Norms, schema: Schema) -> dict[int, RunningNorm]:
     for path, one in norm.items():
         column = _column_of(path, schema, one)
         if column in found:
-            where = f"norm: {dotted(schema.paths[column])}"
+            where = f"norm: {path_name(schema.paths[column])}"
             raise SchemaError(explain(where, "one norm", "two", "Remove one: a name and its path mean the same leaf."))
         found[column] = one
     return found
@@ -204,14 +206,14 @@ def _norms_of(norm: Norms, schema: Schema) -> dict[int, RunningNorm]:
 
 def _column_of(path: str | Path, schema: Schema, norm: RunningNorm) -> int:
     whole = (path,) if isinstance(path, str) else tuple(path)
-    where = f"norm: {dotted(whole)}"
+    where = f"norm: {path_name(whole)}"
     if whole not in schema.paths:
-        leaves = ", ".join(map(dotted, schema.paths))
-        raise SchemaError(explain("norm", f"leaves ({leaves})", dotted(whole), "Pass one norm for each leaf."))
+        leaves = ", ".join(map(path_name, schema.paths))
+        raise SchemaError(explain("norm", f"leaves ({leaves})", path_name(whole), "Pass one norm for each leaf."))
     if not isinstance(norm, RunningNorm):
         raise SchemaError(explain(where, "a RunningNorm", repr(norm), "Pass rl.RunningNorm(shape)."))
     column = schema.paths.index(whole)
-    shape = given_shape(schema.fields[column])
+    shape = caller_shape(schema.fields[column])
     if norm.shape != shape:
         raise SchemaError(explain(where, f"shape {shape}", norm.shape, f"Pass RunningNorm({shape})."))
     return column

@@ -14,7 +14,7 @@ from relive.compat.rl_buffer.stats_tracker import on_host
 from relive.compat.rl_buffer.steps import flags, placed, refuse_shared
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import is_tree
-from relive.fields.batch import moved
+from relive.fields.assembly import to_device
 from relive.replay.buffer import ReplayBuffer as _Replay
 
 
@@ -71,7 +71,7 @@ class Transitions:
         if not len(self.core):
             raise ValueError("Cannot sample from empty buffer")
         batch = self.core.sample(batch_size)
-        return batch if device == self.core.device else moved(batch, device)
+        return batch if device == self.core.device else to_device(batch, device)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"make": self._make, "obs_shape": self._obs_shape, "contents": self.core.state_dict()}

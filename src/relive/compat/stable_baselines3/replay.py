@@ -32,7 +32,7 @@ from relive.compat.stable_baselines3.seeding import algorithm_seed
 from relive.compat.stable_baselines3.shared import SharedRows
 from relive.compat.stable_baselines3.stored import NormalisedSteps, StoredRows
 from relive.errors import SchemaError, explain
-from relive.fields.batch import moved
+from relive.fields.assembly import to_device
 from relive.fields.schema import Declaration, Field
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.views import NStep, Transition, View
@@ -225,7 +225,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
     def _samples(self, batch: TensorDict, env: VecNormalize | None) -> Any:
         """What the algorithms read. Every tensor operation here costs as much as gathering a field."""
         if self.device.type != "cpu":
-            batch = moved(batch, self.device)
+            batch = to_device(batch, self.device)
         obs, next_obs, reward = batch["obs"], batch["next_obs"], batch["reward"]
         if self.n_stack:
             obs, next_obs = (unstacked(part, self.obs_shape, 1) for part in (obs, next_obs))

@@ -12,7 +12,7 @@ import numpy as np
 
 from relive.datasets.hdf5 import require_own_bytes
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import dotted
+from relive.fields.conversion import path_name
 from relive.fields.schema import leaves_of
 
 STEP = ("obs", "action", "reward", "terminated", "truncated")
@@ -109,7 +109,7 @@ def _episode(data: Any, names: list[str] | None) -> Episode:
     for path, leaf in leaves_of(("observations",), _mapped(data.observations)):
         if len(leaf) != steps + 1:
             raise SchemaError(
-                explain(f"{where}: {dotted(path)}", f"{steps + 1} observations", len(leaf), "Repair the dataset.")
+                explain(f"{where}: {path_name(path)}", f"{steps + 1} observations", len(leaf), "Repair the dataset.")
             )
     given = data.infos or {}
     info = {name: _info(f"{where}: infos", given, name, steps) for name in (given if names is None else names)}

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from relive.checkpoint.progress import watched
 from relive.datasets.minari.dataset import STEP, import_minari, sliced
 from relive.errors import SchemaError, explain
-from relive.fields.schema import DTYPES, Tree, given_shape
+from relive.fields.schema import DTYPES, Tree, caller_shape
 from relive.replay.buffer import ReplayBuffer
 
 
@@ -104,4 +104,4 @@ def _space(tree: Tree) -> gym.Space[Any]:
         low, high = -np.inf, np.inf
     else:
         low, high = (0, 1) if dtype.kind == "b" else (torch.iinfo(tree.dtype).min, torch.iinfo(tree.dtype).max)
-    return gym.spaces.Box(low, high, given_shape(tree), dtype.type)
+    return gym.spaces.Box(low, high, caller_shape(tree), dtype.type)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
-from relive.locking import Closed
+from relive.locking import ClosedLock
 from relive.memory.disk.records import NAMES, READERS, Record, newest
 from relive.memory.documents import reader_of
 from relive.memory.files import Files, unreadable
@@ -242,7 +242,7 @@ class Door:
         self._lock.acquire()
         if not self._folder.is_open:
             self._lock.release()
-            Closed().__enter__()
+            ClosedLock().__enter__()
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()

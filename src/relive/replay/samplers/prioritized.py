@@ -12,16 +12,16 @@ import numpy as np
 import torch
 
 from relive.errors import NotReadyError, PriorityError, SchemaError, explain
-from relive.fields.conversion import light
+from relive.fields.conversion import as_numpy_if_cpu
 from relive.fields.invariants import require, require_all
-from relive.fields.vocabulary import worded
+from relive.fields.vocabulary import suggests_init_keywords
 from relive.randomness import Randomness
 from relive.replay.ring import TRANSITION
 from relive.replay.samplers.protocol import Drawn, Draws
 from relive.replay.store import ReplayStore
 
 
-@worded
+@suggests_init_keywords
 @dataclass(frozen=True)
 class Prioritized:
     """Draws row i with probability p_i / Σp, where p = (priority + eps)^alpha.
@@ -75,7 +75,7 @@ class Prioritized:
         """
         values = _checked_priority(priority, count)
         mass = self.mass(values)
-        given, masses = light(values), light(mass)
+        given, masses = as_numpy_if_cpu(values), as_numpy_if_cpu(mass)
         # Arrays: what numpy looks at is no launch.
         if isinstance(given, np.ndarray) and not ((given >= 0) & np.isfinite(given) & np.isfinite(masses)).all():
             refuse_priorities(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
@@ -161,9 +161,9 @@ class _Run(Draws):
         values, mass = self._settings.accept(priority, len(slots))
         is_gone = slots < 0
         if len(values):
-            self._accept(light(values.masked_fill(is_gone, 0.0)).max())
+            self._accept(as_numpy_if_cpu(values.masked_fill(is_gone, 0.0)).max())
         self.tree.set(slots.masked_fill(is_gone, self._slots), mass.masked_fill_(is_gone, 0.0))
-        stale = light(is_gone).sum()
+        stale = as_numpy_if_cpu(is_gone).sum()
         return stale if isinstance(stale, torch.Tensor) else int(stale)
 
     def _accept(self, largest: Any) -> None:
@@ -207,7 +207,7 @@ class _Run(Draws):
         self.tree.leaves_view()[: self._slots].copy_(mass)
         self.tree.rebuild()
         there = saved["largest"].to(self._store.device)
-        self._largest = there if light(there) is there else largest
+        self._largest = there if as_numpy_if_cpu(there) is there else largest
         self._num_drawn = int(saved["draws"])
 
     def check(self) -> None:

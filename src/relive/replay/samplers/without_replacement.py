@@ -9,14 +9,14 @@ import torch
 
 from relive.errors import NotReadyError, explain
 from relive.fields.invariants import require, require_all
-from relive.fields.vocabulary import worded
+from relive.fields.vocabulary import suggests_init_keywords
 from relive.kernels.shuffling import shuffled
 from relive.randomness import Randomness
 from relive.replay.samplers.protocol import Drawn, Draws
 from relive.replay.store import ReplayStore
 
 
-@worded
+@suggests_init_keywords
 @dataclass(frozen=True)
 class WithoutReplacement:
     """An epoch permutes what is stored when it starts; rows that are overwritten meanwhile are skipped.

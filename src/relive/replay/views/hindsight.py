@@ -11,10 +11,10 @@ import torch
 from tensordict import TensorDict
 
 from relive.errors import SchemaError, explain
-from relive.fields.batch import assemble
-from relive.fields.conversion import conform, dotted
+from relive.fields.assembly import assemble
+from relive.fields.conversion import convert, path_name
 from relive.fields.schema import Field, Path
-from relive.fields.vocabulary import worded
+from relive.fields.vocabulary import suggests_init_keywords
 from relive.kernels.torch_ops import wide
 from relive.randomness import Randomness
 from relive.replay.composed import steps_of
@@ -40,7 +40,7 @@ class Steps(Protocol):
     def reduce(self, store: ReplayStore, slots: torch.Tensor, windows: torch.Tensor, steps: Leaves) -> Leaves: ...
 
 
-@worded
+@suggests_init_keywords
 @dataclass(frozen=True)
 class Hindsight:
     """A share `ratio` of the drawn rows pretends that its goal was one that the same episode reached.
@@ -124,10 +124,10 @@ class Hindsight:
             raise SchemaError(explain("Hindsight.fn", "(reward, terminated)", type(results).__name__, remedy))
         for name, result in zip(("reward", "terminated"), results, strict=True):
             leaves = store.schema.flatten(name, result, f"Hindsight.fn: {name}")
-            for i, leaf in zip(store.schema.columns[name], leaves, strict=True):
+            for i, leaf in zip(store.schema.leaf_indices[name], leaves, strict=True):
                 path, field = store.schema.paths[i], store.schema.fields[i]
-                where = f"Hindsight.fn: {dotted(path)}"
-                new = conform(where, field, leaf, (len(changed),), store.device, unit="rows")
+                where = f"Hindsight.fn: {path_name(path)}"
+                new = convert(where, field, leaf, (len(changed),), store.device, unit="rows")
                 steps[path] = torch.where(wide(changed, new), new, steps[path])
 
 

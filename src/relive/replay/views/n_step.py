@@ -10,7 +10,7 @@ import torch
 
 from relive.errors import SchemaError, explain
 from relive.fields.schema import positive
-from relive.fields.vocabulary import worded
+from relive.fields.vocabulary import suggests_init_keywords
 from relive.kernels.torch_ops import n_step_sums
 from relive.randomness import Randomness
 from relive.replay.composed import ENDS
@@ -18,7 +18,7 @@ from relive.replay.store import Leaves, Reading, ReplayStore
 from relive.replay.views.protocol import require_order
 
 
-@worded
+@suggests_init_keywords
 @dataclass(frozen=True)
 class NStep:
     """reward = Σ_{i<k} γ^i r[t+i], next_obs after k steps, discount = γ^k, where k = min(n, steps that there are).

@@ -9,7 +9,7 @@ import torch
 
 from relive.errors import SchemaError, explain
 from relive.fields.schema import positive
-from relive.fields.vocabulary import worded
+from relive.fields.vocabulary import suggests_init_keywords
 from relive.randomness import Randomness
 from relive.replay.composed import carried_leaves, marked
 from relive.replay.store import Leaves, ReplayStore
@@ -18,7 +18,7 @@ from relive.replay.views.protocol import require_order
 _MOST_STEPS = 2**30
 
 
-@worded
+@suggests_init_keywords
 @dataclass(frozen=True)
 class Sequence:
     """`burn_in + length` steps [B, L, …] around each drawn row, which is the first trained one.

@@ -18,7 +18,7 @@ from relive.compat.agilerl.sequences import BPTTSequenceType, Prepared, mode_of
 from relive.compat.agilerl.spaces import by_env, num_actions, observation, observation_tree, tensor_on
 from relive.compat.seeding import experiment_seed
 from relive.errors import NotReadyError, explain
-from relive.fields.conversion import conform
+from relive.fields.conversion import convert
 from relive.fields.schema import Field, positive
 
 _NAMES = {
@@ -248,8 +248,8 @@ class RolloutBuffer(_Rollout):
             remedy = "Add steps first."
             raise NotReadyError(explain("compute_returns_and_advantages", "at least 1 stored step", 0, remedy))
         lead = (self.num_envs,)
-        last = conform("last_value", Field(), self._by_env("last_value", last_value), lead, device)
-        over = conform("last_done", _FLAG, self._by_env("last_done", last_done) != 0, lead, device)
+        last = convert("last_value", Field(), self._by_env("last_value", last_value), lead, device)
+        over = convert("last_done", _FLAG, self._by_env("last_done", last_done) != 0, lead, device)
         reward, value, done = (
             self.buffer[name][:steps].roll(-self._oldest, 0) for name in ("rewards", "values", "dones")
         )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import conform
+from relive.fields.conversion import convert
 from relive.fields.schema import Field
 
 
@@ -45,4 +45,4 @@ def _fitted(name: str, value: Any, place: torch.Tensor) -> torch.Tensor:
     if value is None:
         raise SchemaError(explain(name, "a tensor", None, "Set it before add_transition."))
     here = value.to(place.device) if isinstance(value, torch.Tensor) else value
-    return conform(name, Field(place.shape[1:], place.dtype), here, tuple(place.shape[:1]), place.device)
+    return convert(name, Field(place.shape[1:], place.dtype), here, tuple(place.shape[:1]), place.device)

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from relive.compat.seeding import experiment_seed
-from relive.fields.batch import moved
+from relive.fields.assembly import to_device
 from relive.fields.conversion import device_of
 from relive.fields.schema import positive
 
@@ -51,7 +51,7 @@ def iterate_minibatches(
     generator.manual_seed(experiment_seed() if seed is None else seed)
     order = torch.randperm(len(rollout), generator=generator, device=here)
     batches = _read(rollout, order.split(batch_size))
-    return batches if here == there else (moved(batch, there) for batch in batches)
+    return batches if here == there else (to_device(batch, there) for batch in batches)
 
 
 def _read(rollout: TensorDict, parts: Iterable[torch.Tensor]) -> Iterator[TensorDict]:

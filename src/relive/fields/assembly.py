@@ -53,7 +53,7 @@ def _level(tree: dict[str, Any], batch_size: torch.Size) -> TensorDict:
     return _unchecked(source=tree, batch_size=batch_size, nested=False)
 
 
-def selected(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
+def selected_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
     """The leaves that `fields` selects by name or by path; all leaves if `fields` is None."""
     if fields is None:
         return leaves
@@ -70,7 +70,7 @@ def selected(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | No
     return chosen
 
 
-def fill(out: TensorDict, leaves: Mapping[Path, torch.Tensor]) -> TensorDict:
+def copy_into(out: TensorDict, leaves: Mapping[Path, torch.Tensor]) -> TensorDict:
     """Copy leaves into the caller's tensors, which must have the same keys, shapes and dtypes."""
     like = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()}
     targets = checked_targets(out, like, next(iter(leaves.values())).device)
@@ -112,7 +112,7 @@ def check_destination(device: torch.device | str | None, out: TensorDict | None 
     return None if device is None else device_of(device)
 
 
-def check_size(where: str, batch_size: object) -> int:
+def check_batch_size(where: str, batch_size: object) -> int:
     """`batch_size` as an int; raises if it is not a positive int or too large."""
     if type(batch_size) is int and 0 < batch_size <= _MOST_ROWS:
         return batch_size
@@ -122,6 +122,6 @@ def check_size(where: str, batch_size: object) -> int:
     return size
 
 
-def moved(batch: TensorDict, device: torch.device) -> TensorDict:
+def to_device(batch: TensorDict, device: torch.device) -> TensorDict:
     """The batch on `device`; the copy is asynchronous unless it goes to the host, which could read it too early."""
     return batch.to(device, non_blocking=device.type != "cpu")
