@@ -46,10 +46,10 @@ class _Run(Draws):
     def written(self):
         self.times[self.store.touched()[0]] = 0
 
-    def saved(self):
+    def state(self):
         return {"times": self.times}
 
-    def resume(self, saved):
+    def load_state(self, saved):
         self.times = saved["times"].clone()
 """
 VIEW = """

@@ -34,7 +34,7 @@ class ReplayParts:
         """Everything that changes, but for the rows; the tensors share memory."""
         memory = self.storage.memory
         beside = {name: part.state() for name, part in self.beside_rows.items()}
-        rest = State.of_parts({"sampler": ({}, self.run.saved()), **beside, "memory": ({"name": memory.room.name}, {})})
+        rest = State.of_parts({"sampler": ({}, self.run.state()), **beside, "memory": ({"name": memory.room.name}, {})})
         ring = memory.state()
         return State({**ring.values, **rest.values}, {**ring.arrays, **rest.arrays})
 

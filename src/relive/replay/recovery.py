@@ -59,7 +59,7 @@ class Durable:
         """Everything that is not in the arrays, and where the rings are."""
         buffer, ring = self._alive, self._ring
         heads = {name: getattr(ring, name).clone() for name in ("head", "open", "resetting", "floor")}
-        drawn = {} if buffer.run.beside_rows else buffer.run.saved()
+        drawn = {} if buffer.run.beside_rows else buffer.run.state()
         beside = {name: part.state() for name, part in buffer.parts.beside_rows.items()}
         return State.of_parts({"ring": ({}, heads), "sampler": ({}, drawn), **beside})
 

@@ -92,15 +92,15 @@ class _Run(Draws):
         self._counts.zero_()
         self._inner.cleared()
 
-    def saved(self) -> dict[str, torch.Tensor]:
-        return {"drawn": self._counts, **self._inner.saved()}
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"drawn": self._counts, **self._inner.state()}
 
-    def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
+    def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
         drawn = saved["drawn"]
         if drawn.shape != self._counts.shape or bool((drawn < 0).any()):
             got = f"shape {tuple(drawn.shape)} with minimum {drawn.min() if drawn.numel() else None}"
             raise ValueError(f"counts of draws: expected {len(self._counts)} numbers of at least 0, got {got}")
-        self._inner.resume({name: tensor for name, tensor in saved.items() if name != "drawn"})
+        self._inner.load_state({name: tensor for name, tensor in saved.items() if name != "drawn"})
         self._counts.copy_(drawn)
 
     def check(self) -> None:

@@ -193,12 +193,12 @@ class _Run(Draws):
         leaves[-1] = 0.0
         self.tree.rebuild()
 
-    def saved(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, torch.Tensor]:
         largest = torch.as_tensor(self._largest, dtype=torch.float64)
         drawn = torch.tensor(self._num_drawn)
         return {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": drawn}
 
-    def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
+    def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
         mass, largest = saved["mass"], float(saved["largest"])
         if len(mass) != self._slots or not bool((torch.isfinite(mass) & (mass >= 0)).all()):
             raise ValueError(f"priorities: expected {self._slots} finite numbers of at least 0")

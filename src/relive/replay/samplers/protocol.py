@@ -66,11 +66,11 @@ class Draws(Protocol):
     def restore(self, snapshot: Any) -> None:
         """Go back to a snapshot: the draws since have not happened."""
 
-    def saved(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, torch.Tensor]:
         """Everything that a checkpoint needs to go on from here, but for the generator; may share memory."""
         return {}
 
-    def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
+    def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Go on from what was saved; the rows are there already. A ValueError says what cannot be."""
 
     def check(self) -> None:

@@ -67,7 +67,7 @@ def _setting(node: Node, declared: Field[Any]) -> Any:
 
 def resume(run: Draws, sampler: Sampler, memory: RowMemory, saved: Saved, moved: Moved | None = None) -> None:
     """Go on with the draws of a saved run, whose slots may have moved."""
-    expected, slots = run.saved(), memory.ring.kind.numel() if moved is None else moved.slots
+    expected, slots = run.state(), memory.ring.kind.numel() if moved is None else moved.slots
     found = saved.tensors(max(nbytes_of(expected), _MOST_OF_SLOT * slots) + (1 << 20))
     forms = [{name: (array.dtype, array.ndim) for name, array in arrays.items()} for arrays in (found, expected)]
     if forms[0] != forms[1]:
@@ -78,6 +78,6 @@ def resume(run: Draws, sampler: Sampler, memory: RowMemory, saved: Saved, moved:
         for name in run.of_slots:
             found[name] = moved.numbers(saved.shaped(name, (slots,), expected[name].dtype), drawable)
     try:
-        run.resume(found)
+        run.load_state(found)
     except ValueError as error:
         raise Node("state: sampler", str(error)).wrong("the state of a sampler") from None

@@ -92,8 +92,8 @@ class _Run(Draws):
     def cleared(self) -> None:
         self._ids, self._at = self._ids[:0], 0
 
-    def saved(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, torch.Tensor]:
         return {"ids": self._ids[self._at :]}
 
-    def resume(self, saved: Mapping[str, torch.Tensor]) -> None:
+    def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
         self._ids, self._at = saved["ids"].to(self._store.device, copy=True), 0
