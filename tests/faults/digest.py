@@ -24,7 +24,7 @@ CACHES = {
     "_row_views",
     "_changes",
     "_build",
-    "is_exposed",
+    "_is_exposed",
 }
 """What is made anew from the rest, or means nothing to what is stored."""
 PLAIN = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device}

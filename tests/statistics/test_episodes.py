@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import relive as rl
 from relive.replay import buffer as replay
-from relive.rollout import buffer as rollout
-from relive.rollout import storage
+from relive.replay import given_steps
+from relive.rollout import episode_flags, storage
 from relive.statistics import episodes as module
-from relive.statistics import observers as listeners
+from relive.statistics import observers
 from tests.reference.stats import EpisodeStats as Reference
 from tests.scripted import Script, Scripted, step_and_reset
 
@@ -30,7 +30,7 @@ def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Each way that the host computes: numpy, and torch ops as on other devices."""
     if request.param == "torch":
         monkeypatch.setattr(module, "_array_library", lambda _: torch)
-        for place in (listeners, replay, rollout, storage):
+        for place in (observers, replay, given_steps, episode_flags, storage):
             monkeypatch.setattr(place, "as_numpy_if_cpu", lambda tensor: tensor)
     return request.param
 

@@ -76,17 +76,21 @@ class Storage:
 
     def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
         """Write the fields of a step that are not staged: the seven of every rollout in order, and the extra ones."""
-        gives, which = (values[5] is not None, values[6] is not None), None
-        if not self._is_plain or extra or self.staged:
-            gives = (gives[0] or "value" in self.staged, gives[1] or "log_prob" in self.staged)
-            self._expect(row, gives)
-            values, which = self._flattened(values, extra)
-        elif not row or gives != self._gives:
-            self._expect(row, gives)
-        if self._is_exposed:
-            self.follow()
-        if self._writer.write(row, values, which) >= 0:
-            self._convert_and_write(row, values, which)
+        before, gives, which = self._gives, (values[5] is not None, values[6] is not None), None
+        try:
+            if not self._is_plain or extra or self.staged:
+                gives = (gives[0] or "value" in self.staged, gives[1] or "log_prob" in self.staged)
+                self._expect(row, gives)
+                values, which = self._flattened(values, extra)
+            elif not row or gives != before:
+                self._expect(row, gives)
+            if self._is_exposed:
+                self.follow()
+            if self._writer.write(row, values, which) >= 0:
+                self._convert_and_write(row, values, which)
+        except BaseException:
+            self._set_given(before)
+            raise
 
     def _expect(self, row: int, gives: tuple[bool, ...]) -> None:
         """Refuse a step that gives other optional fields than the first one, whose choice it is."""
