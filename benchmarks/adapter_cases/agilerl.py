@@ -16,7 +16,8 @@ from tensordict import TensorDict
 
 import relive.compat.agilerl.components.replay_buffer as our_replay
 import relive.compat.agilerl.components.rollout_buffer as our_rollout
-from benchmarks.adapter_cases import Case
+
+from . import Case
 
 ENVS, OBS, ACTIONS, CAPACITY, BATCH = 8, 17, 6, 10_000, 128
 STEPS = 128

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.adapter_cases import Case
+from . import Case
 
 _ENVS, _STEPS, _OBS, _BATCH = 16, 64, 8, 256
 _PREFIXES = ("relive.compat.apexrl", "apexrl")

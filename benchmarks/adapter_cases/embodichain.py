@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.adapter_cases import Case
+from . import Case
 
 _ENVS, _STEPS, _OBS, _ACTION, _BATCH = 64, 32, 16, 4, 256
 _PREFIXES = ("relive.compat.embodichain", "embodichain")

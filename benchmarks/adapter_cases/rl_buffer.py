@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.adapter_cases import Case
+from . import Case
 
 _ENVS, _STEPS, _OBS, _BATCH = 16, 64, 8, 256
 _PREFIXES = ("relive.compat.rl_buffer", "rl_buffer")

@@ -16,8 +16,9 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
 
 import relive.compat.stable_baselines3.common.buffers as our_buffers
-from benchmarks.adapter_cases import Case
 from relive.compat.stable_baselines3 import HerReplayBuffer as OurHindsight
+
+from . import Case
 
 OBS, ACTIONS = spaces.Box(-9, 9, (17,), np.float32), spaces.Box(-1, 1, (6,), np.float32)
 IMAGE, BUTTONS = spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6)
