@@ -94,6 +94,16 @@ def test_statistics_and_norms_are_copied(way: Callable[[Any], Any]) -> None:
     assert (stats.num_episodes, others[0].num_episodes, norm.count, others[1].count) == (1, 3, 2, 3)
 
 
+@pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
+def test_norms_of_a_copy_are_found_by_field_and_by_path(way: Callable[[Any], Any]) -> None:
+    norms = {"obs": rl.RunningNorm(2), ("action",): rl.RunningNorm(())}
+    copied = way(rl.ReplayBuffer(8, 2, (), norm=norms, seed=0))
+    for name in ("obs", "action"):
+        assert copied.norm[name] is copied.norm[name,]
+    with pytest.raises(KeyError, match="reward"):
+        copied.norm["reward"]
+
+
 @pytest.mark.skipif(kernels.native() is None or sys.platform != "linux", reason="needs Linux and the native core")
 @pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
 def test_memory_that_others_use_is_not_copied(way: Callable[[Any], Any], tmp_path: Path) -> None:
@@ -122,6 +132,16 @@ def test_a_state_dict_makes_a_used_buffer_the_one_it_was_of(kind: str) -> None:
     other.check()
     assert equal(digest(other), digest(buffer))
     assert equal(KINDS[kind].read(other), KINDS[kind].read(buffer))
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_buffer_takes_its_own_state_dict(kind: str) -> None:
+    buffer = lived(kind)
+    before = copy.deepcopy(digest(buffer))
+    buffer.load_state_dict(buffer.state_dict())  # whose tensors are the buffer's own
+    buffer.check()
+    assert equal(digest(buffer), before)
 
 
 @pytest.mark.parametrize("kind", ["rollout", "distillation"])

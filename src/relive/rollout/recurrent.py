@@ -86,9 +86,10 @@ class HiddenStates:
         self._in_episode = torch.zeros(storage.num_envs, dtype=torch.int64, device=storage.device)
         self._in_rollout = torch.zeros_like(self._in_episode)
 
+    @torch.inference_mode(False)  # the places are written later, in whatever mode
     def begin(self) -> None:
         """A rollout begins."""
-        self._in_rollout.zero_()
+        self._in_rollout = torch.zeros_like(self._in_rollout)  # a state that is being loaded may share the old one
         self._in_episode = torch.where(self._flags.resetting, -1, 0)
         for kept in self._kept.values():
             kept.clear()

@@ -25,6 +25,16 @@ from relive.statistics.norm import Norms, RunningNorm
 _STEP = ("reward", "terminated", "truncated")
 
 
+class _ByField(dict["str | Path", RunningNorm]):
+    """Norms by the keys they were given under; a name and the path of that one name mean the same field."""
+
+    def __missing__(self, key: Any) -> RunningNorm:
+        same = (key,) if isinstance(key, str) else key[0] if isinstance(key, tuple) and len(key) == 1 else key
+        if same is key or same not in self:
+            raise KeyError(key)
+        return self[same]
+
+
 class Observers:
     """The statistics and norms of one buffer. They are moved to its device, and told of valid transitions only."""
 
@@ -37,7 +47,7 @@ class Observers:
         device: torch.device,
     ) -> None:
         self.stats: EpisodeStats | None = stats
-        self.norm: dict[str | Path, RunningNorm] = dict((norm or {}).items())
+        self.norm: dict[str | Path, RunningNorm] = _ByField((norm or {}).items())
         self._num_envs = num_envs
         self._device = device
         self._fields = _fields_of(stats, schema) if stats is not None else {}
