@@ -21,6 +21,7 @@ from relive.kernels import priority
 from relive.kernels.priority import PriorityTree, priority_tree
 from relive.memory.rows import Rows
 from relive.replay.native_store import NativeStore
+from relive.replay.ring import Ring
 from relive.replay.samplers import Drawn, without_replacement
 from relive.replay.samplers.prioritized import _Run as prioritized_run
 from relive.rollout.storage import Storage as RolloutStorage
@@ -79,7 +80,7 @@ def test_weights_that_are_not_kept_above_zero_are_noticed() -> None:
 
 @pytest.mark.parametrize("broken", ["ids of 32 bits", "heads in float64"])
 def test_counters_that_are_not_of_64_bits_are_noticed(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    of = rl.ring.Ring.id_of  # type: ignore[attr-defined]
+    of = Ring.id_of
     narrow = {"ids of 32 bits": lambda x: x.int().long(), "heads in float64": lambda x: (x.double() + 0.0).long()}
     monkeypatch.setattr("relive.replay.ring.Ring.id_of", lambda ring, slots: narrow[broken](of(ring, slots)))
     border = 2**31 if "32" in broken else 2**53

@@ -14,6 +14,7 @@ import torch
 import relive as rl
 from relive.memory.disk.folder import Folder
 from relive.replay.native_store import NativeStore
+from relive.replay.ring import Ring
 from tests.faults.disk.test_kills import killed_after
 from tests.faults.disk.test_power import Machine, lose_power, other_boot  # noqa: F401 (a fixture)
 from tests.faults.disk.writer import LAYOUTS, Story, verify, write
@@ -104,7 +105,7 @@ def test_a_commit_before_its_data_is_noticed(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.usefixtures("other_boot")
 def test_rows_that_might_be_overwritten_and_are_kept_are_noticed(tmp_path: Path, monkeypatch: Any) -> None:
-    go_back = rl.ring.Ring.go_back  # type: ignore[attr-defined]
+    go_back = Ring.go_back
     monkeypatch.setattr(
         "relive.replay.ring.Ring.go_back", lambda ring, head, was, where, _: go_back(ring, head, was, where, 0)
     )
