@@ -77,15 +77,18 @@ class Storage:
     def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
         """Write the fields of a step that are not staged: the seven of every rollout in order, and the extra ones."""
         before, gives, which = self._gives, (values[5] is not None, values[6] is not None), None
+        if row and self._is_plain and gives == before and not (extra or self.staged or self._is_exposed):
+            if self._writer.write(row, values, None) >= 0:  # a call costs more than the copy of a small step
+                self._convert_and_write(row, values, None)
+            return
         try:
             if not self._is_plain or extra or self.staged:
                 gives = (gives[0] or "value" in self.staged, gives[1] or "log_prob" in self.staged)
                 self._expect(row, gives)
                 values, which = self._flattened(values, extra)
-            elif not row or gives != before:
+            else:
                 self._expect(row, gives)
-            if self._is_exposed:
-                self.follow()
+            self.follow()
             if self._writer.write(row, values, which) >= 0:
                 self._convert_and_write(row, values, which)
         except BaseException:
