@@ -89,9 +89,9 @@ class TestSampler:
         assert batch["weights"].shape == (4, 1)
         after = Sampler(n_steps).sample(batch["idxs"])
         torch.testing.assert_close(after["next_obs"].squeeze(), batch["obs"].squeeze() + 4)
-        with pytest.warns(UserWarning, match="not an agilerl ReplayBuffer"):
+        with pytest.warns(UserWarning, match="^memory: expected a ReplayBuffer of AgileRL, got"):
             Sampler(memory=0)
-        with pytest.raises(AssertionError, match="either 'memory'"):
+        with pytest.raises(AssertionError, match="^Sampler: expected a memory, or a dataset with its dataloader"):
             Sampler()
 
     def test_a_loader_gives_batches_of_the_dataset(self) -> None:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from relive.compat.agilerl.components import data, replay_buffer
 from relive.compat.agilerl.original import original_or
+from relive.errors import explain
 
 # AgileRL's own classes where it is installed: ours are instances of them too.
 ReplayBuffer: Any = original_or("components.replay_buffer", replay_buffer.ReplayBuffer)
@@ -28,38 +29,29 @@ class Sampler:
     """
 
     sample: Callable[..., TensorDict]
+    """The draw that fits the memory."""
 
     def __init__(self, memory: Any = None, dataset: Any = None, dataloader: Any = None) -> None:
-        if memory is None and (dataset is None or dataloader is None):
-            raise AssertionError(
-                "Sampler needs to be initialized with either 'memory' or ('dataset' AND 'dataloader')."
-            )
+        if memory is None and None in (dataset, dataloader):
+            remedy = "Pass memory=, or dataset= and dataloader= together."
+            raise AssertionError(explain("Sampler", "a memory, or a dataset with its dataloader", "no memory", remedy))
         self.memory: Any = memory
-        self.dataset = dataset
+        self.dataset: Any = dataset
         self.dataloader = dataloader
-        self.per = isinstance(memory, PrioritizedReplayBuffer)
-        self.n_step = isinstance(memory, MultiStepReplayBuffer)
-        self.distributed = dataset is not None and isinstance(dataloader, DataLoader)
+        self.per, self.n_step = (isinstance(memory, kind) for kind in (PrioritizedReplayBuffer, MultiStepReplayBuffer))
+        self.distributed = isinstance(dataloader, DataLoader) and dataset is not None
         if self.distributed:
-            self._load()
-            self.sample = self.sample_distributed
-        elif self.per:
-            self.sample = self.sample_per
-        elif self.n_step:
-            self.sample = self.sample_n_step
-        else:
-            if not isinstance(memory, ReplayBuffer):
-                warnings.warn("Memory is not an agilerl ReplayBuffer.", stacklevel=2)
-            self.sample = self.sample_standard
-
-    def _load(self) -> None:
-        """Let the loader put TensorDicts together as they are."""
-        if isinstance(self.dataset.buffer, ReplayBuffer):
-            self.dataloader = self._replace_dataloader_collate_fn(self.dataloader)
-        if not isinstance(self.dataset, ReplayDataset):
-            warnings.warn("Dataset is not an agilerl ReplayDataset.", stacklevel=3)
-        if not isinstance(self.dataloader, DataLoader):
-            warnings.warn("Dataset is not a torch DataLoader object.", stacklevel=3)
+            _expect("dataset", dataset, ReplayDataset)
+            if isinstance(self.dataset.buffer, ReplayBuffer):
+                self.dataloader = self._replace_dataloader_collate_fn(dataloader)
+        elif not (self.per or self.n_step):
+            _expect("memory", memory, ReplayBuffer)
+        draws = (
+            (self.distributed, self.sample_distributed),
+            (self.per, self.sample_per),
+            (self.n_step, self.sample_n_step),
+        )
+        self.sample = next((draw for fits, draw in draws if fits), self.sample_standard)
 
     def _replace_dataloader_collate_fn(self, dataloader: DataLoader[Any]) -> DataLoader[Any]:
         names = ("dataset", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
@@ -94,3 +86,10 @@ class Sampler:
     def sample_n_step(self, idxs: torch.Tensor) -> TensorDict:
         """The n steps that start at `idxs`."""
         return self.memory.sample_from_indices(idxs)
+
+
+def _expect(where: str, given: Any, kind: type) -> None:
+    """Warn about an object of a kind that AgileRL's trainers do not draw from."""
+    if not isinstance(given, kind):
+        remedy = "Training goes on; check that it has the methods of one."
+        warnings.warn(explain(where, f"a {kind.__name__} of AgileRL", type(given).__name__, remedy), stacklevel=3)

@@ -44,7 +44,7 @@ class AgentTensors(dict[str, Any]):
         for agent, value in dict(*args, **kwargs).items():
             self[agent] = value
 
-    def __ior__(self, other: Any) -> AgentTensors:  # pyright: ignore
+    def __ior__(self, other: Any) -> AgentTensors:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.update(other)
         return self
 

@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 
+from relive.errors import explain
 from relive.fields.schema import Field
 
 Observation: TypeAlias = torch.Tensor | TensorDict
@@ -42,7 +43,10 @@ def space_to_spec(space: spaces.Space[Any]) -> Spec:
     if isinstance(space, spaces.Discrete):
         return TensorLeafSpec((1,), torch.int64)
     if space.shape is None or space.dtype is None:
-        raise NotImplementedError(f"Unsupported observation space type: {type(space)}")
+        remedy = "Flatten the space, or declare a specification yourself."
+        raise NotImplementedError(
+            explain("observation space", "a space of arrays or a Dict", type(space).__name__, remedy)
+        )
     return TensorLeafSpec(space.shape or (1,), Field((), space.dtype).dtype)
 
 
