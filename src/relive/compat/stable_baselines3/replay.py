@@ -262,8 +262,7 @@ class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
         self.n_steps = n_steps
         self.gamma = gamma
         if self.optimize_memory_usage:
-            remedy = 'Leave it out: every observation is stored once with next_obs="shared".'
-            raise NotImplementedError(explain("NStepReplayBuffer", "optimize_memory_usage=False", True, remedy))
+            raise NotImplementedError("NStepReplayBuffer doesn't support optimize_memory_usage=True")
 
     def _view(self, env: VecNormalize | None) -> View | NormalisedSteps:
         view = NStep(self.n_steps, self.gamma)
