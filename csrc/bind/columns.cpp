@@ -21,6 +21,7 @@ public:
             if (array.ndim < 1 + lead || array.shape[0] < 1)
                 throw std::invalid_argument("column: expected at least one row");
             columns_.push_back(column_over(array, nb::cast<bool>(optional[i]), lead));
+            addresses_.push_back(array.data);
             rows_ = std::max(rows_, columns_.back().rows);
         }
     }
@@ -47,6 +48,13 @@ public:
         MaybeReleased released(bytes);
         for (int64_t i = 0; i < count; ++i) writes_[static_cast<size_t>(i)].run();
         return -1;
+    }
+
+    // Whether a tensor has other memory than it had, as after `share_memory_`.
+    bool have_moved() const {
+        for (size_t i = 0; i < addresses_.size(); ++i)
+            if (conversion().address_of(owner_[i].ptr()) != addresses_[i]) return true;
+        return false;
     }
 
 private:
@@ -77,8 +85,9 @@ private:
     std::vector<ColumnWrite> writes_;
     std::vector<Array> arrays_;  // hold the leaves of a step until it is written
     bool is_writing_ = false;
+    std::vector<const char*> addresses_;
     int64_t rows_ = 0;
-    nb::object owner_;  // the tensors whose memory the columns are
+    nb::list owner_;  // the tensors whose memory the columns are
 };
 
 }  // namespace
@@ -88,7 +97,8 @@ void bind_columns(nb::module_& m) {
     m.attr("MOST_AXES") = kMaxDims;
     nb::class_<Columns>(m, "Columns")
         .def(nb::init<nb::list, nb::list, int>())
-        .def("write", &Columns::write, nb::arg("row"), nb::arg("leaves"), nb::arg("which").none() = nb::none());
+        .def("write", &Columns::write, nb::arg("row"), nb::arg("leaves"), nb::arg("which").none() = nb::none())
+        .def("have_moved", &Columns::have_moved);
 }
 
 }  // namespace relive::bind

@@ -78,6 +78,15 @@ public:
         return read_buffer(object, out);
     }
 
+    // Where the memory of a torch tensor begins; null if it is not in the host's memory.
+    const char* address_of(PyObject* tensor) const {
+        dlpack::Tensor t;
+        if (exchange() && api_->borrow(tensor, &t) == 0)
+            return t.device.type == dlpack::kCPU ? static_cast<const char*>(t.data) + t.byte_offset : nullptr;
+        PyErr_Clear();
+        return nullptr;
+    }
+
     // A torch tensor of memory that somebody else owns and gives away: a new reference, or null with a Python error set.
     PyObject* adopt(dlpack::ManagedTensor* tensor) const {
         void* object = nullptr;

@@ -14,6 +14,7 @@ Conversion& conversion() {
 
 void bind_columns(nb::module_& m);
 void bind_estimators(nb::module_& m);
+void bind_flattening(nb::module_& m);
 void bind_gather(nb::module_& m);
 void bind_process_lock(nb::module_& m);
 void bind_ring(nb::module_& m);
@@ -34,6 +35,7 @@ NB_MODULE(_native, m) {
     m.def("set_exchange", [](bool on) { conversion().set_exchange(on); });
     bind_columns(m);
     bind_estimators(m);
+    bind_flattening(m);
     bind_gather(m);
     bind_process_lock(m);
     bind_ring(m);

@@ -27,24 +27,40 @@ class RowWriter(Protocol):
         """Copy leaves that were converted: -1, or the place of one whose memory cannot be read."""
         ...
 
+    def have_moved(self) -> bool:
+        """Whether a tensor has other memory than when the writer was made, as after `share_memory_`."""
+        ...
+
 
 def row_writer(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, has_env_axis: bool) -> RowWriter:
     """A writer into these tensors; without an environment axis callers pass leaves [...] for N = 1."""
     native = kernels.columns(tensors, optional, lead=0 if has_env_axis else 1)
-    return _TorchRows(tensors, has_env_axis) if native is None else _NativeRows(native)
+    return _TorchRows(tensors, has_env_axis) if native is None else _NativeRows(native, tensors)
 
 
 class _NativeRows:
-    def __init__(self, native: Any) -> None:
+    def __init__(self, native: Any, tensors: Sequence[torch.Tensor]) -> None:
         self.write = native.write
+        self.have_moved = native.have_moved if kernels.exchange() else _Addresses(tensors).have_moved
 
     def put(self, row: int, leaves: tuple[torch.Tensor | None, ...], which: Which) -> int:
         return self.write(row, tuple(map(kernels.buffer_of, leaves)), which)
 
 
+class _Addresses:
+    """Where tensors were."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors, self._addresses = tensors, [tensor.data_ptr() for tensor in tensors]
+
+    def have_moved(self) -> bool:
+        return [tensor.data_ptr() for tensor in self._tensors] != self._addresses
+
+
 class _TorchRows:
     def __init__(self, tensors: Sequence[torch.Tensor], has_env_axis: bool) -> None:
         self._tensors = [tensor if has_env_axis else tensor.squeeze(1) for tensor in tensors]
+        self.have_moved = _Addresses(tensors).have_moved
         self._views: list[tuple[torch.Tensor, ...]] = []
 
     def write(self, row: int, leaves: tuple[Any, ...], which: Which = None) -> int:

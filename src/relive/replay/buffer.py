@@ -185,8 +185,8 @@ class ReplayBuffer(Portable):
             if self._is_plain and not (extra or self._given.staged):  # a call costs more than the copy of a small step
                 doubt = self._write(values, (next_obs,), None if env_ids is None else self._given.envs(env_ids))
             else:
-                nexts = self._schema.flatten("obs", next_obs)
-                doubt = self._write(self._given.leaves(values, extra), nexts, self._given.envs(env_ids))
+                leaves, nexts = self._given.leaves(values, extra), self._given.next_leaves(next_obs)
+                doubt = self._write(leaves, nexts, self._given.envs(env_ids))
         if doubt is not None:
             speak(doubt)
             ReplayBuffer.add(self, obs, action, reward, terminated, truncated, next_obs, env_ids=env_ids, **extra)

@@ -15,12 +15,14 @@ from relive.fields.autoreset import refuse_reused_obs, true_next_obs, unpack_ste
 from relive.fields.conversion import EnvNumbers, as_numpy_if_cpu, as_tensor, path_name, refuse_reused_leaves
 from relive.fields.invariants import require, require_form
 from relive.fields.schema import caller_shape
+from relive.kernels.flattening import Flattening
 from relive.memory.saved import Saved, State
 from relive.replay.row_memory import RowMemory
 from relive.statistics.observers import Observers
 
 Staged = dict[str, tuple[torch.Tensor, ...]]
 
+_NOTHING: dict[str, Any] = {}
 _SECOND = "one value per step", "a second value"
 
 
@@ -31,6 +33,9 @@ class GivenSteps:
         self._memory, self._schema = memory, memory.schema
         self.staged: Staged = {}
         """The leaves of fields that wait for the rest of their step."""
+        names = self._schema.names
+        self._flatten = Flattening(self._schema, names[:5], names[5:])
+        self._flatten_next = Flattening(self._schema, ("obs",))
         self._environments = EnvNumbers(memory.lead[0] if memory.lead else None, memory.device)
 
     def envs(self, env_ids: Any) -> torch.Tensor | None:
@@ -51,16 +56,19 @@ class GivenSteps:
         pairs = zip(self._schema.leaf_indices[name], leaves, strict=True)
         return tuple(self._memory.conform(i, leaf, self._memory.lead).clone() for i, leaf in pairs)
 
-    def leaves(self, values: tuple[Any, ...], extra: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The leaves of a step, of the values of its first fields and of the others by name."""
+    def leaves(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[Any, ...]:
+        """The leaves of a step, of the values of its first five fields and of the others by name."""
+        if not self.staged:
+            return self._flatten(values, extra)
         names = self._schema.names
-        if extra or len(names) > len(values):
-            for name in extra:
-                self._schema.require(name)
-            values += tuple(extra.get(name) for name in names[len(values) :])
-        if self._schema.is_flat and not self.staged:
-            return values
-        return tuple(leaf for name, value in zip(names, values, strict=True) for leaf in self._flat(name, value))
+        for name in extra:
+            self._schema.require(name)
+        given = zip(names, (*values, *map(extra.get, names[5:])), strict=True)
+        return tuple(leaf for name, value in given for leaf in self._flat(name, value))
+
+    def next_leaves(self, next_obs: Any) -> tuple[Any, ...]:
+        """The leaves of a next observation."""
+        return self._flatten_next((next_obs,), _NOTHING)
 
     def _flat(self, name: str, value: Any) -> tuple[Any, ...]:
         if name not in self.staged:
@@ -70,7 +78,7 @@ class GivenSteps:
         return self.staged[name]
 
     def gymnasium_step(
-        self, obs: Any, action: Any, step: Any, extra: Mapping[str, Any], mode: AutoresetMode | None,
+        self, obs: Any, action: Any, step: Any, extra: dict[str, Any], mode: AutoresetMode | None,
         envs: torch.Tensor | None,
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]]:  # fmt: skip
         """The leaves of a step as Gymnasium gave it, those of its true next observation, and its info."""

@@ -16,6 +16,7 @@ from relive.fields.assembly import assemble, selected_leaves
 from relive.fields.conversion import as_numpy_if_cpu, clean_bools, convert, misaligned_error, path_name
 from relive.fields.invariants import require, require_addresses, require_all, require_form
 from relive.fields.schema import Path, Schema, is_sparse
+from relive.kernels.flattening import Flattening
 from relive.kernels.reader import Following, Reader, T, reader
 from relive.kernels.row_writer import Which, row_writer
 from relive.memory import Memory
@@ -48,6 +49,7 @@ class Storage:
         self.has_values = self.device.type != "meta"
         self._sparse = {path for path, field in zip(schema.paths, schema.fields, strict=True) if is_sparse(field)}
         self._extra_names = schema.names[7:]
+        self._flatten = Flattening(schema, schema.names[:7], self._extra_names)
         self._is_plain = schema.is_flat and not self._extra_names
         """Fields are leaves, and there are no extra ones."""
         self._optional_names = optional
@@ -71,29 +73,31 @@ class Storage:
 
     def follow(self) -> None:
         """Find the tensors again if they have moved, as `share_memory_` moves them."""
-        if self._is_exposed and [tensor.data_ptr() for tensor in self.tensors] != self._addresses:
+        if self._is_exposed and self._writer.have_moved():
             self._bind()
 
     def write_step(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
         """Write the fields of a step that are not staged: the seven of every rollout in order, and the extra ones."""
-        before, gives, which = self._gives, (values[5] is not None, values[6] is not None), None
-        if row and self._is_plain and gives == before and not (extra or self.staged or self._is_exposed):
-            if self._writer.write(row, values, None) >= 0:  # a call costs more than the copy of a small step
-                self._convert_and_write(row, values, None)
+        before, gives = self._gives, (values[5] is not None, values[6] is not None)
+        if gives == before and not self.staged:  # every step but a first one, or one that was staged
+            self._write_whole(row, values, extra)
             return
         try:
-            if not self._is_plain or extra or self.staged:
-                gives = (gives[0] or "value" in self.staged, gives[1] or "log_prob" in self.staged)
-                self._expect(row, gives)
-                values, which = self._flattened(values, extra)
+            self._expect(row, (gives[0] or "value" in self.staged, gives[1] or "log_prob" in self.staged))
+            if self.staged:
+                self.write(row, *self._unstaged(values, extra))
             else:
-                self._expect(row, gives)
-            self.follow()
-            if self._writer.write(row, values, which) >= 0:
-                self._convert_and_write(row, values, which)
+                self._write_whole(row, values, extra)
         except BaseException:
             self._set_given(before)
             raise
+
+    def _write_whole(self, row: int, values: tuple[Any, ...], extra: dict[str, Any]) -> None:
+        leaves = values if self._is_plain and not extra else self._flatten(values, extra)
+        if self._is_exposed:
+            self.follow()
+        if self._writer.write(row, leaves, None) >= 0:
+            self._convert_and_write(row, leaves, None)
 
     def _expect(self, row: int, gives: tuple[bool, ...]) -> None:
         """Refuse a step that gives other optional fields than the first one, whose choice it is."""
@@ -108,15 +112,12 @@ class Storage:
         self.missing = frozenset(itertools.compress(self._optional_names, map(operator.not_, gives)))
         """The optional fields that they do not give."""
 
-    def _flattened(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[tuple[Any, ...], Which]:
+    def _unstaged(self, values: tuple[Any, ...], extra: dict[str, Any]) -> tuple[tuple[Any, ...], Which]:
         """The leaves of a step that are not staged, and which they are."""
         schema = self.schema
         for name in extra:
             schema.require(name)
-        values += tuple(map(extra.get, self._extra_names))
-        named = zip(schema.names, values, strict=True)
-        if not self.staged:
-            return tuple(leaf for name, value in named for leaf in schema.flatten(name, value)), None
+        named = zip(schema.names, (*values, *map(extra.get, self._extra_names)), strict=True)
         leaves: list[Any] = []
         which: list[int] = []
         for name, value in named:

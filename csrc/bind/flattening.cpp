@@ -1,0 +1,113 @@
+// Flattener: the leaves of a step, taken from nested dicts and tuples by the declared keys.
+#include <nanobind/nanobind.h>
+
+#include <vector>
+
+namespace nb = nanobind;
+
+namespace relive::bind {
+namespace {
+
+// A declared field: a leaf, or the fields below it.
+struct Field {
+    nb::object key;  // its name in the dict above it
+    std::vector<Field> parts;
+    bool numbered = true;  // its parts are "0", "1", …: a tuple has them too
+    Py_ssize_t leaves = 1;
+};
+
+Field read_field(nb::handle key, nb::handle tree) {
+    Field field{nb::borrow(key), {}, true, 1};
+    if (tree.is_none()) return field;
+    field.leaves = 0;
+    for (auto [name, part] : nb::borrow<nb::dict>(tree)) {
+        field.numbered = field.numbered && nb::str(name).equal(nb::str(nb::int_(field.parts.size())));
+        field.parts.push_back(read_field(name, part));
+        field.leaves += field.parts.back().leaves;
+    }
+    return field;
+}
+
+class Flattener {
+public:
+    // `positional` and `named` are the fields of a step by name; a leaf is None, any other field a dict of fields.
+    Flattener(nb::dict positional, nb::dict named) : ordered_(nb::module_::import_("collections").attr("OrderedDict")) {
+        for (auto [name, tree] : positional) positional_.push_back(read_field(name, tree));
+        for (auto [name, tree] : named) named_.push_back(read_field(name, tree));
+        for (const auto* fields : {&positional_, &named_})
+            for (const Field& field : *fields) leaves_ += field.leaves;
+    }
+
+    // The leaves of the fields as a tuple; a field that is None or missing gives None for every leaf. Returns None if a
+    // name or key is not as declared, or if a value is neither a dict, nor a tuple or a list.
+    nb::object flatten(nb::tuple values, nb::dict named) const {
+        Leaves out{nb::steal(PyTuple_New(leaves_))};
+        if (values.size() != positional_.size()) return nb::none();
+        for (size_t i = 0; i < positional_.size(); ++i)
+            if (!take(PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i)), positional_[i], out)) return nb::none();
+        Py_ssize_t found = 0;
+        for (const Field& field : named_) {
+            PyObject* value = find(named.ptr(), field);
+            if (value) ++found;
+            if (!take(value ? value : Py_None, field, out)) return nb::none();
+        }
+        return found == PyDict_Size(named.ptr()) ? out.tuple : nb::none();
+    }
+
+private:
+    struct Leaves {
+        nb::object tuple;
+        Py_ssize_t count = 0;
+        void add(PyObject* leaf) {
+            Py_INCREF(leaf);
+            PyTuple_SetItem(tuple.ptr(), count++, leaf);
+        }
+    };
+
+    static PyObject* find(PyObject* dict, const Field& field) {
+        PyObject* value = PyDict_GetItemWithError(dict, field.key.ptr());
+        if (!value && PyErr_Occurred()) throw nb::python_error();
+        return value;
+    }
+
+    bool take(PyObject* value, const Field& field, Leaves& out) const {
+        if (field.parts.empty()) {
+            out.add(value);
+        } else if (value == Py_None) {
+            for (Py_ssize_t i = 0; i < field.leaves; ++i) out.add(Py_None);
+        } else {
+            return take_parts(value, field, out);
+        }
+        return true;
+    }
+
+    bool take_parts(PyObject* value, const Field& field, Leaves& out) const {
+        const auto size = static_cast<Py_ssize_t>(field.parts.size());
+        const bool is_dict = PyDict_CheckExact(value) || reinterpret_cast<PyObject*>(Py_TYPE(value)) == ordered_.ptr();
+        const bool is_tuple = PyTuple_CheckExact(value), is_list = PyList_CheckExact(value);
+        if (is_dict ? PyDict_Size(value) != size
+                    : !field.numbered || !(is_tuple || is_list) || PySequence_Size(value) != size)
+            return false;
+        for (Py_ssize_t i = 0; i < size; ++i) {
+            const Field& part = field.parts[static_cast<size_t>(i)];
+            PyObject* inner = is_dict ? find(value, part) : is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
+            if (!inner) PyErr_Clear();  // the list has become shorter
+            if (!inner || inner == Py_None) return false;
+            if (part.parts.empty()) out.add(inner);
+            else if (!take_parts(inner, part, out)) return false;
+        }
+        return true;
+    }
+
+    std::vector<Field> positional_, named_;
+    nb::object ordered_;  // the type OrderedDict
+    Py_ssize_t leaves_ = 0;
+};
+
+}  // namespace
+
+void bind_flattening(nb::module_& m) {
+    nb::class_<Flattener>(m, "Flattener").def(nb::init<nb::dict, nb::dict>()).def("flatten", &Flattener::flatten);
+}
+
+}  // namespace relive::bind
