@@ -26,6 +26,7 @@ from relive.estimators import (
     normalize,
     vtrace,
 )
+from relive.fields.mutable import Mutable
 from relive.fields.schema import Carry, Field, Stacked
 from relive.inspector import inspect
 from relive.memory import Memory
@@ -54,6 +55,7 @@ __all__ = [
     "InvariantError",
     "Memory",
     "Mixture",
+    "Mutable",
     "NStep",
     "NoCheckpoint",
     "NotReadyError",

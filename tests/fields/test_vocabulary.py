@@ -228,6 +228,7 @@ def objects() -> dict[str, Any]:
         "Field": rl.Field(3),
         "Carry": rl.Carry(3),
         "Stacked": rl.Stacked(rl.Field((4, 4)), 2),
+        "Mutable": rl.Mutable(rl.Carry(3)),
         "Memory": rl.Memory.of("cpu"),
         "Uniform": rl.Uniform(),
         "Prioritized": rl.Prioritized(),
