@@ -72,8 +72,7 @@ void write_back(RingMemory& memory, const int64_t* slots, int64_t count, const s
 void find_torn_rows(const RingMemory& memory, uint8_t* torn) {
     const Ring& ring = memory.ring;
     for (int64_t flat = 0; flat < ring.num_flat(); ++flat) {
-        const bool is_step = ring.kind[flat] == kTransition || ring.kind[flat] == kHistory;
-        torn[flat] = is_step && memory.rewritable.checksums &&
+        torn[flat] = ring.kind[flat] == kTransition && memory.rewritable.checksums &&
                      memory.rewritable.checksums[flat] != checksum_of_rewritable(memory, flat, ring.row_of(flat));
     }
 }

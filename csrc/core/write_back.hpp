@@ -17,7 +17,7 @@ void write_back(RingMemory& memory, const int64_t* slots, int64_t count, const s
 // Complete the row that a process died writing, if any.
 void finish_write_back(RingMemory& memory);
 
-// torn[slot] = 1 if the rewritable leaves of a row differ from their checksum.
+// torn[slot] = 1 if the rewritable leaves of a row that may be drawn differ from their checksum.
 void find_torn_rows(const RingMemory& memory, uint8_t* torn);
 
 }  // namespace relive
