@@ -32,7 +32,15 @@ from relive.inspector import inspect
 from relive.memory import Memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.mixture import Mixture
-from relive.replay.samplers import Counted, Prioritized, Uniform, WithoutReplacement
+from relive.replay.samplers import (
+    Counted,
+    NewFirst,
+    Prioritized,
+    Recent,
+    Uniform,
+    WithoutReplacement,
+    sequence_priority,
+)
 from relive.replay.views import Hindsight, NStep, Sequence, Transition
 from relive.rollout.buffer import RolloutBuffer
 from relive.statistics.episodes import EpisodeStats
@@ -57,11 +65,13 @@ __all__ = [
     "Mixture",
     "Mutable",
     "NStep",
+    "NewFirst",
     "NoCheckpoint",
     "NotReadyError",
     "Prioritized",
     "PriorityError",
     "RateLimit",
+    "Recent",
     "ReplayBuffer",
     "RolloutBuffer",
     "RunningNorm",
@@ -83,5 +93,6 @@ __all__ = [
     "n_step_return",
     "normalize",
     "prefetch",
+    "sequence_priority",
     "vtrace",
 ]

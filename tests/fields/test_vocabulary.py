@@ -234,6 +234,8 @@ def objects() -> dict[str, Any]:
         "Prioritized": rl.Prioritized(),
         "WithoutReplacement": rl.WithoutReplacement(),
         "Counted": rl.Counted(),
+        "Recent": rl.Recent(8),
+        "NewFirst": rl.NewFirst(),
         "Transition": rl.Transition(),
         "NStep": rl.NStep(3, 0.9),
         "Sequence": rl.Sequence(4),
