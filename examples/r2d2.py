@@ -92,8 +92,7 @@ def learn(net: Net, target: Net, optimizer: torch.optim.Optimizer, replay: rl.Re
     (batch["weight"] * error.square().sum(1) / count).mean().backward()
     nn.utils.clip_grad_norm_(net.parameters(), 1.0)
     optimizer.step()
-    size = error.detach().abs()
-    replay.update_priority(batch["index"], ETA * size.amax(1) + (1 - ETA) * size.sum(1) / count)
+    replay.update_priority(batch["index"], rl.sequence_priority(error, train, eta=ETA))
 
 
 def train(seed: int, total_steps: int, *, memory: bool) -> list[tuple[int, float]]:

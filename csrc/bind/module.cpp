@@ -20,6 +20,7 @@ void bind_process_lock(nb::module_& m);
 void bind_ring(nb::module_& m);
 void bind_sequences(nb::module_& m);
 void bind_priority_tree(nb::module_& m);
+void bind_write_back(nb::module_& m);
 #ifdef RELIVE_SANITIZE
 void bind_planted_bugs(nb::module_& m);
 #endif
@@ -41,6 +42,7 @@ NB_MODULE(_native, m) {
     bind_ring(m);
     bind_sequences(m);
     bind_priority_tree(m);
+    bind_write_back(m);
 #ifdef RELIVE_SANITIZE
     bind_planted_bugs(m);
 #endif

@@ -57,6 +57,9 @@ public:
     }
     BoundRing(const BoundRing&) = delete;
 
+    // For other bindings over the same memory, which keep this object alive.
+    RingMemory& memory() { return memory_; }
+
     // Writing
 
     // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 when it is done; i when leaf i (then the
@@ -364,6 +367,7 @@ void bind_ring(nb::module_& m) {
     m.attr("RING_STATE") = ring_state_names();
     nb::class_<Touched>(m, "Touched").def_ro("slots", &Touched::slots);
     nb::class_<ReservedBatch>(m, "Batch");
+    nb::class_<RingMemory>(m, "CoreMemory");
     nb::class_<BoundRing> ring(m, "RingMemory");
     ring
         .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::dict, int64_t, bool, bool, bool, int, int, int>())
@@ -383,6 +387,7 @@ void bind_ring(nb::module_& m) {
         .def("foreseen", &BoundRing::foreseen)
         .def("keep_touched", &BoundRing::keep_touched)
         .def_prop_ro("touched", &BoundRing::touched, nb::rv_policy::reference_internal)
+        .def_prop_ro("memory", &BoundRing::memory, nb::rv_policy::reference_internal)
         .def("seal_all", &BoundRing::seal_all)
         .def("find_broken", &BoundRing::find_broken)
         .def_static("write_behind", &start_writing);

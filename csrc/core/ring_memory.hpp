@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "leaf.hpp"
+#include "rewritable.hpp"
 #include "ring.hpp"
 
 namespace relive {
@@ -14,6 +15,7 @@ struct RingMemory {
     std::vector<int> observed;         // which leaves are observations, ascending
     std::vector<char*> next_columns;   // of the next observations, if they are stored beside their rows
     int reward, terminated, truncated;  // which leaves they are
+    Rewritable rewritable;
     bool same_step;  // environments are known to reset in the step that ends an episode
 
     const Leaf& observation(size_t o) const { return leaves[static_cast<size_t>(observed[o])]; }

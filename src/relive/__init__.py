@@ -26,12 +26,21 @@ from relive.estimators import (
     normalize,
     vtrace,
 )
+from relive.fields.mutable import Mutable
 from relive.fields.schema import Carry, Field, Stacked
 from relive.inspector import inspect
 from relive.memory import Memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.mixture import Mixture
-from relive.replay.samplers import Counted, Prioritized, Uniform, WithoutReplacement
+from relive.replay.samplers import (
+    Counted,
+    NewFirst,
+    Prioritized,
+    Recent,
+    Uniform,
+    WithoutReplacement,
+    sequence_priority,
+)
 from relive.replay.views import Hindsight, NStep, Sequence, Transition
 from relive.rollout.buffer import RolloutBuffer
 from relive.statistics.episodes import EpisodeStats
@@ -54,12 +63,15 @@ __all__ = [
     "InvariantError",
     "Memory",
     "Mixture",
+    "Mutable",
     "NStep",
+    "NewFirst",
     "NoCheckpoint",
     "NotReadyError",
     "Prioritized",
     "PriorityError",
     "RateLimit",
+    "Recent",
     "ReplayBuffer",
     "RolloutBuffer",
     "RunningNorm",
@@ -81,5 +93,6 @@ __all__ = [
     "n_step_return",
     "normalize",
     "prefetch",
+    "sequence_priority",
     "vtrace",
 ]

@@ -20,6 +20,7 @@ from relive.fields.declarations import device_of as saved_device
 from relive.fields.declarations import tree_of
 from relive.fields.display import buffer_html, size_text
 from relive.fields.invariants import require, require_all, require_form
+from relive.fields.mutable import refuse_mutable
 from relive.fields.schema import Declaration, Field, Schema, Tree, declare, positive, refuse_reserved, unstacked
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels.reader import reader
@@ -97,6 +98,7 @@ class DistillationBuffer(Portable):
         self._room = self._memory.own("DistillationBuffer")
         self.device = torch.empty(0, device=self._memory.device).device  # "cuda" is "cuda:0"
         self._schema = Schema(trees)
+        refuse_mutable(self._schema, trees, "a field that is added once", "Declare a plain field.")
         self._columns: tuple[torch.Tensor, ...] = ()
         """One tensor [capacity, …] a leaf; none before the fields are known."""
         self._ring = HostRing(self.capacity)

@@ -200,3 +200,22 @@ def test_acting_and_learning_in_two_processes_runs_as_a_command(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert "mean return of the last 3 of 3 episodes" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_latent_states_are_written_back_and_the_command_saves_its_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    command(monkeypatch, "latent_replay", "--updates", 100, "--plot", tmp_path / "latent.png")
+    said = capsys.readouterr().out
+    assert said.count("100 updates   error of the foreseen speed") == 2
+    assert (tmp_path / "latent.png").read_bytes().startswith(b"\x89PNG")
+    example = load("latent_replay", EVALUATE_EVERY=20)
+    assert example.train(1, 40, writes_back=True) == example.train(1, 40, writes_back=True)
+
+
+@pytest.mark.thorough
+def test_a_model_remembers_more_from_states_that_were_written_back() -> None:
+    example = load("latent_replay", EVALUATE_EVERY=500)
+    written_back, zeros = (example.train(1, 2_000, writes_back=writes_back)[-1][1] for writes_back in (True, False))
+    assert written_back < 0.75 * zeros

@@ -162,3 +162,15 @@ def test_only_buffers_of_the_same_fields_can_be_mixed() -> None:
     same = fill(0)
     with pytest.raises(rl.SchemaError, match="Mixture: expected distinct buffers, got one buffer twice among a, b"):
         rl.Mixture({"a": same, "b": same}, (1, 1))
+
+
+def test_the_steps_of_sequences_are_named_as_rows_are() -> None:
+    buffers = {name: rl.ReplayBuffer(20, obs=1, action=(), seed=0) for name in ("a", "b")}
+    for buffer in buffers.values():
+        for t in range(5):
+            buffer.add([float(t)], 0.0, 0.0, terminated=False, truncated=False, next_obs=[t + 1.0])
+    batch = rl.Mixture(buffers, [1, 1]).sample(8, rl.Sequence(3, step_index=True))
+    steps = batch["step_index"]
+    assert torch.equal(steps[:, 0], batch["index"])
+    assert torch.equal(steps >= 0, batch["mask"])
+    assert bool(((steps % 2 == batch["source"].unsqueeze(1)) | (steps < 0)).all())

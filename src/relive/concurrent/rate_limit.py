@@ -107,6 +107,10 @@ class RateLimit:
         """`replay.update_priority`; never waits."""
         return self.replay.update_priority(index, priority)
 
+    def write(self, index: Any, **fields: Any) -> int:
+        """`replay.write`; never waits."""
+        return self.replay.write(index, **fields)
+
     def __len__(self) -> int:
         return len(self.replay)
 

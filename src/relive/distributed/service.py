@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from relive.distributed.actors import find_actor, require_compatible, start_actors
-from relive.distributed.block import concatenated
+from relive.distributed.block import concatenated, to_array
 from relive.distributed.calls import Calls
 from relive.distributed.client_reader import ClientReader
 from relive.distributed.plan import Checkpoint, Plan
@@ -24,10 +24,11 @@ from relive.distributed.shares import batch_weights, random_shares
 from relive.distributed.writer import Writer
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, check_batch_size, check_destination, to_device
-from relive.fields.conversion import as_tensor, env_numbers, row_ids
+from relive.fields.conversion import as_tensor, env_numbers
 from relive.fields.schema import Declaration, positive
 from relive.replay.samplers import Prioritized, Sampler, Uniform
 from relive.replay.views import View
+from relive.replay.write_back import NO_ROW, flat_ids, mutable_leaves
 
 _HOST = torch.device("cpu")
 _TIMEOUT, _MAX_PENDING = 60.0, 16
@@ -256,14 +257,17 @@ class ReplayService:
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.
 
-        An id that was never issued is an IndexError of its shard; the other shards then update their rows.
+        `index` may be the "step_index" [B, L] of sequences, with priorities of this shape. An id that was never issued
+        is an IndexError of its shard; the other shards then update their rows.
         """
         sampler = self.plan.sampler
         if not isinstance(sampler, Prioritized):
             remedy = "Start the service with sampler=rl.Prioritized()."
             raise SchemaError(explain("update_priority", "a sampler with priorities", sampler, remedy))
-        ids = row_ids(index.cpu() if isinstance(index, torch.Tensor) else index, _HOST).numpy()
-        values = as_tensor("priority", priority.cpu() if isinstance(priority, torch.Tensor) else priority, _HOST)
+        ids, lead, kept = _named(index)
+        values = as_tensor("priority", _on_host(priority), _HOST)
+        if len(lead) == 2 and tuple(values.shape) == lead:
+            values = values.reshape(-1)[kept]
         numbers = sampler.accept(values, len(ids))[0].numpy()
         owner = self.plan.shard_of(ids % self.plan.num_envs)
         # Every shard is asked, because new rows get the largest priority that any shard has accepted.
@@ -274,6 +278,22 @@ class ReplayService:
         lower = {shard: (most,) for shard, (_, largest) in answers.items() if largest < most}
         self._reader.ask("raise_largest_priority", lower, deadline)
         return sum(stale for stale, _ in answers.values())
+
+    def write(self, index: Any, **fields: Any) -> int:
+        """Write new values of `Mutable` fields into the rows `index` (of a batch); see `ReplayBuffer.write`.
+
+        An id that was never issued is an IndexError of its shard; the other shards then write their rows. A shard that
+        restarts from its checkpoint has the values that were saved there.
+        """
+        leaves = mutable_leaves(self.plan.schema, fields)
+        ids, lead, kept = _named(index)
+        values = {}
+        for i, leaf in leaves.items():
+            value = self.plan.convert(i, _on_host(leaf), lead)
+            values[i] = to_array(value.reshape(-1, *self.plan.schema.fields[i].shape))[kept]
+        owner = self.plan.shard_of(ids % self.plan.num_envs)
+        parts = {int(s): (ids[owner == s], {i: x[owner == s] for i, x in values.items()}) for s in np.unique(owner)}
+        return sum(self._reader.ask("write", parts, self._calls.deadline()).values())
 
     def __len__(self) -> int:
         """The number of stored transitions."""
@@ -323,3 +343,14 @@ class ReplayService:
 
 def _reconnect(name: str, settings: dict[str, Any]) -> ReplayService:
     return ReplayService.connect(name, **settings)
+
+
+def _on_host(value: Any) -> Any:
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
+def _named(index: Any) -> tuple[np.ndarray, tuple[int, ...], np.ndarray]:
+    """The ids that `index` [B] or [B, L] names, its shape, and which of its places name a row."""
+    flat, lead = flat_ids(_on_host(index), _HOST)
+    kept = flat.numpy() != NO_ROW if len(lead) == 2 else np.ones(len(flat), np.bool_)
+    return flat.numpy()[kept], lead, kept

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from relive.distributed.block import to_tensor
 from relive.distributed.plan import Plan
 from relive.distributed.shard_ids import ShardIds
 from relive.fields.schema import Path
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Prioritized
 from relive.replay.views import View
+from relive.replay.write_back import write_back
 
 
 class ShardTotals(NamedTuple):
@@ -79,6 +81,8 @@ class ShardReader:
             masses = None if priorities is None else priorities.masses(buffer.storage.locate(index)).numpy()
         batch = batch.exclude("weight", "index")
         leaves = {_path(key): batch.get(key) for key in batch.keys(include_nested=True, leaves_only=True)}
+        if ("step_index",) in leaves:
+            leaves["step_index",] = self._named_steps(leaves["step_index",].numpy())
         leaves["index",] = torch.from_numpy(self._ids.to_service(index.numpy()))
         return Draw(totals, leaves, masses)
 
@@ -89,6 +93,19 @@ class ShardReader:
             own_ids, kept = self._ids.to_shard(index, head)
             stale = self._buffer.update_priority(own_ids[kept], priority[kept])
             return stale + int((~kept).sum()), self._priorities.largest()
+
+    def _named_steps(self, ids: np.ndarray) -> torch.Tensor:
+        named, is_step = ids.copy(), ids >= 0
+        named[is_step] = self._ids.to_service(ids[is_step])
+        return torch.from_numpy(named)
+
+    def write(self, index: np.ndarray, leaves: dict[int, np.ndarray]) -> int:
+        """Write mutable leaves of rows; returns how many rows were overwritten, or lost with a process."""
+        with self.lock:
+            buffer = self._buffer
+            own_ids, kept = self._ids.to_shard(index, buffer.storage.heads.numpy())
+            values = {i: to_tensor([array[kept]]) for i, array in leaves.items()}
+            return write_back(buffer.storage, own_ids[kept], values) + int((~kept).sum())
 
     def raise_largest_priority(self, priority: float) -> None:
         """Give new rows at least this priority, which another shard has accepted."""

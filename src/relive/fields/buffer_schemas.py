@@ -10,6 +10,7 @@ import torch
 
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import path_name
+from relive.fields.mutable import refuse_mutable
 from relive.fields.schema import (
     Field,
     Path,
@@ -54,6 +55,8 @@ def rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mappin
         }
     )
     refuse_sparse(schema, "what is not extra", schema.names[:7])
+    remedy = "Declare a plain field: rollout.attach gives the stored steps new fields."
+    refuse_mutable(schema, schema.names, "a field that a rollout can store", remedy)
     return schema
 
 
@@ -91,6 +94,10 @@ def check_replay(capacity: int, num_envs: int | None, next_obs: object, schema: 
             remedy = 'Use Stacked for leaves of obs only, with next_obs="shared".'
             raise SchemaError(explain(path_name(schema.paths[i]), "a plain Field", "Stacked", remedy))
     refuse_sparse(schema, "a replay buffer")
+    remedy = (
+        "Declare a plain field: an observation is the next observation of another row. Put what changes into extra."
+    )
+    refuse_mutable(schema, ("obs",), "an observation that never changes", remedy)
 
 
 def replay_nbytes(schema: Schema, capacity: int, num_envs: int, next_obs: str) -> int:

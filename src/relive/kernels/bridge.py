@@ -74,6 +74,13 @@ class RingMemory(_Bridge):
         return found if isinstance(found, int) else out
 
 
+class WriteBack(_Bridge):
+    """The leaves of a ring's rows that may be written again."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(_native.WriteBack(*map(as_array, arguments)))
+
+
 class PriorityTree(_Bridge):
     """The tree of priorities."""
 

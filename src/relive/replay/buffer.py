@@ -40,6 +40,7 @@ from relive.replay.settings import ReplaySettings, arguments_of, require_backing
 from relive.replay.store import ReplayStore, durable
 from relive.replay.views import View
 from relive.replay.views.protocol import fused_of
+from relive.replay.write_back import mutable_leaves, updated_priority, write_back
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 
@@ -334,15 +335,29 @@ class ReplayBuffer(Portable):
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.
 
-        When an index comes twice, the last priority counts. A buffer on another device than the CPU returns that number
-        as a tensor there, which `int()` waits for.
+        All steps of sequences are named by "step_index" [B, L], with priorities of this shape; -1 names no row. When an
+        index comes twice, the last priority counts. A buffer on another device than the CPU returns that number as a
+        tensor there, which `int()` waits for.
         """
         with self._lock:
             if not self.run.takes_priorities:
                 remedy = "Make the buffer with sampler=rl.Prioritized()."
                 raise SchemaError(explain("update_priority", "a sampler with priorities", self.sampler, remedy))
-            ids = row_ids(index, self.device)
-            return self.run.update(self.storage.locate(ids), _tensor("priority", priority, self.device))
+            return updated_priority(self.storage, self.run, index, _tensor("priority", priority, self.device))
+
+    def write(self, index: Any, **fields: Any) -> int:
+        """Write new values of `Mutable` fields into the rows `index` (of a batch), whose other fields stay.
+
+        Returns how many of the rows were overwritten meanwhile, and skipped. All steps of sequences are named by
+        "step_index" [B, L], with values [B, L, …]; -1 names no row. When an index comes twice, the last value counts.
+        An id that was never issued is an IndexError; a call that raises has written nothing. A process that is killed
+        meanwhile leaves each row as it was, or as it was to become, also in shared memory and on disk. A buffer on
+        another device than the CPU returns the number as a tensor there, which `int()` waits for.
+        """
+        with self._lock:
+            if self._keeper is not None:
+                self._keeper.expect(0)
+            return write_back(self.storage, index, mutable_leaves(self._schema, fields))
 
     @property
     def is_open(self) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from relive.fields.schema import Carry
+from relive.fields.mutable import is_carried
 from relive.kernels.torch_ops import n_step_sums
 from relive.replay.row_memory import RowMemory
 from relive.replay.store import Leaves, ReplayStore
@@ -76,4 +76,4 @@ def marked(store: ReplayStore, slots: torch.Tensor, windows: torch.Tensor, is_fi
 
 def carried_leaves(store: ReplayStore) -> list[int]:
     """The leaves that a sequence has only at its start."""
-    return [i for i, field in enumerate(store.schema.fields) if isinstance(field, Carry)]
+    return [i for i, field in enumerate(store.schema.fields) if is_carried(field)]

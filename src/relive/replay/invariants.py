@@ -109,6 +109,7 @@ def _check_kinds(memory: RowMemory, rows: _Rows) -> None:
     rows.require(rows.is_alive | (kind != TRANSITION), "kind", f"no transition {ring.alive} rows before the head", kind)
     # What comes right after rows that are lost may be what other rows are stacks of, and no stack itself.
     may_be_history = ~rows.is_alive | (rows.row < ring.floor + ring.slots - ring.alive)
+    may_be_history |= bool(memory.mutable)  # what was written again when the power failed is withheld
     rows.require(may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.alive} rows", kind)
     if not memory.keeps_next:
         rows.require(~(rows.is_step & rows.is_newest), "kind", "no transition as the newest row", kind)

@@ -112,6 +112,9 @@ class Mixture:
                     part = buffer.drawing.drawn(count, buffer.drawing.checked(view))
                 index = part["index",]
                 part["index",] = index * len(self.buffers) + source
+                steps = part.get(("step_index",))
+                if steps is not None:
+                    part["step_index",] = torch.where(steps < 0, steps, steps * len(self.buffers) + source)
                 part["source",] = torch.full_like(index, source)
                 parts.append(part)
             leaves = _joined(parts)

@@ -35,6 +35,7 @@ class NativeStore:
         self.memory, self.schema, self.device = memory, memory.schema, memory.device
         self.num_envs, self.keeps_next = memory.ring.num_envs, memory.keeps_next
         self._core = _ring_of(memory)
+        self._write_back = _write_back_of(self._core, memory)
         self._reads_files = memory.seals is not None
         self._is_alone = not memory.room.outlives
         """Nobody else writes this memory, and none of its pages are asked for."""
@@ -88,6 +89,9 @@ class NativeStore:
         if status not in _DOUBTS:
             raise self.memory.unstackable(-2 - status)
         return _DOUBTS[status](Chains(*self._core.foreseen()))
+
+    def put(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
+        self._write_back.write(slots, tuple(leaves.get(i) for i in self.memory.mutable))
 
     def chains(self) -> Chains:
         """How the steps that were written here are joined."""
@@ -163,6 +167,9 @@ class NativeStore:
         with lock:
             if not self._core.holds(drawn.slots, ids):
                 return None
+            # Others may write these while they are copied.
+            mutable = self.memory.mutable
+            leaves |= composed.named(self.memory, self.take(drawn.slots, mutable), mutable) if mutable else {}
         leaves[("index",)] = ids
         if drawn.weight is not None:
             leaves[("weight",)] = drawn.weight
@@ -277,7 +284,19 @@ class NativeStore:
         self._shares.check()
 
     def mend(self) -> None:
+        if self._write_back is not None:
+            self._write_back.finish()
         self.memory.ring.mend()
+
+    def torn_rows(self) -> torch.Tensor:
+        torn = torch.zeros_like(self.memory.ring.first)
+        if self._write_back is not None:
+            self._write_back.find_torn(torn)
+        return torn
+
+    def forget_write_back(self) -> None:
+        if self.memory.rewriting is not None:
+            self.memory.rewriting[0] = 0
 
     def seal(self) -> None:
         self._core.seal_all()
@@ -292,7 +311,7 @@ class NativeStore:
         ring = self.memory.ring
         if not self._reads_files:
             return
-        broken = self.broken_rows(torch.zeros_like(ring.head), ring.head + 1)
+        broken = self.broken_rows(torch.zeros_like(ring.head), ring.head + 1) | self.torn_rows()
         if broken.any():
             slot, env = broken.nonzero()[0].tolist()
             where = f"row {int(ring.rows()[slot, env])}, environment {env} (slot {slot})"
@@ -308,6 +327,13 @@ _SUMMED = (torch.float32, torch.float64)
 _DOUBTS: dict[int, Any] = {}
 if kernels.native() is not None:
     _DOUBTS |= {kernels.native().LOOKS_CUT: Chains.of_cuts, kernels.native().LOOKS_RESET: Chains.of_resets}
+
+
+def _write_back_of(ring: Any, memory: RowMemory) -> Any:
+    """The native writer of mutable leaves, if there are any."""
+    if not memory.mutable:
+        return None
+    return kernels.core().WriteBack(ring.memory, list(memory.mutable), memory.rewritten, memory.rewriting)
 
 
 def _ring_of(memory: RowMemory) -> Any:

@@ -141,7 +141,7 @@ def _recover(storage: DurableStore, read: Saved, record: Record) -> None:
             explain(record.name, "a floor from 0 and a head after it", got, "Copy the folder again.")
         )
     if record.boot == records.boot() and _is_left_by_a_kill(ring, head, floor, record.reach):
-        ring.mend()
+        storage.mend()
         if not storage.broken_rows(head - record.reach, ring.head + 1).any():
             return
     assert ring.journal is not None
@@ -155,6 +155,9 @@ def _recover(storage: DurableStore, read: Saved, record: Record) -> None:
         broken = storage.broken_rows(head - record.reach, ring.head + 1)
         if broken.any():
             ring.lose(torch.where(broken, ring.rows() + 1, 0).amax(0))
+    # What was written again since the commit may have come to the disk in part.
+    storage.forget_write_back()
+    ring.withhold(storage.torn_rows())
     ring.journal.zero_()
 
 

@@ -247,6 +247,11 @@ class Ring:
         kind.copy_(torch.where((row >= self.head) & ~self.open, EMPTY, kind).to(torch.uint8))
         self.count.copy_((kind == TRANSITION).sum(0))
 
+    def withhold(self, torn: torch.Tensor) -> None:
+        """Never again draw the rows at these slots [S, N]. They keep their places: others lead to them."""
+        self.kind.copy_(torch.where(torn & (self.kind == TRANSITION), HISTORY, self.kind).to(torch.uint8))
+        self.count.copy_((self.kind == TRANSITION).sum(0))
+
     def cut(self, envs: torch.Tensor | None = None) -> None:
         """End the open episodes of these environments, or of all, with the newest observation."""
         env = torch.arange(self.num_envs, device=self.head.device) if envs is None else envs

@@ -8,6 +8,7 @@ import torch
 
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import convert, misaligned_error, path_name, refuse_reused_leaves, with_own_storage
+from relive.fields.mutable import Mutable
 from relive.fields.schema import Field, Path, Schema, Stacked, caller_shape
 from relive.memory import Room
 from relive.memory.rows import Rows
@@ -56,10 +57,21 @@ class RowMemory:
         """A tensor on `meta` has no values to look at."""
         self.seals = None if room.keeper is None else room.allocate("seals", (*shape, 2), torch.int64)
         """Checksums of each row's observation and of everything else in it, with its number."""
+        self.mutable = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Mutable))
+        """The leaves that may be written again."""
+        self.rewriting, self.rewritten = self._write_back_arrays()
         self.broken = room.allocate("broken", (), torch.int64)
         """Stacks that cannot be rebuilt, counted where raising would need a host synchronisation."""
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         """Where native kernels find `tensors`."""
+
+    def _write_back_arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Where a row that is written again is noted first, and the checksums [S, N] of what may be written again."""
+        room, nbytes = self.room, sum(self.leaves[i][0, 0].nbytes for i in self.mutable)
+        kept = bool(self.mutable) and room.outlives
+        journal = room.allocate("ring.rewriting", (1 + -(-nbytes // 8),), torch.int64) if kept else None
+        sealed = kept and room.keeper is not None
+        return journal, room.allocate("ring.rewritten", tuple(self.ring.kind.shape), torch.int64) if sealed else None
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -129,10 +141,13 @@ class RowMemory:
     # Saving
 
     def state(self) -> State:
-        """The ring, and the newest observations: they wait in rows that are not complete, and so are no rows yet."""
+        """The ring, the newest observations, which wait in rows that are not complete, and all that may change."""
         pending = self.ring.pending()
         waiting = {f"obs{i}": self.leaves[i].flatten(0, 1)[pending] for i in self.observed}
-        return State.of_parts({"ring": ({"broken": int(self.broken)}, self.ring.state), "pending": ({}, waiting)})
+        parts = {"ring": ({"broken": int(self.broken)}, self.ring.state), "pending": ({}, waiting)}
+        if self.mutable:  # without them, checkpoints are as they were before there were any
+            parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
+        return State.of_parts(parts)
 
     def load_state(self, saved: Saved, rows: int) -> Moved | None:
         """Become what was saved of a memory of so many rows; returns where its rows lie now if there are other many."""
@@ -144,11 +159,22 @@ class RowMemory:
         for i in self.observed:
             leaf = self.leaves[i].flatten(0, 1)
             leaf[pending] = waiting.array(f"obs{i}", leaf[: ring.num_envs]).to(self.device)
+        if self.mutable:
+            self._load_mutable(saved.part("mutable"), ring.slots + rows - self.rows, moved)
         return moved
 
+    def _load_mutable(self, saved: Saved, slots: int, moved: Moved | None) -> None:
+        for i in self.mutable:
+            leaf = self.leaves[i]
+            found = saved.shaped(f"column{i}", (slots, *leaf.shape[1:]), leaf.dtype)
+            if moved is None:
+                leaf.copy_(found)
+            else:
+                leaf.flatten(0, 1)[moved.target.to(self.device)] = found.flatten(0, 1)[moved.source].to(self.device)
+
     def complete_rows(self) -> Rows:
-        """The rows that are complete, and will never change."""
-        tensors = {f"column{i}": leaf for i, leaf in enumerate(self.leaves)}
+        """The rows that are complete, without what may be written again: they will never change."""
+        tensors = {f"column{i}": leaf for i, leaf in enumerate(self.leaves) if i not in self.mutable}
         tensors |= {f"next{i}": leaf for i, leaf in enumerate(self.next_leaves)}
         ring = self.ring
         if not self.has_values:

@@ -67,6 +67,10 @@ class ReplayStore(Protocol):
         """
         ...
 
+    def put(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
+        """Write rows [K, …] of mutable leaves to slots [K]: nothing for -1, and the last of a slot that comes twice."""
+        ...
+
     def keep_touched(self) -> None:
         """Let `touched` tell the slots of the last write from now on."""
         ...
@@ -209,6 +213,14 @@ class DurableStore(ReplayStore, Protocol):
 
     def copy_beside_writers(self, count: int, run: Draws, lock: AbstractContextManager[Any]) -> Leaves | None:
         """Transitions that `run` draws under the lock, copied without it; None if one was overwritten meanwhile."""
+        ...
+
+    def torn_rows(self) -> torch.Tensor:
+        """Which slots [S, N] hold rows whose mutable leaves are not what was written."""
+        ...
+
+    def forget_write_back(self) -> None:
+        """What a process that died was writing again is not to be completed."""
         ...
 
     def seal(self) -> None:

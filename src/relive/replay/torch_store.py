@@ -21,6 +21,7 @@ from relive.replay.ring import MOST_IDS, MOST_ROWS, TRANSITION
 from relive.replay.row_memory import RowMemory
 from relive.replay.shares import RunningShares
 from relive.replay.store import Leaves, Touched
+from relive.replay.torch_write_back import rewrite
 from relive.replay.torch_writer import Changes, TorchWriter
 
 
@@ -75,6 +76,9 @@ class TorchStore:
         self.is_empty = False
         self._rows_left -= MOST_ROWS * count
         return None
+
+    def put(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
+        rewrite(self.memory, slots, leaves)
 
     def chains(self) -> Chains:
         """How the steps that were written here are joined."""

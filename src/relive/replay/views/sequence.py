@@ -14,6 +14,7 @@ from relive.randomness import Randomness
 from relive.replay.composed import carried_leaves, marked
 from relive.replay.store import Leaves, ReplayStore
 from relive.replay.views.protocol import require_order
+from relive.replay.write_back import step_index
 
 _MOST_STEPS = 2**30
 
@@ -33,11 +34,14 @@ class Sequence:
         burn_in: at most so many steps before them, for a recurrent network to find its state.
         cross_episodes: go on into the next episode, where "is_first" says that the state starts anew; otherwise a
             sequence ends with its episode.
+        step_index: add "step_index" [B, L], the "index" of every step and -1 where there is none, for `write` and
+            `update_priority`.
     """
 
     length: int
     burn_in: int = 0
     cross_episodes: bool = False
+    step_index: bool = False
 
     def __post_init__(self) -> None:
         positive("Sequence.length", self.length)
@@ -52,9 +56,16 @@ class Sequence:
         if self.burn_in + self.length > _MOST_STEPS:
             got = f"{self.burn_in} + {self.length}"
             raise MemoryError(explain("Sequence", f"at most {_MOST_STEPS} steps", got, "Pass a shorter length."))
+        if self.step_index and "step_index" in store.schema.names:
+            expected, got = "no field called step_index", "an extra field of this name"
+            raise SchemaError(explain("Sequence.step_index", expected, got, "Rename the field."))
 
     def read(self, store: ReplayStore, slots: torch.Tensor, random: Randomness) -> Leaves:
-        return store.sequences(slots, self.burn_in, self.length, self.cross_episodes)
+        batch = store.sequences(slots, self.burn_in, self.length, self.cross_episodes)
+        if not self.step_index:
+            return batch
+        windows, _ = store.windows(slots, self.burn_in, self.length, cross=self.cross_episodes)
+        return batch | {("step_index",): step_index(store, windows)}
 
     def windows(self, store: ReplayStore, slots: torch.Tensor) -> torch.Tensor:
         """The steps that are read: [B, L] flat slots, -1 where there is none."""
@@ -68,4 +79,5 @@ class Sequence:
         carried = {store.schema.paths[i] for i in carried_leaves(store)}
         is_first = store.memory.ring.first.view(-1)[windows.clamp(min=0)] & (windows >= 0)
         batch = {path: leaf for path, leaf in steps.items() if path not in carried}
-        return batch | marked(store, slots, windows, is_first)
+        named = {("step_index",): step_index(store, windows)} if self.step_index else {}
+        return batch | marked(store, slots, windows, is_first) | named

@@ -1,0 +1,57 @@
+"""Only the newest rows, each as likely as any other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from relive.fields.schema import positive
+from relive.fields.vocabulary import suggests_init_keywords
+from relive.randomness import Randomness
+from relive.replay.ring import TRANSITION
+from relive.replay.samplers.protocol import Drawn, Draws
+from relive.replay.store import ReplayStore
+
+
+@suggests_init_keywords
+@dataclass(frozen=True)
+class Recent:
+    """Draws uniformly, with replacement, from the newest `window` transitions of every environment.
+
+    Older rows stay stored, for views that read around a row, and for another sampler after a reload.
+
+    Args:
+        window: transitions of each environment that may be drawn, at least 1; fewer where fewer are stored.
+    """
+
+    window: int
+
+    def __post_init__(self) -> None:
+        positive("Recent.window", self.window)
+
+    def start(self, store: ReplayStore, random: Randomness) -> _Run:
+        return _Run(store, random, self.window)
+
+
+class _Run(Draws):
+    independent_draws = True
+    atomic_draws = True
+
+    def __init__(self, store: ReplayStore, random: Randomness, window: int) -> None:
+        self._random, self._ring, self._window = random, store.memory.ring, window
+        # Between two transitions lie at most two rows that hold only an observation. Rows that a loss of power has cost
+        # (see `Ring.withhold`) may be any number.
+        most = self._ring.slots if store.memory.mutable else 3 * window + 3
+        self._back = torch.arange(min(most, self._ring.slots), device=store.device).unsqueeze(1)
+        self._envs = torch.arange(self._ring.num_envs, device=store.device)
+
+    def draw(self, count: int) -> Drawn:
+        ring = self._ring
+        rows = ring.newest() - self._back  # [rows, N], the newest first
+        slots = ring.at(rows.clamp(min=0), self._envs)
+        drawable = (rows >= ring.floor) & (ring.kind_at(slots) == TRANSITION)
+        drawable &= drawable.cumsum(0) <= self._window
+        up_to = drawable.view(-1).cumsum(0)
+        chosen = torch.searchsorted(up_to, self._random.below(up_to[-1], count), right=True)
+        return Drawn(slots.view(-1)[chosen])

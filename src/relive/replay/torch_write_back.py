@@ -1,0 +1,29 @@
+"""Stored rows written again by torch ops, on any device and without waiting for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from relive.kernels.reader import bits_of
+from relive.replay.row_memory import RowMemory
+
+
+def rewrite(memory: RowMemory, slots: torch.Tensor, leaves: Mapping[int, torch.Tensor]) -> None:
+    """Write rows [K, …] of leaves to flat slots [K]: nothing for -1, and the last of the rows that a slot is given.
+
+    A device may write the rows of one slot in any order. So each row takes the values of the last row for its slot, and
+    a row without a slot is written as the row of the highest slot is.
+    """
+    if not len(slots):
+        return
+    order = slots.argsort(stable=True)
+    ordered = slots[order]
+    highest = ordered[-1]
+    target = torch.where(slots < 0, highest, slots)
+    last = order[torch.searchsorted(ordered, target, right=True) - 1]
+    has_row, at = highest >= 0, target.clamp(min=0)
+    for i, values in leaves.items():
+        column = bits_of(memory.leaves[i].flatten(0, 1))
+        column[at] = torch.where(has_row, bits_of(values)[last], column[at])

@@ -1,0 +1,113 @@
+"""Rows that a caller names, by the "index" [B] of a batch or the "step_index" [B, L] of its sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from relive.errors import SchemaError, explain
+from relive.fields.conversion import as_numpy_if_cpu, as_tensor, convert, path_name, row_ids
+from relive.fields.mutable import mutable_schema
+from relive.fields.schema import Schema
+from relive.replay.store import ReplayStore
+
+NO_ROW = -1
+"""What "step_index" holds where a sequence has no step."""
+
+
+def step_index(store: ReplayStore, windows: torch.Tensor) -> torch.Tensor:
+    """The ids of the steps at windows [B, L] of slots, -1 where there is no step."""
+    ids = store.ids(windows.reshape(-1)).view(windows.shape)
+    return torch.where(windows < 0, NO_ROW, ids)
+
+
+class NamedRows(NamedTuple):
+    """Where the named rows are."""
+
+    slots: torch.Tensor
+    """Flat slots [K]; -1 for rows that are gone, and where no row was named."""
+    lead: tuple[int, ...]
+    """The shape of what named them: (B,) or (B, L)."""
+    is_padding: torch.Tensor | None = None
+    """Which of them name no row."""
+
+    def without_padding(self, gone: Any) -> Any:
+        """Of a number of slots that are -1, how many are of rows that are gone; a tensor on other devices."""
+        return gone if self.is_padding is None else gone - _count(self.is_padding)
+
+    @property
+    def stale(self) -> Any:
+        """How many of the named rows were overwritten; a tensor on other devices."""
+        return self.without_padding(_count(self.slots < 0))
+
+
+def _count(which: torch.Tensor) -> Any:
+    total = as_numpy_if_cpu(which).sum()
+    return total if isinstance(total, torch.Tensor) else int(total)
+
+
+def named_rows(store: ReplayStore, index: Any) -> NamedRows:
+    """The rows of ids [B], or of ids [B, L] and -1; an IndexError for ids that were never issued."""
+    device = store.device
+    flat, lead = flat_ids(index, device)
+    if len(lead) == 1:
+        return NamedRows(store.locate(flat), lead)
+    is_padding = flat == NO_ROW
+    if device.type == "cpu":
+        slots = torch.full_like(flat, -1)
+        slots[~is_padding] = store.locate(flat[~is_padding])
+    else:  # elsewhere no ids are selected: how many they are would have to be waited for
+        slots = store.locate(flat).masked_fill(is_padding, -1)
+    return NamedRows(slots, lead, is_padding)
+
+
+def flat_ids(index: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """The ids `index` [B] or [B, L] as one vector of int64, and their shape."""
+    if not isinstance(index, torch.Tensor) or index.ndim != 1:
+        index = as_tensor("index", index, device).to(device)
+    ids = row_ids(index.reshape(-1) if index.ndim == 2 else index, device)
+    return ids, tuple(index.shape)
+
+
+def write_back(store: ReplayStore, index: Any, leaves: Mapping[int, Any]) -> Any:
+    """Write mutable leaves of the named rows; returns how many rows were overwritten meanwhile, and skipped."""
+    rows = named_rows(store, index)
+    values = {}
+    for i, value in leaves.items():
+        field, where = store.schema.fields[i], path_name(store.schema.paths[i])
+        given = convert(where, field, value, rows.lead, store.device, unit="rows")
+        values[i] = given.reshape(len(rows.slots), *field.shape)
+    store.put(rows.slots, values)
+    return rows.stale
+
+
+def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
+    """The given leaves by their place in the schema, all of them mutable."""
+    mutable = mutable_schema(schema)
+    known = ", ".join(mutable.names) or "none is declared"
+    if not fields:
+        remedy = "Pass the new values by name."
+        raise SchemaError(explain("write", f"at least one Mutable field ({known})", "no field", remedy))
+    found: dict[int, Any] = {}
+    for name, value in fields.items():
+        schema.require(name)
+        if name not in mutable.names:
+            remedy = "Declare it as rl.Mutable(…), if it is not an observation."
+            raise SchemaError(explain(name, f"a Mutable field ({known})", "a field that never changes", remedy))
+        paths = (mutable.paths[i] for i in mutable.leaf_indices[name])
+        found |= dict(zip(map(schema.paths.index, paths), mutable.flatten(name, value), strict=True))
+    return found
+
+
+def updated_priority(store: ReplayStore, run: Any, index: Any, priority: torch.Tensor) -> Any:
+    """Set the priorities of the named rows; returns how many rows were overwritten meanwhile, and skipped."""
+    rows = named_rows(store, index)
+    if rows.is_padding is None:
+        return run.update(rows.slots, priority)
+    if tuple(priority.shape) != rows.lead:
+        remedy = "Pass a priority for each step."
+        raise SchemaError(explain("priority", f"shape {rows.lead}", tuple(priority.shape), remedy))
+    # What a network made of padding may be NaN.
+    return rows.without_padding(run.update(rows.slots, priority.reshape(-1).masked_fill(rows.is_padding, 0)))

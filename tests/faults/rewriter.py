@@ -1,0 +1,56 @@
+"""A process that writes rows back, and rows of which half can be told from a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import relive as rl
+from relive import kernels
+from relive.concurrent import Handle
+from relive.replay import native_store
+
+WIDTH, ROWS = 1 << 15, 12
+FALSE = np.zeros(1, bool)
+
+
+def made(memory: rl.Memory) -> rl.ReplayBuffer:
+    """Rows with two mutable fields, which always say the same."""
+    extra = {"wide": rl.Mutable(rl.Field(WIDTH, torch.int64)), "mark": rl.Mutable(rl.Field((), torch.int64))}
+    return rl.ReplayBuffer(ROWS, 1, (), num_envs=1, extra=extra, device=memory, seed=0)
+
+
+def fill(replay: rl.ReplayBuffer, rows: int = ROWS) -> None:
+    for t in range(rows):
+        wide, mark = np.full((1, WIDTH), 0), np.zeros(1, np.int64)
+        number = np.array([[float(t)]])
+        replay.add(number, number[0], number[0], FALSE, FALSE, number + 1, wide=wide, mark=mark)
+
+
+def torn_rows(rows: Any) -> list[int]:
+    """The rows of a batch whose fields were never written together."""
+    wide, mark = rows["wide"], rows["mark"]
+    whole = (wide == mark.unsqueeze(1)).all(1)
+    return rows["index"][~whole].tolist()
+
+
+def write_without_journal(ring: Any, memory: Any) -> Any:
+    """For a canary: what `native_store._write_back_of` gives, but for the journal."""
+    return kernels.core().WriteBack(ring.memory, list(memory.mutable), memory.rewritten, None)
+
+
+def rewrite_for_ever(where: Handle | Path, counts: Path, careless: bool) -> None:
+    """Write rows back, pass after pass; `counts` [2] says which pass was begun and which is done."""
+    torch.set_num_threads(1)
+    if careless:
+        native_store._write_back_of = write_without_journal
+    replay = made(rl.Memory.disk(where)) if isinstance(where, Path) else rl.connect(where, seed=1)
+    ids, told = replay.ids(), np.memmap(counts, np.int64, "r+", shape=(2,))
+    wide, mark = torch.zeros(len(ids), WIDTH, dtype=torch.int64), torch.zeros(len(ids), dtype=torch.int64)
+    for number in range(int(told[0]) + 1, 1 << 30):
+        told[0] = number
+        replay.write(ids, wide=wide.fill_(number), mark=mark.fill_(number))
+        told[1] = number

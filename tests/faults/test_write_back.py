@@ -1,0 +1,127 @@
+"""A process is killed while it writes rows back, in shared memory or on disk: each row is old or new, never mixed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relive as rl
+from tests.faults import rewriter
+from tests.faults.processes import CONTEXT
+from tests.faults.rewriter import fill, made, torn_rows
+from tests.totals import SEED, tell, trials
+
+pytestmark = pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+
+
+def killed_while_writing(where: Any, counts: Path, seconds: float, *, careless: bool = False) -> tuple[int, int]:
+    """Kill a process some time after its first pass; returns the last pass that was begun and that was done."""
+    process: Any = CONTEXT.Process(target=rewriter.rewrite_for_ever, args=(where, counts, careless))
+    told = np.memmap(counts, np.int64, "r", shape=(2,))
+    before = int(told[1])
+    process.start()
+    while told[1] == before:
+        assert process.exitcode is None
+        time.sleep(0.001)
+    time.sleep(seconds)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    return int(told[0]), int(told[1])
+
+
+def require_whole(replay: rl.ReplayBuffer, begun: int, done: int) -> bool:
+    """Every row is whole and of the last pass or the one before; returns whether there are rows of both."""
+    rows = replay[replay.ids()]
+    assert len(rows) >= rewriter.ROWS - 1
+    assert not torn_rows(rows), "half of a row"
+    marks = set(rows["mark"].tolist())
+    assert marks <= {begun, done}, f"rows of the passes {marks}, got to {done}, begun {begun}"
+    replay.check()
+    return len(marks) == 2
+
+
+def disk_trial(root: Path, counts: Path, seconds: float, *, careless: bool = False) -> bool:
+    begun, done = killed_while_writing(root, counts, seconds, careless=careless)
+    with rl.load(root, rl.ReplayBuffer) as replay:
+        return require_whole(replay, begun, done)
+
+
+@pytest.mark.promise("A7")
+def test_a_kill_on_disk_leaves_rows_old_or_new(tmp_path: Path) -> None:
+    count, rng, inside = trials("WRITE_BACK", 5), random.Random(SEED), 0
+    np.zeros(2, np.int64).tofile(tmp_path / "counts")
+    with made(rl.Memory.disk(tmp_path / "memory")) as replay:
+        fill(replay)
+    for _ in range(count):
+        inside += disk_trial(tmp_path / "memory", tmp_path / "counts", rng.uniform(0, 0.03))
+    tell(f"A7: {count} kills while rows on disk were written back, {inside} inside a call, no row torn, seed {SEED}")
+    assert inside
+
+
+@pytest.mark.promise("E3")
+def test_a_kill_in_shared_memory_leaves_rows_old_or_new(tmp_path: Path) -> None:
+    count, rng, inside, seen = trials("WRITE_BACK", 10), random.Random(SEED), 0, 0
+    np.zeros(2, np.int64).tofile(tmp_path / "counts")
+    replay = made(rl.Memory.shared())
+    fill(replay)
+    for _ in range(count):
+        begun, done = killed_while_writing(replay.handle(), tmp_path / "counts", rng.uniform(0, 0.03))
+        inside += require_whole(replay, begun, done)
+    process: Any = CONTEXT.Process(
+        target=rewriter.rewrite_for_ever, args=(replay.handle(), tmp_path / "counts", False), daemon=True
+    )
+    process.start()
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        assert not torn_rows(replay.sample(4))
+        steps = replay.sample(4, rl.Sequence(3))
+        assert bool((steps["wide"] == steps["mark"].unsqueeze(-1)).all())
+        seen += 16
+    process.kill()
+    process.join()
+    tell(f"E3: {count} kills while shared rows were written back, {inside} inside a call, {seen} rows read beside it")
+    assert inside
+
+
+@pytest.mark.thorough
+def test_a_row_that_is_not_noted_first_is_noticed(tmp_path: Path) -> None:
+    """Canary: without the journal, a kill leaves half of a row."""
+    np.zeros(2, np.int64).tofile(tmp_path / "counts")
+    replay = made(rl.Memory.shared())
+    fill(replay)
+    rng = random.Random(SEED)
+    torn: list[int] = []
+    for _ in range(60):
+        killed_while_writing(replay.handle(), tmp_path / "counts", rng.uniform(0, 0.02), careless=True)
+        torn += torn_rows(replay[replay.ids()])
+        if torn:
+            return
+    pytest.fail("60 kills, and no row was torn")
+
+
+@pytest.mark.thorough
+def test_a_copy_beside_the_lock_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Canary: mutable fields that are copied without the lock are read while another process writes them."""
+    np.zeros(2, np.int64).tofile(tmp_path / "counts")
+    replay = made(rl.Memory.shared())
+    fill(replay)
+    process: Any = CONTEXT.Process(
+        target=rewriter.rewrite_for_ever, args=(replay.handle(), tmp_path / "counts", False), daemon=True
+    )
+    process.start()
+    monkeypatch.setattr(replay.storage, "take", lambda slots, leaves: [])
+    monkeypatch.setattr("relive.replay.composed.named", lambda memory, leaves, which: {})
+    until = time.monotonic() + 20
+    torn: list[int] = []
+    while not torn and time.monotonic() < until:
+        torn = torn_rows(replay.sample(8))
+    process.kill()
+    process.join()
+    assert torn
