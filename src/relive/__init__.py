@@ -32,7 +32,7 @@ from relive.memory import Memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.mixture import Mixture
 from relive.replay.samplers import Counted, Prioritized, Uniform, WithoutReplacement
-from relive.replay.views import Hindsight, NStep, Sequence, Transition
+from relive.replay.views import Hindsight, NStep, Sequence, Transition, Window
 from relive.rollout.buffer import RolloutBuffer
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import RunningNorm
@@ -68,6 +68,7 @@ __all__ = [
     "Stacked",
     "Transition",
     "Uniform",
+    "Window",
     "WithoutReplacement",
     "connect",
     "discounted_return",
