@@ -247,26 +247,6 @@ private:
         return nb::make_tuple(chains.followed, chains.cut, chains.ended, chains.reset);
     }
 
-    static RingMemory read_memory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns,
-                                  nb::dict state) {
-        RingMemory memory;
-        const Array first = read_or_throw(columns[0], "column");
-        const int64_t slots = first.shape[0], envs = first.shape[1];
-        if (columns.size() + next_columns.size() > kMostLeaves)
-            throw std::invalid_argument("columns: expected at most " + std::to_string(kMostLeaves));
-        static_cast<RingState&>(memory.ring) = read_state(state, slots, envs);
-        memory.ring.slots = slots;
-        memory.ring.envs = envs;
-        memory.ring.keeps_next = next_columns.size() > 0;
-        memory.observed = std::move(observed);
-        for (size_t i = 0; i < columns.size(); ++i) memory.leaves.push_back(read_leaf_of(columns[i], stacks[i], slots, envs));
-        for (size_t i = 0; i < next_columns.size(); ++i) {
-            const auto o = static_cast<size_t>(memory.observed[i]);
-            memory.next_columns.push_back(read_leaf_of(next_columns[i], stacks[o], slots, envs).column);
-        }
-        return memory;
-    }
-
     void begin(StepBlock& block, nb::handle env_ids, int64_t steps) const {
         if (env_ids.is_none()) return block.begin(steps);
         const Array array = read_index(env_ids);

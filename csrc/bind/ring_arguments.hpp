@@ -2,6 +2,8 @@
 #pragma once
 #include <cstring>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "../core/ring_memory.hpp"
 #include "arguments.hpp"
@@ -64,6 +66,27 @@ inline Leaf read_leaf_of(nb::handle column, nb::handle stack, int64_t slots, int
     const nb::tuple given = nb::borrow<nb::tuple>(stack);
     const Stacking stacking{nb::cast<int64_t>(given[0]), nb::cast<int>(given[1]), nb::cast<bool>(given[2])};
     return leaf_over(array, &stacking, slots, envs);
+}
+
+// Columns [slots, envs, …], with what they stack (see `read_leaf_of`); `observed` are those of observations. The ring knows
+// its arrays and its shape.
+inline RingMemory read_memory(nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns, nb::dict state) {
+    RingMemory memory;
+    const Array first = read_or_throw(columns[0], "column");
+    const int64_t slots = first.shape[0], envs = first.shape[1];
+    if (columns.size() + next_columns.size() > kMostLeaves)
+        throw std::invalid_argument("columns: expected at most " + std::to_string(kMostLeaves));
+    static_cast<RingState&>(memory.ring) = read_state(state, slots, envs);
+    memory.ring.slots = slots;
+    memory.ring.envs = envs;
+    memory.ring.keeps_next = next_columns.size() > 0;
+    memory.observed = std::move(observed);
+    for (size_t i = 0; i < columns.size(); ++i) memory.leaves.push_back(read_leaf_of(columns[i], stacks[i], slots, envs));
+    for (size_t i = 0; i < next_columns.size(); ++i) {
+        const auto o = static_cast<size_t>(memory.observed[i]);
+        memory.next_columns.push_back(read_leaf_of(next_columns[i], stacks[o], slots, envs).column);
+    }
+    return memory;
 }
 
 }  // namespace relive::bind

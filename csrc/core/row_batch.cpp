@@ -2,20 +2,9 @@
 
 #include <new>
 
+#include "n_step_sums.hpp"
+
 namespace relive {
-namespace {
-
-// The slot of the last of up to n steps: the end of the episode or the newest row may come first.
-int64_t last_of(const Ring& ring, int64_t slot, int64_t n) {
-    for (int64_t k = 1; k < n; ++k) {
-        const int64_t next = ring.after(slot);
-        if (ring.kind[next] != kTransition) break;
-        slot = next;
-    }
-    return slot;
-}
-
-}  // namespace
 
 RowBatch::RowBatch(const RingMemory& memory, int64_t count, int64_t n, TensorPlans& plans) : memory_(&memory), n_(n) {
     if (count < 0 || count > kMostSteps * 2) throw std::bad_alloc();
@@ -57,29 +46,7 @@ void RowBatch::read(double gamma) const {
     for (size_t i = 0; i < readings_.size(); ++i)
         if (n_ == 0 || static_cast<int>(i) != memory_->reward) read_leaf(memory_->ring, readings_[i], count());
     if (n_ == 0) return;
-    const LeafReading& rewards = readings_[static_cast<size_t>(memory_->reward)];
-    if (rewards.leaf->dtype == kFloat32) sum_rewards<float>(rewards, gamma);
-    else sum_rewards<double>(rewards, gamma);
-}
-
-template <class T>
-void RowBatch::sum_rewards(const LeafReading& reading, double gamma) const {
-    const auto* rewards = reinterpret_cast<const T*>(reading.column);
-    auto* out = reinterpret_cast<T*>(reading.out);
-    const int64_t width = reading.leaf->bytes / static_cast<int64_t>(sizeof(T)), count = this->count();
-    const int64_t* last = this->last();
-    const Ring ring = memory_->ring;
-    for (int64_t i = 0; i < count; ++i) {
-        int64_t slot = reading.slots[i];
-        double factor = 1;
-        for (int64_t w = 0; w < width; ++w) out[i * width + w] = rewards[slot * width + w];
-        while (slot != last[i]) {
-            slot = ring.after(slot);
-            factor *= gamma;
-            for (int64_t w = 0; w < width; ++w) out[i * width + w] += static_cast<T>(factor * rewards[slot * width + w]);
-        }
-        discount_[i] = static_cast<float>(factor * gamma);
-    }
+    sum_rewards(memory_->ring, readings_[static_cast<size_t>(memory_->reward)], last(), count(), gamma, discount_);
 }
 
 }  // namespace relive

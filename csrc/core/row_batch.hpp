@@ -34,8 +34,6 @@ public:
 
 private:
     const int64_t* last() const { return n_ > 0 ? last_.data() : first_.data(); }
-    template <class T>
-    void sum_rewards(const LeafReading& reading, double gamma) const;
 
     const RingMemory* memory_;
     int64_t n_;

@@ -41,7 +41,7 @@ from relive.replay.samplers import (
     WithoutReplacement,
     sequence_priority,
 )
-from relive.replay.views import Hindsight, NStep, Sequence, Transition
+from relive.replay.views import Hindsight, NStep, Sequence, Transition, Window
 from relive.rollout.buffer import RolloutBuffer
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import RunningNorm
@@ -80,6 +80,7 @@ __all__ = [
     "Stacked",
     "Transition",
     "Uniform",
+    "Window",
     "WithoutReplacement",
     "connect",
     "discounted_return",

@@ -58,7 +58,7 @@ def prioritized(
 def test_a_row_has_the_id_and_the_content_it_has_in_one_buffer(sampler: rl.Uniform | rl.Prioritized) -> None:
     service, _, single = filled(sampler)
     assert len(service) == len(single)
-    for view in (rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(4, burn_in=2)):
+    for view in (rl.Transition(), rl.NStep(3, 0.9), rl.Window(obs=(-1, 0), action=range(3)), rl.Sequence(4, burn_in=2)):
         batch = service.sample(500, view)
         expected = single.read(batch["index"], view)
         assert set(batch.keys()) == set(expected.keys()) | ({"weight"} if sampler != rl.Uniform() else set())

@@ -8,6 +8,8 @@ import torch
 
 from relive.replay import composed
 from relive.replay.native_store import NativeStore
+from relive.replay.offset_plan import OffsetPlan
+from relive.replay.offset_reading import windowed
 from relive.replay.row_memory import RowMemory
 from relive.replay.store import Leaves
 
@@ -37,3 +39,6 @@ class BridgedStore:
 
     def sequences(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> Leaves:
         return composed.sequences(self._native, slots, before, after, cross)
+
+    def windowed(self, slots: torch.Tensor, plan: OffsetPlan) -> Leaves:
+        return windowed(self._native, slots, plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from tensordict import TensorDict
@@ -19,6 +20,9 @@ from relive.randomness import Randomness
 from relive.replay import composed
 from relive.replay.chains import Chains
 from relive.replay.invariants import check_kernels
+from relive.replay.native_offsets import OffsetReader, sums_natively
+from relive.replay.offset_plan import OffsetPlan
+from relive.replay.offset_reading import windowed
 from relive.replay.ring import MOST_ROWS
 from relive.replay.row_memory import RowMemory
 from relive.replay.shares import RunningShares
@@ -47,6 +51,7 @@ class NativeStore:
         self._carried = composed.carried_leaves(self)
         self._name_batches()
         self._readers: dict[Any, Reader] = {}
+        self._offset_readers: WeakKeyDictionary[OffsetPlan, OffsetReader] = WeakKeyDictionary()
         self._shares = RunningShares(memory.ring, keeps=self._is_alone)
         self._tree: NativeTree | None = None
         self._rows_left = memory.ring.rows_left()
@@ -204,6 +209,14 @@ class NativeStore:
     def sequences(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> Leaves:
         leaves = self._core.sequences(slots, before, after, cross, self._carried)
         return dict(zip(self._sequence_paths, leaves, strict=True))
+
+    def windowed(self, slots: torch.Tensor, plan: OffsetPlan) -> Leaves:
+        found = self._offset_readers.get(plan)
+        if found is None:
+            if not sums_natively(self.memory, plan):
+                return windowed(self, slots, plan)
+            found = self._offset_readers[plan] = OffsetReader(self.memory, plan)
+        return found.read(slots)
 
     def windows(
         self, slots: torch.Tensor, before: int, after: int, *, cross: bool = False

@@ -24,6 +24,8 @@ MOST_ROWS = 4
 
 MOST_IDS = 2**63 - 1
 
+_MANY_STEPS = 1024
+
 EMPTY, TRANSITION, FINAL, PENDING, HISTORY = range(5)
 """What a slot holds: nothing; a row that may be drawn; only the observation that an episode ended with; only the newest
 observation, waiting for the step that starts there; a row too old to be drawn, kept for the stacks of younger ones."""
@@ -171,6 +173,16 @@ class Ring:
         # A row starts its run when it starts its episode, or when the row before it is no transition any more.
         stops = self.first | (self.kind.roll(1, 0) != TRANSITION)
         return self._since(torch.cat([stops, stops]), self.slots + slots // self.num_envs, slots)
+
+    def reach(self, slots: torch.Tensor, before: int, after: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`preceding` and `ahead`, as far as they do not exceed `before` and `after`, which are less than all slots."""
+        if before + after > _MANY_STEPS:  # looking at every slot once is less work
+            return self.preceding(slots).clamp(max=before), self.ahead(slots).clamp(max=after)
+        at = self.after(slots.unsqueeze(1), torch.arange(-before, after + 1, device=slots.device))
+        is_step = self.kind_at(at) == TRANSITION
+        goes_back = is_step[:, :before] & ~self.first.view(-1)[at[:, 1 : before + 1]]
+        follows = is_step[:, before + 1 :]
+        return goes_back.flip(1).cumprod(1).sum(1), follows.cumprod(1).sum(1)
 
     def _since(self, stops: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """How far back the last stop lies from each place."""

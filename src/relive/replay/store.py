@@ -19,6 +19,7 @@ from relive.kernels.priority import PriorityTree
 from relive.randomness import Randomness
 
 if TYPE_CHECKING:
+    from relive.replay.offset_plan import OffsetPlan
     from relive.replay.row_memory import RowMemory
     from relive.replay.samplers.protocol import Draws
 
@@ -139,6 +140,10 @@ class ReplayStore(Protocol):
 
     def sequences(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> Leaves:
         """Every leaf [B, before + after, …] around each row, with its marks; see `Sequence`."""
+        ...
+
+    def windowed(self, slots: torch.Tensor, plan: OffsetPlan) -> Leaves:
+        """`transitions`, or `n_steps`, with the fields of the plan at their offsets, and their masks; see `Window`."""
         ...
 
     def windows(

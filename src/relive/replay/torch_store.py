@@ -17,6 +17,8 @@ from relive.replay import composed
 from relive.replay.chains import Chains, Counter, of_stored
 from relive.replay.frames import rebuilt
 from relive.replay.invariants import check_kernels
+from relive.replay.offset_plan import OffsetPlan
+from relive.replay.offset_reading import windowed
 from relive.replay.ring import MOST_IDS, MOST_ROWS, TRANSITION
 from relive.replay.row_memory import RowMemory
 from relive.replay.shares import RunningShares
@@ -165,6 +167,9 @@ class TorchStore:
 
     def sequences(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> Leaves:
         return composed.sequences(self, slots, before, after, cross)
+
+    def windowed(self, slots: torch.Tensor, plan: OffsetPlan) -> Leaves:
+        return windowed(self, slots, plan)
 
     def windows(
         self, slots: torch.Tensor, before: int, after: int, *, cross: bool = False

@@ -55,7 +55,7 @@ class Hindsight:
         ratio: share of the drawn rows whose goal is replaced, in [0, 1].
         strategy: which achieved goal is taken: of a step from the drawn one on ("future"), of the last step ("final"),
             of any step ("episode"); always the one *after* that step.
-        view: what is read around each row: `Transition`, `NStep` or `Sequence`.
+        view: what is read around each row: `Transition`, `NStep`, `Sequence` or `Window`.
     """
 
     goal: str | Path
