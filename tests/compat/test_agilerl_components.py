@@ -101,7 +101,7 @@ class TestSampler:
         sampler = Sampler(dataset=dataset, dataloader=DataLoader(dataset, batch_size=None))
         assert sampler.distributed
         assert sampler.sample(5)["obs"].shape == (5, 1)
-        with pytest.warns(UserWarning, match="Buffer is not an agilerl ReplayBuffer"):
+        with pytest.warns(UserWarning, match="expected a ReplayBuffer of AgileRL"):
             data.ReplayDataset(object())
 
 
@@ -129,7 +129,7 @@ class TestTrees:
         assert [tree.retrieve(bound) for bound in (0.0, 0.49, 0.5, 1.49, 1.5, 4.5)] == [0, 0, 2, 2, 3, 3]
         with pytest.raises(AssertionError, match="upperbound"):
             tree.retrieve(9.0)
-        with pytest.raises(AssertionError, match="power of 2"):
+        with pytest.raises(AssertionError, match="power of two"):
             SegmentTree(3, operator.add, 0.0)
 
     def test_what_is_written_to_a_tree_of_a_buffer_is_a_priority(self) -> None:

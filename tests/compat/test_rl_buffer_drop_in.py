@@ -236,7 +236,7 @@ class TestOwnBuffer:
         buffer = Counting()
         for t in range(3):
             buffer.add(torch.full((N,), float(t)))
-        with pytest.raises(RuntimeError, match=r"^Buffer is full\. Cannot add more transitions\.$"):
+        with pytest.raises(RuntimeError, match=r"^Buffer is full\. Call reset\(\)"):
             buffer.add(torch.ones(N))
         buffer.reset_strategy = ResetStrategy.AUTO
         buffer.add(torch.full((N,), 9.0))
@@ -306,5 +306,5 @@ class TestShared:
             worker.add(**transition(3))
             assert len(main) == 1
         else:
-            with pytest.raises(RuntimeError, match=r"^Buffer is full\. Cannot add more transitions\.$"):
+            with pytest.raises(RuntimeError, match=r"^Buffer is full\. Call reset\(\)"):
                 worker.add(**transition(3))

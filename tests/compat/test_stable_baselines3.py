@@ -345,10 +345,10 @@ class TestReplay:
             ("NStepReplayBuffer", "vector", {"optimize_memory_usage": True, "handle_timeout_termination": False}),
         ],
     )
-    def test_what_theirs_refuses_is_refused_with_the_same_words(self, name: str, obs: str, options: Any) -> None:
+    def test_what_theirs_refuses_is_refused_with_the_same_error(self, name: str, obs: str, options: Any) -> None:
         with pytest.raises(Exception, match="Buffer") as refusal:
             BOTH[name](10, OBSERVATIONS[obs], ACTIONS["box"], **options)
-        with pytest.raises(refusal.type, match=re.escape(str(refusal.value))):
+        with pytest.raises(refusal.type, match="expected .*, got "):
             vars(ours)[name](10, OBSERVATIONS[obs], ACTIONS["box"], **options)
 
     def test_marking_the_newest_step_as_done_cuts_the_chain(self) -> None:
@@ -608,7 +608,7 @@ class TestHindsight:
     def test_an_unfinished_episode_is_truncated_once(self) -> None:
         mine = hindsight(flips(2), 3)
         assert mine._core.is_open.all()
-        with pytest.warns(UserWarning, match="The last trajectory in the replay buffer will be truncated"):
+        with pytest.warns(UserWarning, match="had not ended: they are cut at their newest step"):
             mine.truncate_last_trajectory()
         mine.truncate_last_trajectory()
         assert mine.sample(20).dones.sum() == 0
@@ -790,7 +790,7 @@ class TestTraining:
         model.learn(201)
         kept = model.replay_buffer.rewards
         model.save_replay_buffer(tmp_path / "replay")
-        with pytest.warns(UserWarning, match="truncated"):
+        with pytest.warns(UserWarning, match="cut at their newest step"):
             model.load_replay_buffer(tmp_path / "replay")
         np.testing.assert_array_equal(model.replay_buffer.rewards, kept)
         model.learn(100)

@@ -36,16 +36,16 @@ class TestDistillation:
         assert actions.dtype == torch.int64
         with pytest.raises(rl.SchemaError, match="action: expected int64, got float32"):
             buffer.add({"x": torch.zeros(2, 2)}, torch.tensor([0.5, 0.5]))
-        with pytest.raises(TypeError, match="^Observation tree structures must match$"):
+        with pytest.raises(TypeError, match="expected a dict with|expected a tensor"):
             buffer.add(torch.zeros(2, 2), torch.tensor([3, 4]))
 
     def test_errors_are_those_of_the_replay_buffer(self) -> None:
-        with pytest.raises(ValueError, match="^capacity must be positive, got 0$"):
+        with pytest.raises(ValueError, match="^capacity: expected at least 1, got 0"):
             apexrl.DistillationBuffer(0, (2,), "cpu")
         buffer = apexrl.DistillationBuffer(5, (2,), "cpu")
-        with pytest.raises(ValueError, match="^cannot sample 1 transitions from buffer of size 0$"):
+        with pytest.raises(ValueError, match="^batch_size: expected at most 0"):
             buffer.sample(1)
-        with pytest.raises(ValueError, match="^batch_size must be positive, got 0$"):
+        with pytest.raises(ValueError, match="^batch_size: expected at least 1, got 0"):
             buffer.sample(0)
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])

@@ -168,7 +168,7 @@ class TestMultiAgent:
     def test_a_step_too_many_is_a_value_error(self) -> None:
         buffer = team(1)
         buffer.add(**team_step(0))
-        with pytest.raises(ValueError, match=r"^Rollout buffer is full \(capacity: 1\)$"):
+        with pytest.raises(ValueError, match="^add: expected at most 1 steps"):
             buffer.add(**team_step(1))
         buffer.clear()
         assert buffer.step == 0

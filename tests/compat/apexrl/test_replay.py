@@ -196,18 +196,18 @@ class TestReplay:
 
     @pytest.mark.parametrize("capacity", [0, -3])
     def test_a_capacity_is_positive(self, capacity: int) -> None:
-        with pytest.raises(ValueError, match=f"^capacity must be positive, got {capacity}$"):
+        with pytest.raises(ValueError, match=f"^capacity: expected at least 1, got {capacity}"):
             replay(capacity)
 
     def test_batches_are_positive_and_no_larger_than_what_is_stored(self) -> None:
         buffer = replay()
-        with pytest.raises(ValueError, match="^cannot sample 1 transitions from buffer of size 0$"):
+        with pytest.raises(ValueError, match="^batch_size: expected at most 0"):
             buffer.sample(1)
         buffer.add(**batch(1, 2))
-        with pytest.raises(ValueError, match="^cannot sample 3 transitions from buffer of size 2$"):
+        with pytest.raises(ValueError, match="^batch_size: expected at most 2"):
             buffer.sample(3)
         for wrong in (0, -1):
-            with pytest.raises(ValueError, match=f"^batch_size must be positive, got {wrong}$"):
+            with pytest.raises(ValueError, match=f"^batch_size: expected at least 1, got {wrong}"):
                 buffer.sample(wrong)
 
     def test_nested_observations_are_tensordicts_with_dtypes_of_their_own(self) -> None:
@@ -237,9 +237,9 @@ class TestReplay:
         other.load_state_dict(state)
         assert other.sample(2)["observations"]["camera"].eq(7).all()
         rest = (torch.zeros(1), torch.zeros(1), seen[1], torch.zeros(1), *critics)
-        with pytest.raises(TypeError, match="^Observation tree structures must match$"):
+        with pytest.raises(TypeError, match="expected a dict with|expected a tensor"):
             buffer.add(torch.zeros(1, 3), *rest)
-        with pytest.raises(ValueError, match="^Observation tree does not contain tensor leaves$"):
+        with pytest.raises(ValueError, match="an empty one"):
             buffer.add({}, *rest)
         with pytest.raises(rl.SchemaError, match="expected the keys"):
             buffer.add({"body": seen[0]["body"]}, *rest)

@@ -140,7 +140,7 @@ class TestRollout:
     def test_a_step_too_many_is_a_value_error(self) -> None:
         buffer = make()
         for _ in range(2):
-            with pytest.raises(ValueError, match=r"^Rollout buffer is full \(capacity: 4\)$"):
+            with pytest.raises(ValueError, match="^add: expected at most 4 steps"):
                 buffer.add(**step(4))
         assert len(buffer) == 4 * N
         buffer.clear()
@@ -274,7 +274,7 @@ class TestRollout:
         half = {"camera": torch.zeros(N, 4, 4, dtype=torch.uint8), "body": torch.zeros(N, 3)}
         for wrong in (torch.zeros(N, 4), half):
             buffer.clear()
-            with pytest.raises(TypeError, match="^Observation tree structures must match$"):
+            with pytest.raises(TypeError, match="expected a dict with|expected a tensor"):
                 buffer.add(**step(0, observations=wrong, privileged_observations={"mass": torch.zeros(N)}))
 
     def test_privileged_observations_are_never_stale_and_never_dropped(self) -> None:
@@ -327,7 +327,7 @@ class TestRollout:
             buffer.add(None, None, None, rewards, dones, values, log_probs)
         assert buffer.observations[:, 0, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
         assert buffer.actions[:, 0, 0].tolist() == [0.5, 1.5, 2.5, 3.5]
-        with pytest.raises(ValueError, match=r"^Rollout buffer is full \(capacity: 4\)$"):
+        with pytest.raises(ValueError, match="^add: expected at most 4 steps"):
             buffer.stage(obs, None, world.act(obs)[0])
 
     def test_an_environment_that_steps_in_place_is_noticed_once(self) -> None:

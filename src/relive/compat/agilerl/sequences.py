@@ -30,7 +30,8 @@ def mode_of(sequence_type: Any) -> Any:
     """What the core calls a sequence type, ours or AgileRL's own."""
     mode = _MODES.get(getattr(sequence_type, "value", sequence_type))
     if mode is None:
-        raise NotImplementedError(f"Received unrecognized sequence type: {sequence_type}")
+        known = ", ".join(kind.name for kind in BPTTSequenceType)
+        raise NotImplementedError(f"unrecognized sequence type {sequence_type!r}: pass one of {known}.")
     return mode
 
 

@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from relive.errors import explain
 from relive.fields.conversion import as_tensor
 from relive.fields.schema import Field, Tree
+
+_KNOWN = "Box, Discrete, MultiDiscrete or MultiBinary"
 
 
 def observation_tree(space: spaces.Space[Any]) -> Tree:
@@ -18,12 +21,12 @@ def observation_tree(space: spaces.Space[Any]) -> Tree:
     if isinstance(space, spaces.Dict):
         return {key: observation_tree(part) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        raise AssertionError("Tuple observation spaces are not supported by the rollout buffer.")
+        raise AssertionError(explain("observation_space", "any space but a Tuple", space, "Use a Dict space."))
     if isinstance(space, spaces.Discrete):
         return Field(1)
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         return Field(space.shape)
-    raise NotImplementedError(f"{space} observation space is not supported")
+    raise NotImplementedError(explain("observation_space", _KNOWN, space, "Wrap the environment."))
 
 
 def num_actions(space: spaces.Space[Any]) -> int:
@@ -32,7 +35,7 @@ def num_actions(space: spaces.Space[Any]) -> int:
         return 1
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         return torch.Size(space.shape).numel()
-    raise NotImplementedError(f"{space} action space is not supported by AgileRL.")
+    raise NotImplementedError(explain("action_space", _KNOWN, space, "Wrap the environment."))
 
 
 def by_env(where: str, value: Any, num_envs: int, device: torch.device, *shapes: tuple[int, ...]) -> Any:
@@ -59,7 +62,8 @@ def observation(where: str, space: spaces.Space[Any] | None, value: Any, num_env
     """An observation of all environments, each leaf `[num_envs, …]`."""
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping) and not hasattr(value, "keys"):
-            raise AssertionError("Expected a dict observation for a Dict observation space.")
+            got, remedy = type(value).__name__, "Pass an array for each key."
+            raise AssertionError(explain(where, f"a dict with {list(space.spaces)}", got, remedy))
         return {
             key: observation(f"{where}.{key}", space.spaces.get(key), part, num_envs, device)
             for key, part in value.items()

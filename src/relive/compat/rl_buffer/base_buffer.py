@@ -119,7 +119,7 @@ class BaseBuffer:
 def refuse_full(is_full: bool, strategy: ResetStrategy) -> None:
     """rl-buffer's error for a step too many."""
     if is_full and strategy is ResetStrategy.ERROR:
-        raise RuntimeError("Buffer is full. Cannot add more transitions.")
+        raise RuntimeError("Buffer is full. Call reset(), or choose another reset_strategy than ERROR.")
 
 
 def tell(

@@ -69,7 +69,7 @@ class Transitions:
     def sample(self, batch_size: int, device: torch.device) -> Any:
         """A batch of the core on a device."""
         if not len(self.core):
-            raise ValueError("Cannot sample from empty buffer")
+            raise ValueError("Cannot sample from empty buffer: add a step first.")
         batch = self.core.sample(batch_size)
         return batch if device == self.core.device else to_device(batch, device)
 
@@ -105,7 +105,7 @@ def ends(step: tuple[Any, ...], tracker: Any) -> Any:
 def checked_batch(batch_size: int, available: int) -> int:
     """rl-buffer's error for a batch that is larger than what is stored."""
     if 0 < available < batch_size:
-        raise ValueError(f"Batch size {batch_size} is larger than available samples {available}")
+        raise ValueError(f"Batch size {batch_size} is larger than available samples: {available} are stored.")
     return batch_size
 
 

@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from relive.compat.stable_baselines3.replay import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
+from relive.errors import explain
 
 
 class OnPolicy:
@@ -45,11 +46,12 @@ class OffPolicy:
     def _chosen(self) -> type[ReplayBuffer]:
         if isinstance(self.observation_space, spaces.Dict):
             if self.n_steps != 1:
-                raise AssertionError("N-step returns are not supported for Dict observation spaces yet.")
+                got, remedy = f"n_steps={self.n_steps}", "Flatten the observations, or use relive.NStep."
+                raise AssertionError(explain("n_steps", "1 with Dict observations", got, remedy))
             return DictReplayBuffer
         if self.n_steps == 1:
             return ReplayBuffer
-        self.replay_buffer_kwargs.update({"n_steps": self.n_steps, "gamma": self.gamma})
+        self.replay_buffer_kwargs |= {"gamma": self.gamma, "n_steps": self.n_steps}
         return NStepReplayBuffer
 
 

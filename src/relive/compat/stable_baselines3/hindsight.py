@@ -131,8 +131,8 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         unfinished = np.flatnonzero(self._current_ep_start != self.pos)
         if len(unfinished):
             warnings.warn(
-                "The last trajectory in the replay buffer will be truncated. If its episode goes on, load with "
-                "truncate_last_traj=False.",
+                f"Episodes of {len(unfinished)} environments had not ended: they are cut at their newest step. Where "
+                "they go on after loading, pass truncate_last_traj=False.",
                 stacklevel=2,
             )
             self._rows.cut(unfinished)

@@ -90,10 +90,8 @@ class ReplayBuffer(theirs.ReplayBuffer):
     def _check(self, optimize_memory_usage: bool, handle_timeout_termination: bool) -> None:
         """Raise where Stable-Baselines3 does."""
         if optimize_memory_usage and handle_timeout_termination:
-            raise ValueError(
-                "ReplayBuffer does not support optimize_memory_usage = True "
-                "and handle_timeout_termination = True simultaneously."
-            )
+            remedy = 'Pass handle_timeout_termination=False, or use next_obs="shared", which has no such limit.'
+            raise ValueError(explain("optimize_memory_usage", "no timeouts to handle", "both", remedy))
 
     def _storage_of(self, next_obs: str | None) -> str:
         """How next observations are stored: as said, or as they are best."""
@@ -249,9 +247,12 @@ class DictReplayBuffer(ReplayBuffer, theirs.DictReplayBuffer):
 
     def _check(self, optimize_memory_usage: bool, handle_timeout_termination: bool) -> None:
         if not isinstance(self.obs_shape, dict):
-            raise AssertionError("DictReplayBuffer must be used with Dict obs space only")
+            raise AssertionError(
+                explain("DictReplayBuffer", "a Dict space", self.observation_space, "Use ReplayBuffer.")
+            )
         if optimize_memory_usage:
-            raise AssertionError("DictReplayBuffer does not support optimize_memory_usage")
+            remedy = 'Use next_obs="shared".'
+            raise AssertionError(explain("optimize_memory_usage", "False with Dict observations", True, remedy))
 
 
 class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
@@ -262,7 +263,8 @@ class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
         self.n_steps = n_steps
         self.gamma = gamma
         if self.optimize_memory_usage:
-            raise NotImplementedError("NStepReplayBuffer doesn't support optimize_memory_usage=True")
+            remedy = 'Use next_obs="shared".'
+            raise NotImplementedError(explain("optimize_memory_usage", "False with n-step returns", True, remedy))
 
     def _view(self, env: VecNormalize | None) -> View | NormalisedSteps:
         view = NStep(self.n_steps, self.gamma)

@@ -219,4 +219,6 @@ class DictRolloutBuffer(RolloutBuffer, theirs.DictRolloutBuffer):
 
     def _check(self) -> None:
         if not isinstance(self.obs_shape, dict):
-            raise AssertionError("DictRolloutBuffer must be used with Dict obs space only")
+            raise AssertionError(
+                explain("DictRolloutBuffer", "a Dict space", self.observation_space, "Use RolloutBuffer.")
+            )

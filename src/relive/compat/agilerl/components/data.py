@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 
 from relive.compat.agilerl.components.replay_buffer import ReplayBuffer
 from relive.compat.agilerl.original import original, original_or
+from relive.errors import explain
 
 _Dataset: Any = original("components.data", "ReplayDataset")
 _Dataset = IterableDataset if _Dataset is object else _Dataset
@@ -30,7 +31,8 @@ def to_tensordict(data: Any, dtype: torch.dtype = torch.float32) -> TensorDict:
     if isinstance(data, tuple):
         data = {f"tuple_obs_{i}": part for i, part in enumerate(data)}
     if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
-        raise TypeError(f"Cannot convert data of type {type(data)} to a TensorDict.")
+        got = f"{type(data).__name__}. Pass a dict with strings as keys, a tuple or a TensorDict."
+        raise TypeError(f"Cannot convert data of type {got}")
     return TensorDict({key: to_torch_tensor(value, dtype) for key, value in data.items()})
 
 
@@ -88,9 +90,12 @@ class ReplayDataset(_Dataset):
 
     def __init__(self, buffer: Any, batch_size: int = 256) -> None:
         if not isinstance(buffer, _Buffer):
-            warnings.warn("Buffer is not an agilerl ReplayBuffer.", stacklevel=2)
+            remedy = "Batches are drawn by its sample(batch_size) all the same."
+            kind = type(buffer).__name__
+            warnings.warn(explain("ReplayDataset", "a ReplayBuffer of AgileRL", kind, remedy), stacklevel=2)
         if batch_size <= 0:
-            raise AssertionError("Batch size must be greater than zero.")
+            remedy = "Pass how many rows a batch has."
+            raise AssertionError(explain("batch_size", "at least 1", batch_size, remedy))
         self.buffer = buffer
         self.batch_size = batch_size
 

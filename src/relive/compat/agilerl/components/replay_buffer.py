@@ -87,7 +87,7 @@ class ReplayBuffer(_Plain):
 
     @property
     def size(self) -> int:
-        """Number of transitions in the buffer. Setting it says that so many first rows of `storage` are stored."""
+        """How many rows are stored. Setting it says that so many first rows of `storage` are stored."""
         return 0 if self.core is None else len(self.core)
 
     @size.setter
@@ -100,7 +100,19 @@ class ReplayBuffer(_Plain):
         ReplayBuffer.add(self, rows)
         self.counter = counter
 
-    _size, _storage = size, storage
+    _size = size
+
+    @property
+    def _storage(self) -> TensorDict | None:
+        return self.storage
+
+    @_storage.setter
+    def _storage(self, rows: TensorDict) -> None:
+        if self.storage is not None:
+            self.storage.update_(rows)
+        elif not rows.is_empty():
+            remedy = "Add the rows instead."
+            raise SchemaError(explain("_storage", "no rows before the first add", rows.batch_size, remedy))
 
     @property
     def _cursor(self) -> int:
@@ -155,7 +167,7 @@ class ReplayBuffer(_Plain):
 
     def _require_rows(self) -> rl.ReplayBuffer:
         if self.core is None:
-            raise AssertionError("Cannot sample from an empty buffer.")
+            raise AssertionError(explain("sample", "stored rows", "an empty buffer", "Call add first."))
         return self.core
 
     def clear(self) -> None:
@@ -230,12 +242,11 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
     def _find_keys(self, data: TensorDict) -> str:
         names = ("done", "termination", "terminated")
         done = next((name for name in names if name in data.keys()), None)
-        if self.reward_key not in data.keys():
-            raise AssertionError(f"Reward key not found in transition. Expected key: {self.reward_key}")
-        if self.ns_key not in data.keys():
-            raise AssertionError(f"Next observation key not found in transition. Expected key: {self.ns_key}")
-        if done is None:
-            raise AssertionError(f"No done/termination key found in transition. Expected keys: {list(names)}")
+        missing = [name for name in (self.reward_key, self.ns_key) if name not in data.keys()]
+        if done is None or missing:
+            expected = f"{self.reward_key!r}, {self.ns_key!r} and one of {names}"
+            got = f"{sorted(map(str, data.keys()))}"
+            raise AssertionError(explain("add", expected, got, "Name the fields so, or set reward_key and ns_key."))
         return done
 
     def _get_n_step_info(self) -> TensorDict:

@@ -126,7 +126,8 @@ class RolloutBuffer(_Rollout):
         }
         if self.recurrent:
             if self.hidden_state_architecture is None:
-                raise ValueError("hidden_state_architecture must be provided if recurrent=True")
+                remedy = 'name each state as in {"actor": (layers, num_envs, size)}.'
+                raise ValueError(f"hidden_state_architecture must be provided for recurrent networks: {remedy}")
             extra["hidden_states"] = {
                 key: rl.Carry((layers, size)) for key, (layers, _, size) in self.hidden_state_architecture.items()
             }
@@ -149,7 +150,7 @@ class RolloutBuffer(_Rollout):
         return _NAMES | {name: name for name in further}
 
     def size(self) -> int:
-        """Current number of transitions."""
+        """How many transitions are stored: steps times environments."""
         return self._steps * self.num_envs
 
     @property
@@ -194,10 +195,8 @@ class RolloutBuffer(_Rollout):
         row = self.pos
         if row == self.capacity:
             if not self.wrap_at_capacity:
-                raise ValueError(
-                    f"Buffer has reached capacity ({self.capacity} transitions) but received more transitions. "
-                    "Either increase buffer capacity or set wrap_at_capacity=True."
-                )
+                remedy = "Call reset() first, or let wrap_at_capacity=True drop the oldest step."
+                raise ValueError(f"Buffer has reached capacity: all {self.capacity} steps are stored. {remedy}")
             row = 0
         extra: dict[str, Any] = {}
         if next_obs is not None:
@@ -283,7 +282,7 @@ class RolloutBuffer(_Rollout):
     def _flat(self, batch_size: int | None, limit: str) -> TensorDict:
         total = self.size()
         if batch_size is not None and batch_size > total:
-            message = f"Batch size {batch_size} is larger than {limit} {total}. Returning all data."
+            message = f"get({batch_size}): larger than {limit}, so that all {total} steps are returned."
             warnings.warn(message, stacklevel=3)
             batch_size = None
         if batch_size is not None:
@@ -322,9 +321,11 @@ class RolloutBuffer(_Rollout):
         that sequences start with. `get_minibatch_sequences` draws from them.
         """
         if not self.recurrent:
-            raise ValueError("prepare_sequence_tensors() is only supported when recurrent=True.")
+            # AgileRL's tests match the words up to the colon.
+            reason = "other rollouts have no hidden states."
+            raise ValueError(f"prepare_sequence_tensors() is only supported when recurrent=True: {reason}")
         if not self.size():
-            raise ValueError("Attempting to prepare sequences with empty buffer.")
+            raise ValueError(explain("prepare_sequence_tensors", "at least 1 stored step", 0, "Add steps first."))
         mode, rollout = mode_of(self.bptt_sequence_type), self._in_time()
         names = {"observations": "obs", "actions": "action", "pad_mask": "mask"}
         names |= {"action_masks": "action_masks"} if self._is_masked else {}
@@ -347,16 +348,12 @@ class RolloutBuffer(_Rollout):
         and returns of the real ones among them, in the same order.
         """
         if self._prepared is None or self.unpadded_data is None:
-            raise ValueError(
-                "Attempting to fetch minibatches before preparing sequences. Call prepare_sequence_tensors() first."
-            )
+            remedy = "Call prepare_sequence_tensors() after the last step."
+            raise ValueError(explain("get_minibatch_sequences", "prepared sequences", None, remedy))
         total = len(self._prepared.steps)
         if positive("batch_size", batch_size) > total:
-            warnings.warn(
-                f"Batch size {batch_size} is larger than the number of sequences ({total}), "
-                f"using batch_size = {total}.",
-                stacklevel=2,
-            )
+            message = f"batch_size {batch_size} is larger than the number of sequences; all {total} are one batch."
+            warnings.warn(message, stacklevel=2)
         for which in torch.from_numpy(self._random.permutation(total)).split(min(batch_size, total)):
             yield self._prepared.minibatch(which, self.unpadded_data)
 
@@ -370,18 +367,16 @@ class RolloutBuffer(_Rollout):
         self.__dict__.update(state)
         stored = state.get("buffer")
         if not isinstance(stored, TensorDict):
-            message = "TensorDict buffer not found or invalid during unpickling. Re-initializing."
+            message = "Unpickling: the state has no TensorDict of steps. The buffer starts empty."
             warnings.warn(message, stacklevel=2)
             if "observation_space" not in state or "action_space" not in state:
-                message = (
-                    "Observation or action space missing during RolloutBuffer unpickling. Buffer might be invalid."
-                )
+                message = "The observation or action space is missing, too: this buffer cannot store steps."
                 warnings.warn(message, stacklevel=2)
                 return
             stored = None
         elif stored.batch_size != (self.capacity, self.num_envs):
             expected = torch.Size([self.capacity, self.num_envs])
-            message = f"Loaded TensorDict has batch_size {stored.batch_size}, expected {expected}. Re-initializing."
+            message = f"Unpickling: expected batch_size {expected}, got {stored.batch_size}. The buffer starts empty."
             warnings.warn(message, stacklevel=2)
             stored = None
         self._allocate()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from relive.compat.agilerl.original import original
+from relive.errors import explain
 
 _Tree: Any = original("components.segment_tree", "SegmentTree")
 _Sum: Any = original("components.segment_tree", "SumSegmentTree")
@@ -23,7 +24,7 @@ class SegmentTree(_Tree):
 
     def __init__(self, capacity: int, operation: Callable[[Any, Any], Any], init_value: float) -> None:
         if capacity <= 0 or capacity & (capacity - 1):
-            raise AssertionError("capacity must be positive and a power of 2.")
+            raise AssertionError(explain("capacity", "1, 2, 4, 8, …", capacity, "Round it up to a power of two."))
         self.capacity = capacity
         self.operation = operation
         self.tree = np.full(2 * capacity, init_value, np.float64)

@@ -345,12 +345,12 @@ def _copied(tree: Any) -> Any:
 def check_capacity(capacity: int) -> None:
     """ApexRL's error for a buffer that holds nothing."""
     if capacity <= 0:
-        raise ValueError(f"capacity must be positive, got {capacity}")
+        raise ValueError(explain("capacity", "at least 1", capacity, "Pass how many transitions to keep."))
 
 
 def check_sample(batch_size: int, size: int) -> None:
     """ApexRL's errors for a batch that cannot be drawn."""
     if batch_size <= 0:
-        raise ValueError(f"batch_size must be positive, got {batch_size}")
+        raise ValueError(explain("batch_size", "at least 1", batch_size, "Pass how many transitions to draw."))
     if size < batch_size:
-        raise ValueError(f"cannot sample {batch_size} transitions from buffer of size {size}")
+        raise ValueError(explain("batch_size", f"at most {size}, which are stored", batch_size, "Add more first."))

@@ -259,7 +259,7 @@ def told_of_ends(rows: StepRows) -> rl.RolloutBuffer:
 def refuse_full(rows: StepRows) -> None:
     """ApexRL's error for a step too many."""
     if rows.is_full:
-        raise ValueError(f"Rollout buffer is full (capacity: {rows.num_steps})")
+        raise ValueError(explain("add", f"at most {rows.num_steps} steps", "one more", "Call clear() first."))
 
 
 def seen(rows: StepRows, observations: Any, privileged_observations: Any) -> list[Any]:

@@ -149,11 +149,12 @@ class RolloutRNNBuffer:
         order of time, then environment.
         """
         if sequence_length <= 0:
-            raise ValueError("sequence_length must be positive")
+            raise ValueError(explain("sequence_length", "at least 1", sequence_length, "Pass a number of steps."))
         if minibatch_size <= 0:
-            raise ValueError("minibatch_size must be positive")
+            raise ValueError(explain("minibatch_size", "at least 1", minibatch_size, "Pass a number of sequences."))
         if self.num_steps % sequence_length:
-            raise ValueError("num_steps must be divisible by sequence_length for recurrent PPO")
+            expected = f"a divisor of num_steps = {self.num_steps}"
+            raise ValueError(explain("sequence_length", expected, sequence_length, "Choose another length."))
         if self.step % sequence_length:
             where, expected = "get_sequence_minibatches", f"a multiple of {sequence_length} steps"
             raise NotReadyError(explain(where, expected, self.step, f"Add {-self.step % sequence_length} more."))

@@ -45,10 +45,11 @@ def leaves_of(where: str, tree: Any, value: Any) -> list[Any]:
         return [value]
     if not is_tree(tree):
         if is_tree(value):
-            raise TypeError("Observation tree structures must match")
+            raise TypeError(explain(where, "a tensor", "a dict", "Pass the structure that obs_shape has."))
         return [value]
     if value is not None and not hasattr(value, "keys"):
-        raise TypeError("Observation tree structures must match")
+        expected = f"a dict with {sorted(tree.keys())}"
+        raise TypeError(explain(where, expected, type(value).__name__, "Pass the structure that obs_shape has."))
     if value is not None and set(value.keys()) != set(tree.keys()):
         expected, got = (f"the keys {sorted(each.keys())}" for each in (tree, value))
         raise SchemaError(explain(where, expected, got, "Pass exactly these."))
@@ -59,10 +60,11 @@ def leaves_of(where: str, tree: Any, value: Any) -> list[Any]:
 def batch_size_of(spec: Any, observations: Any) -> int | None:
     """How many observations were given: the length of the axis in front of the specified ones, None without one."""
     while isinstance(spec, Mapping):
+        expected, remedy = f"a dict with {sorted(spec)}", "Pass the structure that obs_shape has."
         if not hasattr(observations, "keys"):
-            raise TypeError("Observation tree structures must match")
+            raise TypeError(explain("observations", expected, type(observations).__name__, remedy))
         if not observations.keys():
-            raise ValueError("Observation tree does not contain tensor leaves")
+            raise ValueError(explain("observations", expected, "an empty one", remedy))
         key = next(iter(spec))
         if key not in observations.keys():
             return None

@@ -93,7 +93,7 @@ def observation_batch_size(value: Any) -> int:
     """The length of the first axis of the first tensor."""
     size = infer_batch_size(value)
     if size is None:
-        raise ValueError("Observation tree does not contain tensor leaves")
+        raise ValueError(explain("observation", "at least one tensor", value, "Pass a tensor or a dict of some."))
     return size[0]
 
 
@@ -154,7 +154,8 @@ def observation_set_index(destination: Any, index: Any, value: Any) -> None:
         destination[index] = value
         return
     if not _is_tree(value):
-        raise TypeError("Observation tree structures must match")
+        got, remedy = type(value).__name__, "Pass the structure of the destination."
+        raise TypeError(explain("value", f"a dict with {sorted(destination.keys())}", got, remedy))
     for key in destination.keys():
         observation_set_index(destination[key], index, value[key])
 
@@ -174,7 +175,7 @@ def flatten_observation(observation: Any) -> torch.Tensor:
         return observation.reshape(1, 1) if observation.ndim == 0 else observation.reshape(len(observation), -1)
     parts = [flatten_observation(part) for part in observation.values()]
     if not parts:
-        raise ValueError("Observation TensorDict is empty")
+        raise ValueError(explain("observation", "at least one tensor", "an empty TensorDict", "Fill it first."))
     return torch.cat(parts, dim=-1)
 
 

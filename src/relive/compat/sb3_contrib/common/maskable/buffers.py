@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from relive.compat.stable_baselines3.arrays import array
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
+from relive.errors import explain
 
 __all__ = [
     "MaskableDictRolloutBuffer",
@@ -65,7 +66,7 @@ def _mask_dims(space: spaces.Space[Any]) -> int:
     if isinstance(space, spaces.MultiBinary):
         if not isinstance(space.n, int):
             raise AssertionError(
-                f"Multi-dimensional MultiBinary({space.n}) action space is not supported. You can flatten it instead."
+                explain("action_space", "a MultiBinary of one axis", f"{list(space.n)}", "Flatten its actions.")
             )
         return 2 * space.n
     raise ValueError(f"Unsupported action space {type(space)}")

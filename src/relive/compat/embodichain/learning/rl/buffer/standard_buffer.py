@@ -84,7 +84,7 @@ class RolloutBuffer:
     def start_rollout(self) -> TensorDict:
         """The shared TensorDict, ready to be written: without the fields of algorithms, its last slot padding."""
         if self._is_full:
-            raise RuntimeError("RolloutBuffer already contains a rollout.")
+            raise RuntimeError(explain("start_rollout", "an empty buffer", "a rollout that nobody read", "Call get()."))
         for name in set(self._rollout.keys()) - self._shared.keys():
             del self._rollout[name]
         for name, shared in self._shared.items():
@@ -110,7 +110,8 @@ class RolloutBuffer:
             remedy = "Import RolloutBuffer from agents.rl.buffer, whose sizes are (num_steps, num_envs)."
             raise TypeError(explain("add", "the shared rollout", "the fields of one step", remedy))
         if rollout is not self._rollout:
-            raise ValueError("RolloutBuffer only accepts its shared rollout TensorDict.")
+            got, remedy = "another object", "Write into that one, or copy with its update_()."
+            raise ValueError(explain("add", "the TensorDict that start_rollout() returned", got, remedy))
         size = (self.num_envs, self.rollout_len + 1)
         if tuple(rollout.batch_size) != size:
             raise SchemaError(
@@ -139,7 +140,7 @@ class RolloutBuffer:
         The latter is the memory that the next rollout is written into.
         """
         if not self._is_full:
-            raise RuntimeError("RolloutBuffer is empty.")
+            raise RuntimeError(explain("get", "a rollout", None, "Write one and call add(rollout)."))
         self._is_full = False
         return transition_view(self._rollout, flatten=True) if flatten else self._rollout
 

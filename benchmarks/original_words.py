@@ -1,0 +1,85 @@
+"""Find what our adapters share with an original word by word: lines of code, and sentences in strings and comments.
+
+Run it as `python -m benchmarks.original_words agilerl CHECKOUT`. Signatures, names and defaults are interface, and so
+stay in the list; sentences and bodies of functions are to be our own. The exit code is 1 if a sentence is shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import tokenize
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import relive
+
+from .adapters import ORIGINALS
+
+SHORTEST = 30
+"""Shorter lines are too common to say anything."""
+RUN = 6
+"""So many words in the same order are a shared sentence."""
+WORD = re.compile(r"[A-Za-z_][\w.]*|\d+")
+_WORDED = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+
+
+def lines(code: str) -> Iterator[str]:
+    """The longer lines without their indentation, but for imports."""
+    for line in map(str.strip, code.splitlines()):
+        if len(line) >= SHORTEST and not line.startswith(("import ", "from ")):
+            yield line
+
+
+def sentences(code: str) -> Iterator[str]:
+    """Strings and comments; those that stand directly one after another are one text."""
+    text: list[str] = []
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        if token.type in _WORDED:
+            text.append(token.string)
+        elif token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT) and text:
+            yield " ".join(text)
+            text = []
+    if text:
+        yield " ".join(text)
+
+
+def runs(text: str) -> Iterator[str]:
+    """Every run of so many words."""
+    words = [word.lower() for word in WORD.findall(text)]
+    for start in range(len(words) - RUN + 1):
+        yield " ".join(words[start : start + RUN])
+
+
+def shared(ours: Sequence[Path], theirs: Sequence[Path]) -> tuple[list[str], list[str]]:
+    """The lines and the runs of words that files of both sides have, each with our file."""
+    codes = [path.read_text(encoding="utf-8") for path in theirs]
+    their_lines = {line for code in codes for line in lines(code)}
+    their_runs = {run for code in codes for text in sentences(code) for run in runs(text)}
+    found_lines, found_runs = [], []
+    for path in ours:
+        code = path.read_text(encoding="utf-8")
+        found_lines += [f"{path.name}: {line}" for line in lines(code) if line in their_lines]
+        texts = [run for text in sentences(code) for run in runs(text)]
+        found_runs += [f"{path.name}: {run}" for run in texts if run in their_runs]
+    return found_lines, found_runs
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what is shared."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.original_words", description=__doc__)
+    parser.add_argument("original", choices=[*ORIGINALS, "sb3_contrib"], help="whose words")
+    parser.add_argument("checkout", type=Path, help="a clone of the original, or the folder of its package")
+    options = parser.parse_args(arguments)
+    ours = sorted((Path(relive.__file__).parent / "compat" / options.original).rglob("*.py"))
+    found_lines, found_runs = shared(ours, sorted(options.checkout.rglob("*.py")))
+    for line in found_lines:
+        print(f"line      {line}")
+    for run in found_runs:
+        print(f"sentence  {run}")
+    return int(bool(found_runs))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
