@@ -3,7 +3,7 @@
 Views (a slice, another shape) and allocations are dispatched but launch nothing: they are not counted. A Triton grid is
 one launch. Torch ops of ours are counted on the meta device, where the path is that of every device other than the CPU
 and reading a number is an error; everything else on CPU tensors. A call of ours that waits for its device fails the
-run. The counts are kept in docs/launches.json, of which `python docs/front_page.py` makes a table of docs/guides/gpu.md.
+run. The counts are kept in docs/launches.json; `python docs/front_page.py` makes the table of docs/guides/gpu.md of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,14 @@ WAITING = (
     "repeat_interleave.Tensor",
 )  # fmt: skip
 """Operations that hold up the host until the device has come so far."""
-_NO_LAUNCH = ("aten.detach.", "aten.lift_fresh.", "aten.promote_types", "aten.empty", "aten.new_empty")
+_NO_LAUNCH = (
+    "aten.detach.",
+    "aten.lift_fresh.",
+    "aten.promote_types",
+    "aten.empty",
+    "aten.new_empty",
+    "aten._unsafe_view",
+)
 _TRITON = "triton"
 
 
@@ -141,6 +148,8 @@ def _adding(replay: rl.ReplayBuffer) -> Callable[[], object]:
 
 
 def _sampling(replay: rl.ReplayBuffer, view: Any) -> Callable[[], object]:
+    replay.sample(BATCH, view)
+    replay.add(**transition(str(replay.device)))
     return lambda: replay.sample(BATCH, view)
 
 

@@ -100,6 +100,12 @@ class Randomness:
         """`count` uniform int64 in [0, bound), on the device of `bound` and without asking for its value."""
         return (self.uniform(count, bound.device) * bound).long().minimum(bound - 1)
 
+    def integers(self, count: int, device: torch.device) -> torch.Tensor:
+        """`count` uniform int64 in [0, 2^62): of their remainders no row is likelier than another by 2^-20."""
+        if device.type == "cpu":
+            return torch.from_numpy(np.random.Generator(self.bits).integers(1 << 62, size=count))
+        return torch.randint(1 << 62, (count,), device=device, generator=self.generator(device))
+
     def uniform(self, count: int, device: torch.device) -> torch.Tensor:
         """`count` float64 in [0, 1)."""
         if device.type == "cpu":
