@@ -57,7 +57,8 @@ def force(name: Literal["torch", "triton"]) -> Iterator[None]:
     if name == "triton":
         _require_interpreter()
     global _active, _forced
-    before, _active, _forced = (_active, _forced), None, name
+    before = _active, _forced
+    _active, _forced = None, name
     try:
         yield
     finally:

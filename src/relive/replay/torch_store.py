@@ -128,6 +128,9 @@ class TorchStore:
     def maybe_empty(self) -> bool:
         return not len(self) if self._waits else self.is_empty
 
+    def random(self, seed: int | None) -> Randomness:
+        return Randomness(seed)
+
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         return self._shares.draw(count, random)
 

@@ -35,7 +35,9 @@ def entries(sources: list[str]) -> set[str]:
     found = [function for source in sources for function in jitted(ast.parse(source))]
     calls = [node for function in found for node in ast.walk(function) if isinstance(node, ast.Call)]
     called = {node.func.id for node in calls if isinstance(node.func, ast.Name)}
-    return {function.name for function in found} - called
+    launched = [function.name for function in found if function.name not in called]
+    assert len(launched) == len(set(launched)), f"kernels need names of their own: {sorted(launched)}"
+    return set(launched)
 
 
 def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:

@@ -7,13 +7,16 @@ integers are computed: the same stream gives the same numbers under the interpre
 
 # What is jitted is Triton's language, which pyright takes for Python.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 from relive.kernels.triton.variants import Variant
+from relive.kernels.triton.words import blocks
 
 STREAM = 3
 """How many numbers a stream has."""
@@ -55,5 +58,15 @@ def uniform_kernel(stream, out, count, BLOCK: tl.constexpr):
     count_call(stream, call)
 
 
+def uniform_numbers(stream: torch.Tensor, count: int) -> torch.Tensor:
+    """So many float64 in [0, 1)."""
+    out = torch.empty(count, dtype=torch.float64, device=stream.device)
+    block, programs = blocks(count, 256)
+    uniform_kernel[(programs,)](stream, out, count, BLOCK=block, enable_fp_fusion=False)
+    return out
+
+
 _TYPES = {"stream": "*i64", "out": "*fp64", "count": "i32"}
-VARIANTS = (Variant(uniform_kernel, "256 numbers", _TYPES, {"BLOCK": 256}, aligned=("stream", "out")),)
+VARIANTS = (
+    Variant(uniform_kernel, "256 numbers", _TYPES, {"BLOCK": 256}, {"enable_fp_fusion": False}, ("stream", "out")),
+)

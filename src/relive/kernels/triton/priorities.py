@@ -12,16 +12,18 @@ Changes are made by one program, with a barrier after each level; draws by as ma
 atomic has written is read by atomics only, which go past the nearest cache.
 """
 
+# What is jitted is Triton's language, which pyright takes for Python.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
+
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
 from relive.kernels.triton.philox import count_call, random_pair
+from relive.kernels.triton.slots import FINAL, TRANSITION
 from relive.kernels.triton.variants import Variant
-
-TRANSITION = tl.constexpr(1)
-FINAL = tl.constexpr(2)
 
 USUAL = tl.constexpr(2.0**-64)
 FAINT = tl.constexpr(2.0**512)
@@ -115,7 +117,7 @@ def _renew_above(leaves, sums, least, state, touched, count, num_leaves, levels,
 
 @triton.jit
 def rebuild_kernel(
-    leaves, sums, least, state, stamps, num_leaves: tl.int64, levels, root: tl.int64,  # pyright: ignore
+    leaves, sums, least, state, stamps, num_leaves: tl.int64, levels, root: tl.int64,
     LEAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add up everything again from the leaves."""
@@ -208,9 +210,9 @@ def _accept(
 @triton.jit
 def update_kernel(
     index, priority, touched, masses, stale, leaves, sums, least, state, stamps, largest, faults, kind, head, is_open,
-    count: tl.int64, num_leaves: tl.int64, levels, root: tl.int64,  # pyright: ignore[reportInvalidTypeForm]
-    slots: tl.int64, num_envs: tl.int64, alive: tl.int64,  # pyright: ignore[reportInvalidTypeForm]
-    alpha: tl.float64, eps: tl.float64,  # pyright: ignore[reportInvalidTypeForm]
+    count: tl.int64, num_leaves: tl.int64, levels, root: tl.int64,
+    slots: tl.int64, num_envs: tl.int64, alive: tl.int64,
+    alpha: tl.float64, eps: tl.float64,
     BY_ID: tl.constexpr, IS_MASS: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Give leaves, or the rows of ids, the mass (priority + eps)^alpha; of a leaf that comes twice the last one counts.
@@ -242,8 +244,8 @@ def update_kernel(
 @triton.jit
 def mark_kernel(
     touched, changed, kind, leaves, sums, least, state, largest,
-    count: tl.int64, num_leaves: tl.int64, levels, root: tl.int64,  # pyright: ignore[reportInvalidTypeForm]
-    alpha: tl.float64, eps: tl.float64,  # pyright: ignore[reportInvalidTypeForm]
+    count: tl.int64, num_leaves: tl.int64, levels, root: tl.int64,
+    alpha: tl.float64, eps: tl.float64,
     LEAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Give the slots that a write has changed the mass of the largest priority, or zero where no transition is left."""
@@ -305,10 +307,10 @@ def _weight(smallest, priority, beta):
 
 
 @triton.jit
-def draw_kernel(
+def prioritized_draw_kernel(
     stream, leaves, sums, least, smallest, drawn, priorities, weights,
-    count: tl.int64, num_leaves: tl.int64, levels, root: tl.int64,  # pyright: ignore[reportInvalidTypeForm]
-    beta: tl.float64,  # pyright: ignore[reportInvalidTypeForm]
+    count: tl.int64, num_leaves: tl.int64, levels, root: tl.int64,
+    beta: tl.float64,
     NORMALIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Leaves [count], the i-th from the i-th of `count` equal slices of the total, and their priorities.
@@ -334,7 +336,7 @@ def draw_kernel(
 
 
 @triton.jit
-def weigh_kernel(priorities, smallest, weights, count: tl.int64, beta: tl.float64,  # pyright: ignore
+def weigh_kernel(priorities, smallest, weights, count: tl.int64, beta: tl.float64,
                  NOTHING: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """The weights of drawn priorities by the smallest of them, which is forgotten by the last program."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -381,8 +383,9 @@ VARIANTS = (
     Variant(
         rebuild_kernel, "minima", _TREE | {"stamps": "*i32"} | _SIZES, {"LEAST": True, "BLOCK": BLOCK}, OPTIONS
     ),
-    Variant(draw_kernel, "leaves only", _DRAW, {"NORMALIZE": "none", "BLOCK": DRAW_BLOCK}, DRAW_OPTIONS),
-    Variant(draw_kernel, "weights by the batch", _DRAW, {"NORMALIZE": "batch", "BLOCK": DRAW_BLOCK}, DRAW_OPTIONS),
-    Variant(draw_kernel, "weights by all", _DRAW, {"NORMALIZE": "global", "BLOCK": DRAW_BLOCK}, DRAW_OPTIONS),
+    *(
+        Variant(prioritized_draw_kernel, name, _DRAW, {"NORMALIZE": by, "BLOCK": DRAW_BLOCK}, DRAW_OPTIONS)
+        for name, by in (("leaves only", "none"), ("weights by the batch", "batch"), ("weights by all", "global"))
+    ),
     Variant(weigh_kernel, "of a batch", _WEIGH, {"NOTHING": NOTHING_DRAWN, "BLOCK": BLOCK}, OPTIONS),
 )  # fmt: skip

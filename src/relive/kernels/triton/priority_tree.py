@@ -1,5 +1,8 @@
 """The tree of priorities on a device: its memory and its launches. The kernels are in `priorities`."""
 
+# At a launch the constants of kernels are plain values.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import math
@@ -146,7 +149,7 @@ class TritonTree:
         priorities = torch.empty(count, dtype=torch.float64, device=self._device)
         weights = torch.empty(count, dtype=torch.float32, device=self._device)
         if count:
-            kernels.draw_kernel[(-(-count // kernels.DRAW_BLOCK),)](
+            kernels.prioritized_draw_kernel[(-(-count // kernels.DRAW_BLOCK),)](
                 random.numbers, self._leaves, self._sums, self._least, self._smallest,
                 leaves, priorities, weights, count, self.num_leaves, self._levels, self._root, beta,
                 NORMALIZE=normalize, BLOCK=kernels.DRAW_BLOCK, **kernels.DRAW_OPTIONS,

@@ -4,6 +4,10 @@ The order of operations is that of the native core without fused multiply-add, s
 same bit for bit. A parallel scan over time would round differently. Inputs may have any strides and dtypes.
 """
 
+# What is jitted is Triton's language, which pyright takes for Python.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -29,7 +33,7 @@ def reverse_scan_kernel(
     first, second, reward, value, next_value, ratio, terminated, truncated, mask,
     reward_strides, value_strides, next_strides, ratio_strides, terminated_strides, truncated_strides, mask_strides,
     steps, envs, agents,
-    gamma: tl.float64, lam: tl.float64, rho_bar: tl.float64, c_bar: tl.float64,  # pyright: ignore[reportInvalidTypeForm]
+    gamma: tl.float64, lam: tl.float64, rho_bar: tl.float64, c_bar: tl.float64,
     RULE: tl.constexpr, MASKED: tl.constexpr, KEEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`first` and `second` [steps, envs · agents]: the results of one estimator, in the order that it returns them."""

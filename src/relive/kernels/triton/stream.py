@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relive.errors import require
-from relive.kernels.triton.philox import STREAM, uniform_kernel
-from relive.kernels.triton.words import blocks
+from relive.kernels.triton.philox import STREAM, uniform_numbers
 from relive.randomness import Randomness
 
 if TYPE_CHECKING:
@@ -35,10 +34,7 @@ class DeviceStream(Randomness):
     def uniform(self, count: int, device: torch.device) -> torch.Tensor:
         if device != self.device:
             return super().uniform(count, device)
-        out = torch.empty(count, dtype=torch.float64, device=device)
-        block, programs = blocks(count, 256)
-        uniform_kernel[(programs,)](self.numbers, out, count, BLOCK=block)
-        return out
+        return uniform_numbers(self.numbers, count)
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         values, arrays = super().state()

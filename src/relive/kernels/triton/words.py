@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import triton
+from triton import knobs
 
-INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+INTERPRETED: bool = bool(knobs.runtime.interpret)
 """Kernels run by Triton's interpreter, whose time is per operation and not per element: tiles are large there."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
@@ -50,7 +52,8 @@ def as_words(tensor: torch.Tensor) -> torch.Tensor:
     return (torch.view_as_real(flat).view(-1) if tensor.is_complex() else flat).view(_INTEGERS[tensor.element_size()])
 
 
-class Rings(NamedTuple):
+@dataclass(frozen=True)
+class Rings:
     """The state of the rings of all environments, flags as bytes: see `replay/ring.py`."""
 
     kind: torch.Tensor
