@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import json
 import os
 import pkgutil
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,8 +61,11 @@ def compiled(variant: Any, target: str, **options: Any) -> Usage:
         raise TypeError(f"{kernel.__name__} ({variant.name}): a type or a constant for each argument, see {unknown}")
     attributes = {path: [["tt.divisibility", 16]] for path in _aligned(variant, names)}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    result: Any = triton.compile(source, target=GPUTarget(*TARGETS[target]), options={**variant.options, **options})
-    used = _amd(result.asm["amdgcn"]) if target.startswith("gfx") else _nvidia(result.asm["ptx"], TARGETS[target][1])
+    triton.knobs.compilation.always_compile = triton.knobs.nvidia.dump_ptxas_log = True
+    told = io.StringIO()
+    with redirect_stdout(told):  # what the assembler of NVIDIA says
+        result: Any = triton.compile(source, target=GPUTarget(*TARGETS[target]), options={**variant.options, **options})
+    used = _amd(result.asm["amdgcn"]) if target.startswith("gfx") else _nvidia(told.getvalue())
     return Usage(kernel.__name__, variant.name, target, *used, result.metadata.shared)
 
 
@@ -76,16 +79,8 @@ def _aligned(variant: Any, names: list[str]) -> Iterator[tuple[int, ...]]:
             yield (names.index(name),)
 
 
-def _nvidia(ptx: str, capability: Any) -> tuple[int, int]:
-    """Registers, and spilled bytes, as NVIDIA's assembler reports them."""
-    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
-
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.ptx"
-        file.write_text(ptx, encoding="utf-8")
-        command = [get_ptxas(capability).path, "-v", f"--gpu-name={sm_arch_from_capability(capability)}"]
-        command += [str(file), "-o", str(Path(folder) / "kernel.o")]
-        told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+def _nvidia(told: str) -> tuple[int, int]:
+    """Registers, and spilled bytes."""
     return _number(r"Used (\d+) registers", told), sum(map(int, re.findall(r"(\d+) bytes spill", told)))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from functools import cache, reduce
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,7 +56,7 @@ def force(name: Literal["torch", "triton"]) -> Iterator[None]:
         raise SchemaError(explain("kernels.force", '"torch" or "triton"', repr(name), "Pass one of them."))
     if name == "triton":
         _require_interpreter()
-    global _active, _forced
+    global _active, _forced  # noqa: PLW0603 (a process-wide switch)
     before = _active, _forced
     _active, _forced = None, name
     try:
@@ -186,12 +186,19 @@ def reads_natively(tensors: list[torch.Tensor]) -> bool:
 
 
 def estimate(name: str, outputs: int, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:
-    """The estimator `name` on conformed tensors: the native core where it takes them, else torch ops."""
+    """The estimator `name` on conformed tensors, in the float dtype that holds all of them, at least float32."""
+    floats = [tensor for tensor in tensors if tensor is not None and tensor.dtype != torch.bool]
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in floats), torch.float32)
+    if name != "n_step_return" and runs_triton(floats) and not torch.compiler.is_compiling():
+        from relive.kernels.triton import reverse_scan  # noqa: PLC0415 (which needs Triton)
+
+        return reverse_scan.scan(name, dtype, tensors, settings)
+    cast = [tensor if tensor is None or tensor.dtype == torch.bool else tensor.to(dtype) for tensor in tensors]
     if not torch.compiler.is_compiling() and _active is not None:
-        result = _estimate_natively(name, outputs, tensors, settings)
+        result = _estimate_natively(name, outputs, cast, settings)
         if result is not None:
             return result
-    return getattr(torch_ops, name)(*tensors, *settings)
+    return getattr(torch_ops, name)(*cast, *settings)
 
 
 def _estimate_natively(

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from relive import kernels
+
 Result = TypeVar("Result")
 Order = Callable[[int], Any]
 """The numbers below n in some order."""
@@ -33,14 +35,25 @@ def interpreter() -> Any:
 
 @contextmanager
 def quick_arithmetic() -> Iterator[None]:
-    """Integers wrap as on a GPU, at a tenth of the time: the interpreter otherwise looks for overflows in int64."""
+    """Integers wrap and floats become infinite or NaN without a word, as on a GPU, at a tenth of the time.
+
+    The interpreter otherwise looks for overflows of integers, and numpy warns of others.
+    """
     module = interpreter()
     builder = module.interpreter_builder
     before, builder.options = builder.options, module.InterpreterOptions(sanitize_overflow=False)
     try:
-        yield
+        with np.errstate(all="ignore"):
+            yield
     finally:
         builder.options = before
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Everything that is made and called inside runs Triton's kernels on host memory as if it were a device's."""
+    with quick_arithmetic(), kernels.force("triton"):
+        yield
 
 
 @contextmanager

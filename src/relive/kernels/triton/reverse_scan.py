@@ -6,6 +6,9 @@ same bit for bit. A parallel scan over time would round differently. Inputs may 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import triton
 import triton.language as tl
 
@@ -30,7 +33,7 @@ def reverse_scan_kernel(
     RULE: tl.constexpr, MASKED: tl.constexpr, KEEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`first` and `second` [steps, envs · agents]: the results of one estimator, in the order that it returns them."""
-    number = first.dtype.element_ty
+    number: tl.constexpr = first.dtype.element_ty
     column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.full((), envs, tl.int64) * agents
     inside = column < columns
@@ -77,6 +80,38 @@ def reverse_scan_kernel(
                 tl.store(first + place, tl.where(valid, rho * (delta + later), zero), inside)
             tl.store(second + place, tl.where(valid, carry + value_, zero), inside)
         follows = valid
+
+
+def scan(
+    rule: str, dtype: torch.dtype, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """The estimator `rule` of tensors [T, …] in the order of its arguments, in this dtype."""
+    given = iter(tensors)
+    ratio = next(given) if rule == "vtrace" else None
+    reward = next(given)
+    value = None if rule == "lambda_return" else next(given)
+    next_value, terminated, truncated, mask = given
+    assert reward is not None
+    first, second = (torch.empty(reward.shape, dtype=dtype, device=reward.device) for _ in range(2))
+    if reward.numel():
+        order = (reward, value, next_value, ratio, terminated, truncated, mask)
+        # What an estimator does not have is not read.
+        read = [_three_axes(reward if tensor is None else tensor) for tensor in order]
+        steps, envs, agents = read[0].shape
+        gamma, lam, rho_bar, c_bar = (*settings, 0.0, 0.0)[:4]
+        reverse_scan_kernel[(triton.cdiv(envs * agents, BLOCK),)](
+            first, second, *read, *(tensor.stride() for tensor in read), steps, envs, agents,
+            gamma, lam, rho_bar, c_bar,
+            RULE=rule, MASKED=mask is not None, KEEPS=lam != 1, BLOCK=BLOCK, **OPTIONS,
+        )  # fmt: skip
+    return first if rule == "lambda_return" else (first, second)
+
+
+def _three_axes(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as [T, N, A], in the same memory if its axes allow."""
+    if tensor.ndim < 3:
+        return tensor.reshape(*tensor.shape, *(1,) * (3 - tensor.ndim))
+    return tensor.flatten(2)
 
 
 def _strides(*types: str) -> dict[str, tuple[str, ...]]:
