@@ -56,7 +56,7 @@ def force(name: Literal["torch", "triton"]) -> Iterator[None]:
         raise SchemaError(explain("kernels.force", '"torch" or "triton"', repr(name), "Pass one of them."))
     if name == "triton":
         _require_interpreter()
-    global _active, _forced  # noqa: PLW0603 (a process-wide switch)
+    global _active, _forced
     before = _active, _forced
     _active, _forced = None, name
     try:
