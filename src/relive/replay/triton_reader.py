@@ -81,13 +81,13 @@ class TritonReader:
 
     def fresh(self, slots: torch.Tensor, reading: Reading) -> Leaves:
         """The batch of rows at slots, in tensors of its own."""
-        leaves = self.empty(self.forms(reading, len(slots)))
+        leaves = self.empty(reading, len(slots))
         self.read(slots, reading, leaves)
         return leaves
 
-    def empty(self, forms: Forms) -> Leaves:
+    def empty(self, reading: Reading, count: int) -> Leaves:
         """Memory for a batch."""
-        device = self._memory.device
+        forms, device = self.forms(reading, count), self._memory.device
         return {path: torch.empty(shape, dtype=dtype, device=device) for path, (shape, dtype) in forms.items()}
 
     def read(self, slots: torch.Tensor, reading: Reading, out: Leaves) -> None:

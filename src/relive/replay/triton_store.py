@@ -93,18 +93,32 @@ class TritonStore(TorchStore):
     ) -> TensorDict | None:  # fmt: skip
         if self.maybe_empty or not self._batches.reads(reading):
             return None
+        if out is not None:
+            return self._draw_into(count, random, reading, run, out)
+        leaves = self._batches.empty(reading, count)
+        slots, weight = (self.draw(count, random), None) if run is None else run.draw(count)
+        if len(slots) != count:  # the rest of an epoch
+            leaves = self._batches.empty(reading, len(slots))
+        self._batches.read(slots, reading, leaves)
+        if weight is not None:
+            leaves[("weight",)] = weight
+        return assemble(leaves, slots.shape)
+
+    def _draw_into(
+        self, count: int, random: Any, reading: Reading, run: Draws | None, out: TensorDict
+    ) -> TensorDict | None:
+        """The same into tensors whose addresses stay, as a captured graph needs it."""
+        if run is not None and not run.weighs:  # what such a run draws is known only when it has drawn
+            return None
         forms = self._batches.forms(reading, count)
-        if run is not None and not run.is_uniform:
+        if run is not None:
             forms[("weight",)] = (count,), torch.float32
-        if out is None:
-            leaves = self._batches.empty(forms)
-        else:
-            leaves = dict(zip(forms, checked_targets(out, forms, self.device), strict=True))
+        leaves = dict(zip(forms, checked_targets(out, forms, self.device), strict=True))
         slots, weight = (self.draw(count, random), None) if run is None else run.draw(count)
         self._batches.read(slots, reading, leaves)
         if weight is not None:
             leaves[("weight",)].copy_(weight)
-        return assemble(leaves, slots.shape) if out is None else out
+        return out
 
     # Reading
 
@@ -120,3 +134,9 @@ class TritonStore(TorchStore):
         if not self._batches.reads(reading):
             return super().sequences(slots, before, after, cross)
         return self._batches.fresh(slots, reading)
+
+    # Naming
+
+    def locate(self, ids: torch.Tensor) -> torch.Tensor:
+        """An id that was never given is taken for one whose row is gone: looking would be a synchronisation."""
+        return self.memory.ring.locate(ids)[0]

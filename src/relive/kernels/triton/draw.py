@@ -21,19 +21,21 @@ import triton.language as tl
 from relive.kernels.triton.philox import count_call, random_pair
 from relive.kernels.triton.slots import TRANSITION, slot_of
 from relive.kernels.triton.variants import Variant
-from relive.kernels.triton.words import Rings, blocks
+from relive.kernels.triton.words import INTERPRETED, Rings, blocks
 
 MOST_TURNS = tl.constexpr(4096)
 """A ring whose counts are wrong must not hold up the device for ever."""
 
 
 @triton.jit
-def _environment(count, num_envs, bits, GROUP: tl.constexpr, GROUPS: tl.constexpr):
+def _environment(count, num_envs, bits, GROUP: tl.constexpr, GROUPS: tl.constexpr, MEMBERS: tl.constexpr):
     """An environment for each of the random numbers [B], in proportion to its count."""
     group = tl.arange(0, GROUPS)
+    sums = group.to(tl.int64) * 0
+    for start in range(0, GROUP, MEMBERS):
+        env = group[:, None] * GROUP + start + tl.arange(0, MEMBERS)[None, :]
+        sums += tl.sum(tl.load(count + env, env < num_envs, other=0), axis=1)
     member = tl.arange(0, GROUP)
-    env = group[:, None] * GROUP + member[None, :]
-    sums = tl.sum(tl.load(count + env, env < num_envs, other=0), axis=1)
     total = tl.maximum(tl.sum(sums, axis=0), 1)
     point = bits % total
     ends = tl.cumsum(sums, axis=0)
@@ -49,14 +51,14 @@ def _environment(count, num_envs, bits, GROUP: tl.constexpr, GROUPS: tl.constexp
 @triton.jit
 def draw_kernel(
     stream, kind, head, is_open, floor, count, out, slots, num_envs, alive, rows,
-    GROUP: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr, MEMBERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Flat slots of transitions, uniformly and with replacement [rows]."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     valid = place < rows
     key, call = tl.load(stream), tl.load(stream + 1)
     bits, candidate = random_pair(key, call, place, place * 0)
-    env = _environment(count, num_envs, bits, GROUP, GROUPS)
+    env = _environment(count, num_envs, bits, GROUP, GROUPS, MEMBERS)
     newest = tl.load(head + env, valid, other=0) - 1 + tl.load(is_open + env, valid, other=0).to(tl.int64)
     oldest = tl.maximum(tl.load(floor + env, valid, other=0), newest - alive + 1)
     window = tl.maximum(newest - oldest + 1, 1)
@@ -78,14 +80,25 @@ def draw_kernel(
     count_call(stream, call)
 
 
+def _groups(num_envs: int) -> dict[str, int]:
+    """How environments are grouped: about as many groups as each has members, summed a few members at a time."""
+    group = triton.next_power_of_2(math.isqrt(max(num_envs - 1, 0)) + 1)
+    groups = triton.next_power_of_2(triton.cdiv(num_envs, group))
+    return {"GROUP": group, "GROUPS": groups, "MEMBERS": group if INTERPRETED else min(max(1024 // groups, 1), group)}
+
+
+def _rows(num_envs: int) -> int:
+    """How many rows a program draws: each looks at a group of counts."""
+    return min(max(1024 // _groups(num_envs)["GROUP"], 1), 64)
+
+
 def draw_slots(rings: Rings, stream: torch.Tensor, rows: int) -> torch.Tensor:
     """Flat slots of transitions, uniformly and with replacement [rows]; some slot where there is no transition."""
     out = torch.empty(rows, dtype=torch.int64, device=stream.device)
-    group = triton.next_power_of_2(math.isqrt(max(rings.num_envs - 1, 0)) + 1)
-    block, programs = blocks(rows, max(4096 // group, 1) if group > 64 else 64)
+    block, programs = blocks(rows, _rows(rings.num_envs))
     draw_kernel[(programs,)](
         stream, rings.kind, rings.head, rings.open, rings.floor, rings.count, out, rings.slots, rings.num_envs,
-        rings.alive, rows, GROUP=group, GROUPS=triton.next_power_of_2(triton.cdiv(rings.num_envs, group)), BLOCK=block,
+        rings.alive, rows, **_groups(rings.num_envs), BLOCK=block, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
@@ -94,13 +107,14 @@ _TYPES = {"stream": "*i64", "kind": "*u8", "head": "*i64", "is_open": "*u8", "fl
 _TYPES |= {"out": "*i64"}
 
 
-def _variant(name: str, sizes: str, **constants: int) -> Variant:
+def _variant(name: str, sizes: str, num_envs: int) -> Variant:
     types = _TYPES | dict.fromkeys(("slots", "num_envs", "alive", "rows"), sizes)
-    return Variant(draw_kernel, name, types, constants, aligned=tuple(_TYPES))
+    constants = {**_groups(num_envs), "BLOCK": _rows(num_envs)}
+    return Variant(draw_kernel, name, types, constants, {"enable_fp_fusion": False}, tuple(_TYPES))
 
 
 VARIANTS = (
-    _variant("4,096 environments", "i32", GROUP=64, GROUPS=64, BLOCK=64),
-    _variant("65,536 environments, int64", "i64", GROUP=256, GROUPS=256, BLOCK=16),
-    _variant("1 environment", "i32", GROUP=1, GROUPS=1, BLOCK=64),
+    _variant("4,096 environments", "i32", 4096),
+    _variant("65,536 environments, int64", "i64", 65_536),
+    _variant("1 environment", "i32", 1),
 )

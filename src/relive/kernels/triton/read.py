@@ -20,6 +20,9 @@ from relive.kernels.triton.slots import TRANSITION, earlier, later, row_of
 from relive.kernels.triton.variants import Variant
 from relive.kernels.triton.words import INTERPRETED, Form, Leaf, Rings, blocks
 
+ROWS = 16
+OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
+
 OWN = tl.constexpr(0)
 """At the row itself."""
 LAST = tl.constexpr(1)
@@ -177,14 +180,14 @@ class RowReader:
     ) -> None:  # fmt: skip
         """Fill words `outs` in the order of the sources; `length`: slots are sequences of so many steps."""
         rings = self._rings
-        block, programs = blocks(slots.numel(), 16)
+        block, programs = blocks(slots.numel(), ROWS)
         read_kernel[(programs, self._pieces)](
             slots, self._words, tuple(outs), self._rewards or (rings.head,), tuple(sums) or (rings.head,),
             slots if ids is None else ids, slots if discount is None else discount,
             rings.kind, rings.first, rings.head, rings.open, rings.slots, rings.num_envs, rings.size, slots.numel(),
             n, float(gamma), FORMS=self._forms, PLACES=self._places, PIECES=self._starts,
             REWARDS=self._reward_forms if n else (), LENGTH=length, HAS_IDS=ids is not None,
-            N=triton.next_power_of_2(n) if n else 0, CHUNK=self._chunk, BLOCK=block, enable_fp_fusion=False,
+            N=triton.next_power_of_2(n) if n else 0, CHUNK=self._chunk, BLOCK=block, **OPTIONS,
         )  # fmt: skip
 
 
@@ -204,9 +207,9 @@ def _variant(
     constants = {
         "FORMS": tuple(form for _, form, _ in leaves), "PLACES": tuple(place for _, _, place in leaves),
         "PIECES": tuple(pieces or [0] * len(leaves)), "REWARDS": tuple((1, 1, 1, 1, False) for _ in rewards),
-        "LENGTH": length, "HAS_IDS": length == 1, "N": n, "CHUNK": 2048, "BLOCK": 16,
+        "LENGTH": length, "HAS_IDS": length == 1, "N": n, "CHUNK": 2048, "BLOCK": ROWS,
     }  # fmt: skip
-    return Variant(read_kernel, name, types, constants, {"enable_fp_fusion": False}, aligned)
+    return Variant(read_kernel, name, types, constants, OPTIONS, aligned)
 
 
 _ROBOT = ("*i32", (48, 64, 1, 1, False))

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -109,16 +109,28 @@ class Windows(NamedTuple):
     """Of the drawn rows [B]."""
 
 
+def _tiles(before: int, after: int, cross: bool) -> dict[str, int]:
+    """How many rows are looked at before and from each drawn one on: between two steps lie at most two final rows."""
+    back, ahead = (triton.next_power_of_2(steps * (3 if cross else 1)) if steps else 0 for steps in (before, after))
+    return {"BACK": back, "AHEAD": ahead, "LENGTH": triton.next_power_of_2(before + after)}
+
+
+def _rows(tiles: dict[str, int]) -> int:
+    """How many windows a program looks for."""
+    return max(512 // max(tiles.values()), 1)
+
+
+def _options(tiles: dict[str, int]) -> dict[str, Any]:
+    return {"num_warps": 4 if max(tiles.values()) <= 512 else 16, "enable_fp_fusion": False}
+
+
 def find_windows(rings: Rings, drawn: torch.Tensor, before: int, after: int, cross: bool, out: Windows) -> None:
     """The windows of the drawn slots [B], at most `MOST_STEPS` steps each."""
-    rows = len(drawn)
-    # Between two steps lie at most two final rows.
-    back, ahead = (triton.next_power_of_2(steps * (3 if cross else 1)) if steps else 0 for steps in (before, after))
-    block, programs = blocks(rows, max(2048 // max(back, ahead), 1))
+    rows, tiles = len(drawn), _tiles(before, after, cross)
+    block, programs = blocks(rows, _rows(tiles))
     windows_kernel[(programs,)](
         drawn, out.slots, out.mask, out.train, out.is_first, out.ids, rings.kind, rings.first, rings.head, rings.open,
-        rings.slots, rings.num_envs, rows, before, after,
-        CROSS=cross, BACK=back, AHEAD=ahead, LENGTH=triton.next_power_of_2(before + after), BLOCK=block,
+        rings.slots, rings.num_envs, rows, before, after, CROSS=cross, BLOCK=block, **tiles, **_options(tiles),
     )  # fmt: skip
 
 
@@ -126,14 +138,17 @@ _TYPES = {"drawn": "*i64", "windows": "*i64", "mask": "*u8", "train": "*u8", "is
 _TYPES |= {"kind": "*u8", "first": "*u8", "head": "*i64", "is_open": "*u8"}
 
 
-def _variant(name: str, sizes: str, **constants: int | bool) -> Variant:
+def _variant(name: str, sizes: str, before: int, after: int, cross: bool = False) -> Variant:
     types = _TYPES | dict.fromkeys(("slots", "num_envs", "rows", "before", "after"), sizes)
-    return Variant(windows_kernel, name, types, constants, aligned=tuple(_TYPES))
+    tiles = _tiles(before, after, cross)
+    return Variant(
+        windows_kernel, name, types, {**tiles, "CROSS": cross, "BLOCK": _rows(tiles)}, _options(tiles), tuple(_TYPES)
+    )
 
 
 VARIANTS = (
-    _variant("16 steps", "i32", CROSS=False, BACK=0, AHEAD=16, LENGTH=16, BLOCK=128),
-    _variant("16 steps, 8 of burn-in, int64", "i64", CROSS=False, BACK=8, AHEAD=16, LENGTH=32, BLOCK=128),
-    _variant("16 steps, 8 of burn-in, crossing", "i32", CROSS=True, BACK=32, AHEAD=64, LENGTH=32, BLOCK=32),
-    _variant("1,024 steps, crossing", "i32", CROSS=True, BACK=0, AHEAD=4096, LENGTH=1024, BLOCK=1),
+    _variant("16 steps", "i32", 0, 16),
+    _variant("16 steps, 8 of burn-in, int64", "i64", 8, 16),
+    _variant("16 steps, 8 of burn-in, crossing", "i32", 8, 16, cross=True),
+    _variant("1,024 steps, crossing", "i32", 0, 1024, cross=True),
 )

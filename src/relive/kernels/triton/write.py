@@ -24,6 +24,7 @@ from relive.kernels.triton.slots import FINAL, HISTORY, PENDING, TRANSITION, ear
 from relive.kernels.triton.variants import Variant
 from relive.kernels.triton.words import Form, Leaf, Rings, blocks
 
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 NARROW = 256
 """Words of a row up to which a program takes several environments."""
 
@@ -245,7 +246,7 @@ class StepWriter:
             rings.slots, rings.num_envs, rings.size, rings.alive, given.writers, given.steps,
             OBS=self._forms[0], OTHERS=self._forms[1], NEXT_STEP=self._next_step, KEEPS_NEXT=self._keeps_next,
             HAS_ENVS=envs is not None, KEEPS_TOUCHED=touched is not None, HAS_HISTORY=rings.slots > rings.alive,
-            BLOCK=block,
+            BLOCK=block, **OPTIONS,
         )  # fmt: skip
 
 
@@ -264,7 +265,7 @@ def _variant(
     types |= dict.fromkeys(("slots", "num_envs", "size", "alive", "writers", "steps"), sizes)
     flags = dict.fromkeys(("NEXT_STEP", "KEEPS_NEXT", "HAS_ENVS", "KEEPS_TOUCHED", "HAS_HISTORY"), False)
     forms = {"OBS": tuple(form for _, form in obs), "OTHERS": tuple(form for _, form in others)}
-    return Variant(write_kernel, name, types, {**forms, **flags, "BLOCK": block, **constants}, {}, aligned)
+    return Variant(write_kernel, name, types, {**forms, **flags, "BLOCK": block, **constants}, OPTIONS, aligned)
 
 
 _ROBOT = ("*i32", (48, 64, 1, 1, False))
