@@ -139,6 +139,9 @@ class TorchStore:
     def maybe_empty(self) -> bool:
         return not len(self) if self._waits else self.is_empty
 
+    def random(self, seed: int | None) -> Randomness:
+        return Randomness(seed)
+
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         drawn = self._queues.draw(count, random)
         self._drawn = drawn[0], drawn
