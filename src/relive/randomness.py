@@ -46,7 +46,7 @@ class Randomness:
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Where the stream is, as the values and arrays of a `State`."""
-        bits, devices = self.snapshot()
+        bits, devices = self._host_and_devices()
         values = {
             "state": str(bits["state"]["state"]),  # 128 bits, which JSON readers elsewhere would round
             "inc": str(bits["state"]["inc"]),
@@ -67,17 +67,22 @@ class Randomness:
             states = {torch.device(name): arrays.get(f"device{i}") for i, name in enumerate(listed)}
             if any(state is None or device.type in ("cpu", "meta") for device, state in states.items()):
                 raise names.wrong("accelerators, each with a generator state")
-            self.restore((bits, states))  # pyright: ignore[reportArgumentType] (none of them is None)
+            self._go_to(bits, states)  # pyright: ignore[reportArgumentType] (none of them is None)
         except (RuntimeError, TypeError) as error:  # no device of this machine, or no state of its generator
             raise names.wrong(f"generator states ({error})") from None
 
-    def snapshot(self) -> tuple[Any, dict[torch.device, torch.Tensor]]:
+    def snapshot(self) -> Any:
         """Where the stream is, to be restored soon."""
+        return self._host_and_devices()
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a snapshot: the draws since will come again."""
+        self._go_to(*snapshot)
+
+    def _host_and_devices(self) -> tuple[Any, dict[torch.device, torch.Tensor]]:
         return self.bits.state, {device: generator.get_state() for device, generator in self._devices.items()}
 
-    def restore(self, snapshot: tuple[Any, dict[torch.device, torch.Tensor]]) -> None:
-        """Go back to a snapshot: the draws since will come again."""
-        bits, devices = snapshot
+    def _go_to(self, bits: Any, devices: dict[torch.device, torch.Tensor]) -> None:
         self._devices = {device: self.generator(device) for device in devices}
         self.bits.state = bits
         for device, state in devices.items():
@@ -99,6 +104,12 @@ class Randomness:
     def below(self, bound: torch.Tensor, count: int) -> torch.Tensor:
         """`count` uniform int64 in [0, bound), on the device of `bound` and without asking for its value."""
         return (self.uniform(count, bound.device) * bound).long().minimum(bound - 1)
+
+    def integers(self, count: int, device: torch.device) -> torch.Tensor:
+        """`count` uniform int64 in [0, 2^62): of their remainders no row is likelier than another by 2^-20."""
+        if device.type == "cpu":
+            return torch.from_numpy(np.random.Generator(self.bits).integers(1 << 62, size=count))
+        return torch.randint(1 << 62, (count,), device=device, generator=self.generator(device))
 
     def uniform(self, count: int, device: torch.device) -> torch.Tensor:
         """`count` float64 in [0, 1)."""

@@ -226,10 +226,6 @@ REPLAY: dict[str, tuple[dict[str, Any], Break, str]] = {
     "a floor too high": ({}, ring("floor", 0, 1), r"^kind\[0, 0\]: expected 0 \(empty\) where no row was written"),
     "a wrong count": ({}, ring("count", 1, 5), r"^count\[1\]: expected the number of transitions, got 5"),
     "an end of nothing": ({}, kind(3, 1, FINAL), "^first of row 4, environment 1: expected a start after a final row"),
-    "counts of another time": (
-        {}, attribute("storage._shares.shares", torch.zeros(14)),
-        r"^running shares\[0\]: expected the shares of the transitions"
-    ),
     "stacks that could not be refused": (
         {"frames": 3}, lambda r: r.storage.memory.broken.add_(2),
         "^obs: expected stacks of the stored frames, got 2 steps w"
@@ -250,7 +246,11 @@ REPLAY: dict[str, tuple[dict[str, Any], Break, str]] = {
 
 TABLES: dict[str, tuple[Break, str]] = {
     "ids of another time": (
-        attribute("storage._row_ids", torch.full((14,), 5)), r"^ids of slots\[0\]: expected the ids of the rows, got"
+        attribute("storage._rows", torch.full((3, 14), 5)), r"^ids of slots\[0\]: expected the ids of the rows, got"
+    ),
+    "queues of another time": (
+        attribute("storage._queues._entries", torch.Tensor.zero_),
+        r"^queue\[0, 0\]: expected the transitions of its environment, got 0"
     ),
     "rows that are said not to be": (attribute("storage.is_empty", True), "^is_empty: expected False, as the"),
 }  # fmt: skip
@@ -259,7 +259,16 @@ TABLES: dict[str, tuple[Break, str]] = {
 @pytest.mark.parametrize("name", TABLES)
 def test_what_is_planted_in_the_tables_of_torch_ops_is_found(name: str) -> None:
     with kernels.force_torch():
-        assert_found(lived(), *TABLES[name])
+        replay = lived()
+        replay.sample(1)  # which makes the queues
+        assert_found(replay, *TABLES[name])
+
+
+def test_counts_of_another_time_are_found_in_the_native_store() -> None:
+    if kernels.native() is None:
+        pytest.skip("this install has no native core (no compiler)")
+    message = r"^running shares\[0\]: expected the shares of the transitions"
+    assert_found(lived(), attribute("storage._shares.shares", torch.zeros(14)), message)
 
 
 @pytest.mark.parametrize("name", REPLAY)

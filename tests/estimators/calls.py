@@ -11,6 +11,7 @@ from torch import Tensor
 
 from relive import estimators, kernels
 from tests.conftest import BACKENDS
+from tests.kernels.triton.interpreter import interpreted
 from tests.reference import estimators as reference
 from tests.strategies import Rollout
 
@@ -28,12 +29,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 NAMES = tuple(ARGUMENTS)
 
-every_backend = pytest.mark.parametrize("backend_name", BACKENDS)
+every_backend = pytest.mark.parametrize("backend_name", [*BACKENDS, pytest.param("triton", marks=pytest.mark.thorough)])
 every_estimator = pytest.mark.parametrize("name", NAMES)
 
 
 def backend(name: str) -> AbstractContextManager[None]:
-    """The `backend` fixture's contexts, for tests whose examples Hypothesis draws."""
+    """The `backend` fixture's contexts and Triton's, for tests whose examples Hypothesis draws."""
+    if name == "triton":
+        return interpreted()
     if name != "torch" and kernels.native() is None:
         pytest.skip("this install has no native core (no compiler)")
     return BACKENDS[name]()

@@ -3,6 +3,7 @@
 import runpy
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -61,6 +62,40 @@ def test_an_example_as_a_command_saves_its_picture(
     command(monkeypatch, name, "--total-steps", steps, "--plot", picture)
     assert "mean return of the last" in capsys.readouterr().out
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_fast_td3_runs_as_a_command_and_saves_its_picture(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "darts.png"
+    with rl.kernels.force("torch") if backend == "torch" else nullcontext():
+        command(monkeypatch, "fast_td3", "--num-envs", 64, "--total-steps", 40, "--device", "cpu", "--plot", picture)
+    assert "mean reward of a step" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.thorough
+def test_fast_td3_learns_and_repeats_itself_for_a_seed() -> None:
+    example = load("fast_td3", BATCH_SIZE=512)
+    first = example.train(1, 512, 400, torch.device("cpu"))
+    assert first[0][1] < -1.5
+    assert max(reward for _, reward in first[-5:]) > -0.7
+    assert first[:2] == example.train(1, 512, 40, torch.device("cpu"))
+
+
+def test_a_dart_ends_where_it_leaves_the_field_and_after_its_time() -> None:
+    darts = load("fast_td3").Darts(3, torch.device("cpu"))
+    darts.position[:], darts.velocity[:], darts.age[:] = torch.tensor([[1.9, 0.0], [0.0, 0.0], [0.0, 0.0]]), 0.0, 5
+    darts.velocity[0, 0], darts.age[1] = 1.0, 99
+    next_obs, reward, terminated, truncated = darts.step(torch.zeros(3, 2))
+    assert (terminated.tolist(), truncated.tolist()) == ([True, False, False], [False, True, False])
+    assert next_obs[0, 0].item() == pytest.approx(1.9 + 0.5 * 0.9)
+    assert reward[0] < -10
+    assert darts.age.tolist() == [0, 0, 6]
+    assert torch.equal(darts.obs()[2], next_obs[2])
+    assert not torch.equal(darts.obs()[:2], next_obs[:2])
 
 
 @pytest.mark.thorough

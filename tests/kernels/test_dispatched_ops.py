@@ -1,114 +1,137 @@
 """What a device is asked to do: how many operations the hot paths launch there, and that nothing waits for it.
 
-Counted on tensors of the meta device, where reading a number is an error: the path is that of every device other than
-the CPU. A view (a slice, another shape) is dispatched but launches nothing, and is not counted.
+Counted for 4,096 environments on tensors of the meta device, where reading a number is an error: the path is that of
+every device other than the CPU. See `benchmarks.launches`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import relive as rl
+from benchmarks.launch_peers import CALLS
+from benchmarks.launches import Launches, counted, of_ours, ours
 from relive import kernels
 from relive.randomness import Randomness
 
-NUM_ENVS, BATCH = 4, 32
-WAITING = ("_local_scalar_dense", "nonzero", "item", "is_nonzero", "masked_select", "equal.default")
-
-
-class Launches(TorchDispatchMode):
-    """The operations that were launched inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not (func.is_view or func is torch.ops.aten.detach.default or func is torch.ops.aten.lift_fresh.default):
-            self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
+BARS = {
+    "replay add": 40,
+    "replay add, prioritized": 50,
+    "uniform sample after a write": 13,
+    "3-step sample": 25,
+    "sequences of 16": 40,
+    "the same with burn-in, across episodes": 60,
+    "prioritized draw and update": 57,
+    "GAE of 24 steps": 40,
+    "minibatch of a rollout": 11,
+    "rollout add": 1,
+}
+"""The most launches of each call with torch ops."""
 
 
 @pytest.fixture(params=["meta", "cpu"])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A device without native kernels, or the CPU without them."""
     if request.param == "meta":  # which has no generators: torch's own is as many launches
         monkeypatch.setattr(Randomness, "generator", lambda *_: None)
-    with kernels.force_torch():
+    with kernels.force("torch"):
         yield request.param
 
 
-def step(device: str) -> dict[str, torch.Tensor]:
-    """A step of all environments, where it is stored."""
-    numbers = {"obs": (NUM_ENVS, 3), "action": (NUM_ENVS, 2), "reward": (NUM_ENVS,)}
-    flags = {name: torch.zeros(NUM_ENVS, dtype=torch.bool, device=device) for name in ("terminated", "truncated")}
-    return {name: torch.zeros(shape, device=device) for name, shape in numbers.items()} | flags
+@pytest.mark.parametrize("call", BARS)
+def test_a_call_launches_no_more_than_its_bar_and_waits_for_nothing(device: str, call: str) -> None:
+    (launches,) = counted({call: ours(device)[call]}).values()
+    assert len(launches.names) <= BARS[call], launches.names
+    assert not launches.waits
 
 
-def replay(device: str, sampler: Any) -> rl.ReplayBuffer:
-    """A buffer that has been sampled from before; its tree has more blocks than a batch has rows."""
-    buffer = rl.ReplayBuffer(100_000, obs=3, action=2, num_envs=NUM_ENVS, sampler=sampler, device=device, seed=0)
-    for _ in range(10):
-        buffer.add(**step(device), next_obs=torch.zeros(NUM_ENVS, 3, device=device))
-    buffer.sample(BATCH)
-    return buffer
-
-
-def test_a_step_of_a_rollout_is_one_copy(device: str) -> None:
-    rollout = rl.RolloutBuffer(8, NUM_ENVS, obs=3, action=2, device=device)
-    given = {**step(device), **{name: torch.zeros(NUM_ENVS, device=device) for name in ("value", "log_prob")}}
-    rollout.add(**given)
-    with Launches() as launches:
-        rollout.add(**given)
-    assert len(launches.names) == 1
+def test_every_call_of_the_table_has_a_bar() -> None:
+    assert tuple(BARS) == CALLS
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_advantages_of_24_steps_are_at_most_40_launches(device: str, masked: bool) -> None:
-    numbers = [torch.zeros(24, NUM_ENVS, device=device) for _ in range(3)]
-    flags = [torch.ones(24, NUM_ENVS, dtype=torch.bool, device=device) for _ in range(3)]
+def test_masked_advantages_of_24_steps_are_at_most_40_launches(device: str, masked: bool) -> None:
+    numbers = [torch.zeros(24, 4, device=device) for _ in range(3)]
+    flags = [torch.ones(24, 4, dtype=torch.bool, device=device) for _ in range(3)]
     with Launches() as launches:
         rl.gae(*numbers, *flags[:2], gamma=0.99, lam=0.95, mask=flags[2] if masked else None)
     assert len(launches.names) <= 40
-    assert not waiting(launches)
+    assert not launches.waits
 
 
-def test_a_uniform_batch_is_a_gather_for_each_field_and_three_launches(device: str) -> None:
-    buffer = replay(device, rl.Uniform())
+@pytest.mark.parametrize("slots", [32, 4096])
+def test_neither_a_write_nor_a_draw_looks_at_all_slots(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest tensor that is read or written as a whole does not grow with the capacity."""
+    monkeypatch.setattr(Randomness, "generator", lambda *_: None)
+    with kernels.force("torch"):
+        replay = rl.ReplayBuffer(slots * 8, 3, 2, num_envs=8, device="meta")
+        given = {
+            name: torch.zeros(8, size, device="meta") for name, size in (("obs", 3), ("action", 2), ("next_obs", 3))
+        }
+        given["reward"] = torch.zeros(8, device="meta")
+        flag = torch.zeros(8, dtype=torch.bool, device="meta")
+        largest = _Largest()
+        for again in range(2):
+            with largest if again else nullcontext():
+                replay.add(**given, terminated=flag, truncated=flag)
+                for view in (rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(4), rl.Sequence(4, 2, True)):
+                    replay.sample(16, view)
+    assert largest.made <= 16 * 18 * 3
+
+
+class _Largest(Launches):
+    """How many numbers the largest result of an operation has; one that is written in place was given by its rows."""
+
+    made = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        in_place = str(func).split(".")[1].endswith("_")
+        if isinstance(result, torch.Tensor) and not func.is_view and not in_place:
+            self.made = max(self.made, result.numel())
+        return result
+
+
+READS: dict[str, Callable[[torch.Tensor], object]] = {
+    "a number": lambda flags: flags.any().item(),
+    "a condition": lambda flags: bool(flags[0]),
+    "which are set": lambda flags: flags.nonzero(),
+    "the rows of a mask": lambda flags: torch.arange(2)[flags],
+    "writing to the rows of a mask": lambda flags: torch.arange(2).__setitem__(flags, 1),
+    "whether two are equal": lambda flags: torch.equal(flags, flags),
+    "a copy to another device": lambda flags: flags.to("meta"),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_the_counter_sees_what_waits_for_a_device(name: str) -> None:
     with Launches() as launches:
-        batch = buffer.sample(BATCH)
-    assert len(launches.names) <= len(batch.keys()) + 3
-    assert not waiting(launches)
+        READS[name](torch.tensor([True, False]))
+    assert launches.waits
 
 
-def test_a_step_between_costs_a_uniform_batch_few_more(device: str) -> None:
-    buffer = replay(device, rl.Uniform())
-    buffer.add(**step(device), next_obs=torch.zeros(NUM_ENVS, 3, device=device))
+def test_a_waiting_call_of_ours_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.launches.ours", lambda _: {"a call": lambda: lambda: torch.ones(1).item()})
+    with pytest.raises(SystemExit, match="a call with torch kernels waits for its device: aten._local_scalar_dense"):
+        of_ours("torch", "cpu")
+
+
+def test_views_and_allocations_are_no_launches() -> None:
     with Launches() as launches:
-        batch = buffer.sample(BATCH)
-    assert len(launches.names) <= len(batch.keys()) + 8
-
-
-def test_a_prioritized_batch_and_its_new_priorities_are_at_most_60_launches(device: str) -> None:
-    buffer, priority = replay(device, rl.Prioritized()), torch.ones(BATCH, device=device)
-    with Launches() as launches:
-        batch = buffer.sample(BATCH)
-        buffer.update_priority(batch["index"], priority)
-    assert len(launches.names) <= 60
-    assert not waiting(launches)
-
-
-def waiting(launches: Launches) -> list[str]:
-    """Those that hold up the host until the device has come so far."""
-    return [name for name in launches.names if any(word in name for word in WAITING)]
+        torch.empty(4, 2)[1:].view(-1).unsqueeze(0)
+    assert not launches.names
 
 
 def test_how_many_rows_were_gone_is_told_where_the_rows_are(device: str) -> None:
-    buffer = replay(device, rl.Prioritized())
+    replay = rl.ReplayBuffer(64, obs=3, action=2, num_envs=4, sampler=rl.Prioritized(), device=device, seed=0)
     index = torch.zeros(3, dtype=torch.int64, device=device)
-    gone = buffer.update_priority(index, torch.ones(3, device=device))
+    zeros = {"obs": (4, 3), "action": (4, 2), "reward": (4,), "next_obs": (4, 3)}
+    flags = {name: torch.zeros(4, dtype=torch.bool, device=device) for name in ("terminated", "truncated")}
+    replay.add(**{name: torch.zeros(shape, device=device) for name, shape in zeros.items()}, **flags)
+    gone = replay.update_priority(index, torch.ones(3, device=device))
     assert isinstance(gone, int) if device == "cpu" else torch.as_tensor(gone).device.type == device

@@ -6,6 +6,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -71,7 +73,8 @@ class _BatchQueue:
             if self.is_closed:
                 raise StopIteration
             if self._worker is None and not self._made:
-                self._worker = threading.Thread(target=self._make, name="relive.prefetch", daemon=True)
+                work = partial(self._make, _current_stream())
+                self._worker = threading.Thread(target=work, name="relive.prefetch", daemon=True)
                 self._worker.start()
             self._changed.wait_for(lambda: self._made or self.is_closed)
             if not self._made:
@@ -86,11 +89,12 @@ class _BatchQueue:
         state = "closed" if self.is_closed else f"{len(self._made)} of {self._depth} batches ready"
         return f"batch_size={self._batch_size}, view={self._view}; {state}, from {self._source!r}"
 
-    def _make(self) -> None:
+    def _make(self, stream: AbstractContextManager[Any]) -> None:
         going = True
         while going:
             try:
-                made = self._source.sample(self._batch_size, self._view, device=self._device)
+                with stream:
+                    made = self._source.sample(self._batch_size, self._view, device=self._device)
             except BaseException as error:  # raised in the thread that takes it
                 made, going = error, False
             with self._changed:
@@ -109,6 +113,11 @@ class _BatchQueue:
             worker = self._worker
         if worker is not None and worker is not threading.current_thread():
             worker.join()
+
+
+def _current_stream() -> AbstractContextManager[Any]:
+    """The stream of the thread that takes batches: what is launched there is done before the learner's next launch."""
+    return torch.cuda.stream(torch.cuda.current_stream()) if torch.cuda.is_initialized() else nullcontext()
 
 
 class Prefetch(Iterator[TensorDict]):

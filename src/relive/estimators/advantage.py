@@ -46,6 +46,7 @@ def gae(
             {"reward": reward, "value": value, "next_value": next_value},
             {"terminated": terminated, "truncated": truncated},
             mask,
+            cast=False,
         )
         return kernels.estimate("gae", 2, [*values, *flags, mask], settings)
 

@@ -18,11 +18,12 @@ from relive.errors import SchemaError, explain
 
 
 def convert(
-    values: Mapping[str, Any], flags: Mapping[str, Any], mask: Any = None
+    values: Mapping[str, Any], flags: Mapping[str, Any], mask: Any = None, *, cast: bool = True
 ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
     """The values in one float dtype, and the flags and the mask (or None) in the shape of the values.
 
-    The first value determines shape and device. The dtype is float64 if a value has it, otherwise float32.
+    The first value determines shape and device. The dtype is float64 if a value has it, otherwise float32. With
+    `cast=False` values keep their dtypes: a kernel that reads them as they are saves a launch for each.
     """
     first, like = next(iter(values.items()))
     _check_tensor(first, like)
@@ -36,7 +37,7 @@ def convert(
             raise SchemaError(explain(name, "real numbers", value.dtype, "Pass its real part."))
         dtype = torch.promote_types(dtype, value.dtype)
     return (
-        [_plain(value).to(dtype) for value in values.values()],
+        [_plain(value).to(dtype) if cast else _plain(value) for value in values.values()],
         [_flag(name, flag, first, like) for name, flag in flags.items()],
         None if mask is None else _flag("mask", mask, first, like),
     )
@@ -94,7 +95,7 @@ def _flag(name: str, flag: Any, first: str, like: Tensor) -> Tensor:
     leads = 2 <= flag.ndim < like.ndim and flag.shape == like.shape[: flag.ndim]
     if leads:
         _check_same_device(name, flag, first, like)
-        return flag.reshape(*flag.shape, *(1,) * (like.ndim - flag.ndim)).expand(like.shape).contiguous()
+        return flag.reshape(*flag.shape, *(1,) * (like.ndim - flag.ndim)).expand(like.shape)
     _check_same_place(name, flag, first, like)
     return flag
 

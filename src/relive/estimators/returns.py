@@ -90,7 +90,7 @@ def n_step_return(
 def _checked_return(
     name: str, values: dict[str, Any], flags: dict[str, Any], mask: Any, settings: tuple[float, float | int]
 ) -> Tensor:
-    conformed, bools, mask = convert(values, flags, mask)
+    conformed, bools, mask = convert(values, flags, mask, cast=False)
     return kernels.estimate(name, 1, [*conformed, *bools, mask], settings)
 
 

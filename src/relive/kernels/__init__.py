@@ -1,5 +1,6 @@
-"""Which implementation of a kernel runs: native C++ on the CPU, torch ops everywhere else. One decision, made here.
+"""Which implementation of a kernel runs: native C++ on the CPU, Triton on CUDA and ROCm, torch ops everywhere else.
 
+The decision is made here and nowhere else.
 `_native` takes only exact fits (plain CPU arrays of the right dtype and shape) and answers "no" otherwise; nothing in
 it converts or explains. Installs without a compiler have no `_native` and use the torch kernels throughout. Under a
 torch without DLPack's C exchange API the classes of `bridge` stand in for those of `_native`.
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache, reduce
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -28,33 +31,69 @@ if _native is not None:
     _native.set_torch(torch.Tensor, torch.nn.Parameter)
 
 _active = _native
+_forced: Literal["torch", "triton"] | None = None
 
 
-def backend() -> Literal["native", "torch"]:
-    """What works on CPU tensors at this moment: the C++ core, or torch ops."""
-    return "torch" if _active is None else "native"
+def backend() -> Literal["native", "torch", "triton"]:
+    """What works on CPU tensors at this moment: the C++ core, torch ops, or Triton's interpreter."""
+    return _forced or ("torch" if _active is None else "native")
 
 
 def native() -> Any:
-    """The native module, or None when it is not installed or the torch path is forced."""
+    """The native module, or None when it is not installed or another backend is forced."""
     return _active
 
 
 @contextmanager
-def force(name: Literal["torch"]) -> Iterator[None]:
-    """Run everything that is made inside with the kernels of one backend, for tests and comparisons.
+def force(name: Literal["torch", "triton"]) -> Iterator[None]:
+    """Run everything that is made and called inside with the kernels of one backend, for tests and comparisons.
 
-    "torch" runs CPU tensors as on a device that has no native kernels. A replay buffer keeps the backend that it was
-    made with.
+    "torch" runs CPU tensors as on a device that has no native kernels. "triton" runs them by Triton's interpreter as on
+    CUDA: nothing waits for a result, and what only the device knows is counted until `check()`. It needs
+    TRITON_INTERPRET=1 in the environment of the process. A replay buffer keeps the backend that it was made with.
     """
-    if name != "torch":
-        raise SchemaError(explain("kernels.force", '"torch"', repr(name), 'Pass "torch".'))
-    global _active  # noqa: PLW0603 (a process-wide switch)
-    before, _active = _active, None
+    if name not in ("torch", "triton"):
+        raise SchemaError(explain("kernels.force", '"torch" or "triton"', repr(name), "Pass one of them."))
+    if name == "triton":
+        _require_interpreter()
+    global _active, _forced
+    before = _active, _forced
+    _active, _forced = None, name
     try:
         yield
     finally:
-        _active = before
+        _active, _forced = before
+
+
+def _require_interpreter() -> None:
+    if not _has_triton():
+        remedy = "Install it: pip install 'relive[triton]'."
+        raise RuntimeError(explain('kernels.force("triton")', "an installed Triton", "none", remedy))
+    from triton.language import standard  # noqa: PLC0415 (optional)
+    from triton.runtime.jit import JITFunction  # noqa: PLC0415
+
+    if isinstance(standard.zeros, JITFunction):  # decided when Triton was imported
+        remedy = "Set the environment variable TRITON_INTERPRET=1 before Python starts: it is read by that import."
+        got = "a Triton that was imported to compile"
+        raise RuntimeError(explain('kernels.force("triton")', "Triton's interpreter, for CPU tensors", got, remedy))
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def runs_triton(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether Triton's kernels work on the memory of all these tensors."""
+    if _forced is not None or not tensors or not tensors[0].is_cuda:
+        return _forced == "triton" and all(tensor.is_cpu for tensor in tensors)
+    return _has_triton() and _compiles(tensors[0].device) and all(tensor.is_cuda for tensor in tensors)
+
+
+@cache
+def _compiles(device: torch.device) -> bool:
+    """Whether Triton compiles for a GPU: for AMD's, and for NVIDIA's from Turing on."""
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (7, 5)
 
 
 def force_torch() -> AbstractContextManager[None]:
@@ -75,8 +114,10 @@ def without_exchange() -> Iterator[None]:
         _native.set_exchange(True)
 
 
-def serving(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native", "bridged", "torch"]:
+def serving(tensors: Sequence[torch.Tensor], frames: int = 1) -> Literal["native", "bridged", "triton", "torch"]:
     """Which kernels serve a memory that consists of these tensors and stacks so many frames."""
+    if runs_triton(tensors):
+        return "triton"
     if not runs_native(tensors) or frames > native().MOST_FRAMES:
         return "torch"
     return "native" if exchange() else "bridged"
@@ -145,12 +186,19 @@ def reads_natively(tensors: list[torch.Tensor]) -> bool:
 
 
 def estimate(name: str, outputs: int, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:
-    """The estimator `name` on conformed tensors: the native core where it takes them, else torch ops."""
+    """The estimator `name` on conformed tensors, in the float dtype that holds all of them, at least float32."""
+    floats = [tensor for tensor in tensors if tensor is not None and tensor.dtype != torch.bool]
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in floats), torch.float32)
+    if name != "n_step_return" and runs_triton(floats) and not torch.compiler.is_compiling():
+        from relive.kernels.triton import reverse_scan  # noqa: PLC0415 (which needs Triton)
+
+        return reverse_scan.scan(name, dtype, tensors, settings)
+    cast = [tensor if tensor is None or tensor.dtype == torch.bool else tensor.to(dtype) for tensor in tensors]
     if not torch.compiler.is_compiling() and _active is not None:
-        result = _estimate_natively(name, outputs, tensors, settings)
+        result = _estimate_natively(name, outputs, cast, settings)
         if result is not None:
             return result
-    return getattr(torch_ops, name)(*tensors, *settings)
+    return getattr(torch_ops, name)(*cast, *settings)
 
 
 def _estimate_natively(

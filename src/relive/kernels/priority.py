@@ -147,7 +147,8 @@ def weights(priorities: torch.Tensor, smallest: torch.Tensor | float, beta: floa
     # A tensor: torch divides a number by multiplying with a reciprocal, which is infinite for denormal priorities.
     smallest = torch.as_tensor(smallest, dtype=torch.float64)
     # What is too small for a float32 is its smallest number: a weight of zero would hide the row.
-    return (smallest / priorities).pow(beta).float().clamp(min=torch.finfo(torch.float32).tiny)
+    found = torch.empty(priorities.shape, dtype=torch.float32, device=priorities.device)
+    return torch.pow(smallest / priorities, beta, out=found).clamp_(min=torch.finfo(torch.float32).tiny)
 
 
 # What leaves are multiplied by before they are summed. The usual scale leaves room for 2^64 leaves of any size. Totals

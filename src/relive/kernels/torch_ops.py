@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from relive.kernels.constants import powers
+
 
 def gae(
     reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, mask: Tensor | None,
@@ -75,20 +77,29 @@ def wide(flags: Tensor, like: Tensor) -> Tensor:
     return flags.view(-1, *(1,) * (like.ndim - 1))
 
 
-def n_step_sums(rewards: Sequence[Tensor], goes_on: Tensor, gamma: float) -> tuple[list[Tensor], Tensor]:
-    """Σ_{i<k} γ^i r[:, i] of rewards [B, n, …] in their own dtype and order, and γ^k as float32 [B].
+def n_step_sums(
+    rewards: Sequence[Tensor], is_over: Tensor, missing: Tensor, gamma: float
+) -> tuple[list[Tensor], Tensor]:
+    """Σ_{i<k} γ^i r[i] of rewards [n, B, …] in their own dtype and order, and γ^k as float32 [B].
 
-    `goes_on` [B, n] is True for the first k steps of each row, at least one.
+    `is_over` [n, B] is False for the first k steps of each row, at least one, and `missing` [B] = n − k.
     """
-    sums = [reward[:, 0] for reward in rewards]
-    factor = torch.ones(len(goes_on), dtype=torch.float64, device=goes_on.device)
-    for i in range(1, goes_on.shape[1]):
-        here = goes_on[:, i]
-        factor = torch.where(here, factor * gamma, factor)
-        for place, reward in enumerate(rewards):
-            more = (wide(factor, sums[place]) * reward[:, i]).to(reward.dtype)
-            sums[place] = torch.where(wide(here, more), sums[place] + more, sums[place])
-    return sums, (factor * gamma).float()
+    factors, discounts = powers(gamma, len(is_over), is_over.device)
+    sums = [_sum_in_order(reward, factors.view(-1, *(1,) * (reward.ndim - 1)), is_over) for reward in rewards]
+    return sums, discounts.index_select(0, missing)
+
+
+def _sum_in_order(reward: Tensor, factors: Tensor, is_over: Tensor) -> Tensor:
+    # -0.0 changes no sum, not even one of -0.0.
+    reward = reward.masked_fill(is_over.view(*is_over.shape, *(1,) * (reward.ndim - 2)), -0.0)
+    if reward.dtype.is_floating_point:  # rounded once, and in one launch
+        terms = torch.mul(reward, factors, out=torch.empty_like(reward))
+    else:
+        terms = (reward * factors).to(reward.dtype)
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
 
 
 def _open(terminated: Tensor, truncated: Tensor, mask: Tensor | None) -> Tensor:

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from relive.memory.stream_lock import StreamLock
+
 
 class Keeper(Protocol):
     """Makes what a buffer keeps outlast a kill, and what was committed the loss of power."""
@@ -79,4 +81,4 @@ class Heap:
             return torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self._is_pinned)
 
     def lock(self, mend: Callable[[], None]) -> AbstractContextManager[Any]:
-        return threading.RLock()
+        return StreamLock(self.device) if self.device.type == "cuda" else threading.RLock()

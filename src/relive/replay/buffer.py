@@ -26,7 +26,6 @@ from relive.memory.documents import Node
 from relive.memory.portable import Portable
 from relive.memory.rows import Rows
 from relive.memory.saved import Saved, State
-from relive.randomness import Randomness
 from relive.replay.backends import store_over
 from relive.replay.chains import speak
 from relive.replay.drawing import TRANSITION, Drawing
@@ -103,12 +102,13 @@ class ReplayBuffer(Portable):
         )
         self.capacity, self.num_envs, self.autoreset = settings.capacity, settings.num_envs, settings.autoreset
         self.device, self.sampler, self._schema = settings.device, settings.sampler, settings.schema
-        self._observers, self._random = settings.observers, Randomness(seed)
+        self._observers = settings.observers
         self._is_plain = self._schema.is_flat and not extra
         room = settings.memory.open(self)
         rows = settings.rows_in(room)
         self.storage: ReplayStore = store_over(rows)
         """Where the rows are: what samplers and views are given."""
+        self._random = self.storage.random(seed)
         self._given = GivenSteps(rows)
         self.run: Draws = started(self.sampler, self.storage, self._random)
         """The sampler at work on this buffer."""
@@ -323,10 +323,10 @@ class ReplayBuffer(Portable):
         target = check_destination(device, out)
         reading = TRANSITION if view is None else fused_of(view)
         batch = None
-        if reading is not None and out is None and self._may_fuse:
+        if reading is not None and self._may_fuse:
             run = self._chooser
             with self._lock:
-                batch = self.storage.draw_and_read(batch_size, self._random, reading, run)
+                batch = self.storage.draw_and_read(batch_size, self._random, reading, run, out)
         if batch is None:
             batch = self.drawing.sample(batch_size, view, reading, out, self._lock)
         return batch if target is None else to_device(batch, target)

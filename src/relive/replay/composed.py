@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from relive.fields.mutable import is_carried
+from relive.kernels.constants import ends_of_run
 from relive.kernels.torch_ops import n_step_sums
 from relive.replay.row_memory import RowMemory
 from relive.replay.store import Leaves, ReplayStore
@@ -32,6 +33,20 @@ def transitions(store: ReplayStore, slots: torch.Tensor) -> Leaves:
     return leaves | {("index",): store.ids(slots)}
 
 
+def joined(store: ReplayStore, slots: torch.Tensor, both: torch.Tensor, known: Mapping[int, torch.Tensor]) -> Leaves:
+    """Every leaf at slots, but for the `known` ones, and the observations that the rows led to.
+
+    `both` [2 B] are the slots and then those of the observations that they led to: they are read at once.
+    """
+    memory = store.memory
+    observed = [leaf.unflatten(0, (2, len(slots))) for leaf in store.take(both, memory.observed)]
+    read = {i: leaf[0] for i, leaf in zip(memory.observed, observed, strict=True)} | dict(known)
+    others = [i for i in range(len(memory.leaves)) if i not in read]
+    read |= dict(zip(others, store.take(slots, others), strict=True))
+    leaves = named(memory, [read[i] for i in range(len(memory.leaves))])
+    return leaves | named_next(memory, [leaf[1] for leaf in observed])
+
+
 def steps_of(store: ReplayStore, windows: torch.Tensor, leaves: Sequence[int] | None = None) -> Leaves:
     """All leaves (or the leaves `leaves`) and next observations at windows [B, L] of slots: [B, L, …], zero at -1."""
     flat, memory = windows.reshape(-1), store.memory
@@ -42,18 +57,18 @@ def steps_of(store: ReplayStore, windows: torch.Tensor, leaves: Sequence[int] | 
 
 def n_steps(store: ReplayStore, slots: torch.Tensor, n: int, gamma: float) -> Leaves:
     """See `ReplayStore.n_steps`."""
-    memory = store.memory
-    windows, _ = store.windows(slots, 0, min(n, memory.ring.slots))
-    goes_on = windows >= 0
+    memory, ids = store.memory, store.ids(slots)
+    run, is_over = memory.ring.run(ids, min(n, memory.ring.slots))
+    missing = is_over.sum(0)
     agents = memory.schema.leaf_indices["reward"]
-    rewards = [leaf.unflatten(0, windows.shape) for leaf in store.take(windows.reshape(-1), agents, padded=True)]
-    sums, discount = n_step_sums(rewards, goes_on, gamma)
-    last = windows.gather(1, goes_on.sum(1, keepdim=True) - 1).squeeze(1)
+    rewards = [leaf.unflatten(0, is_over.shape) for leaf in store.take(run[:-1].reshape(-1), agents)]
+    sums, discount = n_step_sums(rewards, is_over, missing, gamma)
+    # The row itself, the one that the steps led to, and their last.
+    places, moves = ends_of_run(len(is_over), slots.device)
+    at = run.gather(0, torch.addcmul(places, moves, missing))
     ends = [memory.schema.leaf_indices[name][0] for name in ENDS]
-    batch = named(memory, store.take(slots)) | named(memory, sums, agents)
-    batch |= named(memory, store.take(last, ends), ends)
-    batch |= named_next(memory, store.take_next(last))
-    return batch | {("index",): store.ids(slots), ("discount",): discount}
+    known = dict(zip((*agents, *ends), (*sums, *store.take(at[2], ends)), strict=True))
+    return joined(store, slots, at[:2].view(-1), known) | {("index",): ids, ("discount",): discount}
 
 
 def sequences(store: ReplayStore, slots: torch.Tensor, before: int, after: int, cross: bool) -> Leaves:
@@ -67,7 +82,7 @@ def sequences(store: ReplayStore, slots: torch.Tensor, before: int, after: int, 
 def marked(store: ReplayStore, slots: torch.Tensor, windows: torch.Tensor, is_first: torch.Tensor) -> Leaves:
     """What a batch of sequences has beside its steps: the marks [B, L], and the carried leaves [B, …] at its start."""
     mask = windows >= 0
-    drawn = (windows == slots.unsqueeze(1)).cumsum(1) > 0  # from the drawn row on
+    drawn = (windows == slots.unsqueeze(1)).cummax(1).values  # from the drawn row on
     marks = dict(zip(MARKS, (mask, mask & drawn, is_first), strict=True))
     carried = carried_leaves(store)
     starts = store.take(windows[:, 0].contiguous(), carried) if carried else ()

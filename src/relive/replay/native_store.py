@@ -132,14 +132,19 @@ class NativeStore:
     def maybe_empty(self) -> bool:
         return not self._core.stored()
 
+    def random(self, seed: int | None) -> Randomness:
+        return Randomness(seed)
+
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         drawn = self._core.draw(count, random.capsule, None)
         return self._shares.draw(count, random) if drawn is None else drawn
 
     def draw_and_read(
-        self, count: int, random: Randomness, reading: Reading, run: Draws | None = None
+        self, count: int, random: Randomness, reading: Reading, run: Draws | None = None, out: TensorDict | None = None
     ) -> TensorDict | None:
-        n, gamma = reading
+        n, gamma, length, _, _ = reading
+        if length or out is not None:
+            return None
         if n:
             if not self._sums_steps:
                 return None

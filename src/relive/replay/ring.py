@@ -12,11 +12,14 @@ the ring's device, without a host synchronisation.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from relive.errors import explain
+from relive.kernels.constants import count_from
 from relive.memory import Room
 
 MOST_ROWS = 4
@@ -89,9 +92,19 @@ class Ring:
         """Everything that changes, by name; its order is the native twin's too."""
         return {name: getattr(self, name) for name in _STATE}
 
+    @property
+    def size(self) -> int:
+        """How many slots there are in all."""
+        return self.slots * self.num_envs
+
+    @cached_property
+    def first_ids(self) -> torch.Tensor:
+        """The ids of the rows 0 and 1 of every environment [2, N]; the first ones are the environments."""
+        return torch.arange(2 * self.num_envs, device=self.kind.device).view(2, -1)
+
     def pending(self) -> torch.Tensor:
         """The flat slots [N] that the next rows are written to; they hold the newest observations where open."""
-        return self.at(self.head, torch.arange(self.num_envs, device=self.head.device))
+        return self.at(self.head, self.first_ids[0])
 
     def transitions(self) -> torch.Tensor:
         """The flat slots of all rows that may be drawn."""
@@ -105,11 +118,6 @@ class Ring:
         """Each environment's newest row that holds anything [N]."""
         return self.head - (~self.open).long()
 
-    def row_of(self, slots: torch.Tensor) -> torch.Tensor:
-        """The rows that flat slots hold: of the newest S rows, the one that falls there."""
-        top = self.newest()[slots % self.num_envs]
-        return top - (top - slots // self.num_envs) % self.slots
-
     def rows(self) -> torch.Tensor:
         """`row_of` all slots [S, N]."""
         top = self.newest()
@@ -117,20 +125,18 @@ class Ring:
 
     def ids(self) -> torch.Tensor:
         """The identities of the transitions at all flat slots [S·N], -1 where there is none."""
-        ids = self.rows() * self.num_envs + torch.arange(self.num_envs, device=self.kind.device)
+        ids = torch.add(self.first_ids[0], self.rows(), alpha=self.num_envs)
         return torch.where(self.kind == TRANSITION, ids, -1).view(-1)
 
-    def following(self) -> torch.Tensor:
-        """`after` all flat slots [S·N]."""
-        return torch.arange(self.slots * self.num_envs, device=self.kind.device).roll(-self.num_envs)
-
     def id_of(self, slots: torch.Tensor) -> torch.Tensor:
-        """The identities of the rows that flat slots hold."""
-        return self.row_of(slots) * self.num_envs + slots % self.num_envs
+        """The identities of the rows that flat slots hold: the newest that fall there."""
+        beyond = torch.add(self.first_ids[0], self.head + self.open, alpha=self.num_envs)  # the next row's
+        top = beyond[slots % self.num_envs] - self.num_envs
+        return top - (top - slots) % self.size
 
     def after(self, slots: torch.Tensor, steps: int | torch.Tensor = 1) -> torch.Tensor:
         """The flat slots of the rows `steps` later."""
-        return (slots + steps * self.num_envs) % (self.slots * self.num_envs)
+        return (slots + steps * self.num_envs) % self.size
 
     def before(self, slots: torch.Tensor) -> torch.Tensor:
         """The flat slots of the preceding rows."""
@@ -139,19 +145,6 @@ class Ring:
     def kind_at(self, slots: torch.Tensor) -> torch.Tensor:
         """What flat slots hold."""
         return self.kind.view(-1)[slots]
-
-    def advance(self, row: torch.Tensor, env: torch.Tensor, where: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make rows the newest of their environments; returns the slots that left the window, and which really did."""
-        old = row - self.alive
-        leaving = self.at(old.clamp(min=0), env)
-        kind = self.kind.view(-1)
-        dies = where & (old >= 0) & (kind[leaving] == TRANSITION)
-        expired = HISTORY if self.slots > self.alive else EMPTY
-        kind[leaving] = torch.where(dies, expired, kind[leaving]).to(torch.uint8)
-        self.count[env] -= dies.long()
-        entering = self.at(row, env)
-        kind[entering] = torch.where(where, EMPTY, kind[entering]).to(torch.uint8)
-        return leaving, dies
 
     def locate(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The flat slots of row ids (-1 for rows that can no longer be drawn), and which ids were never issued."""
@@ -190,35 +183,38 @@ class Ring:
         last = torch.where(stops, places, -1).cummax(0).values
         return place - last[place, slots % self.num_envs]
 
-    def windows(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> torch.Tensor:
-        """Flat slots [B, before + after]: up to `before` steps before each slot, itself, steps after it, then -1."""
-        forward, back = [slots], []
-        for _ in range(after - 1):
-            forward.append(self._neighbour(forward[-1], 1, cross))
-        at = slots
-        for _ in range(before):
-            at = self._neighbour(at, -1, cross)
-            back.append(at)
-        windows = torch.stack(back[::-1] + forward, 1)
-        if not before:
-            return windows
-        # Shift each window to the left by the steps that it lacks at its start.
-        missing = (windows[:, :before] < 0).sum(1, keepdim=True)
-        places = torch.arange(before + after, device=slots.device) + missing
-        inside = places < before + after
-        return torch.where(inside, windows.gather(1, places.clamp(max=before + after - 1)), -1)
+    def run(self, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The flat slots of rows and the `count` rows after each [count + 1, B], and which of the first `count` [count,
+        B] are no steps of its episode."""
+        offsets = count_from(0, (count + 1) * self.num_envs, self.num_envs, ids.device).unsqueeze(1)
+        run = (ids + offsets) % self.size
+        return run, (self.kind_at(run[:-1]) != TRANSITION).cummax(0).values
 
-    def _neighbour(self, slots: torch.Tensor, step: int, cross: bool) -> torch.Tensor:
-        inside = slots.clamp(min=0)
-        at = self.after(inside, step)
-        for _ in range(2 if cross else 0):  # at most two rows between episodes are none: a reset and a cut
-            at = torch.where(self.kind_at(at) == FINAL, self.after(at, step), at)
-        found = (slots >= 0) & (self.kind_at(at) == TRANSITION)
-        if cross:  # beyond an end may lie the oldest row; inside an episode no row is followed by it
-            found = found & ((self.row_of(at) - self.row_of(inside)) * step > 0)
-        elif step < 0:
-            found = found & ~self.first.view(-1)[inside]
-        return torch.where(found, at, -1)
+    def windows(self, ids: torch.Tensor, before: int, after: int, cross: bool) -> torch.Tensor:
+        """Flat slots [B, before + after]: up to `before` steps before each row, itself, steps after it, then -1."""
+        if not before and not cross:
+            run, is_over = self.run(ids, min(after, self.slots))
+            found = run[:-1].masked_fill_(is_over, -1).t()
+            return pad(found, (0, after - self.slots), value=-1) if after > self.slots else found.contiguous()
+        apart = 3 if cross else 1  # at most two rows between episodes are no steps: a reset and a cut
+        back, ahead = (min(apart * steps, self.slots - 1) for steps in (before, after - 1))
+        offsets = count_from(-back * self.num_envs, ahead * self.num_envs + 1, self.num_envs, ids.device)
+        near = ids.unsqueeze(1) + offsets
+        at = near % self.size
+        is_step = self.kind_at(at) == TRANSITION
+        if cross:
+            coming = torch.add(self.first_ids[0], self.head, alpha=self.num_envs)[ids % self.num_envs].unsqueeze(1)
+            is_step &= (near < coming) & (near >= coming - self.size)
+        else:
+            episode = (self.first.view(-1)[at] >= is_step).cumsum(1)
+            is_step &= episode == episode[:, back : back + 1]
+        number = is_step.cumsum(1)
+        own = number[:, back : back + 1]
+        place = number - (own - before).clamp(min=1)
+        is_step &= (place >= 0) & (number < own + after)
+        nowhere = before + after
+        found = torch.full((len(ids), nowhere + 1), -1, device=ids.device)
+        return found.scatter_(1, torch.where(is_step, place, nowhere), at)[:, :-1]
 
     def mend(self) -> None:
         """Make a ring of what a process left that died while it had the lock.
@@ -234,9 +230,8 @@ class Ring:
 
     def go_back(self, head: torch.Tensor, was_open: torch.Tensor, where: torch.Tensor, reach: int) -> None:
         """Cut the episodes of the environments `where` at earlier heads [N], before up to `reach` rows were written."""
-        env = torch.arange(self.num_envs, device=head.device)
         kind = self.kind.view(-1)
-        pending = self.at(head, env)
+        pending = self.at(head, self.first_ids[0])
         kind[pending] = torch.where(was_open & where, FINAL, kind[pending]).to(torch.uint8)
         self.head.copy_(torch.where(where, head + was_open.long(), self.head))
         self.open &= ~where
@@ -266,7 +261,7 @@ class Ring:
 
     def cut(self, envs: torch.Tensor | None = None) -> None:
         """End the open episodes of these environments, or of all, with the newest observation."""
-        env = torch.arange(self.num_envs, device=self.head.device) if envs is None else envs
+        env = self.first_ids[0] if envs is None else envs
         kind, pending, is_open = self.kind.view(-1), self.at(self.head[env], env), self.open[env]
         if self.journal is not None:
             self.journal[env] = 1 + 2 * self.head[env] + is_open

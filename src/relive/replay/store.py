@@ -34,8 +34,13 @@ class Reading(NamedTuple):
     """What a store can read in the same call that draws the rows: see `View.fused`."""
 
     n: int = 0
-    """0: transitions. More: so many steps as one."""
+    """So many steps as one, discounted by `gamma`."""
     gamma: float = 0.0
+    length: int = 0
+    """Sequences of so many steps, after up to `burn_in` ones before them; with neither, transitions."""
+    burn_in: int = 0
+    cross: bool = False
+    """Sequences go on into the next episode."""
 
 
 class ReplayStore(Protocol):
@@ -107,16 +112,21 @@ class ReplayStore(Protocol):
         """Whether no row may be drawn, as far as the host knows."""
         ...
 
-    def draw(self, count: int, random: Randomness) -> torch.Tensor:
+    def random(self, seed: int | None) -> Randomness:
+        """A stream of draws from this store: what `draw` and `draw_and_read` are given."""
+        ...
+
+    def draw(self, count: int, random: Any) -> torch.Tensor:
         """Slots of rows, uniformly and with replacement [count]; the caller has checked that there are any."""
         ...
 
     def draw_and_read(
-        self, count: int, random: Randomness, reading: Reading, run: Draws | None = None
+        self, count: int, random: Any, reading: Reading, run: Draws | None = None, out: TensorDict | None = None
     ) -> TensorDict | None:
         """A batch in one go, of rows that are drawn uniformly or by `run`: nothing fails once rows are drawn.
 
-        None where this store cannot, or has no rows; then nothing was drawn.
+        It is read into the tensors of `out`, if there is one. None where this store cannot, or has no rows; then
+        nothing was drawn.
         """
         ...
 

@@ -12,6 +12,7 @@ from relive.fields.conversion import as_numpy_if_cpu
 from relive.fields.invariants import require, require_all
 from relive.kernels.priority import PriorityTree, priority_tree
 from relive.kernels.reader import Reader, reader
+from relive.kernels.torch_ops import wide
 from relive.randomness import Randomness
 from relive.replay import composed
 from relive.replay.chains import Chains, Counter, of_stored
@@ -19,18 +20,19 @@ from relive.replay.frames import rebuilt
 from relive.replay.invariants import check_kernels
 from relive.replay.offset_plan import OffsetPlan
 from relive.replay.offset_reading import windowed
+from relive.replay.queues import Queues
 from relive.replay.ring import MOST_IDS, MOST_ROWS, TRANSITION
 from relive.replay.row_memory import RowMemory
-from relive.replay.shares import RunningShares
 from relive.replay.store import Leaves, Touched
 from relive.replay.torch_write_back import rewrite
-from relive.replay.torch_writer import Changes, TorchWriter
+from relive.replay.torch_writer import TorchWriter, Written
 
 
 class TorchStore:
     """A `ReplayStore` that never waits for its device, but for `len`, `stored` and `check`.
 
-    Tables of all slots are kept where computing their entries for a batch would be several launches.
+    Tables of all slots are kept where computing their entries for a batch would be several launches. Each is made when
+    it is first needed, and then kept up by writes.
     """
 
     fuses = has_neighbours = False
@@ -46,12 +48,12 @@ class TorchStore:
         """Nothing was written since the last clear: what the host knows without asking the device."""
         self._counted = as_numpy_if_cpu(memory.ring.count)
         self._readers: dict[Any, Reader] = {}
-        self._changes: Changes = []
-        self._shares = RunningShares(memory.ring, keeps=True)
-        self._row_ids: torch.Tensor | None = None
-        """The ids of the transitions at all flat slots [S·N], -1 where there is none."""
-        self._next_slots: torch.Tensor | None = None
-        """The following slot of each one; the ring's shape says it all."""
+        self._written: list[Written] = []
+        self._queues = Queues(memory.ring, in_order=not memory.keeps_next)
+        self._drawn: tuple[torch.Tensor, torch.Tensor] | None = None
+        """The slots of the last draw, and what the queues said of them."""
+        self._rows: torch.Tensor | None = None
+        """Slot, following slot and id [3, S·N] of the transitions at all flat slots; of others the id is -1."""
         self._tree: PriorityTree | None = None
         self._rows_left = MOST_IDS // self.num_envs
         """How many rows an environment can be given yet, at least."""
@@ -64,17 +66,18 @@ class TorchStore:
         count = 1 if steps is None else steps
         if self._rows_left < MOST_ROWS * count:
             self._rows_left = self.memory.ring.require_rows_left(count)
-            self._row_ids = None
+            self._rows = None
         leaves, nexts = self.memory.conformed(leaves, nexts, envs, steps)
         writer = TorchWriter(self.memory, leaves, nexts, envs, steps is not None)
         coming = self.counter.seen + writer.chains() if self.counter.is_on else self.counter.seen
         doubt = self.counter.doubt(coming)
         if doubt is not None:
             return doubt
-        self._shares.forget()
-        self._changes = writer.write()
+        self._drawn = None
+        self._written = writer.write()
         self.counter.seen = coming
-        self._renew_row_ids()
+        self._queues.follow(self._written)
+        self._renew_rows()
         self.is_empty = False
         self._rows_left -= MOST_ROWS * count
         return None
@@ -89,10 +92,11 @@ class TorchStore:
     def keep_touched(self) -> None: ...
 
     def touched(self) -> Touched:
-        return torch.cat([slots for slots, _ in self._changes]), torch.cat([which for _, which in self._changes])
+        """Every slot that a row entered or left."""
+        slots = [each for step in self._written for each in (step.slots.view(-1), step.left) if each is not None]
+        return slots[0] if len(slots) == 1 else torch.cat(slots), None
 
     def cut(self, envs: torch.Tensor | None) -> None:
-        self._shares.forget()
         self.memory.ring.cut(envs)
 
     def clear(self) -> None:
@@ -112,18 +116,25 @@ class TorchStore:
                 yield doubt
 
     def _forget_tables(self) -> None:
-        self._shares.forget()
-        self._row_ids = None
+        self._queues.forget()
+        self._rows = self._drawn = None
 
-    def _renew_row_ids(self) -> None:
-        if self._row_ids is not None:
-            ring, (slots, _) = self.memory.ring, self.touched()
-            self._row_ids[slots] = torch.where(ring.kind_at(slots) == TRANSITION, ring.id_of(slots), -1)
+    def _renew_rows(self) -> None:
+        if self._rows is None:
+            return
+        ids = self._rows[2]
+        for step in self._written:
+            if step.left is not None:
+                ids.index_fill_(0, step.left, -1)
+            ids.index_fill_(0, step.slots[-1], -1)
+            rows = step.ids[0] if step.is_reset is None else step.ids[0].masked_fill(step.is_reset, -1)
+            ids.index_copy_(0, step.slots[0], rows)
 
-    def _known_ids(self) -> torch.Tensor:
-        if self._row_ids is None:
-            self._row_ids = self.memory.ring.ids()
-        return self._row_ids
+    def _known_rows(self) -> torch.Tensor:
+        if self._rows is None:
+            slots = torch.arange(self.memory.ring.size, device=self.device)
+            self._rows = torch.stack([slots, self.memory.ring.after(slots), self.memory.ring.ids()])
+        return self._rows
 
     # Drawing
 
@@ -134,33 +145,38 @@ class TorchStore:
     def maybe_empty(self) -> bool:
         return not len(self) if self._waits else self.is_empty
 
+    def random(self, seed: int | None) -> Randomness:
+        return Randomness(seed)
+
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
-        return self._shares.draw(count, random)
+        drawn = self._queues.draw(count, random)
+        self._drawn = drawn[0], drawn
+        return self._drawn[0]
 
     def draw_and_read(self, *_: Any, **__: Any) -> None:
         """Not in one go."""
 
     def tree(self) -> PriorityTree:
         if self._tree is None:
-            self._tree = priority_tree(self.memory.ring.kind.numel() + 1, self.device, self.memory.room)
+            self._tree = priority_tree(self.memory.ring.size + 1, self.device, self.memory.room)
         return self._tree
 
     def mark(self, mass: float | torch.Tensor) -> None:
-        slots, changed = self.touched()
-        assert changed is not None
+        slots, _ = self.touched()
         # A tensor: between two numbers torch would choose float32, where 1e308 and 1e-308 are none.
-        mass = torch.as_tensor(mass, dtype=torch.float64, device=slots.device)
-        mass = torch.where(self.memory.ring.kind_at(slots) == TRANSITION, mass, 0.0)
-        # Writes to the leaf after all slots are writes to nowhere, and need no synchronisation.
-        nowhere = self.memory.ring.kind.numel()
-        self.tree().set(torch.where(changed, slots, nowhere), torch.where(changed, mass, 0.0))
+        if not isinstance(mass, torch.Tensor):
+            mass = torch.full((), mass, dtype=torch.float64, device=slots.device)
+        self.tree().set(slots, mass * (self.memory.ring.kind_at(slots) == TRANSITION))
 
     # Reading
 
     def transitions(self, slots: torch.Tensor) -> Leaves:
-        memory = self.memory
-        leaves = composed.named(memory, self.take(slots)) | composed.named_next(memory, self.take_next(slots))
-        return leaves | {("index",): self._known_ids().index_select(0, slots)}
+        if self.keeps_next:
+            return composed.transitions(self, slots)
+        rows = self._known(slots)
+        if rows is None:
+            rows = self._known_rows().index_select(1, slots)
+        return composed.joined(self, slots, rows[:2].view(-1), {}) | {("index",): rows[2]}
 
     def n_steps(self, slots: torch.Tensor, n: int, gamma: float) -> Leaves:
         return composed.n_steps(self, slots, n, gamma)
@@ -174,8 +190,8 @@ class TorchStore:
     def windows(
         self, slots: torch.Tensor, before: int, after: int, *, cross: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        windows = self.memory.ring.windows(slots, before, after, cross)
-        return windows, self.memory.ring.first.view(-1)[windows.clamp(min=0)] & (windows >= 0)
+        windows = self.memory.ring.windows(self.ids(slots), before, after, cross)
+        return windows, self.memory.ring.first.view(-1)[windows] & (windows >= 0)  # -1 is the last slot, too
 
     def take(
         self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
@@ -189,22 +205,19 @@ class TorchStore:
         return [read[i] if i in read else rebuilt(self.memory, i, slots) for i in which]
 
     def take_next(self, slots: torch.Tensor, *, padded: bool = False) -> list[torch.Tensor]:
-        if not self.keeps_next:
-            return self.take(self._following(slots, padded), self.memory.observed, padded=padded)
-        every = tuple(range(len(self.memory.observed)))
-        return self._reader(self.memory.next_leaves, every).take(slots, 0, len(slots), padded)
-
-    def _following(self, slots: torch.Tensor, padded: bool) -> torch.Tensor:
+        if self.keeps_next:
+            every = tuple(range(len(self.memory.observed)))
+            return self._reader(self.memory.next_leaves, every).take(slots, 0, len(slots), padded)
+        found = self.take(self.memory.ring.after(slots), self.memory.observed)
         if padded:
-            return torch.where(slots < 0, slots, self.memory.ring.after(slots))
-        if self._next_slots is None:
-            self._next_slots = self.memory.ring.following()
-        return self._next_slots.index_select(0, slots)
+            is_none = slots < 0
+            found = [leaf.masked_fill_(wide(is_none, leaf), 0) for leaf in found]
+        return found
 
     def _reader(self, source: tuple[torch.Tensor, ...], which: tuple[int, ...]) -> Reader:
         key = (source is self.memory.leaves, which)
         if key not in self._readers:
-            self._readers[key] = reader([source[i] for i in which], 2, self.memory.ring.kind.numel())
+            self._readers[key] = reader([source[i] for i in which], 2, self.memory.ring.size)
         return self._readers[key]
 
     def ahead(self, slots: torch.Tensor) -> torch.Tensor:
@@ -219,11 +232,16 @@ class TorchStore:
     # Naming
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
-        return self.memory.ring.id_of(slots)
+        drawn = self._known(slots)
+        return self.memory.ring.id_of(slots) if drawn is None else drawn[-1]
+
+    def _known(self, slots: torch.Tensor) -> torch.Tensor | None:
+        """What was drawn with these slots: their entries in the queues."""
+        return None if self._drawn is None or self._drawn[0] is not slots else self._drawn[1]
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
-        at = ids % self.memory.ring.kind.numel()
-        slots = at.masked_fill(self._known_ids().index_select(0, at) != ids, -1)
+        at = ids % self.memory.ring.size
+        slots = at.masked_fill(self._known_rows()[2].index_select(0, at) != ids, -1)
         # Elsewhere than on the host an id is taken on trust: looking would be a synchronisation.
         if self._waits and ((slots.numpy() < 0) | (ids.numpy() < 0)).any():
             _, never = self.memory.ring.locate(ids)
@@ -252,6 +270,6 @@ class TorchStore:
         written = bool((ring.head > ring.floor).any())
         require(self.is_empty != written, "is_empty", f"{not written}, as the heads show", self.is_empty)
         check_kernels(self)
-        self._shares.check()
-        if self._row_ids is not None:
-            require_all(self._row_ids == ring.ids(), "ids of slots", "the ids of the rows", self._row_ids)
+        self._queues.check()
+        if self._rows is not None:
+            require_all(self._rows[2] == ring.ids(), "ids of slots", "the ids of the rows", self._rows[2])

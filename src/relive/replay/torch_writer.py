@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from relive.errors import SchemaError
@@ -10,11 +12,23 @@ from relive.kernels.reader import bits_of
 from relive.kernels.torch_ops import wide
 from relive.replay.chains import Chains, of_steps
 from relive.replay.frames import leaf_at
-from relive.replay.ring import FINAL, PENDING, TRANSITION
+from relive.replay.ring import FINAL, HISTORY, PENDING, TRANSITION
 from relive.replay.row_memory import RowMemory
 
-Changes = list[tuple[torch.Tensor, torch.Tensor]]
-"""Slots that became transitions or stopped being some, and which of them really did, in the order it happened."""
+
+class Written(NamedTuple):
+    """One step that was written: its rows and, where next observations are shared, the rows after them."""
+
+    envs: torch.Tensor | None
+    """Which environments it is of; None: all."""
+    ids: torch.Tensor
+    """[2, K], or [1, K] where next observations are stored."""
+    slots: torch.Tensor
+    """Where they are: none of those after the first is a transition."""
+    is_reset: torch.Tensor | None
+    """Which rows only reset, and are no transitions [K]; None: none."""
+    left: torch.Tensor | None
+    """Slots of rows that may no longer be drawn [2 K]; None: they were overwritten."""
 
 
 class TorchWriter:
@@ -31,98 +45,142 @@ class TorchWriter:
         envs: torch.Tensor | None,
         blocks: bool,
     ) -> None:
-        self._memory, self._ring = memory, memory.ring
-        self._changes: Changes = []
-        self._env = torch.arange(self._ring.num_envs, device=memory.device) if envs is None else envs
+        self._memory, self._ring, self._envs = memory, memory.ring, envs
+        ids = self._ring.first_ids[:1] if memory.keeps_next else self._ring.first_ids
+        self._first_ids = ids if envs is None else ids[:, envs]
         self._steps, self._next_steps = ([self._lifted(leaf, blocks) for leaf in group] for group in (leaves, nexts))
         self._blocks = blocks
+        ring, self._kind, self._first = self._ring, self._ring.kind.view(-1), self._ring.first.view(-1)
+        self._own = (ring.head, ring.open, ring.resetting, ring.count)
+        """What the ring knows of these environments: its own tensors, or copies that are put back at the end."""
+        if envs is not None:
+            self._own = tuple(each[envs] for each in self._own)
+        self._head, self._open, self._resetting, self._count = self._own
 
     def chains(self) -> Chains:
         """What these steps add to what was counted; on the host."""
-        return of_steps(self._memory, self._steps, self._next_steps, self._env)
+        return of_steps(self._memory, self._steps, self._next_steps, self._first_ids[0])
 
-    def write(self) -> Changes:
+    def write(self) -> list[Written]:
         """Store the steps."""
-        memory, steps, next_steps = self._memory, self._steps, self._next_steps
+        memory, ring, steps, next_steps = self._memory, self._ring, self._steps, self._next_steps
         # Only the stacks of a later step of a block can be refused when something has been written already.
         undone = memory.stacked and self._blocks and memory.device.type == "cpu"
-        undo = (*self._ring.state.values(), *memory.leaves) if undone else ()
+        undo = (*ring.state.values(), *memory.leaves) if undone else ()
         before = [tensor.clone() for tensor in undo]
+        written: list[Written] = []
         for t in range(len(steps[0])):
             try:
-                self._write_step([leaf[t] for leaf in steps], [leaf[t] for leaf in next_steps], self._env)
+                written.append(self._write_step([leaf[t] for leaf in steps], [leaf[t] for leaf in next_steps]))
             except SchemaError:
                 for tensor, old in zip(undo, before, strict=True):
                     tensor.copy_(old)
                 raise
-        return self._changes
+        if self._envs is not None:
+            for tensor, own in zip((ring.head, ring.open, ring.resetting, ring.count), self._own, strict=True):
+                tensor[self._envs] = own
+        return written
 
     def _lifted(self, leaf: torch.Tensor, blocks: bool) -> torch.Tensor:
         leaf = leaf if blocks else leaf.unsqueeze(0)
         return leaf if self._memory.lead else leaf.unsqueeze(1)
 
-    def _write_step(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], env: torch.Tensor) -> None:
+    def _write_step(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor]) -> Written:
         memory, ring = self._memory, self._ring
-        kind, first = ring.kind.view(-1), ring.first.view(-1)
-        reset = ring.resetting[env] if memory.next_step else torch.zeros_like(env, dtype=torch.bool)
-        row, was_open = ring.head[env], ring.open[env]
-        pending = ring.at(row, env)
-        same = was_open & self._continues(leaves, pending)
-        self._check_stacks(leaves, nexts, same, reset)
-        cut = was_open & ~reset & ~same
-        kind[pending] = torch.where(cut, FINAL, kind[pending]).to(torch.uint8)
-        row = row + cut.long()
-        fresh = ~was_open | cut
-        self._changes.append(ring.advance(row, env, fresh))
-        slots = ring.at(row, env)
-        for i, (column, leaf) in enumerate(zip(memory.leaves, leaves, strict=True)):
-            flat, kept = bits_of(column.flatten(0, 1)), bits_of(self._kept(i, leaf))
-            flat[slots] = torch.where(wide(fresh, kept), kept, flat[slots]) if i in memory.observed else kept
-        first[slots] |= fresh
-        kind[slots] = torch.where(reset, FINAL, TRANSITION).to(torch.uint8)
-        ring.count[env] += (~reset).long()
-        self._changes.append((slots, ~reset))
+        reset = self._resetting.clone() if memory.next_step else None
+        pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
+        fresh = self._cut(leaves, nexts, pending, reset)
+        ids = torch.add(self._first_ids, self._head, alpha=ring.num_envs)
+        slots = ids % ring.size
+        left = self._retire(ids, slots)
+        self._kind.index_fill_(0, pending, FINAL)  # or else what the row itself is, which takes this slot if not cut
+        self._write_row(leaves, slots[0], fresh, reset)
         terminated, truncated = (leaves[memory.schema.leaf_indices[name][0]] for name in ("terminated", "truncated"))
-        end = (terminated | truncated) & ~reset
-        if memory.next_step:
-            ring.resetting[env] = end
+        end = terminated | truncated
         if memory.keeps_next:
             for column, leaf in zip(memory.next_leaves, nexts, strict=True):
-                bits_of(column.flatten(0, 1))[slots] = bits_of(leaf)
-            ring.head[env] = row + 1
+                bits_of(column.flatten(0, 1)).index_copy_(0, slots[0], bits_of(leaf))
+            self._head += 1
         else:
-            self._write_next(nexts, row + 1, env, reset, torch.zeros_like(end) if memory.next_step else end)
+            self._write_next(nexts, slots[1], reset, None if memory.next_step else end)
+        if reset is not None:
+            self._resetting.copy_(end & ~reset)
+        return Written(self._envs, ids, slots, reset, left)
+
+    def _cut(
+        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], pending: torch.Tensor, reset: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Let heads pass the pending observations that steps do not start from; returns who starts an episode."""
+        memory = self._memory
+        same = self._open
+        for i in memory.observed if not memory.keeps_next else ():
+            same = same & _equal_bits(leaf_at(memory, i, pending), leaves[i])
+        if memory.stacked:
+            self._check_stacks(leaves, nexts, same, reset)
+        goes_on = same if reset is None else same | (self._open & reset)
+        self._head += self._open > goes_on  # of flags: open, and not going on
+        return ~goes_on
+
+    def _retire(self, ids: torch.Tensor, slots: torch.Tensor) -> torch.Tensor | None:
+        """Count the transitions that leave the window as rows enter it; mark them where they stay as history."""
+        ring = self._ring
+        stay = ring.slots > ring.alive
+        leaving = ((ids - ring.alive * ring.num_envs) % ring.size if stay else slots).view(-1)
+        kind = self._kind.index_select(0, leaving)
+        leave = kind == TRANSITION
+        self._count -= leave.view(ids.shape).sum(0)
+        if stay:
+            self._kind.index_copy_(0, leaving, kind.masked_fill_(leave, HISTORY))
+        return leaving if stay else None
+
+    def _write_row(
+        self, leaves: list[torch.Tensor], slots: torch.Tensor, fresh: torch.Tensor, reset: torch.Tensor | None
+    ) -> None:
+        """The step itself: a transition, or final where it only resets."""
+        memory = self._memory
+        for i, (column, leaf) in enumerate(zip(memory.leaves, leaves, strict=True)):
+            flat, kept = bits_of(column.flatten(0, 1)), bits_of(self._kept(i, leaf))
+            if reset is not None and i in memory.observed:  # of a reset, what the step before led to
+                kept = torch.where(wide(fresh, kept), kept, flat.index_select(0, slots))
+            flat.index_copy_(0, slots, kept)
+        if reset is None:
+            self._kind.index_fill_(0, slots, TRANSITION)
+            self._count += 1
+        else:
+            self._kind.index_copy_(0, slots, reset.view(torch.uint8) + TRANSITION)  # FINAL is one more
+            self._count += ~reset
+            fresh |= self._first.index_select(0, slots)  # a reset that a step led to starts an episode
+        self._first.index_copy_(0, slots, fresh)
 
     def _write_next(
         self,
         nexts: list[torch.Tensor],
-        row: torch.Tensor,
-        env: torch.Tensor,
-        starts: torch.Tensor,
-        closes: torch.Tensor,
+        slots: torch.Tensor,
+        starts: torch.Tensor | None,
+        closes: torch.Tensor | None,
     ) -> None:
         """The next observations as the newest rows: pending, or final where the episode is over."""
-        memory, ring = self._memory, self._ring
-        self._changes.append(ring.advance(row, env, torch.ones_like(closes)))
-        slots = ring.at(row, env)
+        memory = self._memory
         for i, leaf in zip(memory.observed, nexts, strict=True):
-            bits_of(memory.leaves[i].flatten(0, 1))[slots] = bits_of(self._kept(i, leaf))
-        ring.first.view(-1)[slots] = starts
-        ring.kind.view(-1)[slots] = torch.where(closes, FINAL, PENDING).to(torch.uint8)
-        ring.head[env] = row + closes.long()
-        ring.open[env] = ~closes
-
-    def _continues(self, leaves: list[torch.Tensor], slots: torch.Tensor) -> torch.Tensor:
-        """Whether the given observations are, bit by bit, the ones that the pending rows hold."""
-        memory, same = self._memory, torch.ones_like(slots, dtype=torch.bool)
-        for i in memory.observed:
-            same &= _equal_bits(leaf_at(memory, i, slots), leaves[i])
-        return same
+            bits_of(memory.leaves[i].flatten(0, 1)).index_copy_(0, slots, bits_of(self._kept(i, leaf)))
+        if starts is None:
+            self._first.index_fill_(0, slots, False)
+        else:
+            self._first.index_copy_(0, slots, starts)
+        self._head += 1
+        if closes is None:
+            self._kind.index_fill_(0, slots, PENDING)
+            self._open.fill_(True)
+        else:
+            self._kind.index_copy_(0, slots, PENDING - closes.view(torch.uint8))  # FINAL is one less
+            self._head += closes
+            torch.logical_not(closes, out=self._open)
 
     def _check_stacks(
-        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], same: torch.Tensor, reset: torch.Tensor
+        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], same: torch.Tensor, reset: torch.Tensor | None
     ) -> None:
         memory = self._memory
+        reset = torch.zeros_like(same) if reset is None else reset
         for place, i in enumerate(memory.observed):
             field = memory.schema.fields[i]
             if not isinstance(field, Stacked):
@@ -144,8 +202,13 @@ class TorchWriter:
         return leaf.select(1 + field.axis, field.k - 1) if isinstance(field, Stacked) else leaf
 
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+"""Integers by their size in bytes, or half of it."""
+
+
 def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Whether rows are the same bytes: NaN equals itself, and 0.0 is not -0.0."""
-    # An axis of length one may have any stride, which a view of bytes minds: say that memory is in one piece.
-    a, b = (x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8).view(len(x), -1) for x in (a, b))
+    dtype = _BITS[a.element_size()]
+    # An axis of length one may have any stride, which a view of bits minds: say that memory is in one piece.
+    a, b = (x.contiguous().as_strided((x.numel(),), (1,)).view(dtype).view(len(x), -1) for x in (a, b))
     return (a == b).all(1)

@@ -104,6 +104,7 @@ class _Run(Draws):
     wants_touched = True
     independent_draws = True
     atomic_draws = True
+    weighs = True
     takes_priorities = True
     beside_rows = True
     of_slots = ("mass",)

@@ -36,6 +36,8 @@ class Draws(Protocol):
     """Batches have nothing to do with each other: one may be drawn and not used."""
     atomic_draws: bool = False
     """A `draw` that raises has changed nothing."""
+    weighs: bool = False
+    """Every draw of it has weights, and as many rows as were asked for."""
     takes_priorities: bool = False
     """It has `update`."""
     beside_rows: bool = False

@@ -60,11 +60,12 @@ class NStep:
         """A batch from its steps [B, n, …]; a step may have been made an end since."""
         mask = windows >= 0
         terminated = steps[("terminated",)] & mask
-        goes_on = mask & (terminated.long().cumsum(1) - terminated.long() == 0)
-        last = goes_on.long().sum(1) - 1
+        is_over = (~mask | (terminated.long().cumsum(1) - terminated.long() > 0)).t()
+        missing = is_over.sum(0)
+        last = len(is_over) - 1 - missing
         rows = torch.arange(len(last), device=last.device)
         agents = [path for path in steps if path[0] == "reward"]
-        sums, discount = n_step_sums([steps[path] for path in agents], goes_on, self.gamma)
+        sums, discount = n_step_sums([steps[path].transpose(0, 1) for path in agents], is_over, missing, self.gamma)
         at_last = (*ENDS, "next_obs")
         batch = {path: leaf[rows, last if path[0] in at_last else 0] for path, leaf in steps.items()}
         return batch | dict(zip(agents, sums, strict=True)) | {("discount",): discount}

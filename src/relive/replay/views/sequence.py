@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral
 
 import torch
@@ -12,7 +13,7 @@ from relive.fields.schema import positive
 from relive.fields.vocabulary import suggests_init_keywords
 from relive.randomness import Randomness
 from relive.replay.composed import carried_leaves, marked
-from relive.replay.store import Leaves, ReplayStore
+from relive.replay.store import Leaves, Reading, ReplayStore
 from relive.replay.views.protocol import require_order
 from relive.replay.write_back import step_index
 
@@ -49,6 +50,11 @@ class Sequence:
             raise SchemaError(
                 explain("Sequence.burn_in", "a non-negative int", repr(self.burn_in), "Pass an int of at least 0.")
             )
+
+    @cached_property
+    def fused(self) -> Reading:
+        """The store looks for the steps while it reads."""
+        return Reading(length=self.length, burn_in=self.burn_in, cross=self.cross_episodes)
 
     def check(self, store: ReplayStore) -> None:
         """Refuse a buffer whose rows are in no order, and steps that no memory holds."""

@@ -1,0 +1,225 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportArgumentType=false
+"""The calls of other libraries whose launches are counted, as their own training loops make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+NUM_ENVS, OBS, ACTION, STEPS, BATCH = 4096, 48, 12, 24, 4096
+ROWS = 32
+"""Of each environment that the buffers of others keep: how many there are changes no count."""
+CALLS = (
+    "replay add", "replay add, prioritized", "uniform sample after a write", "3-step sample", "sequences of 16",
+    "the same with burn-in, across episodes", "prioritized draw and update", "GAE of 24 steps",
+    "minibatch of a rollout", "rollout add",
+)  # fmt: skip
+Calls = Mapping[str, Callable[[], Callable[[], object]]]
+"""What makes a call ready, by the call's name."""
+
+
+def transition(device: str) -> dict[str, torch.Tensor]:
+    """One step of all environments for a replay buffer."""
+    return step(device) | {"next_obs": torch.zeros(NUM_ENVS, OBS, device=device)}
+
+
+def rollout_step(device: str) -> dict[str, torch.Tensor]:
+    """One step of all environments for a rollout."""
+    return step(device) | {name: torch.zeros(NUM_ENVS, device=device) for name in ("value", "log_prob")}
+
+
+def step(device: str) -> dict[str, torch.Tensor]:
+    """What both have."""
+    shapes = {"obs": (NUM_ENVS, OBS), "action": (NUM_ENVS, ACTION), "reward": (NUM_ENVS,)}
+    flags = {name: torch.zeros(NUM_ENVS, dtype=torch.bool, device=device) for name in ("terminated", "truncated")}
+    return {name: torch.zeros(shape, device=device) for name, shape in shapes.items()} | flags
+
+
+def found(fasttd3: Path | None) -> Iterator[tuple[str, Calls]]:
+    """Every library that is here, with its calls."""
+    if fasttd3 is not None:
+        yield "FastTD3", _fasttd3(fasttd3)
+    for title, calls in (("TorchRL", _torchrl), ("skrl", _skrl), ("rsl_rl", _rsl_rl), ("CleanRL", _cleanrl)):
+        try:
+            yield title, calls()
+        except ImportError as error:
+            print(f"{title} is missing: {error}")
+
+
+def _fasttd3(path: Path) -> Calls:
+    spec = spec_from_file_location("fast_td3_utils", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def filled(n_steps: int = 1) -> Any:
+        buffer = module.SimpleReplayBuffer(NUM_ENVS, ROWS, OBS, ACTION, OBS, n_steps=n_steps, device="cpu")
+        for _ in range(ROWS + 1):
+            buffer.extend(given)
+        return buffer
+
+    now = transition("cpu")
+    done = (now["terminated"] | now["truncated"]).long()
+    after = {"rewards": now["reward"], "dones": done, "truncations": done, "observations": now["next_obs"]}
+    given = TensorDict({"observations": now["obs"], "actions": now["action"], "next": after}, [NUM_ENVS])
+
+    def add() -> Callable[[], object]:
+        buffer = filled()
+        return lambda: buffer.extend(given)
+
+    def sample(n_steps: int) -> Callable[[], object]:
+        buffer = filled(n_steps)
+        return lambda: buffer.sample(1)
+
+    samples = {"uniform sample after a write": lambda: sample(1), "3-step sample": lambda: sample(3)}
+    return {"replay add": add, **samples}
+
+
+def _torchrl() -> Calls:
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+    from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
+
+    now = transition("cpu")
+    after = {"observation": now["next_obs"]} | {
+        name: now[name].unsqueeze(-1) for name in ("reward", "terminated", "truncated")
+    }
+    given = TensorDict({"observation": now["obs"], "action": now["action"], "next": after}, [NUM_ENVS])
+
+    def filled() -> Any:
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(ROWS * NUM_ENVS), batch_size=BATCH)
+        for _ in range(3):
+            buffer.extend(given)
+        return buffer
+
+    def add() -> Callable[[], object]:
+        buffer = filled()
+        return lambda: buffer.extend(given)
+
+    def sample() -> Callable[[], object]:
+        buffer = filled()
+        return buffer.sample
+
+    def gae() -> Callable[[], object]:
+        value, next_value, reward = (torch.zeros(NUM_ENVS, STEPS, 1) for _ in range(3))
+        done = torch.zeros(NUM_ENVS, STEPS, 1, dtype=torch.bool)
+        return lambda: vec_generalized_advantage_estimate(0.99, 0.95, value, next_value, reward, done, done)
+
+    return {"replay add": add, "uniform sample after a write": sample, "GAE of 24 steps": gae}
+
+
+def _skrl() -> Calls:
+    from skrl.agents.torch.ppo.ppo import compute_gae
+    from skrl.memories.torch import RandomMemory
+
+    def memory(names: Mapping[str, torch.Tensor], rows: int) -> Any:
+        made = RandomMemory(memory_size=rows, num_envs=NUM_ENVS, device="cpu", replacement=True)
+        for name, value in names.items():
+            made.create_tensor(name, size=value.shape[-1], dtype=value.dtype)
+        for _ in range(rows):
+            made.add_samples(**names)
+        return made
+
+    def columns(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: value if value.ndim == 2 else value.unsqueeze(-1) for name, value in values.items()}
+
+    def add(given: Mapping[str, torch.Tensor], rows: int) -> Callable[[], object]:
+        made = memory(given, rows)
+        return lambda: made.add_samples(**given)
+
+    def sample(length: int) -> Callable[[], object]:
+        made = memory(replayed, ROWS)
+        return lambda: made.sample(list(replayed), batch_size=BATCH, sequence_length=length)
+
+    def gae() -> Callable[[], object]:
+        reward, value, flag = (
+            torch.zeros(STEPS, NUM_ENVS, 1, dtype=dtype) for dtype in (*[torch.float32] * 2, torch.bool)
+        )
+        return lambda: compute_gae(
+            rewards=reward, terminated=flag, truncated=flag, values=value, last_values=value[-1],
+            time_limit_bootstrap=True,
+        )  # fmt: skip
+
+    replayed, rolled = columns(transition("cpu")), columns(rollout_step("cpu"))
+    return {
+        "replay add": lambda: add(replayed, ROWS),
+        "uniform sample after a write": lambda: sample(1),
+        "sequences of 16": lambda: sample(16),
+        "GAE of 24 steps": gae,
+        "rollout add": lambda: add(rolled, STEPS),
+    }
+
+
+def _rsl_rl() -> Calls:
+    from rsl_rl.storage import RolloutStorage
+
+    from relive.conformance.peers.protocol import Trajectory
+    from relive.conformance.peers.rsl_rl import RslRlGae
+
+    now = rollout_step("cpu")
+    obs = TensorDict({"policy": now["obs"]}, [NUM_ENVS])
+
+    def given() -> Any:
+        made = RolloutStorage.Transition()
+        made.observations, made.actions, made.rewards = obs, now["action"], now["reward"]
+        made.dones, made.values = now["terminated"], now["value"].unsqueeze(1)
+        made.actions_log_prob, made.distribution_params = now["log_prob"], (now["action"], now["action"])
+        return made
+
+    def storage(steps: int) -> Any:
+        made = RolloutStorage("rl", NUM_ENVS, STEPS, obs, (ACTION,))
+        for _ in range(steps):
+            made.add_transition(given())
+        return made
+
+    def add() -> Callable[[], object]:
+        made, coming = storage(1), given()
+        return lambda: made.add_transition(coming)
+
+    def minibatch() -> Callable[[], object]:
+        batches = storage(STEPS).mini_batch_generator(STEPS, num_epochs=2)
+        next(batches)
+        return lambda: next(batches)
+
+    def gae() -> Callable[[], object]:
+        zeros = {name: torch.zeros(STEPS, NUM_ENVS).numpy() for name in ("reward", "value", "next_value")}
+        flags = {name: torch.zeros(STEPS, NUM_ENVS, dtype=torch.bool).numpy() for name in ("terminated", "truncated")}
+        return RslRlGae().prepare(Trajectory(**zeros, **flags), gamma=0.99, lam=0.95)
+
+    return {"GAE of 24 steps": gae, "minibatch of a rollout": minibatch, "rollout add": add}
+
+
+def _cleanrl() -> Calls:
+    """Tensors of [T, N, …] and an index, as its scripts have them."""
+    now = rollout_step("cpu")
+    stored = {name: torch.zeros(STEPS, *value.shape, dtype=value.dtype) for name, value in now.items()}
+
+    def write(t: int) -> None:
+        for name, value in now.items():
+            stored[name][t] = value
+
+    def gae() -> None:
+        reward, value, done = stored["reward"], stored["value"], stored["terminated"].float()
+        advantage, running, next_value = torch.zeros_like(reward), torch.zeros(NUM_ENVS), value[-1]
+        for t in reversed(range(STEPS)):
+            alive = 1.0 - done[t]
+            delta = reward[t] + 0.99 * next_value * alive - value[t]
+            advantage[t] = running = delta + 0.99 * 0.95 * alive * running
+            next_value = value[t]
+        _ = advantage + value
+
+    def minibatch() -> Callable[[], object]:
+        flat = [stored[name].flatten(0, 1) for name in ("obs", "action", "value", "log_prob", "reward", "reward")]
+        order = torch.randperm(STEPS * NUM_ENVS)
+        return lambda: [leaf[order[:BATCH]] for leaf in flat]
+
+    return {
+        "GAE of 24 steps": lambda: gae,
+        "minibatch of a rollout": minibatch,
+        "rollout add": lambda: lambda: write(0),
+    }

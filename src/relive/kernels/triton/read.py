@@ -1,0 +1,226 @@
+"""Reading batches: every leaf of rows, the observations that they led to, sums of rewards and ids, in one launch.
+
+Rows are given as flat slots, -1 for none: zeros are read there. A leaf has a form as in `write.py`, and a place:
+"""
+
+# What is jitted is Triton's language, which pyright takes for Python.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from relive.kernels.triton.slots import TRANSITION, earlier, later, row_of
+from relive.kernels.triton.variants import Variant
+from relive.kernels.triton.words import INTERPRETED, Form, Leaf, Rings, blocks
+
+ROWS = 16
+OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
+
+OWN = tl.constexpr(0)
+"""At the row itself."""
+LAST = tl.constexpr(1)
+"""At the last of its n steps."""
+NEXT = tl.constexpr(2)
+"""At the row after the last one."""
+CHUNK = 1 << 20 if INTERPRETED else 2048
+"""Words of a wide leaf that one program copies of its rows."""
+START = tl.constexpr(3)
+"""At the first row of every sequence, in one item per sequence."""
+
+
+@triton.jit
+def _copy(stored, out, first, slot, item, where, start, stop, num_envs, size, FORM: tl.constexpr):
+    """Copy words `start` to `stop` of the rows at slots [B] to the items of `out`, stacks rebuilt from frames."""
+    some = where & (slot >= 0)
+    for begin in range(start, stop, FORM[1]):
+        column = begin + tl.arange(0, FORM[1])
+        within = (column < FORM[0])[None, :]
+        at = slot
+        started = slot < 0
+        for back in range(FORM[2]):
+            words = tl.load(stored + at[:, None] * FORM[0] + column[None, :], some[:, None] & within, other=0)
+            if FORM[4]:
+                words = tl.where(started[:, None], 0, words)
+            word = column
+            if FORM[2] > 1:
+                frame = FORM[2] - 1 - back
+                word = column // FORM[3] * (FORM[2] * FORM[3]) + frame * FORM[3] + column % FORM[3]
+                started |= tl.load(first + at, some, other=0) != 0
+                at = tl.where(started, at, earlier(at, 1, num_envs, size))
+            tl.store(out + item[:, None] * (FORM[0] * FORM[2]) + word[None, :], words, where[:, None] & within)
+
+
+@triton.jit
+def _steps_taken(kind, slot, some, num_envs, size, n, N: tl.constexpr):
+    """How many steps each window has: up to n, until its episode ends or the newest row comes."""
+    step = tl.arange(0, N)
+    at = later(slot[:, None], step[None, :].to(tl.int64), num_envs, size)
+    inside = some[:, None] & (step < n)[None, :]
+    goes_on = tl.load(kind + at, inside, other=0) == TRANSITION
+    # The row itself is a step whatever has become of it.
+    ends = tl.where(goes_on | (step == 0)[None, :], n, step[None, :])
+    return tl.min(ends, axis=1).to(tl.int64)
+
+
+@triton.jit
+def _sum_rewards(reward, out, slot, item, where, taken, num_envs, size, n, gamma, FORM: tl.constexpr):
+    """Σ γ^i r of the steps taken, in the order and the dtype of the native core."""
+    number = reward.dtype.element_ty
+    some = where & (slot >= 0)
+    for start in range(0, FORM[0], FORM[1]):
+        column = start + tl.arange(0, FORM[1])
+        within = (column < FORM[0])[None, :]
+        total = tl.load(reward + slot[:, None] * FORM[0] + column[None, :], some[:, None] & within, other=0)
+        factor = tl.full((), 1.0, tl.float64)
+        at = slot
+        for step in range(1, n):
+            at = later(at, 1, num_envs, size)
+            factor = factor * gamma
+            here = some & (taken > step)
+            more = tl.load(reward + at[:, None] * FORM[0] + column[None, :], here[:, None] & within, other=0)
+            more = more.to(tl.float64) * factor
+            if number.primitive_bitwidth < 32:  # as torch rounds: float64, float32, then half
+                more = more.to(tl.float32)
+            total = tl.where(here[:, None], total + more.to(number), total)
+        tl.store(out + item[:, None] * FORM[0] + column[None, :], total, where[:, None] & within)
+
+
+@triton.jit
+def _discount(taken, n, gamma):
+    """γ^k of the steps taken, as float32."""
+    power = tl.full((), 1.0, tl.float64)
+    factor = taken.to(tl.float64) * 0.0
+    for step in range(1, n + 1):
+        power = power * gamma
+        factor = tl.where(taken == step, power, factor)
+    return factor.to(tl.float32)
+
+
+@triton.jit
+def read_kernel(
+    slots_given, sources, outs, rewards, sums, ids, discounts, kind, first, head, is_open,
+    slots, num_envs, size, rows, n, gamma: tl.float64,
+    FORMS: tl.constexpr, PLACES: tl.constexpr, PIECES: tl.constexpr, REWARDS: tl.constexpr, LENGTH: tl.constexpr,
+    HAS_IDS: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Read all leaves of `rows` rows. The second axis of the grid has a piece of a wide leaf each, from 1 on."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    piece = tl.program_id(1)
+    valid = place < rows
+    slot = tl.load(slots_given + place, valid, other=-1)
+    some = slot >= 0
+    last = slot
+    taken = place * 0 + 1
+    if N > 0:
+        taken = _steps_taken(kind, slot, some, num_envs, size, n, N)
+        last = tl.where(some, later(slot, taken - 1, num_envs, size), slot)
+    following = tl.where(some, later(last, 1, num_envs, size), slot)
+    for i in tl.static_range(len(FORMS)):
+        at = slot
+        if PLACES[i] == LAST:
+            at = last
+        if PLACES[i] == NEXT:
+            at = following
+        item = place
+        where = valid
+        if PLACES[i] == START:
+            item = place // LENGTH
+            where = valid & (place % LENGTH == 0)
+        start = (piece - PIECES[i]) * CHUNK
+        if (start >= 0) & (start < FORMS[i][0]):
+            stop = tl.minimum(start + CHUNK, FORMS[i][0])
+            _copy(sources[i], outs[i], first, at, item, where, start, stop, num_envs, size, FORMS[i])
+    if piece == 0:
+        for i in tl.static_range(len(REWARDS)):
+            _sum_rewards(rewards[i], sums[i], slot, place, valid, taken, num_envs, size, n, gamma, REWARDS[i])
+        if N > 0:
+            tl.store(discounts + place, _discount(taken, n, gamma), valid)
+        if HAS_IDS:
+            row = row_of(slot, head, is_open, slots, num_envs, valid)
+            tl.store(ids + place, row * num_envs + slot % num_envs, valid)
+
+
+class Source(NamedTuple):
+    """A leaf that is read, and at which row: OWN, LAST, NEXT or START."""
+
+    leaf: Leaf
+    place: int
+
+
+class RowReader:
+    """Reads the same leaves of many batches."""
+
+    def __init__(
+        self, rings: Rings, sources: Sequence[Source], rewards: Sequence[tuple[torch.Tensor, Form]] = (), *,
+        chunk: int = CHUNK,
+    ) -> None:  # fmt: skip
+        """`rewards` are tensors of floats, each as one list, and their forms: they are summed over n steps."""
+        self._rings, self._chunk = rings, chunk
+        self._words = tuple(source.leaf.words for source in sources)
+        self._forms = tuple(source.leaf.form for source in sources)
+        self._places = tuple(source.place for source in sources)
+        self._rewards, self._reward_forms = tuple(r for r, _ in rewards), tuple(form for _, form in rewards)
+        pieces, self._pieces = [], 1
+        for form in self._forms:
+            wide = form[0] > chunk
+            pieces.append(self._pieces if wide else 0)
+            self._pieces += triton.cdiv(form[0], chunk) if wide else 0
+        self._starts = tuple(pieces)
+
+    def read(
+        self, slots: torch.Tensor, outs: Sequence[torch.Tensor], ids: torch.Tensor | None = None, *, length: int = 1,
+        n: int = 0, gamma: float = 0.0, sums: Sequence[torch.Tensor] = (), discount: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Fill words `outs` in the order of the sources; `length`: slots are sequences of so many steps."""
+        rings = self._rings
+        block, programs = blocks(slots.numel(), ROWS)
+        read_kernel[(programs, self._pieces)](
+            slots, self._words, tuple(outs), self._rewards or (rings.head,), tuple(sums) or (rings.head,),
+            slots if ids is None else ids, slots if discount is None else discount,
+            rings.kind, rings.first, rings.head, rings.open, rings.slots, rings.num_envs, rings.size, slots.numel(),
+            n, float(gamma), FORMS=self._forms, PLACES=self._places, PIECES=self._starts,
+            REWARDS=self._reward_forms if n else (), LENGTH=length, HAS_IDS=ids is not None,
+            N=triton.next_power_of_2(n) if n else 0, CHUNK=self._chunk, BLOCK=block, **OPTIONS,
+        )  # fmt: skip
+
+
+_RINGS = {"kind": "*u8", "first": "*u8", "head": "*i64", "is_open": "*u8"}
+
+
+def _variant(
+    name: str, leaves: Sequence[tuple[str, Form, int]], rewards: Sequence[str] = (), n: int = 0, length: int = 1,
+    sizes: str = "i32", pieces: Sequence[int] | None = None,
+) -> Variant:  # fmt: skip
+    words = tuple(word for word, _, _ in leaves)
+    numbers = tuple(f"*{number}" for number in rewards) or ("*i64",)
+    types = {"slots_given": "*i64", "sources": words, "outs": words, "rewards": numbers, "sums": numbers}
+    types |= {"ids": "*i64", "discounts": "*fp32", **_RINGS}
+    aligned = tuple(types)
+    types |= {**dict.fromkeys(("slots", "num_envs", "size", "rows", "n"), sizes), "gamma": "fp64"}
+    constants = {
+        "FORMS": tuple(form for _, form, _ in leaves), "PLACES": tuple(place for _, _, place in leaves),
+        "PIECES": tuple(pieces or [0] * len(leaves)), "REWARDS": tuple((1, 1, 1, 1, False) for _ in rewards),
+        "LENGTH": length, "HAS_IDS": length == 1, "N": n, "CHUNK": 2048, "BLOCK": ROWS,
+    }  # fmt: skip
+    return Variant(read_kernel, name, types, constants, OPTIONS, aligned)
+
+
+_ROBOT = ("*i32", (48, 64, 1, 1, False))
+_ONE = (1, 1, 1, 1, False)
+_REST = [("*i32", (12, 16, 1, 1, False), 0), ("*u8", _ONE, 1), ("*u8", _ONE, 1)]
+_STACK = ("*u8", (7_056, 128, 4, 1, False))
+
+VARIANTS = (
+    _variant("transitions of 48 floats", [(*_ROBOT, 0), *_REST, ("*i32", _ONE, 0), (*_ROBOT, 2)], sizes="i64"),
+    _variant("3 steps", [(*_ROBOT, 0), *_REST, (*_ROBOT, 2)], ["fp32"], n=4),
+    _variant("5 steps, three rewards", [(*_ROBOT, 0), *_REST, (*_ROBOT, 2)], ["fp64", "fp16", "bf16"], n=8),
+    _variant("sequences of 16", [(*_ROBOT, 0), *_REST, (*_ROBOT, 2), ("*i16", (256, 128, 1, 1, False), 3)], length=16),
+    _variant("4 stacked frames", [(*_STACK, 0), *_REST, (*_STACK, 2)], pieces=[1, 0, 0, 0, 5]),
+)

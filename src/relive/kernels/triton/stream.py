@@ -1,0 +1,66 @@
+"""The random stream of a buffer whose draws are made by Triton's kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from relive.errors import require
+from relive.kernels.triton.philox import STREAM, uniform_numbers
+from relive.randomness import Randomness
+
+if TYPE_CHECKING:
+    from relive.memory.saved import Saved
+
+
+class DeviceStream(Randomness):
+    """Draws by a counter on the device (Philox), keyed by the seed.
+
+    The same seed gives the same draws on every device, and under Triton's interpreter. Shuffling, which is torch's, is
+    the device's own.
+    """
+
+    def __init__(self, seed: int | None, device: torch.device) -> None:
+        super().__init__(seed)
+        self.device = device
+        self.numbers = torch.zeros(STREAM, dtype=torch.int64, device=device)
+        """The key, the number of the coming call, and a count that is zero between calls; see `philox`."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self.numbers.copy_(torch.tensor([self.seed(), 0, 0]))
+
+    def uniform(self, count: int, device: torch.device) -> torch.Tensor:
+        if device != self.device:
+            return super().uniform(count, device)
+        return uniform_numbers(self.numbers, count)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        values, arrays = super().state()
+        return values, {**arrays, "philox": self.numbers[:2]}
+
+    def load_state(self, saved: Saved) -> None:
+        """Continue where a stream was, also on another device; a stream of another kind begins anew."""
+        super().load_state(saved)
+        if saved.form("philox") is None:
+            self._begin()
+            return
+        found = saved.shaped("philox", (2,), torch.int64)
+        if bool((found < 0).any()):
+            raise saved.at("philox", found.tolist()).wrong("a key and a number of calls, both at least 0")
+        self.numbers[:2].copy_(found)
+
+    def snapshot(self) -> Any:
+        return super().snapshot(), self.numbers.clone()
+
+    def restore(self, snapshot: Any) -> None:
+        host, numbers = snapshot
+        super().restore(host)
+        self.numbers.copy_(numbers)
+
+    def check(self) -> None:
+        super().check()
+        key, calls, unfinished = self.numbers.tolist()
+        require(key >= 0 and calls >= 0, "generator", "a key and a number of calls, both at least 0", (key, calls))
+        require(unfinished == 0, "generator", "no call that is half done", unfinished)

@@ -1,0 +1,154 @@
+"""Which steps lie around rows, for sequences: the windows [B, L] of flat slots and their marks, in one launch."""
+
+# What is jitted is Triton's language, which pyright takes for Python.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportInvalidTypeForm=false
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from relive.kernels.triton.slots import FINAL, TRANSITION
+from relive.kernels.triton.variants import Variant
+from relive.kernels.triton.words import Rings, blocks
+
+MOST_STEPS = 1024
+"""Of a window: rows are looked at all at once."""
+
+
+@triton.jit
+def _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, BACK: tl.constexpr, CROSS: tl.constexpr,
+           SPAN: tl.constexpr):  # fmt: skip
+    """The rows from each one on [B, SPAN], or with BACK before it: slots, which are steps, how many steps up to each.
+
+    Steps end where an episode does; with CROSS they go on after its final rows.
+    """
+    away = tl.arange(0, SPAN).to(tl.int64)[None, :]
+    if BACK:
+        at = row[:, None] - 1 - away
+        inside = at >= oldest[:, None]
+    else:
+        at = row[:, None] + away
+        inside = at <= newest[:, None]
+    inside = inside & valid[:, None]
+    slot = tl.maximum(at, 0) % slots * num_envs + env[:, None]
+    held = tl.load(kind + slot, inside, other=0)
+    is_step = inside & (held == TRANSITION)
+    if not BACK:
+        is_step = is_step | (inside & (away == 0))  # the row itself, whatever has become of it
+    stops = ~is_step
+    if CROSS:
+        stops = stops & (held != FINAL)
+    elif BACK:
+        after = (at + 1) % slots * num_envs + env[:, None]
+        stops = stops | (tl.load(first + after, inside, other=1) != 0)
+    reached = tl.cumsum(stops.to(tl.int32), axis=1) == 0
+    is_step = is_step & reached
+    return slot, is_step, tl.cumsum(is_step.to(tl.int32), axis=1)
+
+
+@triton.jit
+def windows_kernel(
+    drawn, windows, mask, train, is_first, ids, kind, first, head, is_open, slots, num_envs, rows, before, after,
+    CROSS: tl.constexpr, BACK: tl.constexpr, AHEAD: tl.constexpr, LENGTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Up to `before` steps before each row, the row, the steps after it, then -1."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    valid = place < rows
+    flat = tl.load(drawn + place, valid, other=0)
+    env = flat % num_envs
+    newest = tl.load(head + env, valid, other=0) - 1 + tl.load(is_open + env, valid, other=0).to(tl.int64)
+    behind = (newest - flat // num_envs) % slots
+    row = newest - tl.where(behind < 0, behind + slots, behind)
+    oldest = newest - slots + 1
+    length = before + after
+    out = place * length
+    burn_in = place.to(tl.int32) * 0
+    if BACK > 0:
+        slot, is_step, nth = _steps(
+            kind, first, row, env, tl.maximum(oldest, 0), newest, slots, num_envs, valid, True, CROSS, BACK
+        )
+        is_step = is_step & (nth <= before)
+        burn_in = tl.sum(is_step.to(tl.int32), axis=1)
+        to = out[:, None] + burn_in[:, None] - nth
+        tl.store(windows + to, slot, is_step)
+        tl.store(is_first + to, tl.load(first + slot, is_step, other=0), is_step)
+    slot, is_step, nth = _steps(kind, first, row, env, oldest, newest, slots, num_envs, valid, False, CROSS, AHEAD)
+    is_step = is_step & (nth <= after)
+    found = burn_in + tl.sum(is_step.to(tl.int32), axis=1)
+    to = out[:, None] + burn_in[:, None] + nth - 1
+    tl.store(windows + to, slot, is_step)
+    tl.store(is_first + to, tl.load(first + slot, is_step, other=0), is_step)
+    step = tl.arange(0, LENGTH)[None, :]
+    to = out[:, None] + step
+    inside = valid[:, None] & (step < length)
+    real = step < found[:, None]
+    tl.store(mask + to, real.to(tl.uint8), inside)
+    tl.store(train + to, (real & (step >= burn_in[:, None])).to(tl.uint8), inside)
+    tl.store(windows + to, tl.full((BLOCK, LENGTH), -1, tl.int64), inside & ~real)
+    tl.store(is_first + to, tl.zeros((BLOCK, LENGTH), tl.uint8), inside & ~real)
+    tl.store(ids + place, row * num_envs + env, valid)
+
+
+class Windows(NamedTuple):
+    """What is known of the steps around rows."""
+
+    slots: torch.Tensor
+    """Flat slots [B, L], -1 after the last step."""
+    mask: torch.Tensor
+    """Which of them are steps, as bytes."""
+    train: torch.Tensor
+    """Which of them are the drawn row or come after it, as bytes."""
+    is_first: torch.Tensor
+    """Which of them start an episode, as bytes."""
+    ids: torch.Tensor
+    """Of the drawn rows [B]."""
+
+
+def _tiles(before: int, after: int, cross: bool) -> dict[str, int]:
+    """How many rows are looked at before and from each drawn one on: between two steps lie at most two final rows."""
+    back, ahead = (triton.next_power_of_2(steps * (3 if cross else 1)) if steps else 0 for steps in (before, after))
+    return {"BACK": back, "AHEAD": ahead, "LENGTH": triton.next_power_of_2(before + after)}
+
+
+def _rows(tiles: dict[str, int]) -> int:
+    """How many windows a program looks for."""
+    return max(512 // max(tiles.values()), 1)
+
+
+def _options(tiles: dict[str, int]) -> dict[str, Any]:
+    return {"num_warps": 4 if max(tiles.values()) <= 512 else 16, "enable_fp_fusion": False}
+
+
+def find_windows(rings: Rings, drawn: torch.Tensor, before: int, after: int, cross: bool, out: Windows) -> None:
+    """The windows of the drawn slots [B], at most `MOST_STEPS` steps each."""
+    rows, tiles = len(drawn), _tiles(before, after, cross)
+    block, programs = blocks(rows, _rows(tiles))
+    windows_kernel[(programs,)](
+        drawn, out.slots, out.mask, out.train, out.is_first, out.ids, rings.kind, rings.first, rings.head, rings.open,
+        rings.slots, rings.num_envs, rows, before, after, CROSS=cross, BLOCK=block, **tiles, **_options(tiles),
+    )  # fmt: skip
+
+
+_TYPES = {"drawn": "*i64", "windows": "*i64", "mask": "*u8", "train": "*u8", "is_first": "*u8", "ids": "*i64"}
+_TYPES |= {"kind": "*u8", "first": "*u8", "head": "*i64", "is_open": "*u8"}
+
+
+def _variant(name: str, sizes: str, before: int, after: int, cross: bool = False) -> Variant:
+    types = _TYPES | dict.fromkeys(("slots", "num_envs", "rows", "before", "after"), sizes)
+    tiles = _tiles(before, after, cross)
+    return Variant(
+        windows_kernel, name, types, {**tiles, "CROSS": cross, "BLOCK": _rows(tiles)}, _options(tiles), tuple(_TYPES)
+    )
+
+
+VARIANTS = (
+    _variant("16 steps", "i32", 0, 16),
+    _variant("16 steps, 8 of burn-in, int64", "i64", 8, 16),
+    _variant("16 steps, 8 of burn-in, crossing", "i32", 8, 16, cross=True),
+    _variant("1,024 steps, crossing", "i32", 0, 1024, cross=True),
+)

@@ -1,0 +1,41 @@
+"""A lock for memory of a device where launches of one stream are in order, and those of two streams are not."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+
+class StreamLock:
+    """A re-entrant lock: what its holder launches comes after what earlier holders have launched.
+
+    A holder on another stream than the last one lets its stream wait for that one, on the device; the host does not
+    wait. While a graph is captured nothing of other streams may be waited for: `torch.cuda.graph` has waited before.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._lock = device, threading.RLock()
+        self._last: Any = None
+        """The stream of the last holder."""
+
+    def __enter__(self) -> StreamLock:
+        self._lock.acquire()
+        try:
+            self._follow()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def _follow(self) -> None:
+        stream = torch.cuda.current_stream(self._device)
+        if stream == self._last or torch.cuda.is_current_stream_capturing():
+            return
+        if self._last is not None:
+            stream.wait_stream(self._last)
+        self._last = stream

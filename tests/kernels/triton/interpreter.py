@@ -1,0 +1,117 @@
+"""Triton's interpreter in tests: without its emulation of overflows, and with the programs of a grid in any order.
+
+The interpreter runs one program after the other, each from its beginning to its end. So it shows a race between
+programs if they run in another order, and never one between the warps of one program.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+
+from relive import kernels
+
+Result = TypeVar("Result")
+Order = Callable[[int], Any]
+"""The numbers below n in some order."""
+
+
+def interpreter() -> Any:
+    """Triton's module, or a skip: without Triton, or where kernels are compiled for a GPU."""
+    triton = pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("needs Triton's interpreter (TRITON_INTERPRET=1), which runs where there is no GPU")
+    from triton.runtime import interpreter as module  # noqa: PLC0415 (after the skip)
+
+    return module
+
+
+@contextmanager
+def quick_arithmetic() -> Iterator[None]:
+    """Integers wrap and floats become infinite or NaN without a word, as on a GPU, at a tenth of the time.
+
+    The interpreter otherwise looks for overflows of integers, and numpy warns of others.
+    """
+    module = interpreter()
+    builder = module.interpreter_builder
+    before, builder.options = builder.options, module.InterpreterOptions(sanitize_overflow=False)
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    finally:
+        builder.options = before
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Everything that is made and called inside runs Triton's kernels on host memory as if it were a device's."""
+    with quick_arithmetic(), kernels.force("triton"):
+        yield
+
+
+@contextmanager
+def programs_in_order(order: Order) -> Iterator[None]:
+    """The programs of every grid that is launched inside run in this order."""
+    builder = interpreter().interpreter_builder
+    turn: Iterator[tuple[int, int, int]] = iter(())
+
+    def set_grid_dim(x: int, y: int, z: int) -> None:
+        nonlocal turn
+        type(builder).set_grid_dim(builder, x, y, z)
+        places = list(itertools.product(range(x), range(y), range(z)))
+        turn = iter([places[i] for i in order(len(places))])
+
+    def set_grid_idx(*_: int) -> None:
+        type(builder).set_grid_idx(builder, *next(turn))
+
+    builder.set_grid_dim, builder.set_grid_idx = set_grid_dim, set_grid_idx
+    try:
+        yield
+    finally:
+        del builder.set_grid_dim, builder.set_grid_idx
+
+
+def orders(count: int) -> list[Order]:
+    """The natural order, the reversed one, and random ones up to `count`."""
+    return [range, lambda n: range(n - 1, -1, -1), *(partial(_shuffled, seed) for seed in range(count - 2))]
+
+
+def _shuffled(seed: int, n: int) -> list[int]:
+    return np.random.default_rng((seed, n)).permutation(n).tolist()
+
+
+def in_every_order(run: Callable[[], Result], count: int = 4) -> Result:
+    """What `run` returns, tensors in any nesting: bit for bit the same in `count` orders of the programs, or a race."""
+    results = []
+    for order in orders(count):
+        with programs_in_order(order):
+            results.append(run())
+    first, *others = ([*_tensors(result)] for result in results)
+    for other in others:
+        assert len(first) == len(other)
+        for a, b in zip(first, other, strict=True):
+            same = a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b))
+            assert same, f"a race: the programs in one order gave {a}, in another {b}"
+    return results[0]
+
+
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, dict):
+        yield from (tensor for value in result.values() for tensor in _tensors(value))
+    elif isinstance(result, list | tuple):
+        yield from (tensor for value in result for tensor in _tensors(value))
+    else:
+        yield torch.as_tensor(result)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

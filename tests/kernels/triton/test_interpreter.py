@@ -1,0 +1,87 @@
+"""The harness itself: planted mistakes are found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.triton.interpreter import in_every_order, orders, programs_in_order
+
+triton = pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
+tl = pytest.importorskip("triton.language")
+
+
+@triton.jit
+def _count_kernel(counts, turns, next_turn):
+    """Each program counts itself, and notes when its turn came."""
+    me = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    tl.atomic_add(counts + me, 1)
+    tl.store(turns + me, tl.atomic_add(next_turn, 1))
+
+
+@triton.jit
+def _last_program_wins_kernel(out):
+    """The planted race: every program stores its number to one place."""
+    tl.store(out, tl.program_id(0))
+
+
+@triton.jit
+def _sum_by_atomics_kernel(x, out):
+    """The subtler race: a float sum rounds in the order in which it is added."""
+    tl.atomic_add(out, tl.load(x + tl.program_id(0)))
+
+
+@triton.jit
+def _own_place_kernel(x, out):
+    me = tl.program_id(0)
+    tl.store(out + me, tl.load(x + me) * 2)
+
+
+@pytest.mark.parametrize("order", orders(5))
+def test_every_program_runs_once_in_each_order(order):
+    counts, turns, next_turn = (torch.zeros(n, dtype=torch.int32) for n in (6, 6, 1))
+    with programs_in_order(order):
+        _count_kernel[(2, 3)](counts, turns, next_turn)
+    assert counts.tolist() == [1] * 6
+    assert turns.argsort().tolist() == list(order(6))
+
+
+def test_after_the_order_the_programs_run_as_before():
+    counts, turns, next_turn = (torch.zeros(n, dtype=torch.int32) for n in (6, 6, 1))
+    with programs_in_order(orders(2)[1]):
+        pass
+    _count_kernel[(2, 3)](counts, turns, next_turn)
+    assert turns.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_planted_race_is_found():
+    def run() -> torch.Tensor:
+        out = torch.zeros(1, dtype=torch.int32)
+        _last_program_wins_kernel[(4,)](out)
+        return out
+
+    with pytest.raises(AssertionError, match="a race"):
+        in_every_order(run)
+
+
+def test_a_sum_by_float_atomics_is_found():
+    x = torch.tensor([1e8, 1.0, -1e8, 1.0], dtype=torch.float32)
+
+    def run() -> torch.Tensor:
+        out = torch.zeros(1)
+        _sum_by_atomics_kernel[(4,)](x, out)
+        return out
+
+    with pytest.raises(AssertionError, match="a race"):
+        in_every_order(run)
+
+
+def test_a_kernel_without_a_race_passes():
+    x = torch.arange(5.0)
+
+    def run() -> torch.Tensor:
+        out = torch.zeros(5)
+        _own_place_kernel[(5,)](x, out)
+        return out
+
+    assert in_every_order(run).tolist() == [0, 2, 4, 6, 8]

@@ -1,0 +1,343 @@
+"""The tree of priorities in Triton, against the native tree, priorities on a line and rings written out."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from relive.kernels.priority import NativeTree, weights
+from relive.memory import Heap
+from relive.replay.ring import Ring
+from tests.kernels.triton.interpreter import in_every_order
+from tests.reference.priority import SlowTree
+from tests.tiers import select
+
+pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
+
+from relive.kernels.triton import priorities as triton_kernels
+from relive.kernels.triton.priority_tree import RingTensors, TritonTree
+from relive.kernels.triton.stream import DeviceStream
+
+CPU = torch.device("cpu")
+HUGE, TINY = 1.7e308, 5e-324
+
+
+def doubles(values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def tree_of(priorities: Any) -> TritonTree:
+    """A tree with these priorities, one leaf each."""
+    tree = TritonTree(len(priorities), CPU)
+    tree.set(torch.arange(len(priorities)), doubles(priorities))
+    return tree
+
+
+def stream(seed: int = 0) -> DeviceStream:
+    return DeviceStream(seed, CPU)
+
+
+@pytest.fixture
+def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What many draws take under the interpreter is the number of programs."""
+    monkeypatch.setattr(triton_kernels, "DRAW_BLOCK", 1024)
+
+
+class TestSums:
+    @pytest.mark.parametrize("num_leaves", select(1, 17, 300, of=[1, 2, 15, 16, 17, 255, 256, 257, 300, 4097, 70_000]))
+    def test_every_node_has_the_running_sums_of_its_children(self, num_leaves: int) -> None:
+        values = np.random.default_rng(num_leaves).random(num_leaves)
+        tree = tree_of(values)
+        assert tree.check() == 0
+        assert float(tree.total()) == pytest.approx(values.sum(), rel=1e-13)
+        assert float(tree.smallest()) == values.min()
+        assert tree.check() == 0
+
+    def test_the_check_sees_a_sum_a_leaf_and_a_minimum_that_are_wrong(self) -> None:
+        tree = tree_of([1.0] * 300)
+        tree.smallest()
+        for tensor, place in ((tree._sums, 40), (tree._leaves, 7), (tree._least, 3)):
+            before = float(tensor[place])
+            tensor[place] = 0.5
+            assert tree.check() > 1e-3
+            tensor[place] = before
+            assert tree.check() == 0
+
+    def test_updates_leave_the_bits_that_a_rebuild_gives(self) -> None:
+        # Which is what makes a resumed run draw the same rows.
+        generator = np.random.default_rng(3)
+        tree = tree_of(generator.random(1000))
+        tree.smallest()
+        for _ in range(5):
+            leaves = torch.from_numpy(generator.integers(0, 1000, 60))
+            tree.set(leaves, torch.from_numpy(10 ** generator.uniform(-8, 8, 60)))
+        sums, least = tree._sums.clone(), tree._least.clone()
+        tree.rebuild()
+        assert torch.equal(sums, tree._sums)
+        assert torch.equal(least, tree._least)
+
+    @pytest.mark.thorough
+    def test_many_updates_leave_no_drift(self) -> None:
+        num_leaves, generator = 1 << 13, np.random.default_rng(10)
+        brute, tree = np.zeros(num_leaves), TritonTree(num_leaves, CPU)
+        tree.smallest()
+        for _ in range(40):
+            leaves = generator.integers(0, num_leaves, 500)
+            priorities = 10 ** generator.uniform(-8, 8, 500)
+            brute[leaves] = priorities
+            tree.set(torch.from_numpy(leaves), torch.from_numpy(priorities))
+        assert np.array_equal(tree.leaves_view().numpy(), brute)
+        assert tree.check() == 0
+        assert float(tree.smallest()) == brute[brute > 0].min()
+        large = np.flatnonzero(brute > 1e-4)
+        tree.set(torch.from_numpy(large), 0.0)
+        brute[large] = 0
+        assert float(tree.total()) == pytest.approx(math.fsum(brute), rel=1e-12)
+
+    @pytest.mark.parametrize("count", select(40, of=[40, 513, 1500]))
+    def test_of_several_priorities_for_a_leaf_the_last_counts_as_in_the_native_core(self, count: int) -> None:
+        generator = np.random.default_rng(count)
+        leaves = torch.from_numpy(generator.integers(0, 30, count))
+        values = torch.from_numpy(generator.random(count))
+        tree, native = TritonTree(2000, CPU), NativeTree(2000, Heap(CPU))
+        for order in (slice(None), slice(count // 2)):
+            tree.set(leaves[order], values[order])
+            native.set(leaves[order], values[order])
+            assert torch.equal(tree.leaves_view(), native.leaves_view())
+        assert tree._stamps.count_nonzero() == 0
+        assert tree.check() == 0
+
+    def test_strided_arguments_are_read_right(self) -> None:
+        tree = TritonTree(40, CPU)
+        tree.set(torch.arange(40)[::2], doubles(range(40))[::2])
+        assert tree.get(torch.arange(40)[::4]).tolist() == list(range(0, 40, 4))
+        assert tree.get(torch.arange(40)[1::2]).count_nonzero() == 0
+
+    def test_no_leaves_change_nothing(self) -> None:
+        tree = tree_of([1.0, 2.0])
+        tree.set(torch.empty(0, dtype=torch.int64), doubles([]))
+        assert tree.leaves_view().tolist() == [1, 2]
+
+
+class TestScale:
+    """The line from the smallest denormal to the largest double."""
+
+    @pytest.mark.parametrize("value", select(HUGE, TINY, of=[HUGE, 1e308, 1e200, 1e-200, 1e-308, 1e-320, TINY]))
+    def test_equal_priorities_of_any_size_are_equally_likely(self, value: float) -> None:
+        assert tree_of([value] * 100).draw(100, stream()).tolist() == list(range(100))
+
+    @pytest.mark.thorough
+    def test_a_tree_moves_between_the_ends(self) -> None:
+        tree, everything = TritonTree(100, CPU), torch.arange(100)
+        tree.smallest()
+        for value in (1.0, HUGE, TINY, 1e-8, 1e-320, HUGE, 1.0, 0.0, 1e-310, 0.0, 1.0):
+            tree.set(everything[:50], value)
+            tree.set(everything[50:], value)
+            assert tree.check() == 0
+            assert float(tree.smallest()) == (value or math.inf)
+            if value:
+                assert tree.draw(100, stream()).tolist() == everything.tolist()
+
+    def test_only_the_largest_matter_beside_the_smallest(self) -> None:
+        tree = tree_of([TINY] * 50 + [HUGE] + [TINY] * 50)
+        assert (tree.draw(100, stream()) == 50).all()
+        tree.set(torch.tensor([50]), 0.0)
+        assert len(tree.draw(100, stream()).unique()) == 100
+        assert float(tree.total()) == pytest.approx(100 * TINY)
+
+    def test_the_total_is_infinite_where_float64_ends(self) -> None:
+        tree = tree_of([1e308] * 3)
+        assert float(tree.total()) == math.inf
+        tree.set(torch.tensor([0, 1]), 1.0)
+        assert float(tree.total()) == 1e308
+
+
+class TestDraws:
+    @pytest.mark.thorough
+    @pytest.mark.usefixtures("_few_programs")
+    @pytest.mark.parametrize("values", [(1e-320, 1e308), (1e-8, 1e8), (0.1, 0.3), (1e-300, TINY), (HUGE, 1.0)], ids=str)
+    def test_zero_leaves_are_never_drawn(self, values: tuple[float, ...]) -> None:
+        priorities = np.random.default_rng(1).choice((0.0, 0.0, *values), 3000)
+        priorities[-200:] = 0  # whole groups of nothing at the end, where rounding would fall off
+        tree, source = tree_of(priorities), stream(3)
+        drawn = torch.cat([tree.draw(1000, source) for _ in range(10)])
+        assert (tree.get(drawn) > 0).all()
+
+    @pytest.mark.usefixtures("_few_programs")
+    def test_draws_follow_the_priorities(self) -> None:
+        tree, source = tree_of([k for k in (1, 5, 0, 2, 3, 7) for _ in range(20)]), stream(5)
+        assert self.statistic(tree, source, 20) < 5
+        tree.set(torch.arange(20), 9.0)
+        assert self.statistic(tree, source, 20) < 5
+
+    @pytest.mark.usefixtures("_few_programs")
+    def test_the_test_of_draws_notices_wrong_priorities(self) -> None:
+        tree = tree_of([1.0] * 120)
+        tree.leaves_view()[:60] *= 1.5  # which the sums do not know of
+        assert self.statistic(tree, stream(5), 20) > 5
+
+    @staticmethod
+    def statistic(tree: TritonTree, source: DeviceStream, batches: int) -> float:
+        """How many standard deviations χ² of independent draws is above its mean."""
+        seen = torch.cat([tree.draw(1000, source) for _ in range(batches)]).bincount(minlength=tree.num_leaves)
+        expected = tree.leaves_view() / tree.leaves_view().sum() * seen.sum()
+        drawable = expected > 0
+        assert seen[~drawable].sum() == 0
+        freedom = int(drawable.sum()) - 1
+        chi_squared = float(((seen - expected)[drawable] ** 2 / expected[drawable]).sum())
+        return (chi_squared - freedom) / math.sqrt(2 * freedom)
+
+    def test_programs_in_any_order_draw_and_weigh_the_same(self) -> None:
+        tree = tree_of(np.random.default_rng(0).random(500))
+        for by_smallest in (False, True):
+
+            def run(by_smallest: bool = by_smallest) -> Any:
+                source = stream(4)
+                first = tree.draw_weighted(100, source, 0.7, by_smallest)
+                return first, tree.draw_weighted(50, source, 0.7, by_smallest), source.numbers, tree._smallest
+
+            (leaves, _), (others, _), numbers, _ = in_every_order(run, 3)
+            assert numbers[1:].tolist() == [2, 0]
+            assert leaves[:50].tolist() != others.tolist()
+
+    def test_the_batch_and_all_leaves_normalise_weights(self) -> None:
+        priorities = np.random.default_rng(1).random(400) + 1e-3
+        tree = tree_of(priorities)
+        for beta in (0.0, 0.4, 1.0):
+            for by_smallest in (False, True):
+                leaves, found = tree.draw_weighted(70, stream(2), beta, by_smallest)
+                drawn = tree.get(leaves)
+                smallest = float(tree.smallest()) if by_smallest else float(drawn.min())
+                assert torch.allclose(found, weights(drawn, smallest, beta), rtol=1e-6, atol=0)
+                assert by_smallest or float(found.max()) == 1
+
+    def test_weights_of_faint_and_huge_priorities_are_above_zero(self) -> None:
+        tree = tree_of([TINY, HUGE, HUGE, HUGE])
+        for beta in (0.4, 1.0, 3.0):
+            _, found = tree.draw_weighted(8, stream(), beta, True)
+            expected = weights(doubles([HUGE] * 8), TINY, beta)
+            assert torch.allclose(found, expected, rtol=1e-6, atol=0)
+            assert (found > 0).all()
+
+    def test_a_tree_of_zeros_draws_leaves_inside(self) -> None:
+        leaves = TritonTree(1001, CPU).draw(40, stream())
+        assert leaves.min() >= 0
+        assert leaves.max() < 1001
+
+    @pytest.mark.filterwarnings("ignore:All-NaN")  # numpy, for the interpreter
+    def test_wrong_sums_never_lead_outside(self) -> None:
+        tree = tree_of([1.0] * 101)
+        for value in (0.0, math.nan, math.inf, 1e308):
+            tree._sums.fill_(value)
+            drawn = tree.draw(40, stream())
+            assert drawn.min() >= 0
+            assert drawn.max() < 101
+
+
+class TestAccepting:
+    def test_masses_largest_and_stale_are_those_of_the_native_core(self) -> None:
+        generator = np.random.default_rng(2)
+        leaves = torch.from_numpy(generator.integers(-1, 50, 80))
+        for dtype in (torch.float32, torch.float64):
+            priority = torch.from_numpy(10 ** generator.uniform(-6, 3, 80)).to(dtype)
+            tree, native = TritonTree(50, CPU), NativeTree(50, Heap(CPU))
+            stale = tree.accept(leaves, priority, 0.6, 1e-6)
+            bad, skipped, largest = native.update(leaves, priority, 0.6, 1e-6)
+            assert (bad, int(stale), float(tree.largest)) == (-1, skipped, max(largest, 1.0))
+            assert torch.allclose(tree.leaves_view(), native.leaves_view(), rtol=1e-13, atol=0)
+            assert tree.faults.tolist() == [0, 0]
+
+    @pytest.mark.parametrize("alpha", [0.0, 1.0])
+    def test_an_exponent_of_zero_or_one_is_exact(self, alpha: float) -> None:
+        tree = TritonTree(3, CPU)
+        tree.accept(torch.arange(3), doubles([0.0, 0.1, 1e300]), alpha, 0.0)
+        assert tree.leaves_view().tolist() == [0.0, 0.1**alpha, 1e300**alpha]
+
+    def test_positive_priorities_have_a_positive_mass(self) -> None:
+        tree = TritonTree(2, CPU)
+        tree.accept(torch.arange(2), doubles([1e-300, 0.0]), 2.0, 0.0)
+        assert tree.leaves_view().tolist() == [TINY, 0.0]
+
+    def test_what_is_no_priority_is_skipped_and_counted(self) -> None:
+        tree = tree_of([1.0] * 6)
+        given = doubles([math.nan, -1.0, math.inf, 1e300, 2.0, math.nan, 3.0])
+        stale = tree.accept(torch.tensor([0, 1, 2, 3, 4, 4, -1]), given, 2.0, 0.0)
+        # The last number for leaf 4 is none, so the one before it counts; 1e300 squared is none.
+        assert tree.leaves_view().tolist() == [1, 1, 1, 1, 4, 1]
+        assert int(stale) == 1
+        assert tree.faults.tolist() == [5, 0]
+        assert float(tree.largest) == 2.0
+        assert tree.check() == 0
+        tree.accept(torch.tensor([99, 0]), doubles([1.0, math.nan]), 1.0, 0.0)
+        assert tree.faults.tolist() == [6, 1]
+
+    def test_rows_are_found_by_their_ids_as_the_ring_finds_them(self) -> None:
+        ring = Ring.allocated(15, 3, 2, Heap(CPU))
+        generator = np.random.default_rng(0)
+        ring.head.copy_(torch.tensor([0, 14, 23]))
+        ring.open.copy_(torch.tensor([False, True, True]))
+        ring.kind.copy_(torch.from_numpy(generator.choice(5, (17, 3), p=[0.1, 0.5, 0.2, 0.1, 0.1])))
+        ids = torch.arange(-4, 80)
+        slots, never = ring.locate(ids)
+        assert (slots >= 0).sum() >= 8
+        assert never.sum() >= 8
+        assert ((slots < 0) & ~never).sum() >= 8
+        tree = TritonTree(52, CPU)
+        tensors = RingTensors(ring.kind, ring.head, ring.open, ring.alive)
+        stale = tree.accept(ids, doubles(range(1, 85)), 1.0, 0.0, tensors)
+        expected = TritonTree(52, CPU)
+        expected.set(slots[slots >= 0], doubles(range(1, 85))[slots >= 0])
+        assert tree.leaves_view().tolist() == expected.leaves_view().tolist()
+        assert int(stale) == int((slots < 0).sum())
+        assert tree.faults.tolist() == [0, int(never.sum())]
+
+    def test_a_write_gives_new_rows_the_largest_mass_and_takes_it_from_lost_ones(self) -> None:
+        tree = tree_of([2.0] * 20)
+        tree.largest.fill_(9.0)
+        kind = torch.tensor([0, 1, 2, 3, 4] * 4, dtype=torch.uint8)
+        touched, changed = torch.tensor([1, 2, 6, 0, 6, 5]), torch.tensor([True, True, True, True, True, False])
+        tree.mark(touched, changed, kind, 1.0, 0.5)
+        assert tree.leaves_view().tolist() == [0.0, 9.5, 0.0, 2.0, 2.0, 2.0, 9.5, *[2.0] * 13]
+        assert tree.check() == 0
+
+
+magnitudes = st.floats(-323.3, 308.2).map(lambda exponent: float(f"1e{int(exponent)}") * (1 + abs(exponent) % 0.7))
+priorities = st.one_of(st.just(0.0), st.sampled_from([TINY, HUGE, 1.0]), st.floats(1e-3, 1e3), magnitudes)
+
+
+@st.composite
+def histories(draw_from: st.DrawFn) -> tuple[int, list[list[tuple[int, float]]]]:
+    """A number of leaves, and batches of updates."""
+    num_leaves = draw_from(st.integers(1, 300))
+    update = st.tuples(st.integers(0, num_leaves - 1), priorities)
+    return num_leaves, draw_from(st.lists(st.lists(update, max_size=40), min_size=1, max_size=4))
+
+
+@pytest.mark.thorough
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(histories(), st.integers(1, 40), st.booleans())
+def test_any_history_agrees_with_the_written_out_line(
+    history: tuple[int, list[list[tuple[int, float]]]], count: int, keeps_smallest: bool
+) -> None:
+    num_leaves, batches = history
+    tree, slow, source = TritonTree(num_leaves, CPU), SlowTree(num_leaves), stream(1)
+    for batch in batches:
+        leaves, values = [leaf for leaf, _ in batch], [value for _, value in batch]
+        tree.set(torch.tensor(leaves, dtype=torch.int64), doubles(values))
+        slow.set(leaves, values)
+        assert tree.leaves_view().tolist() == slow.leaves
+        total = slow.total()
+        expected = float(total) if total < 2**1024 else math.inf
+        assert float(tree.total()) == pytest.approx(expected, rel=1e-13, abs=2 * TINY)
+        if keeps_smallest:
+            assert float(tree.smallest()) == slow.smallest()
+        assert tree.check() == 0
+        if total:
+            assert slow.may_draw(tree.draw(count, source).tolist(), Fraction(1, 10**14))
