@@ -63,6 +63,12 @@ def named_rows(store: ReplayStore, index: Any) -> NamedRows:
     return NamedRows(slots, lead, is_padding)
 
 
+def _by_id(store: ReplayStore, index: Any) -> NamedRows:
+    """The ids themselves in place of slots, for a run that finds the rows while it updates them."""
+    flat, lead = flat_ids(index, store.device)
+    return NamedRows(flat, lead, flat == NO_ROW if len(lead) == 2 else None)
+
+
 def flat_ids(index: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int, ...]]:
     """The ids `index` [B] or [B, L] as one vector of int64, and their shape."""
     if not isinstance(index, torch.Tensor) or index.ndim != 1:
@@ -103,7 +109,7 @@ def mutable_leaves(schema: Schema, fields: Mapping[str, Any]) -> dict[int, Any]:
 
 def updated_priority(store: ReplayStore, run: Any, index: Any, priority: torch.Tensor) -> Any:
     """Set the priorities of the named rows; returns how many rows were overwritten meanwhile, and skipped."""
-    rows = named_rows(store, index)
+    rows = _by_id(store, index) if run.takes_ids else named_rows(store, index)
     if rows.is_padding is None:
         return run.update(rows.slots, priority)
     if tuple(priority.shape) != rows.lead:
