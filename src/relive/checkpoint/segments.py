@@ -17,6 +17,7 @@ from relive.memory.files import Stamp
 from relive.memory.rows import Rows
 from relive.memory.saved import DTYPES, memory_of, require_flags
 
+
 class Segment(NamedTuple):
     """A file of rows that this process has written, or has read and verified."""
 
@@ -119,16 +120,16 @@ def _pieces(held: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor | 
 
 def _fill(source: _Stream, flat: torch.Tensor, piece: Any, keep: torch.Tensor | None, where: str) -> None:
     """The next bytes of a segment are rows of one column."""
-    in_place = isinstance(piece, slice) and flat.is_cpu
-    size = piece.stop - piece.start if isinstance(piece, slice) else len(piece)
-    block = flat[piece] if in_place else flat.new_empty((size, *flat.shape[1:]), device="cpu")
+    is_run = isinstance(piece, slice)
+    size = piece.stop - piece.start if is_run else len(piece)
+    block = flat[piece] if is_run and flat.is_cpu else flat.new_empty((size, *flat.shape[1:]), device="cpu")
     source.fill(memory_of(block))
     require_flags(block, where)
-    if in_place:
-        return
-    if keep is not None:
-        piece, block = piece[keep], block[keep]
-    flat[piece if isinstance(piece, slice) else piece.to(flat.device)] = block.to(flat.device)
+    if not is_run:
+        places, block = (piece, block) if keep is None else (piece[keep], block[keep])
+        flat[places.to(flat.device)] = block.to(flat.device)
+    elif not flat.is_cpu:
+        flat[piece] = block.to(flat.device)
 
 
 class _Stream:

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from relive.memory.mapped import zeros
+
 
 class Keeper(Protocol):
     """Makes what a buffer keeps outlast a kill, and what was committed the loss of power."""
@@ -76,6 +78,8 @@ class Heap:
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         with torch.inference_mode(False):
+            if self.device.type == "cpu" and not self._is_pinned:
+                return zeros(shape, dtype)
             return torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self._is_pinned)
 
     def lock(self, mend: Callable[[], None]) -> AbstractContextManager[Any]:
