@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
-
 from relive.checkpoint.manifest import File
 from relive.errors import CorruptCheckpoint, explain
+from relive.kernels import crc32
 from relive.memory.documents import CHUNK
 
 
@@ -22,7 +21,7 @@ class Checksums:
         rest = whole = memoryview(part).cast("B")
         while len(rest):
             room = CHUNK - self.nbytes % CHUNK
-            self._current = zlib.crc32(rest[:room], self._current)
+            self._current = crc32(rest[:room], self._current)
             self.nbytes += len(rest[:room])
             rest = rest[room:]
             if self.nbytes % CHUNK == 0:
@@ -40,10 +39,10 @@ class Checksums:
         return self._found
 
 
-def require_checksum(name: str, file: File, i: int, piece: bytes) -> None:
+def require_checksum(name: str, file: File, i: int, piece: memoryview | bytes) -> None:
     """The i-th piece of a file is whole, and its bytes are those that were written."""
-    expected = file.checksums[i]
-    if len(piece) != min(CHUNK, file.nbytes - i * CHUNK) or zlib.crc32(piece) != expected:
+    expected, found = file.checksums[i], crc32(piece)
+    if len(piece) != min(CHUNK, file.nbytes - i * CHUNK) or found != expected:
         place = f"{name}, bytes {i * CHUNK} to {i * CHUNK + len(piece)}"
         remedy = "Load an older checkpoint, or copy this one again."
-        raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", f"{zlib.crc32(piece):08x}", remedy))
+        raise CorruptCheckpoint(explain(place, f"the checksum {expected:08x}", f"{found:08x}", remedy))

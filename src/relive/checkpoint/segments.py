@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,9 +16,6 @@ from relive.memory.documents import Array
 from relive.memory.files import Stamp
 from relive.memory.rows import Rows
 from relive.memory.saved import DTYPES, memory_of, require_flags
-
-_BLOCK = 1 << 22
-"""Bytes that are read at once where rows do not lie in order."""
 
 
 class Segment(NamedTuple):
@@ -81,12 +78,11 @@ def _read_segment(
         expected = f"the columns {held.arrays[2:]}"
         raise CorruptCheckpoint(explain(where, expected, file.arrays[2:], "Copy it again."))
     _require(stop <= rows.stop, where, "rows up to", rows.stop, stop)
-    places = held.places(rows.slots)
-    # Rows that were overwritten since are left out, so that no two rows fall on one slot.
-    row, env = held.numbers()
-    keep = row >= rows.first[env]
+    pieces = _pieces(held, rows.first)
     for column in rows.columns.values():
-        _fill_column(source, column, places, keep, where)
+        flat = bits_of(column.flatten(0, 1))
+        for piece in pieces:
+            _fill(source, flat, *piece, where)
     source.finish()
     return first, stop
 
@@ -110,31 +106,44 @@ def _bounds(source: _Stream, file: File, envs: int, ended: torch.Tensor) -> tupl
     return first, stop
 
 
-def _fill_column(source: _Stream, column: torch.Tensor, places: torch.Tensor, keep: torch.Tensor, where: str) -> None:
-    flat = bits_of(column.flatten(0, 1))
-    step = max(_BLOCK // max(column[0, 0].numel() * column.element_size(), 1), 1)
-    for start in range(0, len(places), step):
-        at, kept = places[start : start + step], keep[start : start + step]
-        in_order = flat.is_cpu and bool(kept.all()) and bool((at.diff() == 1).all())
-        block = flat[at[0] : at[-1] + 1] if in_order else flat.new_empty((len(at), *flat.shape[1:]), device="cpu")
-        source.fill(memory_of(block))
-        require_flags(block, where)
-        if not in_order:
-            flat[at[kept].to(flat.device)] = block[kept].to(flat.device)
+def _pieces(held: Rows, oldest: torch.Tensor) -> list[tuple[Any, torch.Tensor | None]]:
+    """Where the rows of a segment belong, in its order: slices of slots, or slots and which of them (None: all).
+
+    Rows before `oldest` [N] were overwritten since, and are left out, so that no two rows fall on one slot.
+    """
+    if bool((held.first >= oldest).all()):
+        return [(piece, None) for piece in held.pieces()]
+    row, env = held.numbers()
+    places, keep = held.places(held.slots), row >= oldest[env]
+    return list(zip(places.split(held.step), keep.split(held.step), strict=True))
+
+
+def _fill(source: _Stream, flat: torch.Tensor, piece: Any, keep: torch.Tensor | None, where: str) -> None:
+    """The next bytes of a segment are rows of one column."""
+    is_run = isinstance(piece, slice)
+    size = piece.stop - piece.start if is_run else len(piece)
+    block = flat[piece] if is_run and flat.is_cpu else flat.new_empty((size, *flat.shape[1:]), device="cpu")
+    source.fill(memory_of(block))
+    require_flags(block, where)
+    if not is_run:
+        places, block = (piece, block) if keep is None else (piece[keep], block[keep])
+        flat[places.to(flat.device)] = block.to(flat.device)
+    elif not flat.is_cpu:
+        flat[piece] = block.to(flat.device)
 
 
 class _Stream:
     """Verified pieces of a file, read one after the other."""
 
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._pieces: Iterator[bytes] = iter(pieces)
+    def __init__(self, pieces: Iterable[memoryview]) -> None:
+        self._pieces: Iterator[memoryview] = iter(pieces)
         self._rest = memoryview(b"")
 
     def fill(self, target: memoryview) -> None:
         """The next bytes, as many as fit."""
         while len(target):
             if not len(self._rest):
-                self._rest = memoryview(next(self._pieces))
+                self._rest = next(self._pieces)
             count = min(len(target), len(self._rest))
             target[:count] = self._rest[:count]
             target, self._rest = target[count:], self._rest[count:]

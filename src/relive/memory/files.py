@@ -207,6 +207,16 @@ class Files:
             count -= len(part)
         return b"".join(parts)
 
+    def read_into(self, file: int, target: memoryview) -> int:
+        """Copy the next bytes into `target`, as many as it has room for or as are left; returns how many they were."""
+        done = 0
+        while done < len(target):
+            count = os.readv(file, [target[done:]])
+            if not count:
+                break
+            done += count
+        return done
+
     def read_at(self, file: int, count: int, offset: int) -> bytes:
         """The `count` bytes from `offset` on, or the fewer that there are."""
         os.lseek(file, offset, os.SEEK_SET)

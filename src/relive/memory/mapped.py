@@ -1,4 +1,4 @@
-"""Arrays in files that several processes map, at once or one after the other."""
+"""Arrays in memory that is mapped: in files that several processes map, at once or one after the other, or in none."""
 
 from __future__ import annotations
 
@@ -8,12 +8,32 @@ import os
 
 import torch
 
+_LARGE = 1 << 22
+"""Bytes from which on pages of 2 MiB are worth their size."""
+_POPULATE = 23
+"""MADV_POPULATE_WRITE of Linux 5.14, which Python does not name yet."""
+
 
 def mapped(file: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A file as a tensor: what is written there, whoever maps the file sees, and it stays when a process dies."""
     count = math.prod(shape)
     memory = mmap.mmap(file, max(count * dtype.itemsize, 1))
     return torch.frombuffer(memory, dtype=dtype, count=count).view(shape) if count else torch.empty(shape, dtype=dtype)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Memory of this process alone, all of it there now; in large pages where the system has them."""
+    count = math.prod(shape)
+    if count * dtype.itemsize < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    tensor = torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(_POPULATE)
+    except OSError:  # an older system: then pages come while zeros are written
+        tensor.zero_()
+    return tensor
 
 
 def grown(file: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from relive.memory.mapped import zeros
 from relive.memory.stream_lock import StreamLock
 
 
@@ -78,6 +79,8 @@ class Heap:
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         with torch.inference_mode(False):
+            if self.device.type == "cpu" and not self._is_pinned:
+                return zeros(shape, dtype)
             return torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self._is_pinned)
 
     def lock(self, mend: Callable[[], None]) -> AbstractContextManager[Any]:

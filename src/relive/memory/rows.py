@@ -67,15 +67,19 @@ class Rows:
     def pieces(self) -> list[Any]:
         """Where the rows lie in columns `[slots · N, …]`, in the order of a segment: by time if all environments have
         the same rows, else by environment."""
-        envs, slots = len(self.first), self.slots
-        widest = max(column[0, 0].numel() * column.element_size() for column in self.columns.values())
-        step = max(_BLOCK // max(widest, 1), 1)
+        envs, slots, step = len(self.first), self.slots, self.step
         if self.is_even:
             first, stop = int(self.first[0]), int(self.stop[0])
             edges = sorted({first, stop, *range(first - first % slots + slots, stop, slots)})
             runs = [(a % slots * envs, (b - a) * envs) for a, b in pairwise(edges)]
             return [slice(at + i, at + min(i + step, size)) for at, size in runs for i in range(0, size, step)]
         return list(self.places(slots).split(step))
+
+    @property
+    def step(self) -> int:
+        """How many rows are copied at once."""
+        widest = max(column[0, 0].numel() * column.element_size() for column in self.columns.values())
+        return max(_BLOCK // max(widest, 1), 1)
 
     @property
     def is_even(self) -> bool:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 from relive.errors import InvariantError, explain
 from relive.fields.conversion import path_name
-from relive.fields.invariants import require, require_addresses, require_all, require_flags, require_form
+from relive.fields.invariants import on_host, require, require_addresses, require_all, require_flags, require_form
 from relive.replay.ring import EMPTY, FINAL, HISTORY, PENDING, TRANSITION, Ring
 
 if TYPE_CHECKING:
     from relive.replay.row_memory import RowMemory
     from relive.replay.store import ReplayStore
 
+_MOST_ASKED = 4096
+"""Slots whose ids are compared, or those of one row of all environments."""
 _KINDS = ("empty", "transition", "final", "pending", "history")
 
 
@@ -26,12 +28,12 @@ def check_memory(memory: RowMemory) -> None:
     remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
     broken = int(memory.broken)
     require(not broken, "obs", "stacks of the stored frames", f"{broken} steps with other stacks", remedy)
-    _check_heads(memory)
-    rows = _Rows(memory.ring)
-    _check_kinds(memory, rows)
-    _check_episodes(memory, rows)
-    _check_ends(memory, rows)
-    _check_counts(memory)
+    host = _Host(memory)
+    _check_heads(memory, host)
+    rows = _Rows(memory.ring, host)
+    for check in (_check_kinds, _check_episodes, _check_ends):
+        check(memory, host, rows)
+    _check_counts(host)
 
 
 def _check_form(memory: RowMemory) -> None:
@@ -51,73 +53,99 @@ def _check_form(memory: RowMemory) -> None:
     require_addresses(paths, memory.tensors, memory.addresses)
 
 
-def _check_heads(memory: RowMemory) -> None:
+def _check_heads(memory: RowMemory, host: _Host) -> None:
+    terminated, truncated = memory.flags()
     ring = memory.ring
-    flags = dict(zip(("terminated", "truncated"), memory.flags(), strict=True))
-    for name, tensor in (*flags.items(), ("first", ring.first), ("open", ring.open), ("resetting", ring.resetting)):
+    for name, tensor in (
+        ("terminated", terminated), ("truncated", truncated), ("first", ring.first), ("open", ring.open),
+        ("resetting", ring.resetting),
+    ):  # fmt: skip
         require_flags(name, tensor)
-    require_all(ring.floor >= 0, "floor", "a row of at least 0", ring.floor)
-    require_all(ring.head >= ring.floor, "head", "a row of at least the floor", ring.head)
-    most = torch.iinfo(torch.int64).max // ring.num_envs - 1
-    require_all(ring.head <= most, "head", f"a row of at most {most}, for ids of int64", ring.head)
-    may_open = (ring.head > ring.floor) & (not memory.keeps_next)
-    require_all(may_open | ~ring.open, "open", "False without a step before the row", ring.open)
-    may_reset = (ring.open | memory.keeps_next | (ring.head == ring.floor)) & memory.next_step
+    require_all(host.floor >= 0, "floor", "a row of at least 0", host.floor)
+    require_all(host.head >= host.floor, "head", "a row of at least the floor", host.head)
+    most = np.iinfo(np.int64).max // ring.num_envs - 1
+    require_all(host.head <= most, "head", f"a row of at most {most}, for ids of int64", host.head)
+    may_open = (host.head > host.floor) & (not memory.keeps_next)
+    require_all(may_open | ~host.open, "open", "False without a step before the row", host.open)
+    may_reset = (host.open | memory.keeps_next | (host.head == host.floor)) & memory.next_step
     expected = "False, except after an end under autoreset=NEXT_STEP"
-    require_all(may_reset | ~ring.resetting, "resetting", expected, ring.resetting)
+    require_all(may_reset | ~host.resetting, "resetting", expected, host.resetting)
+
+
+class _Host:
+    """The state of a ring, and the flags of its rows, as numpy on the host; see `Ring` for the names."""
+
+    kind: np.ndarray
+    first: np.ndarray
+    head: np.ndarray
+    open: np.ndarray
+    resetting: np.ndarray
+    count: np.ndarray
+    floor: np.ndarray
+
+    def __init__(self, memory: RowMemory) -> None:
+        vars(self).update((name, on_host(tensor)) for name, tensor in memory.ring.state.items())
+        self.terminated, self.truncated = map(on_host, memory.flags())
 
 
 class _Rows:
-    """The rows that the slots of a ring are for, and what is known of each by its number [S, N]."""
+    """The rows that the slots of a ring are for, and what is known of each by its age [S, N].
 
-    def __init__(self, ring: Ring) -> None:
-        newest = ring.newest()
-        self.row = ring.rows()
-        self.kind = ring.kind
-        self.is_stored = self.row >= ring.floor
-        self.is_first = self.row == ring.floor
-        """The first row since the last clear."""
-        self.is_newest = self.is_stored & (self.row == newest)
-        self.is_alive = self.row > newest - ring.alive
-        self.is_step = (ring.kind == TRANSITION) | (ring.kind == HISTORY)
-        self.follows = self.row > torch.maximum(ring.floor, newest - ring.slots + 1)
+    The newest row of an environment has the age 0. Ages are small numbers, which a processor compares quickly.
+    """
+
+    def __init__(self, ring: Ring, host: _Host) -> None:
+        self._newest, self.kind, slots = host.head - ~host.open, host.kind, ring.slots
+        small = np.int32 if slots < 1 << 30 else np.int64
+        since = np.minimum(self._newest - host.floor, slots).astype(small)
+        """The age [N] of the first row since the last clear."""
+        self.age = (self._newest % slots).astype(small) - np.arange(slots, dtype=small)[:, None]
+        self.age[self.age < 0] += slots
+        self.is_stored = self.age <= since
+        self.is_first = self.age == since
+        self.is_newest = self.is_stored & (self.age == 0)
+        self.is_alive = self.age < ring.alive
+        self.is_early = self.age > since - (slots - ring.alive)
+        """What it would be a stack of may have been lost."""
+        self.is_step = (self.kind == TRANSITION) | (self.kind == HISTORY)
+        self.follows = self.age < np.minimum(since, slots - 1)
         """The row before is there too."""
 
-    def after(self, what: torch.Tensor) -> torch.Tensor:
+    def after(self, what: np.ndarray) -> np.ndarray:
         """Which rows come after those that something is true of."""
-        return what.roll(1, 0) & self.follows
+        return np.roll(what, 1, 0) & self.follows
 
-    def require(self, holds: torch.Tensor, what: str, expected: str, got: torch.Tensor) -> None:
+    def require(self, holds: np.ndarray, what: str, expected: str, got: np.ndarray) -> None:
         if holds.all():
             return
-        slot, env = (~holds).nonzero()[0].tolist()
-        where = f"{what} of row {int(self.row[slot, env])}, environment {env}"
+        slot, env = np.argwhere(~holds)[0].tolist()
+        where = f"{what} of row {int(self._newest[env] - self.age[slot, env])}, environment {env}"
         found = _KINDS[int(got[slot, env])] if what == "kind" else got[slot, env].item()
         remedy = "Call clear(), or load a checkpoint: the memory was changed from outside the buffer."
         raise InvariantError(explain(where, expected, found, remedy))
 
 
-def _check_kinds(memory: RowMemory, rows: _Rows) -> None:
+def _check_kinds(memory: RowMemory, host: _Host, rows: _Rows) -> None:
     """What each slot may hold, by its distance to the head."""
     ring, kind = memory.ring, rows.kind
-    require_all(ring.kind < len(_KINDS), "kind", f"one of 0 to {len(_KINDS) - 1}", ring.kind)
+    require_all(kind < len(_KINDS), "kind", f"one of 0 to {len(_KINDS) - 1}", kind)
     rows.require((kind != EMPTY) | ~rows.is_stored, "kind", "a row that was written", kind)
     require_all((kind == EMPTY) | rows.is_stored, "kind", "0 (empty) where no row was written", kind)
-    is_open = rows.is_newest & ring.open
+    is_open = rows.is_newest & host.open
     rows.require((kind == PENDING) | ~is_open, "kind", "pending at the open head", kind)
     rows.require((kind != PENDING) | is_open, "kind", "pending only at an open head", kind)
     rows.require(rows.is_alive | (kind != TRANSITION), "kind", f"no transition {ring.alive} rows before the head", kind)
     # What comes right after rows that are lost may be what other rows are stacks of, and no stack itself.
-    may_be_history = ~rows.is_alive | (rows.row < ring.floor + ring.slots - ring.alive)
+    may_be_history = ~rows.is_alive | rows.is_early
     may_be_history |= bool(memory.mutable)  # what was written again when the power failed is withheld
     rows.require(may_be_history | (kind != HISTORY), "kind", f"no history in the newest {ring.alive} rows", kind)
     if not memory.keeps_next:
         rows.require(~(rows.is_step & rows.is_newest), "kind", "no transition as the newest row", kind)
 
 
-def _check_episodes(memory: RowMemory, rows: _Rows) -> None:
+def _check_episodes(memory: RowMemory, host: _Host, rows: _Rows) -> None:
     """What separates episodes, and which rows start one."""
-    kind, first, final = rows.kind, memory.ring.first, rows.kind == FINAL
+    kind, first, final = rows.kind, host.first, rows.kind == FINAL
     after_final = rows.after(final)
     if not memory.next_step:
         rows.require(~(final & (after_final | rows.is_first)), "kind", "a transition before a final row", kind)
@@ -132,11 +160,10 @@ def _check_episodes(memory: RowMemory, rows: _Rows) -> None:
         rows.require(~first | ~(rows.follows & ~after_final), "first", "a start only after a final row", first)
 
 
-def _check_ends(memory: RowMemory, rows: _Rows) -> None:
+def _check_ends(memory: RowMemory, host: _Host, rows: _Rows) -> None:
     """Flags are where episodes end, and environments reset where the flags say so."""
     ring, kind = memory.ring, rows.kind
-    terminated, truncated = memory.flags()
-    ended = rows.is_step & (terminated | truncated)
+    ended = rows.is_step & (host.terminated | host.truncated)
     after_end = rows.after(ended)
     if memory.keeps_next:
         is_reset = rows.follows & (kind == FINAL)
@@ -147,31 +174,27 @@ def _check_ends(memory: RowMemory, rows: _Rows) -> None:
     if not memory.next_step:
         return
     # After an end the coming row resets; what is stored beside its rows shows no cut that has undone that.
-    envs = torch.arange(ring.num_envs, device=memory.device)
-    stored = ring.head > ring.floor
-    led_by_end = stored & ended.view(-1)[ring.at((ring.head - 1).clamp(min=0), envs)]
-    require_all(
-        led_by_end | ~(ring.resetting & stored),
-        "resetting",
-        "False, except after an end in the newest row",
-        ring.resetting,
-    )
-    require_all(ring.resetting | ~(led_by_end & ring.open), "resetting", "True after an end", ring.resetting)
+    stored = host.head > host.floor
+    led_by_end = stored & ended[np.maximum(host.head - 1, 0) % ring.slots, np.arange(ring.num_envs)]
+    expected = "False, except after an end in the newest row"
+    require_all(led_by_end | ~(host.resetting & stored), "resetting", expected, host.resetting)
+    require_all(host.resetting | ~(led_by_end & host.open), "resetting", "True after an end", host.resetting)
 
 
-def _check_counts(memory: RowMemory) -> None:
+def _check_counts(host: _Host) -> None:
     """What is remembered about the kinds agrees with them."""
-    ring = memory.ring
-    require_all(ring.count == (ring.kind == TRANSITION).sum(0), "count", "the number of transitions", ring.count)
-    slots = ring.transitions()
-    ids = ring.id_of(slots)
-    require_all(ring.locate(ids)[0] == slots, "ids", "ids that map back to their slots", ids)
+    found = np.count_nonzero(host.kind == TRANSITION, axis=0)
+    require_all(host.count == found, "count", "the number of transitions", host.count)
 
 
 def check_kernels(store: ReplayStore) -> None:
     """What the kernels of a store say of the rows is what their memory says."""
     ring = store.memory.ring
-    slots = ring.transitions()
-    require(len(store) == len(slots), "len", f"{len(slots)}, the number of transitions", len(store))
+    count = int(ring.count.sum())
+    require(len(store) == count, "len", f"{count}, the number of transitions", len(store))
+    # Of some slots of every environment: an id is computed from the environment's head, not stored.
+    every = ring.kind.numel() // _MOST_ASKED + 1
+    slot, env = (ring.kind[::every] == TRANSITION).nonzero(as_tuple=True)
+    slots = slot * every * ring.num_envs + env
     ids = store.ids(slots)
     require_all(ring.locate(ids)[0] == slots, "ids", "ids that map back to their slots", ids)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
+from relive.fields.invariants import on_host
 from relive.memory.documents import Node
 from relive.memory.rows import Rows
 from relive.memory.saved import Saved
@@ -38,17 +40,18 @@ def load_ring(ring: Ring, saved: Saved, slots: int) -> Moved | None:
     return _resize(ring, {name: saved.tensor(name) for name in ring.state})
 
 
-def check_ring(kind: torch.Tensor, head: torch.Tensor, count: torch.Tensor, floor: torch.Tensor) -> None:
-    """Numbers that everything else is computed from: a wrong one would lead out of the memory."""
+def check_ring(*state: torch.Tensor) -> None:
+    """Kind, head, count and floor, which everything else is computed from: a wrong one would lead out of the memory."""
+    kind, head, count, floor = map(on_host, state)
     most = (1 << 62) // (2 * len(head))
     for name, right, found, expected in (
         ("kind", kind <= HISTORY, kind, f"a kind of 0 to {HISTORY}"),
         ("head", (head >= 0) & (head < most), head, f"a row of 0 to {most}"),
         ("floor", (floor >= 0) & (floor <= head), floor, "a row of 0 to the head"),
-        ("count", count == (kind == TRANSITION).sum(0), count, "the number of transitions"),
+        ("count", count == np.count_nonzero(kind == TRANSITION, axis=0), count, "the number of transitions"),
     ):
         if not bool(right.all()):
-            place = (~right).nonzero()[0].tolist()
+            place = np.argwhere(~right)[0].tolist()
             raise Node(f"state: ring.{name}{place}", found[tuple(place)].item()).wrong(expected)
 
 

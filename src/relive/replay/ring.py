@@ -121,7 +121,8 @@ class Ring:
     def rows(self) -> torch.Tensor:
         """`row_of` all slots [S, N]."""
         top = self.newest()
-        return top - (top - torch.arange(self.slots, device=top.device).unsqueeze(1)) % self.slots
+        slot, place = torch.arange(self.slots, device=top.device).unsqueeze(1), top % self.slots
+        return slot + torch.where(slot > place, top - place - self.slots, top - place)
 
     def ids(self) -> torch.Tensor:
         """The identities of the transitions at all flat slots [S·N], -1 where there is none."""

@@ -158,7 +158,7 @@ def _located(ids, kind, head, is_open, slots, num_envs, alive, inside):
     slot = row % slots * num_envs + env
     held = tl.load(kind + slot, known, other=0)
     is_kept = known & (row > newest - alive)
-    never = inside & ((ids < -1) | (row >= next_row) | (is_kept & (held == FINAL)))
+    never = inside & ((ids < -1) | (known & (row >= next_row)) | (is_kept & (held == FINAL)))
     return tl.where(is_kept & (held == TRANSITION) & ~never, slot, -1), never
 
 
@@ -217,8 +217,8 @@ def update_kernel(
 ):  # fmt: skip
     """Give leaves, or the rows of ids, the mass (priority + eps)^alpha; of a leaf that comes twice the last one counts.
 
-    Leaves and ids of -1, which name nothing, and rows that are gone are counted in `stale`. Priorities that are none, and ids that were never given,
-    are skipped and added to `faults`. With IS_MASS priorities are masses already.
+    Leaves and ids of -1, which name nothing, and rows that are gone are counted in `stale`. Priorities that are none,
+    and ids that were never given, are skipped and added to `faults`. With IS_MASS priorities are masses already.
     """
     scale = tl.load(state)
     _accept(
