@@ -132,6 +132,7 @@ REPLAY: Calls = {
     "commit": lambda b: b.commit(),
     "sample": lambda b: b.sample(4, rl.NStep(2, 0.9)),
     "update_priority": lambda b: b.update_priority(INDEX, [1.0, 2.0]),
+    "write": lambda b: b.write(INDEX, reward=[1.0, 2.0]),
     "ids": lambda b: b.ids(),
     "read": lambda b: b.read(INDEX, rl.NStep(2, 0.9)),
     "is_open": lambda b: b.is_open,
@@ -245,7 +246,11 @@ def source() -> rl.ReplayBuffer:
 
 SOURCE = source()
 KINDS: dict[str, tuple[type, Callable[[], Any], Calls]] = {
-    "replay": (rl.ReplayBuffer, lambda: listened(rl.ReplayBuffer, 8, sampler=rl.Prioritized()), REPLAY),
+    "replay": (
+        rl.ReplayBuffer,
+        lambda: listened(rl.ReplayBuffer, 8, reward=rl.Mutable(()), sampler=rl.Prioritized()),
+        REPLAY,
+    ),
     "rollout": (rl.RolloutBuffer, lambda: listened(rl.RolloutBuffer, 3), ROLLOUT),
     "distillation": (rl.DistillationBuffer, lambda: rl.DistillationBuffer(8, obs=2, action=()), DISTILLATION),
     "stats": (rl.EpisodeStats, lambda: rl.EpisodeStats(2, window=3), STATS),

@@ -138,6 +138,7 @@ _nothing: Any = lambda achieved, goal, rows: None  # noqa: E731 (of no type that
 def _views(fate: Fate) -> Any:
     return fate.one([
         None, None, rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(3, burn_in=1), rl.Sequence(2, cross_episodes=True),
+        rl.Sequence(3, step_index=True),
         rl.Sequence(2**63), rl.NStep(2**62, 1.0), rl.Hindsight("obs", "obs", _relabelled),
         rl.Hindsight("obs", "obs", _nothing), rl.Transition, 7,
     ])  # fmt: skip
@@ -146,10 +147,14 @@ def _views(fate: Fate) -> Any:
 def _replay(fate: Fate) -> tuple[Any, list[Callable[[], Any]]]:
     envs = fate.one([None, ENVS])
     lead = () if envs is None else (envs,)
-    sampler = fate.one([rl.Uniform(), rl.Prioritized(), rl.Prioritized(eps=0.0), rl.WithoutReplacement(), rl.Counted()])
+    sampler = fate.one([
+        rl.Uniform(), rl.Prioritized(), rl.Prioritized(eps=0.0), rl.WithoutReplacement(), rl.Counted(), rl.Recent(3),
+        rl.NewFirst(),
+    ])  # fmt: skip
     replay = rl.ReplayBuffer(
-        12, 2, (), num_envs=envs, extra=NOTE, sampler=sampler, seed=1, next_obs=fate.one(["shared", "stored"]),
-        autoreset=fate.one([None, "NEXT_STEP", "SAME_STEP"]), stats=rl.EpisodeStats(envs) if fate.often(0.3) else None,
+        12, 2, (), num_envs=envs, extra={"note": rl.Mutable(NOTE["note"])}, sampler=sampler, seed=1,
+        next_obs=fate.one(["shared", "stored"]), autoreset=fate.one([None, "NEXT_STEP", "SAME_STEP"]),
+        stats=rl.EpisodeStats(envs) if fate.often(0.3) else None,
     )  # fmt: skip
     kept: list[Any] = []
 
@@ -182,6 +187,11 @@ def _replay(fate: Fate) -> tuple[Any, list[Callable[[], Any]]]:
         right = np.abs(fate.random.standard_normal(len(rows))) if hasattr(rows, "__len__") else 1.0
         replay.update_priority(rows, fate.mostly(right))
 
+    def write() -> None:
+        rows = index()
+        right = fate.random.random(len(rows)) < 0.5 if hasattr(rows, "__len__") else True
+        replay.write(rows, **{fate.one(["note", "note", "note", "reward", "colour"]): fate.mostly(right)})
+
     def load() -> None:
         state = replay.state_dict()
         for part in state if fate.often(0.5) else ():
@@ -190,7 +200,7 @@ def _replay(fate: Fate) -> tuple[Any, list[Callable[[], Any]]]:
         replay.load_state_dict(fate.mostly(state))
 
     return replay, [
-        add, add, add, add, add_step, sample, sample, update, load,
+        add, add, add, add, add_step, sample, sample, update, write, load,
         lambda: replay.stage(**{fate.one([*FIELDS, "colour"]): fate.mostly(step()["obs"])}),
         lambda: replay.extend(fate.mostly(step((3, *lead)))),
         lambda: replay.cut(fate.one([None, [0], fate.anything()])), lambda: replay.read(index(), _views(fate)),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import relive as rl
 from relive import kernels
+from relive.randomness import Randomness
 from tests.conftest import BACKENDS
 from tests.faults.digest import digest
 
@@ -153,6 +154,34 @@ class TestWriting:
             batch = replay.sample(16, view)
             reward = batch["reward"] if batch["reward"].ndim == 1 else batch["reward"][:, 0]
             assert torch.equal(reward, -batch["index"].float())
+
+
+class TestOtherDevices:
+    """On `meta` there are no values: whoever waits for one there gets an error."""
+
+    SAMPLERS = (rl.Uniform(), rl.Recent(4), rl.NewFirst(0.5), rl.NewFirst(0.5, length=3), rl.Prioritized())
+
+    @pytest.mark.parametrize("sampler", SAMPLERS)
+    def test_rows_are_drawn_and_written_without_waiting(self, sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def uniform(_: Randomness, count: int, device: torch.device) -> torch.Tensor:
+            return torch.empty(count, dtype=torch.float64, device=device)
+
+        monkeypatch.setattr(Randomness, "uniform", uniform)
+        extra = {"latent": rl.Mutable(3)}
+        replay = rl.ReplayBuffer(64, 2, (), num_envs=4, extra=extra, device="meta", sampler=sampler)
+        with torch.device("meta"):
+            flags = torch.zeros(4, dtype=torch.bool)
+            for _ in range(2):
+                numbers = torch.zeros(4)
+                obs, following = torch.zeros(4, 2), torch.zeros(4, 2)
+                replay.add(obs, numbers, numbers, flags, flags, following, latent=torch.zeros(4, 3))
+            batch = replay.sample(8, rl.Sequence(5, step_index=True))
+            for index in (batch["step_index"], batch["index"]):
+                stale: Any = replay.write(index, latent=torch.zeros(*index.shape, 3))
+                assert stale.shape == ()
+                assert stale.device.type == "meta"
+                if isinstance(sampler, rl.Prioritized):
+                    replay.update_priority(index, torch.zeros(index.shape))
 
 
 class TestDeclaring:

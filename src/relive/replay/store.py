@@ -74,7 +74,7 @@ class ReplayStore(Protocol):
         ...
 
     def put(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
-        """Write rows [K, …] of mutable leaves to slots [K]: nothing for -1, and the last of a slot that comes twice."""
+        """Write K > 0 rows of mutable leaves to slots [K]: none for -1, the last for a slot that comes twice."""
         ...
 
     def keep_touched(self) -> None:

@@ -11,13 +11,11 @@ from relive.replay.row_memory import RowMemory
 
 
 def rewrite(memory: RowMemory, slots: torch.Tensor, leaves: Mapping[int, torch.Tensor]) -> None:
-    """Write rows [K, …] of leaves to flat slots [K]: nothing for -1, and the last of the rows that a slot is given.
+    """Write K > 0 rows of leaves to flat slots [K]: none for -1, and the last of the rows that a slot is given.
 
     A device may write the rows of one slot in any order. So each row takes the values of the last row for its slot, and
     a row without a slot is written as the row of the highest slot is.
     """
-    if not len(slots):
-        return
     order = slots.argsort(stable=True)
     ordered = slots[order]
     highest = ordered[-1]

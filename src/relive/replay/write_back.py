@@ -85,7 +85,8 @@ def write_back(store: ReplayStore, index: Any, leaves: Mapping[int, Any]) -> Any
         field, where = store.schema.fields[i], path_name(store.schema.paths[i])
         given = convert(where, field, value, rows.lead, store.device, unit="rows")
         values[i] = given.reshape(len(rows.slots), *field.shape)
-    store.put(rows.slots, values)
+    if len(rows.slots):  # an empty tensor may have arbitrary strides, which the native core rejects
+        store.put(rows.slots, values)
     return rows.stale
 
 
