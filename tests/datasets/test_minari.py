@@ -16,6 +16,7 @@ import relive as rl
 from relive.checkpoint import progress
 from relive.cli import main
 from relive.datasets import from_minari, to_minari
+from tests.datasets.rich import DECLARED, leaves, rich
 
 minari = pytest.importorskip("minari", reason='needs Minari: pip install ".[minari]"')
 pytest.importorskip("h5py", reason='needs the files of Minari: pip install ".[minari]"')
@@ -26,51 +27,10 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
 
 
-DECLARED: dict[str, Any] = {
-    "obs": {
-        "camera": rl.Field((40, 36), torch.uint8),
-        "pose": rl.Field(3, torch.float64),
-        "pair": (rl.Field(2), rl.Field((), torch.int64)),
-    },
-    "action": rl.Field((), torch.int64),
-    "reward": rl.Field((), torch.float64),
-    "extra": {"info": {"success": rl.Field((), torch.bool), "force": rl.Field((2, 2))}, "note": 3},
-}
-ENDS = {3: "terminated", 1: "truncated", 5: "", 4: "truncated"}
-"""Episodes by their length."""
-
-
-def rich(seed: int = 0) -> rl.ReplayBuffer:
-    """Episodes of random numbers in every kind of field; one of them is cut, none the same."""
-    rng = np.random.default_rng(seed)
-
-    def look() -> dict[str, Any]:
-        camera = rng.integers(0, 256, (40, 36), dtype=np.uint8)
-        pair = rng.normal(size=2).astype(np.float32), int(rng.integers(9))
-        return {"camera": camera, "pose": rng.normal(size=3), "pair": pair}
-
-    replay = rl.ReplayBuffer(100, **DECLARED, seed=0)
-    for length, end in ENDS.items():
-        obs = look()
-        for t in range(length):
-            info = {"success": bool(rng.integers(2)), "force": rng.normal(size=(2, 2)).astype(np.float32)}
-            ends = [t == length - 1 and end == kind for kind in ("terminated", "truncated")]
-            following = look()
-            note = rng.normal(size=3).astype(np.float32)
-            replay.add(obs, int(rng.integers(4)), rng.normal(), *ends, next_obs=following, info=info, note=note)
-            obs = following
-        replay.cut()
-    return replay
-
-
 def exact() -> rl.ReplayBuffer:
     """An empty buffer for what `rich` wrote: its Fields keep float64."""
     extra = {"info": {**DECLARED["extra"]["info"], "note": 3}}
     return rl.ReplayBuffer(100, **{**DECLARED, "extra": extra})
-
-
-def leaves(steps: Any) -> dict[Any, torch.Tensor]:
-    return {key: steps.get(key) for key in steps.keys(True, True) if key != "index"}
 
 
 def assert_same(replay: rl.ReplayBuffer, other: rl.ReplayBuffer) -> None:

@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from relive.datasets.hdf5 import require_own_bytes
+from relive.datasets.hdf5.own_bytes import require_own_bytes
+from relive.datasets.installed import required
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import path_name
 from relive.fields.schema import leaves_of
-
-STEP = ("obs", "action", "reward", "terminated", "truncated")
-"""The fields of a step that every buffer has."""
 
 
 class Episode(NamedTuple):
@@ -84,13 +82,8 @@ def dataset_folder(path: Path) -> Path | None:
 
 
 def import_minari() -> Any:
-    """The module `minari`; raises an ImportError that says how to install it."""
-    try:
-        import minari  # noqa: PLC0415 (an extra)
-    except ImportError as error:
-        remedy = 'Run pip install ".[minari]" in a clone of relive.'
-        raise ImportError(explain("relive.datasets", "Minari to be installed", error, remedy)) from error
-    return minari
+    """The module `minari`."""
+    return required("minari", "minari", "Minari")
 
 
 def episodes_of(
@@ -142,8 +135,3 @@ def _per_step(where: str, tree: Any, steps: int) -> Any:
         remedy = "Pass infos= with the names to keep, or infos=() to read without infos."
         raise SchemaError(explain(where, f"numbers, an entry for each of {steps} steps", got, remedy))
     return tree[1:] if len(tree) == steps + 1 else tree  # the first entry belongs to the reset
-
-
-def sliced(tree: Any, at: Any) -> Any:
-    """A nested dict with every leaf indexed by `at`."""
-    return {name: sliced(part, at) for name, part in tree.items()} if isinstance(tree, dict) else tree[at]

@@ -8,11 +8,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from tensordict import TensorDict
 
-from relive.checkpoint.progress import watched
-from relive.datasets.minari.dataset import STEP, import_minari, sliced
-from relive.errors import SchemaError, explain
+from relive.datasets.blocks import STEP, joined, sliced
+from relive.datasets.episodes import require_ordered, written
+from relive.datasets.minari.dataset import import_minari
 from relive.fields.schema import DTYPES, Tree, caller_shape
 from relive.replay.buffer import ReplayBuffer
 
@@ -31,25 +30,23 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
             are the widest that the fields allow.
     """
     minari = import_minari()
-    if type(replay) is not ReplayBuffer or replay.storage.keeps_next:
-        remedy = 'Use a ReplayBuffer with next_obs="shared": only it stores the observations of an episode in order.'
-        raise SchemaError(explain("to_minari", "a replay buffer in time order", repr(replay), remedy))
+    require_ordered("to_minari", replay)
     trees = replay._schema.trees
     given = {"observation_space": _space(trees["obs"]), "action_space": _space(trees["action"])}
     options = {**({} if "env" in options else given), "jpeg_encoding": False, **options}
     spaces = [options.get(name) for name in ("observation_space", "action_space")]
-    episodes = watched(replay.episodes(), len(replay), "writing episodes", len)
     with warnings.catch_warnings():
         # Minari warns about missing authors and sources, which callers may leave out.
         warnings.filterwarnings("ignore", category=UserWarning, module="minari")
-        return minari.create_dataset_from_buffers(dataset_id, (_written(one, spaces) for one in episodes), **options)
+        return minari.create_dataset_from_buffers(
+            dataset_id, (_written(one, spaces) for one in written(replay)), **options
+        )
 
 
-def _written(episode: TensorDict, spaces: list[Any]) -> Any:
+def _written(tree: dict[str, Any], spaces: list[Any]) -> Any:
     """An episode [T] as Minari's EpisodeBuffer."""
-    tree = {name: _arrays(value) for name, value in episode.items()}
-    obs = _joined(tree["obs"], sliced(tree["next_obs"], slice(-1, None)))
-    fields = {name: part for name, part in tree.items() if name not in (*STEP, "next_obs", "index")}
+    obs = joined(tree["obs"], sliced(tree["next_obs"], slice(-1, None)))
+    fields = {name: part for name, part in tree.items() if name not in (*STEP, "next_obs")}
     infos = {**fields.pop("info", {}), **fields}
     return import_minari().data_collector.EpisodeBuffer(
         observations=_as(spaces[0], obs),
@@ -57,20 +54,8 @@ def _written(episode: TensorDict, spaces: list[Any]) -> Any:
         rewards=tree["reward"],
         terminations=tree["terminated"],
         truncations=tree["truncated"],
-        infos=_listed(_joined(_zero_entry(infos), infos)) if infos else None,
+        infos=_listed(joined(_zero_entry(infos), infos)) if infos else None,
     )
-
-
-def _arrays(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return (value.float() if DTYPES[value.dtype] is None else value).cpu().numpy()
-    return {name: _arrays(part) for name, part in value.items()}
-
-
-def _joined(tree: Any, more: Any) -> Any:
-    if isinstance(tree, dict):
-        return {name: _joined(part, more[name]) for name, part in tree.items()}
-    return np.concatenate([tree, more])
 
 
 def _zero_entry(tree: Any) -> Any:

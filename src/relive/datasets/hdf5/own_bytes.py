@@ -14,11 +14,15 @@ _DEEPEST = 64
 """The most groups inside each other."""
 
 
-def require_own_bytes(path: Path) -> None:
+def require_own_bytes(path: Path, *, is_read_whole: bool = True) -> None:
     """Raise unless all arrays of a file lie in it: no links, no external or virtual data, no cycles, no missing bytes.
 
     HDF5 follows links and external data by itself: an untrusted dataset could read any file of this machine into a
     buffer, or claim an array of terabytes.
+
+    Args:
+        path: the file.
+        is_read_whole: whether every array must fit into memory; otherwise only every chunk must.
     """
     import h5py  # noqa: PLC0415 (an extra)
 
@@ -28,7 +32,7 @@ def require_own_bytes(path: Path) -> None:
             met: set[Any] = set()
             for name, found in _objects(h5py, file, path, met):
                 if isinstance(found, h5py.Dataset):
-                    _require_bytes(f"{path.name}: {name}", found, free)
+                    _require_bytes(f"{path.name}: {name}", found, free, is_read_whole)
     except OSError as error:
         raise SchemaError(explain(str(path), "an HDF5 file that can be read", error, "Copy it again.")) from error
 
@@ -64,7 +68,7 @@ def _target(link: Any) -> str:
     return repr(f"{getattr(link, 'filename', '')}:{link.path}".removeprefix(":"))
 
 
-def _require_bytes(where: str, dataset: Any, free: int | None) -> None:
+def _require_bytes(where: str, dataset: Any, free: int | None, is_read_whole: bool) -> None:
     if dataset.is_virtual:
         raise _refused(where, "data of its own", "a virtual dataset, which consists of other files")
     if dataset.external:
@@ -72,8 +76,9 @@ def _require_bytes(where: str, dataset: Any, free: int | None) -> None:
     if not dataset.shape or not math.prod(dataset.shape):
         return
     nbytes = math.prod(dataset.shape) * dataset.dtype.itemsize
-    if free is not None and nbytes > free:
-        raise _refused(where, f"at most {free:,} bytes, the free memory", f"{nbytes:,}")
+    at_once = nbytes if is_read_whole else math.prod(dataset.chunks or ()) * dataset.dtype.itemsize
+    if free is not None and at_once > free:
+        raise _refused(where, f"at most {free:,} bytes, the free memory", f"{at_once:,}")
     if dataset.chunks is None:
         is_there = dataset.id.get_storage_size() >= nbytes
     else:

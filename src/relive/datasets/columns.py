@@ -1,0 +1,237 @@
+"""Which column of a file becomes which field of a buffer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from relive.datasets.blocks import BLOCK_BYTES, STEP
+from relive.datasets.filling import declared_of, extra_of
+from relive.errors import SchemaError, explain
+from relive.fields.schema import DTYPES, Field, Path, Tree
+from relive.fields.vocabulary import NAME
+from relive.memory import Memory
+from relive.memory.space import available_bytes
+from relive.replay.buffer import ReplayBuffer
+from relive.replay.samplers import Sampler
+
+Columns: TypeAlias = Mapping[str, str | None]
+"""The field of each column ("obs.camera", "action", "stage"); None leaves the column out."""
+Encoders: TypeAlias = Mapping[str, Callable[[str], Any]]
+"""For each column of texts, a function that turns a text into numbers."""
+
+_FROM_NUMPY = {twin: dtype for dtype, twin in DTYPES.items() if twin is not None}
+_FLAGS = ("terminated", "truncated")
+_MOST_COLUMNS = 1 << 10
+_COPIES = 8
+"""Copies of a step that a reader holds at least: two rows, two held before them, all of these joined, and fields."""
+
+
+class Column(NamedTuple):
+    """What one step has in a column."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    text: str | None = None
+    """The first text, of a column of texts."""
+
+
+class Plan:
+    """The columns that are read, each with the path of its field.
+
+    Args:
+        name: the function that the caller called, for messages.
+        file: the file, for messages.
+        columns: the columns that the file has.
+        usual: the path of a column where the caller says nothing; None leaves it out.
+        chosen: what the caller says.
+        encode: how texts become numbers.
+        buffer: the buffer to fill, or None for a new one.
+        separator: what stands between the name of a group of columns and the names of its columns.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        file: str,
+        columns: Mapping[str, Column],
+        usual: Callable[[str], Path | None],
+        chosen: Columns | None = None,
+        encode: Encoders | None = None,
+        buffer: Any = None,
+        separator: str = "/",
+    ) -> None:
+        self._file, self._separator = file, separator
+        self._columns, self._encode = columns, dict(encode or {})
+        self._encoded: dict[str, dict[str, np.ndarray]] = {column: {} for column in self._encode}
+        if len(columns) > _MOST_COLUMNS:
+            raise self._wrong("", f"at most {_MOST_COLUMNS} columns", len(columns), "Split the file.")
+        self._require_known("columns", chosen or {})
+        self._require_known("encode", self._encode)
+        declared = None if buffer is None else extra_of(name, buffer)
+        self.paths: dict[str, Path] = {}
+        """The path of the field that each column becomes."""
+        for column in columns:
+            path = self._path(column, usual, chosen or {}, declared or {})
+            if path is not None:
+                self._require_field(column, path)
+                self.paths[column] = path
+        of_obs = [column for column, path in self.paths.items() if path[0] == "obs"]
+        if len(of_obs) == 1 and declared is not None and isinstance(declared_of(buffer)["obs"], Field):
+            self.paths[of_obs[0]] = ("obs",)
+        self._require_tree()
+        self._require_memory()
+        if declared is not None:
+            self._require_declared(declared)
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows a reader holds at once."""
+        return max(2, BLOCK_BYTES // max(1, sum(map(self._row_bytes, self.paths))))
+
+    def _row_bytes(self, column: str) -> int:
+        about = self._columns[column]
+        return math.prod(about.shape) * about.dtype.itemsize
+
+    def _require_memory(self) -> None:
+        free, largest = available_bytes(), max(self.paths, key=self._row_bytes)
+        needed = _COPIES * sum(map(self._row_bytes, self.paths))
+        if free is not None and needed > free:
+            expected = f"steps that fit into {free:,} bytes, the free memory, {_COPIES} times"
+            remedy = "Do not read a dataset that you do not trust; write it anew."
+            raise self._wrong(largest, expected, f"{needed:,} bytes", remedy)
+
+    def trees(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """The values [K, …] of fields, of the values of their columns."""
+        found: dict[str, Any] = {}
+        for column, values in arrays.items():
+            numbers = self._numbers(column, values) if column in self._encode else values
+            path = self.paths[column]
+            _put(found, path, self._flags(column, numbers) if path[0] in _FLAGS else numbers)
+        return found
+
+    def made(
+        self, capacity: int, sampler: Sampler | None, device: torch.device | str | Memory, seed: int | None
+    ) -> Any:
+        """A replay buffer with the fields of the file."""
+        trees: dict[str, Any] = {}
+        for column, path in self.paths.items():
+            _put(trees, path, self._field(column))
+        extra = {name: tree for name, tree in trees.items() if name not in STEP}
+        reward = _real(trees.get("reward", Field()))
+        return ReplayBuffer(
+            capacity, trees["obs"], trees["action"], reward=reward, extra=extra or None, sampler=sampler,
+            device=device, seed=seed,
+        )  # fmt: skip
+
+    def _field(self, column: str) -> Field:
+        about = self._columns[column]
+        shape, dtype = about.shape, about.dtype
+        if column in self._encode:
+            first = self._numbers(column, [about.text])
+            shape, dtype = first.shape[1:], first.dtype
+        # Learners work in float32, as in fields declared by a space.
+        return Field(shape, torch.float32 if dtype == np.float64 else _FROM_NUMPY[dtype.newbyteorder("=")])
+
+    def _numbers(self, column: str, texts: Any) -> np.ndarray:
+        known = self._encoded[column]
+        for text in texts:
+            if text not in known:
+                known[text] = np.asarray(self._encode[column](text))
+        rows = [known[text] for text in texts]
+        if rows[0].dtype.kind not in "biuf" or any(row.shape != rows[0].shape for row in rows):
+            got = f"{rows[0].dtype} of shapes {sorted({row.shape for row in rows})}"
+            raise self._wrong(column, "numbers of one shape from encode=", got, "Return an array of a fixed shape.")
+        return np.stack(rows)
+
+    def _flags(self, column: str, values: np.ndarray) -> np.ndarray:
+        if values.dtype != np.bool_ and not np.isin(values, (0, 1)).all():
+            raise self._wrong(column, "only 0 and 1", "different numbers", "Leave it out of columns=.")
+        return values.astype(bool)
+
+    # What a caller says, and what a file claims
+
+    def _path(
+        self, column: str, usual: Callable[[str], Path | None], chosen: Columns, declared: Mapping[str, Tree]
+    ) -> Path | None:
+        for name, field in chosen.items():
+            if column == name or column.startswith(f"{name}{self._separator}"):
+                rest = column[len(name) + 1 :].split(self._separator) if column != name else []
+                return None if field is None else (*field.split("."), *rest)
+        path = (column,) if column in declared else usual(column)
+        return (column,) if path is None and column in self._encode else path
+
+    def _require_known(self, argument: str, given: Mapping[str, Any]) -> None:
+        for column in given:
+            if not any(known == column or known.startswith(f"{column}{self._separator}") for known in self._columns):
+                remedy = f"Correct {argument}=."
+                raise self._wrong("", f"one of the columns {', '.join(self._columns)}", repr(column), remedy)
+
+    def _require_field(self, column: str, path: Path) -> None:
+        about = self._columns[column]
+        if not all(NAME.fullmatch(part) for part in path):
+            remedy = f'Rename it: columns={{{column!r}: "a_name"}}.'
+            raise self._wrong(column, f"names like {NAME.pattern}", repr(".".join(path)), remedy)
+        if about.text is not None and column not in self._encode:
+            remedy = f"Pass encode={{{column!r}: a function of a text}}, or columns={{{column!r}: None}}."
+            raise self._wrong(column, "numbers", "texts", remedy)
+        if about.text is None and column in self._encode:
+            raise self._wrong(column, "texts to encode", f"dtype {about.dtype}", "Leave it out of encode=.")
+        if about.text is None and about.dtype.newbyteorder("=") not in _FROM_NUMPY:
+            remedy = f"Leave it out: columns={{{column!r}: None}}."
+            raise self._wrong(column, "numbers", f"dtype {about.dtype}", remedy)
+        if not all(about.shape) or (path[0] in _FLAGS and about.shape):
+            expected = "one flag per step" if path[0] in _FLAGS else "numbers in every step"
+            raise self._wrong(column, expected, f"shape {about.shape}", f"Pass columns={{{column!r}: None}}.")
+
+    def _require_tree(self) -> None:
+        taken: dict[str, Any] = {}
+        for column, path in self.paths.items():
+            try:
+                _put(taken, path, column)
+            except KeyError as error:
+                remedy = f'Give one of them another field: columns={{{column!r}: "a_name"}}.'
+                raise self._wrong(column, "a field of its own", f"{'.'.join(path)!r} twice", remedy) from error
+        for name in ("obs", "action"):
+            if name not in taken:
+                remedy = f'Say which column it is: columns={{"…": "{name}"}}.'
+                known = f"the columns {', '.join(self._columns) or '(none)'}"
+                raise self._wrong("", f"a column for {name!r}", known, remedy)
+
+    def _require_declared(self, declared: Mapping[str, Tree]) -> None:
+        names = {path[0]: column for column, path in self.paths.items() if path[0] not in STEP}
+        for name, column in names.items():
+            if name not in declared:
+                remedy = f"Declare it in extra=, or leave it out: columns={{{column!r}: None}}."
+                raise self._wrong(column, f"a field {name!r} of the buffer", f"{', '.join(declared) or 'none'}", remedy)
+        for name in declared:
+            if name not in names:
+                remedy = f'Say which column it is: columns={{"…": "{name}"}}.'
+                raise self._wrong("", f"a column for {name!r}", f"the columns {', '.join(self._columns)}", remedy)
+
+    def _wrong(self, column: str, expected: str, got: object, remedy: str) -> SchemaError:
+        where = f"{self._file}: {column}" if column else self._file
+        return SchemaError(explain(where, expected, got, remedy))
+
+
+def _put(tree: dict[str, Any], path: Path, value: Any) -> None:
+    """Put a leaf into nested dicts; raises a KeyError if its place is taken."""
+    *groups, last = path
+    for name in groups:
+        tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
+            raise KeyError(name)
+    if last in tree:
+        raise KeyError(last)
+    tree[last] = value
+
+
+def _real(tree: Any) -> Any:
+    """A reward's fields: whole numbers and flags become float32."""
+    if isinstance(tree, dict):
+        return {name: _real(part) for name, part in tree.items()}
+    return tree if tree.dtype.is_floating_point else Field(tree.shape)

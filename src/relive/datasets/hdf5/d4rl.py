@@ -1,0 +1,107 @@
+"""D4RL's layout: flat arrays of all steps, one episode after the other, with flags where episodes end."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relive.datasets.columns import Column, Columns, Encoders, Plan
+from relive.datasets.hdf5.file import Steps, column_of, datasets_in, read, stretches
+from relive.errors import SchemaError, explain
+from relive.memory.space import available_bytes
+
+NAMES = {
+    "observations": "obs", "actions": "action", "rewards": "reward", "terminals": "terminated", "timeouts": "truncated",
+}  # fmt: skip
+"""The field of each column."""
+CUTS = "cuts"
+"""Where an episode breaks off without an end: `to_hdf5` writes this array beside D4RL's own, if there are such."""
+_BESIDE = ("next_observations", CUTS)
+
+
+def is_d4rl(file: Any) -> bool:
+    """Whether a file has this layout."""
+    return "observations" in file
+
+
+def usual_path(column: str) -> tuple[str, ...]:
+    """The path of the field that a column becomes."""
+    first, *rest = column.split("/")
+    return (NAMES.get(first, first), *rest)
+
+
+class FlatSteps:
+    """The arrays of a file, which all have one row per step."""
+
+    def __init__(self, path: Path, file: Any) -> None:
+        self._path = path
+        # The group "metadata" has the weights of the policy that acted, and no steps.
+        self._arrays = {name: array for name, array in datasets_in(file).items() if name.split("/")[0] != "metadata"}
+        for name in ("observations", "actions", "rewards", "terminals"):
+            if name not in self._arrays:
+                remedy = "Pass a file in D4RL's layout, or in robomimic's."
+                raise SchemaError(explain(path.name, f"the array {name!r}", ", ".join(self._arrays), remedy))
+        self._rows = len(self._arrays["rewards"])
+        if not self._rows:
+            raise SchemaError(explain(f"{path.name}: rewards", "at least 1 step", 0, "Pass a file with steps."))
+
+    def plan(self, chosen: Columns | None, encode: Encoders | None, buffer: Any) -> Plan:
+        """Which columns are read."""
+        left_out = {name for name, field in (chosen or {}).items() if field is None}
+        columns = {}
+        for name, array in self._arrays.items():
+            if name in _BESIDE:
+                column_of(f"{self._path.name}: {name}", array, self._rows)
+            elif name in left_out:
+                columns[name] = column_of(f"{self._path.name}: {name}", array, len(array) if array.shape else 0)
+            else:
+                about = column_of(f"{self._path.name}: {name}", array, self._rows)
+                is_number = NAMES.get(name) in ("reward", "terminated", "truncated") and about.shape == (1,)
+                columns[name] = Column((), about.dtype) if is_number else about
+        return Plan("from_hdf5", self._path.name, columns, usual_path, chosen, encode, buffer)
+
+    def steps(self, plan: Plan, time_limit: int | None) -> Steps:
+        """All steps, with the ends that the flags or the time limit say."""
+        last = self._ends(time_limit)
+        nexts = {}
+        if "next_observations" in self._arrays:
+            nexts = {"observations": self._arrays["next_observations"]}
+
+        def episode(start: int, stop: int) -> np.ndarray:
+            return np.searchsorted(last, np.arange(start, stop))
+
+        found = stretches(self._path, plan, self._arrays, nexts, episode, self._rows)
+        return Steps(self._rows, len(last), found)
+
+    def _ends(self, time_limit: int | None) -> np.ndarray:
+        """The last row of each episode."""
+        flags = self._flags("terminals")
+        if "timeouts" in self._arrays:
+            flags = flags | self._flags("timeouts")
+        elif time_limit is None:
+            expected, remedy = "the array 'timeouts'", "Pass time_limit=, the most steps of an episode."
+            raise SchemaError(explain(self._path.name, expected, ", ".join(self._arrays), remedy))
+        if CUTS in self._arrays:
+            flags = flags | self._flags(CUTS)
+        flags[-1] = True
+        last = np.flatnonzero(flags)
+        if time_limit is None or "timeouts" in self._arrays:
+            return last
+        pieces = [np.arange(start + time_limit, stop, time_limit) for start, stop in pairwise([-1, *last.tolist()])]
+        return np.sort(np.concatenate([*pieces, last]))
+
+    def _flags(self, name: str) -> np.ndarray:
+        where, array, free = f"{self._path.name}: {name}", self._arrays[name], available_bytes()
+        nbytes = 8 * self._rows
+        if free is not None and nbytes > free:
+            remedy = "Do not read a dataset that you do not trust; write it anew."
+            raise SchemaError(explain(where, f"at most {free:,} bytes, the free memory", f"{nbytes:,}", remedy))
+        column_of(where, array, self._rows)
+        flags = read(where, array, 0, self._rows).reshape(self._rows, -1)
+        if flags.shape[1] != 1 or not np.isin(flags, (0, 1)).all():
+            remedy = "Repair the file."
+            raise SchemaError(explain(where, "a 0 or 1 per step", f"shape {array.shape}, or other numbers", remedy))
+        return flags[:, 0].astype(bool)

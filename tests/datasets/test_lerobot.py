@@ -1,0 +1,152 @@
+"""LeRobot datasets (v3): images as they were, videos nearly so, and nothing lost on the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import relive as rl
+from relive.datasets import from_lerobot, to_lerobot
+
+pyarrow = pytest.importorskip("pyarrow", reason='needs pyarrow: pip install ".[lerobot]"')
+pytest.importorskip("PIL", reason='needs Pillow: pip install ".[lerobot]"')
+
+SAMPLE = Path(__file__).parent / "samples" / "lerobot"
+NO_VIDEO = {"observation.images.top": None}
+
+
+def test_the_dataset_of_its_own_writer() -> None:
+    replay = from_lerobot(SAMPLE, columns=NO_VIDEO, seed=0)
+    assert (len(replay), replay.capacity) == (12, 12 + 3)
+    first, second, third = replay.episodes()
+    assert second["obs", "state"].tolist() == [[10, -10], [11, -11], [12, -12]]
+    assert second["next_obs", "state"].tolist() == [[11, -11], [12, -12], [12, -12]]
+    assert second["obs", "pose"][1].tolist() == [[11] * 3] * 2
+    assert second["action"].tolist() == [[10.5, 1], [11.5, 1], [12.5, 1]]
+    assert second["reward"].tolist() == [10, 11, 12]
+    assert (second["terminated"].tolist(), second["truncated"].tolist()) == ([False] * 3, [False, False, True])
+    assert (third["terminated"].tolist(), third["truncated"].tolist()) == ([False] * 4 + [True], [False] * 5)
+    assert [one["task_index"].tolist() for one in (first, second, third)] == [[0] * 4, [0] * 3, [1] * 5]
+    wrist = torch.full((5, 8, 10, 3), 20, dtype=torch.uint8) + torch.arange(5).view(5, 1, 1, 1).to(torch.uint8)
+    wrist[range(5), range(5), range(5), 0] = 255
+    assert torch.equal(third["obs", "images", "wrist"], wrist)
+    counted = ("index", "frame_index", "episode_index", "timestamp")
+    assert not set(counted) & set(replay.columns.keys())
+
+
+def test_frames_of_a_video_are_nearly_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("av", reason='needs PyAV: pip install ".[lerobot]"')
+    from relive.datasets import columns  # noqa: PLC0415 (of the module, not of the argument)
+
+    for size in (1 << 24, 1):  # in one block, and row by row
+        monkeypatch.setattr(columns, "BLOCK_BYTES", size)
+        replay = from_lerobot(SAMPLE)
+        for number, one in enumerate(replay.episodes()):
+            recorded = 8 * (10 * number + torch.arange(len(one)))
+            frames = one["obs", "images", "top"]
+            assert frames.dtype == torch.uint8
+            assert (frames.int() - recorded.view(-1, 1, 1, 1)).abs().max() <= 4
+            assert frames.shape[1:] == (64, 64, 3)
+
+
+def test_columns_that_count_are_there_for_those_who_ask() -> None:
+    replay = from_lerobot(SAMPLE, columns={**NO_VIDEO, "timestamp": "timestamp", "frame_index": "frame"})
+    second = list(replay.episodes())[1]
+    assert second["frame"].tolist() == [0, 1, 2]
+    assert second["timestamp"].tolist() == pytest.approx([0, 0.1, 0.2])
+    declared: dict[str, Any] = {"obs": {"state": 2}, "action": 2, "extra": {"episode_index": rl.Field((), torch.int64)}}
+    buffer = rl.ReplayBuffer(20, **declared)
+    left_out: dict[str, str | None] = dict.fromkeys(("observation.images", "observation.pose", "task_index"))
+    from_lerobot(SAMPLE, buffer, columns=left_out)
+    assert [one["episode_index"][0].item() for one in buffer.episodes()] == [0, 1, 2]
+
+
+def test_the_text_of_a_task_becomes_what_the_caller_makes_of_it() -> None:
+    asked: list[str] = []
+
+    def embed(text: str) -> np.ndarray:
+        asked.append(text)
+        return np.array([len(text), 1.0])
+
+    replay = from_lerobot(SAMPLE, columns=NO_VIDEO, encode={"task": embed})
+    assert [one["task"][0].tolist() for one in replay.episodes()] == [[4, 1], [4, 1], [15, 1]]
+    assert asked == ["push", "pull the handle"]
+    with pytest.raises(rl.SchemaError, match="lerobot: task: expected numbers, got texts. Pass encode="):
+        from_lerobot(SAMPLE, columns={"task": "task"})
+
+
+def test_a_caller_without_tasks_says_so() -> None:
+    buffer = rl.ReplayBuffer(20, obs={"state": 2}, action=2)
+    left_out: dict[str, str | None] = dict.fromkeys(("observation.images", "observation.pose"))
+    with pytest.raises(
+        rl.SchemaError, match="lerobot: task_index: expected a field 'task_index' of the buffer, got none"
+    ):
+        from_lerobot(SAMPLE, buffer, columns=left_out)
+    assert len(from_lerobot(SAMPLE, buffer, columns={**left_out, "task_index": None})) == 12
+
+
+def test_several_files_are_one_dataset(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    shutil.copytree(SAMPLE, tmp_path / "set")
+    file = tmp_path / "set/data/chunk-000/file-000.parquet"
+    table = parquet.read_table(file)
+    for number, rows in enumerate((slice(0, 2), slice(2, 9), slice(9, 12))):
+        part = table.slice(rows.start, rows.stop - rows.start)
+        parquet.write_table(part, file.with_name(f"file-{number:03d}.parquet"), row_group_size=2)
+    whole, split = (from_lerobot(path, columns=NO_VIDEO) for path in (SAMPLE, tmp_path / "set"))
+    assert bool((whole[whole.ids()] == split[split.ids()]).all())
+
+
+def test_tasks_are_written_by_their_numbers(tmp_path: Path) -> None:
+    replay = from_lerobot(SAMPLE, columns=NO_VIDEO)
+    to_lerobot(replay, tmp_path / "set", fps=10, tasks=["push", "pull it"])
+    again = from_lerobot(tmp_path / "set", encode={"task": len})
+    assert again[again.ids()]["task"].tolist() == [4] * 7 + [7] * 5
+    assert bool((replay[replay.ids()]["task_index"] == again[again.ids()]["task_index"]).all())
+    with pytest.raises(rl.SchemaError, match=r"to_lerobot: tasks: expected a text for \[1\], got 1 texts"):
+        to_lerobot(replay, tmp_path / "other", fps=10, tasks="push")
+    assert not list(tmp_path.glob("other*"))
+
+
+def test_names_that_lerobot_uses_itself_are_refused(tmp_path: Path) -> None:
+    replay = rl.ReplayBuffer(9, obs=1, action=1, extra={"timestamp": ()})
+    replay.add([0], [0], 0.0, True, False, next_obs=[1], timestamp=0.5)
+    with pytest.raises(rl.SchemaError, match="to_lerobot: expected names that LeRobot can have, got 'timestamp'"):
+        to_lerobot(replay, tmp_path / "set", fps=10)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"codebase_version": "v2.1"}, "expected codebase_version v3, got 'v2.1'. Convert it with lerobot's"),
+        ({"features": 3}, "expected features with 'episode_index', got 3"),
+        ({"fps": 0}, "expected fps, a positive number, got 0"),
+    ],
+)
+def test_other_versions_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    shutil.copytree(SAMPLE, tmp_path / "set")
+    info = tmp_path / "set/meta/info.json"
+    info.write_text(json.dumps(json.loads(info.read_text()) | change))
+    with pytest.raises(rl.SchemaError, match=f"set: meta/info.json: {words}"):
+        from_lerobot(tmp_path / "set")
+
+
+def test_lerobot_itself_reads_what_was_written(tmp_path: Path) -> None:
+    """Where lerobot is installed: it needs an older torch than the rest of the tests."""
+    lerobot = pytest.importorskip("lerobot.datasets.lerobot_dataset", reason="needs lerobot, which needs torch < 2.11")
+    replay = from_lerobot(SAMPLE, columns=NO_VIDEO)
+    to_lerobot(replay, tmp_path / "set", fps=10, tasks=["push", "pull the handle"])
+    dataset = lerobot.LeRobotDataset("someone/counting", root=tmp_path / "set")
+    rows = replay[replay.ids()]
+    for number in range(12):
+        frame = dataset[number]
+        assert torch.equal(frame["action"], rows["action"][number])
+        pixels = (frame["observation.images.wrist"] * 255).round().to(torch.uint8).permute(1, 2, 0)
+        assert torch.equal(pixels, rows["obs", "images", "wrist"][number])
+        assert frame["task"] == ("push" if number < 7 else "pull the handle")
