@@ -50,7 +50,7 @@ class TorchStore:
         self._readers: dict[Any, Reader] = {}
         self._written: list[Written] = []
         self._queues = Queues(memory.ring, in_order=not memory.keeps_next)
-        self._drawn: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._drawn: tuple[torch.Tensor, torch.Tensor, int] | None = None
         """The slots of the last draw, and what the queues said of them."""
         self._rows: torch.Tensor | None = None
         """Slot, following slot and id [3, S·N] of the transitions at all flat slots; of others the id is -1."""
@@ -150,8 +150,10 @@ class TorchStore:
 
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         drawn = self._queues.draw(count, random)
-        self._drawn = drawn[0], drawn
-        return self._drawn[0]
+        slots = drawn[0]
+        version = self._version_of(slots)
+        self._drawn = None if version is None else (slots, drawn, version)
+        return slots
 
     def draw_and_read(self, *_: Any, **__: Any) -> None:
         """Not in one go."""
@@ -237,7 +239,14 @@ class TorchStore:
 
     def _known(self, slots: torch.Tensor) -> torch.Tensor | None:
         """What was drawn with these slots: their entries in the queues."""
-        return None if self._drawn is None or self._drawn[0] is not slots else self._drawn[1]
+        if self._drawn is None or self._drawn[0] is not slots or self._version_of(slots) != self._drawn[2]:
+            return None  # a sampler may have put others in their place
+        return self._drawn[1]
+
+    @staticmethod
+    def _version_of(slots: torch.Tensor) -> int | None:
+        """How often slots were written to, where torch counts it."""
+        return None if slots.is_inference() else slots._version
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         at = ids % self.memory.ring.size
