@@ -108,8 +108,7 @@ def _sums(
     store: ReplayStore, slots: torch.Tensor, plan: OffsetPlan, last: torch.Tensor, summed: list[int]
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The rewards of the steps up to the last one as one, and their discount."""
-    steps = torch.arange(min(plan.n, store.memory.ring.slots), device=slots.device)
-    goes_on = steps <= last.unsqueeze(1)
-    at = store.later(slots.unsqueeze(1), torch.minimum(steps, last.unsqueeze(1)))
+    steps = torch.arange(min(plan.n, store.memory.ring.slots), device=slots.device).unsqueeze(1)
+    at = store.later(slots, torch.minimum(steps, last))
     rewards = [leaf.unflatten(0, at.shape) for leaf in store.take(at.reshape(-1), summed)] if summed else []
-    return n_step_sums(rewards, goes_on, plan.gamma)
+    return n_step_sums(rewards, steps > last, len(steps) - 1 - last, plan.gamma)

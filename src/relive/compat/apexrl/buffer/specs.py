@@ -64,7 +64,7 @@ def batch_size_of(spec: Any, observations: Any) -> int | None:
         if not hasattr(observations, "keys"):
             raise TypeError(explain("observations", expected, type(observations).__name__, remedy))
         if not observations.keys():
-            raise ValueError(explain("observations", expected, "an empty one", remedy))
+            raise ValueError(explain("observations", expected, "an empty dict", remedy))
         key = next(iter(spec))
         if key not in observations.keys():
             return None

@@ -84,7 +84,9 @@ class RolloutBuffer:
     def start_rollout(self) -> TensorDict:
         """The shared TensorDict, ready to be written: without the fields of algorithms, its last slot padding."""
         if self._is_full:
-            raise RuntimeError(explain("start_rollout", "an empty buffer", "a rollout that nobody read", "Call get()."))
+            raise RuntimeError(
+                explain("start_rollout", "an empty buffer", "a rollout that was not read", "Call get().")
+            )
         for name in set(self._rollout.keys()) - self._shared.keys():
             del self._rollout[name]
         for name, shared in self._shared.items():
