@@ -88,10 +88,11 @@ def _sum_rewards(reward, out, slot, item, where, taken, num_envs, size, n, gamma
             more = more.to(tl.float64) * factor
             if number.primitive_bitwidth < 32:
                 # As torch rounds: float64, float32, then half. The sum of two halves is exact enough in float32.
-                more = total.to(tl.float32) + more.to(tl.float32).to(number).to(tl.float32)
+                half = more.to(tl.float32).to(number, fp_downcast_rounding="rtne")
+                more = (total.to(tl.float32) + half.to(tl.float32)).to(number, fp_downcast_rounding="rtne")
             else:
                 more = total + more.to(number)
-            total = tl.where(here[:, None], more.to(number), total)
+            total = tl.where(here[:, None], more, total)
         tl.store(out + item[:, None] * FORM[0] + column[None, :], total, where[:, None] & within)
 
 
