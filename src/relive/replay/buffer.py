@@ -271,11 +271,17 @@ class ReplayBuffer(Portable):
 
         Only what is new since this buffer's last save there is written, and the newest `keep` checkpoints stay. What is
         saved is everything: rows, priorities, staged fields, open episodes, pending resets, statistics, norms and the
-        generator. `relive.load(path)` goes on from it exactly.
+        generator. `relive.load(path)` goes on from it exactly. A `DataWarning` says what a device has counted that the
+        host would have refused; `check()` raises for it.
         """
         from relive.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
 
-        return save(self, path, keep=keep)
+        number = save(self, path, keep=keep)
+        with self._lock:
+            faults = self.parts.faults()
+        for fault in faults:
+            speak(fault)
+        return number
 
     def handle(self) -> Handle:
         """What `relive.connect` in another process takes to use this very buffer (device=Memory.shared()).

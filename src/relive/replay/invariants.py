@@ -25,9 +25,8 @@ def check_memory(memory: RowMemory) -> None:
     _check_form(memory)
     if not memory.has_values:
         return
-    remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
-    broken = int(memory.broken)
-    require(not broken, "obs", "stacks of the stored frames", f"{broken} steps with other stacks", remedy)
+    for fault in memory.faults():
+        raise InvariantError(fault)
     host = _Host(memory)
     _check_heads(memory, host)
     rows = _Rows(memory.ring, host)

@@ -86,9 +86,13 @@ def _sum_rewards(reward, out, slot, item, where, taken, num_envs, size, n, gamma
             here = some & (taken > step)
             more = tl.load(reward + at[:, None] * FORM[0] + column[None, :], here[:, None] & within, other=0)
             more = more.to(tl.float64) * factor
-            if number.primitive_bitwidth < 32:  # as torch rounds: float64, float32, then half
-                more = more.to(tl.float32)
-            total = tl.where(here[:, None], total + more.to(number), total)
+            if number.primitive_bitwidth < 32:
+                # As torch rounds: float64, float32, then half. The sum of two halves is exact enough in float32.
+                half = more.to(tl.float32).to(number, fp_downcast_rounding="rtne")
+                more = (total.to(tl.float32) + half.to(tl.float32)).to(number, fp_downcast_rounding="rtne")
+            else:
+                more = total + more.to(number)
+            total = tl.where(here[:, None], more, total)
         tl.store(out + item[:, None] * FORM[0] + column[None, :], total, where[:, None] & within)
 
 
@@ -158,20 +162,19 @@ class RowReader:
     """Reads the same leaves of many batches."""
 
     def __init__(
-        self, rings: Rings, sources: Sequence[Source], rewards: Sequence[tuple[torch.Tensor, Form]] = (), *,
-        chunk: int = CHUNK,
-    ) -> None:  # fmt: skip
+        self, rings: Rings, sources: Sequence[Source], rewards: Sequence[tuple[torch.Tensor, Form]] = ()
+    ) -> None:
         """`rewards` are tensors of floats, each as one list, and their forms: they are summed over n steps."""
-        self._rings, self._chunk = rings, chunk
+        self._rings, self._chunk = rings, CHUNK
         self._words = tuple(source.leaf.words for source in sources)
         self._forms = tuple(source.leaf.form for source in sources)
         self._places = tuple(source.place for source in sources)
         self._rewards, self._reward_forms = tuple(r for r, _ in rewards), tuple(form for _, form in rewards)
         pieces, self._pieces = [], 1
         for form in self._forms:
-            wide = form[0] > chunk
+            wide = form[0] > CHUNK
             pieces.append(self._pieces if wide else 0)
-            self._pieces += triton.cdiv(form[0], chunk) if wide else 0
+            self._pieces += triton.cdiv(form[0], CHUNK) if wide else 0
         self._starts = tuple(pieces)
 
     def read(
