@@ -23,7 +23,7 @@ from relive.memory.rows import Rows
 from relive.replay.native_store import NativeStore
 from relive.replay.ring import Ring
 from relive.replay.samplers import Drawn, without_replacement
-from relive.replay.samplers.prioritized import _Run as prioritized_run
+from relive.replay.samplers.priority_run import PriorityRun
 from relive.rollout.storage import Storage as RolloutStorage
 from tests.buffers.test_threads import at_once
 from tests.faults import test_j_streams as streams
@@ -251,7 +251,7 @@ HISTORIES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "an epoch for every batch": ("shared epochs", without_replacement._Run, "draw", begins_epochs_anew),
     "resets that a load forgets": ("shared uniform", rl.ReplayBuffer, "load_state", restores_no_flags),
     "a refused call that counts": ("stored uniform", NativeStore, "write", writes_and_then_fails),
-    "priorities that are not taken": ("stored prioritized", prioritized_run, "update", calls_priorities_of_all_equal),
+    "priorities that are not taken": ("stored prioritized", PriorityRun, "update", calls_priorities_of_all_equal),
     "saves without the newest rows": ("distillation", Rows, "since", saves_without_the_newest),
     "rounds that are forgotten": ("distillation", rl.DistillationBuffer, "_set_rounds", forgets_rounds),
     "targets of older steps": ("rollout", RolloutStorage, "commit", keeps_what_is_attached),

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from relive import kernels
 from relive.memory import Heap, Room
 from relive.randomness import Randomness
+
+
+class RingTensors(NamedTuple):
+    """What tells where the row of an id is: see `replay.ring.Ring`."""
+
+    kind: torch.Tensor
+    head: torch.Tensor
+    is_open: torch.Tensor
+    alive: int
 
 
 class PriorityTree(Protocol):
@@ -24,6 +33,8 @@ class PriorityTree(Protocol):
     """
 
     num_leaves: int
+    keeps_largest: bool
+    """It accepts priorities itself and remembers the largest: see `triton.priority_tree.TritonTree`."""
 
     def set(self, leaves: torch.Tensor, priorities: torch.Tensor | float) -> None:
         """Give each of `leaves` [K] its priority [K], or one number to all. If a leaf comes twice, the last counts."""
@@ -54,11 +65,11 @@ class PriorityTree(Protocol):
         ...
 
     def draw_weighted(
-        self, count: int, random: Randomness, beta: float, by_smallest: bool
+        self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """What `draw` returns, with weights (smallest / priority)^beta, float32 [count] in (0, 1].
 
-        The smallest is that of these leaves, or of all leaves.
+        The smallest is that of these leaves, or of all leaves. Weights are written to `weights` if it is given.
         """
         ...
 
@@ -94,6 +105,8 @@ def priority_tree(num_leaves: int, device: torch.device, room: Room | None = Non
 class NativeTree:
     """The tree of the native core, which also does in one call what samplers otherwise do in several."""
 
+    keeps_largest = False
+
     def __init__(self, num_leaves: int, room: Room) -> None:
         native = kernels.core().PriorityTree
         self.num_leaves = num_leaves
@@ -125,12 +138,19 @@ class NativeTree:
         return self._tree.draw_with_priorities(count, random.capsule)
 
     def draw_weighted(
-        self, count: int, random: Randomness, beta: float, by_smallest: bool
+        self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return self._tree.draw_weighted(count, random.capsule, beta, by_smallest)
+        return _written(self._tree.draw_weighted(count, random.capsule, beta, by_smallest), weights)
 
     def leaves_view(self) -> torch.Tensor:
         return self._leaves[: self.num_leaves]
+
+
+def _written(
+    drawn: tuple[torch.Tensor, torch.Tensor] | None, weights: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Leaves and weights, these in the tensor of the caller if there is one."""
+    return drawn if drawn is None or weights is None else (drawn[0], weights.copy_(drawn[1]))
 
 
 def _weighted(
@@ -159,6 +179,8 @@ _FAINT_TOTAL = 2.0**-400
 
 class _TorchTree:
     """Two levels, leaves in blocks and a sum a block, in both scales: which one counts is decided on the device."""
+
+    keeps_largest = False
 
     def __init__(self, num_leaves: int, device: torch.device) -> None:
         # A draw goes through the sums of all blocks once, and through one block for each leaf that it draws.
@@ -215,9 +237,9 @@ class _TorchTree:
         return None if leaves is None else (leaves, self._leaves.index_select(0, leaves))
 
     def draw_weighted(
-        self, count: int, random: Randomness, beta: float, by_smallest: bool
+        self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return _weighted(self, self.draw_with_priorities(count, random), beta, by_smallest)
+        return _written(_weighted(self, self.draw_with_priorities(count, random), beta, by_smallest), weights)
 
     def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float) -> None:
         """It would look at the priorities, which other devices are not asked for."""

@@ -342,7 +342,8 @@ class ReplayBuffer(Portable):
                 remedy = "Make the buffer with sampler=rl.Prioritized()."
                 raise SchemaError(explain("update_priority", "a sampler with priorities", self.sampler, remedy))
             ids = row_ids(index, self.device)
-            return self.run.update(self.storage.locate(ids), _tensor("priority", priority, self.device))
+            rows = ids if self.run.takes_ids else self.storage.locate(ids)
+            return self.run.update(rows, _tensor("priority", priority, self.device))
 
     @property
     def is_open(self) -> torch.Tensor:

@@ -8,7 +8,9 @@ import torch
 from tensordict import TensorDict
 
 from relive.fields.assembly import assemble, checked_targets
+from relive.kernels.priority import PriorityTree
 from relive.kernels.triton.draw import draw_slots
+from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.stream import DeviceStream
 from relive.kernels.triton.words import as_words
 from relive.kernels.triton.write import GROUPS, Given, StepWriter
@@ -87,6 +89,11 @@ class TritonStore(TorchStore):
     def draw(self, count: int, random: Any) -> torch.Tensor:
         return draw_slots(self._rings, random.numbers, count)
 
+    def tree(self) -> PriorityTree:
+        if self._tree is None:
+            self._tree = TritonTree(self.memory.ring.kind.numel() + 1, self.device)
+        return self._tree
+
     def draw_and_read(
         self, count: int, random: Any, reading: Reading, run: Draws | None = None,
         out: TensorDict | None = None,
@@ -114,10 +121,9 @@ class TritonStore(TorchStore):
         if run is not None:
             forms[("weight",)] = (count,), torch.float32
         leaves = dict(zip(forms, checked_targets(out, forms, self.device), strict=True))
-        slots, weight = (self.draw(count, random), None) if run is None else run.draw(count)
+        choose: Any = run
+        slots = self.draw(count, random) if run is None else choose.draw(count, leaves[("weight",)]).slots
         self._batches.read(slots, reading, leaves)
-        if weight is not None:
-            leaves[("weight",)].copy_(weight)
         return out
 
     # Reading

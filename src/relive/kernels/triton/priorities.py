@@ -308,7 +308,7 @@ def _weight(smallest, priority, beta):
 
 @triton.jit
 def prioritized_draw_kernel(
-    stream, leaves, sums, least, smallest, drawn, priorities, weights,
+    stream, leaves, sums, least, smallest, faults, drawn, priorities, weights,
     count: tl.int64, num_leaves: tl.int64, levels, root: tl.int64,
     beta: tl.float64,
     NORMALIZE: tl.constexpr, BLOCK: tl.constexpr,
@@ -322,7 +322,8 @@ def prioritized_draw_kernel(
     key, call = tl.load(stream), tl.load(stream + 1)
     bits, _ = random_pair(key, call, place, place * 0)
     share = place.to(tl.float64) + (bits >> 10).to(tl.float64) * 1.1102230246251565e-16  # 53 bits: exactly u in [0, 1)
-    point = share * (tl.load(sums + root) / count.to(tl.float64))
+    total = tl.load(sums + root)
+    point = share * (total / count)
     leaf = _descend(sums, point, num_leaves, levels, root, BLOCK)
     priority = tl.load(leaves + leaf, inside, other=float("inf"))
     tl.store(drawn + place, leaf, inside)
@@ -332,6 +333,8 @@ def prioritized_draw_kernel(
     if NORMALIZE == "batch":
         # Bits of floats that are not negative sort like the floats.
         tl.atomic_min(smallest, tl.min(priority, axis=0).to(tl.int64, bitcast=True))
+    if (tl.program_id(0) == 0) & ~(total > 0):
+        tl.store(faults + 2, tl.load(faults + 2) + 1)
     count_call(stream, call)
 
 
@@ -363,8 +366,8 @@ _MARK = {
     "touched": "*i64", "changed": "*u8", "kind": "*u8", **_TREE, "largest": "*fp64", "count": "i64", **_SIZES, **_RATES,
 }  # fmt: skip
 _DRAW = {
-    "stream": "*i64", "leaves": "*fp64", "sums": "*fp64", "least": "*fp64", "smallest": "*i64", "drawn": "*i64",
-    "priorities": "*fp64", "weights": "*fp32", "count": "i64", **_SIZES, "beta": "fp64",
+    "stream": "*i64", "leaves": "*fp64", "sums": "*fp64", "least": "*fp64", "smallest": "*i64", "faults": "*i64",
+    "drawn": "*i64", "priorities": "*fp64", "weights": "*fp32", "count": "i64", **_SIZES, "beta": "fp64",
 }  # fmt: skip
 _WEIGH = {"priorities": "*fp64", "smallest": "*i64", "weights": "*fp32", "count": "i64", "beta": "fp64"}
 

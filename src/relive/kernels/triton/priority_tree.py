@@ -6,28 +6,22 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any
 
 import torch
 
+from relive.kernels.priority import RingTensors
 from relive.kernels.triton import priorities as kernels
-from relive.kernels.triton.stream import DeviceStream
-
-
-class RingTensors(NamedTuple):
-    """What tells where the row of an id is: see `replay.ring.Ring`."""
-
-    kind: torch.Tensor
-    head: torch.Tensor
-    is_open: torch.Tensor
-    alive: int
 
 
 class TritonTree:
     """A `PriorityTree` whose every change and every draw is one launch, or two for weights by a batch's smallest.
 
-    Beside the leaves it keeps what only the device knows: the largest priority that was accepted, and faults.
+    Draws come from a `DeviceStream`. Beside the leaves it keeps what only the device knows: the largest priority that
+    was accepted, and faults.
     """
+
+    keeps_largest = True
 
     def __init__(self, num_leaves: int, device: torch.device) -> None:
         self.num_leaves, self._device = num_leaves, device
@@ -49,8 +43,8 @@ class TritonTree:
         """The bits of the smallest priority of a running draw, and how many programs have read it."""
         self.largest = torch.ones((), dtype=torch.float64, device=device)
         """The largest priority that `accept` was given."""
-        self.faults = torch.zeros(2, dtype=torch.int64, device=device)
-        """How many priorities were none, and how many ids or leaves were never given: skipped since the start."""
+        self.faults = torch.zeros(3, dtype=torch.int64, device=device)
+        """How many priorities were none, how many ids or leaves were never given, how many draws found only zeros."""
         self._keeps_least = False
         """The minima are up to date: from the first time on that somebody asks for them, since they cost time."""
 
@@ -123,18 +117,20 @@ class TritonTree:
 
     # Draws
 
-    def draw(self, count: int, random: DeviceStream) -> torch.Tensor:
+    def draw(self, count: int, random: Any) -> torch.Tensor:
         return self._draw(count, random, "none")[0]
 
-    def draw_with_priorities(self, count: int, random: DeviceStream) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._draw(count, random, "none")[:2]
+    def draw_with_priorities(self, count: int, random: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._draw(count, random, "none")
 
     def draw_weighted(
-        self, count: int, random: DeviceStream, beta: float, by_smallest: bool
+        self, count: int, random: Any, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if by_smallest:
             self._keep_least()
-        leaves, priorities, weights = self._draw(count, random, "global" if by_smallest else "batch", beta)
+        if weights is None:
+            weights = torch.empty(count, dtype=torch.float32, device=self._device)
+        leaves, priorities = self._draw(count, random, "global" if by_smallest else "batch", beta, weights)
         if count and not by_smallest:
             kernels.weigh_kernel[(-(-count // kernels.BLOCK),)](
                 priorities, self._smallest, weights, count, beta,
@@ -143,18 +139,18 @@ class TritonTree:
         return leaves, weights
 
     def _draw(
-        self, count: int, random: DeviceStream, normalize: str, beta: float = 0.0
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self, count: int, random: Any, normalize: str, beta: float = 0.0, weights: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         leaves = torch.empty(count, dtype=torch.int64, device=self._device)
         priorities = torch.empty(count, dtype=torch.float64, device=self._device)
-        weights = torch.empty(count, dtype=torch.float32, device=self._device)
         if count:
             kernels.prioritized_draw_kernel[(-(-count // kernels.DRAW_BLOCK),)](
-                random.numbers, self._leaves, self._sums, self._least, self._smallest,
-                leaves, priorities, weights, count, self.num_leaves, self._levels, self._root, beta,
+                random.numbers, self._leaves, self._sums, self._least, self._smallest, self.faults,
+                leaves, priorities, priorities if weights is None else weights,
+                count, self.num_leaves, self._levels, self._root, beta,
                 NORMALIZE=normalize, BLOCK=kernels.DRAW_BLOCK, **kernels.DRAW_OPTIONS,
             )  # fmt: skip
-        return leaves, priorities, weights
+        return leaves, priorities
 
     # All leaves
 

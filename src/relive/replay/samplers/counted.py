@@ -48,7 +48,7 @@ class _Run(Draws):
 
     def __init__(self, inner: Draws, store: ReplayStore) -> None:
         self._inner, self._store = inner, store
-        self.takes_priorities, self.update = inner.takes_priorities, inner.update
+        self.takes_priorities, self.takes_ids, self.update = inner.takes_priorities, inner.takes_ids, inner.update
         self.atomic_draws, self.weighs, self.of_slots = inner.atomic_draws, inner.weighs, ("drawn", *inner.of_slots)
         self._kind = store.memory.ring.kind.view(-1)
         self._counts = store.memory.room.allocate("sampler.drawn", self._kind.shape, torch.int64)
@@ -56,8 +56,8 @@ class _Run(Draws):
         """What the last draw chose, in case it is taken back."""
         self._number = 0
 
-    def draw(self, count: int) -> Drawn:
-        drawn = self._inner.draw(count)
+    def draw(self, count: int, *weight: torch.Tensor) -> Drawn:
+        drawn = self._inner.draw(count, *weight)
         self._last, self._number = drawn.slots, self._number + 1
         self._add(1)
         return drawn

@@ -37,9 +37,11 @@ class Draws(Protocol):
     atomic_draws: bool = False
     """A `draw` that raises has changed nothing."""
     weighs: bool = False
-    """Every draw of it has weights, and as many rows as were asked for."""
+    """Every draw of it has weights, which it writes to a second argument, and as many rows as were asked for."""
     takes_priorities: bool = False
     """It has `update`."""
+    takes_ids: bool = False
+    """Its `update` is given ids of rows instead of slots, and finds the rows itself."""
     beside_rows: bool = False
     """Its state is in the memory of the buffer, and is found there again with the rows."""
     of_slots: tuple[str, ...] = ()
