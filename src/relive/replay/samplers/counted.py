@@ -49,6 +49,7 @@ class _Run(Draws):
     def __init__(self, inner: Draws, store: ReplayStore) -> None:
         self._inner, self._store = inner, store
         self.takes_priorities, self.takes_ids, self.update = inner.takes_priorities, inner.takes_ids, inner.update
+        self.faults = inner.faults
         self.atomic_draws, self.weighs, self.of_slots = inner.atomic_draws, inner.weighs, ("drawn", *inner.of_slots)
         self._kind = store.memory.ring.kind.view(-1)
         self._counts = store.memory.room.allocate("sampler.drawn", self._kind.shape, torch.int64)

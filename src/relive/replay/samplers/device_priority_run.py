@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from relive.fields.invariants import require
+from relive.errors import InvariantError, explain
 from relive.kernels.priority import RingTensors
 from relive.randomness import Randomness
 from relive.replay.samplers.priority_run import PriorityRun, check_priorities
@@ -56,13 +57,20 @@ class DevicePriorityRun(PriorityRun):
         self.tree.rebuild()
         self._largest = 1.0
 
+    def faults(self) -> Iterator[str]:
+        bad, foreign, empty = self.tree.faults.tolist()
+        if bad:
+            expected = "finite numbers of at least 0 (and finite to the power of alpha)"
+            yield explain("priority", expected, f"{bad} others, skipped", "Pass absolute errors that are finite.")
+        if foreign:
+            got, remedy = f"{foreign} others in update_priority, skipped", "Pass ids from batch['index']."
+            yield explain("index", "ids of stored transitions", got, remedy)
+        if empty:
+            remedy = "Update at least one priority to more than 0, or use eps > 0."
+            yield explain("sample", "a row of positive priority", f"only zeros in {empty} batches", remedy)
+
     def check(self) -> None:
         """What the base class verifies, and that nothing was skipped."""
         super().check()
-        bad, foreign, empty = self.tree.faults.tolist()
-        expected = "finite numbers of at least 0 (and finite to the power of alpha)"
-        require(not bad, "priority", expected, f"{bad} others, skipped", "Pass absolute errors that are finite.")
-        expected, remedy = "ids of stored transitions", "Pass ids from batch['index']."
-        require(not foreign, "index", expected, f"{foreign} others in update_priority, skipped", remedy)
-        remedy = "Update at least one priority to more than 0, or use eps > 0."
-        require(not empty, "sample", "a row of positive priority", f"only zeros in {empty} batches", remedy)
+        for fault in self.faults():
+            raise InvariantError(fault)

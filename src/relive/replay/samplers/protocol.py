@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MethodType
 from typing import Any, NamedTuple, Protocol
 
@@ -76,6 +76,10 @@ class Draws(Protocol):
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Go on from what was saved; the rows are there already. A ValueError says what cannot be."""
+
+    def faults(self) -> Iterable[str]:
+        """What a device has skipped and counted without telling: `check` raises for it, and `save` warns."""
+        return ()
 
     def check(self) -> None:
         """Verify what is kept beside the rows; raises an InvariantError."""
