@@ -16,8 +16,9 @@ demo: .venv/package
 	$(BIN)/relive demo
 
 # A selection over everything: each public name, adapter, promise and conformance case at least once. Minutes.
+# On a device: make test DEVICE=cuda (or mps, xpu) runs the tests that take one.
 test: .venv/installed
-	$(BIN)/python -m pytest -m "not long and not thorough"
+	$(BIN)/python -m pytest $(if $(DEVICE),tests/devices --device $(DEVICE),-m "not long and not thorough")
 
 # Every test but the long ones, which is also what pytest runs by itself.
 test-all: .venv/installed
@@ -35,8 +36,9 @@ $(SANITIZERS:%=sanitize-%): sanitize-%: .venv/installed
 	$(BIN)/python -m tests.sanitizers $*
 
 # About twelve minutes: for a look, not for claims; the results stay out of git.
+# On a device: make bench DEVICE=cuda times the calls there beside the buffers of others, and writes a page.
 bench: .venv/bench
-	$(BIN)/python -m benchmarks --quick
+	$(BIN)/python -m benchmarks $(if $(DEVICE),--device $(DEVICE),--quick)
 
 # Everything at full effort, on an idle machine: results that are kept, and the page and pictures made of them.
 bench-full: .venv/bench

@@ -31,6 +31,7 @@ SUITES = {
     "ray_service": "a memory in a Ray cluster",
     "scaling": "how cost grows with T, N, batch and capacity",
     "adapters": "the calls of training loops on relive.compat and on the originals",
+    "devices": "calls on an accelerator, beside the buffers of others there (with --device only)",
 }
 NEEDS = {"training": ("stable_baselines3", "sb3"), "ray_service": ("ray", "ray")}
 """The packages that a suite needs, each with the extra that installs it."""
@@ -47,9 +48,14 @@ def options_of(arguments: Sequence[str] | None, prog: str) -> argparse.Namespace
     parser.add_argument(
         "--quick", action="store_true", help="about twelve minutes, and not for claims (default: hours)"
     )
-    parser.add_argument("--only", metavar="A,B", type=_suites, default=list(SUITES), help=f"of {', '.join(SUITES)}")
+    parser.add_argument("--only", metavar="A,B", type=_suites, help=f"of {', '.join(SUITES)}")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results of all suites there, too")
-    return parser.parse_args(arguments)
+    parser.add_argument("--device", metavar="D", help="time the calls on this device, such as cuda, and write a page")
+    parser.add_argument("--fasttd3", metavar="FILE", help="fast_td3_utils.py of a clone of FastTD3, with --device")
+    options = parser.parse_args(arguments)
+    on_device = ["devices"] if options.device else [suite for suite in SUITES if suite != "devices"]
+    options.only = options.only or on_device
+    return options
 
 
 def _suites(text: str) -> list[str]:
@@ -70,10 +76,19 @@ def run(options: argparse.Namespace) -> int:
             remedy = escape(f'pip install ".[{extra}]"')
             console.print(f"[yellow]skipped[/yellow] {suite}: it needs {module}: {remedy}")
             continue
+        if suite == "devices" and (reason := _missing(options.device or "cuda")):
+            console.print(f"[yellow]skipped[/yellow] {suite}: {escape(reason)}", soft_wrap=True)
+            continue
         console.rule(f"{suite}: {SUITES[suite]}")
         about = {"quick": options.quick, "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         path, start = RESULTS / file_name(suite, about), perf_counter()
         command = [sys.executable, "-m", f"{__package__}.{suite}", "--json", str(path), *["--quick"] * options.quick]
+        if suite == "devices":
+            command += [
+                "--device",
+                options.device or "cuda",
+                *(["--fasttd3", options.fasttd3] if options.fasttd3 else []),
+            ]
         if subprocess.run(command, check=False).returncode:
             failed.append(suite)
             continue
@@ -86,6 +101,12 @@ def run(options: argparse.Namespace) -> int:
     if failed:
         console.print(f"[red]failed[/red]: {', '.join(failed)}")
     return FAILED if failed else DONE if files else NONE_RAN
+
+
+def _missing(device: str) -> str | None:
+    from .devices import missing  # which imports torch
+
+    return missing(device)
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m benchmarks") -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -40,18 +41,18 @@ def step(device: str) -> dict[str, torch.Tensor]:
     return {name: torch.zeros(shape, device=device) for name, shape in shapes.items()} | flags
 
 
-def found(fasttd3: Path | None) -> Iterator[tuple[str, Calls]]:
-    """Every library that is here, with its calls."""
+def found(fasttd3: Path | None, device: str = "cpu") -> Iterator[tuple[str, Calls]]:
+    """Every library that is here, with its calls on a device."""
     if fasttd3 is not None:
-        yield "FastTD3", _fasttd3(fasttd3)
+        yield "FastTD3", _fasttd3(fasttd3, device)
     for title, calls in (("TorchRL", _torchrl), ("skrl", _skrl), ("rsl_rl", _rsl_rl), ("CleanRL", _cleanrl)):
         try:
-            yield title, calls()
+            yield title, calls(device)
         except ImportError as error:
             print(f"{title} is missing: {error}")
 
 
-def _fasttd3(path: Path) -> Calls:
+def _fasttd3(path: Path, device: str) -> Calls:
     spec = spec_from_file_location("fast_td3_utils", path)
     assert spec is not None
     assert spec.loader is not None
@@ -59,12 +60,12 @@ def _fasttd3(path: Path) -> Calls:
     spec.loader.exec_module(module)
 
     def filled(n_steps: int = 1) -> Any:
-        buffer = module.SimpleReplayBuffer(NUM_ENVS, ROWS, OBS, ACTION, OBS, n_steps=n_steps, device="cpu")
+        buffer = module.SimpleReplayBuffer(NUM_ENVS, ROWS, OBS, ACTION, OBS, n_steps=n_steps, device=device)
         for _ in range(ROWS + 1):
             buffer.extend(given)
         return buffer
 
-    now = transition("cpu")
+    now = transition(device)
     done = (now["terminated"] | now["truncated"]).long()
     after = {"rewards": now["reward"], "dones": done, "truncations": done, "observations": now["next_obs"]}
     given = TensorDict({"observations": now["obs"], "actions": now["action"], "next": after}, [NUM_ENVS])
@@ -81,18 +82,18 @@ def _fasttd3(path: Path) -> Calls:
     return {"replay add": add, **samples}
 
 
-def _torchrl() -> Calls:
+def _torchrl(device: str) -> Calls:
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
     from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
 
-    now = transition("cpu")
+    now = transition(device)
     after = {"observation": now["next_obs"]} | {
         name: now[name].unsqueeze(-1) for name in ("reward", "terminated", "truncated")
     }
     given = TensorDict({"observation": now["obs"], "action": now["action"], "next": after}, [NUM_ENVS])
 
     def filled() -> Any:
-        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(ROWS * NUM_ENVS), batch_size=BATCH)
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(ROWS * NUM_ENVS, device=device), batch_size=BATCH)
         for _ in range(3):
             buffer.extend(given)
         return buffer
@@ -106,19 +107,19 @@ def _torchrl() -> Calls:
         return buffer.sample
 
     def gae() -> Callable[[], object]:
-        value, next_value, reward = (torch.zeros(NUM_ENVS, STEPS, 1) for _ in range(3))
-        done = torch.zeros(NUM_ENVS, STEPS, 1, dtype=torch.bool)
+        value, next_value, reward = (torch.zeros(NUM_ENVS, STEPS, 1, device=device) for _ in range(3))
+        done = torch.zeros(NUM_ENVS, STEPS, 1, dtype=torch.bool, device=device)
         return lambda: vec_generalized_advantage_estimate(0.99, 0.95, value, next_value, reward, done, done)
 
     return {"replay add": add, "uniform sample after a write": sample, "GAE of 24 steps": gae}
 
 
-def _skrl() -> Calls:
+def _skrl(device: str) -> Calls:
     from skrl.agents.torch.ppo.ppo import compute_gae
     from skrl.memories.torch import RandomMemory
 
     def memory(names: Mapping[str, torch.Tensor], rows: int) -> Any:
-        made = RandomMemory(memory_size=rows, num_envs=NUM_ENVS, device="cpu", replacement=True)
+        made = RandomMemory(memory_size=rows, num_envs=NUM_ENVS, device=device, replacement=True)
         for name, value in names.items():
             made.create_tensor(name, size=value.shape[-1], dtype=value.dtype)
         for _ in range(rows):
@@ -138,14 +139,14 @@ def _skrl() -> Calls:
 
     def gae() -> Callable[[], object]:
         reward, value, flag = (
-            torch.zeros(STEPS, NUM_ENVS, 1, dtype=dtype) for dtype in (*[torch.float32] * 2, torch.bool)
+            torch.zeros(STEPS, NUM_ENVS, 1, dtype=dtype, device=device) for dtype in (*[torch.float32] * 2, torch.bool)
         )
         return lambda: compute_gae(
             rewards=reward, terminated=flag, truncated=flag, values=value, last_values=value[-1],
             time_limit_bootstrap=True,
         )  # fmt: skip
 
-    replayed, rolled = columns(transition("cpu")), columns(rollout_step("cpu"))
+    replayed, rolled = columns(transition(device)), columns(rollout_step(device))
     return {
         "replay add": lambda: add(replayed, ROWS),
         "uniform sample after a write": lambda: sample(1),
@@ -155,13 +156,11 @@ def _skrl() -> Calls:
     }
 
 
-def _rsl_rl() -> Calls:
+def _rsl_rl(device: str) -> Calls:
+    from rsl_rl.algorithms import PPO
     from rsl_rl.storage import RolloutStorage
 
-    from relive.conformance.peers.protocol import Trajectory
-    from relive.conformance.peers.rsl_rl import RslRlGae
-
-    now = rollout_step("cpu")
+    now = rollout_step(device)
     obs = TensorDict({"policy": now["obs"]}, [NUM_ENVS])
 
     def given() -> Any:
@@ -172,7 +171,7 @@ def _rsl_rl() -> Calls:
         return made
 
     def storage(steps: int) -> Any:
-        made = RolloutStorage("rl", NUM_ENVS, STEPS, obs, (ACTION,))
+        made = RolloutStorage("rl", NUM_ENVS, STEPS, obs, (ACTION,), device)
         for _ in range(steps):
             made.add_transition(given())
         return made
@@ -187,17 +186,33 @@ def _rsl_rl() -> Calls:
         return lambda: next(batches)
 
     def gae() -> Callable[[], object]:
-        zeros = {name: torch.zeros(STEPS, NUM_ENVS).numpy() for name in ("reward", "value", "next_value")}
-        flags = {name: torch.zeros(STEPS, NUM_ENVS, dtype=torch.bool).numpy() for name in ("terminated", "truncated")}
-        return RslRlGae().prepare(Trajectory(**zeros, **flags), gamma=0.99, lam=0.95)
+        names = {"gamma": 0.99, "lam": 0.95, "normalize_advantage_per_mini_batch": True}
+        learner: Any = SimpleNamespace(storage=storage(STEPS), critic=_Critic(now["value"].unsqueeze(1)), **names)
+        return lambda: PPO.compute_returns(learner, obs)
 
     return {"GAE of 24 steps": gae, "minibatch of a rollout": minibatch, "rollout add": add}
 
 
-def _cleanrl() -> Calls:
+class _Critic:
+    """A critic of rsl_rl's that has made up its mind."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self._value = value
+
+    def __call__(self, obs: Any) -> torch.Tensor:
+        return self._value
+
+    def get_hidden_state(self) -> None:
+        return None
+
+    def reset(self, hidden_state: Any = None) -> None:
+        pass
+
+
+def _cleanrl(device: str) -> Calls:
     """Tensors of [T, N, …] and an index, as its scripts have them."""
-    now = rollout_step("cpu")
-    stored = {name: torch.zeros(STEPS, *value.shape, dtype=value.dtype) for name, value in now.items()}
+    now = rollout_step(device)
+    stored = {name: torch.zeros(STEPS, *value.shape, dtype=value.dtype, device=device) for name, value in now.items()}
 
     def write(t: int) -> None:
         for name, value in now.items():
@@ -205,7 +220,7 @@ def _cleanrl() -> Calls:
 
     def gae() -> None:
         reward, value, done = stored["reward"], stored["value"], stored["terminated"].float()
-        advantage, running, next_value = torch.zeros_like(reward), torch.zeros(NUM_ENVS), value[-1]
+        advantage, running, next_value = torch.zeros_like(reward), torch.zeros_like(value[0]), value[-1]
         for t in reversed(range(STEPS)):
             alive = 1.0 - done[t]
             delta = reward[t] + 0.99 * next_value * alive - value[t]
@@ -215,7 +230,7 @@ def _cleanrl() -> Calls:
 
     def minibatch() -> Callable[[], object]:
         flat = [stored[name].flatten(0, 1) for name in ("obs", "action", "value", "log_prob", "reward", "reward")]
-        order = torch.randperm(STEPS * NUM_ENVS)
+        order = torch.randperm(STEPS * NUM_ENVS, device=device)
         return lambda: [leaf[order[:BATCH]] for leaf in flat]
 
     return {

@@ -48,26 +48,12 @@ the dashed line in every plot.
 GPU = """
 ## GPUs
 
-None of these figures was measured on a GPU. There the buffers use only torch operations, and the costs are the number
-of launched operations and waiting for the device; the tests count both (`tests/kernels/test_dispatched_ops.py`):
+None of these figures was measured on a GPU. There a call costs its launches, and waiting for the device costs most: [On the
+GPU](guides/gpu.md) counts both beside other libraries, and says what was verified and what to run on yours.
 
-| hot path | launches | bound |
-|---|---:|---:|
-| a step of a rollout | 1 | fields + 1 |
-| advantages (GAE) of 24 steps | 30 | 40 |
-| a uniform batch of 7 fields | 10 | fields + 3 |
-| a prioritized batch and its new priorities | 60 | 60 |
-
-- **No waiting.** No hot path reads a number back from the device. There `update_priority` returns the number of stale
-  rows as a tensor; calling `int()` on it waits. Values that could only be checked by waiting are trusted; violations
-  are counted on the device, and `check()` reports them.
 - **`out=`.** `sample(…, out=batch)` and `minibatches(…, out=batch)` fill your own tensors. Fresh tensors from torch's
   caching allocator are cheap on a GPU, and later batches do not overwrite a batch that you keep; reuse tensors for
   CUDA graphs, and for large batches on the CPU.
-- **CUDA graphs.** Capture the learner's update and leave the buffer outside: sample into the graph's static inputs
-  with `out=`, then replay it. The estimators have fixed shapes and no synchronisation, so `rl.gae` can be captured
-  (and compiled) with the update. `sample` cannot: the first batch after an `add` rebuilds a table, and a captured
-  generator must be registered with the graph.
 - **Memory.** `device="cuda"` keeps rows on the GPU; `Memory.pinned()` keeps them on the host, and `sample(…,
   device="cuda")` copies a batch asynchronously, which `rl.prefetch` does one batch ahead.
 """

@@ -1,8 +1,8 @@
 """Writes the tables that come from kept results: the README's first screens, and those of the pages in docs/migrating.
 
 The README's are made of docs/conformance.json and the newest kept training results; those of a migrating page of
-docs/migrating/originals.json and the newest kept results of the suite "adapters". Run it as
-`python docs/front_page.py` after one of them has changed; a test compares.
+docs/migrating/originals.json and the newest kept results of the suite "adapters"; that of the GPU guide of
+docs/launches.json. Run it as `python docs/front_page.py` after one of them has changed; a test compares.
 """
 
 from __future__ import annotations
@@ -103,6 +103,15 @@ def _newest_run(title: str) -> tuple[dict[str, Any], dict[str, Any]]:
     raise ValueError(f"benchmarks/results: expected a kept run of adapters with {title}, got none.")
 
 
+def launches() -> Iterator[str]:
+    """A line for each call: how many operations it launches, by library."""
+    kept = json.loads((ROOT / "docs" / "launches.json").read_text(encoding="utf-8"))
+    yield f"| | {' | '.join(kept)} |"
+    yield "|---|" + "--:|" * len(kept)
+    for call in next(iter(kept.values())):
+        yield f"| {call} | {' | '.join(counts.get(call, '–') for counts in kept.values())} |"
+
+
 Table = Callable[[], Iterator[str]]
 TABLES: Mapping[str, Table] = {"conformance": conformance, "trainings": trainings}
 
@@ -120,8 +129,9 @@ def written(page: str, tables: Mapping[str, Table] = TABLES) -> str:
 
 
 def pages() -> Iterator[tuple[Path, Mapping[str, Table]]]:
-    """Every page with tables of kept results: the README, and the migrating page of each system in originals.json."""
+    """Every page with tables of kept results: README, GPU guide, and the migrating page of each system."""
     yield README, TABLES
+    yield ROOT / "docs" / "guides" / "gpu.md", {"launches": launches}
     for system in json.loads((MIGRATING / "originals.json").read_text(encoding="utf-8")):
         yield MIGRATING / f"{system}.md", {"adapter": partial(adapter, system), "calls": partial(calls, system)}
 

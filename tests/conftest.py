@@ -21,6 +21,12 @@ from tests.totals import taken
 BACKENDS = {"native": nullcontext, "torch": kernels.force_torch, "no_exchange": kernels.without_exchange}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`pytest tests/devices --device cuda`; without it the host with torch ops stands for a device."""
+    default = os.environ.get("RELIVE_TEST_DEVICE", "cpu")
+    parser.addoption("--device", default=default, help="where the tests of tests/devices run (RELIVE_TEST_DEVICE)")
+
+
 _totals: list[str] = []
 _times = Times()
 

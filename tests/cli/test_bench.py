@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from benchmarks import devices, launch_peers
 from relive.cli import bench, main
 from tests.benchmarks.runs import run
 
@@ -54,6 +56,37 @@ def test_a_suite_whose_library_is_missing_says_how_to_get_it(
     assert main(["bench", "--only", "ray_service"]) == 2
     assert 'skipped ray_service: it needs ray: pip install ".[ray]"' in capsys.readouterr().out
     assert not started
+
+
+def test_a_device_is_passed_on_to_its_suite(started: list[list[str]]) -> None:
+    assert main(["bench", "--device", "cpu", "--fasttd3", "there.py"]) == 0
+    (command,) = started
+    assert command[2].endswith("devices")
+    assert command[-4:] == ["--device", "cpu", "--fasttd3", "there.py"]
+
+
+def test_without_the_device_a_sentence_says_so(started: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    assert main(["bench", "--device", "cuda"]) == 2
+    assert "skipped devices: expected a device cuda, got none" in capsys.readouterr().out
+    assert not started
+
+
+def test_the_calls_of_a_device_are_timed_and_written_as_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch_peers, "found", lambda *_: iter(()))
+    monkeypatch.setattr(devices, "QUICK_ROUNDS", 1)
+    monkeypatch.setattr(devices, "CALLS", ("replay add", "rollout add"))
+    target = tmp_path / "cpu.json"
+    assert devices.main(["--device", "cpu", "--quick", "--json", str(target)]) == 0
+    times = json.loads(target.read_text())["times"]
+    assert list(times) == ["replay add", "rollout add"]
+    assert all(0 < returned <= done for found in times.values() for done, returned in found.values())
+    page = target.with_suffix(".md").read_text()
+    assert "(`cpu`)" in page
+    assert "| replay add | " in page
 
 
 def test_a_wrong_name_lists_the_suites(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,10 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--only", metavar="A,B", help="run only these suites; an unknown name lists all")
     parser.add_argument("--json", metavar="FILE", help="also write the results of all suites to FILE")
+    parser.add_argument(
+        "--device", metavar="D", help="time the calls of training loops on this device, such as cuda, and write a page"
+    )
+    parser.add_argument("--fasttd3", metavar="FILE", help="fast_td3_utils.py of a clone of FastTD3: with --device only")
     parser.set_defaults(run=run)
 
 
@@ -42,9 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     if suites is None:
         print(MISSING, file=sys.stderr)
         return NOT_INSTALLED
-    chosen = ["--only", arguments.only] if arguments.only else []
-    target = ["--json", arguments.json] if arguments.json else []
-    return suites.main([*["--quick"] * arguments.quick, *chosen, *target], prog="relive bench")
+    given = [(f"--{name}", getattr(arguments, name)) for name in ("only", "json", "device", "fasttd3")]
+    options = [text for name, value in given if value for text in (name, value)]
+    return suites.main([*["--quick"] * arguments.quick, *options], prog="relive bench")
 
 
 def _suites() -> Any:

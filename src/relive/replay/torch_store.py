@@ -164,11 +164,14 @@ class TorchStore:
         return self._tree
 
     def mark(self, mass: float | torch.Tensor) -> None:
-        slots, _ = self.touched()
+        slots, changed = self.touched()
         # A tensor: between two numbers torch would choose float32, where 1e308 and 1e-308 are none.
         if not isinstance(mass, torch.Tensor):
             mass = torch.full((), mass, dtype=torch.float64, device=slots.device)
-        self.tree().set(slots, mass * (self.memory.ring.kind_at(slots) == TRANSITION))
+        masses = mass * (self.memory.ring.kind_at(slots) == TRANSITION)
+        if changed is not None:  # the leaf after all slots is nowhere
+            slots, masses = torch.where(changed, slots, self.memory.ring.size), masses * changed
+        self.tree().set(slots, masses)
 
     # Reading
 

@@ -211,4 +211,6 @@ def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     dtype = _BITS[a.element_size()]
     # An axis of length one may have any stride, which a view of bits minds: say that memory is in one piece.
     a, b = (x.contiguous().as_strided((x.numel(),), (1,)).view(dtype).view(len(x), -1) for x in (a, b))
-    return (a == b).all(1)
+    same = a == b
+    # Flags as bytes: torch finds the smallest of these several times as fast on the host.
+    return same.view(torch.uint8).amin(1).view(torch.bool) if same.numel() else same.all(1)

@@ -1,0 +1,23 @@
+"""The conformance cases, with relive's buffers on a device."""
+
+from __future__ import annotations
+
+import pytest
+
+from relive.conformance import CASES, Case
+from relive.conformance.outcome import PASSES
+from relive.conformance.peers import ours
+from tests.devices.place import Place, moving
+
+
+SAVING = {"T13", "T17", "T18"}
+"""Cases that save: buffers that move their data for the cases are no class that is saved. See `test_replay`."""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", [case for case in CASES if case.number not in SAVING], ids=str)
+def test_relive_passes_on_the_device(filled: Place, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ours, "rl", moving(filled))
+    with filled.inside():
+        outcome = case.run(ours.peer())
+    assert outcome.status == PASSES, (outcome.expected, outcome.got, outcome.reason)

@@ -1,0 +1,137 @@
+"""Replay buffers on a device are those of the host, row by row; and nothing waits for the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import relive as rl
+from benchmarks import launches
+from relive import kernels
+from tests.devices.place import Place, same
+from tests.layouts import World, arrays
+
+VIEWS = [rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(4), rl.Sequence(3, 2), rl.Sequence(3, 2, True)]
+ENVS = 3
+
+
+def both(on: Place, length: int, *, next_step: bool = False, **options: Any) -> tuple[rl.ReplayBuffer, rl.ReplayBuffer]:
+    """The same random history on the host and on the device."""
+    options = {"num_envs": ENVS, "seed": 0, "autoreset": "NEXT_STEP" if next_step else None, **options}
+    host = rl.ReplayBuffer(20 * ENVS, 1, (), **options)
+    with on.inside():
+        there = rl.ReplayBuffer(20 * ENVS, 1, (), device=on.device, **options)
+        world = World(np.random.default_rng(0), ENVS, next_step=next_step)
+        for t in range(length):
+            chosen = list(range(ENVS)) if t % 3 else [t % ENVS]
+            step = arrays([world.step(env) for env in chosen])
+            env_ids = None if len(chosen) == ENVS else chosen
+            host.add(**step, env_ids=env_ids)
+            there.add(**on.there({name: torch.from_numpy(value) for name, value in step.items()}), env_ids=env_ids)
+            if t % 17 == 16:
+                host.cut([1])
+                there.cut([1])
+                world.resetting[1] = False
+    return host, there
+
+
+@pytest.mark.parametrize("next_step", [False, True])
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+def test_what_is_read_is_what_the_host_reads(filled: Place, view: Any, next_step: bool) -> None:
+    host, there = both(filled, 90, next_step=next_step)
+    with filled.inside():
+        ids = there.ids().cpu()
+        assert ids.tolist() == host.ids().tolist()
+        same(there.read(filled.there(ids), view), host.read(ids, view))
+        there.check()
+
+
+def test_draws_are_uniform_and_of_stored_rows(filled: Place) -> None:
+    _, there = both(filled, 90)
+    with filled.inside():
+        ids = there.ids().cpu()
+        drawn = torch.cat([there.sample(512)["index"].cpu() for _ in range(20)])
+    assert torch.isin(drawn, ids).all()
+    counts = torch.bincount(torch.searchsorted(ids, drawn), minlength=len(ids)).double()
+    mean = len(drawn) / len(ids)
+    excess = float(((counts - mean) ** 2 / mean).sum()) - (len(ids) - 1)
+    assert abs(excess) < 5 * (2 * len(ids)) ** 0.5
+
+
+def test_priorities_are_those_of_the_host(filled: Place) -> None:
+    host, there = both(filled, 60, sampler=rl.Prioritized())
+    ids = host.ids()
+    index = torch.cat([ids, ids[:5], torch.tensor([0, 1])])  # some twice, and two that are gone
+    priority = torch.linspace(0.1, 3.0, len(index))
+    gone = host.update_priority(index, priority)
+    with filled.inside():
+        assert int(there.update_priority(*filled.there((index, priority)))) == gone == 2
+        masses = [replay.state_dict()["arrays"]["sampler.mass"] for replay in (host, there)]
+        torch.testing.assert_close(*(torch.as_tensor(mass).cpu() for mass in masses), rtol=1e-12, atol=0)
+        drawn = there.sample(256)
+        assert torch.isin(drawn["index"].cpu(), ids).all()
+        there.check()
+    assert float(drawn["weight"].max()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized()], ids=str)
+def test_a_checkpoint_moves_to_the_host_and_back(filled: Place, sampler: Any, tmp_path: Path) -> None:
+    host, there = both(filled, 60, sampler=sampler)
+    ids = host.ids()
+    with filled.inside():
+        there.save(tmp_path / "there")
+    host.save(tmp_path / "host")
+    elsewhere = filled.device.type != "cpu"
+    arrived: Any = rl.load(tmp_path / "there", device="cpu" if elsewhere else None)
+    same(arrived[ids], host[ids])
+    with filled.inside():
+        back: Any = rl.load(tmp_path / "host", device=filled.device if elsewhere else None)
+        same(back[filled.there(ids)], host[ids])
+        back.sample(4)
+        back.check()
+
+
+def test_every_call_runs_and_nothing_waits(on: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    if on.device.type == "meta":
+        monkeypatch.setattr("relive.randomness.Randomness.generator", lambda *_: None)
+    monkeypatch.setattr(launches, "NUM_ENVS", 8)
+    monkeypatch.setattr(launches.launch_peers, "NUM_ENVS", 8)
+    monkeypatch.setattr(launches, "BATCH", 16)
+    with on.inside():
+        for prepare in launches.ours(str(on.device)).values():
+            call = prepare()
+            if on.device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("error")
+            try:
+                (found,) = launches.counted({"call": lambda call=call: call}).values()
+            finally:
+                if on.device.type == "cuda":
+                    torch.cuda.set_sync_debug_mode("default")
+            assert not found.waits
+
+
+def test_a_training_step_is_captured_in_a_cuda_graph(on: Place) -> None:
+    if on.device.type != "cuda" or kernels.serving([torch.zeros(1, device=on.device)]) != "triton":
+        pytest.skip("only Triton's kernels on a CUDA device are captured")
+    _, there = both(on, 60, sampler=rl.Prioritized())
+    out = there.sample(64)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # as torch wants it: a few calls before the capture
+        for _ in range(3):
+            there.sample(64, out=out)
+            there.update_priority(out["index"], out["reward"].abs() + 1)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        there.sample(64, out=out)
+        there.update_priority(out["index"], out["reward"].abs() + 1)
+    drawn = []
+    for _ in range(3):
+        graph.replay()
+        drawn.append(out["index"].tolist())
+    assert drawn[0] != drawn[1] != drawn[2]
+    there.check()
