@@ -30,6 +30,7 @@ SUITES = {
     "training": "time in the buffers of whole trainings",
     "ray_service": "a memory in a Ray cluster",
     "scaling": "how cost grows with T, N, batch and capacity",
+    "windows": "observation histories and action chunks, beside LeRobot's dataset",
     "adapters": "the calls of training loops on relive.compat and on the originals",
     "devices": "calls on an accelerator, beside the buffers of others there (with --device only)",
 }

@@ -82,9 +82,9 @@ def run_here(session: Session, originals: Sequence[str]) -> list[tuple[Result, l
     return judged
 
 
-def run_elsewhere(python: str, originals: Sequence[str], quick: bool) -> dict[str, Any]:
-    """The results of the same suite in another interpreter, with copies of relive and of the benchmarks on its path."""
-    command = [python, "-m", f"{__package__}.adapters", "--only", ",".join(originals), *["--quick"] * quick]
+def run_elsewhere(python: str, only: Sequence[str], quick: bool, suite: str = "adapters") -> dict[str, Any]:
+    """The results of a suite in another interpreter, with copies of relive and of the benchmarks on its path."""
+    command = [python, "-m", f"{__package__}.{suite}", "--only", ",".join(only), *["--quick"] * quick]
     with tempfile.TemporaryDirectory() as folder:
         copy_sources(Path(folder))
         found = Path(folder) / "found.json"
@@ -147,16 +147,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     judged = run_here(session, options.only)
     session.finish(judged)
     for python in options.python:
-        missing = [name for name in options.only if ORIGINALS[name] in _missing(options.json)]
+        missing = [name for name in options.only if ORIGINALS[name] in missing_in(options.json)]
         if missing:
             session.console.rule(f"with {python}")
             merge(options.json, run_elsewhere(python, missing, options.quick))
-    for name, reason in _missing(options.json).items():
+    for name, reason in missing_in(options.json).items():
         session.console.print(f"[yellow]not timed[/yellow] {name}: {reason}", highlight=False)
     return 0
 
 
-def _missing(path: Path) -> dict[str, str]:
+def missing_in(path: Path) -> dict[str, str]:
+    """What a results file says was not timed, and why."""
     return json.loads(path.read_text(encoding="utf-8"))["missing"]
 
 

@@ -54,6 +54,7 @@ BARS: dict[str, Bar] = {
 KINDS_OF_BARS: dict[str, Bar] = {
     "shared memory": Bar(3.0),
     "Ray": Bar(2.0),
+    "windows": Bar(20.0),
     # An adapter is not slower than the original.
     **dict.fromkeys(("AgileRL", "ApexRL", "EmbodiChain", "rl-buffer", "rsl_rl", "Stable-Baselines3"), Bar(1.0)),
 }
