@@ -1,9 +1,11 @@
-"""JSON in files that anybody may have written."""
+"""Files that anybody may have written: their JSON, and errors that name them."""
 
 from __future__ import annotations
 
 import json
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from relive.errors import SchemaError, explain
@@ -31,6 +33,20 @@ def sizes(where: str, value: Any, least: int = 0) -> tuple[int, ...]:
     if not is_list or not all(type(size) is int and least <= size < 1 << 62 for size in value):
         raise wrong(where, f"a list of at most 16 sizes from {least} on", reprlib.repr(value))
     return tuple(value)
+
+
+@contextmanager
+def damage_named(where: str, expected: str) -> Iterator[None]:
+    """Whatever a library raises over damaged bytes, as a SchemaError that names the file.
+
+    Only calls of the library belong inside.
+    """
+    try:
+        yield
+    except (SchemaError, ImportError):
+        raise
+    except Exception as error:
+        raise SchemaError(explain(where, expected, f"{type(error).__name__}: {error}", "Copy it again.")) from error
 
 
 def wrong(where: str, expected: str, got: object) -> SchemaError:

@@ -14,6 +14,7 @@ from relive.datasets.blocks import Stretch
 from relive.datasets.columns import Column, Plan
 from relive.datasets.hdf5.own_bytes import require_own_bytes
 from relive.datasets.installed import required
+from relive.datasets.metadata import damage_named
 from relive.errors import SchemaError, explain
 
 
@@ -62,13 +63,10 @@ def _is_text(dataset: Any) -> bool:
 
 def read(where: str, dataset: Any, start: int, stop: int) -> Any:
     """Rows of an array: numbers, or a list of texts."""
-    try:
+    with damage_named(where, f"rows {start} to {stop} of the array"):
         if _is_text(dataset):
             return [str(text) for text in dataset.asstr("utf-8", "strict")[start:stop]]
         return np.asarray(dataset[start:stop])
-    except (OSError, ValueError, RuntimeError, TypeError) as error:
-        remedy = "Copy the file again."
-        raise SchemaError(explain(where, f"rows {start} to {stop} of the array", error, remedy)) from error
 
 
 def stretches(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from relive.datasets.metadata import damage_named
 from relive.errors import SchemaError, explain
 from relive.memory.space import available_bytes
 
@@ -27,14 +28,11 @@ def require_own_bytes(path: Path, *, is_read_whole: bool = True) -> None:
     import h5py  # noqa: PLC0415 (an extra)
 
     free = available_bytes()
-    try:
-        with h5py.File(path, "r") as file:
-            met: set[Any] = set()
-            for name, found in _objects(h5py, file, path, met):
-                if isinstance(found, h5py.Dataset):
-                    _require_bytes(f"{path.name}: {name}", found, free, is_read_whole)
-    except OSError as error:
-        raise SchemaError(explain(str(path), "an HDF5 file that can be read", error, "Copy it again.")) from error
+    with damage_named(str(path), "an HDF5 file that can be read"), h5py.File(path, "r") as file:
+        met: set[Any] = set()
+        for name, found in _objects(h5py, file, path, met):
+            if isinstance(found, h5py.Dataset):
+                _require_bytes(f"{path.name}: {name}", found, free, is_read_whole)
 
 
 def _objects(h5py: Any, file: Any, path: Path, met: set[Any]) -> Iterator[tuple[str, Any]]:

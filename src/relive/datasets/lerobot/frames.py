@@ -11,8 +11,7 @@ import numpy as np
 from relive.datasets.installed import required
 from relive.datasets.lerobot.info import Feature, Info, own_file, read_table
 from relive.datasets.lerobot.pictures import Video, image
-from relive.datasets.metadata import wrong
-from relive.errors import SchemaError, explain
+from relive.datasets.metadata import damage_named, wrong
 from relive.memory.space import available_bytes
 
 
@@ -40,8 +39,8 @@ class Frames:
         stored |= {"episode_index"} | ({"task_index"} if "task" in wanted else set())
         if any(name != "task" and self._info.features[name].kind == "video" for name in wanted):
             stored |= {"timestamp"}
-        for path in self._info.data_files:
-            where = f"{self._info.name}: {path.name}"
+        for file, path in self._info.data_files.items():
+            where = f"{self._info.name}: {file}"
             for batch in _batches(where, path, sorted(stored), count):
                 found = {name: self._column(f"{where}: {name}", name, batch.column(name)) for name in sorted(stored)}
                 for name in wanted:
@@ -106,9 +105,8 @@ class Frames:
 
 
 def _batches(where: str, path: Path, names: list[str], count: int) -> Iterator[Any]:
-    pyarrow, parquet = required("pyarrow", "lerobot"), required("pyarrow.parquet", "lerobot")
-    free = available_bytes() or 1 << 62
-    try:
+    parquet, free = required("pyarrow.parquet", "lerobot"), available_bytes() or 1 << 62
+    with damage_named(where, "a parquet file that can be read"):
         file = parquet.ParquetFile(path)
         missing = [name for name in names if name not in file.schema_arrow.names]
         if missing:
@@ -118,8 +116,6 @@ def _batches(where: str, path: Path, names: list[str], count: int) -> Iterator[A
             if not 0 <= size <= free:
                 raise wrong(where, f"row groups of at most {free:,} bytes, the free memory", f"{size:,}")
         yield from file.iter_batches(count, columns=names, use_threads=False)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise SchemaError(explain(where, "a parquet file that can be read", error, "Download it again.")) from error
 
 
 def _numbers(where: str, values: Any, feature: Feature) -> np.ndarray:

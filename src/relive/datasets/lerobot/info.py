@@ -10,7 +10,7 @@ import numpy as np
 
 from relive.datasets.columns import Column
 from relive.datasets.installed import required
-from relive.datasets.metadata import parsed, sizes, wrong
+from relive.datasets.metadata import damage_named, parsed, sizes, wrong
 from relive.errors import SchemaError, explain
 
 _NUMBERS = (
@@ -46,10 +46,9 @@ class Info:
     def __init__(self, root: Path) -> None:
         self.root, self.name = root, root.name
         where = f"{self.name}: meta/info.json"
-        try:
-            about = parsed(where, own_file(root, "meta/info.json").read_bytes())
-        except OSError as error:
-            raise SchemaError(explain(where, "a file that can be read", error, "Pass a LeRobot dataset.")) from error
+        with damage_named(where, "the description of a LeRobot dataset"):
+            body = own_file(root, "meta/info.json").read_bytes()
+        about = parsed(where, body)
         version = about.get("codebase_version")
         if not isinstance(version, str) or not version.startswith("v3."):
             remedy = "Convert it with lerobot's convert_dataset_v21_to_v30."
@@ -64,13 +63,13 @@ class Info:
         self.fps = float(fps)  # type: ignore[arg-type]
 
     @property
-    def data_files(self) -> list[Path]:
-        """The files of all frames, in order."""
+    def data_files(self) -> dict[str, Path]:
+        """The files of all frames by their names, in order."""
         found = sorted(path.relative_to(self.root).as_posix() for path in self.root.glob("data/*/*.parquet"))
         if not found:
             remedy = "Download the whole dataset."
             raise SchemaError(explain(self.name, "files data/chunk-…/file-….parquet", "no such file", remedy))
-        return [own_file(self.root, name) for name in found]
+        return {name: own_file(self.root, name) for name in found}
 
     def tasks(self) -> dict[int, str]:
         """The text of each task by its index; empty if the dataset has none."""
@@ -101,12 +100,9 @@ def own_file(root: Path, name: str) -> Path:
 
 def read_table(where: str, path: Path, columns: list[str] | None) -> Any:
     """A small parquet file as a whole."""
-    pyarrow = required("pyarrow", "lerobot")
     parquet = required("pyarrow.parquet", "lerobot")
-    try:
+    with damage_named(where, "a parquet file that can be read"):
         return parquet.ParquetFile(path).read(columns)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise SchemaError(explain(where, "a parquet file that can be read", error, "Download it again.")) from error
 
 
 def _feature(where: str, about: Any) -> Feature:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from relive.datasets.installed import required
-from relive.datasets.metadata import wrong
+from relive.datasets.metadata import damage_named, wrong
 from relive.errors import SchemaError, explain
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -21,16 +21,14 @@ def image(where: str, body: bytes | None, shape: tuple[int, ...]) -> np.ndarray:
     pillow = required("PIL.Image", "lerobot", "Pillow")
     if body is None:  # LeRobot would open the path beside it
         raise wrong(where, "the bytes of an image", "a path to a file outside")
-    try:
-        with pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture:
-            found = (picture.height, picture.width, picture.mode)
-            if found != (*shape[:2], _MODES.get(shape[2])):
-                raise wrong(where, f"an image of {shape} pixels and channels", found)
-            return np.asarray(picture).reshape(shape)
-    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-        if isinstance(error, SchemaError):
-            raise
-        raise SchemaError(explain(where, "a PNG or JPEG", error, "Download it again.")) from error
+    with (
+        damage_named(where, "a PNG or JPEG"),
+        pillow.open(io.BytesIO(body), formats=("PNG", "JPEG")) as picture,
+    ):
+        found = (picture.height, picture.width, picture.mode)
+        if found != (*shape[:2], _MODES.get(shape[2])):
+            raise wrong(where, f"an image of {shape} pixels and channels", found)
+        return np.asarray(picture).reshape(shape)
 
 
 class Video:
@@ -55,18 +53,17 @@ class Video:
 
     def _decoded(self) -> Iterator[tuple[float, Any]]:
         av = required("av", "lerobot", "PyAV")
-        try:
-            # Of a file object, as an .mp4 and nothing else, FFmpeg opens no further file.
-            with self._path.open("rb") as file, av.open(file, format="mp4") as container:
-                stream = next(iter(container.streams.video), None)
-                found = None if stream is None else (stream.height, stream.width)
-                if found != self._shape[:2] or self._shape[2] != 3:
-                    raise wrong(self._where, f"frames of {self._shape} pixels and channels", found)
-                for frame in container.decode(stream):
-                    if (frame.height, frame.width) != self._shape[:2]:
-                        raise wrong(self._where, f"frames of {self._shape[:2]}", (frame.height, frame.width))
-                    yield float(frame.time or 0.0), frame
-        except (av.error.FFmpegError, OSError, ValueError) as error:
-            if isinstance(error, SchemaError):
-                raise
-            raise SchemaError(explain(self._where, "a video that can be read", error, "Download it again.")) from error
+        # Of a file object, as an .mp4 and nothing else, FFmpeg opens no further file.
+        with (
+            damage_named(self._where, "a video that can be read"),
+            self._path.open("rb") as file,
+            av.open(file, format="mp4") as container,
+        ):
+            stream = next(iter(container.streams.video), None)
+            found = None if stream is None else (stream.height, stream.width)
+            if found != self._shape[:2] or self._shape[2] != 3:
+                raise wrong(self._where, f"frames of {self._shape} pixels and channels", found)
+            for frame in container.decode(stream):
+                if (frame.height, frame.width) != self._shape[:2]:
+                    raise wrong(self._where, f"frames of {self._shape[:2]}", (frame.height, frame.width))
+                yield float(frame.time or 0.0), frame

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from relive.datasets.installed import required
-from relive.datasets.metadata import MOST_BYTES, parsed, sizes, wrong
+from relive.datasets.metadata import MOST_BYTES, damage_named, parsed, sizes, wrong
 from relive.datasets.zarr.store import Store
 from relive.errors import SchemaError, explain
 from relive.memory.space import available_bytes
@@ -101,7 +101,7 @@ class ZarrArray:
 def _decoded(where: str, codec: dict[str, Any] | None, body: bytes, nbytes: int) -> Any:
     """The bytes of a chunk; raises, before anything is allocated, unless there are `nbytes` of them."""
     kind = None if codec is None else codec["id"]
-    try:
+    with damage_named(where, f"bytes that {kind} wrote"):
         if kind in ("zlib", "gzip"):
             found = zlib.decompressobj(wbits=47).decompress(body, nbytes + 1)
             claimed = len(found)
@@ -114,11 +114,7 @@ def _decoded(where: str, codec: dict[str, Any] | None, body: bytes, nbytes: int)
             return found
         out = np.zeros(nbytes, np.uint8)
         required("numcodecs", "zarr").get_codec(codec).decode(body, out=out)
-    except (ValueError, RuntimeError, TypeError, zlib.error, struct.error, IndexError) as error:
-        if isinstance(error, SchemaError):
-            raise
-        raise SchemaError(explain(where, f"bytes that {kind} wrote", error, "Copy the store again.")) from error
-    return out
+        return out
 
 
 def _claimed(kind: str, body: bytes) -> int:

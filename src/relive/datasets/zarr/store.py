@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from relive.datasets.metadata import wrong
-from relive.errors import SchemaError, explain
+from relive.datasets.metadata import damage_named, wrong
 
 _MOST_FILES = 1 << 22
 _DEEPEST = 16
@@ -31,10 +30,8 @@ class Store(NamedTuple):
         where = f"{self.name}: {name}"
         if self.sizes[name] > most:
             raise wrong(where, f"at most {most:,} bytes", f"{self.sizes[name]:,}")
-        try:
+        with damage_named(where, "a file that can be read"):
             body = self.body(name)
-        except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-            raise SchemaError(explain(where, "a file that can be read", error, "Copy it again.")) from error
         if len(body) != self.sizes[name]:
             raise wrong(where, f"{self.sizes[name]} bytes", len(body))
         return body
@@ -44,31 +41,29 @@ class Store(NamedTuple):
 def opened(path: Path) -> Iterator[Store]:
     """The store in a folder or .zip."""
     if path.is_dir():
-        yield Store(path.name, dict(_files(path, "", 0)), lambda name: _own_bytes(path / name))
+        yield Store(path.name, dict(_files(path, path.name, "", 0)), lambda name: _own_bytes(path / name))
         return
-    try:
+    with damage_named(str(path), "a folder or a .zip with a zarr store"):
         archive = zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile) as error:
-        expected = "a folder or a .zip with a zarr store"
-        raise SchemaError(explain(str(path), expected, error, "Pass the path of a store.")) from error
     with archive:
         yield Store(path.name, dict(_entries(path.name, archive)), archive.read)
 
 
-def _files(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
+def _files(folder: Path, store: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
     if depth > _DEEPEST:
-        raise wrong(f"{folder.name}: {prefix}", f"at most {_DEEPEST} folders inside each other", "more")
-    for number, entry in enumerate(os.scandir(folder)):
-        found, name = entry.stat(follow_symlinks=False), f"{prefix}{entry.name}"
-        if stat.S_ISDIR(found.st_mode):
-            yield from _files(folder / entry.name, f"{name}/", depth + 1)
-        elif not stat.S_ISREG(found.st_mode):
-            kind = "a link" if entry.is_symlink() else "a device or pipe"
-            raise wrong(f"{folder.name}: {name}", "a file of the store itself", kind)
-        elif number >= _MOST_FILES:
-            raise wrong(f"{folder.name}: {prefix}", f"at most {_MOST_FILES} files", "more")
+        raise wrong(f"{store}: {prefix}", f"at most {_DEEPEST} folders inside each other", "more")
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in islice(entries, _MOST_FILES + 1)]
+    if len(found) > _MOST_FILES:
+        raise wrong(f"{store}: {prefix}", f"at most {_MOST_FILES} files", "more")
+    for name, about in found:
+        if stat.S_ISDIR(about.st_mode):
+            yield from _files(folder / name, store, f"{prefix}{name}/", depth + 1)
+        elif stat.S_ISREG(about.st_mode):
+            yield f"{prefix}{name}", about.st_size
         else:
-            yield name, found.st_size
+            kind = "a link" if stat.S_ISLNK(about.st_mode) else "a device or pipe"
+            raise wrong(f"{store}: {prefix}{name}", "a file of the store itself", kind)
 
 
 def _own_bytes(path: Path) -> bytes:
