@@ -101,7 +101,7 @@ class TestSampler:
         sampler = Sampler(dataset=dataset, dataloader=DataLoader(dataset, batch_size=None))
         assert sampler.distributed
         assert sampler.sample(5)["obs"].shape == (5, 1)
-        with pytest.warns(UserWarning, match="expected a ReplayBuffer of AgileRL"):
+        with pytest.warns(UserWarning, match="Buffer is not an agilerl ReplayBuffer: "):
             data.ReplayDataset(object())
 
 

@@ -224,6 +224,41 @@ class Counting(BaseBuffer):
             self.rows[pos] = row
 
 
+class TestMemory:
+    """The attributes that rl-buffer's own code reads are the memory, also when they are assigned."""
+
+    @pytest.mark.parametrize("name", ["observations", "actions", "values", "log_probs"])
+    def test_of_a_rollout(self, name: str) -> None:
+        buffer = rollout(4)
+        buffer.compute_returns_and_advantages(torch.zeros(N), torch.zeros(N))
+        setattr(buffer, f"_{name}", torch.full_like(getattr(buffer, f"_{name}"), 7))
+        assert all(getattr(batch, name).eq(7).all() for batch in buffer.get(3))
+        exec(f"buffer._{name} += 1")  # what a user writes
+        assert all(getattr(batch, name).eq(8).all() for batch in buffer.get(3))
+
+    def test_of_computed_advantages(self) -> None:
+        buffer = rollout(4)
+        buffer._rewards = torch.full((4, N), 2.0)
+        buffer._rewards += 1
+        assert buffer.core["reward"].eq(3).all()
+        buffer.compute_returns_and_advantages(torch.zeros(N), torch.zeros(N))
+        buffer._advantages = torch.ones(4, N)
+        buffer._advantages *= 3
+        assert all(batch.advantages.eq(3).all() for batch in buffer.get(3))
+        with pytest.raises(rl.SchemaError, match="expected shape"):
+            buffer._returns = torch.ones(1, N)
+
+    @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
+    def test_of_transitions(self, kind: Any) -> None:
+        buffer = kind(4, N, (3,), (1,), StatsTracker(N))
+        for t in range(4):
+            buffer.add(**transition(t))
+        buffer._rewards = torch.full((4, N), 5.0)
+        buffer._rewards += 1
+        assert buffer.get(4).rewards.eq(6).all()
+        assert pickle.loads(pickle.dumps(buffer))._rewards.eq(6).all()
+
+
 class TestOwnBuffer:
     def test_recurrent_goes_round(self) -> None:
         buffer = Counting(reset_strategy=ResetStrategy.RECURRENT)

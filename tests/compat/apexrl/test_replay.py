@@ -351,3 +351,15 @@ class TestReplay:
 
 def stored_or_nothing(buffer: apexrl.ReplayBuffer) -> list[int]:
     return stored(buffer) if buffer.size else []
+
+
+def test_axes_of_length_one_of_one_transition_make_no_difference() -> None:
+    buffer = replay()
+    given = batch(3)
+    buffer.add(**{**given, "rewards": given["rewards"].view(1, 1), "dones": given["dones"].view(1, 1)})
+    buffer.add(**batch(3))
+    drawn = buffer.sample(2)
+    assert drawn["rewards"].tolist() == [30, 30]
+    assert drawn["dones"].tolist() == [1, 1]
+    with pytest.raises(rl.SchemaError, match="reward: expected shape"):
+        buffer.add(**batch(1, 2, rewards=torch.ones(2, 1)))

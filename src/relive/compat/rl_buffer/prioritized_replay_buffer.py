@@ -74,7 +74,7 @@ class PrioritizedReplayBuffer(StoredTransitions):
         sampler = Prioritized(1.0, self._of_batch, 0.0)
         fields = declared(obs_shape, obs_dtype), declared(action_shape, action_dtype)
         make = maker(self.total_capacity, num_envs, *fields, self.store_device, seed, sampler)
-        self._keep(Transitions(make, obs_shape))
+        self._transitions = Transitions(make, obs_shape)
 
     def get(self, batch_size: int, beta: float | None = None) -> PrioritizedReplayBatch:
         """Transitions drawn by priority, with weights `(M · P)^-beta` over the largest of the batch."""

@@ -19,9 +19,23 @@ from relive.compat.rl_buffer.transitions import (
     maker,
     renamed,
 )
+from relive.compat.step_rows import assign
 from relive.replay.buffer import ReplayBuffer as _Replay
 
 __all__ = ["ReplayBatch", "ReplayBuffer"]
+
+
+class Stored:
+    """An attribute `[buffer_size, num_envs, …]` of the transitions' memory. Assigning to it writes into it."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def __get__(self, buffer: Any, owner: type) -> Any:
+        return self if buffer is None else buffer._transitions.memory[self._field]
+
+    def __set__(self, buffer: Any, value: Any) -> None:
+        assign(self._field, self.__get__(buffer, type(buffer)), value)
 
 
 class StoredTransitions(BaseBuffer):
@@ -29,13 +43,12 @@ class StoredTransitions(BaseBuffer):
 
     _transitions: Transitions
 
-    def _keep(self, transitions: Transitions) -> None:
-        self._transitions = transitions
-        memory = transitions.memory
-        self._observations, self._actions, self._rewards = memory["obs"], memory["action"], memory["reward"]
-        self._dones, self._truncateds, self._next_observations = (
-            memory[name] for name in ("terminated", "truncated", "next_obs")
-        )
+    _observations = Stored("obs")
+    _actions = Stored("action")
+    _rewards = Stored("reward")
+    _dones = Stored("terminated")
+    _truncateds = Stored("truncated")
+    _next_observations = Stored("next_obs")
 
     @property
     def core(self) -> _Replay:
@@ -77,16 +90,6 @@ class StoredTransitions(BaseBuffer):
         """Raises: steps go into this buffer by `add`, which counts them."""
         raise TypeError(f"{type(self).__name__}.add_context: expected add(obs, …), got rows to be written by hand.")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in _MEMORY}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
-        self._keep(self._transitions)
-
-
-_MEMORY = ("_observations", "_actions", "_rewards", "_dones", "_truncateds", "_next_observations")
-
 
 class ReplayBuffer(StoredTransitions):
     """The newest `buffer_size` time steps of `num_envs` environments, drawn uniformly.
@@ -112,7 +115,9 @@ class ReplayBuffer(StoredTransitions):
         super().__init__(buffer_size, num_envs, stats_tracker, device, store_device, reset_strategy)
         self.obs_shape, self.action_shape = obs_shape, action_shape
         fields = declared(obs_shape, obs_dtype), declared(action_shape, action_dtype)
-        self._keep(Transitions(maker(self.total_capacity, num_envs, *fields, self.store_device, seed), obs_shape))
+        self._transitions = Transitions(
+            maker(self.total_capacity, num_envs, *fields, self.store_device, seed), obs_shape
+        )
 
     def get(self, batch_size: int) -> ReplayBatch:
         """Transitions drawn with replacement, at most as many as are stored."""

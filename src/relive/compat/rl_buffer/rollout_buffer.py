@@ -15,7 +15,7 @@ from relive.compat.rl_buffer.base_buffer import CPU, BaseBuffer, ResetStrategy, 
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
 from relive.compat.rl_buffer.steps import declared, flags, placed
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import StepRows, fitted, named_leaves
+from relive.compat.step_rows import Column, StepRows, assign, fitted, named_leaves
 from relive.errors import NotReadyError, explain
 from relive.fields.schema import positive
 from relive.rollout.buffer import RolloutBuffer as _Rollout
@@ -203,37 +203,28 @@ class RolloutBuffer(BaseBuffer):
             raise NotReadyError(explain(where, "advantages and returns", f"a rollout without {name!r}", remedy))
         return self._rows.scores[name][: self._rows.step]
 
-    @property
-    def _observations(self) -> Any:
-        return self._rows.tensors["obs"]
-
-    @property
-    def _actions(self) -> torch.Tensor:
-        return self._rows.tensors["action"]
-
-    @property
-    def _rewards(self) -> torch.Tensor:
-        return self._rows.tensors["reward"]
-
-    @property
-    def _dones(self) -> torch.Tensor:
-        return self._rows.tensors["terminated"]
-
-    @property
-    def _values(self) -> torch.Tensor:
-        return self._rows.tensors["value"]
-
-    @property
-    def _log_probs(self) -> torch.Tensor:
-        return self._rows.tensors["log_prob"]
+    _observations = Column("obs")
+    _actions = Column("action")
+    _rewards = Column("reward")
+    _dones = Column("terminated")
+    _values = Column("value")
+    _log_probs = Column("log_prob")
 
     @property
     def _advantages(self) -> torch.Tensor:
         return self._computed("advantages")
 
+    @_advantages.setter
+    def _advantages(self, value: Any) -> None:
+        assign("advantages", self._advantages, value)
+
     @property
     def _returns(self) -> torch.Tensor:
         return self._computed("returns", "return")
+
+    @_returns.setter
+    def _returns(self, value: Any) -> None:
+        assign("returns", self._returns, value)
 
     def normalize_advantages(self) -> None:
         """Give the advantages mean 0 and (population) deviation 1."""

@@ -12,7 +12,6 @@ from torch.utils.data import IterableDataset
 
 from relive.compat.agilerl.components.replay_buffer import ReplayBuffer
 from relive.compat.agilerl.original import original, original_or
-from relive.errors import explain
 
 _Dataset: Any = original("components.data", "ReplayDataset")
 _Dataset = IterableDataset if _Dataset is object else _Dataset
@@ -89,13 +88,12 @@ class ReplayDataset(_Dataset):
     """A buffer as an endless dataset of batches, for torch's DataLoader."""
 
     def __init__(self, buffer: Any, batch_size: int = 256) -> None:
+        # AgileRL's tests match both messages up to the colon.
         if not isinstance(buffer, _Buffer):
-            remedy = "Batches are drawn by its sample(batch_size) all the same."
             kind = type(buffer).__name__
-            warnings.warn(explain("ReplayDataset", "a ReplayBuffer of AgileRL", kind, remedy), stacklevel=2)
+            warnings.warn(f"Buffer is not an agilerl ReplayBuffer: {kind}.sample() draws the batches.", stacklevel=2)
         if batch_size <= 0:
-            remedy = "Pass how many rows a batch has."
-            raise AssertionError(explain("batch_size", "at least 1", batch_size, remedy))
+            raise AssertionError(f"Batch size must be greater than zero: {batch_size} rows are no batch.")
         self.buffer = buffer
         self.batch_size = batch_size
 

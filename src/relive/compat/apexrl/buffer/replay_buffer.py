@@ -187,8 +187,11 @@ class ReplayBuffer:
         extra = self._extra(critic_observations, next_critic_observations)
         obs, next_obs = placed(observations, self.device), placed(next_observations, self.device)
         next_obs = self._apart(obs, next_obs)
-        extra["dones"] = flags = zeros_and_ones("dones", dones, self.device)
-        row = (obs, placed(actions, self.device), placed(rewards, self.device), flags.bool(), self._not_cut_off(count))
+        rewards, flags = placed(rewards, self.device), zeros_and_ones("dones", dones, self.device)
+        if count == 1:
+            rewards, flags = alone(rewards), alone(flags)
+        extra["dones"] = flags
+        row = (obs, placed(actions, self.device), rewards, flags.bool(), self._not_cut_off(count))
         if per_add == count:
             core.add(*row, next_obs, **extra)
         else:
@@ -340,6 +343,11 @@ def _copied(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {key: _copied(part) for key, part in tree.items()}
     return tree.clone() if isinstance(tree, torch.Tensor) else tree.copy()
+
+
+def alone(value: Any) -> Any:
+    """One transition's number as `[1]`, whatever axes of length one it has."""
+    return value.reshape(1) if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
 def check_capacity(capacity: int) -> None:
