@@ -1,7 +1,7 @@
 // From Python objects to views of their memory, and from memory to torch tensors.
 //
-// A torch tensor is read through DLPack's C exchange API (torch 2.10 and later), a numpy array through the buffer
-// protocol. No value is converted and no error explained here: an object that is not a plain CPU array is "not read",
+// A torch tensor is read through DLPack's C exchange API (torch 2.10 and later), a numpy array in its own memory, and
+// whatever else exports a buffer through the buffer protocol. No value is converted and no error explained here: an object that is not a plain CPU array is "not read",
 // and Python then converts it or says what is wrong with it. The memory stays in place for as long as the `Array` lives:
 // an exporter may resize or free its memory as soon as nobody holds a buffer of it.
 #pragma once
@@ -9,6 +9,7 @@
 
 #include "../core/array_view.hpp"
 #include "dlpack.hpp"
+#include "numpy_abi.hpp"
 
 namespace relive::bind {
 
@@ -44,7 +45,8 @@ private:
     Py_buffer view_;
 };
 
-// An array and the buffer that keeps its memory in place. A tensor needs no buffer: the caller holds it.
+// An array and the buffer that keeps its memory in place. A tensor or an array of numpy needs none: the caller holds it,
+// and numpy resizes an array that somebody holds only if told not to look, buffer or not.
 struct Array : ArrayView {
     BufferHold hold;
 };
@@ -66,6 +68,17 @@ public:
         PyErr_Clear();
     }
 
+    // `array_type` is numpy.ndarray. Its memory is read directly if all `probes` read so are what their buffers say.
+    void set_numpy(PyObject* array_type, PyObject* const* probes, size_t count) {
+        for (size_t i = 0; i < count; ++i) {
+            Array read, told;
+            if (reinterpret_cast<PyObject*>(Py_TYPE(probes[i])) != array_type || !numpy::read(probes[i], read) || !read_buffer(probes[i], told) || !same(read, told)) return;
+        }
+        array_type_ = array_type;
+    }
+
+    bool reads_numpy() const { return array_type_ != nullptr; }
+
     bool exchange() const { return api_ != nullptr && exchange_on_; }
     void set_exchange(bool on) { exchange_on_ = on; }
 
@@ -75,6 +88,7 @@ public:
         PyTypeObject* type = Py_TYPE(object);
         if (reinterpret_cast<PyObject*>(type) == tensor_type_ || reinterpret_cast<PyObject*>(type) == parameter_type_)
             return exchange() && read_tensor(object, out);
+        if (reinterpret_cast<PyObject*>(type) == array_type_ && numpy::read(object, out)) return true;
         return read_buffer(object, out);
     }
 
@@ -94,6 +108,11 @@ public:
     }
 
 private:
+    static bool same(const Array& a, const Array& b) {
+        return a.data == b.data && a.dtype == b.dtype && same_shape(a, b) &&
+               std::memcmp(a.strides, b.strides, sizeof(int64_t) * static_cast<size_t>(a.ndim)) == 0;
+    }
+
     static bool truth(PyObject* object, PyObject* method) {
         PyObject* result = PyObject_VectorcallMethod(method, &object, 1, nullptr);
         const bool yes = result != Py_False;
@@ -176,6 +195,7 @@ private:
 
     PyObject* tensor_type_ = nullptr;
     PyObject* parameter_type_ = nullptr;
+    PyObject* array_type_ = nullptr;
     PyObject* is_neg_ = nullptr;
     PyObject* is_conj_ = nullptr;
     dlpack::ExchangeApi* api_ = nullptr;

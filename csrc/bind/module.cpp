@@ -1,6 +1,8 @@
 // The native core as one Python module. Each family binds itself; this file only lists the families.
 #include <nanobind/nanobind.h>
 
+#include <vector>
+
 #include "conversion.hpp"
 
 namespace nb = nanobind;
@@ -34,6 +36,12 @@ NB_MODULE(_native, m) {
     m.def("set_torch", [](nb::handle tensor_type, nb::handle parameter_type) {
         conversion().set_torch(tensor_type.inc_ref().ptr(), parameter_type.inc_ref().ptr());
     });
+    m.def("set_numpy", [](nb::handle array_type, nb::list probes) {
+        std::vector<PyObject*> arrays;
+        for (nb::handle probe : probes) arrays.push_back(probe.ptr());
+        conversion().set_numpy(array_type.inc_ref().ptr(), arrays.data(), arrays.size());
+    });
+    m.def("reads_numpy", [] { return conversion().reads_numpy(); });
     m.def("exchange", [] { return conversion().exchange(); });
     m.def("set_exchange", [](bool on) { conversion().set_exchange(on); });
     bind_columns(m);

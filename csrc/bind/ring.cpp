@@ -82,7 +82,7 @@ public:
             if (!read_given(object, leaf, lead, arrays_[i], block.given(i))) return static_cast<int64_t>(i);
             bytes += leaf.given_bytes;
         }
-        for (size_t o = 0; o < memory_.observed.size() && !blocks; ++o)
+        for (size_t o = 0; o < memory_.observed.size(); ++o)
             if (block.overlaps(o)) return static_cast<int64_t>(memory_.leaves.size() + o);
         const int64_t bad = writer_.check_stacks();
         if (bad >= 0) return -2 - bad;

@@ -58,7 +58,7 @@ void StepBlock::begin(int64_t steps, const int64_t* env_index, int64_t envs) {
 bool StepBlock::overlaps(size_t o) const {
     const GivenLeaf& a = given_[static_cast<size_t>(memory_.observed[o])];
     const GivenLeaf& b = given_[memory_.leaves.size() + o];
-    return a.source < b.source + b.source_bytes && b.source < a.source + a.source_bytes;
+    return a.source < b.source + b.source_bytes / steps_ && b.source < a.source + a.source_bytes / steps_;
 }
 
 bool StepBlock::starts_with(int64_t flat, int64_t i) const {

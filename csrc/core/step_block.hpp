@@ -61,7 +61,8 @@ public:
     bool terminated(int64_t i) const { return terminated_flags()[i]; }
     bool ended(int64_t i) const { return terminated_flags()[i] || truncated_flags()[i]; }
 
-    // Whether an observation and its next observation share memory: then the environment reuses its array.
+    // Whether the observation and the next observation of the first step share memory: then the environment reuses its
+    // array.
     bool overlaps(size_t o) const;
 
     // Whether every stack can be rebuilt from single frames. Returns -1, or the leaf that cannot (`size()` counts them).

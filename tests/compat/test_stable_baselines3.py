@@ -554,7 +554,7 @@ class TestHindsight:
             assert strategy != "final" or goal == lasts[number]
         assert torch.equal(batch["next_obs", "desired_goal"], goals)
         missed = (batch["next_obs", "achieved_goal"] != goals).any(1)
-        torch.testing.assert_close(batch["reward"].squeeze(1), -missed.float())
+        torch.testing.assert_close(batch["reward"], -missed.float())
         assert torch.equal(batch["terminated"], stored["terminated"])
 
     def test_n_in_n_plus_one_goals_are_new(self) -> None:

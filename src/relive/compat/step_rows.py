@@ -1,7 +1,7 @@
 """Steps that an adapter writes into the memory of a rollout buffer itself, as a collector does that it is lent to.
 
-Adapters promise the costs of the buffers they stand for, where a step is a handful of copies. So a step is written here
-by one call for all tensors, and the buffer is told of the steps when somebody asks for it.
+Its steps have other fields than the buffer's, and may be written in part or again. So a step is written here, by one
+call for all tensors, and the buffer is told of the steps when somebody asks for it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,62 @@ from tensordict import TensorDict
 
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.estimators import gae
-from relive.fields.conversion import convert
+from relive.fields.conversion import convert, misaligned_error
 from relive.fields.schema import Field
+from relive.kernels.row_writer import RowWriter, row_writer
 from relive.rollout.buffer import RolloutBuffer
 
 SCORES = ("advantage", "return")
 """What is computed after the rollout."""
+
+
+class Rows:
+    """Tensors `[T, N, …]` by the names that errors use, written row by row.
+
+    Args:
+        tensors: the memory.
+        remedy: what an error says to do where a value is None, if there is something better than to pass it.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], remedy: str | None = None) -> None:
+        self._leaves, self._remedy = list(tensors.items()), remedy
+        self._writer = self._bound()
+
+    def _bound(self) -> RowWriter:
+        return row_writer([tensor for _, tensor in self._leaves], [False] * len(self._leaves), has_env_axis=True)
+
+    def write(self, step: int, values: Sequence[Any]) -> None:
+        """Copy a value into the row of each tensor; if one does not fit, no row changes."""
+        if self._writer.have_moved():  # somebody has made the tensors shared ones
+            self._writer = self._bound()
+        given, last = list(values), -1
+        misfit = self._writer.write(step, tuple(given), None)
+        while misfit > last:  # leaves are read in order
+            given[misfit] = self.fitted(misfit, given[misfit])
+            misfit, last = self._writer.write(step, tuple(given), None), misfit
+        if misfit >= 0:
+            self.write_fitted(step, [self.fitted(place, value) for place, value in enumerate(given)])
+
+    def write_fitted(self, step: int, values: Sequence[torch.Tensor], which: tuple[int, ...] | None = None) -> None:
+        """Copy values that were fitted into the rows of the tensors, or of the tensors `which`."""
+        misfit = self._writer.put(step, tuple(values), which)
+        if misfit >= 0:
+            raise misaligned_error(self._leaves[misfit if which is None else which[misfit]][0])
+
+    def fitted(self, place: int, value: Any) -> torch.Tensor:
+        """A value as the tensor at this place takes it."""
+        name, tensor = self._leaves[place]
+        if value is None and self._remedy is not None:
+            raise SchemaError(explain(name, "a tensor", None, self._remedy))
+        if (
+            type(value) is torch.Tensor
+            and value.shape == tensor.shape[1:]
+            and value.dtype is tensor.dtype
+            and value.device == tensor.device
+            and not value.requires_grad
+        ):
+            return value.contiguous()
+        return fitted(name, value, tensor[0]).contiguous()
 
 
 class StepRows:
@@ -38,8 +88,9 @@ class StepRows:
         """The memory by field: tensors `[T, N, …]`, or TensorDicts of them. Writing into them is writing steps."""
         self.flat: dict[str, Any] = {name: flattened(tensor) for name, tensor in self.tensors.items()}
         """The same memory as `[T · N, …]`, in the order of time, then environment."""
-        self._leaves = [leaf for name in self._fields for leaf in named_leaves(name, self.tensors[name])]
-        self._rows: list[list[torch.Tensor] | None] = [None] * self._core.num_steps
+        leaves = [leaf for name in self._fields for leaf in named_leaves(name, self.tensors[name])]
+        self._names, self._first = [name for name, _ in leaves], leaves[0][1].unbind(0)
+        self._rows = Rows(dict(leaves))
         self._step = 0
         self._staged: set[int] = set()
         self.scores: dict[str, Any] = {}
@@ -53,9 +104,9 @@ class StepRows:
 
     @step.setter
     def step(self, step: int) -> None:
-        if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step <= len(self._rows):
+        if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step <= self.num_steps:
             remedy = "Set it to 0 to start again, or to the number of rows written directly."
-            raise SchemaError(explain("step", f"0 to {len(self._rows)}", repr(step), remedy))
+            raise SchemaError(explain("step", f"0 to {self.num_steps}", repr(step), remedy))
         self._step = int(step)
         self._staged.clear()
         self.scores = {}
@@ -64,12 +115,12 @@ class StepRows:
     @property
     def num_steps(self) -> int:
         """How many steps fit."""
-        return len(self._rows)
+        return self._core.num_steps
 
     @property
     def is_full(self) -> bool:
         """Whether no step more fits."""
-        return self._step == len(self._rows)
+        return self._step == self._core.num_steps
 
     def clear(self) -> None:
         """Forget the stored steps."""
@@ -89,28 +140,10 @@ class StepRows:
 
     def write(self, values: Sequence[Any]) -> None:
         """Store one step: a value for each leaf of the fields, in order. A step that does not fit changes nothing."""
-        row = self._rows[self._step] or self._row(self._step)
         if self._staged:
-            row, given = self._rest(row, values)
+            self._complete(values)
         else:
-            given = [
-                value
-                if type(value) is torch.Tensor
-                and value.shape == place.shape
-                and value.dtype is place.dtype
-                and not value.requires_grad
-                else self._fitted(i, value)
-                for i, (place, value) in enumerate(zip(row, values, strict=True))
-            ]
-        torch._foreach_copy_(row, given)
-        self._count()
-
-    def put(self, values: list[torch.Tensor]) -> None:
-        """Store one step whose tensors are known to fit."""
-        torch._foreach_copy_(self._rows[self._step] or self._row(self._step), values)
-        self._count()
-
-    def _count(self) -> None:
+            self._rows.write(self._step, values)
         self._step += 1
         self._is_told = False
         if self.scores:
@@ -118,38 +151,25 @@ class StepRows:
 
     def before(self) -> torch.Tensor | None:
         """The first leaf of the last stored step; None if there is none."""
-        row = self._rows[self._step - 1] if self._step else None
-        return None if row is None else row[0]
+        return self._first[self._step - 1] if self._step else None
 
     def stage(self, values: Sequence[Any]) -> None:
         """Copy what is known of the coming step; the values that are None come with `write`."""
-        row = self._rows[self._step] or self._row(self._step)
         known = [i for i, value in enumerate(values) if value is not None]
         for i in known:
             if i in self._staged:
-                raise _second(self._leaves[i][0], "Stage it once per step.")
-        given = [self._fitted(i, values[i]) for i in known]
-        torch._foreach_copy_([row[i] for i in known], given)
+                raise _second(self._names[i], "Stage it once per step.")
+        self._rows.write_fitted(self._step, [self._rows.fitted(i, values[i]) for i in known], tuple(known))
         self._staged.update(known)
 
-    def _rest(self, row: list[torch.Tensor], values: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What is not staged of a step, and where it goes."""
+    def _complete(self, values: Sequence[Any]) -> None:
+        """Write what is not staged of a step."""
         for i in self._staged:
             if values[i] is not None:
-                raise _second(self._leaves[i][0], "It is staged already: leave it out.")
-        coming = [i for i in range(len(row)) if i not in self._staged]
-        given = [self._fitted(i, values[i]) for i in coming]
+                raise _second(self._names[i], "It is staged already: leave it out.")
+        coming = tuple(i for i in range(len(self._names)) if i not in self._staged)
+        self._rows.write_fitted(self._step, [self._rows.fitted(i, values[i]) for i in coming], coming)
         self._staged.clear()
-        return [row[i] for i in coming], given
-
-    @torch.inference_mode(False)
-    def _row(self, step: int) -> list[torch.Tensor]:
-        self._rows[step] = row = [tensor[step] for _, tensor in self._leaves]
-        return row
-
-    def _fitted(self, leaf: int, value: Any) -> torch.Tensor:
-        name, tensor = self._leaves[leaf]
-        return fitted(name, value, tensor[0])
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -164,7 +184,7 @@ class StepRows:
 
     def whole(self, score: torch.Tensor) -> torch.Tensor:
         """A tensor of the stored steps with zeros for the others: `[T, N]`."""
-        missing = len(self._rows) - len(score)
+        missing = self.num_steps - len(score)
         return torch.cat([score, score.new_zeros(missing, *score.shape[1:])]) if missing else score
 
     def scored(self, name: str) -> Any:

@@ -15,6 +15,7 @@ from functools import cache, reduce
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 
 from relive.errors import SchemaError, explain
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 if _native is not None:
     _native.set_torch(torch.Tensor, torch.nn.Parameter)
+    # Arrays of every dtype, and of different axes and strides: read as add reads them, they must be what numpy says.
+    _probes = [np.zeros((3, i + 2, 2), letter)[:, :, 0] for i, letter in enumerate("?bBhHiIlLqQfd")]
+    _native.set_numpy(np.ndarray, [*_probes, np.zeros((), np.float32), *_probes[-1]])
+    del _probes
 
 _active = _native
 _forced: Literal["torch", "triton"] | None = None

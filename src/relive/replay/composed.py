@@ -49,10 +49,19 @@ def joined(store: ReplayStore, slots: torch.Tensor, both: torch.Tensor, known: M
 
 def steps_of(store: ReplayStore, windows: torch.Tensor, leaves: Sequence[int] | None = None) -> Leaves:
     """All leaves (or the leaves `leaves`) and next observations at windows [B, L] of slots: [B, L, …], zero at -1."""
+    return in_windows(flat_steps_of(store, windows, leaves), windows.shape)
+
+
+def flat_steps_of(store: ReplayStore, windows: torch.Tensor, leaves: Sequence[int] | None = None) -> Leaves:
+    """The same, one window after another: [B · L, …]."""
     flat, memory = windows.reshape(-1), store.memory
     steps = named(memory, store.take(flat, leaves, padded=True), leaves)
-    steps |= named_next(memory, store.take_next(flat, padded=True))
-    return {path: leaf.unflatten(0, windows.shape) for path, leaf in steps.items()}
+    return steps | named_next(memory, store.take_next(flat, padded=True))
+
+
+def in_windows(steps: Leaves, shape: torch.Size) -> Leaves:
+    """Leaves [B · L, …] as [B, L, …]."""
+    return {path: leaf.view(shape + leaf.shape[1:]) for path, leaf in steps.items()}
 
 
 def n_steps(store: ReplayStore, slots: torch.Tensor, n: int, gamma: float) -> Leaves:

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain
 from relive.fields.autoreset import refuse_reused_obs, true_next_obs, unpack_step
-from relive.fields.conversion import EnvNumbers, as_numpy_if_cpu, as_tensor, path_name, refuse_reused_leaves
+from relive.fields.conversion import EnvNumbers, as_numpy_if_cpu, as_tensor, path_name
 from relive.fields.invariants import require, require_form
 from relive.fields.schema import caller_shape
 from relive.kernels.flattening import Flattening
@@ -36,6 +36,7 @@ class GivenSteps:
         names = self._schema.names
         self._flatten = Flattening(self._schema, names[:5], names[5:])
         self._flatten_next = Flattening(self._schema, ("obs",))
+        self._block_names = {*names, "next_obs"}
         self._environments = EnvNumbers(memory.lead[0] if memory.lead else None, memory.device)
 
     def envs(self, env_ids: Any) -> torch.Tensor | None:
@@ -93,24 +94,24 @@ class GivenSteps:
     def block(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], int]:
         """The leaves of a block of steps, those of its next observations, and how many steps it has."""
         schema = self._schema
-        names = (*schema.names, "next_obs")
-        given = set(batch.keys()) if hasattr(batch, "keys") else None
-        if given != set(names):
-            got = type(batch).__name__ if given is None else sorted(map(str, given))
-            raise SchemaError(
-                explain("extend", f"the fields {sorted(names)}", got, "Pass exactly the declared fields.")
-            )
+        names = schema.names
+        if type(batch) is not dict or batch.keys() != self._block_names:
+            self._require_names(batch)
         if self.staged:
             raise SchemaError(explain("extend", "no staged fields", sorted(self.staged), "Complete the step with add."))
-        leaves = tuple(leaf for name in schema.names for leaf in schema.flatten(name, batch[name]))
-        shape = as_tensor("terminated", batch["terminated"], self._memory.device).shape
+        leaves = self._flatten(tuple(batch[name] for name in names[:5]), {name: batch[name] for name in names[5:]})
+        ended = batch["terminated"]
+        shape = (ended if type(ended) is torch.Tensor else as_tensor("terminated", ended, self._memory.device)).shape
         if not shape or not shape[0]:
             raise SchemaError(explain("extend", "at least one step", 0, "Pass blocks of steps."))
-        nexts = schema.flatten("obs", batch["next_obs"])
-        # Of a block that is cut out of one array, the observations of one step are the next ones of another.
-        pair = [leaves[i] for i in schema.leaf_indices["obs"]], nexts
-        refuse_reused_leaves(schema, *([_first_row(leaf) for leaf in group] for group in pair))
-        return leaves, nexts, shape[0]
+        return leaves, self.next_leaves(batch["next_obs"]), shape[0]
+
+    def _require_names(self, batch: Any) -> None:
+        given = set(batch.keys()) if hasattr(batch, "keys") else None
+        if given != self._block_names:
+            got = type(batch).__name__ if given is None else sorted(map(str, given))
+            expected = f"the fields {sorted(self._block_names)}"
+            raise SchemaError(explain("extend", expected, got, "Pass exactly the declared fields."))
 
     def state(self) -> State:
         """Fields that wait for the rest of their step."""
@@ -159,8 +160,3 @@ def observed_block(
     for t in range(len(ended) - 1):
         resets.append(ended[t] & ~resets[-1])
     return block, ~(torch if isinstance(ended, torch.Tensor) else np).stack(resets)
-
-
-def _first_row(leaf: Any) -> Any:
-    dense = isinstance(leaf, np.ndarray) or (isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided)
-    return leaf[:1] if dense and leaf.ndim else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from relive.errors import SchemaError, explain
@@ -113,8 +114,11 @@ class RowMemory:
     ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """All leaves of a step or a block as tensors that fit, and those of its next observations."""
         lead = self.lead_of(envs, steps)
+        observed = [leaves[i] for i in self.observed], nexts
         if steps is None:
-            refuse_reused_leaves(self.schema, [leaves[i] for i in self.observed], nexts)
+            refuse_reused_leaves(self.schema, *observed)
+        else:  # of a block that is cut out of one array, the observations of one step are the next ones of another
+            refuse_reused_leaves(self.schema, *([_first_row(leaf) for leaf in group] for group in observed))
         fitted = tuple(self.conform(i, value, lead) for i, value in enumerate(leaves))
         fitted_nexts = tuple(
             self.conform(i, value, lead, "next_") for i, value in zip(self.observed, nexts, strict=True)
@@ -193,3 +197,8 @@ class RowMemory:
     def check(self) -> None:
         """Verify that the leaves are as declared, and that the ring holds whole transitions of whole episodes."""
         check_memory(self)
+
+
+def _first_row(leaf: Any) -> Any:
+    dense = isinstance(leaf, np.ndarray) or (isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided)
+    return leaf[:1] if dense and leaf.ndim else None

@@ -132,7 +132,7 @@ class RolloutBuffer(BaseBuffer):
         tell(self._stats_tracker, on_host(step[3]), step[2], infos, done_reasons)
         if rows.is_full:
             self._make_room()
-        rows.put(step if type(step[0]) is torch.Tensor else [leaf for x in step for _, leaf in named_leaves("", x)])
+        rows.write(step if type(step[0]) is torch.Tensor else [leaf for x in step for _, leaf in named_leaves("", x)])
 
     @contextmanager
     def add_context(self, *args: Any, **kwargs: Any) -> Iterator[int]:

@@ -104,13 +104,15 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
 
     def _note_episodes(self, position: int, done: np.ndarray) -> None:
         """Keep `ep_start` and `ep_length` of the step at `position`, and of the episodes that it overwrites or ends."""
-        overwritten = self.ep_length[position].nonzero()[0]
-        for env in overwritten:
-            end = self.ep_start[position, env] + self.ep_length[position, env]
-            self.ep_length[np.arange(position, end) % self.buffer_size, env] = 0
+        overwritten = self.ep_length[position]
+        if np.count_nonzero(overwritten):
+            for env in overwritten.nonzero()[0]:
+                end = self.ep_start[position, env] + self.ep_length[position, env]
+                self.ep_length[np.arange(position, end) % self.buffer_size, env] = 0
         self.ep_start[position] = self._current_ep_start
-        for env in np.asarray(done).nonzero()[0]:
-            self._compute_episode_length(int(env))
+        if np.count_nonzero(done):
+            for env in np.asarray(done).nonzero()[0]:
+                self._compute_episode_length(int(env))
 
     def _view(self, env: VecNormalize | None) -> View:
         strategy = _STRATEGIES[self.goal_selection_strategy]
@@ -124,7 +126,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         if self.copy_info_dict:
             infos = copy.deepcopy(self.infos.reshape(-1)[rows["place"].numpy()])
         rewards = self.env.env_method("compute_reward", achieved.numpy(), goal.numpy(), infos, indices=[0])[0]
-        return torch.from_numpy(np.asarray(rewards, np.float32).reshape(-1, 1)), rows["terminated"]
+        return torch.from_numpy(np.asarray(rewards, np.float32).reshape(-1)), rows["terminated"]
 
     def truncate_last_trajectory(self) -> None:
         """The episodes that have not ended were abandoned, as after loading: the next step starts another."""

@@ -83,8 +83,6 @@ def shaped_pair(shapes: Shapes, obs: Any, next_obs: Any) -> tuple[Any, Any]:
     The same array may be given as both, since both are copied.
     """
     if isinstance(shapes, dict):
-        if _are_plain(shapes, obs, next_obs):
-            return obs, next_obs
         pairs = [shaped_pair(shape, obs[key], next_obs[key]) for key, shape in shapes.items()]
         first, second = zip(*pairs, strict=True)
         return dict(zip(shapes, first, strict=True)), dict(zip(shapes, second, strict=True))
@@ -96,19 +94,6 @@ def shaped_pair(shapes: Shapes, obs: Any, next_obs: Any) -> tuple[Any, Any]:
     if obs is next_obs or obs.base is not None or next_obs.base is not None:
         next_obs = next_obs.copy() if np.may_share_memory(obs, next_obs) else next_obs
     return obs, next_obs
-
-
-def _are_plain(shapes: dict[str, tuple[int, ...]], obs: Any, next_obs: Any) -> bool:
-    """Whether dicts of observations can be stored as they are."""
-    if type(obs) is not dict or type(next_obs) is not dict or len(obs) != len(shapes) or len(next_obs) != len(shapes):
-        return False
-    for key, shape in shapes.items():
-        for part in (obs[key], next_obs[key]):
-            if type(part) is not np.ndarray or part.shape != shape or part.base is not None:
-                return False
-        if obs[key] is next_obs[key]:
-            return False
-    return True
 
 
 def numpy_of(batch: Any) -> Any:

@@ -108,7 +108,9 @@ class ReplayBuffer(theirs.ReplayBuffer):
         self._shapes = given_shapes(self.observation_space, self.n_envs)
         self._beside: dict[str, Any] = {}
         """What else the coming step consists of."""
-        self._action_dtype: Any = self._maybe_cast_dtype(self.action_space.dtype)
+        self._fits = not self.n_stack
+        """All observations so far could be stored as they were given."""
+        self._action_dtype: Any = np.dtype(self._maybe_cast_dtype(self.action_space.dtype))
         self._action_shape = self.n_envs, self.action_dim
         kind = StoredRows if self._next_obs == "stored" else SharedRows
         self._fields = fields_of(self.observation_space, self.n_stack)
@@ -172,30 +174,33 @@ class ReplayBuffer(theirs.ReplayBuffer):
         infos: list[dict[str, Any]],
     ) -> None:
         """Store one step of every environment; `next_obs` is the state it led to before any reset."""
-        n_envs, timeout = self.n_envs, None
-        if self.handle_timeout_termination:
-            timeouts = [info.get("TimeLimit.truncated", False) for info in infos]
-            if True in timeouts:
-                timeout = np.array(timeouts, np.bool_)
-        obs, next_obs = shaped_pair(self._shapes, obs, next_obs)
-        if self.n_stack:
-            obs, next_obs = stacked(obs, self._fields), stacked(next_obs, self._fields)
-        self._rows.add(
-            obs,
-            next_obs,
+        step = (
             action
-            if type(action) is np.ndarray and action.dtype == self._action_dtype and action.shape == self._action_shape
+            if type(action) is np.ndarray and action.dtype is self._action_dtype and action.shape == self._action_shape
             else np.asarray(action, self._action_dtype).reshape(self._action_shape),
-            reward[:, None]
-            if type(reward) is np.ndarray and reward.dtype == _FLOAT and reward.shape == (n_envs,)
-            else np.asarray(reward, np.float32).reshape(n_envs, 1),
+            reward
+            if type(reward) is np.ndarray and reward.dtype is _FLOAT and reward.ndim == 1
+            else np.asarray(reward, _FLOAT).reshape(self.n_envs),
             done if type(done) is np.ndarray and done.dtype is _BOOL else np.asarray(done, _BOOL).reshape(-1),
-            timeout,
+            _timeouts(infos) if self.handle_timeout_termination else None,
             self._beside,
         )
+        if self._fits:
+            try:
+                self._rows.add(obs, next_obs, *step)
+            except SchemaError:  # of which nothing was stored
+                self._fits = False
+        if not self._fits:
+            self._rows.add(*self._shaped(obs, next_obs), *step)
         self.pos += 1
         if self.pos == self.buffer_size:
             self.pos, self._is_full = 0, True
+
+    def _shaped(self, obs: Any, next_obs: Any) -> tuple[Any, Any]:
+        obs, next_obs = shaped_pair(self._shapes, obs, next_obs)
+        if self.n_stack:
+            obs, next_obs = stacked(obs, self._fields), stacked(next_obs, self._fields)
+        return obs, next_obs
 
     def reset(self) -> None:
         """Forget every transition. The arrays are new ones."""
@@ -233,7 +238,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         kind: Any = ReplayBufferSamples
         if not isinstance(obs, torch.Tensor):
             kind, obs, next_obs = DictReplayBufferSamples, dict(obs.items()), dict(next_obs.items())
-        return kind(obs, batch["action"], next_obs, batch["terminated"].float().unsqueeze(1), reward)
+        return kind(obs, batch["action"], next_obs, batch["terminated"].float().unsqueeze(1), reward.unsqueeze(1))
 
     def _normalised(self, obs: Any, env: VecNormalize) -> Any:
         return torch_of(env.normalize_obs(numpy_of(obs)), self.device)
@@ -280,6 +285,14 @@ class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
 
 _TRANSITION = Transition()
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
+
+
+def _timeouts(infos: list[dict[str, Any]]) -> np.ndarray | None:
+    """Which environments reached a time limit; None if none did."""
+    for info in infos:
+        if info and info.get("TimeLimit.truncated"):
+            return np.array([info.get("TimeLimit.truncated", False) for info in infos], _BOOL)
+    return None
 
 
 def unstacked(obs: Any, shape: Any, lead: int) -> Any:

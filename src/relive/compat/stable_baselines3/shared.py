@@ -35,7 +35,7 @@ class SharedRows:
 
     def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
         self.size, self.n_envs = size, n_envs
-        self.core = Core(size * n_envs, num_envs=n_envs, reward=(1,), **settings)
+        self.core = Core(size * n_envs, num_envs=n_envs, **settings)
         self._never = np.zeros(n_envs, np.bool_)
         self._written = 0
         """How many steps of every environment were added."""
@@ -90,12 +90,12 @@ class SharedRows:
     def _normalised(self, batch: TensorDict, view: NStep, normalizer: VecNormalize) -> TensorDict:
         """A batch of n steps with the sum of rewards that are normalised one by one."""
         steps = self.core.read(batch["index"], Sequence(view.n))
-        rewards = torch.from_numpy(normalizer.normalize_reward(steps["reward"].squeeze(2).numpy()))
+        rewards = torch.from_numpy(normalizer.normalize_reward(steps["reward"].numpy()))
         others = steps["is_first"].clone()
         others[:, 0] = False
         going = steps["mask"] & (others.cumsum(1) == 0)
         discount = view.gamma ** torch.arange(view.n)
-        batch.set("reward", (rewards * discount * going).sum(1, keepdim=True).float())
+        batch.set("reward", (rewards * discount * going).sum(1).float())
         return batch
 
     def _index_at(self, positions: torch.Tensor, envs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,7 +129,6 @@ class SharedRows:
 
     def _placed(self, name: str, leaf: torch.Tensor, stored: torch.Tensor) -> Gathered:
         leaf = leaf.float() if leaf.dtype == torch.bool else leaf
-        leaf = leaf.squeeze(1) if name == "rewards" else leaf
         everything = leaf.new_zeros((len(stored), *leaf.shape[1:]))
         everything[stored] = leaf
         array = everything.view(self.size, self.n_envs, *leaf.shape[1:]).numpy()
@@ -160,7 +159,7 @@ class SharedRows:
             raise IndexError(explain(name, "stored positions", position, "Write to steps that are still stored."))
         memory: Any = self.core.columns[_FIELDS[name]]
         row, env = index // self.n_envs, index % self.n_envs
-        values = torch.from_numpy(new.reshape(len(stored), -1))[stored]
+        values = torch.from_numpy(new.reshape(len(stored), *memory.shape[2:]))[stored]
         memory[row % len(memory), env] = values
 
     def _mark(self, name: str, key: Any, changed: np.ndarray, new: np.ndarray) -> None:

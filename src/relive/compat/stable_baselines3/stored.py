@@ -24,13 +24,12 @@ class StoredRows:
 
     def __init__(self, size: int, n_envs: int, **settings: Any) -> None:
         self.size, self.n_envs = size, n_envs
-        self.core = Core(size * n_envs, num_envs=n_envs, reward=(1,), next_obs="stored", **settings)
+        self.core = Core(size * n_envs, num_envs=n_envs, next_obs="stored", **settings)
         memory: Any = self.core.columns
         self.arrays: dict[str, Any] = {name: numpy_of(memory[ours]) for name, ours in _MEMORY.items()}
-        self.arrays["rewards"] = self.arrays["rewards"][..., 0]
         self._dones, self._timeouts = (np.zeros((size, n_envs), np.float32) for _ in range(2))
         self.arrays |= {"dones": self._dones, "timeouts": self._timeouts}
-        self._never = np.zeros(n_envs, np.bool_)
+        self._never, self._in_time = np.zeros(n_envs, np.bool_), np.zeros(n_envs, np.float32)
         self._written = 0
         """How many steps of every environment were added."""
 
@@ -53,7 +52,7 @@ class StoredRows:
         if timeout is not None:
             self._timeouts[pos] = timeout
         elif self._written >= self.size:
-            self._timeouts[pos] = 0  # of the step that is overwritten
+            self._timeouts[pos] = self._in_time  # in place of the step that is overwritten
         self._written += 1
 
     def fill(self) -> None:
@@ -112,7 +111,7 @@ class StoredRows:
         ended[:, -1] = True
         last = ended.argmax(1)
         weight = np.where(ahead <= last[:, None], view.gamma**ahead, 0)
-        batch.set("reward", torch.from_numpy((rewards * weight).sum(1, keepdims=True).astype(np.float32)))
+        batch.set("reward", torch.from_numpy((rewards * weight).sum(1).astype(np.float32)))
         batch.set("discount", torch.from_numpy((view.gamma ** (last + 1.0)).astype(np.float32)))
         final = steps[np.arange(len(time)), last]
         after = self.arrays["next_observations"]

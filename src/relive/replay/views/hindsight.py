@@ -17,7 +17,7 @@ from relive.fields.schema import Field, Path
 from relive.fields.vocabulary import suggests_init_keywords
 from relive.kernels.torch_ops import wide
 from relive.randomness import Randomness
-from relive.replay.composed import steps_of
+from relive.replay.composed import flat_steps_of, in_windows
 from relive.replay.store import Leaves, ReplayStore
 from relive.replay.views.protocol import require_order
 from relive.replay.views.transition import Transition
@@ -83,14 +83,13 @@ class Hindsight:
     def read(self, store: ReplayStore, slots: torch.Tensor, random: Randomness) -> Leaves:
         goal, achieved = _leaf(store, self.goal), _leaf(store, self.achieved)
         windows = self.view.windows(store, slots)
-        steps = {path: leaf.flatten(0, 1) for path, leaf in steps_of(store, windows).items()}
+        steps = flat_steps_of(store, windows)
         chosen = random.uniform(len(slots), slots.device) < self.ratio
         wanted = self._goals(store, slots, achieved, random)
         changed = (chosen.unsqueeze(1) & (windows >= 0)).flatten()
-        goals = wanted.repeat_interleave(windows.shape[1], 0)
+        goals = wanted if windows.shape[1] == 1 else wanted.repeat_interleave(windows.shape[1], 0)
         self._relabel(store, steps, changed, goals, goal, achieved)
-        whole = {path: leaf.unflatten(0, windows.shape) for path, leaf in steps.items()}
-        return self.view.reduce(store, slots, windows, whole)
+        return self.view.reduce(store, slots, windows, in_windows(steps, windows.shape))
 
     def _goals(self, store: ReplayStore, slots: torch.Tensor, achieved: Path, random: Randomness) -> torch.Tensor:
         """The achieved goal after one step of each row's episode [B, …]."""
@@ -115,8 +114,9 @@ class Hindsight:
         achieved: Path,
     ) -> None:
         """Give the steps [M, …] that are `changed` their new goal, and what reward and end come of it."""
+        wide_changed = wide(changed, goals)
         for path in (goal, ("next_obs", *goal[1:])):
-            steps[path] = torch.where(wide(changed, goals), goals, steps[path])
+            steps[path] = torch.where(wide_changed, goals, steps[path])
         rows = assemble(steps, torch.Size((len(changed),)))
         results = self.fn(steps[("next_obs", *achieved[1:])], steps[goal], rows)
         if not isinstance(results, tuple) or len(results) != 2:
@@ -126,6 +126,8 @@ class Hindsight:
             leaves = store.schema.flatten(name, result, f"Hindsight.fn: {name}")
             for i, leaf in zip(store.schema.leaf_indices[name], leaves, strict=True):
                 path, field = store.schema.paths[i], store.schema.fields[i]
+                if leaf is steps[path]:  # as it was
+                    continue
                 where = f"Hindsight.fn: {path_name(path)}"
                 new = convert(where, field, leaf, (len(changed),), store.device, unit="rows")
                 steps[path] = torch.where(wide(changed, new), new, steps[path])

@@ -105,21 +105,19 @@ class ReplayBuffer:
         self._seed = experiment_seed() if seed is None else seed
         self._overwritten = Overwritten()
         self._never: dict[int | None, torch.Tensor] = {}
-        self._put(None, None)
+        self._put(None)
 
-    def _put(self, core: rl.ReplayBuffer | None, per_add: int | None) -> None:
-        """Hold the rows of a core that takes `per_add` transitions at a time: None is any number."""
-        self._core, self._per_add = core, per_add
+    def _put(self, core: rl.ReplayBuffer | None) -> None:
+        self._core = core
         self._views: dict[str, Any] | None = None
 
-    def _made(self, action_dtype: torch.dtype, per_add: int | None) -> rl.ReplayBuffer:
+    def _made(self, action_dtype: torch.dtype) -> rl.ReplayBuffer:
         critic = () if self.critic_obs_shape is None else (_CRITIC, _NEXT_CRITIC)
         self._seed += 1
         return rl.ReplayBuffer(
             self.capacity,
             declared(self.obs_shape, self.obs_dtype),
             Field(self.action_shape, action_dtype),
-            num_envs=per_add,
             extra={"dones": (), **{name: declared(self.critic_obs_shape, self.obs_dtype) for name in critic}},
             device=self.device,
             next_obs="stored",
@@ -130,14 +128,14 @@ class ReplayBuffer:
     def core(self) -> rl.ReplayBuffer | None:
         """The relive buffer underneath; None until the first `add` where no `action_dtype` was given."""
         if self._core is None and self.action_dtype is not None:
-            self._put(self._made(self.action_dtype, None), None)
+            self._put(self._made(self.action_dtype))
         return self._core
 
     def _memory(self) -> dict[str, Any]:
         """The whole memory by the core's names, as `[capacity, …]`."""
         if self._views is None:
             if self._core is None:
-                self._put(self._made(self.action_dtype or torch.float32, None), None)
+                self._put(self._made(self.action_dtype or torch.float32))
             assert self._core is not None  # it has just been made
             columns = self._core.columns.reshape(-1)
             self._views = {str(name): columns[name] for name in columns.keys()}
@@ -183,7 +181,7 @@ class ReplayBuffer:
         if count is not None and count > self.capacity:
             raise ValueError(f"batch size {count} exceeds replay capacity {self.capacity}")
         dtype = self.action_dtype or inferred(actions, 0, self.action_shape, None).dtype
-        core, per_add = self._core_for(count, dtype)
+        core = self._core_for(dtype)
         extra = self._extra(critic_observations, next_critic_observations)
         obs, next_obs = placed(observations, self.device), placed(next_observations, self.device)
         next_obs = self._apart(obs, next_obs)
@@ -192,31 +190,22 @@ class ReplayBuffer:
             rewards, flags = alone(rewards), alone(flags)
         extra["dones"] = flags
         row = (obs, placed(actions, self.device), rewards, flags.bool(), self._not_cut_off(count))
-        if per_add == count:
+        if count is None:
             core.add(*row, next_obs, **extra)
         else:
             names = ("obs", "action", "reward", "terminated", "truncated")
             core.extend({**dict(zip(names, row, strict=True)), "next_obs": next_obs, **extra})
         if core is not self._core:
-            self._put(core, per_add)
+            self._put(core)
         self.action_dtype = dtype
         self._written += count or 1
 
-    def _core_for(self, count: int | None, dtype: torch.dtype) -> tuple[rl.ReplayBuffer, int | None]:
-        """The core that takes a batch: one that takes such batches as steps, if it is as large as whole ones.
-
-        That is quicker. When the batches change their size, the rows move to a core that takes any number.
-        """
-        core, per_add = self._core, self._per_add
-        if core is not None and (per_add == count or per_add is None) and self._written:
-            return core, per_add
-        if not self._written:
-            per_add = count if count is not None and self.capacity % count == 0 and count < self.capacity else None
-            same = core is not None and per_add == self._per_add and core.columns["action"].dtype == dtype
-            return (core if same and core is not None else self._made(dtype, per_add)), per_add
-        fresh = self._made(dtype, None)
-        self._put(self._filled(fresh, self._rows(), self.pos), None)
-        return fresh, None
+    def _core_for(self, dtype: torch.dtype) -> rl.ReplayBuffer:
+        """The core of such actions: a new one as long as nothing is stored in another."""
+        core = self._core
+        if core is None or (not self._written and core.columns["action"].dtype != dtype):
+            return self._made(dtype)
+        return core
 
     def _not_cut_off(self, count: int | None) -> torch.Tensor:
         if count not in self._never:
@@ -267,7 +256,7 @@ class ReplayBuffer:
     def clear(self) -> None:
         """Forget every transition."""
         self._written = 0
-        self._put(None, None)
+        self._put(None)
 
     def _rows(self) -> dict[str, Any]:
         """The stored transitions in the order of the memory, as copies."""
@@ -305,13 +294,12 @@ class ReplayBuffer:
             return
         rows = {name: state_dict[name] for name in _OURS if state_dict.get(name) is not None}
         dtype = self.action_dtype or inferred(rows["actions"], 0, self.action_shape, None).dtype
-        core = self._filled(self._made(dtype, None), rows, pos)
-        self._put(core, None)
+        self._put(self._filled(self._made(dtype), rows, pos))
         self.action_dtype = dtype
         self._written = self.capacity + pos if state_dict.get("full", size == self.capacity) else size
 
     def _filled(self, core: rl.ReplayBuffer, rows: Mapping[str, Any], pos: int) -> rl.ReplayBuffer:
-        """A core that takes any number of transitions, with these rows in its memory, the oldest of them at `pos`."""
+        """A core with these rows in its memory, the oldest of them at `pos`."""
         block = TensorDict({_OURS[name]: tensor for name, tensor in rows.items()}, [len(rows["rewards"])])
         block = block.to(self.device)
         block["dones"] = zeros_and_ones("dones", block["dones"], self.device)
@@ -334,9 +322,9 @@ class ReplayBuffer:
         contents = vars(self).pop("_contents")
         core = None
         if contents is not None:
-            core = self._made(self.action_dtype or torch.float32, self._per_add)
+            core = self._made(self.action_dtype or torch.float32)
             core.load_state_dict(contents)
-        self._put(core, self._per_add)
+        self._put(core)
 
 
 def _copied(tree: Any) -> Any:

@@ -13,8 +13,8 @@ from tensordict import TensorDict
 import relive as rl
 from relive.compat.rsl_rl.storage import transition as step
 from relive.compat.rsl_rl.storage.attributes import PARAMS, STATES, Shared, follow, memory_of, parts_of
-from relive.compat.rsl_rl.storage.rows import Rows
 from relive.compat.rsl_rl.storage.transition import Batch, HiddenState
+from relive.compat.step_rows import Rows
 from relive.errors import SchemaError, explain
 
 _TYPES = ("rl", "distillation")
@@ -117,9 +117,8 @@ class RolloutStorage:
         else:
             given |= {"privileged_actions": "privileged_actions"}
         groups = {f"observations.{name}": columns["obs", name] for name in self._groups}
-        return Rows(
-            {**groups, **{theirs: columns[ours] for theirs, ours in given.items()}, **{n: columns[n] for n in late}}
-        )
+        steps = {theirs: columns[ours] for theirs, ours in given.items()}
+        return Rows({**groups, **steps, **{name: columns[name] for name in late}}, "Set it before add_transition.")
 
     @property
     def core(self) -> rl.RolloutBuffer:
