@@ -66,6 +66,15 @@ def test_each_is_as_likely_as_any_other(backend: str) -> None:
     assert chi_squared < 43, chi_squared
 
 
+def test_the_rows_of_a_young_buffer_are_as_likely_as_each_other(backend: str) -> None:
+    replay = rl.ReplayBuffer(40, 1, (), sampler=rl.Recent(8), seed=0)
+    for t in range(3):
+        replay.add([float(t)], 0.0, 0.0, False, False, [t + 1.0])
+    drawn = Counter(replay.sample(9_000)["index"].tolist())
+    assert set(drawn) == {0, 1, 2}
+    assert sum((drawn[i] - 3_000) ** 2 / 3_000 for i in drawn) < 23  # 2 degrees of freedom; 1 in 100,000 is above
+
+
 def test_a_window_larger_than_the_buffer_is_the_whole_buffer(backend: str) -> None:
     replay = lived(sampler=rl.Recent(10**9))
     assert set(replay.sample(5000)["index"].tolist()) == set(replay.ids().tolist())
