@@ -22,14 +22,20 @@ public:
         : memory_(memory), owner_(nb::make_tuple(checksums, journal)) {
         check(leaves);
         memory_.rewritable.leaves = std::move(leaves);
-        if (!checksums.is_none())
-            memory_.rewritable.checksums = memory_of<uint64_t>(checksums, kInt64, memory_.ring.num_flat(), "checksums");
-        if (!journal.is_none()) {
-            const int64_t words = 1 + (rewritable_bytes(memory_) + 7) / 8;
-            memory_.rewritable.journal = memory_of<int64_t>(journal, kInt64, words, "journal");
-        }
+        const int64_t words = 1 + (rewritable_bytes(memory_) + 7) / 8;
+        if (!checksums.is_none()) checksums_ = memory_of<uint64_t>(checksums, kInt64, memory_.ring.num_flat(), "checksums");
+        if (!journal.is_none()) journal_ = memory_of<int64_t>(journal, kInt64, words, "journal");
+        memory_.rewritable.checksums = checksums_;
+        memory_.rewritable.journal = journal_;
     }
     BoundWriteBack(const BoundWriteBack&) = delete;
+
+    // The ring may outlive the arrays.
+    ~BoundWriteBack() {
+        Rewritable& rewritable = memory_.rewritable;
+        if (rewritable.checksums == checksums_) rewritable.checksums = nullptr;
+        if (rewritable.journal == journal_) rewritable.journal = nullptr;
+    }
 
     // Write rows [count, …] of each leaf (None: it stays as it is) to slots [count]; a slot of -1 is passed over.
     void write(nb::handle slots, nb::tuple values) {
@@ -83,6 +89,8 @@ private:
     }
 
     RingMemory& memory_;
+    uint64_t* checksums_ = nullptr;
+    int64_t* journal_ = nullptr;
     nb::object owner_;  // the arrays
 };
 

@@ -174,3 +174,41 @@ def test_the_steps_of_sequences_are_named_as_rows_are() -> None:
     assert torch.equal(steps[:, 0], batch["index"])
     assert torch.equal(steps >= 0, batch["mask"])
     assert bool(((steps % 2 == batch["source"].unsqueeze(1)) | (steps < 0)).all())
+
+
+class TestWriting:
+    def mixture(self, **second: Any) -> rl.Mixture:
+        buffers = {
+            "a": rl.ReplayBuffer(20, obs=1, action=(), extra={"x": rl.Mutable(2)}, seed=0),
+            "b": rl.ReplayBuffer(20, obs=1, action=(), **{"extra": {"x": rl.Mutable(2)}, "seed": 1, **second}),
+        }
+        for buffer in buffers.values():
+            for t in range(5):
+                buffer.add([float(t)], 0.0, 0.0, terminated=False, truncated=False, next_obs=[t + 1.0], x=[0.0, 0.0])
+        return rl.Mixture(buffers, [1, 1])
+
+    def test_every_row_is_written_in_its_own_buffer(self) -> None:
+        mixture = self.mixture()
+        for view in (rl.Transition(), rl.Sequence(3, step_index=True)):
+            batch = mixture.sample(8, view)
+            index = batch["index"] if isinstance(view, rl.Transition) else batch["step_index"]
+            assert mixture.write(index, x=torch.stack([index * 1.0, index * 2.0], -1)) == 0
+            for source, buffer in enumerate(mixture.buffers.values()):
+                own = index[(index >= 0) & (index % 2 == source)].unique()
+                assert torch.equal(buffer[own // 2]["x"], torch.stack([own * 1.0, own * 2.0], -1))
+        for t in range(5, 20):
+            mixture.buffers["a"].add([float(t)], 0.0, 0.0, False, False, [t + 1.0], x=[0.0, 0.0])
+        mixture.buffers["a"].clear()
+        assert mixture.write(torch.tensor([0, 1, 2]), x=torch.ones(3, 2)) == 2
+
+    def test_what_one_buffer_refuses_changes_no_other(self) -> None:
+        for mixture, index, x, error in (
+            (self.mixture(), [0, 3, 999], torch.ones(3, 2), IndexError),
+            (self.mixture(), [0, 3, -1], torch.ones(3, 2), IndexError),
+            (self.mixture(), [0, 3], torch.ones(2, 3), rl.SchemaError),
+            (self.mixture(extra={"x": 2}), [0, 3], torch.ones(2, 2), rl.SchemaError),
+        ):
+            with pytest.raises(error):
+                mixture.write(torch.tensor(index), x=x)
+            assert not any(bool(buffer[buffer.ids()]["x"].any()) for buffer in mixture.buffers.values())
+        assert self.mixture(extra={"x": 2}).write(torch.tensor([0, 2]), x=torch.ones(2, 2)) == 0

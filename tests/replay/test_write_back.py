@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import relive as rl
 from relive import kernels
@@ -182,6 +183,31 @@ class TestOtherDevices:
                 assert stale.device.type == "meta"
                 if isinstance(sampler, rl.Prioritized):
                     replay.update_priority(index, torch.zeros(index.shape))
+
+    def test_rows_of_one_slot_are_alike_so_that_a_device_may_write_them_in_any_order(self) -> None:
+        with kernels.force("torch"):
+            replay = filled()
+        row, other = replay.ids()[3:5].tolist()
+        with Written() as written:
+            replay.write([row, other, 0, row, 1, row], reward=torch.arange(6.0))
+        ((slots, values),) = written.calls
+        assert len(slots) == 6
+        for slot in set(slots.tolist()):
+            assert len(set(values[slots == slot].tolist())) == 1
+        assert replay[[row, other]]["reward"].tolist() == [5.0, 1.0]
+
+
+class Written(TorchDispatchMode):
+    """Keeps what is written by index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "index_put_" in str(func):
+            self.calls.append((args[1][0], args[2].clone()))
+        return func(*args, **(kwargs or {}))
 
 
 class TestDeclaring:

@@ -23,6 +23,7 @@ EVERYTHING = (
     "tests/faults",
     "tests/fields/test_exporters.py",
     "tests/replay/test_buffer.py",
+    "tests/replay/test_write_back.py",
     "tests/rollout/test_recurrent.py",
     "tests/buffers/test_state.py",
     "tests/replay/views",

@@ -14,7 +14,7 @@ from relive.fields.schema import Path
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Prioritized
 from relive.replay.views import View
-from relive.replay.write_back import write_back
+from relive.replay.write_back import named_rows, write_back
 
 
 class ShardTotals(NamedTuple):
@@ -105,7 +105,8 @@ class ShardReader:
             buffer = self._buffer
             own_ids, kept = self._ids.to_shard(index, buffer.storage.heads.numpy())
             values = {i: to_tensor([array[kept]]) for i, array in leaves.items()}
-            return write_back(buffer.storage, own_ids[kept], values) + int((~kept).sum())
+            rows = named_rows(buffer.storage, own_ids[kept])
+            return write_back(buffer.storage, rows, values) + int((~kept).sum())
 
     def raise_largest_priority(self, priority: float) -> None:
         """Give new rows at least this priority, which another shard has accepted."""

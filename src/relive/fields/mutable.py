@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from relive.errors import SchemaError, explain
@@ -56,6 +57,7 @@ def is_carried(field: Field) -> bool:
     return isinstance(field.field if isinstance(field, Mutable) else field, Carry)
 
 
+@lru_cache(maxsize=64)  # asked at every write
 def mutable_schema(schema: Schema) -> Schema:
     """The mutable leaves of a schema, as a schema of their own."""
     pruned = {name: _pruned(tree) for name, tree in schema.trees.items()}

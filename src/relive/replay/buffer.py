@@ -39,7 +39,7 @@ from relive.replay.settings import ReplaySettings, arguments_of, require_backing
 from relive.replay.store import ReplayStore, durable
 from relive.replay.views import View
 from relive.replay.views.protocol import fused_of
-from relive.replay.write_back import mutable_leaves, updated_priority, write_back
+from relive.replay.write_back import mutable_leaves, named_rows, updated_priority, write_back
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 
@@ -363,7 +363,8 @@ class ReplayBuffer(Portable):
         with self._lock:
             if self._keeper is not None:
                 self._keeper.expect(0)
-            return write_back(self.storage, index, mutable_leaves(self._schema, fields))
+            leaves = mutable_leaves(self._schema, fields)
+            return write_back(self.storage, named_rows(self.storage, index), leaves)
 
     @property
     def is_open(self) -> torch.Tensor:

@@ -21,6 +21,7 @@ from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers.prioritized import refuse_priorities
 from relive.replay.store import Leaves
 from relive.replay.views import View
+from relive.replay.write_back import NO_ROW, conformed, flat_ids, mutable_leaves, padded_rows, write_back
 
 
 class Mixture:
@@ -149,6 +150,26 @@ class Mixture:
             buffer.storage.locate(rows[mine])  # refuses ids that were never given
         return sum(buffer.update_priority(rows[mine], values[mine]) for buffer, mine in parts)
 
+    def write(self, index: Any, **fields: Any) -> int:
+        """Write new values of `Mutable` fields into the rows `index` (of a batch), each in its own buffer.
+
+        See `ReplayBuffer.write`. Ids that were never issued and values that do not fit are refused before any buffer is
+        changed.
+        """
+        buffers = list(self.buffers.values())
+        flat, lead = flat_ids(index, buffers[0].device)
+        known = flat >= (0 if len(lead) == 1 else NO_ROW)
+        if numpy_view(known) is not None and not known.all():
+            wrong = int(flat[~known][0])
+            raise IndexError(explain("index", "ids of transitions", wrong, "Pass ids from batch['index']."))
+        stale: Any = 0
+        for changes in (False, True):
+            for i, buffer in enumerate(buffers):
+                own = torch.where((flat % len(buffers) == i) & (flat >= 0), flat // len(buffers), NO_ROW)
+                if numpy_view(own) is None or bool((own >= 0).any()):
+                    stale += _written(buffer, own, lead, fields, changes=changes)
+        return stale
+
     def __repr__(self) -> str:
         shares = zip(self.buffers, self._parts, strict=True)
         parts = (f"{name}: {part / sum(self._parts):.3g}" for name, part in shares)
@@ -196,6 +217,19 @@ def _require_alike(buffers: Mapping[str, ReplayBuffer]) -> None:
         raise SchemaError(
             explain("Mixture", "distinct buffers", f"one buffer twice among {names}", "Give it a larger ratio.")
         )
+
+
+def _written(
+    buffer: ReplayBuffer, ids: torch.Tensor, lead: tuple[int, ...], fields: Mapping[str, Any], *, changes: bool
+) -> Any:
+    """Verify what is to be written into a buffer, or write it; returns how many rows were stale."""
+    store = buffer.storage
+    with buffer._lock:
+        leaves, rows = mutable_leaves(store.schema, fields), padded_rows(store, ids, lead)
+        if changes:
+            return write_back(store, rows, leaves)
+        conformed(store, rows, leaves)
+        return 0
 
 
 def _joined(parts: list[Leaves]) -> Leaves:

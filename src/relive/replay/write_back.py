@@ -50,12 +50,14 @@ def _count(which: torch.Tensor) -> Any:
 
 def named_rows(store: ReplayStore, index: Any) -> NamedRows:
     """The rows of ids [B], or of ids [B, L] and -1; an IndexError for ids that were never issued."""
-    device = store.device
-    flat, lead = flat_ids(index, device)
-    if len(lead) == 1:
-        return NamedRows(store.locate(flat), lead)
+    flat, lead = flat_ids(index, store.device)
+    return NamedRows(store.locate(flat), lead) if len(lead) == 1 else padded_rows(store, flat, lead)
+
+
+def padded_rows(store: ReplayStore, flat: torch.Tensor, lead: tuple[int, ...]) -> NamedRows:
+    """The rows of a vector of ids and -1, which was of the shape `lead`."""
     is_padding = flat == NO_ROW
-    if device.type == "cpu":
+    if store.device.type == "cpu":
         slots = torch.full_like(flat, -1)
         slots[~is_padding] = store.locate(flat[~is_padding])
     else:  # elsewhere no ids are selected: how many they are would have to be waited for
@@ -77,14 +79,19 @@ def flat_ids(index: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int,
     return ids, tuple(index.shape)
 
 
-def write_back(store: ReplayStore, index: Any, leaves: Mapping[int, Any]) -> Any:
-    """Write mutable leaves of the named rows; returns how many rows were overwritten meanwhile, and skipped."""
-    rows = named_rows(store, index)
+def conformed(store: ReplayStore, rows: NamedRows, leaves: Mapping[int, Any]) -> dict[int, torch.Tensor]:
+    """Values of leaves for the named rows as tensors [K, …] that fit, or a SchemaError."""
     values = {}
     for i, value in leaves.items():
         field, where = store.schema.fields[i], path_name(store.schema.paths[i])
         given = convert(where, field, value, rows.lead, store.device, unit="rows")
         values[i] = given.reshape(len(rows.slots), *field.shape)
+    return values
+
+
+def write_back(store: ReplayStore, rows: NamedRows, leaves: Mapping[int, Any]) -> Any:
+    """Write mutable leaves of the named rows; returns how many rows were overwritten meanwhile, and skipped."""
+    values = conformed(store, rows, leaves)
     if len(rows.slots):  # an empty tensor may have arbitrary strides, which the native core rejects
         store.put(rows.slots, values)
     return rows.stale

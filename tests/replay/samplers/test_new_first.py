@@ -127,13 +127,19 @@ def shown_sequence(replay: rl.ReplayBuffer, length: int) -> tuple[list[int], boo
     return batch["step_index"][0][mask].tolist(), bool(batch["terminated"][0][mask][-1])
 
 
+class Broken:
+    def read(self, store: Any, slots: torch.Tensor, random: Any) -> Any:
+        raise OSError("broken")
+
+
 def test_a_batch_that_cannot_be_made_has_shown_nothing() -> None:
     replay = made()
     Lived(replay, 1).step()
     before = replay.run.snapshot()
-    with pytest.raises(rl.SchemaError):
-        replay.sample(4, rl.Hindsight("goal", "achieved", fn=lambda *_: None))  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="broken"):
+        replay.sample(4, Broken())
     assert torch.equal(replay.run.snapshot(), before)
+    assert new_in(replay, 4)
 
 
 def test_a_saved_buffer_goes_on_exactly(tmp_path: Path, backend: str) -> None:

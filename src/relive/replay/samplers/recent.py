@@ -40,18 +40,21 @@ class _Run(Draws):
 
     def __init__(self, store: ReplayStore, random: Randomness, window: int) -> None:
         self._random, self._ring, self._window = random, store.memory.ring, window
-        # Between two transitions lie at most two rows that hold only an observation. Rows that a loss of power has cost
-        # (see `Ring.withhold`) may be any number.
-        most = self._ring.slots if store.memory.mutable else 3 * window + 3
-        self._back = torch.arange(min(most, self._ring.slots), device=store.device).unsqueeze(1)
+        # Between two transitions lie at most two rows that hold only an observation.
+        self._back = torch.arange(min(3 * window + 3, self._ring.slots), device=store.device).unsqueeze(1)
         self._envs = torch.arange(self._ring.num_envs, device=store.device)
 
     def draw(self, count: int) -> Drawn:
+        slots, up_to = self._newest(self._back)
+        if up_to.is_cpu and not up_to[-1]:  # so many rows in a row are withheld: see `Ring.withhold`
+            slots, up_to = self._newest(torch.arange(self._ring.slots).unsqueeze(1))
+        return Drawn(slots[torch.searchsorted(up_to, self._random.below(up_to[-1], count), right=True)])
+
+    def _newest(self, back: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The slots `back` rows before the newest ones, and how many transitions of the window lie up to each."""
         ring = self._ring
-        rows = ring.newest() - self._back  # [rows, N], the newest first
+        rows = ring.newest() - back  # [rows, N], the newest first
         slots = ring.at(rows.clamp(min=0), self._envs)
         drawable = (rows >= ring.floor) & (ring.kind_at(slots) == TRANSITION)
         drawable &= drawable.cumsum(0) <= self._window
-        up_to = drawable.view(-1).cumsum(0)
-        chosen = torch.searchsorted(up_to, self._random.below(up_to[-1], count), right=True)
-        return Drawn(slots.view(-1)[chosen])
+        return slots.view(-1), drawable.view(-1).cumsum(0)
