@@ -12,6 +12,7 @@ import torch
 import relive as rl
 from relive.datasets import from_zarr, to_zarr
 from tests.datasets.rich import rich
+from tests.tiers import select
 
 pytest.importorskip("numcodecs", reason='needs zarr: pip install ".[zarr]"')
 
@@ -77,7 +78,7 @@ def written_by_zarr(path: Path, zarr_format: int, **options: Any) -> dict[str, n
     return arrays
 
 
-@pytest.mark.parametrize("suffix", [".zarr", ".zip"])
+@pytest.mark.parametrize("suffix", select(".zarr", of=[".zarr", ".zip"]))
 @pytest.mark.parametrize(
     ("zarr_format", "options"),
     [
