@@ -34,6 +34,10 @@ def reader(columns: Sequence[torch.Tensor], lead: int, items: int) -> Reader:
     """A reader of the first `items` items of columns whose first `lead` axes count items."""
     if kernels.runs_native(columns):
         return kernels.core().Gather(list(columns), [column.ndim - lead for column in columns], items)
+    if kernels.runs_triton(columns) and all(column.is_contiguous() for column in columns):
+        from relive.kernels.triton.gather import TritonGather  # noqa: PLC0415 (which needs Triton)
+
+        return TritonGather(columns, lead)
     return _TorchReader(columns, lead)
 
 

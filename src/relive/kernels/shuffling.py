@@ -26,4 +26,6 @@ def permutation(count: int, random: Randomness, device: torch.device) -> torch.T
     """The numbers below `count` in a random order: `shuffled` of all of them."""
     if device.type == "cpu" and kernels.exchange():
         return kernels.native().permutation(count, random.capsule)
+    if device.type != "cpu":
+        return torch.randperm(count, generator=random.generator(device), device=device)
     return shuffled(torch.arange(count, device=device), random)

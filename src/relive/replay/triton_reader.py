@@ -9,13 +9,10 @@ import torch
 from relive.fields.schema import Carry, Field, Path, Stacked, caller_shape
 from relive.kernels.triton.read import LAST, NEXT, OWN, START, RowReader, Source
 from relive.kernels.triton.windows import MOST_STEPS, Windows, find_windows
-from relive.kernels.triton.words import INTERPRETED, Frames, Leaf, Rings, as_words
+from relive.kernels.triton.words import MOST_COLUMNS, Frames, Leaf, Rings, as_words
 from relive.replay.composed import ENDS, MARKS
 from relive.replay.row_memory import RowMemory
 from relive.replay.store import Leaves, Reading
-
-MOST_COLUMNS = 1 << 14 if INTERPRETED else 128
-"""Of a tile of words."""
 
 Forms = dict[Path, tuple[tuple[int, ...], torch.dtype]]
 """The shape and dtype of every leaf of a batch, in its order."""

@@ -59,14 +59,14 @@ class DevicePriorityRun(PriorityRun):
 
     def faults(self) -> Iterator[str]:
         bad, foreign, empty = self.tree.faults.tolist()
-        expected = "finite numbers of at least 0 (and finite to the power of alpha)"
         if bad:
+            expected = "finite numbers of at least 0 (and finite to the power of alpha)"
             yield explain("priority", expected, f"{bad} others, skipped", "Pass absolute errors that are finite.")
-        expected, remedy = "ids of stored transitions", "Pass ids from batch['index']."
         if foreign:
-            yield explain("index", expected, f"{foreign} others in update_priority, skipped", remedy)
-        remedy = "Update at least one priority to more than 0, or use eps > 0."
+            got, remedy = f"{foreign} others in update_priority, skipped", "Pass ids from batch['index']."
+            yield explain("index", "ids of stored transitions", got, remedy)
         if empty:
+            remedy = "Update at least one priority to more than 0, or use eps > 0."
             yield explain("sample", "a row of positive priority", f"only zeros in {empty} batches", remedy)
 
     def check(self) -> None:

@@ -78,7 +78,7 @@ class Draws(Protocol):
         """Go on from what was saved; the rows are there already. A ValueError says what cannot be."""
 
     def faults(self) -> Iterable[str]:
-        """What was skipped and should have been refused, where the host does not look."""
+        """What a device has skipped and counted without telling: `check` raises for it, and `save` warns."""
         return ()
 
     def check(self) -> None:
