@@ -31,6 +31,7 @@ from relive.replay.chains import speak
 from relive.replay.drawing import TRANSITION, Drawing
 from relive.replay.episodes import read_episodes
 from relive.replay.given_steps import GivenSteps, observed_block
+from relive.replay.invariants import faults_of
 from relive.replay.parts import ReplayParts
 from relive.replay.recovery import Durable
 from relive.replay.samplers import Draws, Sampler
@@ -271,16 +272,16 @@ class ReplayBuffer(Portable):
 
         Only what is new since this buffer's last save there is written, and the newest `keep` checkpoints stay. What is
         saved is everything: rows, priorities, staged fields, open episodes, pending resets, statistics, norms and the
-        generator. `relive.load(path)` goes on from it exactly. A `DataWarning` says what a device has counted that the
-        host would have refused; `check()` raises for it.
+        generator. `relive.load(path)` goes on from it exactly. What `check` would raise for because a device has
+        skipped it is a `DataWarning` here, after the checkpoint is written.
         """
         from relive.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
 
         number = save(self, path, keep=keep)
         with self._lock:
-            faults = self.parts.faults()
+            faults = [*faults_of(self.storage.memory), *self.run.faults()]
         for fault in faults:
-            speak(fault)
+            speak(f"save: {fault}")
         return number
 
     def handle(self) -> Handle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,7 @@ def check_memory(memory: RowMemory) -> None:
     _check_form(memory)
     if not memory.has_values:
         return
-    for fault in memory.faults():
+    for fault in faults_of(memory):
         raise InvariantError(fault)
     host = _Host(memory)
     _check_heads(memory, host)
@@ -33,6 +34,14 @@ def check_memory(memory: RowMemory) -> None:
     for check in (_check_kinds, _check_episodes, _check_ends):
         check(memory, host, rows)
     _check_counts(host)
+
+
+def faults_of(memory: RowMemory) -> Iterator[str]:
+    """What a device has stored though it could not be rebuilt: counted there, since raising would have been a wait."""
+    broken = int(memory.broken) if memory.has_values else 0
+    if broken:
+        remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
+        yield explain("obs", "stacks of the stored frames", f"{broken} steps with other stacks", remedy)
 
 
 def _check_form(memory: RowMemory) -> None:

@@ -48,10 +48,6 @@ class ReplayParts:
         self.observers.load_state(saved.part_without_values("listeners"))
         self.given.load_state(saved.part("staged"))
 
-    def faults(self) -> list[str]:
-        """What should have been refused and was only counted, on a device that no call waits for."""
-        return [*self.storage.memory.faults(), *self.run.faults()]
-
     def check(self) -> None:
         """Verify every invariant but the bytes of rows."""
         self.storage.check()

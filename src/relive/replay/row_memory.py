@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -186,13 +185,6 @@ class RowMemory:
             return Rows(tensors, *(torch.zeros(ring.num_envs, dtype=torch.int64) for _ in range(2)))
         oldest = torch.maximum(ring.newest() - ring.slots + 1, ring.floor).clamp(min=0)
         return Rows(tensors, torch.minimum(oldest, ring.head).cpu(), ring.head.cpu().clone())
-
-    def faults(self) -> Iterator[str]:
-        """What was stored and should have been refused, where the host does not look."""
-        broken = int(self.broken) if self.has_values else 0
-        if broken:
-            remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
-            yield explain("obs", "stacks of the stored frames", f"{broken} steps with other stacks", remedy)
 
     def check(self) -> None:
         """Verify that the leaves are as declared, and that the ring holds whole transitions of whole episodes."""

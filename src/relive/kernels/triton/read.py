@@ -20,7 +20,6 @@ from relive.kernels.triton.slots import TRANSITION, earlier, later, row_of
 from relive.kernels.triton.variants import Variant
 from relive.kernels.triton.words import INTERPRETED, Form, Leaf, Rings, blocks
 
-ROWS = 16
 OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
 
 OWN = tl.constexpr(0)
@@ -70,6 +69,14 @@ def _steps_taken(kind, slot, some, num_envs, size, n, N: tl.constexpr):
 
 
 @triton.jit
+def _to_bfloat16(x):
+    """float32 rounded to the nearest bfloat16, as float32: the interpreter's own cast rounds some numbers wrongly."""
+    bits = x.to(tl.uint32, bitcast=True)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)  # noqa: PLR0124 (NaN)
+
+
+@triton.jit
 def _sum_rewards(reward, out, slot, item, where, taken, num_envs, size, n, gamma, FORM: tl.constexpr):
     """Σ γ^i r of the steps taken, in the order and the dtype of the native core."""
     number = reward.dtype.element_ty
@@ -78,6 +85,8 @@ def _sum_rewards(reward, out, slot, item, where, taken, num_envs, size, n, gamma
         column = start + tl.arange(0, FORM[1])
         within = (column < FORM[0])[None, :]
         total = tl.load(reward + slot[:, None] * FORM[0] + column[None, :], some[:, None] & within, other=0)
+        if number == tl.bfloat16:
+            total = total.to(tl.float32)
         factor = tl.full((), 1.0, tl.float64)
         at = slot
         for step in range(1, n):
@@ -85,15 +94,18 @@ def _sum_rewards(reward, out, slot, item, where, taken, num_envs, size, n, gamma
             factor = factor * gamma
             here = some & (taken > step)
             more = tl.load(reward + at[:, None] * FORM[0] + column[None, :], here[:, None] & within, other=0)
+            if number == tl.bfloat16:
+                more = more.to(tl.float32)
             more = more.to(tl.float64) * factor
-            if number.primitive_bitwidth < 32:
-                # As torch rounds: float64, float32, then half. The sum of two halves is exact enough in float32.
-                half = more.to(tl.float32).to(number, fp_downcast_rounding="rtne")
-                more = (total.to(tl.float32) + half.to(tl.float32)).to(number, fp_downcast_rounding="rtne")
+            # As torch rounds: to float32, then to half; the sum of two halves is exact enough in float32.
+            if number == tl.bfloat16:
+                more = _to_bfloat16(total + _to_bfloat16(more.to(tl.float32)))
+            elif number == tl.float16:
+                more = (total.to(tl.float32) + more.to(tl.float32).to(number).to(tl.float32)).to(number)
             else:
                 more = total + more.to(number)
             total = tl.where(here[:, None], more, total)
-        tl.store(out + item[:, None] * FORM[0] + column[None, :], total, where[:, None] & within)
+        tl.store(out + item[:, None] * FORM[0] + column[None, :], total.to(number), where[:, None] & within)
 
 
 @triton.jit
@@ -151,6 +163,11 @@ def read_kernel(
             tl.store(ids + place, row * num_envs + slot % num_envs, valid)
 
 
+def _rows(pieces: int) -> int:
+    """How many rows a program reads: fewer where leaves are so wide that they are read in pieces."""
+    return 16 if pieces == 1 else 8
+
+
 class Source(NamedTuple):
     """A leaf that is read, and at which row: OWN, LAST, NEXT or START."""
 
@@ -183,7 +200,7 @@ class RowReader:
     ) -> None:  # fmt: skip
         """Fill words `outs` in the order of the sources; `length`: slots are sequences of so many steps."""
         rings = self._rings
-        block, programs = blocks(slots.numel(), ROWS)
+        block, programs = blocks(slots.numel(), _rows(self._pieces))
         read_kernel[(programs, self._pieces)](
             slots, self._words, tuple(outs), self._rewards or (rings.head,), tuple(sums) or (rings.head,),
             slots if ids is None else ids, slots if discount is None else discount,
@@ -210,7 +227,7 @@ def _variant(
     constants = {
         "FORMS": tuple(form for _, form, _ in leaves), "PLACES": tuple(place for _, _, place in leaves),
         "PIECES": tuple(pieces or [0] * len(leaves)), "REWARDS": tuple((1, 1, 1, 1, False) for _ in rewards),
-        "LENGTH": length, "HAS_IDS": length == 1, "N": n, "CHUNK": 2048, "BLOCK": ROWS,
+        "LENGTH": length, "HAS_IDS": length == 1, "N": n, "CHUNK": 2048, "BLOCK": _rows(1 + max(pieces or [0])),
     }  # fmt: skip
     return Variant(read_kernel, name, types, constants, OPTIONS, aligned)
 

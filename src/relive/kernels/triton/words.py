@@ -11,10 +11,10 @@ from triton import knobs
 
 INTERPRETED: bool = bool(knobs.runtime.interpret)
 """Kernels run by Triton's interpreter, whose time is per operation and not per element: tiles are large there."""
-MOST_COLUMNS = 1 << 14 if INTERPRETED else 128
-"""Of a tile of words."""
 MOST_INTERPRETED = 1024
 """Items of a program there."""
+MOST_COLUMNS = 1 << 14 if INTERPRETED else 128
+"""Of a tile of words."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
