@@ -9,7 +9,6 @@ from relive.conformance.outcome import PASSES
 from relive.conformance.peers import ours
 from tests.devices.place import Place, moving
 
-
 SAVING = {"T13", "T17", "T18"}
 """Cases that save: buffers that move their data for the cases are no class that is saved. See `test_replay`."""
 
