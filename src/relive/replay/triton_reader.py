@@ -14,8 +14,6 @@ from relive.replay.composed import ENDS, MARKS
 from relive.replay.row_memory import RowMemory
 from relive.replay.store import Leaves, Reading
 
-_SUMMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
 Forms = dict[Path, tuple[tuple[int, ...], torch.dtype]]
 """The shape and dtype of every leaf of a batch, in its order."""
 
@@ -50,14 +48,12 @@ class TritonReader:
         self._leaves, self._next_leaves = leaves_of(memory)
         self._carried = [i for i, field in enumerate(memory.schema.fields) if isinstance(field, Carry)]
         self._agents = memory.schema.leaf_indices["reward"]
-        self._sums_steps = all(memory.leaves[i].dtype in _SUMMED for i in self._agents)
         self._readers: dict[str, tuple[tuple[Path, ...], RowReader]] = {}
 
     def reads(self, reading: Reading) -> bool:
         """Whether there are kernels for a batch."""
-        if reading.n:
-            return self._sums_steps and reading.n <= MOST_STEPS and not self._memory.keeps_next
-        return not reading.length or (reading.length + reading.burn_in <= MOST_STEPS and not self._memory.keeps_next)
+        steps = reading.n or reading.length + reading.burn_in
+        return not steps or (steps <= MOST_STEPS and not self._memory.keeps_next)
 
     def forms(self, reading: Reading, count: int) -> Forms:
         """What a batch of so many rows consists of."""

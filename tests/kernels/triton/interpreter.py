@@ -43,10 +43,33 @@ def quick_arithmetic() -> Iterator[None]:
     builder = module.interpreter_builder
     before, builder.options = builder.options, module.InterpreterOptions(sanitize_overflow=False)
     try:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), _patched_once(module):
             yield
     finally:
         builder.options = before
+
+
+@contextmanager
+def _patched_once(module: Any) -> Iterator[None]:
+    """Triton's language is made the interpreter's once for each launch, and not again for each function inside."""
+    patch, done = module._patch_lang, set()
+
+    def patch_once(function: Any) -> Any:
+        names = function.__globals__.values()
+        languages = {name for name in names if name is module.tl or name is module.tl.core} - done
+        if not languages:
+            return None
+        is_outermost, scope = not done, patch(function)
+        done.update(languages)
+        restore = scope.restore
+        scope.restore = lambda: (done.clear(), restore()) if is_outermost else restore()
+        return scope
+
+    module._patch_lang = patch_once
+    try:
+        yield
+    finally:
+        module._patch_lang = patch
 
 
 @contextmanager

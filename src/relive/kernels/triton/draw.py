@@ -49,7 +49,7 @@ def _environment(count, num_envs, bits, GROUP: tl.constexpr, GROUPS: tl.constexp
 
 
 @triton.jit
-def draw_kernel(
+def draw_rows_kernel(
     stream, kind, head, is_open, floor, count, out, slots, num_envs, alive, rows,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, MEMBERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -96,7 +96,7 @@ def draw_slots(rings: Rings, stream: torch.Tensor, rows: int) -> torch.Tensor:
     """Flat slots of transitions, uniformly and with replacement [rows]; some slot where there is no transition."""
     out = torch.empty(rows, dtype=torch.int64, device=stream.device)
     block, programs = blocks(rows, _rows(rings.num_envs))
-    draw_kernel[(programs,)](
+    draw_rows_kernel[(programs,)](
         stream, rings.kind, rings.head, rings.open, rings.floor, rings.count, out, rings.slots, rings.num_envs,
         rings.alive, rows, **_groups(rings.num_envs), BLOCK=block, enable_fp_fusion=False,
     )  # fmt: skip
@@ -110,7 +110,7 @@ _TYPES |= {"out": "*i64"}
 def _variant(name: str, sizes: str, num_envs: int) -> Variant:
     types = _TYPES | dict.fromkeys(("slots", "num_envs", "alive", "rows"), sizes)
     constants = {**_groups(num_envs), "BLOCK": _rows(num_envs)}
-    return Variant(draw_kernel, name, types, constants, {"enable_fp_fusion": False}, tuple(_TYPES))
+    return Variant(draw_rows_kernel, name, types, constants, {"enable_fp_fusion": False}, tuple(_TYPES))
 
 
 VARIANTS = (

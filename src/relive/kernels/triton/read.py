@@ -70,6 +70,14 @@ def _steps_taken(kind, slot, some, num_envs, size, n, N: tl.constexpr):
 
 
 @triton.jit
+def _to_bfloat16(x):
+    """float32 rounded to the nearest bfloat16, as float32: the interpreter's own cast rounds some numbers wrongly."""
+    bits = x.to(tl.uint32, bitcast=True)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
 def _sum_rewards(reward, out, slot, item, where, taken, num_envs, size, n, gamma, FORM: tl.constexpr):
     """Σ γ^i r of the steps taken, in the order and the dtype of the native core."""
     number = reward.dtype.element_ty
@@ -78,6 +86,8 @@ def _sum_rewards(reward, out, slot, item, where, taken, num_envs, size, n, gamma
         column = start + tl.arange(0, FORM[1])
         within = (column < FORM[0])[None, :]
         total = tl.load(reward + slot[:, None] * FORM[0] + column[None, :], some[:, None] & within, other=0)
+        if number == tl.bfloat16:
+            total = total.to(tl.float32)
         factor = tl.full((), 1.0, tl.float64)
         at = slot
         for step in range(1, n):
@@ -85,11 +95,18 @@ def _sum_rewards(reward, out, slot, item, where, taken, num_envs, size, n, gamma
             factor = factor * gamma
             here = some & (taken > step)
             more = tl.load(reward + at[:, None] * FORM[0] + column[None, :], here[:, None] & within, other=0)
-            more = more.to(tl.float64) * factor
-            if number.primitive_bitwidth < 32:  # as torch rounds: float64, float32, then half
+            if number == tl.bfloat16:
                 more = more.to(tl.float32)
-            total = tl.where(here[:, None], total + more.to(number), total)
-        tl.store(out + item[:, None] * FORM[0] + column[None, :], total, where[:, None] & within)
+            more = more.to(tl.float64) * factor
+            # As torch rounds: to float32, then to half; the sum of two halves is exact enough in float32.
+            if number == tl.bfloat16:
+                more = _to_bfloat16(total + _to_bfloat16(more.to(tl.float32)))
+            elif number == tl.float16:
+                more = (total.to(tl.float32) + more.to(tl.float32).to(number).to(tl.float32)).to(number)
+            else:
+                more = total + more.to(number)
+            total = tl.where(here[:, None], more, total)
+        tl.store(out + item[:, None] * FORM[0] + column[None, :], total.to(number), where[:, None] & within)
 
 
 @triton.jit
@@ -158,20 +175,19 @@ class RowReader:
     """Reads the same leaves of many batches."""
 
     def __init__(
-        self, rings: Rings, sources: Sequence[Source], rewards: Sequence[tuple[torch.Tensor, Form]] = (), *,
-        chunk: int = CHUNK,
-    ) -> None:  # fmt: skip
+        self, rings: Rings, sources: Sequence[Source], rewards: Sequence[tuple[torch.Tensor, Form]] = ()
+    ) -> None:
         """`rewards` are tensors of floats, each as one list, and their forms: they are summed over n steps."""
-        self._rings, self._chunk = rings, chunk
+        self._rings, self._chunk = rings, CHUNK
         self._words = tuple(source.leaf.words for source in sources)
         self._forms = tuple(source.leaf.form for source in sources)
         self._places = tuple(source.place for source in sources)
         self._rewards, self._reward_forms = tuple(r for r, _ in rewards), tuple(form for _, form in rewards)
         pieces, self._pieces = [], 1
         for form in self._forms:
-            wide = form[0] > chunk
+            wide = form[0] > CHUNK
             pieces.append(self._pieces if wide else 0)
-            self._pieces += triton.cdiv(form[0], chunk) if wide else 0
+            self._pieces += triton.cdiv(form[0], CHUNK) if wide else 0
         self._starts = tuple(pieces)
 
     def read(

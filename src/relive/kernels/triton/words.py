@@ -11,6 +11,8 @@ from triton import knobs
 
 INTERPRETED: bool = bool(knobs.runtime.interpret)
 """Kernels run by Triton's interpreter, whose time is per operation and not per element: tiles are large there."""
+MOST_INTERPRETED = 1024
+"""Items of a program there."""
 MOST_COLUMNS = 1 << 14 if INTERPRETED else 128
 """Of a tile of words."""
 
@@ -77,5 +79,5 @@ class Rings:
 
 def blocks(count: int, most: int) -> tuple[int, int]:
     """How many items a program takes of `count`, a power of two up to `most`, and how many programs there are."""
-    block = min(triton.next_power_of_2(max(count, 1)), 1024 if INTERPRETED else most)
+    block = min(triton.next_power_of_2(max(count, 1)), MOST_INTERPRETED if INTERPRETED else most)
     return block, triton.cdiv(count, block)

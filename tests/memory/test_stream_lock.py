@@ -1,0 +1,83 @@
+"""The lock of device memory lets the stream of its holder wait for that of the last one: no GPU is needed to see it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from relive.memory import Heap
+from relive.memory.stream_lock import StreamLock
+
+DEVICE = torch.device("cuda")
+
+
+class Stream:
+    """A stream that remembers which ones it waits for."""
+
+    def __init__(self) -> None:
+        self.waits: list[Any] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waits.append(other)
+
+
+class Streams:
+    """What torch.cuda says of this thread."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current, self.is_capturing = Stream(), False
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: self.current)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    return Streams(monkeypatch)
+
+
+def hold(lock: Any) -> None:
+    with lock, lock:
+        pass
+
+
+def test_another_stream_waits_for_the_last_one_and_the_same_does_not(streams: Streams) -> None:
+    lock, first, second = StreamLock(DEVICE), streams.current, Stream()
+    for _ in range(2):
+        hold(lock)
+    streams.current = second
+    for _ in range(2):
+        hold(lock)
+    streams.current = first
+    hold(lock)
+    assert (first.waits, second.waits) == ([second], [first])
+
+
+def test_a_stream_that_captures_a_graph_waits_for_nobody_and_nobody_for_it(streams: Streams) -> None:
+    lock, first = StreamLock(DEVICE), streams.current
+    hold(lock)
+    streams.current, streams.is_capturing = Stream(), True
+    hold(lock)
+    assert streams.current.waits == []
+    streams.current, streams.is_capturing = Stream(), False
+    hold(lock)
+    assert streams.current.waits == [first]
+
+
+def test_a_failure_gives_the_lock_back(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = StreamLock(DEVICE)
+    with monkeypatch.context() as failing:
+        failing.setattr(torch.cuda, "current_stream", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            hold(lock)
+    worker = threading.Thread(target=hold, args=(lock,), daemon=True)
+    worker.start()
+    worker.join(10)
+    assert not worker.is_alive()
+
+
+def test_memory_of_cuda_has_such_a_lock() -> None:
+    assert isinstance(Heap(DEVICE).lock(lambda: None), StreamLock)
+    assert not isinstance(Heap(torch.device("cpu")).lock(lambda: None), StreamLock)
