@@ -20,9 +20,10 @@ import torch
 import triton
 import triton.language as tl
 
+from relive.kernels.triton import words
 from relive.kernels.triton.slots import FINAL, HISTORY, PENDING, TRANSITION, earlier, slot_of
 from relive.kernels.triton.variants import Variant
-from relive.kernels.triton.words import Form, Leaf, Rings, blocks
+from relive.kernels.triton.words import INTERPRETED, Form, Leaf, Rings, blocks
 
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 NARROW = 256
@@ -220,6 +221,17 @@ class Given(NamedTuple):
     writers: int
 
 
+def _environments(*forms: Sequence[Form]) -> int:
+    """How many environments a program takes."""
+    return 1 if any(form[0] * form[2] > NARROW for group in forms for form in group) else 8
+
+
+def _tiled(forms: Sequence[Form], environments: int) -> tuple[Form, ...]:
+    """Forms whose tiles are as wide as so many environments allow."""
+    most = words.MOST_COLUMNS if INTERPRETED else 1024 // environments
+    return tuple((width, min(triton.next_power_of_2(width), most), *rest) for width, _, *rest in forms)  # pyright: ignore
+
+
 class StepWriter:
     """Writes steps into rings; all memory is known from the beginning."""
 
@@ -230,9 +242,9 @@ class StepWriter:
         self._rings, self._broken, self._next_step = rings, broken, next_step
         self._obs, self._others = (tuple(leaf.words for leaf in leaves) for leaves in (obs, others))
         self._nexts, self._keeps_next = tuple(leaf.words for leaf in nexts or obs), bool(nexts)
-        self._forms = tuple(leaf.form for leaf in obs), tuple(leaf.form for leaf in others)
-        widest = max(form[0] * form[2] for forms in self._forms for form in forms)
-        self._most = 1 if widest > NARROW else 8
+        forms = [[leaf.form for leaf in leaves] for leaves in (obs, others)]
+        self._most = _environments(*forms)
+        self._forms = [_tiled(group, self._most) for group in forms]
 
     def write(self, given: Given, envs: torch.Tensor | None, touched: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """Store steps of all environments or of `envs`; `touched` [GROUPS, steps, writers] is filled where wanted."""
@@ -254,32 +266,33 @@ _RINGS = {"kind": "*u8", "first": "*u8", "head": "*i64", "is_open": "*u8", "rese
 
 
 def _variant(
-    name: str, obs: Sequence[tuple[str, Form]], others: Sequence[tuple[str, Form]], block: int, sizes: str = "i32",
-    **constants: bool,
+    name: str, obs: Sequence[tuple[str, Form]], sizes: str = "i32", **constants: bool
 ) -> Variant:  # fmt: skip
-    words, rest = tuple(word for word, _ in obs), tuple(word for word, _ in others)
-    types = {"obs": words, "obs_given": words, "next_given": words, "next_stored": words}
+    observed, rest = tuple(word for word, _ in obs), tuple(word for word, _ in _REST)
+    types = {"obs": observed, "obs_given": observed, "next_given": observed, "next_stored": observed}
     types |= {"others": rest, "others_given": rest, "terminated": "*u8", "truncated": "*u8", "envs": "*i64"}
     types |= _RINGS | {"broken": "*i64", "touched": "*i64", "changed": "*u8"}
     aligned = tuple(types)
     types |= dict.fromkeys(("slots", "num_envs", "size", "alive", "writers", "steps"), sizes)
     flags = dict.fromkeys(("NEXT_STEP", "KEEPS_NEXT", "HAS_ENVS", "KEEPS_TOUCHED", "HAS_HISTORY"), False)
-    forms = {"OBS": tuple(form for _, form in obs), "OTHERS": tuple(form for _, form in others)}
+    forms = {"OBS": [form for _, form in obs], "OTHERS": [form for _, form in _REST]}
+    block = _environments(*forms.values())
+    forms = {group: _tiled(leaves, block) for group, leaves in forms.items()}
     return Variant(write_kernel, name, types, {**forms, **flags, "BLOCK": block, **constants}, OPTIONS, aligned)
 
 
 _ROBOT = ("*i32", (48, 64, 1, 1, False))
-_REST = [("*i32", (12, 16, 1, 1, False)), *[("*i32", (1, 1, 1, 1, False))], *[("*u8", (1, 1, 1, 1, False))] * 2]
-_IMAGE = ("*u8", (28_224, 128, 1, 1, False))
-_STACK = ("*u8", (7_056, 128, 4, 1, False))
+_ONE = (1, 1, 1, 1, False)
+_REST = [("*i32", (12, 16, 1, 1, False)), ("*i32", _ONE), ("*u8", _ONE), ("*u8", _ONE)]
+_IMAGE = ("*u8", (28_224, 1, 1, 1, False))
+_STACK = ("*u8", (7_056, 1, 4, 1, False))
+_ZEROS = ("*u8", (7_056, 1, 4, 7_056, True))
 
 VARIANTS = (
-    _variant("48 floats", [_ROBOT], _REST, 8, KEEPS_TOUCHED=True),
-    _variant("48 floats, NEXT_STEP, env_ids, int64", [_ROBOT], _REST, 8, "i64", NEXT_STEP=True, HAS_ENVS=True),
-    _variant("48 floats, next_obs stored", [_ROBOT], _REST, 8, KEEPS_NEXT=True),
-    _variant("an image and 48 floats", [_IMAGE, _ROBOT], _REST, 1),
-    _variant("4 stacked frames", [_STACK], _REST, 1, HAS_HISTORY=True),
-    _variant(
-        "4 stacked frames, zeros, last axis first", [("*u8", (7_056, 128, 4, 7_056, True))], _REST, 1, HAS_HISTORY=True
-    ),
+    _variant("48 floats, prioritized", [_ROBOT], KEEPS_TOUCHED=True),
+    _variant("48 floats, NEXT_STEP, env_ids, int64", [_ROBOT], "i64", NEXT_STEP=True, HAS_ENVS=True),
+    _variant("48 floats, next_obs stored", [_ROBOT], KEEPS_NEXT=True),
+    _variant("an image and 48 floats", [_IMAGE, _ROBOT]),
+    _variant("4 stacked frames", [_STACK], HAS_HISTORY=True),
+    _variant("4 stacked frames along the first axis, zeros", [_ZEROS], HAS_HISTORY=True),
 )
