@@ -48,7 +48,7 @@ the dashed line in every plot.
 GPU = """
 ## GPUs
 
-None of these figures was measured on a GPU. There a call costs its launches, and waiting for the device costs most:
+None of these figures was measured on a GPU. There a call costs its launches, and waiting for the device costs most.
 [On the GPU](guides/gpu.md) counts both beside other libraries, and says what was verified and what to run on yours.
 
 - **`out=`.** `sample(…, out=batch)` and `minibatches(…, out=batch)` fill your own tensors. Fresh tensors from torch's

@@ -117,3 +117,16 @@ def test_a_device_that_has_no_rows_draws_inside_the_memory() -> None:
     """Only the device knows that all rows were resets; a slot outside the memory would end the process there."""
     replay = rl.ReplayBuffer(8, 1, (), num_envs=2, seed=0)
     assert int(replay.storage.draw(4, Randomness(0)).max()) < 10
+
+
+@pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized()], ids=str)
+def test_a_first_draw_in_inference_mode_hinders_no_later_write(sampler: Any) -> None:
+    replay = rl.ReplayBuffer(32, 1, (), num_envs=2, sampler=sampler, seed=0)
+    replay.add(**step(2, 0, ends=False))
+    with torch.inference_mode():
+        batch = replay.sample(4)
+        if isinstance(sampler, rl.Prioritized):
+            replay.update_priority(batch["index"], torch.ones(4))
+    replay.add(**step(2, 1, ends=False))
+    replay.sample(4)
+    replay.check()

@@ -63,6 +63,7 @@ class Queues:
         self._total = counts[-1].clamp(min=1)
         self._starts = torch.sub(self._ends, counts, alpha=self._ring.num_envs)
 
+    @torch.inference_mode(False)  # writes change it later, in whatever mode
     def _found(self) -> torch.Tensor:
         ring = self._ring
         self._ends = torch.add(ring.first_ids[0], ring.count, alpha=ring.num_envs)

@@ -130,6 +130,7 @@ class TorchStore:
             rows = step.ids[0] if step.is_reset is None else step.ids[0].masked_fill(step.is_reset, -1)
             ids.index_copy_(0, step.slots[0], rows)
 
+    @torch.inference_mode(False)  # writes change them later, in whatever mode
     def _known_rows(self) -> torch.Tensor:
         if self._rows is None:
             slots = torch.arange(self.memory.ring.size, device=self.device)
