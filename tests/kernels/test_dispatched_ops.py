@@ -102,6 +102,17 @@ def test_a_prioritized_batch_and_its_new_priorities_are_at_most_60_launches(devi
     assert not waiting(launches)
 
 
+@pytest.mark.parametrize("offsets", [2, 200])
+def test_a_batch_of_windows_is_at_most_40_launches_however_long_they_are(device: str, offsets: int) -> None:
+    buffer, window = replay(device, rl.Uniform()), rl.Window(obs=range(-offsets, 1), action=range(offsets))
+    buffer.sample(BATCH, window)
+    with Launches() as launches:
+        batch = buffer.sample(BATCH, window)
+    assert batch["action"].shape == (BATCH, offsets, 2)
+    assert len(launches.names) <= 40
+    assert not waiting(launches)
+
+
 def waiting(launches: Launches) -> list[str]:
     """Those that hold up the host until the device has come so far."""
     return [name for name in launches.names if any(word in name for word in WAITING)]
