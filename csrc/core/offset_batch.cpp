@@ -61,7 +61,8 @@ void OffsetBatch::find_reach() {
 
 OffsetBatch::Extent OffsetBatch::extent_of(const Ring& ring, int64_t slot) const {
     Extent found{0, 0, 0};
-    for (int64_t at = slot; found.preceding < before_ && !ring.first[at]; ++found.preceding) {
+    // Between two episodes there is always a row that is no transition.
+    for (int64_t at = slot; found.preceding < before_; ++found.preceding) {
         at = ring.before(at);
         if (ring.kind[at] != kTransition) break;
     }
