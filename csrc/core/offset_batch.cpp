@@ -61,7 +61,8 @@ void OffsetBatch::find_reach() {
 
 OffsetBatch::Extent OffsetBatch::extent_of(const Ring& ring, int64_t slot) const {
     Extent found{0, 0, 0};
-    for (int64_t at = slot; found.preceding < before_ && !ring.first[at]; ++found.preceding) {
+    // Between two episodes there is always a row that is no transition.
+    for (int64_t at = slot; found.preceding < before_; ++found.preceding) {
         at = ring.before(at);
         if (ring.kind[at] != kTransition) break;
     }
@@ -82,15 +83,24 @@ void OffsetBatch::find_slots(size_t group) {
     slots.resize(static_cast<size_t>(count_ * size));
     inside.resize(slots.size());
     const Ring ring = memory_.ring;
-    size_t place = 0;
-    for (int64_t i = 0; i < count_; ++i) {
+    const auto [first, last] = std::minmax_element(wanted.offsets.begin(), wanted.offsets.end());
+    const int64_t *offsets = wanted.offsets.data(), earliest = *first, latest = *last, envs = ring.envs;
+    int64_t* slot = slots.data();
+    uint8_t* real = inside.data();
+    for (int64_t i = 0; i < count_; ++i, slot += size, real += size) {
         const Extent extent = extents_[static_cast<size_t>(i)];
         const int64_t origin = wanted.of == OffsetGroup::Of::kNextObservations ? extent.last + 1 : 0;
-        const int64_t most = extent.ahead + (wanted.has_next() ? 1 : 0);
-        for (const int64_t offset : wanted.offsets) {
-            const int64_t step = origin + offset, nearest = std::min(std::max(step, -extent.preceding), most);
-            inside[place] = step == nearest;
-            slots[place++] = plan_.zeros && step != nearest ? -1 : shifted(ring, drawn_[i], nearest);
+        const int64_t most = extent.ahead + (wanted.has_next() ? 1 : 0), from = drawn_[i] + origin * envs;
+        const bool whole = origin + earliest >= -extent.preceding && origin + latest <= most;
+        if (whole && from + earliest * envs >= 0 && from + latest * envs < ring.num_flat()) {  // nothing to pad or wrap
+            for (int64_t j = 0; j < size; ++j) slot[j] = from + offsets[j] * envs;
+            std::memset(real, 1, static_cast<size_t>(size));
+            continue;
+        }
+        for (int64_t j = 0; j < size; ++j) {
+            const int64_t step = origin + offsets[j], nearest = std::min(std::max(step, -extent.preceding), most);
+            real[j] = step == nearest;
+            slot[j] = plan_.zeros && step != nearest ? -1 : shifted(ring, drawn_[i], nearest);
         }
     }
 }

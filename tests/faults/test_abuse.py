@@ -251,14 +251,14 @@ def reading_cases() -> Iterator[Case]:
         for kind in ("replay", "prioritized"):
             yield Case(f"{kind}.sample({label})", REPLAYS[kind], lambda b, size=size: b.sample(size))
     for sampler in (rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement()):
-        for view in (rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(3)):
+        for view in (rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(3), rl.Window(action=(0, 1))):
             yield Case(
                 f"sample before data ({sampler}, {view})",
                 lambda sampler=sampler: empty_replay(sampler=sampler),
                 lambda b, view=view: b.sample(4, view),
                 rl.NotReadyError,
             )
-    for view in (rl.NStep(3, 0.9), rl.Sequence(3), relabelled()):
+    for view in (rl.NStep(3, 0.9), rl.Sequence(3), relabelled(), rl.Window(action=(0, 1))):
         yield Case(f"stored.sample({type(view).__name__})", REPLAYS["stored"], lambda b, view=view: b.sample(4, view))
     for label, view in {"a class": rl.NStep, "text": "n-step", "a number": 3}.items():
         yield Case(f"replay.sample(view: {label})", replay, lambda b, view=view: b.sample(4, view))
@@ -314,6 +314,7 @@ def hindsight_cases() -> Iterator[Case]:
         "fn of numbers for flags": {"fn": lambda achieved, goal, rows: (rows["reward"], rows["reward"])},
         "fn on another device": {"fn": lambda achieved, goal, rows: (rows["reward"].to("meta"), rows["terminated"])},
         "across episodes": {"view": rl.Sequence(3, cross_episodes=True)},
+        "a window of an unknown field": {"view": rl.Window(colour=(0, 1))},
     }.items():
         view = relabelled(**options)
         yield Case(f"replay.sample(hindsight with {label})", replay, lambda b, view=view: b.sample(4, view))
@@ -466,6 +467,8 @@ def description_cases(makes: Callable[..., Case]) -> Iterator[Case]:
     for label, wrong in numbers(whole=True).items():
         yield makes(f"NStep(n: {label})", lambda wrong=wrong: rl.NStep(wrong, 0.9))
         yield makes(f"Sequence(length: {label})", lambda wrong=wrong: rl.Sequence(wrong))
+        if label not in ("0", "-1"):
+            yield makes(f"Window(action: one is {label})", lambda wrong=wrong: rl.Window(action=(0, wrong)))
         yield makes(f"Stacked(k: {label})", lambda wrong=wrong: rl.Stacked(3, wrong))
         yield makes(f"Carry(every: {label})", lambda wrong=wrong: rl.Carry(3, every=wrong))
         yield makes(f"EpisodeStats(window: {label})", lambda wrong=wrong: rl.EpisodeStats(2, window=wrong))
@@ -474,6 +477,7 @@ def description_cases(makes: Callable[..., Case]) -> Iterator[Case]:
         if label != "0":
             yield makes(f"Sequence(burn_in: {label})", lambda wrong=wrong: rl.Sequence(2, burn_in=wrong))
     for label, wrong in numbers(whole=False).items():
+        yield makes(f"Window.from_seconds(fps: {label})", lambda fps=wrong: rl.Window.from_seconds(fps, obs=[0.0]))
         yield makes(f"RunningNorm(eps: {label})", lambda wrong=wrong: rl.RunningNorm(3, eps=wrong))
         if label != "none":
             yield makes(f"RunningNorm(clip: {label})", lambda wrong=wrong: rl.RunningNorm(3, clip=wrong))

@@ -140,7 +140,8 @@ def _views(fate: Fate) -> Any:
         None, None, rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(3, burn_in=1), rl.Sequence(2, cross_episodes=True),
         rl.Sequence(3, step_index=True),
         rl.Sequence(2**63), rl.NStep(2**62, 1.0), rl.Hindsight("obs", "obs", _relabelled),
-        rl.Hindsight("obs", "obs", _nothing), rl.Transition, 7,
+        rl.Hindsight("obs", "obs", _nothing), rl.Transition, 7, rl.Window(obs=(-2, 0, 9), action=range(3)),
+        rl.Window(action=(-(2**31) + 1, 2**31 - 1), view=rl.NStep(2**62, 1.0), pad="zero"), rl.Window(colour=(0,)),
     ])  # fmt: skip
 
 

@@ -239,6 +239,7 @@ def objects() -> dict[str, Any]:
         "Transition": rl.Transition(),
         "NStep": rl.NStep(3, 0.9),
         "Sequence": rl.Sequence(4),
+        "Window": rl.Window(action=range(4)),
         "Hindsight": rl.Hindsight("goal", "achieved", fn=lambda reached, goal, rows: (goal, goal)),
         "EpisodeStats": rl.EpisodeStats(2),
         "RunningNorm": rl.RunningNorm(2),

@@ -127,6 +127,21 @@ def test_views_and_allocations_are_no_launches() -> None:
     assert not launches.names
 
 
+@pytest.mark.parametrize("offsets", [2, 200])
+def test_a_batch_of_windows_is_at_most_40_launches_however_long_they_are(device: str, offsets: int) -> None:
+    replay = rl.ReplayBuffer(4096, 3, 2, num_envs=8, device=device)
+    given = {name: torch.zeros(8, size, device=device) for name, size in (("obs", 3), ("action", 2), ("next_obs", 3))}
+    flag = torch.zeros(8, dtype=torch.bool, device=device)
+    replay.add(**given, reward=torch.zeros(8, device=device), terminated=flag, truncated=flag)
+    window = rl.Window(obs=range(-offsets, 1), action=range(offsets))
+    replay.sample(16, window)
+    with Launches() as launches:
+        batch = replay.sample(16, window)
+    assert batch["action"].shape == (16, offsets, 2)
+    assert len(launches.names) <= 40
+    assert not launches.waits
+
+
 def test_how_many_rows_were_gone_is_told_where_the_rows_are(device: str) -> None:
     replay = rl.ReplayBuffer(64, obs=3, action=2, num_envs=4, sampler=rl.Prioritized(), device=device, seed=0)
     index = torch.zeros(3, dtype=torch.int64, device=device)

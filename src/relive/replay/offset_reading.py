@@ -49,13 +49,14 @@ def _constants(plan: OffsetPlan, device: torch.device) -> tuple[torch.Tensor, to
     return found[0], found[1], found[2]
 
 
-def windowed(store: ReplayStore, slots: torch.Tensor, plan: OffsetPlan) -> Leaves:
-    """See `ReplayStore.windowed`."""
+def windowed(store: ReplayStore, slots: torch.Tensor, plan: OffsetPlan, ids: torch.Tensor | None = None) -> Leaves:
+    """See `ReplayStore.windowed`; `ids` are those of the rows, where a store knows them already."""
     reach, paths, nexts = reach_of(store, slots, plan), store.schema.paths, store.memory.next_paths
     named, masks = _groups(store, slots, plan, reach)
     once = _once(store, slots, plan, reach)
     leaves = named | once
-    batch = {path: leaves[path] for path in (*paths, *nexts)} | {("index",): store.ids(slots)}
+    batch = {path: leaves[path] for path in (*paths, *nexts)}
+    batch[("index",)] = store.ids(slots) if ids is None else ids
     if plan.n:
         batch[("discount",)] = leaves[("discount",)]
     return batch | masks
@@ -81,27 +82,32 @@ def _groups(store: ReplayStore, slots: torch.Tensor, plan: OffsetPlan, reach: Re
 
 def _once(store: ReplayStore, slots: torch.Tensor, plan: OffsetPlan, reach: Reach) -> Leaves:
     """What has no offsets: as `Transition` or `NStep` read it."""
-    schema, observed = store.schema, store.memory.observed
-    left = [i for i, group in enumerate(plan.leaf_groups) if group < 0]
-    summed = [i for i in left if schema.paths[i][0] == "reward"] if plan.n else []
-    ends = [i for i in left if schema.paths[i][0] in ENDS] if plan.n else []
-    last = torch.zeros_like(slots) if reach.last is None else reach.last
-    nexts = [i for i, group in zip(observed, plan.next_groups, strict=True) if group < 0]
-    found: Leaves = {}
-    for leaves, where in (
-        ([i for i in left if i not in summed and i not in ends], slots),
-        (ends, store.later(slots, last) if ends else slots),
-    ):
-        if leaves:
-            found |= zip((schema.paths[i] for i in leaves), store.take(where, leaves), strict=True)
-    if nexts:
-        read = store.take(store.later(slots, last + 1), nexts)
-        found |= zip((("next_obs", *schema.paths[i][1:]) for i in nexts), read, strict=True)
-    if plan.n:
-        sums, discount = _sums(store, slots, plan, last, summed)
-        found |= zip((schema.paths[i] for i in summed), sums, strict=True)
-        found[("discount",)] = discount
-    return found
+    schema, left = store.schema, [i for i, group in enumerate(plan.leaf_groups) if group < 0]
+    nexts = [i for i, group in zip(store.memory.observed, plan.next_groups, strict=True) if group < 0]
+    if reach.last is None:
+        return _taken(store, slots, left) | _taken_next(store, slots, nexts, None)
+    summed = [i for i in left if schema.paths[i][0] == "reward"]
+    ends = [i for i in left if schema.paths[i][0] in ENDS]
+    sums, discount = _sums(store, slots, plan, reach.last, summed)
+    found = _taken(store, slots, [i for i in left if i not in summed and i not in ends])
+    found |= _taken(store, store.later(slots, reach.last), ends) if ends else {}
+    found |= zip((schema.paths[i] for i in summed), sums, strict=True)
+    return found | _taken_next(store, slots, nexts, reach.last) | {("discount",): discount}
+
+
+def _taken(store: ReplayStore, slots: torch.Tensor, leaves: list[int]) -> Leaves:
+    if not leaves:
+        return {}
+    return dict(zip((store.schema.paths[i] for i in leaves), store.take(slots, leaves), strict=True))
+
+
+def _taken_next(store: ReplayStore, slots: torch.Tensor, leaves: list[int], last: torch.Tensor | None) -> Leaves:
+    """The leaves of the observation that the last step from each slot on led to; None: the step at the slot."""
+    if last is None and len(leaves) == len(store.memory.observed):
+        return dict(zip(store.memory.next_paths, store.take_next(slots), strict=True))
+    steps = torch.ones_like(slots) if last is None else last + 1
+    found = _taken(store, store.later(slots, steps), leaves) if leaves else {}
+    return {("next_obs", *path[1:]): leaf for path, leaf in found.items()}
 
 
 def _sums(

@@ -172,11 +172,10 @@ class Ring:
         """`preceding` and `ahead`, as far as they do not exceed `before` and `after`, which are less than all slots."""
         if before + after > _MANY_STEPS:  # looking at every slot once is less work
             return self.preceding(slots).clamp(max=before), self.ahead(slots).clamp(max=after)
+        # Between two episodes there is always a row that is no transition.
         at = self.after(slots.unsqueeze(1), torch.arange(-before, after + 1, device=slots.device))
         is_step = self.kind_at(at) == TRANSITION
-        goes_back = is_step[:, :before] & ~self.first.view(-1)[at[:, 1 : before + 1]]
-        follows = is_step[:, before + 1 :]
-        return goes_back.flip(1).cumprod(1).sum(1), follows.cumprod(1).sum(1)
+        return is_step[:, :before].flip(1).cumprod(1).sum(1), is_step[:, before + 1 :].cumprod(1).sum(1)
 
     def _since(self, stops: torch.Tensor, place: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """How far back the last stop lies from each place."""

@@ -216,7 +216,7 @@ class ReplayMachine(Machine):
     @precondition(lambda self: self.model.alive)
     @rule(
         sizes=st.lists(st.integers(1, 8), min_size=1, max_size=5),
-        view=st.sampled_from([None, rl.NStep(3, 0.5), rl.Sequence(3, burn_in=1)]),
+        view=st.sampled_from([None, rl.NStep(3, 0.5), rl.Sequence(3, burn_in=1), rl.Window(action=range(-2, 3))]),
     )
     def sample(self, sizes: list[int], view: Any) -> None:
         for size in sizes:
@@ -237,6 +237,8 @@ class ReplayMachine(Machine):
             self._check_windows(batch, view)
         elif isinstance(view, rl.Sequence):
             self._check_sequences(batch, view)
+        elif isinstance(view, rl.Window):
+            self._check_chunks(batch)
         else:
             self._check_rows(batch, [alive[i] for i in ids])
         self.count(f"sample {type(view).__name__}" if view is not None else "sample Transition")
@@ -276,6 +278,18 @@ class ReplayMachine(Machine):
             whole.append((run[0] | ends | {"reward": reward}, view.gamma ** len(run)))
         self._check_rows(batch, [step for step, _ in whole])
         assert batch["discount"].tolist() == [discount for _, discount in whole]
+
+    def _check_chunks(self, batch: TensorDict) -> None:
+        n, rows, offsets = len(self.model.columns), [], range(-2, 3)
+        for place, row in enumerate(batch["index"].tolist()):
+            column = self.model.columns[row % n]
+            before, after = column.run_before(row // n, 2), column.run(row // n, 3)
+            steps, now = before + after, len(before)
+            nearest = [steps[min(max(now + offset, 0), len(steps) - 1)]["action"] for offset in offsets]
+            assert batch["action"][place].tolist() == nearest
+            assert batch["action_mask"][place].tolist() == [0 <= now + offset < len(steps) for offset in offsets]
+            rows.append({name: value for name, value in after[0].items() if name != "action"})
+        self._check_rows(batch, rows)
 
     def _check_sequences(self, batch: TensorDict, view: rl.Sequence) -> None:
         n, steps = len(self.model.columns), []

@@ -163,6 +163,9 @@ def test_rewards_of_several_agents_are_each_summed_or_read(backend: str) -> None
     assert batch["reward", "b"].tolist() == [[10, 20, 30], [20, 30, 30]]
     assert batch["reward_mask", "b"].tolist() == [[True, True, True], [True, True, False]]
     assert batch["discount"].tolist() == [0.125, 0.25]
+    batch = replay.read([1, 2], rl.Window(reward={"a": (1,)}, view=rl.NStep(3, 0.5)))
+    assert batch["reward", "a"].tolist() == [[2], [3]]
+    assert batch["reward", "b"].tolist() == [10 + 10 + 7.5, 20 + 15]
 
 
 @pytest.mark.skipif(not hasattr(kernels.native(), "ProcessLock"), reason="disk memory needs Linux and a compiler")
