@@ -145,11 +145,12 @@ class Archive:
         try:
             kept = set(islice((number for number in self.numbers()[::-1] if self._is_valid(number)), keep))
             needed = {name for number in kept for name in self.manifest(number).files}
-            for name in self.files.regular("manifests"):
-                number = _MANIFEST.fullmatch(name)
-                if number is not None and int(number[1]) not in kept:
-                    self.files.remove(f"manifests/{name}")
-            self.files.sync_folder("manifests")
+            found = {name: _MANIFEST.fullmatch(name) for name in self.files.regular("manifests")}
+            old = [name for name, number in found.items() if number is not None and int(number[1]) not in kept]
+            for name in old:
+                self.files.remove(f"manifests/{name}")
+            if old:
+                self.files.sync_folder("manifests")
             for folder in ("segments", "state"):
                 self._remove_own(folder, needed)
         except OSError:

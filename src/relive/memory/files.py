@@ -55,11 +55,12 @@ class Files:
         fresh = [path for path in (self.root, *self.root.parents) if not path.exists()]
         self.root.mkdir(parents=True, exist_ok=True)
         with self._folder("") as root:
+            found = set(os.listdir(root))
             for name in folders:
-                try:
+                with suppress(FileExistsError):
                     os.mkdir(name, dir_fd=root)
-                except FileExistsError:
-                    continue
+        if "FORMAT" in found and found.issuperset(folders):
+            return  # whoever placed FORMAT has been at the end of this function before
         self.sync_folder("")
         # The parent always: a save that was killed here may have made the root and not come to this line.
         for path in (self.root, *fresh[1:]):
