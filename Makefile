@@ -8,9 +8,11 @@ SOURCES := $(shell find src csrc -name '*.py' -o -name '*.pyi' -o -name '*.cpp' 
 SANITIZERS := address undefined thread
 BASELINE := e26eac50af766fd3c26911e5a44a5ef22a2a94b1
 PINNED_torchrl := torch==2.14.1 torchrl==0.14.1
-PINNED_agilerl := torch==2.13.0 agilerl==2.58.0
+PINNED_agilerl := torch==2.13.0 agilerl==2.58.0 pytest
+ORIGINALS := --checkouts build/originals --python agilerl=.venv/agilerl/bin/python --path embodichain=build/originals/wheels
+APART := build/originals/apexrl/src:build/originals/rl_buffer/src:build/originals/wheels
 
-.PHONY: demo test test-all test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep check format docs clean
+.PHONY: demo test test-all test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep originals originals-full check format docs clean
 
 demo: .venv/package
 	$(BIN)/relive demo
@@ -63,6 +65,22 @@ conformance-keep: .venv/installed
 	cp runs/conformance/report.json docs/conformance.json
 	cp runs/conformance/report.md docs/conformance_table.md
 	$(BIN)/python docs/front_page.py
+
+# The originals' own tests on our adapters, at their commits (cloned into build/originals), and the tables of docs/migrating.
+# EmbodiChain's package is taken without its dependencies: its simulator is not needed.
+originals: .venv/bench .venv/agilerl build/originals/wheels
+	$(PIP) sb3-contrib tqdm
+	$(BIN)/python -m benchmarks.original_tests --clone $(ORIGINALS)
+	$(BIN)/python docs/front_page.py
+
+# Hours: also their trainers on both sides, and the time of every call.
+originals-full: originals
+	$(BIN)/python -m benchmarks.original_trainers $(ORIGINALS)
+	PYTHONPATH=$(APART) $(BIN)/python -m benchmarks.adapters --python .venv/agilerl/bin/python
+	$(BIN)/python docs/front_page.py
+
+build/originals/wheels:
+	$(PIP) --no-deps --target $@ embodichain==0.3.2
 
 check: .venv/installed
 	$(BIN)/ruff format --check .

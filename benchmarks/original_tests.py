@@ -1,28 +1,29 @@
-"""Run an original's own tests on our adapter, and keep how many pass for the tables of docs/migrating.
+"""Run the originals' own tests on our adapters, and keep how many pass for the tables of docs/migrating.
 
-Run it as `python -m benchmarks.original_tests rsl_rl CHECKOUT [--python PATH]`. CHECKOUT is a clone of the original:
-its package seldom has the tests. They are copied, and their imports get our prefix, as a user's would. `--python` names
-the interpreter that has the original, if it is not this one. `python docs/front_page.py` then writes the tables.
+Run it as `python -m benchmarks.original_tests [NAMES] --checkouts FOLDER [--python agilerl=PATH] [--path NAME=FOLDER]`.
+Without names it runs every suite. FOLDER has a clone of each original at its commit, `FOLDER/agilerl` and so on: an
+original's package seldom has the tests. `--clone` makes those that are missing. The tests are copied, and their imports
+get our prefix, as a user's would. `--python` names the interpreter that has an original, if not this one; `--path`
+a folder with its package, if it is not installed. `python docs/front_page.py` then writes the tables; `make originals`
+does it all.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 from .adapters import ORIGINALS, copy_sources
-
-KEPT = Path(__file__).parent.parent / "docs" / "migrating" / "originals.json"
+from .kept_originals import KEPT, change
 
 
 @dataclass(frozen=True)
@@ -35,21 +36,65 @@ class Suite:
     """The files or folders in it that are run."""
     modules: tuple[str, ...]
     """What they import from our adapter instead."""
+    about: str = ""
+    """What the chosen tests are about, for the table."""
+    source: str = ""
+    """The repository on GitHub."""
+    commit: str = ""
+    package: str | None = None
+    """The folder of the clone that has the package, where the original is in no registry."""
+    page: str | None = None
+    """The migrating page that has this suite, if it is another than its own."""
+    absent: tuple[str, ...] = ()
+    """Modules that the files import and the chosen tests do not need, such as a simulator: stand-ins replace them."""
 
+
+_SIMULATOR = (
+    "embodichain.lab", "embodichain.lab.sim", "embodichain.lab.sim.cfg", "embodichain.lab.gym",
+    "embodichain.lab.gym.utils", "embodichain.lab.gym.utils.registration", "embodichain.lab.gym.utils.gym_utils",
+    "embodichain.utils.utility",
+)  # fmt: skip
 
 SUITES = {
-    "agilerl": Suite("tests", ("test_components",), ("agilerl.components", "agilerl.typing")),
-    "apexrl": Suite("test", ("",), ("apexrl.buffer",)),
-    "rl_buffer": Suite("tests", ("",), ("rl_buffer",)),
+    "agilerl": Suite(
+        "tests", ("test_components",),
+        ("agilerl.components", "agilerl.typing"), "components",
+        "AgileRL/AgileRL", "549d85e4",
+    ),
+    "apexrl": Suite("test", ("",), ("apexrl.buffer",), "all", "Atticlmr/Apex_rl", "49815f4", "src"),
+    "embodichain": Suite(
+        "tests", ("learning/test_shared_rollout.py::test_shared_rollout_collects_policy_and_env_fields",),
+        ("embodichain.learning.rl.buffer",), "the one of the shared rollout that needs no simulator",
+        "DexForce/EmbodiChain", "df06818a", absent=_SIMULATOR,
+    ),
+    "rl_buffer": Suite("tests", ("",), ("rl_buffer",), "all", "WindLX/rl_buffer", "1d8b3f3", "src"),
     "rsl_rl": Suite(
-        "tests",
-        ("storage", "algorithms", "extensions", "runners"),
-        ("rsl_rl.storage", "rsl_rl.algorithms", "rsl_rl.runners"),
+        "tests", ("storage", "algorithms", "extensions", "runners"),
+        ("rsl_rl.storage", "rsl_rl.algorithms", "rsl_rl.runners"), "storage, algorithms, extensions and runners",
+        "leggedrobotics/rsl_rl", "c281c32",
     ),
     "stable_baselines3": Suite(
-        "tests", ("test_buffers.py", "test_her.py", "test_n_step_replay.py"), ("stable_baselines3",)
+        "tests",
+        ("test_buffers.py", "test_her.py", "test_n_step_replay.py", "test_gae.py"),
+        ("stable_baselines3",), "buffers, n-step returns, hindsight, GAE",
+        "DLR-RM/stable-baselines3", "e05d2dbe",
     ),
-}
+    "sb3_contrib": Suite(
+        "tests",
+        ("test_invalid_actions.py", "test_lstm.py", "test_dict_env.py"),
+        ("sb3_contrib", "stable_baselines3"), "sb3-contrib: invalid actions, recurrent policies, Dict observations",
+        "Stable-Baselines-Team/stable-baselines3-contrib", "0ca7fdd", page="stable_baselines3",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of the tests."""
+
+    passed: int
+    total: int
+    failed: list[str]
 
 
 def prefixed(code: str, modules: Sequence[str]) -> str:
@@ -58,53 +103,111 @@ def prefixed(code: str, modules: Sequence[str]) -> str:
     return re.sub(rf"^(\s*)(from|import) (?=(?:{names})\b)", r"\1\2 relive.compat.", code, flags=re.MULTILINE)
 
 
-def run(suite: Suite, checkout: Path, python: str) -> tuple[int, int]:
-    """How many of the tests pass, of how many that are not skipped."""
+def run(suite: Suite, checkout: Path, python: str, paths: Sequence[Path] = ()) -> Found:
+    """Run the tests; skipped ones do not count."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         copy_sources(folder)
         shutil.copytree(checkout / suite.folder, folder / suite.folder)
         for file in (folder / suite.folder).rglob("*.py"):
             file.write_text(prefixed(file.read_text(encoding="utf-8"), suite.modules), encoding="utf-8")
+        absent = (
+            f"import sys, unittest.mock\nfor name in {suite.absent}: sys.modules[name] = unittest.mock.MagicMock()\n"
+        )
+        (folder / "absent_modules.py").write_text(absent, encoding="utf-8")
         found = folder / "found.xml"
         chosen = [str(folder / suite.folder / each) for each in suite.chosen]
-        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={found}", *chosen]
-        path = os.pathsep.join(filter(None, (place, os.environ.get("PYTHONPATH"))))
-        subprocess.run(command, cwd=place, env={**os.environ, "PYTHONPATH": path}, check=False)
+        options = ["-q", "-p", "no:cacheprovider", "-p", "absent_modules", f"--junitxml={found}"]
+        parts = [place, *map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])]
+        settings = {**os.environ, "PYTHONPATH": os.pathsep.join(parts)}
+        subprocess.run([python, "-m", "pytest", *options, *chosen], cwd=place, env=settings, check=False)
+        if not found.exists():
+            raise SystemExit(f"{python} made no report. It needs pytest and the dependencies of relive.")
         return counted(found.read_text(encoding="utf-8"))
 
 
-def counted(report: str) -> tuple[int, int]:
-    """How many tests of a JUnit report passed, and how many ran."""
-    suites = list(ElementTree.fromstring(report).iter("testsuite"))
-    total, skipped, failures, errors = (
-        sum(int(suite.get(name, 0)) for suite in suites) for name in ("tests", "skipped", "failures", "errors")
-    )
-    return total - skipped - failures - errors, total - skipped
+def counted(report: str) -> Found:
+    """What a JUnit report says."""
+    cases = list(ElementTree.fromstring(report).iter("testcase"))
+    ran = [case for case in cases if case.find("skipped") is None]
+    failed = [
+        case.get("name", "") for case in ran if case.find("failure") is not None or case.find("error") is not None
+    ]
+    return Found(len(ran) - len(failed), len(ran), failed)
 
 
-def keep(original: str, passed: int, total: int, path: Path = KEPT) -> None:
+def keep(name: str, suite: Suite, found: Found, path: Path = KEPT) -> None:
     """Write the counts into the file that the tables come from."""
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    if original not in kept:
-        raise SystemExit(f"{path.name}: expected an entry for {original}. Add one with title, version and trainers.")
-    kept[original]["tests"] |= {"passed": passed, "total": total}
-    path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    with change(suite.page or name, path) as kept:
+        told = {"passed": found.passed, "total": found.total, "of": suite.about, "failed": found.failed}
+        kept.setdefault("tests", {})[name] = told
+
+
+def clone(suite: Suite, place: Path) -> None:
+    """The original at its commit."""
+    address = f"https://github.com/{suite.source}"
+    subprocess.run(["git", "clone", "--quiet", "--filter=blob:none", address, str(place)], check=True)
+    subprocess.run(["git", "-C", str(place), "checkout", "--quiet", suite.commit], check=True)
+
+
+def parser_of(module: str, told: str) -> argparse.ArgumentParser:
+    """The options about originals and their places."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=told)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(SUITES)}; all without one")
+    parser.add_argument("--checkouts", type=Path, default=Path("build/originals"), help="has a clone of each original")
+    for option, about in (
+        ("--python", "the interpreter that has an original"),
+        ("--path", "a folder with its package"),
+    ):
+        parser.add_argument(option, metavar="NAME=PATH", action="append", default=[], help=about)
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What was asked for, with the places by the name of the original."""
+    options = parser.parse_args(arguments)
+    options.checkouts = options.checkouts.resolve()
+    options.python = {name: shutil.which(path) or path for name, path in _named(options.python)}
+    options.path = {name: Path(path).resolve() for name, path in _named(options.path)}
+    if unknown := {*options.names, *options.python, *options.path} - SUITES.keys():
+        parser.error(f"expected some of {', '.join(SUITES)}, got {', '.join(sorted(unknown))}")
+    return options
+
+
+def _named(given: Sequence[str]) -> list[tuple[str, str]]:
+    return [(name, path) for name, _, path in (each.partition("=") for each in given)]
+
+
+def package_of(name: str, checkouts: Path, paths: Mapping[str, Path]) -> list[Path]:
+    """The folder with an original's package, where it is not installed."""
+    inside = SUITES[name].package
+    return [paths[name]] if name in paths else [] if inside is None else [checkouts / name / inside]
+
+
+def tried(name: str, options: argparse.Namespace) -> None:
+    """Run the tests of an original and keep their counts, if there is a clone."""
+    suite, checkout = SUITES[name], options.checkouts / name
+    if not checkout.exists():
+        if not options.clone:
+            print(f"{name}: not run, since {checkout} does not exist. Pass --clone.")
+            return
+        clone(suite, checkout)
+    python = options.python.get(name, sys.executable)
+    found = run(suite, checkout, python, package_of(name, options.checkouts, options.path))
+    keep(name, suite, found)
+    print(f"{ORIGINALS[suite.page or name]}: {found.passed} of {found.total} tests pass: {suite.about}")
+    for failed in found.failed:
+        print(f"  failed: {failed}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tests of one original; the exit code is 1 if one fails."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.original_tests", description=__doc__)
-    parser.add_argument("original", choices=SUITES, help="whose tests")
-    parser.add_argument("checkout", type=Path, help="a clone of the original")
-    parser.add_argument(
-        "--python", metavar="PATH", default=sys.executable, help="the interpreter that has the original"
-    )
-    options = parser.parse_args(arguments)
-    passed, total = run(SUITES[options.original], options.checkout, options.python)
-    keep(options.original, passed, total)
-    print(f"{ORIGINALS[options.original]}: {passed} of {total} tests pass on relive.compat.{options.original}")
-    return int(passed < total)
+    """Run the suites."""
+    parser = parser_of("original_tests", __doc__ or "")
+    parser.add_argument("--clone", action="store_true", help="clone the originals that are missing")
+    options = parsed(parser, arguments)
+    for name in options.names or SUITES:
+        tried(name, options)
+    return 0
 
 
 if __name__ == "__main__":

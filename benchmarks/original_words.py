@@ -22,6 +22,8 @@ SHORTEST = 30
 RUN = 6
 """So many words in the same order are a shared sentence."""
 WORD = re.compile(r"[A-Za-z_][\w.]*|\d+")
+PREFIX = re.compile(r"^[A-Za-z]+(?=['\"])")
+"""The letter before an f-string or a raw one, which is no word."""
 _WORDED = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 
 
@@ -37,7 +39,7 @@ def sentences(code: str) -> Iterator[str]:
     text: list[str] = []
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
         if token.type in _WORDED:
-            text.append(token.string)
+            text.append(PREFIX.sub("", token.string))
         elif token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT) and text:
             yield " ".join(text)
             text = []

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from relive.conformance import case
@@ -63,23 +63,45 @@ def trainings() -> Iterator[str]:
         yield f"| {told} | " + " | ".join(change(task, *column) for column in columns) + " |"
 
 
+def _kept(system: str) -> dict[str, Any]:
+    return json.loads((MIGRATING / "originals.json").read_text(encoding="utf-8"))[system]
+
+
 def adapter(system: str) -> Iterator[str]:
-    """What was checked of an adapter: names, the original's own tests, its trainers."""
-    kept = json.loads((MIGRATING / "originals.json").read_text(encoding="utf-8"))[system]
-    tests = kept["tests"]
+    """What was checked of an adapter: names, and the original's own tests."""
+    kept = _kept(system)
     yield f"| with {kept['title']} {kept['version']} | |"
     yield "|---|---|"
     yield f"| names found under our prefix | {kept['names']} of {kept['names']} |"
-    yield f"| its own tests on our classes | {tests['passed']} of {tests['total']}: {tests['of']} |"
-    yield f"| its trainers on our classes | {kept['trainers']} |"
+    for tests in kept["tests"].values():
+        yield f"| its own tests on our classes: {tests['of']} | {tests['passed']} of {tests['total']} |"
+
+
+def trainers(system: str) -> Iterator[str]:
+    """A line for each trainer: how well it learnt on both sides, with the same seeds."""
+    kept = _kept(system)
+    yield f"| trainer | task | seeds | buffers of {kept['title']} | of relive |"
+    yield "|---|---|--:|--:|--:|"
+    if not kept["trainings"]:
+        yield "| none compared yet | | | | |"
+    for name, run in kept["trainings"].items():
+        sides = (_spread(run[side]) for side in ("original", "relive"))
+        yield f"| {name} | {run['task']} | {len(run['relive'])} | {' | '.join(sides)} |"
+
+
+def _spread(scores: list[float]) -> str:
+    """The mean, and the standard error if there are several."""
+    digits = 0 if max(map(abs, scores)) >= 100 else 1 if max(map(abs, scores)) >= 10 else 3
+    error = f" ± {stdev(scores) / len(scores) ** 0.5:,.{digits}f}" if len(scores) > 1 else ""
+    return f"{mean(scores):,.{digits}f}{error}".replace("-", "−")
 
 
 def calls(system: str) -> Iterator[str]:
     """A line for each call of a training loop: both medians and their ratio, from the newest kept run that has them."""
-    title = json.loads((MIGRATING / "originals.json").read_text(encoding="utf-8"))[system]["title"]
+    title = _kept(system)["title"]
     run, cases = _newest_run(title)
-    busy = ", on a busy machine" if run["machine"]["busy"] else ""
-    yield f"| call{busy} | {title}, µs | relive, µs | times as fast (95 %) |"
+    caveats = [", on a busy machine"] * run["machine"]["busy"] + [", a quick look"] * run["quick"]
+    yield f"| call{''.join(caveats)} | {title}, µs | relive, µs | times as fast (95 %) |"
     yield "|---|--:|--:|--:|"
     for call, found in cases.items():
         theirs, ours = (found["timings"].get(name) for name in (title, AFTER))
@@ -133,7 +155,10 @@ def pages() -> Iterator[tuple[Path, Mapping[str, Table]]]:
     yield README, TABLES
     yield ROOT / "docs" / "guides" / "gpu.md", {"launches": launches}
     for system in json.loads((MIGRATING / "originals.json").read_text(encoding="utf-8")):
-        yield MIGRATING / f"{system}.md", {"adapter": partial(adapter, system), "calls": partial(calls, system)}
+        tables = {"adapter": adapter, "trainers": trainers, "calls": calls}
+        if "trainings" not in _kept(system):  # rl-buffer has no trainers
+            del tables["trainers"]
+        yield MIGRATING / f"{system}.md", {name: partial(table, system) for name, table in tables.items()}
 
 
 if __name__ == "__main__":

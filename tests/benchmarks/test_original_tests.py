@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.adapters import ORIGINALS
-from benchmarks.original_tests import SUITES, Suite, counted, keep, prefixed, run
+from benchmarks.original_tests import SUITES, Found, Suite, counted, keep, main, prefixed, run
 
 KEPT = json.loads((Path(__file__).parents[2] / "docs" / "migrating" / "originals.json").read_text(encoding="utf-8"))
 
@@ -32,33 +32,64 @@ text = "from rsl_rl.storage import"
     assert changed.replace("relive.compat.", "") == code
 
 
-def test_skipped_tests_do_not_count() -> None:
-    report = '<testsuites><testsuite tests="9" skipped="2" failures="3" errors="1"/></testsuites>'
-    assert counted(report) == (3, 7)
+def test_skipped_tests_do_not_count_and_failed_ones_are_named() -> None:
+    cases = """<testcase name="a"/><testcase name="b"><skipped/></testcase><testcase name="c"><failure/></testcase>
+               <testcase name="d"><error/></testcase>"""
+    assert counted(f"<testsuites><testsuite>{cases}</testsuite></testsuites>") == Found(1, 3, ["c", "d"])
+
+
+def checkout(place: Path, lines: str) -> Path:
+    """A clone with one file of tests."""
+    (place / "tests").mkdir(parents=True)
+    (place / "tests" / "test_storage.py").write_text(lines)
+    return place
 
 
 def test_the_tests_of_a_checkout_run_with_our_classes(tmp_path: Path) -> None:
-    tests = tmp_path / "checkout" / "tests"
-    tests.mkdir(parents=True)
-    (tests / "test_storage.py").write_text(
-        "from rsl_rl.storage import RolloutStorage\n"
-        "def test_whose(): assert RolloutStorage.__module__.startswith('relive.compat.rsl_rl')\n"
-        "def test_wrong(): assert RolloutStorage is None\n"
-    )
+    lines = """
+from rsl_rl.storage import RolloutStorage
+def test_whose(): assert RolloutStorage.__module__.startswith("relive.compat.rsl_rl")
+def test_wrong(): assert RolloutStorage is None
+"""
     suite = Suite("tests", ("test_storage.py",), ("rsl_rl.storage",))
-    assert run(suite, tests.parent, sys.executable) == (1, 2)
+    assert run(suite, checkout(tmp_path, lines), sys.executable) == Found(1, 2, ["test_wrong"])
 
 
-def test_counts_are_kept_beside_what_was_written_by_hand(tmp_path: Path) -> None:
+def test_a_package_that_is_not_installed_and_one_that_is_absent_are_found(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "uninstalled.py").write_text("here = 1")
+    lines = "import uninstalled, a_simulator.scene\ndef test_it(): assert uninstalled.here == 1\n"
+    suite = Suite("tests", ("",), ("none",), absent=("a_simulator", "a_simulator.scene"))
+    found = run(suite, checkout(tmp_path / "clone", lines), sys.executable, [tmp_path / "elsewhere"])
+    assert found == Found(1, 1, [])
+
+
+def test_counts_are_kept_beside_what_is_known_already(tmp_path: Path) -> None:
     path = tmp_path / "originals.json"
-    path.write_text(json.dumps({"rsl_rl": {"title": "rsl_rl", "tests": {"passed": 1, "total": 9, "of": "storage"}}}))
-    keep("rsl_rl", 8, 9, path)
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    assert kept == {"rsl_rl": {"title": "rsl_rl", "tests": {"passed": 8, "total": 9, "of": "storage"}}}
+    path.write_text(json.dumps({"rsl_rl": {"title": "rsl_rl", "tests": {"other": {}}}}))
+    suite = Suite("tests", (), (), about="storage")
+    keep("rsl_rl", suite, Found(8, 9, ["test_x"]), path)
+    told = {"passed": 8, "total": 9, "of": "storage", "failed": ["test_x"]}
+    assert json.loads(path.read_text(encoding="utf-8")) == {
+        "rsl_rl": {"title": "rsl_rl", "tests": {"other": {}, "rsl_rl": told}}
+    }
     with pytest.raises(SystemExit, match="expected an entry for agilerl. Add one"):
-        keep("agilerl", 1, 1, path)
+        keep("agilerl", suite, Found(1, 1, []), path)
+
+
+def test_what_is_missing_or_unknown_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["rsl_rl", "--checkouts", str(tmp_path)])
+    assert "rsl_rl: not run" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["rsl_rl", "--python", "unknown=python"])
+    assert "got unknown" in capsys.readouterr().err
 
 
 def test_every_suite_and_every_kept_entry_is_of_a_known_original() -> None:
-    assert SUITES.keys() <= ORIGINALS.keys()
-    assert {name: entry["title"] for name, entry in KEPT.items()} == {name: ORIGINALS[name] for name in KEPT}
+    assert {suite.page or name for name, suite in SUITES.items()} == KEPT.keys() == ORIGINALS.keys()
+    assert {name: entry["title"] for name, entry in KEPT.items()} == ORIGINALS
+    for suite in SUITES.values():
+        assert suite.source.count("/") == 1
+        assert len(suite.commit) >= 7
+    kept = {name: told["of"] for entry in KEPT.values() for name, told in entry["tests"].items()}
+    assert kept == {name: SUITES[name].about for name in kept}

@@ -608,7 +608,7 @@ class TestHindsight:
     def test_an_unfinished_episode_is_truncated_once(self) -> None:
         mine = hindsight(flips(2), 3)
         assert mine._core.is_open.all()
-        with pytest.warns(UserWarning, match="had not ended: they are cut at their newest step"):
+        with pytest.warns(UserWarning, match="truncated: [12] environments have not ended it"):
             mine.truncate_last_trajectory()
         mine.truncate_last_trajectory()
         assert mine.sample(20).dones.sum() == 0
@@ -790,7 +790,7 @@ class TestTraining:
         model.learn(201)
         kept = model.replay_buffer.rewards
         model.save_replay_buffer(tmp_path / "replay")
-        with pytest.warns(UserWarning, match="cut at their newest step"):
+        with pytest.warns(UserWarning, match="truncated: [12] environments have not ended it"):
             model.load_replay_buffer(tmp_path / "replay")
         np.testing.assert_array_equal(model.replay_buffer.rewards, kept)
         model.learn(100)

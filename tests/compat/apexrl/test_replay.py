@@ -288,7 +288,7 @@ class TestReplay:
         for name in ("obs_shape", "action_shape", "critic_obs_shape"):
             with pytest.raises(ValueError, match=f"^ReplayBuffer {name} mismatch$"):
                 buffer.load_state_dict({**state, name: (9,)})
-        with pytest.raises(ValueError, match="^ReplayBuffer capacity mismatch: 9 != 5$"):
+        with pytest.raises(ValueError, match="^capacity: expected 5, this buffer's, got 9"):
             buffer.load_state_dict({**state, "capacity": 9})
         with pytest.raises(rl.SchemaError):
             buffer.load_state_dict({**state, "rewards": torch.ones(2, 2)})

@@ -133,8 +133,9 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         unfinished = np.flatnonzero(self._current_ep_start != self.pos)
         if len(unfinished):
             warnings.warn(
-                f"Episodes of {len(unfinished)} environments had not ended: they are cut at their newest step. Where "
-                "they go on after loading, pass truncate_last_traj=False.",
+                # Stable-Baselines3's tests match the words up to the colon.
+                f"The last trajectory in the replay buffer will be truncated: {len(unfinished)} environments have not "
+                "ended it. Where they go on after loading, pass truncate_last_traj=False.",
                 stacklevel=2,
             )
             self._rows.cut(unfinished)

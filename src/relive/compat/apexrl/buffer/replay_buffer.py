@@ -283,7 +283,8 @@ class ReplayBuffer:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Hold what `state_dict` of a buffer of the same layout held; an error leaves the buffer as it was."""
         if state_dict["capacity"] != self.capacity:
-            raise ValueError(f"ReplayBuffer capacity mismatch: {state_dict['capacity']} != {self.capacity}")
+            remedy = "Load it into a buffer of the same capacity."
+            raise ValueError(explain("capacity", f"{self.capacity}, this buffer's", state_dict["capacity"], remedy))
         for name, own in self._specs().items():
             if written(state_dict.get(name)) != own:
                 raise ValueError(f"ReplayBuffer {name} mismatch")

@@ -1,0 +1,85 @@
+# pyright: reportMissingImports=false
+"""EmbodiChain: its collector with PPO and GRPO, on a world that needs no simulator."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from . import Trainer
+
+_ENVS, _STEPS, _ROLLOUTS, _EPISODE = 16, 32, 60, 16
+_CPU = torch.device("cpu")
+
+
+def trainers() -> list[Trainer]:
+    """Both algorithms."""
+    task = f"a point on a line, {_ENVS * _STEPS * _ROLLOUTS:,} steps"
+    return [Trainer(f"collector and {name}", task, partial(_train, name)) for name in ("PPO", "GRPO")]
+
+
+class Line:
+    """Points that an action moves, rewarded near 0; episodes of 16 steps, reset in the same step."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs, self.device = num_envs, _CPU
+
+    def reset(self, **_: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        self.place, self.time = self._start(), torch.zeros(self.num_envs)
+        return self._seen(), {}
+
+    def _start(self) -> torch.Tensor:
+        return 4 * torch.rand(self.num_envs, 1) - 2
+
+    def _seen(self) -> dict[str, torch.Tensor]:
+        return {"state": torch.cat([self.place, self.place.abs()], 1)}
+
+    def step(self, action: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+        self.place = self.place + 0.3 * action[:, :1].clamp(-1, 1)
+        self.time += 1
+        distance = self.place.abs().squeeze(1)
+        terminated, truncated = distance > 4, self.time >= _EPISODE
+        done = terminated | truncated
+        self.place = torch.where(done.unsqueeze(1), self._start(), self.place)
+        self.time[done] = 0
+        return self._seen(), -distance, terminated, truncated, {}
+
+
+def _network() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+
+
+def _learner(name: str, prefix: str) -> tuple[Any, Any]:
+    """A policy and its algorithm; ours replaces what the algorithm imports of the buffer."""
+    module: Any = import_module(f"embodichain.learning.rl.algo.{name.lower()}")
+    ours = import_module(f"{prefix}embodichain.learning.rl.buffer")
+    for each in ("iterate_minibatches", "transition_view"):
+        if hasattr(module, each):
+            setattr(module, each, getattr(ours, each))
+    if hasattr(module, "compute_gae"):
+        module.compute_gae = import_module(f"{prefix}embodichain.learning.rl.algo.common").compute_gae
+    policies: Any = import_module("embodichain.learning.rl.policies")
+    settings: dict[str, Any] = {"batch_size": 128, "n_epochs": 5}
+    if name == "PPO":
+        policy = policies.ActorCritic(2, 1, _CPU, _network(), _network())
+        return policy, module.PPO(module.PPOCfg(**settings), policy)
+    policy = policies.ActorOnly(2, 1, _CPU, _network())
+    return policy, module.GRPO(module.GRPOCfg(**settings, group_size=8, kl_coef=0.0), policy)
+
+
+def _train(name: str, prefix: str, seed: int) -> float:
+    """The mean reward of a step in the last five rollouts."""
+    collector: Any = import_module("embodichain.learning.rl.collector.sync_collector").SyncCollector
+    buffer = import_module(f"{prefix}embodichain.learning.rl.buffer").RolloutBuffer(_ENVS, _STEPS, 2, 1, _CPU)
+    policy, algorithm = _learner(name, prefix)
+    collecting = collector(env=Line(_ENVS), policy=policy, device=_CPU, reset_every_rollout=name == "GRPO")
+    rewards = []
+    for _ in range(_ROLLOUTS):
+        buffer.add(collecting.collect(num_steps=_STEPS, rollout=buffer.start_rollout()))
+        rollout = buffer.get(flatten=False)
+        rewards.append(float(rollout["reward"][:, :-1].mean()))
+        algorithm.update(rollout)
+    return sum(rewards[-5:]) / 5
