@@ -20,7 +20,6 @@ from relive.kernels.triton.slots import TRANSITION, earlier, later, row_of
 from relive.kernels.triton.variants import Variant
 from relive.kernels.triton.words import INTERPRETED, Form, Leaf, Rings, blocks
 
-ROWS = 16
 OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
 
 OWN = tl.constexpr(0)
@@ -74,7 +73,7 @@ def _to_bfloat16(x):
     """float32 rounded to the nearest bfloat16, as float32: the interpreter's own cast rounds some numbers wrongly."""
     bits = x.to(tl.uint32, bitcast=True)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-    return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)
+    return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)  # noqa: PLR0124 (NaN)
 
 
 @triton.jit
@@ -164,6 +163,11 @@ def read_kernel(
             tl.store(ids + place, row * num_envs + slot % num_envs, valid)
 
 
+def _rows(pieces: int) -> int:
+    """How many rows a program reads: fewer where leaves are so wide that they are read in pieces."""
+    return 16 if pieces == 1 else 8
+
+
 class Source(NamedTuple):
     """A leaf that is read, and at which row: OWN, LAST, NEXT or START."""
 
@@ -196,7 +200,7 @@ class RowReader:
     ) -> None:  # fmt: skip
         """Fill words `outs` in the order of the sources; `length`: slots are sequences of so many steps."""
         rings = self._rings
-        block, programs = blocks(slots.numel(), ROWS)
+        block, programs = blocks(slots.numel(), _rows(self._pieces))
         read_kernel[(programs, self._pieces)](
             slots, self._words, tuple(outs), self._rewards or (rings.head,), tuple(sums) or (rings.head,),
             slots if ids is None else ids, slots if discount is None else discount,
@@ -223,7 +227,7 @@ def _variant(
     constants = {
         "FORMS": tuple(form for _, form, _ in leaves), "PLACES": tuple(place for _, _, place in leaves),
         "PIECES": tuple(pieces or [0] * len(leaves)), "REWARDS": tuple((1, 1, 1, 1, False) for _ in rewards),
-        "LENGTH": length, "HAS_IDS": length == 1, "N": n, "CHUNK": 2048, "BLOCK": ROWS,
+        "LENGTH": length, "HAS_IDS": length == 1, "N": n, "CHUNK": 2048, "BLOCK": _rows(1 + max(pieces or [0])),
     }  # fmt: skip
     return Variant(read_kernel, name, types, constants, OPTIONS, aligned)
 
