@@ -12,31 +12,46 @@ import torch
 from relive.compat.seeding import experiment_seed
 
 CODE = """
-import torch
+import os, sys, torch
 from relive.compat.seeding import experiment_seed
-{before}
-print(experiment_seed(), experiment_seed())
+for before in sys.argv[1:]:
+    if os.fork() == 0:  # a process that has made no seed yet
+        exec(before)
+        print(experiment_seed(), experiment_seed(), flush=True)
+        os._exit(0)
+    os.wait()
 """
 
 
-def seeds_of_a_process(before: str) -> list[str]:
-    """What a new process makes after the code `before`."""
-    return subprocess.check_output([sys.executable, "-c", CODE.format(before=before)], text=True).split()
+def made_after(*codes: str) -> list[list[str]]:
+    """The seeds that new processes make, each after its code."""
+    lines = subprocess.check_output([sys.executable, "-c", CODE, *codes], text=True).splitlines()
+    return [line.split() for line in lines]
 
 
-def test_a_seeded_process_repeats_its_seeds_and_gives_each_buffer_its_own() -> None:
-    first, again, other = (seeds_of_a_process(f"torch.manual_seed({seed})") for seed in (3, 3, 4))
-    assert first == again
-    assert len({*first, *other}) == 4
+@pytest.fixture(scope="module")
+def seeds() -> dict[str, list[str]]:
+    """What new processes make, each after some code: they are forked from one, as to import torch takes seconds."""
+    rank = "os.environ['RANK'] = '{}'; torch.manual_seed(0)"
+    cases = {
+        "seed 3": "torch.manual_seed(3)", "seed 3 again": "torch.manual_seed(3)", "seed 4": "torch.manual_seed(4)",
+        "no seed": "", "rank 0": rank.format(0), "rank 1": rank.format(1),
+    }  # fmt: skip
+    return dict(zip(cases, made_after(*cases.values()), strict=True))
 
 
-def test_a_process_that_nobody_seeded_takes_the_entropy_of_the_system() -> None:
-    assert not {*seeds_of_a_process("")} & {*seeds_of_a_process("")}
+def test_a_seeded_process_repeats_its_seeds_and_gives_each_buffer_its_own(seeds: dict[str, list[str]]) -> None:
+    assert seeds["seed 3"] == seeds["seed 3 again"]
+    assert len({*seeds["seed 3"], *seeds["seed 4"]}) == 4
 
 
-def test_ranks_differ() -> None:
-    rank = "import os; os.environ['RANK'] = '{}'; torch.manual_seed(0)"
-    assert seeds_of_a_process(rank.format(0)) != seeds_of_a_process(rank.format(1))
+def test_a_process_that_nobody_seeded_takes_the_entropy_of_the_system(seeds: dict[str, list[str]]) -> None:
+    (again,) = made_after("")  # of its own parent: a fork inherits what torch drew
+    assert not {*seeds["no seed"]} & {*again}
+
+
+def test_ranks_differ(seeds: dict[str, list[str]]) -> None:
+    assert seeds["rank 0"] != seeds["rank 1"]
 
 
 def test_no_global_generator_moves() -> None:
