@@ -75,8 +75,9 @@ WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 31, 32, 33, 63, 65, 511, 512, 513, 1024, 1
 @every_estimator
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_width_matches_one_column_at_a_time(name: str, dtype: torch.dtype, backend_name: str) -> None:
+    widths = WIDTHS if backend_name != "triton" else (1, 3, 63, 64, 65, 130)  # around its programs
     with backend(backend_name):
-        for width in WIDTHS:
+        for width in widths:
             tensors = sample(5, width, dtype=dtype, ends=0.2, seed=width)
             tensors["mask"] = torch.rand(5, width) < 0.8 if width % 2 else None
             got = call(name, tensors, **SETTINGS[name])

@@ -35,7 +35,8 @@ def convert(
         _check_same_place(name, value, first, like)
         if value.is_complex():
             raise SchemaError(explain(name, "real numbers", value.dtype, "Pass its real part."))
-        dtype = torch.promote_types(dtype, value.dtype)
+        if cast:
+            dtype = torch.promote_types(dtype, value.dtype)
     return (
         [_plain(value).to(dtype) if cast else _plain(value) for value in values.values()],
         [_flag(name, flag, first, like) for name, flag in flags.items()],

@@ -186,14 +186,17 @@ def reads_natively(tensors: list[torch.Tensor]) -> bool:
 
 
 def estimate(name: str, outputs: int, tensors: Sequence[torch.Tensor | None], settings: Sequence[float]) -> Any:
-    """The estimator `name` on conformed tensors, in the float dtype that holds all of them, at least float32."""
-    floats = [tensor for tensor in tensors if tensor is not None and tensor.dtype != torch.bool]
-    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in floats), torch.float32)
-    if name != "n_step_return" and runs_triton(floats) and not torch.compiler.is_compiling():
+    """The estimator `name` on conformed tensors, in the float dtype that holds all of them, at least float32.
+
+    The last three tensors are the flags: terminated, truncated and the mask.
+    """
+    values, flags = [tensor for tensor in tensors[:-3] if tensor is not None], tensors[-3:]
+    dtype = reduce(torch.promote_types, (value.dtype for value in values), torch.float32)
+    if name != "n_step_return" and runs_triton(values) and not torch.compiler.is_compiling():
         from relive.kernels.triton import reverse_scan  # noqa: PLC0415 (which needs Triton)
 
         return reverse_scan.scan(name, dtype, tensors, settings)
-    cast = [tensor if tensor is None or tensor.dtype == torch.bool else tensor.to(dtype) for tensor in tensors]
+    cast = [*(value.to(dtype) for value in values), *flags]
     if not torch.compiler.is_compiling() and _active is not None:
         result = _estimate_natively(name, outputs, cast, settings)
         if result is not None:
