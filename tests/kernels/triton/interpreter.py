@@ -1,7 +1,8 @@
 """Triton's interpreter in tests: without its emulation of overflows, and with the programs of a grid in any order.
 
 The interpreter runs one program after the other, each from its beginning to its end. So it shows a race between
-programs if they run in another order, and never one between the warps of one program.
+programs if they run in another order. Of the races inside a program it shows stores of several lanes to one place, if
+these come in another order, and never one between a store and a load of another warp.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def interpreted() -> Iterator[None]:
 
 @contextmanager
 def programs_in_order(order: Order) -> Iterator[None]:
-    """The programs of every grid that is launched inside run in this order."""
+    """The programs of every grid that is launched inside run in this order, and the lanes of a store come in it."""
     builder = interpreter().interpreter_builder
     turn: Iterator[tuple[int, int, int]] = iter(())
 
@@ -94,11 +95,24 @@ def programs_in_order(order: Order) -> Iterator[None]:
     def set_grid_idx(*_: int) -> None:
         type(builder).set_grid_idx(builder, *next(turn))
 
-    builder.set_grid_dim, builder.set_grid_idx = set_grid_dim, set_grid_idx
+    def create_masked_store(pointers: Any, value: Any, mask: Any, *how: Any) -> Any:
+        """A store to one place by several lanes of a program leaves what any of them stores."""
+        lanes = list(order(pointers.data.size))
+        moved = [
+            type(each)(
+                np.ascontiguousarray(np.broadcast_to(each.data, pointers.data.shape).reshape(-1)[lanes]), each.dtype
+            )
+            for each in (pointers, value, mask)
+        ]
+        return type(builder).create_masked_store(builder, *moved, *how)
+
+    replaced = {"set_grid_dim": set_grid_dim, "set_grid_idx": set_grid_idx, "create_masked_store": create_masked_store}
+    vars(builder).update(replaced)
     try:
         yield
     finally:
-        del builder.set_grid_dim, builder.set_grid_idx
+        for name in replaced:
+            delattr(builder, name)
 
 
 def orders(count: int) -> list[Order]:

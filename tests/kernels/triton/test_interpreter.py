@@ -32,6 +32,13 @@ def _sum_by_atomics_kernel(x, out):
 
 
 @triton.jit
+def _lanes_to_one_place_kernel(out):
+    """The race inside a program: every lane stores its number to one place."""
+    lane = tl.arange(0, 8)
+    tl.store(out + lane * 0, lane, lane < 6)
+
+
+@triton.jit
 def _own_place_kernel(x, out):
     me = tl.program_id(0)
     tl.store(out + me, tl.load(x + me) * 2)
@@ -58,6 +65,16 @@ def test_a_planted_race_is_found():
     def run() -> torch.Tensor:
         out = torch.zeros(1, dtype=torch.int32)
         _last_program_wins_kernel[(4,)](out)
+        return out
+
+    with pytest.raises(AssertionError, match="a race"):
+        in_every_order(run)
+
+
+def test_a_planted_race_of_lanes_is_found():
+    def run() -> torch.Tensor:
+        out = torch.zeros(1, dtype=torch.int32)
+        _lanes_to_one_place_kernel[(1,)](out)
         return out
 
     with pytest.raises(AssertionError, match="a race"):

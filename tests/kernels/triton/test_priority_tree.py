@@ -20,6 +20,9 @@ from tests.tiers import select
 
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
+import triton
+import triton.language as tl
+
 from relive.kernels.priority import NativeTree, RingTensors, weights
 from relive.kernels.triton import priorities as triton_kernels
 from relive.kernels.triton.priority_tree import TritonTree
@@ -125,6 +128,17 @@ class TestSums:
         tree.set(torch.empty(0, dtype=torch.int64), doubles([]))
         assert tree.leaves_view().tolist() == [1, 2]
 
+    def test_an_update_is_the_same_in_every_order_of_lanes(self) -> None:
+        leaves, values = torch.tensor([5, 2, 5, 9, 2, 5]), doubles([1, 2, 3, 4, 5, 6])
+
+        def run() -> Any:
+            tree = TritonTree(40, CPU)
+            tree.set(leaves, values)
+            return tree.leaves_view(), tree._sums
+
+        found, _ = in_every_order(run, 3)
+        assert found[[2, 5, 9]].tolist() == [5, 6, 4]
+
 
 class TestScale:
     """The line from the smallest denormal to the largest double."""
@@ -159,7 +173,27 @@ class TestScale:
         assert float(tree.total()) == 1e308
 
 
+@triton.jit
+def _descend_kernel(sums, points, out, num_leaves: tl.int64, levels, root: tl.int64, BLOCK: tl.constexpr):  # pyright: ignore
+    lane = tl.arange(0, BLOCK)
+    leaf = triton_kernels._descend(sums, tl.load(points + lane), num_leaves, levels, root, BLOCK)
+    tl.store(out + lane, leaf)
+
+
 class TestDraws:
+    def test_points_on_a_border_and_past_the_end_fall_into_a_positive_leaf(self) -> None:
+        generator = np.random.default_rng(8)
+        values = generator.random(300) * (generator.random(300) < 0.3)
+        values[-40:] = 0
+        tree = tree_of(values)
+        ends = torch.cat([tree._sums[: 19 * 16], tree._sums[-16:], doubles([0.0, 1.0, math.inf])])
+        borders = torch.cat([ends, ends.nextafter(doubles(0.0)), ends.nextafter(doubles(1.0)), doubles([0.0] * 47)])
+        found = torch.empty(1024, dtype=torch.int64)
+        points = torch.nn.functional.pad(borders, (0, 1024 - len(borders)))
+        launch: Any = _descend_kernel[(1,)]
+        launch(tree._sums, points, found, tree.num_leaves, tree._levels, tree._root, BLOCK=1024)
+        assert (tree.get(found) > 0).all()
+
     @pytest.mark.thorough
     @pytest.mark.usefixtures("_few_programs")
     @pytest.mark.parametrize("values", [(1e-320, 1e308), (1e-8, 1e8), (0.1, 0.3), (1e-300, TINY), (HUGE, 1.0)], ids=str)
