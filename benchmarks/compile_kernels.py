@@ -49,6 +49,7 @@ def variants() -> Iterator[Any]:
 def compiled(variant: Any, target: str, **options: Any) -> Usage:
     """What this variant uses on this target; raises if it cannot be compiled."""
     import triton
+    from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -61,7 +62,7 @@ def compiled(variant: Any, target: str, **options: Any) -> Usage:
         raise TypeError(f"{kernel.__name__} ({variant.name}): a type or a constant for each argument, see {unknown}")
     attributes = {path: [["tt.divisibility", 16]] for path in _aligned(variant, names)}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    triton.knobs.compilation.always_compile = triton.knobs.nvidia.dump_ptxas_log = True
+    knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = True
     told = io.StringIO()
     with redirect_stdout(told):  # what the assembler of NVIDIA says
         result: Any = triton.compile(source, target=GPUTarget(*TARGETS[target]), options={**variant.options, **options})
