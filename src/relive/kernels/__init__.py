@@ -68,7 +68,7 @@ def force(name: Literal["torch", "triton"]) -> Iterator[None]:
 def _require_interpreter() -> None:
     if not _has_triton():
         remedy = "Install it: pip install 'relive[triton]'."
-        raise RuntimeError(explain('kernels.force("triton")', "an installed Triton", "none", remedy))
+        raise RuntimeError(explain('kernels.force("triton")', "an installed Triton", "no module triton", remedy))
     from triton.language import standard  # noqa: PLC0415 (optional)
     from triton.runtime.jit import JITFunction  # noqa: PLC0415
 
