@@ -18,8 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relive as rl
+from relive.conformance import case
+from relive.conformance.outcome import PASSES
+from relive.conformance.peers import ours
 from tests.kernels.triton.interpreter import in_every_order, interpreted, orders, programs_in_order, quick_arithmetic
 from tests.kernels.triton.launches import WAITS, Launches
+from tests.layouts import Both
 from tests.replay.recordings import (
     VIEWS,
     Shape,
@@ -363,3 +367,26 @@ class TestCheckpoints:
             for view in (rl.Transition(), rl.Sequence(2)):
                 assert_same_batch(replay.sample(9, view), again.sample(9, view))
             assert same_bits(replay._random.uniform(3, replay.device), again._random.uniform(3, replay.device))
+
+
+@pytest.mark.parametrize("number", select("T16", of=["T3", "T6", "T8", "T11", "T12", "T14", "T15", "T16", "T17"]))
+def test_conformance(number: str) -> None:
+    """The cases of replay that take seconds and not minutes under the interpreter."""
+    with interpreted():
+        outcome = case(number).run(ours.peer())
+    assert outcome.status == PASSES, (outcome.expected, outcome.got, outcome.reason)
+
+
+@pytest.mark.thorough
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**20), rows=st.integers(1, 6), num_envs=st.integers(1, 3), next_step=st.booleans())
+def test_any_history_is_what_a_list_of_dicts_would_hold(seed: int, rows: int, num_envs: int, next_step: bool) -> None:
+    with interpreted():
+        both = Both(rows, num_envs, np.random.default_rng(seed), next_step=next_step)
+        both.play(8)
+        ids = sorted(both.expected)
+        assert both.replay.ids().tolist() == ids
+        batch = both.replay[torch.tensor(ids, dtype=torch.int64)]
+    for i, row in enumerate(ids):
+        for name in ("obs", "action", "reward", "terminated", "truncated", "next_obs"):
+            assert float(batch[name][i]) == float(both.expected[row][name])

@@ -42,10 +42,13 @@ class TritonStore(TorchStore):
         self._batches = TritonReader(memory)
         leaves, nexts = leaves_of(memory)
         others = [i for i in range(len(leaves)) if i not in memory.observed]
-        self._groups = memory.observed, others, [self.schema.leaf_indices[name][0] for name in composed.ENDS]
-        """The leaves of observations, the other ones, and the flags of ends, which are among these."""
-        obs, rest = ([leaves[i] for i in which] for which in (memory.observed, others))
-        self._writer = StepWriter(self._rings, obs, nexts, rest, memory.broken, next_step=memory.next_step)
+        self._groups = memory.observed, others
+        """The leaves of observations, and the other ones."""
+        obs, rest = ([leaves[i] for i in which] for which in self._groups)
+        terminated, truncated = (others.index(self.schema.leaf_indices[name][0]) for name in composed.ENDS)
+        self._writer = StepWriter(
+            self._rings, obs, nexts, rest, memory.broken, flags=(terminated, truncated), next_step=memory.next_step
+        )
         self._keeps_touched = False
 
     # Writing
@@ -59,8 +62,8 @@ class TritonStore(TorchStore):
         fitted, fitted_nexts = self.memory.conformed(leaves, nexts, envs, steps)
         given = [as_words(leaf) for leaf in fitted]
         writers = self.num_envs if envs is None else len(envs)
-        obs, others, flags = (tuple(given[i] for i in which) for which in self._groups)
-        block = Given(obs, tuple(map(as_words, fitted_nexts)), others, flags[0], flags[1], count, writers)
+        obs, others = (tuple(given[i] for i in which) for which in self._groups)
+        block = Given(obs, tuple(map(as_words, fitted_nexts)), others, count, writers)
         self._writer.write(block, envs, self._room_for_touched(count, writers))
         self._forget_tables()
         self.is_empty = False

@@ -135,6 +135,11 @@ def _ended(terminated, truncated, item, valid):
 
 
 @triton.jit
+def _byte(like, number):
+    return (like * 0 + number).to(tl.uint8)
+
+
+@triton.jit
 def _tell(touched, changed, at, slot, which, valid):
     """Say which slots became transitions, or stopped being some."""
     tl.store(touched + at, slot, valid)
@@ -143,10 +148,11 @@ def _tell(touched, changed, at, slot, which, valid):
 
 @triton.jit
 def write_kernel(
-    obs, obs_given, next_given, next_stored, others, others_given, terminated, truncated, envs,
+    obs, obs_given, next_given, next_stored, others, others_given, envs,
     kind, first, head, is_open, resetting, count, broken, touched, changed,
     slots, num_envs, size, alive, writers, steps,
-    OBS: tl.constexpr, OTHERS: tl.constexpr, NEXT_STEP: tl.constexpr, KEEPS_NEXT: tl.constexpr,
+    OBS: tl.constexpr, OTHERS: tl.constexpr, TERMINATED: tl.constexpr, TRUNCATED: tl.constexpr,
+    NEXT_STEP: tl.constexpr, KEEPS_NEXT: tl.constexpr,
     HAS_ENVS: tl.constexpr, KEEPS_TOUCHED: tl.constexpr, HAS_HISTORY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Store `steps` steps [steps, writers] of all environments or of `envs`."""
@@ -157,7 +163,6 @@ def write_kernel(
     opened = tl.load(is_open + env, valid, other=0) != 0
     resets = (tl.load(resetting + env, valid, other=0) != 0) if NEXT_STEP else place < 0
     stored = tl.load(count + env, valid, other=0)
-    byte = tl.zeros((BLOCK,), tl.uint8)
     for t in range(steps):
         item = (tl.full((), 0, tl.int64) + t) * writers + place
         pending = slot_of(row, env, slots, num_envs)
@@ -172,25 +177,26 @@ def write_kernel(
         # Rows whose next observation is stored beside them have no row after them to make room for.
         moves = valid & (place < 0) if KEEPS_NEXT else valid
         next_leaving, next_dies = _leaves_window(kind, row + 1, env, moves, slots, num_envs, alive)
-        ends = _ended(terminated, truncated, item, valid) & ~resets
+        ends = _ended(others_given[TERMINATED], others_given[TRUNCATED], item, valid) & ~resets
         closes = place < 0 if NEXT_STEP or KEEPS_NEXT else ends
         tl.debug_barrier()
         if HAS_HISTORY:
-            tl.store(kind + leaving, byte + HISTORY, dies)
-            tl.store(kind + next_leaving, byte + HISTORY, next_dies)
+            tl.store(kind + leaving, _byte(env, HISTORY), dies)
+            tl.store(kind + next_leaving, _byte(env, HISTORY), next_dies)
             tl.debug_barrier()  # with one row of history, a slot that leaves is the one that the next row takes
-        tl.store(kind + pending, byte + FINAL, cut)
+        tl.store(kind + pending, _byte(env, FINAL), cut)
         tl.store(kind + slot, tl.where(resets, FINAL, TRANSITION).to(tl.uint8), valid)
-        tl.store(first + slot, byte + 1, fresh)
+        tl.store(first + slot, _byte(env, 1), fresh)
         _store_leaves(obs, slot, obs_given, item, fresh, OBS)
         _store_leaves(others, slot, others_given, item, valid, OTHERS)
-        next_slot = slot
         if not KEEPS_NEXT:
             next_slot = slot_of(row + 1, env, slots, num_envs)
             tl.store(first + next_slot, resets.to(tl.uint8), valid)
             tl.store(kind + next_slot, tl.where(closes, FINAL, PENDING).to(tl.uint8), valid)
             opened = ~closes
-        _store_leaves(next_stored, next_slot, next_given, item, valid, OBS)
+            _store_leaves(obs, next_slot, next_given, item, valid, OBS)
+        else:
+            _store_leaves(next_stored, slot, next_given, item, valid, OBS)
         if KEEPS_TOUCHED:
             _tell(touched, changed, item, leaving, dies, valid)
             _tell(touched, changed, item + steps * writers, slot, ~resets, valid)
@@ -215,8 +221,6 @@ class Given(NamedTuple):
     obs: tuple[torch.Tensor, ...]
     nexts: tuple[torch.Tensor, ...]
     others: tuple[torch.Tensor, ...]
-    terminated: torch.Tensor
-    truncated: torch.Tensor
     steps: int
     writers: int
 
@@ -228,8 +232,9 @@ def _environments(*forms: Sequence[Form]) -> int:
 
 def _tiled(forms: Sequence[Form], environments: int) -> tuple[Form, ...]:
     """Forms whose tiles are as wide as so many environments allow."""
-    most = words.MOST_COLUMNS if INTERPRETED else 1024 // environments
-    return tuple((width, min(triton.next_power_of_2(width), most), *rest) for width, _, *rest in forms)  # pyright: ignore
+    most = words.MOST_COLUMNS if INTERPRETED else min(1024 // environments, 512)
+    columns = [min(triton.next_power_of_2(form[0]), most // 2 if form[2] > 1 else most) for form in forms]
+    return tuple((form[0], wide, *form[2:]) for form, wide in zip(forms, columns, strict=True))
 
 
 class StepWriter:
@@ -237,8 +242,10 @@ class StepWriter:
 
     def __init__(
         self, rings: Rings, obs: Sequence[Leaf], nexts: Sequence[Leaf], others: Sequence[Leaf], broken: torch.Tensor, *,
-        next_step: bool,
+        flags: tuple[int, int], next_step: bool,
     ) -> None:  # fmt: skip
+        """`flags`: which of the other leaves are `terminated` and `truncated`."""
+        self._flags = flags
         self._rings, self._broken, self._next_step = rings, broken, next_step
         self._obs, self._others = (tuple(leaf.words for leaf in leaves) for leaves in (obs, others))
         self._nexts, self._keeps_next = tuple(leaf.words for leaf in nexts or obs), bool(nexts)
@@ -252,11 +259,12 @@ class StepWriter:
         block, programs = blocks(given.writers, self._most)
         slots, changed = (rings.head, rings.kind) if touched is None else touched
         write_kernel[(programs,)](
-            self._obs, given.obs, given.nexts, self._nexts, self._others, given.others, given.terminated,
-            given.truncated, rings.head if envs is None else envs,
+            self._obs, given.obs, given.nexts, self._nexts, self._others, given.others,
+            rings.head if envs is None else envs,
             rings.kind, rings.first, rings.head, rings.open, rings.resetting, rings.count, self._broken, slots, changed,
             rings.slots, rings.num_envs, rings.size, rings.alive, given.writers, given.steps,
-            OBS=self._forms[0], OTHERS=self._forms[1], NEXT_STEP=self._next_step, KEEPS_NEXT=self._keeps_next,
+            OBS=self._forms[0], OTHERS=self._forms[1], TERMINATED=self._flags[0], TRUNCATED=self._flags[1],
+            NEXT_STEP=self._next_step, KEEPS_NEXT=self._keeps_next,
             HAS_ENVS=envs is not None, KEEPS_TOUCHED=touched is not None, HAS_HISTORY=rings.slots > rings.alive,
             BLOCK=block, **OPTIONS,
         )  # fmt: skip
@@ -270,7 +278,7 @@ def _variant(
 ) -> Variant:  # fmt: skip
     observed, rest = tuple(word for word, _ in obs), tuple(word for word, _ in _REST)
     types = {"obs": observed, "obs_given": observed, "next_given": observed, "next_stored": observed}
-    types |= {"others": rest, "others_given": rest, "terminated": "*u8", "truncated": "*u8", "envs": "*i64"}
+    types |= {"others": rest, "others_given": rest, "envs": "*i64"}
     types |= _RINGS | {"broken": "*i64", "touched": "*i64", "changed": "*u8"}
     aligned = tuple(types)
     types |= dict.fromkeys(("slots", "num_envs", "size", "alive", "writers", "steps"), sizes)
@@ -278,9 +286,11 @@ def _variant(
     forms = {"OBS": [form for _, form in obs], "OTHERS": [form for _, form in _REST]}
     block = _environments(*forms.values())
     forms = {group: _tiled(leaves, block) for group, leaves in forms.items()}
-    return Variant(write_kernel, name, types, {**forms, **flags, "BLOCK": block, **constants}, OPTIONS, aligned)
+    constants = {**flags, **constants}
+    return Variant(write_kernel, name, types, {**forms, **_FLAGS, **constants, "BLOCK": block}, OPTIONS, aligned)
 
 
+_FLAGS = {"TERMINATED": 2, "TRUNCATED": 3}
 _ROBOT = ("*i32", (48, 64, 1, 1, False))
 _ONE = (1, 1, 1, 1, False)
 _REST = [("*i32", (12, 16, 1, 1, False)), ("*i32", _ONE), ("*u8", _ONE), ("*u8", _ONE)]

@@ -1,0 +1,164 @@
+"""Uniform draws: exact however rows lie, the same in every order of programs, and the same on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import relive as rl
+from tests.kernels.triton.interpreter import in_every_order, interpreted, programs_in_order
+from tests.tiers import select
+
+pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
+
+from relive.kernels.triton import words
+from relive.kernels.triton.stream import DeviceStream
+
+CPU = torch.device("cpu")
+
+
+def block(steps: int, envs: int, ended: Any) -> dict[str, torch.Tensor]:
+    """Steps [steps, envs] that follow each other, and where they end."""
+    obs = torch.arange(steps, dtype=torch.float32).view(-1, 1, 1).expand(steps, envs, 1).contiguous()
+    flags = torch.as_tensor(ended).expand(steps, envs).contiguous()
+    return {
+        "obs": obs, "action": torch.zeros(steps, envs, 1), "reward": torch.zeros(steps, envs), "terminated": flags,
+        "truncated": torch.zeros_like(flags), "next_obs": obs + 1,
+    }  # fmt: skip
+
+
+def many_final_rows() -> rl.ReplayBuffer:
+    """Every episode is one step: a reset and, of every other environment, a cut lie between two of them."""
+    replay = rl.ReplayBuffer(60, 1, 1, num_envs=4, autoreset="NEXT_STEP", seed=1)
+    for _ in range(6):
+        replay.extend(block(2, 4, torch.tensor([[True], [False]])))
+        replay.cut([0, 2])
+    return replay
+
+
+def unequal_fills() -> rl.ReplayBuffer:
+    """From one row to a full ring, with ends."""
+    replay = rl.ReplayBuffer(5 * 12, 1, 1, num_envs=5, seed=2)
+    for env, steps in enumerate((1, 3, 7, 12, 20)):
+        replay.extend(block(steps, 1, torch.arange(steps).view(-1, 1) % 3 == 1), env_ids=[env])
+    return replay
+
+
+def one_of_thousands() -> rl.ReplayBuffer:
+    replay = rl.ReplayBuffer(3000 * 8, 1, 1, num_envs=3000, seed=3)
+    replay.extend(block(7, 1, False), env_ids=[2345])
+    return replay
+
+
+def stream_of(replay: rl.ReplayBuffer) -> DeviceStream:
+    assert isinstance(replay._random, DeviceStream)
+    return replay._random
+
+
+LAYOUTS: dict[str, Callable[[], rl.ReplayBuffer]] = {
+    "many final rows": many_final_rows, "unequal fills": unequal_fills, "one of thousands": one_of_thousands,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_transition_is_as_likely_as_any_other(name: str) -> None:
+    with interpreted():
+        replay = LAYOUTS[name]()
+        drawn = torch.cat([replay.storage.draw(1024, replay._random) for _ in range(4)])
+        ids = replay.storage.ids(drawn)
+        stored = replay.ids()
+    counts = torch.bincount(torch.searchsorted(stored, ids), minlength=len(stored)).double()
+    assert torch.isin(ids, stored).all()
+    expected = len(drawn) / len(stored)
+    chi = float(((counts - expected) ** 2 / expected).sum())
+    freedom = len(stored) - 1
+    assert abs(chi - freedom) < 5 * np.sqrt(2 * freedom) + 1e-9, (chi, freedom)
+
+
+def test_a_buffer_whose_only_row_resets_is_not_searched_for_ever() -> None:
+    with interpreted():
+        replay = rl.ReplayBuffer(8, 1, 1, num_envs=1, autoreset="NEXT_STEP", seed=0)
+        replay.extend(block(1, 1, True))
+        replay.clear()
+        replay.extend(block(1, 1, False))
+        assert len(replay) == 0
+        assert 0 <= int(replay.storage.draw(2, replay._random).max()) < replay.storage.memory.ring.kind.numel()
+
+
+@pytest.mark.parametrize("items", select(4, of=[1, 2, 4, 32]))
+def test_draws_do_not_depend_on_programs_nor_on_their_order(items: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn() -> list[torch.Tensor]:
+        with interpreted():
+            replay = unequal_fills()
+            return [replay.storage.draw(11, replay._random) for _ in range(2)] + [stream_of(replay).numbers.clone()]
+
+    whole = drawn()
+    monkeypatch.setattr(words, "MOST_INTERPRETED", items)
+    for alone, other in zip(whole, in_every_order(drawn, 3), strict=True):
+        assert torch.equal(alone, other)
+    assert not torch.equal(whole[0], whole[1])
+    assert whole[2][1:].tolist() == [2, 0]
+
+
+def test_a_seed_gives_these_rows_everywhere() -> None:
+    """Kept numbers: whoever has a GPU compares its rows with them."""
+    with interpreted():
+        replay = unequal_fills()
+        assert int(stream_of(replay).numbers[0]) == KEY
+        assert replay.sample(8)["index"].tolist() == ROWS
+        assert replay._random.uniform(2, CPU).tolist() == NUMBERS
+
+
+KEY = 1055234335903679899
+ROWS = [78, 17, 17, 6, 1, 27, 7, 124]
+NUMBERS = [0.6631154880377554, 0.5462605981235135]
+
+
+def philox(counter: list[int], key: int) -> list[int]:
+    """Philox 4×32 of ten rounds, written out. (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011.)"""
+    c, k = list(counter), [key & 0xFFFFFFFF, key >> 32]
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(b >> 32) ^ c[1] ^ k[0], b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ k[1], a & 0xFFFFFFFF]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c
+
+
+@pytest.mark.parametrize("call", [0, 5, 2**32 + 7])
+def test_numbers_are_those_of_philox(call: int) -> None:
+    stream = DeviceStream(11, CPU)
+    stream.numbers[1] = call
+    with interpreted():
+        found = stream.uniform(3, CPU).tolist()
+    key = int(stream.numbers[0])
+    expected = []
+    for place in range(3):
+        a, b, _, _ = philox([place, call & 0xFFFFFFFF, call >> 32, 0], key)
+        expected.append((((a << 31) ^ b) >> 10) * 2.0**-53)
+    assert found == expected
+    assert stream.numbers[1:].tolist() == [call + 1, 0]
+
+
+def test_a_stream_goes_back_to_a_snapshot() -> None:
+    stream = DeviceStream(3, CPU)
+    with interpreted():
+        before = stream.snapshot()
+        first = stream.uniform(4, CPU)
+        assert not torch.equal(stream.uniform(4, CPU), first)
+        stream.restore(before)
+        assert torch.equal(stream.uniform(4, CPU), first)
+    stream.numbers[2] = 1
+    with pytest.raises(rl.InvariantError, match="half done"):
+        stream.check()
+
+
+def test_the_programs_of_a_draw_count_their_call_once() -> None:
+    stream = DeviceStream(3, CPU)
+    with interpreted(), programs_in_order(lambda n: range(n - 1, -1, -1)), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "MOST_INTERPRETED", 2)
+        stream.uniform(7, CPU)
+    assert stream.numbers[1:].tolist() == [1, 0]

@@ -1,0 +1,72 @@
+"""Rows beyond 2^31: three billion slots of memory that the machine need not have, since few pages of it are used."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.triton.interpreter import interpreter, quick_arithmetic
+
+pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
+
+from relive.kernels.triton.draw import draw_slots
+from relive.kernels.triton.read import NEXT, OWN, RowReader, Source
+from relive.kernels.triton.windows import Windows, find_windows
+from relive.kernels.triton.words import Frames, Leaf, Rings, as_words
+from relive.kernels.triton.write import Given, StepWriter
+
+SLOTS, WIDTH = 3_000_000_000, 3
+NO_RESERVE = 0x4000
+"""Linux's flag for memory that is not there until it is written; Python has a name for it from 3.13 on."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The interpreter copies every argument back onto itself after a launch, which would touch all memory."""
+    monkeypatch.setattr(interpreter().GridExecutor, "_restore_args_dev", lambda *_: None)
+    with quick_arithmetic():
+        yield
+
+
+def far(*shape: int) -> torch.Tensor:
+    """Bytes that are zero, and take memory only where they are written."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
+    return torch.from_numpy(np.frombuffer(mmap.mmap(-1, int(np.prod(shape)), flags=flags), np.uint8)).view(*shape)
+
+
+def rings(head: int) -> Rings:
+    state = {name: torch.zeros(1, dtype=torch.uint8) for name in ("open", "resetting")}
+    numbers = {name: torch.tensor([value]) for name, value in (("head", head), ("count", 0), ("floor", head))}
+    return Rings(far(SLOTS, 1), far(SLOTS, 1), slots=SLOTS, num_envs=1, alive=SLOTS, **state, **numbers)
+
+
+@pytest.mark.parametrize("head", [2**31 - 2, SLOTS - 2, 5 * SLOTS - 2])
+def test_steps_are_written_drawn_and_read_there(head: int) -> None:
+    ring, obs, others = rings(head), Leaf.of(far(SLOTS, 1, WIDTH), Frames(), 4), []
+    for _ in range(2):
+        others.append(Leaf.of(far(SLOTS, 1), Frames(), 4))
+    given = torch.arange(5 * WIDTH, dtype=torch.uint8).view(5, 1, WIDTH) + 1
+    flags = (torch.zeros(4, 1, dtype=torch.uint8),) * 2
+    writer = StepWriter(ring, [obs], [], others, torch.zeros((), dtype=torch.int64), flags=(0, 1), next_step=False)
+    writer.write(Given((as_words(given[:4]),), (as_words(given[1:]),), flags, 4, 1), None, None)
+    slots = torch.tensor([(head + i) % SLOTS for i in range(4)])
+    assert ring.kind[slots, 0].tolist() == [1] * 4
+    assert (int(ring.head), int(ring.count), int(ring.open)) == (head + 4, 4, 1)
+    drawn = draw_slots(ring, torch.tensor([7, 0, 0]), 40)
+    assert set(drawn.tolist()) == set(slots.tolist())
+    out = [torch.zeros(4, WIDTH, dtype=torch.uint8) for _ in range(2)]
+    ids = torch.zeros(4, dtype=torch.int64)
+    reader = RowReader(ring, [Source(obs, OWN.value), Source(obs, NEXT.value)])
+    reader.read(slots, [as_words(leaf) for leaf in out], ids)
+    assert torch.equal(out[0], given[:4, 0])
+    assert torch.equal(out[1], given[1:, 0])
+    assert ids.tolist() == [head + i for i in range(4)]
+    mask, train, is_first = (torch.zeros(1, 4, dtype=torch.uint8) for _ in range(3))
+    windows = Windows(torch.zeros(1, 4, dtype=torch.int64), mask, train, is_first, ids)
+    find_windows(ring, slots[1:2].contiguous(), 1, 3, False, windows)
+    assert windows.slots.tolist() == [slots.tolist()]
+    assert windows.train.tolist() == [[0, 1, 1, 1]]
