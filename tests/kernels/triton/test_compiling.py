@@ -74,6 +74,7 @@ def test_the_docs_have_every_variant_on_every_target() -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.thorough
 def test_a_kernel_compiles_without_spills(tmp_path: Path) -> None:
     interpreter()
     done = run("--kernel", "reverse_scan", "--variant", "GAE float32", "--target", "sm_90", cache=tmp_path)
