@@ -59,7 +59,7 @@ def draw(replay: rl.ReplayBuffer) -> list[Any]:
     """Batches of every view, or nothing yet."""
     if len(replay) < 8:
         return []
-    views: list[Any] = [rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(3), rl.Window(obs=(-1, 0), action=range(3))]
+    views: list[Any] = [rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(3)]
     return [replay.sample(4, view).to_dict() for view in views]
 
 

@@ -49,14 +49,14 @@ def _constants(plan: OffsetPlan, device: torch.device) -> tuple[torch.Tensor, to
     return found[0], found[1], found[2]
 
 
-def windowed(store: ReplayStore, slots: torch.Tensor, plan: OffsetPlan, ids: torch.Tensor | None = None) -> Leaves:
-    """See `ReplayStore.windowed`; `ids` are those of the rows, where a store knows them already."""
+def windowed(store: ReplayStore, slots: torch.Tensor, plan: OffsetPlan) -> Leaves:
+    """See `ReplayStore.windowed`."""
     reach, paths, nexts = reach_of(store, slots, plan), store.schema.paths, store.memory.next_paths
     named, masks = _groups(store, slots, plan, reach)
     once = _once(store, slots, plan, reach)
     leaves = named | once
     batch = {path: leaves[path] for path in (*paths, *nexts)}
-    batch[("index",)] = store.ids(slots) if ids is None else ids
+    batch[("index",)] = store.ids(slots)
     if plan.n:
         batch[("discount",)] = leaves[("discount",)]
     return batch | masks

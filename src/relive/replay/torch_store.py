@@ -191,7 +191,7 @@ class TorchStore:
         return composed.sequences(self, slots, before, after, cross)
 
     def windowed(self, slots: torch.Tensor, plan: OffsetPlan) -> Leaves:
-        return windowed(self, slots, plan, self._known_ids().index_select(0, slots))
+        return windowed(self, slots, plan)
 
     def windows(
         self, slots: torch.Tensor, before: int, after: int, *, cross: bool = False
