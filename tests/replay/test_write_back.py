@@ -164,10 +164,7 @@ class TestOtherDevices:
 
     @pytest.mark.parametrize("sampler", SAMPLERS)
     def test_rows_are_drawn_and_written_without_waiting(self, sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        def uniform(_: Randomness, count: int, device: torch.device) -> torch.Tensor:
-            return torch.empty(count, dtype=torch.float64, device=device)
-
-        monkeypatch.setattr(Randomness, "uniform", uniform)
+        monkeypatch.setattr(Randomness, "generator", lambda *_: None)  # meta has none
         extra = {"latent": rl.Mutable(3)}
         replay = rl.ReplayBuffer(64, 2, (), num_envs=4, extra=extra, device="meta", sampler=sampler)
         with torch.device("meta"):

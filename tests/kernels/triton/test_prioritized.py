@@ -163,7 +163,7 @@ class TestFaults:
         with interpreted():
             replay = filled()
             before = masses(replay).clone()
-            assert int(replay.update_priority(torch.tensor([-1, 10**6, 2**62]), torch.ones(3))) == 3
+            assert int(replay.update_priority(torch.tensor([-2, 10**6, 2**62]), torch.ones(3))) == 3
             assert torch.equal(before, masses(replay))
             with pytest.raises(rl.InvariantError, match="index: expected ids of stored transitions, got 3 others"):
                 replay.check()
