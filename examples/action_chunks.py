@@ -5,7 +5,8 @@
 A car drives along a road with pillars in the middle. Every demonstrator passes each pillar on the left or on the right,
 as it likes. For the first metres nothing shows which side it will be: the car's place is observed, but not its wheels,
 which turn slowly. A policy that chooses one action at a time changes its mind meanwhile, and hits pillars. One that
-chooses a chunk of actions, half of the way from one pillar to the next, stays with its choice.
+chooses a chunk of actions, half of the way from one pillar to the next, stays with its choice. The task is made to show
+this: with chunks that end elsewhere than at the pillars most of the gain is gone.
 `rl.Window(action=range(h))` gives the chunks, and "action_mask" says which of their actions were really done:
 chunks are shorter at the end of a road.
 """

@@ -62,3 +62,4 @@ def test_damaged_files_are_read_or_refused(name: str, count: int, tmp_path: Path
                 refused += 1
         shutil.rmtree(target.parent)
     assert refused
+    assert refused < count or count < 50  # a few may all be damaged where it shows
