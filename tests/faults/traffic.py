@@ -112,7 +112,7 @@ class Traffic:
     def _sample(self) -> None:
         if not len(self.replay):
             return
-        for view in (rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(3), rl.Window(obs=(-1, 0), action=range(3))):
+        for view in (rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(3)):
             batch = self.replay.sample(8, view)
             self.count(batch)
             if "weight" in batch.keys():
