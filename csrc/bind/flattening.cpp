@@ -93,8 +93,12 @@ private:
             PyObject* inner = is_dict ? find(value, part) : is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i);
             if (!inner) PyErr_Clear();  // the list has become shorter
             if (!inner || inner == Py_None) return false;
-            if (part.parts.empty()) out.add(inner);
-            else if (!take_parts(inner, part, out)) return false;
+            if (part.parts.empty()) {
+                out.add(inner);
+                continue;
+            }
+            const nb::object held = nb::borrow(inner);  // a key that compares itself may take it out of its dict
+            if (!take_parts(inner, part, out)) return false;
         }
         return true;
     }

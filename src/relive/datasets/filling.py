@@ -51,6 +51,9 @@ def fill(name: str, buffer: Any, blocks: Iterable[Block], steps: int, final_obs:
             observation: "repeat" stores its own observation as the next one, "drop" leaves it out, and None leaves it
             out and warns.
     """
+    if final_obs not in ("drop", "repeat", None):
+        expected, remedy = '"drop", "repeat" or None', "Say what becomes of a last step without a next observation."
+        raise SchemaError(explain("final_obs", expected, repr(final_obs), remedy))
     if isinstance(buffer, RolloutBuffer):
         _require_room(name, steps, buffer.num_stored, buffer)
     left_out: list[int] = []

@@ -59,9 +59,9 @@ class Files:
             for name in folders:
                 with suppress(FileExistsError):
                     os.mkdir(name, dir_fd=root)
-        if "FORMAT" in found and found.issuperset(folders):
-            return  # whoever placed FORMAT has been at the end of this function before
         self.sync_folder("")
+        if "FORMAT" in found:
+            return  # whoever placed it has been at the end of this function before
         # The parent always: a save that was killed here may have made the root and not come to this line.
         for path in (self.root, *fresh[1:]):
             _sync(path.parent)

@@ -44,7 +44,8 @@ def joined(store: ReplayStore, slots: torch.Tensor, both: torch.Tensor, known: M
     others = [i for i in range(len(memory.leaves)) if i not in read]
     read |= dict(zip(others, store.take(slots, others), strict=True))
     leaves = named(memory, [read[i] for i in range(len(memory.leaves))])
-    return leaves | named_next(memory, [leaf[1] for leaf in observed])
+    # Not views of one memory: a caller may change one of them while torch keeps the other for a gradient.
+    return leaves | named_next(memory, [leaf[1].clone() for leaf in observed])
 
 
 def steps_of(store: ReplayStore, windows: torch.Tensor, leaves: Sequence[int] | None = None) -> Leaves:

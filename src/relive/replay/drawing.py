@@ -77,7 +77,9 @@ class Drawing:
     def drawn(self, count: int, view: View) -> Leaves:
         """The leaves of a batch of `count` rows."""
         drawn = self._run.draw(count)
-        leaves = self._read(drawn.slots, view)
+        # Another object: what the store knows of its own draws may not be so of slots that a sampler has changed.
+        slots = drawn.slots if self._run.is_uniform else drawn.slots.contiguous()[:]
+        leaves = self._read(slots, view)
         if drawn.weight is not None:
             leaves[("weight",)] = drawn.weight
         return leaves

@@ -44,6 +44,8 @@ class ReplayParts:
         moved = memory.load_state(saved, saved.config.entry("capacity").integer(1) // memory.ring.num_envs)
         self.storage.found()
         resume(self.run, self.sampler, memory, saved.part("sampler"), moved)
+        if moved is not None:  # a ring of another size may have forgotten rows that an epoch has yet to show
+            self.run.mended()
         self.random.load_state(saved.part("random"))
         self.observers.load_state(saved.part_without_values("listeners"))
         self.given.load_state(saved.part("staged"))

@@ -27,6 +27,9 @@ MOST_ROWS = 4
 
 MOST_IDS = 2**63 - 1
 
+NO_ID = -(2**63)
+"""What stands for the id of no row: nobody asks for it, while -1 names no step of a sequence."""
+
 _MANY_STEPS = 1024
 
 EMPTY, TRANSITION, FINAL, PENDING, HISTORY = range(5)
@@ -125,9 +128,9 @@ class Ring:
         return slot + torch.where(slot > place, top - place - self.slots, top - place)
 
     def ids(self) -> torch.Tensor:
-        """The identities of the transitions at all flat slots [S·N], -1 where there is none."""
+        """The identities of the transitions at all flat slots [S·N], `NO_ID` where there is none."""
         ids = torch.add(self.first_ids[0], self.rows(), alpha=self.num_envs)
-        return torch.where(self.kind == TRANSITION, ids, -1).view(-1)
+        return torch.where(self.kind == TRANSITION, ids, NO_ID).view(-1)
 
     def id_of(self, slots: torch.Tensor) -> torch.Tensor:
         """The identities of the rows that flat slots hold: the newest that fall there."""

@@ -11,7 +11,7 @@ from relive.errors import explain
 from relive.fields.conversion import as_numpy_if_cpu
 from relive.fields.invariants import require, require_all
 from relive.kernels.priority import PriorityTree, priority_tree
-from relive.kernels.reader import Reader, reader
+from relive.kernels.reader import Reader, bits_of, reader
 from relive.kernels.torch_ops import wide
 from relive.randomness import Randomness
 from relive.replay import composed
@@ -21,7 +21,7 @@ from relive.replay.invariants import check_kernels
 from relive.replay.offset_plan import OffsetPlan
 from relive.replay.offset_reading import windowed
 from relive.replay.queues import Queues
-from relive.replay.ring import MOST_IDS, MOST_ROWS, TRANSITION
+from relive.replay.ring import MOST_IDS, MOST_ROWS, NO_ID, TRANSITION
 from relive.replay.row_memory import RowMemory
 from relive.replay.store import Leaves, Touched
 from relive.replay.torch_write_back import rewrite
@@ -53,7 +53,7 @@ class TorchStore:
         self._drawn: tuple[torch.Tensor, torch.Tensor, int] | None = None
         """The slots of the last draw, and what the queues said of them."""
         self._rows: torch.Tensor | None = None
-        """Slot, following slot and id [3, S·N] of the transitions at all flat slots; of others the id is -1."""
+        """Slot, following slot and id [3, S·N] of the transitions at all flat slots; of others the id is `NO_ID`."""
         self._tree: PriorityTree | None = None
         self._rows_left = MOST_IDS // self.num_envs
         """How many rows an environment can be given yet, at least."""
@@ -125,9 +125,9 @@ class TorchStore:
         ids = self._rows[2]
         for step in self._written:
             if step.left is not None:
-                ids.index_fill_(0, step.left, -1)
-            ids.index_fill_(0, step.slots[-1], -1)
-            rows = step.ids[0] if step.is_reset is None else step.ids[0].masked_fill(step.is_reset, -1)
+                ids.index_fill_(0, step.left, NO_ID)
+            ids.index_fill_(0, step.slots[-1], NO_ID)
+            rows = step.ids[0] if step.is_reset is None else step.ids[0].masked_fill(step.is_reset, NO_ID)
             ids.index_copy_(0, step.slots[0], rows)
 
     @torch.inference_mode(False)  # writes change them later, in whatever mode
@@ -217,7 +217,8 @@ class TorchStore:
         found = self.take(self.memory.ring.after(slots), self.memory.observed)
         if padded:
             is_none = slots < 0
-            found = [leaf.masked_fill_(wide(is_none, leaf), 0) for leaf in found]
+            for leaf in found:
+                bits_of(leaf).masked_fill_(wide(is_none, leaf), 0)  # torch fills no uint16
         return found
 
     def _reader(self, source: tuple[torch.Tensor, ...], which: tuple[int, ...]) -> Reader:

@@ -14,6 +14,7 @@ from relive.datasets.hdf5.d4rl import FlatSteps, is_d4rl
 from relive.datasets.hdf5.file import opened
 from relive.datasets.hdf5.robomimic import Demonstrations, is_robomimic
 from relive.errors import SchemaError, explain
+from relive.fields.schema import positive
 from relive.memory import Memory
 from relive.replay.samplers import Sampler
 
@@ -59,7 +60,7 @@ def from_hdf5(
         if is_d4rl(file):
             flat = FlatSteps(file_path, file)
             plan = flat.plan(columns, encode, buffer)
-            steps = flat.steps(plan, time_limit)
+            steps = flat.steps(plan, None if time_limit is None else positive("time_limit", time_limit))
         elif is_robomimic(file):
             demonstrations = Demonstrations(file_path, file)
             plan = demonstrations.plan(columns, encode, buffer)

@@ -62,7 +62,7 @@ class Draws(Protocol):
         """The buffer has forgotten every row."""
 
     def mended(self) -> None:
-        """Rows have come or gone unsaid: a process died that wrote in the same memory."""
+        """Rows have come or gone unsaid: a process died that wrote in the same memory, or the capacity is another."""
 
     def snapshot(self) -> Any:
         """What draws change, but for the generator."""

@@ -32,5 +32,6 @@ def sequence_priority(error: torch.Tensor, mask: torch.Tensor, *, eta: float = 0
     if isinstance(eta, bool) or not isinstance(eta, Real) or not 0 <= float(eta) <= 1:
         raise SchemaError(explain("eta", "a number in [0, 1]", repr(eta), "Pass such a number."))
     size = error.detach().abs().masked_fill(~mask, 0.0)
+    size = size if size.dtype == torch.float64 else size.float()  # sums of halves overflow
     mean = size.sum(1) / mask.sum(1).clamp(min=1)
     return eta * size.amax(1) + (1 - eta) * mean if error.shape[1] else mean

@@ -52,9 +52,9 @@ class Sequence:
             )
 
     @cached_property
-    def fused(self) -> Reading:
-        """The store looks for the steps while it reads."""
-        return Reading(length=self.length, burn_in=self.burn_in, cross=self.cross_episodes)
+    def fused(self) -> Reading | None:
+        """The store looks for the steps while it reads, but does not name them."""
+        return None if self.step_index else Reading(length=self.length, burn_in=self.burn_in, cross=self.cross_episodes)
 
     def check(self, store: ReplayStore) -> None:
         """Refuse a buffer whose rows are in no order, and steps that no memory holds."""
