@@ -11,10 +11,11 @@ import torch
 
 import relive as rl
 from relive import kernels
+from relive.replay import Drawn
 
 
 def filled(steps: int, **settings: Any) -> rl.ReplayBuffer:
-    replay = rl.ReplayBuffer(16, **{"obs": 2, "action": 2, "seed": 0} | settings)
+    replay = rl.ReplayBuffer(16, 2, 2, seed=0, **settings)
     add(replay, steps)
     return replay
 
@@ -62,7 +63,7 @@ class Shifting:
             def draw(self, count: int) -> Any:
                 slots = store.draw(count, random)
                 slots.numpy()[:] = 5
-                return rl.replay.Drawn(slots)
+                return Drawn(slots)
 
         return Run()
 
