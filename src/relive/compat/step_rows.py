@@ -73,6 +73,26 @@ class Rows:
         return fitted(name, value, tensor[0]).contiguous()
 
 
+class Stepped:
+    """A buffer of another library whose steps are `StepRows`."""
+
+    _rows: StepRows
+
+    @property
+    def core(self) -> RolloutBuffer:
+        """The relive buffer underneath, with the steps that are stored now."""
+        return self._rows.core
+
+    @property
+    def step(self) -> int:
+        """How many steps are stored. Set it to 0 to start again, or to the number of rows written directly."""
+        return self._rows.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._rows.step = step
+
+
 class StepRows:
     """The memory of the rollout buffer that `make` makes, written step by step; `fields` are those that a step gives.
 

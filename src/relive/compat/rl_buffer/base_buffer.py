@@ -26,7 +26,46 @@ class ResetStrategy(Enum):
     """Forget everything and start again."""
 
 
-class BaseBuffer:
+class Sized:
+    """Sizes in time steps and in transitions, where the tensors are, and what happens when there is no room."""
+
+    current_size: Any
+    """How many time steps are stored."""
+
+    def __init__(
+        self,
+        buffer_size: int,
+        num_envs: int,
+        device: torch.device,
+        store_device: torch.device | None,
+        reset_strategy: ResetStrategy,
+    ) -> None:
+        self._buffer_size, self.num_envs = positive("buffer_size", buffer_size), positive("num_envs", num_envs)
+        self.device = torch.device(device)
+        self.store_device = self.device if store_device is None else torch.device(store_device)
+        self.reset_strategy = reset_strategy
+
+    @property
+    def capacity(self) -> int:
+        """How many time steps fit."""
+        return self._buffer_size
+
+    @property
+    def total_capacity(self) -> int:
+        """How many transitions fit."""
+        return self._buffer_size * self.num_envs
+
+    @property
+    def total_current_size(self) -> int:
+        """How many transitions are stored."""
+        return self.current_size * self.num_envs
+
+    def __len__(self) -> int:
+        """How many time steps are stored."""
+        return self.current_size
+
+
+class BaseBuffer(Sized):
     """What the buffers have in common: their sizes, their statistics, and what happens when they are full.
 
     A buffer of your own keeps its tensors itself and writes them in `add_context`.
@@ -45,10 +84,7 @@ class BaseBuffer:
         store_device: torch.device | None = None,
         reset_strategy: ResetStrategy = ResetStrategy.ERROR,
     ) -> None:
-        self._buffer_size, self.num_envs = positive("buffer_size", buffer_size), positive("num_envs", num_envs)
-        self.device = torch.device(device)
-        self.store_device = self.device if store_device is None else torch.device(store_device)
-        self.reset_strategy = reset_strategy
+        super().__init__(buffer_size, num_envs, device, store_device, reset_strategy)
         self._stats_tracker = stats_tracker
         self._forget()
 
@@ -61,33 +97,14 @@ class BaseBuffer:
         return self._stats_tracker
 
     @property
-    def capacity(self) -> int:
-        """How many time steps fit."""
-        return self._buffer_size
-
-    @property
-    def total_capacity(self) -> int:
-        """How many transitions fit."""
-        return self._buffer_size * self.num_envs
-
-    @property
     def current_size(self) -> int:
         """How many time steps are stored."""
         return self._buffer_size if self._full else self._pos
 
     @property
-    def total_current_size(self) -> int:
-        """How many transitions are stored."""
-        return self.current_size * self.num_envs
-
-    @property
     def full(self) -> bool:
         """Whether the coming step meets the reset strategy."""
         return self._full
-
-    def __len__(self) -> int:
-        """How many time steps are stored."""
-        return self.current_size
 
     def reset(self, reset_stats: bool = False) -> None:
         """Forget every step, and the statistics too if asked to."""

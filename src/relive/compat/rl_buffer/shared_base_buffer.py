@@ -6,12 +6,11 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from relive.compat.rl_buffer.base_buffer import CPU, ResetStrategy
+from relive.compat.rl_buffer.base_buffer import CPU, ResetStrategy, Sized
 from relive.compat.rl_buffer.stats_tracker import StatsTracker
-from relive.fields.schema import positive
 
 
-class SharedBaseBuffer(ABC):
+class SharedBaseBuffer(Sized, ABC):
     """Sizes, statistics and position of a buffer that several processes use; a worker may have no tracker."""
 
     def __init__(
@@ -23,10 +22,7 @@ class SharedBaseBuffer(ABC):
         store_device: torch.device | None = None,
         reset_strategy: ResetStrategy = ResetStrategy.ERROR,
     ) -> None:
-        self._buffer_size, self.num_envs = positive("buffer_size", buffer_size), positive("num_envs", num_envs)
-        self.device = torch.device(device)
-        self.store_device = self.device if store_device is None else torch.device(store_device)
-        self.reset_strategy = reset_strategy
+        super().__init__(buffer_size, num_envs, device, store_device, reset_strategy)
         self._stats_tracker = stats_tracker
 
     @abstractmethod
@@ -58,25 +54,6 @@ class SharedBaseBuffer(ABC):
         return self._stats_tracker
 
     @property
-    def capacity(self) -> int:
-        """How many time steps fit."""
-        return self._buffer_size
-
-    @property
-    def total_capacity(self) -> int:
-        """How many transitions fit."""
-        return self._buffer_size * self.num_envs
-
-    @property
     def current_size(self) -> int:
         """How many time steps are stored."""
         return self.capacity if self.full() else self.pos()
-
-    @property
-    def total_current_size(self) -> int:
-        """How many transitions are stored."""
-        return self.current_size * self.num_envs
-
-    def __len__(self) -> int:
-        """How many time steps are stored."""
-        return self.current_size

@@ -6,6 +6,7 @@ Stable-Baselines3's own `train` neither reads weights nor tells errors. These do
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -39,13 +40,13 @@ class _OnPriorities:
         kwargs["replay_buffer_class"] = replay_buffer_class
         super().__init__(*args, **kwargs)
 
+    @abstractmethod
     def _optimizers(self) -> list[Any]:
         """Those that follow the schedule of the learning rate."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _update(self, batch: PrioritizedReplayBufferSamples, step: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Learn from a batch, the `step`th of this call; yields what is logged."""
-        raise NotImplementedError
 
     def _learn(self, gradient_steps: int, batch_size: int) -> None:
         """What `train` does."""

@@ -10,17 +10,18 @@ import torch
 
 import relive as rl
 from relive.compat.apexrl.buffer.attributes import TRAINING, AgentColumn, plain
-from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, refuse_full
+from relive.compat.apexrl.buffer.rollout_buffer import refuse_full
 from relive.compat.apexrl.buffer.specs import declared, leaves_of, zeros_and_ones
+from relive.compat.apexrl.buffer.stepped_rollout import PRIVILEGED
 from relive.compat.apexrl.utils.observation import Spec
-from relive.compat.step_rows import SCORES, Column, StepRows, fitted, stored
+from relive.compat.step_rows import SCORES, Column, Stepped, StepRows, fitted, stored
 from relive.errors import SchemaError, explain
 from relive.fields.schema import Field
 
 _TRAINING = {theirs: ours for theirs, ours in TRAINING.items() if ours != PRIVILEGED}
 
 
-class MultiAgentRolloutBuffer:
+class MultiAgentRolloutBuffer(Stepped):
     """`num_steps` steps of `num_envs` environments with several agents each, and a state that they share.
 
     Attributes are dicts of one tensor `[num_steps, num_envs, …]` for each agent, under ApexRL's names. The tensors are
@@ -81,20 +82,6 @@ class MultiAgentRolloutBuffer:
         names = ["obs", "action", "reward", "done", "value", "log_prob"]
         self._rows = StepRows(make, names if state_spec is None else [*names, "state"])
         self.device = self._rows.tensors["terminated"].device
-
-    @property
-    def core(self) -> rl.RolloutBuffer:
-        """The relive buffer underneath, with the steps that are stored now."""
-        return self._rows.core
-
-    @property
-    def step(self) -> int:
-        """How many steps are stored. Set it to 0 to start again, or to the number of rows written directly."""
-        return self._rows.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self._rows.step = step
 
     def add(
         self,

@@ -14,18 +14,18 @@ import relive as rl
 from relive.compat.apexrl.buffer.attributes import TRAINING, plain
 from relive.compat.apexrl.buffer.overwritten import Reused
 from relive.compat.apexrl.buffer.specs import declared, inferred, leaves_of, written, zeros_and_ones
+from relive.compat.apexrl.buffer.stepped_rollout import PRIVILEGED, SteppedRollout
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import SCORES, Column, StepRows, stored
+from relive.compat.step_rows import SCORES, StepRows, stored
 from relive.errors import DataWarning, SchemaError, explain
 from relive.fields.schema import Field, positive
 
-PRIVILEGED = "privileged_observations"
 _GIVEN = ("observations", PRIVILEGED, "actions", "rewards", "dones", "values", "log_probs")
 _SCORES = ("advantages", "returns")
 
 
-class RolloutBuffer:
+class RolloutBuffer(SteppedRollout):
     """`num_steps` steps of `num_envs` environments under ApexRL's names.
 
     Both of its constructors work: the documented one, `(num_envs, num_steps, obs_shape, device, num_privileged_obs=0)`,
@@ -50,16 +50,6 @@ class RolloutBuffer:
     >>> buffer.get_all_data()["advantages"]
     tensor([1., 1.])
     """
-
-    observations = Column("obs")
-    privileged_observations = Column(PRIVILEGED)
-    actions = Column("action")
-    rewards = Column("reward")
-    dones = Column("dones")
-    values = Column("value")
-    log_probs = Column("log_prob")
-    advantages = Column("advantage")
-    returns = Column("return")
 
     def __init__(
         self,
@@ -103,16 +93,6 @@ class RolloutBuffer:
         return StepRows(make, fields)
 
     @property
-    def core(self) -> rl.RolloutBuffer:
-        """The relive buffer underneath, with the steps that are stored now."""
-        return told_of_ends(self._rows)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors are."""
-        return self.rewards.device
-
-    @property
     def action_shape(self) -> tuple[int, ...]:
         """The shape of one action; `()` before the first `add` where the constructor was not told."""
         return tuple(self.actions.shape[2:])
@@ -121,19 +101,6 @@ class RolloutBuffer:
     def action_dtype(self) -> torch.dtype:
         """The dtype of actions; float32 before the first `add` where the constructor was not told."""
         return self.actions.dtype
-
-    @property
-    def step(self) -> int:
-        """How many steps are stored. Set it to 0 to start again, or to the number of rows written directly."""
-        return self._rows.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self._rows.step = step
-
-    def __len__(self) -> int:
-        """How many transitions are stored."""
-        return self._rows.step * self.num_envs
 
     def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
         """Copy what is known before the step, for environments that step in place.
@@ -248,12 +215,6 @@ def moved(rows: StepRows, device: torch.device | str) -> StepRows:
     """The same steps on another device."""
     make: Any = rows.make
     return rows.moved(partial(make.func, *make.args, **{**make.keywords, "device": device}))
-
-
-def told_of_ends(rows: StepRows) -> rl.RolloutBuffer:
-    """The buffer underneath, whose episodes end where `dones` say so now."""
-    rows.tensors["terminated"].copy_(rows.tensors["dones"] != 0)
-    return rows.core
 
 
 def refuse_full(rows: StepRows) -> None:

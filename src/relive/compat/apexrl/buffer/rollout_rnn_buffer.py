@@ -12,8 +12,9 @@ from tensordict import TensorDict
 import relive as rl
 from relive.compat.apexrl.buffer.attributes import TRAINING
 from relive.compat.apexrl.buffer.overwritten import Reused
-from relive.compat.apexrl.buffer.rollout_buffer import PRIVILEGED, moved, notice_reused, refuse_full, seen, told_of_ends
+from relive.compat.apexrl.buffer.rollout_buffer import moved, notice_reused, refuse_full, seen
 from relive.compat.apexrl.buffer.specs import declared, zeros_and_ones
+from relive.compat.apexrl.buffer.stepped_rollout import PRIVILEGED, SteppedRollout
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import SCORES, Column, StepRows
@@ -23,7 +24,7 @@ from relive.fields.schema import Field
 _HIDDEN = ("actor_hidden_states", "critic_hidden_states")
 
 
-class RolloutRNNBuffer:
+class RolloutRNNBuffer(SteppedRollout):
     """`num_steps` steps of `num_envs` environments with the hidden states that they began with, read as sequences.
 
     Networks have their hidden states as (layers, batch, hidden); the attributes keep them [num_steps, num_envs, layers,
@@ -37,15 +38,6 @@ class RolloutRNNBuffer:
     torch.Size([4, 2, 1, 8])
     """
 
-    observations = Column("obs")
-    privileged_observations = Column(PRIVILEGED)
-    actions = Column("action")
-    rewards = Column("reward")
-    dones = Column("dones")
-    values = Column("value")
-    log_probs = Column("log_prob")
-    advantages = Column("advantage")
-    returns = Column("return")
     actor_hidden_states = Column("actor_hidden_states")
     critic_hidden_states = Column("critic_hidden_states")
 
@@ -87,29 +79,6 @@ class RolloutRNNBuffer:
         sizes = (self.num_steps, self.num_envs)
         make = partial(rl.RolloutBuffer, *sizes, obs, action, extra=extra, device=device, seed=seed)
         return StepRows(make, ["obs", *privileged, "action", "reward", "dones", "value", "log_prob", *_HIDDEN])
-
-    @property
-    def core(self) -> rl.RolloutBuffer:
-        """The relive buffer underneath, with the steps that are stored now."""
-        return told_of_ends(self._rows)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors are."""
-        return self.rewards.device
-
-    @property
-    def step(self) -> int:
-        """How many steps are stored. Set it to 0 to start again, or to the number of rows written directly."""
-        return self._rows.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self._rows.step = step
-
-    def __len__(self) -> int:
-        """How many transitions are stored."""
-        return self._rows.step * self.num_envs
 
     def stage(self, observations: Any, privileged_observations: Any, actions: Any) -> None:
         """Copy what is known before the step, as `RolloutBuffer.stage` does; then `add(None, None, None, …)`."""

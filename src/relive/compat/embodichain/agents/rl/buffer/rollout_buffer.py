@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import Column, StepRows, stored
+from relive.compat.step_rows import Column, Stepped, StepRows, stored
 from relive.errors import SchemaError, explain
 from relive.fields.schema import positive
 from relive.rollout.buffer import RolloutBuffer as _Rollout
@@ -27,7 +27,7 @@ _OURS = {
 }
 
 
-class RolloutBuffer:
+class RolloutBuffer(Stepped):
     """`num_steps` steps of `num_envs` environments, added one by one.
 
     `obs [T, N, obs_dim]`, `actions [T, N, action_dim]`, `rewards`, `dones`, `values` and `logprobs [T, N]` are the
@@ -64,15 +64,6 @@ class RolloutBuffer:
     def core(self) -> _Rollout:
         """The relive buffer underneath, with the steps that are stored now."""
         return self._rows.core
-
-    @property
-    def step(self) -> int:
-        """How many steps are stored. Set it to 0 to start again, or to the number of rows written directly."""
-        return self._rows.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self._rows.step = step
 
     def add(self, obs: Any, action: Any, reward: Any, done: Any, value: Any, logprob: Any) -> None:
         """Store one step of every environment."""
