@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from numbers import Real
 from os import PathLike
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
-from relive.errors import NotReadyError, SchemaError, explain, not_iterable
+from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, assembler, check_batch_size, check_destination, checked_targets, to_device
 from relive.fields.conversion import as_tensor, convert, path_name, row_ids
 from relive.fields.declarations import device_of as saved_device
@@ -24,7 +25,6 @@ from relive.fields.mutable import refuse_mutable
 from relive.fields.schema import Declaration, Field, Schema, Tree, declare, positive, refuse_reserved, unstacked
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels.reader import reader
-from relive.kernels.shuffling import shuffled
 from relive.locking import lock_for
 from relive.memory import Memory
 from relive.memory.documents import Node
@@ -34,6 +34,7 @@ from relive.memory.saved import Saved, State
 from relive.randomness import Randomness
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.ring import HostRing
+from relive.rollout.batching import Epochs, order_of
 from relive.rollout.buffer import RolloutBuffer
 
 _MOST_ROUNDS = 1 << 24
@@ -210,8 +211,7 @@ class DistillationBuffer(Portable):
         """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
 
         Only what is new since this buffer's last save there is written, and the newest `keep` checkpoints stay. What is
-        saved is everything: rows,
-        rounds and the generator. `relive.load(path)` goes on from it exactly.
+        saved is everything: rows, rounds and the generator. `relive.load(path)` goes on from it exactly.
         """
         from relive.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
 
@@ -352,35 +352,22 @@ class DistillationBuffer(Portable):
             oldest = self._oldest("epochs", recent)
             rows = torch.arange(oldest, self._ring.head, device=self.device)
             targets = self._targets(out, batch_size)
-        stop = len(rows) - len(rows) % batch_size if drop_last else len(rows)
-        if not stop:
-            remedy = "Add rows, or pass a smaller batch_size."
-            raise NotReadyError(explain("epochs", f"{batch_size} rows", len(rows), remedy))
-        if out is not None and stop % batch_size:
-            remedy = "Pass drop_last=True, or a batch_size that divides the rows."
-            raise SchemaError(explain("out", f"full batches of {batch_size} rows", f"{stop} rows", remedy))
-        batches = (
-            self._next(oldest, order[start : min(start + batch_size, stop)], targets, out)
-            for order in self._orders(rows, epochs, shuffle)
-            for start in range(0, stop, batch_size)
-        )
+        plan = Epochs.of("epochs", rows, batch_size, epochs, drop_last, f"{batch_size} rows", "rows")
+        if out is not None:
+            plan.require_full("rows")
+
+        def read(index: torch.Tensor, start: int, stop: int) -> TensorDict:
+            return self._read(index[start:stop].clone(), targets, out)
+
+        order = order_of(rows, shuffle, self._random, self.device)
+        batches = plan.batches(read, order, self._lock, partial(self._require_stored, oldest))
         return batches if target is None else (to_device(batch, target) for batch in batches)
 
-    def _orders(self, rows: torch.Tensor, epochs: int, shuffle: bool) -> Iterator[torch.Tensor]:
-        for _ in range(epochs):
-            with self._lock:
-                order = shuffled(rows, self._random) if shuffle else rows
-            yield order
-
-    def _next(
-        self, oldest: int, rows: torch.Tensor, targets: list[torch.Tensor] | None, out: TensorDict | None
-    ) -> TensorDict:
-        with self._lock:
-            if oldest < self._ring.oldest:
-                remedy = "Finish the epochs before you add rows that overwrite theirs."
-                expected = f"row {oldest}, the oldest of these epochs, to be stored"
-                raise NotReadyError(explain("epochs", expected, f"rows from {self._ring.oldest}", remedy))
-            return self._read(rows.clone(), targets, out)
+    def _require_stored(self, oldest: int) -> None:
+        if oldest < self._ring.oldest:
+            remedy = "Finish the epochs before you add rows that overwrite theirs."
+            expected = f"row {oldest}, the oldest of these epochs, to be stored"
+            raise NotReadyError(explain("epochs", expected, f"rows from {self._ring.oldest}", remedy))
 
     def __getitem__(self, index: Any) -> TensorDict:
         """The rows `index` [B], as `sample` would give them; of one number, its row."""
@@ -394,11 +381,7 @@ class DistillationBuffer(Portable):
                 raise IndexError(explain("index", expected, int(ids[wrong][0]), "Sample again."))
             return self._read(ids, None, None)
 
-    def __iter__(self, *_indices: Any) -> NoReturn:
-        """Raises a TypeError that names what to loop over."""
-        raise not_iterable(self, "Loop over epochs(batch_size), or draw batches with sample(batch_size).")
-
-    __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
+    _loop_over = "Loop over epochs(batch_size), or draw batches with sample(batch_size)."
 
     def _oldest(self, where: str, recent: int | None) -> int:
         """The first stored row, or the first of the newest rounds; at least one row follows."""

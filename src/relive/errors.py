@@ -66,16 +66,10 @@ class DataWarning(UserWarning):
 _TAMPERED = "Load a checkpoint, or make a new buffer: the memory was changed from outside the buffer."
 
 
-def require(holds: object, where: str, expected: object, got: object, remedy: str = _TAMPERED) -> None:
+def require(holds: object, where: str, expected: object, got: object) -> None:
     """Raise an InvariantError unless something holds."""
     if not holds:
-        raise InvariantError(explain(where, expected, got, remedy))
-
-
-def not_iterable(buffer: object, remedy: str) -> TypeError:
-    """The error for a loop over a buffer, which could mean its rows, its episodes or its batches."""
-    expected, got = "a loop over the result of one of its methods", "a loop over the buffer"
-    return TypeError(explain(type(buffer).__name__, expected, got, remedy))
+        raise InvariantError(explain(where, expected, got, _TAMPERED))
 
 
 def explain(where: str, expected: object, got: object, remedy: str) -> str:

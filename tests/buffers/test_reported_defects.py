@@ -101,3 +101,89 @@ def test_readers_refuse_what_they_do_not_know(tmp_path: Path) -> None:
     for wrong in ("Repeat", False):
         with pytest.raises(rl.SchemaError, match="final_obs: expected"):
             from_hdf5(tmp_path / "steps.hdf5", final_obs=wrong)  # pyright: ignore[reportArgumentType]
+
+
+ABSENT = torch.device("cuda" if not torch.cuda.is_available() else "privateuseone")
+"""A device that this machine lacks."""
+
+
+def rollout() -> rl.RolloutBuffer:
+    buffer = rl.RolloutBuffer(4, None, 2, (), seed=0)
+    for t in range(4):
+        buffer.add([t, t], 0.0, 0.0, terminated=False, truncated=False)
+    return buffer
+
+
+def distillation() -> rl.DistillationBuffer:
+    buffer = rl.DistillationBuffer(8, 2, (), seed=0)
+    buffer.add(np.arange(16.0).reshape(8, 2), np.zeros(8))
+    return buffer
+
+
+READERS: dict[str, tuple[Any, Any]] = {
+    "sample": (lambda: filled(8), lambda b, device: b.sample(4, device=device)),
+    "prioritized": (lambda: filled(8, sampler=rl.Prioritized()), lambda b, device: b.sample(4, device=device)),
+    "n-step": (lambda: filled(8), lambda b, device: b.sample(4, rl.NStep(2, 0.9), device=device)),
+    "minibatches": (rollout, lambda b, device: next(b.minibatches(2, device=device))),
+    "sequences": (rollout, lambda b, device: next(b.sequences(2, device=device))),
+    "distillation": (distillation, lambda b, device: b.sample(4, device=device)),
+    "epochs": (distillation, lambda b, device: next(b.epochs(4, device=device))),
+    "mixture": (
+        lambda: rl.Mixture({"a": filled(8), "b": filled(8)}, (2, 1)),
+        lambda b, device: b.sample(4, device=device),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_batch_for_a_device_that_is_not_there_is_not_drawn(name: str) -> None:
+    make, read = READERS[name]
+    buffer, twin = make(), make()
+    with pytest.raises(rl.SchemaError, match="device: expected a device of this machine, got "):
+        read(buffer, ABSENT)
+    assert torch.equal(read(buffer, "cpu")["index"], read(twin, None)["index"])
+
+
+def test_prefetching_for_a_device_that_is_not_there_draws_nothing() -> None:
+    replay = filled(8)
+    with pytest.raises(rl.SchemaError, match="device: expected a device of this machine, got "):
+        rl.prefetch(replay, 4, device=ABSENT)
+    assert torch.equal(replay.sample(4)["index"], filled(8).sample(4)["index"])
+
+
+@pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized()])
+@pytest.mark.parametrize("backend", ["native", "torch"], indirect=True)
+def test_a_ring_that_holds_only_an_end_is_loaded_with_more_rows(backend: str, sampler: Any, tmp_path: Path) -> None:
+    def add_next(replay: rl.ReplayBuffer, t: int) -> None:
+        obs, following = np.full((2, 1), t, np.float32), np.full((2, 1), t + 1, np.float32)
+        replay.add(obs, np.zeros(2), [t, t], [t == 1, False], [False, False], following)
+
+    replay = rl.ReplayBuffer(2, 1, (), num_envs=2, autoreset="NEXT_STEP", sampler=sampler, seed=0)
+    for t in range(3):  # the last of them only resets the first environment
+        add_next(replay, t)
+    assert replay.ids().tolist() == [5]
+    replay.save(tmp_path)
+    with pytest.warns(UserWarning, match="capacity 2 became 8"):
+        larger = rl.load(tmp_path, rl.ReplayBuffer, capacity=8)
+    assert larger.ids().tolist() == [5]
+    larger.check()
+    for t in range(3, 5):
+        add_next(larger, t)
+    assert larger[larger.ids()]["reward"].tolist() == [2.0, 3.0, 3.0, 4.0, 4.0]
+    assert larger.ids().tolist() == [5, 6, 7, 8, 9]
+    larger.check()
+
+
+@pytest.mark.parametrize("offsets", [{-1, 0}, frozenset((0, 1))])
+def test_offsets_of_a_window_have_an_order(offsets: Any) -> None:
+    with pytest.raises(rl.SchemaError, match="Window.obs: expected several offsets, got a set, which has no order"):
+        rl.Window(obs=offsets)
+    with pytest.raises(rl.SchemaError, match="expected several times, got a set, which has no order"):
+        rl.Window.from_seconds(10, obs=offsets)
+
+
+@pytest.mark.parametrize("device", [ABSENT, "privateuseone"])
+def test_a_checkpoint_is_not_loaded_onto_a_device_that_is_not_there(device: Any, tmp_path: Path) -> None:
+    filled(4).save(tmp_path)
+    with pytest.raises(rl.IncompatibleCheckpoint, match="expected a device of this machine, got "):
+        rl.load(tmp_path, device=device)

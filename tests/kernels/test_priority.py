@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import random
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,10 @@ from relive import kernels
 from relive.kernels import priority
 from relive.kernels.priority import PriorityTree, priority_tree
 from relive.randomness import Randomness
+from tests.kernels.tree_histories import HUGE, TINY, History, assert_lives, histories
 from tests.reference.priority import SlowTree
 
 CPU = torch.device("cpu")
-HUGE, TINY = 1.7e308, 5e-324
 pytestmark = pytest.mark.usefixtures("backend")
 
 
@@ -334,41 +333,11 @@ class TestRestoring:
             assert drawn.max() < 1001
 
 
-magnitudes = st.floats(-323.3, 308.2).map(lambda exponent: float(f"1e{int(exponent)}") * (1 + abs(exponent) % 0.7))
-priorities = st.one_of(st.just(0.0), st.sampled_from([TINY, HUGE, 1.0]), st.floats(1e-3, 1e3), magnitudes)
-
-
-@st.composite
-def histories(draw_from: st.DrawFn) -> tuple[int, list[list[tuple[int, float]]]]:
-    """A number of leaves, and batches of updates."""
-    num_leaves = draw_from(st.integers(1, 150))
-    update = st.tuples(st.integers(0, num_leaves - 1), priorities)
-    return num_leaves, draw_from(st.lists(st.lists(update, max_size=40), min_size=1, max_size=6))
-
-
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(histories(), st.integers(1, 40), st.booleans())
-def test_any_history_agrees_with_the_written_out_line(
-    history: tuple[int, list[list[tuple[int, float]]]], count: int, keeps_smallest: bool
-) -> None:
-    num_leaves, batches = history
-    tree, slow, source = priority_tree(num_leaves, CPU), SlowTree(num_leaves), Randomness(1)
-    for batch in batches:
-        leaves, values = [leaf for leaf, _ in batch], [value for _, value in batch]
-        tree.set(torch.tensor(leaves, dtype=torch.int64), doubles(values))
-        slow.set(leaves, values)
-        assert tree.leaves_view().tolist() == slow.leaves
-        total = slow.total()
-        expected = float(total) if total < 2**1024 else math.inf
-        assert float(tree.total()) == pytest.approx(expected, rel=1e-13, abs=2 * TINY)
-        if keeps_smallest:
-            assert float(tree.smallest()) == slow.smallest()
-        assert tree.check() <= 1e-14
-        drawn = tree.draw(count, source)
-        if drawn is None:
-            assert total == 0
-        else:
-            assert slow.may_draw(drawn.tolist(), Fraction(1, 10**14))
+@given(histories(most_leaves=150, most_batches=6), st.integers(1, 40), st.booleans())
+def test_any_history_agrees_with_the_written_out_line(history: History, count: int, keeps_smallest: bool) -> None:
+    tree = priority_tree(history[0], CPU)
+    assert_lives(tree, history, count, Randomness(1), keeps_smallest=keeps_smallest, error=1e-14)
 
 
 class Operations(TorchDispatchMode):

@@ -19,6 +19,7 @@ from tests.faults.digest import digest
 from tests.layouts import Both, arrays
 from tests.reference.sequences import around
 from tests.scripted import Scripted, act
+from tests.tiers import select
 
 
 def fill(count: int, capacity: int = 16, **options: Any) -> rl.ReplayBuffer:
@@ -502,7 +503,9 @@ class TestFailing:
         assert replay.state_dict()["values"]["random"] == before
 
     @pytest.mark.parametrize("next_obs", ["shared", "stored"])
-    @pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement()])
+    @pytest.mark.parametrize(
+        "sampler", select(rl.Prioritized(), of=[rl.Uniform(), rl.Prioritized(), rl.WithoutReplacement()])
+    )
     def test_a_batch_without_memory_draws_nothing(self, backend: str, sampler: Any, next_obs: Any) -> None:
         """Neither one that is too large nor one that fails in the middle of reading it."""
         replay = rl.ReplayBuffer(4, 1 << 20, (), sampler=sampler, next_obs=next_obs, seed=3)

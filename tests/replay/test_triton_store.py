@@ -62,7 +62,7 @@ SHAPES = {
         {"frame": rl.Stacked(rl.Field((2, 3), torch.uint8), 2, 0, pad="zero"), "depth": rl.Stacked(2, 4)}, 6, 2,
         {"autoreset": "NEXT_STEP"},
     ),
-    "carried": Shape(2, 6, 2, {"extra": {"state": rl.Carry((2, 2))}}),
+    "carried": Shape(2, 6, 2, {"extra": {"state": rl.Carry((2, 2)), "latent": rl.Mutable(rl.Carry(3))}}),
     "a wide row": Shape(rl.Field((40, 40), torch.uint8), 4, 2, {}),
 }  # fmt: skip
 ORDERED = [name for name, shape in SHAPES.items() if shape.options.get("next_obs") != "stored"]
@@ -103,7 +103,7 @@ def views_of(shape: Shape) -> tuple[Any, ...]:
 
 
 class TestRows:
-    @pytest.mark.parametrize("name", select("floats", "stored, NEXT_STEP", "two frames, padded by zeros", of=SHAPES))
+    @pytest.mark.parametrize("name", select("floats", "stored, NEXT_STEP", of=SHAPES))
     @pytest.mark.usefixtures("_small_programs")
     def test_any_history_is_stored_and_read_as_by_the_native_core(self, name: str) -> None:
         native, triton = pair(SHAPES[name])
@@ -131,6 +131,7 @@ class TestRows:
             triton.check()
             assert_same_batches(native, triton, views_of(shape))
 
+    @pytest.mark.thorough
     @pytest.mark.usefixtures("_small_programs")
     def test_a_write_is_the_same_in_every_order_of_programs(self) -> None:
         shape = SHAPES["two frames, padded by zeros"]._replace(num_envs=5)
@@ -275,7 +276,7 @@ def step_of(replay: rl.ReplayBuffer, envs: int | None = None) -> dict[str, Any]:
 
 class TestOut:
     @pytest.mark.parametrize("view", [rl.Transition(), rl.NStep(2, 0.9), rl.Sequence(2, 1)])
-    @pytest.mark.parametrize("sampler", [None, rl.Prioritized()])
+    @pytest.mark.parametrize("sampler", select(None, of=[None, rl.Prioritized()]))
     def test_a_batch_is_filled_where_it_is(self, view: Any, sampler: Any) -> None:
         with interpreted():
             fresh, filled = (rl.ReplayBuffer(40, 2, (), num_envs=2, sampler=sampler, seed=5) for _ in range(2))
@@ -356,7 +357,7 @@ class TestCheckpoints:
         with rl.kernels.force("torch"):
             assert_same_batches(loaded(tmp_path / "triton"), native)
 
-    @pytest.mark.parametrize("sampler", [None, rl.Prioritized()])
+    @pytest.mark.parametrize("sampler", select(rl.Prioritized(), of=[None, rl.Prioritized()]))
     def test_draws_go_on_exactly(self, tmp_path: Path, sampler: Any) -> None:
         with interpreted():
             replay = rl.ReplayBuffer(40, 2, (), num_envs=2, sampler=sampler, seed=7)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDict
 
-from relive.fields.assembly import check_batch_size
+from relive.fields.assembly import check_batch_size, check_destination
 from relive.fields.schema import positive
 from relive.replay.views import Transition, View
 
@@ -52,6 +52,7 @@ def prefetch(
     ...         assert batch["obs"].shape == (4, 2)
     """
     check_batch_size("prefetch", batch_size)
+    check_destination(device)
     return Prefetch(
         _BatchQueue(replay, batch_size, Transition() if view is None else view, device, positive("depth", depth))
     )

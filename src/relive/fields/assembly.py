@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,13 +25,13 @@ def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.
         return lambda leaves, batch_size: assemble(dict(zip(paths, leaves, strict=True)), batch_size)
     names = [path[0] for path in paths]
     # Without strict=: the keyword costs as much as the loop over the pairs.
-    return lambda leaves, batch_size: _level(dict(zip(names, leaves)), batch_size)  # noqa: B905
+    return lambda leaves, batch_size: level(dict(zip(names, leaves)), batch_size)  # noqa: B905
 
 
 def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> TensorDict:
     """The TensorDict of `leaves`, nested where a path has several names."""
     if sum(map(len, leaves)) == len(leaves):
-        return _level({path[0]: leaf for path, leaf in leaves.items()}, batch_size)
+        return level({path[0]: leaf for path, leaf in leaves.items()}, batch_size)
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         node = tree
@@ -44,13 +45,14 @@ def _tensordict(tree: dict[str, Any], batch_size: torch.Size) -> TensorDict:
     for name, value in tree.items():
         if type(value) is dict:
             tree[name] = _tensordict(value, batch_size)
-    return _level(tree, batch_size)
+    return level(tree, batch_size)
 
 
-def _level(tree: dict[str, Any], batch_size: torch.Size) -> TensorDict:
+def level(tree: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None) -> TensorDict:
+    """The TensorDict of tensors and TensorDicts that are known to have this batch size, and this device if any."""
     if _unchecked is None:
-        return TensorDict(tree, batch_size=batch_size)
-    return _unchecked(source=tree, batch_size=batch_size, nested=False)
+        return TensorDict(tree, batch_size=batch_size, device=device)
+    return _unchecked(source=tree, batch_size=batch_size, device=device, nested=False)
 
 
 def selected_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
@@ -104,12 +106,23 @@ def checked_targets(
 
 
 def check_destination(device: torch.device | str | None, out: TensorDict | None = None) -> torch.device | None:
-    """The device to move a batch to, or None; raises if the caller passes both `device` and `out`."""
+    """The device to move a batch to, or None; raises if the machine lacks it, or the caller passes `out` too."""
     if device is not None and out is not None:
         raise SchemaError(
             explain("out", "no device= together with out=", repr(device), "Move the filled batch yourself.")
         )
-    return None if device is None else device_of(device)
+    return None if device is None else _reached(device_of(device))
+
+
+@lru_cache(maxsize=64)  # asking a device takes as long as a small batch
+def _reached(device: torch.device) -> torch.device:
+    """`device`, asked before rows are drawn for it."""
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, ImportError, RuntimeError) as error:
+        remedy = 'Pass a device that torch can use here, such as "cpu".'
+        raise SchemaError(explain("device", "a device of this machine", repr(str(device)), remedy)) from error
+    return device
 
 
 def check_batch_size(where: str, batch_size: object) -> int:

@@ -49,7 +49,7 @@ def present(device: str | torch.device) -> torch.device:
     """A device that this machine has; of any other, an IncompatibleCheckpoint."""
     try:
         return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (AssertionError, ImportError, RuntimeError) as error:
         got, remedy = str(error).partition("\n")[0], "Pass device=."
         raise IncompatibleCheckpoint(explain(f"device {device}", "a device of this machine", got, remedy)) from None
 

@@ -168,11 +168,6 @@ def buffer_of(tensor: torch.Tensor | None) -> Any:
     return tensor.numpy()
 
 
-def target(count: int) -> torch.Tensor | None:
-    """What a native kernel is given to write `count` numbers into: nothing where it makes tensors itself."""
-    return None if exchange() else torch.empty(count, dtype=torch.int64, device="cpu")
-
-
 def columns(tensors: Sequence[torch.Tensor], optional: Sequence[bool], *, lead: int) -> Columns | None:
     """The native writer of rows into these tensors, or None where there is none."""
     if not runs_native(tensors):

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from multiprocessing.context import get_spawning_popen
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ class Portable:
     load_state: Callable[[Saved], None]
     rows: Callable[[], Any]
     check: Callable[[], None]
+    _loop_over: str
+    """What a loop over the buffer may have meant, as a sentence."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, for `load_state_dict` of a buffer made alike; the tensors share its memory.
@@ -80,6 +82,13 @@ class Portable:
 
     def __setstate__(self, own: dict[str, Any]) -> None:
         vars(self).update(own)
+
+    def __iter__(self, *_indices: Any) -> NoReturn:
+        """Raises a TypeError: a loop could mean the rows, the episodes or the batches."""
+        expected, got = "a loop over the result of one of its methods", "a loop over the buffer"
+        raise TypeError(explain(type(self).__name__, expected, got, self._loop_over))
+
+    __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
 
 
 class _Taken(NamedTuple):

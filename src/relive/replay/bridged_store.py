@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from relive.replay import composed
@@ -14,31 +12,21 @@ from relive.replay.row_memory import RowMemory
 from relive.replay.store import Leaves
 
 
-class BridgedStore:
+class BridgedStore(NativeStore):
     """A `NativeStore` over `kernels.bridge`: batches are put together leaf by leaf."""
 
-    fuses = has_neighbours = False
-
     def __init__(self, memory: RowMemory) -> None:
-        self._native = NativeStore(memory)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._native, name)
-
-    def __len__(self) -> int:
-        return len(self._native)
-
-    def draw_and_read(self, *_: Any, **__: Any) -> None:
-        """Not in one go."""
+        super().__init__(memory)
+        self.fuses = self.has_neighbours = False
 
     def transitions(self, slots: torch.Tensor) -> Leaves:
-        return composed.transitions(self._native, slots)
+        return composed.transitions(self, slots)
 
     def n_steps(self, slots: torch.Tensor, n: int, gamma: float) -> Leaves:
-        return composed.n_steps(self._native, slots, n, gamma)
+        return composed.n_steps(self, slots, n, gamma)
 
     def sequences(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> Leaves:
-        return composed.sequences(self._native, slots, before, after, cross)
+        return composed.sequences(self, slots, before, after, cross)
 
     def windowed(self, slots: torch.Tensor, plan: OffsetPlan) -> Leaves:
-        return windowed(self._native, slots, plan)
+        return windowed(self, slots, plan)

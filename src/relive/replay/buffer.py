@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from relive.errors import SchemaError, explain, not_iterable
+from relive.errors import SchemaError, explain
 from relive.fields.assembly import assemble, check_batch_size, check_destination, to_device
 from relive.fields.autoreset import settings_of
 from relive.fields.buffer_schemas import replay_nbytes, replay_schema
@@ -379,12 +379,7 @@ class ReplayBuffer(Portable):
             return self[np.array([index])][0]
         return self.read(index)
 
-    def __iter__(self, *_indices: Any) -> NoReturn:
-        """Raises a TypeError that names what to loop over."""
-        remedy = "Loop over replay.episodes(), read replay[replay.ids()], or draw batches with replay.sample."
-        raise not_iterable(self, remedy)
-
-    __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
+    _loop_over = "Loop over replay.episodes(), read replay[replay.ids()], or draw batches with replay.sample."
 
     def read(self, index: Any, view: View | None = None) -> TensorDict:
         """The rows `index` [B] read as `view` says: what `sample` gives when the sampler has chosen them."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from relive.fields.mutable import is_carried
 from relive.kernels.constants import ends_of_run
 from relive.kernels.torch_ops import n_step_sums
 from relive.replay.row_memory import RowMemory
@@ -48,13 +47,8 @@ def joined(store: ReplayStore, slots: torch.Tensor, both: torch.Tensor, known: M
     return leaves | named_next(memory, [leaf[1].clone() for leaf in observed])
 
 
-def steps_of(store: ReplayStore, windows: torch.Tensor, leaves: Sequence[int] | None = None) -> Leaves:
-    """All leaves (or the leaves `leaves`) and next observations at windows [B, L] of slots: [B, L, …], zero at -1."""
-    return in_windows(flat_steps_of(store, windows, leaves), windows.shape)
-
-
 def flat_steps_of(store: ReplayStore, windows: torch.Tensor, leaves: Sequence[int] | None = None) -> Leaves:
-    """The same, one window after another: [B · L, …]."""
+    """All leaves (or the leaves `leaves`) and next observations at windows [B, L] of slots: [B · L, …], zero at -1."""
     flat, memory = windows.reshape(-1), store.memory
     steps = named(memory, store.take(flat, leaves, padded=True), leaves)
     return steps | named_next(memory, store.take_next(flat, padded=True))
@@ -83,10 +77,10 @@ def n_steps(store: ReplayStore, slots: torch.Tensor, n: int, gamma: float) -> Le
 
 def sequences(store: ReplayStore, slots: torch.Tensor, before: int, after: int, cross: bool) -> Leaves:
     """See `ReplayStore.sequences`."""
-    carried = carried_leaves(store)
-    others = [i for i in range(len(store.memory.leaves)) if i not in carried]
+    others = [i for i in range(len(store.memory.leaves)) if i not in store.memory.carried]
     windows, is_first = store.windows(slots, before, after, cross=cross)
-    return steps_of(store, windows, others) | marked(store, slots, windows, is_first)
+    steps = in_windows(flat_steps_of(store, windows, others), windows.shape)
+    return steps | marked(store, slots, windows, is_first)
 
 
 def marked(store: ReplayStore, slots: torch.Tensor, windows: torch.Tensor, is_first: torch.Tensor) -> Leaves:
@@ -94,11 +88,6 @@ def marked(store: ReplayStore, slots: torch.Tensor, windows: torch.Tensor, is_fi
     mask = windows >= 0
     drawn = (windows == slots.unsqueeze(1)).cummax(1).values  # from the drawn row on
     marks = dict(zip(MARKS, (mask, mask & drawn, is_first), strict=True))
-    carried = carried_leaves(store)
+    carried = store.memory.carried
     starts = store.take(windows[:, 0].contiguous(), carried) if carried else ()
     return marks | named(store.memory, starts, carried)
-
-
-def carried_leaves(store: ReplayStore) -> list[int]:
-    """The leaves that a sequence has only at its start."""
-    return [i for i, field in enumerate(store.schema.fields) if is_carried(field)]

@@ -72,6 +72,10 @@ def _resize(ring: Ring, old: dict[str, torch.Tensor]) -> Moved:
         floor = (newest + 1).scatter_reduce(0, env, begins, "amin")
         kind = torch.where(row < floor[env], EMPTY, kind.long()).to(torch.uint8)
         ring.floor.copy_(torch.maximum(floor, old["floor"]))
+        # Where nothing is left, the coming observation starts an episode.
+        ring.open &= ring.head > ring.floor
+        nothing = (old["open"] & ~ring.open.cpu())[env] & (row == newest[env])
+        kind = torch.where(nothing, EMPTY, kind.long()).to(torch.uint8)
     expired = HISTORY if ring.slots > ring.alive else EMPTY
     kind = torch.where((kind == TRANSITION) & (row <= newest[env] - ring.alive), expired, kind.long()).to(torch.uint8)
     device = ring.kind.device

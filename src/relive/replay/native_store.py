@@ -13,9 +13,9 @@ from tensordict import TensorDict
 from relive import kernels
 from relive.errors import InvariantError, explain
 from relive.fields.assembly import assembler
+from relive.fields.invariants import require
 from relive.fields.schema import Stacked, caller_shape
 from relive.kernels.priority import NativeTree
-from relive.kernels.reader import Reader, reader
 from relive.randomness import Randomness
 from relive.replay import composed
 from relive.replay.chains import Chains
@@ -25,19 +25,18 @@ from relive.replay.offset_plan import OffsetPlan
 from relive.replay.offset_reading import windowed
 from relive.replay.ring import MOST_ROWS
 from relive.replay.row_memory import RowMemory
-from relive.replay.shares import RunningShares
+from relive.replay.row_store import RowStore, never_issued
 from relive.replay.store import Leaves, Reading, Touched
 
 if TYPE_CHECKING:
     from relive.replay.samplers.protocol import Draws
 
 
-class NativeStore:
+class NativeStore(RowStore):
     """A `DurableStore` of the C++ core. Whatever it does not take as it is, is conformed once and given again."""
 
     def __init__(self, memory: RowMemory) -> None:
-        self.memory, self.schema, self.device = memory, memory.schema, memory.device
-        self.num_envs, self.keeps_next = memory.ring.num_envs, memory.keeps_next
+        super().__init__(memory)
         self._core = _ring_of(memory)
         self._write_back = _write_back_of(self._core, memory)
         self._reads_files = memory.seals is not None
@@ -48,11 +47,10 @@ class NativeStore:
         """Other processes may write here, and would wait while rows are copied; see `copy_beside_writers`."""
         agents = memory.schema.leaf_indices["reward"]
         self._sums_steps = len(agents) == 1 and memory.leaves[agents[0]].dtype in _SUMMED and not memory.keeps_next
-        self._carried = composed.carried_leaves(self)
         self._name_batches()
-        self._readers: dict[Any, Reader] = {}
         self._offset_readers: WeakKeyDictionary[OffsetPlan, OffsetReader] = WeakKeyDictionary()
-        self._shares = RunningShares(memory.ring, keeps=self._is_alone)
+        self._few: torch.Tensor | None = None
+        """The slots of all transitions, where they are few; kept until something is written."""
         self._tree: NativeTree | None = None
         self._rows_left = memory.ring.rows_left()
 
@@ -60,8 +58,8 @@ class NativeStore:
         memory, paths = self.memory, self.schema.paths
         self._transition_paths = (*paths, *memory.next_paths, ("index",))
         self._n_step_paths = (*self._transition_paths, ("discount",))
-        steps, starts = [], [paths[i] for i in self._carried]
-        steps += [path for i, path in enumerate(paths) if i not in self._carried]
+        steps = [path for i, path in enumerate(paths) if i not in memory.carried]
+        starts = [paths[i] for i in memory.carried]
         self._sequence_paths = (*steps, *memory.next_paths, *composed.MARKS, *starts, ("index",))
         self._assemble = {
             (of_steps, weighted): assembler((*names, ("weight",)) if weighted else names)
@@ -77,7 +75,7 @@ class NativeStore:
         count = 1 if steps is None else steps
         if self._rows_left < MOST_ROWS * count:
             self._rows_left = self.memory.ring.require_rows_left(count)
-        self._shares.shares = None
+        self._few = None
         status = self._core.write(leaves, nexts, envs, count, steps is not None)
         if status >= 0:
             leaves, nexts = self.memory.conformed(leaves, nexts, envs, steps)
@@ -109,15 +107,15 @@ class NativeStore:
         return torch.tensor(self._core.touched.slots, dtype=torch.int64, device="cpu"), None
 
     def cut(self, envs: torch.Tensor | None) -> None:
-        self._shares.forget()
+        self._few = None
         self.memory.ring.cut(envs)
 
     def clear(self) -> None:
-        self._shares.forget()
+        self._few = None
         self.memory.ring.clear()
 
     def found(self) -> None:
-        self._shares.forget()
+        self._few = None
         self._rows_left = self.memory.ring.rows_left()
 
     def doubts(self) -> Iterator[str]:
@@ -132,12 +130,16 @@ class NativeStore:
     def maybe_empty(self) -> bool:
         return not self._core.stored()
 
-    def random(self, seed: int | None) -> Randomness:
-        return Randomness(seed)
-
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         drawn = self._core.draw(count, random.capsule, None)
-        return self._shares.draw(count, random) if drawn is None else drawn
+        return self._draw_of_few(count, random) if drawn is None else drawn
+
+    def _draw_of_few(self, count: int, random: Randomness) -> torch.Tensor:
+        """The same where transitions are so rare that the core does not find them by chance."""
+        slots = self.stored() if self._few is None else self._few
+        self._few = slots if self._is_alone else None
+        shares = torch.arange(1, len(slots) + 1, dtype=torch.float64) / len(slots)
+        return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
     def draw_and_read(
         self, count: int, random: Randomness, reading: Reading, run: Draws | None = None, out: TensorDict | None = None
@@ -212,7 +214,7 @@ class NativeStore:
         return dict(zip(self._n_step_paths, leaves, strict=True))
 
     def sequences(self, slots: torch.Tensor, before: int, after: int, cross: bool) -> Leaves:
-        leaves = self._core.sequences(slots, before, after, cross, self._carried)
+        leaves = self._core.sequences(slots, before, after, cross, self.memory.carried)
         return dict(zip(self._sequence_paths, leaves, strict=True))
 
     def windowed(self, slots: torch.Tensor, plan: OffsetPlan) -> Leaves:
@@ -235,33 +237,19 @@ class NativeStore:
         self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
     ) -> list[torch.Tensor]:
         self._fetch(slots)
-        which, stacked = range(len(self.memory.leaves)) if leaves is None else leaves, self.memory.stacked
-        whole = tuple(i for i in which if i not in stacked)
-        found = self._reader(self.memory.leaves, whole).take(slots, 0, len(slots), padded)
-        if len(whole) == len(which):
-            return found
-        read = dict(zip(whole, found, strict=True))
-        return [read[i] if i in read else self._stack(slots, i) for i in which]
+        return super().take(slots, leaves, padded=padded)
 
     def take_next(self, slots: torch.Tensor, *, padded: bool = False) -> list[torch.Tensor]:
-        if not self.keeps_next:
-            return self.take(self._core.following(slots, None), self.memory.observed, padded=padded)
-        every = tuple(range(len(self.memory.observed)))
-        return self._reader(self.memory.next_leaves, every).take(slots, 0, len(slots), padded)
+        if self.keeps_next:
+            return self._take_kept_next(slots, padded)
+        return self.take(self._core.following(slots, None), self.memory.observed, padded=padded)
 
     def _fetch(self, slots: torch.Tensor) -> None:
         """Rows of a file are about to be read, which may not be in memory."""
         if self._reads_files:
             self._core.fetch(slots.contiguous())
 
-    def _reader(self, source: tuple[torch.Tensor, ...], which: tuple[int, ...]) -> Reader:
-        key = (source is self.memory.leaves, which)
-        if key not in self._readers:
-            self._readers[key] = reader([source[i] for i in which], 2, self.memory.ring.kind.numel())
-        return self._readers[key]
-
     def _stack(self, slots: torch.Tensor, leaf: int) -> torch.Tensor:
-        """The frame stacks at flat slots, rebuilt from single frames."""
         out = self.memory.leaves[leaf].new_empty((len(slots), *caller_shape(self.schema.fields[leaf])))
         self._core.stack(slots, leaf, out)
         return out
@@ -272,9 +260,6 @@ class NativeStore:
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
         return self._core.behind(slots, None)
 
-    def later(self, slots: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-        return self.memory.ring.after(slots, steps)
-
     # Naming
 
     def ids(self, slots: torch.Tensor) -> torch.Tensor:
@@ -283,23 +268,16 @@ class NativeStore:
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         slots = self._core.locate(ids, None)
         if isinstance(slots, int):
-            remedy = "Pass ids from batch['index']."
-            raise IndexError(explain(f"index[{slots}]", "the id of a stored transition", int(ids[slots]), remedy))
+            raise never_issued(ids, slots)
         return slots
-
-    def stored(self) -> torch.Tensor:
-        return self.memory.ring.transitions()
-
-    @property
-    def heads(self) -> torch.Tensor:
-        return self.memory.ring.head
 
     # Verifying, and what outlives a process
 
     def check(self) -> None:
         self.memory.check()
         check_kernels(self)
-        self._shares.check()
+        if self._few is not None:
+            require(torch.equal(self._few, self.stored()), "few transitions", "those of the ring", self._few)
 
     def mend(self) -> None:
         if self._write_back is not None:

@@ -32,6 +32,11 @@ class OffsetGroup(NamedTuple):
     """Of the schema; for next observations, those of the observation."""
 
     @property
+    def is_next(self) -> bool:
+        """Whether they are read as next observations."""
+        return self.counted == Counted.NEXT_OBSERVATIONS
+
+    @property
     def mask(self) -> Path:
         """Where a batch says which offsets lie in the episode."""
         return (f"{self.path[0]}_mask", *self.path[1:])
@@ -60,28 +65,19 @@ class OffsetPlan:
         return self._groups(is_next=True, leaves=self.schema.leaf_indices["obs"])
 
     def _groups(self, *, is_next: bool, leaves: range | tuple[int, ...]) -> list[int]:
-        wanted = [(g, set(group.leaves), group.counted == Counted.NEXT_OBSERVATIONS) for g, group in self._numbered]
-        return [next((g for g, has, nexts in wanted if i in has and nexts == is_next), -1) for i in leaves]
-
-    @property
-    def _numbered(self) -> enumerate[OffsetGroup]:
-        return enumerate(self.groups)
+        groups = {g: each for g, each in enumerate(self.groups) if each.is_next == is_next}
+        return [next((g for g, each in groups.items() if i in each.leaves), -1) for i in leaves]
 
     @cached_property
     def steps(self) -> tuple[tuple[int, ...], ...]:
         """The offsets of each group in observations or steps from the drawn row on, if n is at most 1."""
-        nexts = [group.counted == Counted.NEXT_OBSERVATIONS for group in self.groups]
-        return tuple(
-            tuple(offset + is_next for offset in group.offsets)
-            for group, is_next in zip(self.groups, nexts, strict=True)
-        )
+        return tuple(tuple(offset + group.is_next for offset in group.offsets) for group in self.groups)
 
     def reach(self, slots: int) -> tuple[int, int]:
         """How many steps before and after a row are looked at, in a ring of so many slots."""
         last = max(self.n, 1) - 1
         before, after = 0, last
         for group, steps in zip(self.groups, self.steps, strict=True):
-            is_next = group.counted == Counted.NEXT_OBSERVATIONS
             before = max(before, -min(steps))
-            after = max(after, max(steps) - (group.counted != Counted.STEPS) + (last if is_next else 0))
+            after = max(after, max(steps) - (group.counted != Counted.STEPS) + (last if group.is_next else 0))
         return min(before, slots - 1), min(after, slots - 1)

@@ -72,10 +72,9 @@ def _groups(store: ReplayStore, slots: torch.Tensor, plan: OffsetPlan, reach: Re
     masks: Leaves = {}
     for group, where, mask in zip(plan.groups, at.split(sizes, 1), inside.split(sizes, 1), strict=True):
         leaves = store.take(where.contiguous().view(-1), group.leaves, padded=plan.zeros)
-        is_next = group.counted == Counted.NEXT_OBSERVATIONS
         for i, leaf in zip(group.leaves, leaves, strict=True):
             path = store.schema.paths[i]
-            named[("next_obs", *path[1:]) if is_next else path] = leaf.unflatten(0, where.shape)
+            named[("next_obs", *path[1:]) if group.is_next else path] = leaf.unflatten(0, where.shape)
         masks[group.mask] = mask.contiguous()
     return named, masks
 

@@ -9,7 +9,7 @@ import torch
 
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import convert, misaligned_error, path_name, refuse_reused_leaves, with_own_storage
-from relive.fields.mutable import Mutable
+from relive.fields.mutable import Mutable, is_carried
 from relive.fields.schema import Field, Path, Schema, Stacked, caller_shape
 from relive.memory import Room
 from relive.memory.rows import Rows
@@ -43,6 +43,8 @@ class RowMemory:
         """The leaves of the observation."""
         self.next_paths = tuple(("next_obs", *schema.paths[i][1:]) for i in self.observed)
         self.stacked = tuple(i for i, field in enumerate(schema.fields) if isinstance(field, Stacked))
+        self.carried = [i for i, field in enumerate(schema.fields) if is_carried(field)]
+        """The leaves that a sequence has only at its start."""
         history = schema.deepest_stack - 1
         self.ring = Ring.allocated(rows if keeps_next else rows + 1, num_envs or 1, history, room)
         shape = (self.ring.slots, self.ring.num_envs)

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from relive.errors import explain
 from relive.fields.conversion import as_numpy_if_cpu
 from relive.fields.invariants import require, require_all
 from relive.kernels.priority import PriorityTree, priority_tree
-from relive.kernels.reader import Reader, bits_of, reader
+from relive.kernels.reader import bits_of
 from relive.kernels.torch_ops import wide
 from relive.randomness import Randomness
 from relive.replay import composed
 from relive.replay.chains import Chains, Counter, of_stored
-from relive.replay.frames import rebuilt
 from relive.replay.invariants import check_kernels
 from relive.replay.offset_plan import OffsetPlan
 from relive.replay.offset_reading import windowed
 from relive.replay.queues import Queues
 from relive.replay.ring import MOST_IDS, MOST_ROWS, NO_ID, TRANSITION
 from relive.replay.row_memory import RowMemory
+from relive.replay.row_store import RowStore, never_issued
 from relive.replay.store import Leaves, Touched
 from relive.replay.torch_write_back import rewrite
 from relive.replay.torch_writer import TorchWriter, Written
 
 
-class TorchStore:
+class TorchStore(RowStore):
     """A `ReplayStore` that never waits for its device, but for `len`, `stored` and `check`.
 
     Tables of all slots are kept where computing their entries for a batch would be several launches. Each is made when
@@ -38,8 +37,7 @@ class TorchStore:
     fuses = has_neighbours = False
 
     def __init__(self, memory: RowMemory) -> None:
-        self.memory, self.schema, self.device = memory, memory.schema, memory.device
-        self.num_envs, self.keeps_next = memory.ring.num_envs, memory.keeps_next
+        super().__init__(memory)
         self._waits = memory.device.type == "cpu"
         """Looking at a result holds nobody up."""
         self.counter = Counter(is_on=self._waits)
@@ -47,7 +45,6 @@ class TorchStore:
         self.is_empty = True
         """Nothing was written since the last clear: what the host knows without asking the device."""
         self._counted = as_numpy_if_cpu(memory.ring.count)
-        self._readers: dict[Any, Reader] = {}
         self._written: list[Written] = []
         self._queues = Queues(memory.ring, in_order=not memory.keeps_next)
         self._drawn: tuple[torch.Tensor, torch.Tensor, int] | None = None
@@ -146,9 +143,6 @@ class TorchStore:
     def maybe_empty(self) -> bool:
         return not len(self) if self._waits else self.is_empty
 
-    def random(self, seed: int | None) -> Randomness:
-        return Randomness(seed)
-
     def draw(self, count: int, random: Randomness) -> torch.Tensor:
         drawn = self._queues.draw(count, random)
         slots = drawn[0]
@@ -199,21 +193,9 @@ class TorchStore:
         windows = self.memory.ring.windows(self.ids(slots), before, after, cross)
         return windows, self.memory.ring.first.view(-1)[windows] & (windows >= 0)  # -1 is the last slot, too
 
-    def take(
-        self, slots: torch.Tensor, leaves: Sequence[int] | None = None, *, padded: bool = False
-    ) -> list[torch.Tensor]:
-        which, stacked = range(len(self.memory.leaves)) if leaves is None else leaves, self.memory.stacked
-        whole = tuple(i for i in which if i not in stacked)
-        found = self._reader(self.memory.leaves, whole).take(slots, 0, len(slots), padded)
-        if len(whole) == len(which):
-            return found
-        read = dict(zip(whole, found, strict=True))
-        return [read[i] if i in read else rebuilt(self.memory, i, slots) for i in which]
-
     def take_next(self, slots: torch.Tensor, *, padded: bool = False) -> list[torch.Tensor]:
         if self.keeps_next:
-            every = tuple(range(len(self.memory.observed)))
-            return self._reader(self.memory.next_leaves, every).take(slots, 0, len(slots), padded)
+            return self._take_kept_next(slots, padded)
         found = self.take(self.memory.ring.after(slots), self.memory.observed)
         if padded:
             is_none = slots < 0
@@ -221,20 +203,11 @@ class TorchStore:
                 bits_of(leaf).masked_fill_(wide(is_none, leaf), 0)  # torch fills no uint16
         return found
 
-    def _reader(self, source: tuple[torch.Tensor, ...], which: tuple[int, ...]) -> Reader:
-        key = (source is self.memory.leaves, which)
-        if key not in self._readers:
-            self._readers[key] = reader([source[i] for i in which], 2, self.memory.ring.size)
-        return self._readers[key]
-
     def ahead(self, slots: torch.Tensor) -> torch.Tensor:
         return self.memory.ring.ahead(slots)
 
     def preceding(self, slots: torch.Tensor) -> torch.Tensor:
         return self.memory.ring.preceding(slots)
-
-    def later(self, slots: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-        return self.memory.ring.after(slots, steps)
 
     # Naming
 
@@ -260,17 +233,8 @@ class TorchStore:
         if self._waits and ((slots.numpy() < 0) | (ids.numpy() < 0)).any():
             _, never = self.memory.ring.locate(ids)
             if never.any():
-                wrong = int(never.nonzero()[0])
-                remedy = "Pass ids from batch['index']."
-                raise IndexError(explain(f"index[{wrong}]", "the id of a stored transition", int(ids[wrong]), remedy))
+                raise never_issued(ids, int(never.nonzero()[0]))
         return slots
-
-    def stored(self) -> torch.Tensor:
-        return self.memory.ring.transitions()
-
-    @property
-    def heads(self) -> torch.Tensor:
-        return self.memory.ring.head
 
     # Verifying
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from relive.fields.schema import Carry, Field, Path, Stacked, caller_shape
+from relive.fields.schema import Field, Path, Stacked, caller_shape
 from relive.kernels.triton.read import LAST, NEXT, OWN, START, RowReader, Source
 from relive.kernels.triton.windows import MOST_STEPS, Windows, find_windows
 from relive.kernels.triton.words import MOST_COLUMNS, Frames, Leaf, Rings, as_words
@@ -46,7 +46,6 @@ class TritonReader:
     def __init__(self, memory: RowMemory) -> None:
         self._memory, self._schema, self._rings = memory, memory.schema, rings_of(memory)
         self._leaves, self._next_leaves = leaves_of(memory)
-        self._carried = [i for i, field in enumerate(memory.schema.fields) if isinstance(field, Carry)]
         self._agents = memory.schema.leaf_indices["reward"]
         self._readers: dict[str, tuple[tuple[Path, ...], RowReader]] = {}
 
@@ -60,7 +59,7 @@ class TritonReader:
         memory, schema = self._memory, self._schema
         length = reading.length + reading.burn_in
         lead = (count, length) if length else (count,)
-        once = self._carried if length else ()
+        once = memory.carried if length else ()
         items = [(caller_shape(field), field.dtype) for field in schema.fields]
         forms = {path: ((*lead, *items[i][0]), items[i][1]) for i, path in enumerate(schema.paths) if i not in once}
         nexts = zip(memory.next_paths, memory.observed, strict=True)
@@ -120,7 +119,7 @@ class TritonReader:
         if kind == "n_step":
             places |= {schema.leaf_indices[name][0]: LAST.value for name in ENDS}
         if kind == "sequence":
-            places |= dict.fromkeys(self._carried, START.value)
+            places |= dict.fromkeys(memory.carried, START.value)
         sources = [Source(self._leaves[i], place) for i, place in places.items()]
         if memory.keeps_next:
             sources += [Source(leaf, OWN.value) for leaf in self._next_leaves]

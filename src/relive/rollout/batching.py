@@ -1,4 +1,4 @@
-"""How a rollout is read an epoch at a time: in which order, into whose memory, and for how long."""
+"""How rows are read an epoch at a time: in which order, into whose memory, and for how long."""
 
 from __future__ import annotations
 
@@ -33,31 +33,46 @@ class Epochs(NamedTuple):
 
     @classmethod
     def of(
-        cls, what: str, items: torch.Tensor | int, batch_size: int, repeats: int, drop_last: bool, expected: str
-    ) -> Epochs:
+        cls, where: str, items: torch.Tensor | int, batch_size: int, repeats: int, drop_last: bool, expected: str,
+        added: str = "steps",
+    ) -> Epochs:  # fmt: skip
         """Epochs of all items (or of as many); with `drop_last` full batches only, at least one of them."""
         total = items if isinstance(items, int) else len(items)
         if drop_last and 0 < total < batch_size:
-            raise NotReadyError(explain(what, expected, total, "Add steps, or pass a smaller batch_size."))
+            raise NotReadyError(explain(where, expected, total, f"Add {added}, or pass a smaller batch_size."))
         return cls(repeats, total - total % batch_size if drop_last else total, batch_size)
 
-    def batches(self, read: Read, order: Callable[[], Any], lock: Any, storage: Storage) -> Iterator[TensorDict]:
-        """Batch after batch, each read under the lock, as long as the storage keeps the steps that it has now."""
-        return self._batches(read, order, lock, storage, storage.generation)
+    def require_full(self, items: str) -> None:
+        """Refuse a last batch that is shorter than the others, which a batch of the caller's cannot be."""
+        if self.total % self.batch_size:
+            remedy = f"Pass drop_last=True, or a batch_size that divides the {items}."
+            expected = f"full batches of {self.batch_size} {items}"
+            raise SchemaError(explain("out", expected, f"{self.total} {items}", remedy))
 
-    def _batches(
-        self, read: Read, order: Callable[[], Any], lock: Any, storage: Storage, generation: int
+    def batches(
+        self, read: Read, order: Callable[[], Any], lock: Any, require: Callable[[], None]
     ) -> Iterator[TensorDict]:
+        """Batch after batch, each read under the lock, unless `require` raises because its rows are gone."""
         index, size = None, self.batch_size
         for start in itertools.chain.from_iterable(itertools.repeat(range(0, self.total, size), self.repeats)):
             with lock:
-                if storage.generation != generation:
-                    got, remedy = "a cleared one", "Finish the epochs before clear()."
-                    raise NotReadyError(explain("batch", "the rollout that the epochs began with", got, remedy))
+                require()
                 if index is None or start == 0:
                     index = order()
                 batch = read(index, start, min(start + size, self.total))
             yield batch
+
+
+def stays(storage: Storage) -> Callable[[], None]:
+    """A function that raises once the steps that the storage has now are forgotten."""
+    generation = storage.generation
+
+    def require() -> None:
+        if storage.generation != generation:
+            got, remedy = "a cleared one", "Finish the epochs before clear()."
+            raise NotReadyError(explain("batch", "the rollout that the epochs began with", got, remedy))
+
+    return require
 
 
 def order_of(rows: torch.Tensor | int, shuffle: bool, random: Randomness, device: torch.device) -> Callable[[], Any]:
@@ -84,16 +99,13 @@ def read_into(
     out: TensorDict, source: Following[Reader], leaves: dict[Path, torch.Tensor], device: torch.device, epochs: Epochs
 ) -> Read:
     """Reads rows of leaves [T, N, …] into the caller's batch, again and again."""
-    total, batch_size = epochs.total, epochs.batch_size
-    like = {path: ((batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
+    like = {path: ((epochs.batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
     targets = checked_targets(out, like, device)
     if any(overlaps(target, leaf) for target in targets for leaf in leaves.values()):
         raise SchemaError(
             explain("out", "memory outside the rollout", "memory of the rollout", "Pass a batch as out=.")
         )
-    if total % batch_size:
-        remedy = "Pass drop_last=True, or a batch_size that divides the transitions."
-        raise SchemaError(explain("out", f"full batches of {batch_size} transitions", f"{total} transitions", remedy))
+    epochs.require_full("transitions")
 
     def read(index: torch.Tensor, start: int, stop: int) -> TensorDict:
         source.found().take_into(index, start, stop, targets)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
-from relive.errors import BufferFullError, SchemaError, explain, not_iterable
+from relive.errors import BufferFullError, SchemaError, explain
 from relive.fields.assembly import check_destination, to_device
 from relive.fields.autoreset import parse_autoreset, refuse_reused_obs, settings_of, unpack_step
 from relive.fields.buffer_schemas import OPTIONAL, rollout_schema
@@ -26,7 +26,7 @@ from relive.memory.portable import Portable
 from relive.memory.saved import Saved, State
 from relive.randomness import Randomness
 from relive.rollout.advantages import Advantages, attachable
-from relive.rollout.batching import Epochs, order_of, read_fresh, read_into
+from relive.rollout.batching import Epochs, order_of, read_fresh, read_into, stays
 from relive.rollout.description import arguments_of, config_of, facts_of
 from relive.rollout.episode_flags import EpisodeFlags, Found
 from relive.rollout.recurrent import HiddenStates, Mode, check_layout, cuts_of, moved_sequences
@@ -299,7 +299,7 @@ class RolloutBuffer(Portable):
             else:
                 read = read_into(out, source, leaves, self.device, plan)
             order = order_of(rows, shuffle, self._random, self.device)
-            batches = plan.batches(read, order, self._lock, self._storage)
+            batches = plan.batches(read, order, self._lock, stays(self._storage))
         return batches if target is None else (to_device(batch, target) for batch in batches)
 
     @suggests_keywords
@@ -333,7 +333,7 @@ class RolloutBuffer(Portable):
             # What is [L, B] or packed, and what is [B], have no leading axis in common.
             read = read_fresh(source, paths, layout == "batch_first")
             order = order_of(count, shuffle, self._random, self.device)
-            batches = plan.batches(read, order, self._lock, self._storage)
+            batches = plan.batches(read, order, self._lock, stays(self._storage))
         return batches if target is None else (moved_sequences(batch, target) for batch in batches)
 
     @property
@@ -385,12 +385,7 @@ class RolloutBuffer(Portable):
             leaves = (*self._storage.leaves(), ("mask",)) if self._storage.num_stored else ()
         return any(leaf[: len(path)] == path for leaf in leaves)
 
-    def __iter__(self, *_indices: Any) -> NoReturn:
-        """Raises a TypeError that names what to loop over."""
-        remedy = "Loop over minibatches(batch_size) or sequences(length); rollout.data has the steps."
-        raise not_iterable(self, remedy)
-
-    __getitems__ = __iter__  # torch's DataLoader asks for a batch by it
+    _loop_over = "Loop over minibatches(batch_size) or sequences(length); rollout.data has the steps."
 
     # State
 

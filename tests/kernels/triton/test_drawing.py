@@ -11,7 +11,6 @@ import torch
 
 import relive as rl
 from tests.kernels.triton.interpreter import in_every_order, interpreted, programs_in_order
-from tests.tiers import select
 
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
@@ -89,7 +88,8 @@ def test_a_buffer_whose_only_row_resets_is_not_searched_for_ever() -> None:
         assert 0 <= int(replay.storage.draw(2, replay._random).max()) < replay.storage.memory.ring.kind.numel()
 
 
-@pytest.mark.parametrize("items", select(4, of=[1, 2, 4, 32]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("items", [1, 2, 4, 32])
 def test_draws_do_not_depend_on_programs_nor_on_their_order(items: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn() -> list[torch.Tensor]:
         with interpreted():

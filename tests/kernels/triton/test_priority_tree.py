@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ from hypothesis import strategies as st
 
 from relive.memory import Heap
 from relive.replay.ring import Ring
+from tests.kernels.tree_histories import HUGE, TINY, History, assert_lives, histories
 from tests.kernels.triton.interpreter import in_every_order
-from tests.reference.priority import SlowTree
 from tests.tiers import select
 
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
@@ -29,7 +28,6 @@ from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.stream import DeviceStream
 
 CPU = torch.device("cpu")
-HUGE, TINY = 1.7e308, 5e-324
 
 
 def doubles(values: Any) -> torch.Tensor:
@@ -343,36 +341,9 @@ class TestAccepting:
         assert tree.check() == 0
 
 
-magnitudes = st.floats(-323.3, 308.2).map(lambda exponent: float(f"1e{int(exponent)}") * (1 + abs(exponent) % 0.7))
-priorities = st.one_of(st.just(0.0), st.sampled_from([TINY, HUGE, 1.0]), st.floats(1e-3, 1e3), magnitudes)
-
-
-@st.composite
-def histories(draw_from: st.DrawFn) -> tuple[int, list[list[tuple[int, float]]]]:
-    """A number of leaves, and batches of updates."""
-    num_leaves = draw_from(st.integers(1, 300))
-    update = st.tuples(st.integers(0, num_leaves - 1), priorities)
-    return num_leaves, draw_from(st.lists(st.lists(update, max_size=40), min_size=1, max_size=4))
-
-
 @pytest.mark.thorough
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(histories(), st.integers(1, 40), st.booleans())
-def test_any_history_agrees_with_the_written_out_line(
-    history: tuple[int, list[list[tuple[int, float]]]], count: int, keeps_smallest: bool
-) -> None:
-    num_leaves, batches = history
-    tree, slow, source = TritonTree(num_leaves, CPU), SlowTree(num_leaves), stream(1)
-    for batch in batches:
-        leaves, values = [leaf for leaf, _ in batch], [value for _, value in batch]
-        tree.set(torch.tensor(leaves, dtype=torch.int64), doubles(values))
-        slow.set(leaves, values)
-        assert tree.leaves_view().tolist() == slow.leaves
-        total = slow.total()
-        expected = float(total) if total < 2**1024 else math.inf
-        assert float(tree.total()) == pytest.approx(expected, rel=1e-13, abs=2 * TINY)
-        if keeps_smallest:
-            assert float(tree.smallest()) == slow.smallest()
-        assert tree.check() == 0
-        if total:
-            assert slow.may_draw(tree.draw(count, source).tolist(), Fraction(1, 10**14))
+@given(histories(most_leaves=300, most_batches=4), st.integers(1, 40), st.booleans())
+def test_any_history_agrees_with_the_written_out_line(history: History, count: int, keeps_smallest: bool) -> None:
+    tree = TritonTree(history[0], CPU)
+    assert_lives(tree, history, count, stream(1), keeps_smallest=keeps_smallest, error=0.0)

@@ -103,13 +103,8 @@ class PriorityRun(Draws):
         else:
             self._largest = max(self._largest, float(largest))
 
-    @property
-    def largest_mass(self) -> Any:
-        """The mass of new rows."""
-        return self._settings.mass(self._largest)
-
     def written(self) -> None:
-        self._store.mark(self.largest_mass)
+        self._store.mark(self._settings.mass(self._largest))
 
     def cleared(self) -> None:
         self.tree.set(torch.arange(self._slots, device=self._store.device), 0.0)

@@ -12,7 +12,7 @@ from relive.errors import SchemaError, explain
 from relive.fields.schema import positive
 from relive.fields.vocabulary import suggests_init_keywords
 from relive.randomness import Randomness
-from relive.replay.composed import carried_leaves, marked
+from relive.replay.composed import marked
 from relive.replay.store import Leaves, Reading, ReplayStore
 from relive.replay.views.protocol import require_order
 from relive.replay.write_back import step_index
@@ -82,7 +82,7 @@ class Sequence:
 
     def reduce(self, store: ReplayStore, slots: torch.Tensor, windows: torch.Tensor, steps: Leaves) -> Leaves:
         """A batch from its steps [B, L, …]."""
-        carried = {store.schema.paths[i] for i in carried_leaves(store)}
+        carried = {store.schema.paths[i] for i in store.memory.carried}
         is_first = store.memory.ring.first.view(-1)[windows.clamp(min=0)] & (windows >= 0)
         batch = {path: leaf for path, leaf in steps.items() if path not in carried}
         named = {("step_index",): step_index(store, windows)} if self.step_index else {}

@@ -153,7 +153,7 @@ def _named_steps(plan: OffsetPlan, reach: Reach, steps: Leaves, before: int) -> 
     batch: Leaves = {}
     masks: Leaves = {}
     for group, step, mask in zip(plan.groups, found.split(sizes, 1), inside.split(sizes, 1), strict=True):
-        is_next, final = group.counted == Counted.NEXT_OBSERVATIONS, (step > reach.ahead.unsqueeze(1)).flatten()
+        final = (step > reach.ahead.unsqueeze(1)).flatten()
         for path in (plan.schema.paths[i] for i in group.leaves):
             led_to = ("next_obs", *path[1:])
             at = torch.minimum(step, reach.ahead.unsqueeze(1)) + before
@@ -164,7 +164,7 @@ def _named_steps(plan: OffsetPlan, reach: Reach, steps: Leaves, before: int) -> 
             if plan.zeros:
                 flat = leaf.flatten(0, 1)
                 leaf = flat.masked_fill(wide(~mask.flatten(), flat), 0).unflatten(0, step.shape)
-            batch[led_to if is_next else path] = leaf.view(steps[path].dtype)
+            batch[led_to if group.is_next else path] = leaf.view(steps[path].dtype)
         masks[group.mask] = mask.contiguous()
     return batch | masks
 
@@ -193,8 +193,9 @@ def _listed(where: str, values: Any, what: str) -> list[Any]:
     remedy = f"Pass a tuple or list of {what}, or a range."
     if hasattr(values, "tolist"):
         values = values.tolist()
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise SchemaError(explain(where, f"several {what}", repr(values), remedy))
+    if isinstance(values, str | bytes | set | frozenset) or not isinstance(values, Iterable):
+        got = "a set, which has no order" if isinstance(values, set | frozenset) else repr(values)
+        raise SchemaError(explain(where, f"several {what}", got, remedy))
     if isinstance(values, range) and len(values) > _MOST_OFFSETS:
         raise SchemaError(explain(where, f"at most {_MOST_OFFSETS} {what}", values, "Pass fewer."))
     found = list(values)
