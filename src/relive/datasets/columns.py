@@ -26,6 +26,7 @@ Encoders: TypeAlias = Mapping[str, Callable[[str], Any]]
 
 _FROM_NUMPY = {twin: dtype for dtype, twin in DTYPES.items() if twin is not None}
 _FLAGS = ("terminated", "truncated")
+_NUMBERS = ("reward", *_FLAGS)
 _MOST_COLUMNS = 1 << 10
 _COPIES = 8
 """Copies of a step that a reader holds at least: two rows, two held before them, all of these joined, and fields."""
@@ -38,6 +39,26 @@ class Column(NamedTuple):
     dtype: np.dtype
     text: str | None = None
     """The first text, of a column of texts."""
+    has_loose_axis: bool = False
+    """The axis of shape (1,) may mean nothing: writers of this format give numbers one."""
+
+
+def chosen_columns(columns: Columns | None) -> Columns:
+    """The argument `columns=`, checked."""
+    return _by_column("columns", columns, "a field or None", lambda field: field is None or isinstance(field, str))
+
+
+def chosen_encoders(encode: Encoders | None) -> Encoders:
+    """The argument `encode=`, checked."""
+    return _by_column("encode", encode, "a function of a text", callable)
+
+
+def _by_column(argument: str, given: Any, what: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
+    is_dict = given is None or isinstance(given, Mapping)
+    if not is_dict or not all(isinstance(column, str) and fits(value) for column, value in (given or {}).items()):
+        remedy = "Pass a dict whose keys are names of columns."
+        raise SchemaError(explain(argument, f"{what} for each column", repr(given), remedy))
+    return dict(given or {})
 
 
 class Plan:
@@ -60,24 +81,26 @@ class Plan:
         file: str,
         columns: Mapping[str, Column],
         usual: Callable[[str], Path | None],
-        chosen: Columns | None = None,
-        encode: Encoders | None = None,
-        buffer: Any = None,
+        chosen: Columns,
+        encode: Encoders,
+        buffer: Any,
         separator: str = "/",
     ) -> None:
         self._file, self._separator = file, separator
-        self._columns, self._encode = columns, dict(encode or {})
+        self._columns, self._encode = dict(columns), encode
         self._encoded: dict[str, dict[str, np.ndarray]] = {column: {} for column in self._encode}
         if len(columns) > _MOST_COLUMNS:
             raise self._wrong("", f"at most {_MOST_COLUMNS} columns", len(columns), "Split the file.")
-        self._require_known("columns", chosen or {})
-        self._require_known("encode", self._encode)
+        self._require_known("columns", chosen)
+        self._require_known("encode", encode)
         declared = None if buffer is None else extra_of(name, buffer)
         self.paths: dict[str, Path] = {}
         """The path of the field that each column becomes."""
         for column in columns:
-            path = self._path(column, usual, chosen or {}, declared or {})
+            path = self._path(column, usual, chosen, declared or {})
             if path is not None:
+                if columns[column].has_loose_axis and path[0] in _NUMBERS and not _declares_vector(buffer, path):
+                    self._columns[column] = columns[column]._replace(shape=())
                 self._require_field(column, path)
                 self.paths[column] = path
         of_obs = [column for column, path in self.paths.items() if path[0] == "obs"]
@@ -111,6 +134,8 @@ class Plan:
         for column, values in arrays.items():
             numbers = self._numbers(column, values) if column in self._encode else values
             path = self.paths[column]
+            if self._columns[column].has_loose_axis:
+                numbers = numbers.reshape(len(numbers), *self._columns[column].shape)
             _put(found, path, self._flags(column, numbers) if path[0] in _FLAGS else numbers)
         return found
 
@@ -141,12 +166,19 @@ class Plan:
         known = self._encoded[column]
         for text in texts:
             if text not in known:
-                known[text] = np.asarray(self._encode[column](text))
+                known[text] = self._array(column, self._encode[column](text))
         rows = [known[text] for text in texts]
         if rows[0].dtype.kind not in "biuf" or any(row.shape != rows[0].shape for row in rows):
             got = f"{rows[0].dtype} of shapes {sorted({row.shape for row in rows})}"
             raise self._wrong(column, "numbers of one shape from encode=", got, "Return an array of a fixed shape.")
         return np.stack(rows)
+
+    def _array(self, column: str, numbers: Any) -> np.ndarray:
+        try:
+            return np.asarray(numbers)
+        except ValueError as error:  # lists of several lengths
+            expected, remedy = "numbers of one shape from encode=", "Return an array of a fixed shape."
+            raise self._wrong(column, expected, repr(numbers), remedy) from error
 
     def _flags(self, column: str, values: np.ndarray) -> np.ndarray:
         if values.dtype != np.bool_ and not np.isin(values, (0, 1)).all():
@@ -216,6 +248,14 @@ class Plan:
     def _wrong(self, column: str, expected: str, got: object, remedy: str) -> SchemaError:
         where = f"{self._file}: {column}" if column else self._file
         return SchemaError(explain(where, expected, got, remedy))
+
+
+def _declares_vector(buffer: Any, path: Path) -> bool:
+    """Whether a buffer has a field of shape (1,) at a path."""
+    tree: Any = {} if buffer is None else declared_of(buffer)
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return isinstance(tree, Field) and tree.shape == (1,)
 
 
 def _put(tree: dict[str, Any], path: Path, value: Any) -> None:

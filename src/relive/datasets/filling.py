@@ -54,12 +54,16 @@ def fill(name: str, buffer: Any, blocks: Iterable[Block], steps: int, final_obs:
     if final_obs not in ("drop", "repeat", None):
         expected, remedy = '"drop", "repeat" or None', "Say what becomes of a last step without a next observation."
         raise SchemaError(explain("final_obs", expected, repr(final_obs), remedy))
-    if isinstance(buffer, RolloutBuffer):
-        _require_room(name, steps, buffer.num_stored, buffer)
     left_out: list[int] = []
     blocks = watched(blocks, steps, "reading episodes", lambda block: block.size)
     if final_obs != "repeat" and not isinstance(buffer, DistillationBuffer):
         blocks = _with_known_next(blocks, left_out)
+    if isinstance(buffer, RolloutBuffer):
+        room = buffer.num_steps - buffer.num_stored
+        if final_obs == "repeat":
+            _require_room(name, steps, room)
+        elif steps > room:
+            blocks = _fitting(name, blocks, room)
     write = {ReplayBuffer: _to_replay, RolloutBuffer: _to_rollout, DistillationBuffer: _to_distillation}[type(buffer)]
     kept = write(name, buffer, blocks)
     if left_out and final_obs is None:
@@ -85,8 +89,19 @@ def _with_known_next(blocks: Iterable[Block], left_out: list[int]) -> Iterator[B
             yield shorter
 
 
-def _require_room(name: str, steps: int, stored: int, rollout: RolloutBuffer) -> None:
-    room = rollout.num_steps - stored
+def _fitting(name: str, blocks: Iterable[Block], room: int) -> list[Block]:
+    """All blocks; raises if they have more than `room` steps, which nobody knows before they are read."""
+    kept: list[Block] = []
+    steps = 0
+    for block in blocks:
+        steps += block.size
+        if steps <= room:
+            kept.append(block)
+    _require_room(name, steps, room)
+    return kept
+
+
+def _require_room(name: str, steps: int, room: int) -> None:
     if steps > room:
         raise BufferFullError(_too_small(name, steps, room, f"make the rollout with num_steps={steps}."))
 

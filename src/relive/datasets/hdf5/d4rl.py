@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from relive.datasets.columns import Column, Columns, Encoders, Plan
+from relive.datasets.columns import Columns, Encoders, Plan
 from relive.datasets.hdf5.file import Steps, column_of, datasets_in, read, stretches
 from relive.errors import SchemaError, explain
 from relive.memory.space import available_bytes
@@ -48,19 +48,16 @@ class FlatSteps:
         if not self._rows:
             raise SchemaError(explain(f"{path.name}: rewards", "at least 1 step", 0, "Pass a file with steps."))
 
-    def plan(self, chosen: Columns | None, encode: Encoders | None, buffer: Any) -> Plan:
+    def plan(self, chosen: Columns, encode: Encoders, buffer: Any) -> Plan:
         """Which columns are read."""
-        left_out = {name for name, field in (chosen or {}).items() if field is None}
         columns = {}
         for name, array in self._arrays.items():
             if name in _BESIDE:
                 column_of(f"{self._path.name}: {name}", array, self._rows)
-            elif name in left_out:
-                columns[name] = column_of(f"{self._path.name}: {name}", array, len(array) if array.shape else 0)
             else:
-                about = column_of(f"{self._path.name}: {name}", array, self._rows)
-                is_number = NAMES.get(name) in ("reward", "terminated", "truncated") and about.shape == (1,)
-                columns[name] = Column((), about.dtype) if is_number else about
+                is_left_out = name in chosen and chosen[name] is None
+                rows = (len(array) if array.shape else 0) if is_left_out else self._rows
+                columns[name] = column_of(f"{self._path.name}: {name}", array, rows)
         return Plan("from_hdf5", self._path.name, columns, usual_path, chosen, encode, buffer)
 
     def steps(self, plan: Plan, time_limit: int | None) -> Steps:

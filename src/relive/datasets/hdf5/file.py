@@ -17,6 +17,9 @@ from relive.datasets.installed import required
 from relive.datasets.metadata import damage_named
 from relive.errors import SchemaError, explain
 
+VECTOR = "relive_vector"
+"""The attribute of an array [T, 1] that `to_hdf5` wrote from a field of shape (1,)."""
+
 
 class Steps(NamedTuple):
     """The steps of a file, before anything but their flags is read."""
@@ -54,7 +57,8 @@ def column_of(where: str, dataset: Any, rows: int) -> Column:
         remedy = "Leave it out with columns=, or repair the file."
         raise SchemaError(explain(where, f"{rows} rows", f"shape {dataset.shape}", remedy))
     text = read(where, dataset, 0, 1)[0] if _is_text(dataset) and rows else None
-    return Column(tuple(dataset.shape[1:]), dataset.dtype, text)
+    shape = tuple(dataset.shape[1:])
+    return Column(shape, dataset.dtype, text, has_loose_axis=shape == (1,) and VECTOR not in dataset.attrs)
 
 
 def _is_text(dataset: Any) -> bool:
@@ -85,16 +89,10 @@ def stretches(
     for start in range(0, rows, plan.rows_at_once):
         stop = min(start + plan.rows_at_once, rows)
         found = {column: read(f"{path.name}: {column}", arrays[column], start, stop) for column in plan.paths}
-        fields = plan.trees({column: _squeezed(plan, column, values) for column, values in found.items()})
+        fields = plan.trees(found)
         next_obs = None
         if nexts:
             of_obs = {column: values for column, values in found.items() if plan.paths[column][0] == "obs"}
             led = {column: read(f"{path.name}: {nexts[column].name}", nexts[column], start, stop) for column in of_obs}
             next_obs = plan.trees(led)["obs"]
         yield Stretch(fields, episode(start, stop), next_obs)
-
-
-def _squeezed(plan: Plan, column: str, values: Any) -> Any:
-    """One number per step, also where a file has an axis of length 1 after the steps."""
-    is_flag = plan.paths[column][0] in ("reward", "terminated", "truncated")
-    return values[:, 0] if is_flag and getattr(values, "shape", ())[1:] == (1,) else values

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from relive.datasets.blocks import split
-from relive.datasets.columns import Columns, Encoders
+from relive.datasets.columns import Columns, Encoders, chosen_columns, chosen_encoders
 from relive.datasets.filling import FinalObs, fill
 from relive.datasets.hdf5.d4rl import FlatSteps, is_d4rl
 from relive.datasets.hdf5.file import opened
@@ -56,14 +56,15 @@ def from_hdf5(
         device: the device or memory of the new buffer.
         seed: the seed of the new buffer.
     """
+    chosen, encoders = chosen_columns(columns), chosen_encoders(encode)
     with opened(path) as (file_path, file):
         if is_d4rl(file):
             flat = FlatSteps(file_path, file)
-            plan = flat.plan(columns, encode, buffer)
+            plan = flat.plan(chosen, encoders, buffer)
             steps = flat.steps(plan, None if time_limit is None else positive("time_limit", time_limit))
         elif is_robomimic(file):
             demonstrations = Demonstrations(file_path, file)
-            plan = demonstrations.plan(columns, encode, buffer)
+            plan = demonstrations.plan(chosen, encoders, buffer)
             steps = demonstrations.steps(plan)
         else:
             expected, remedy = "the group 'data' (robomimic) or the array 'observations' (D4RL)", "Pass such a file."

@@ -72,11 +72,11 @@ class Demonstrations:
                 expected = f"{theirs.get(column, 'no array')}, as in data/{first}"
                 raise SchemaError(explain(where, expected, mine.get(column, "no array"), "Repair the file."))
 
-    def plan(self, chosen: Columns | None, encode: Encoders | None, buffer: Any) -> Plan:
+    def plan(self, chosen: Columns, encode: Encoders, buffer: Any) -> Plan:
         """Which columns are read."""
         own = {column: about for column, about in self.columns.items() if not column.startswith("next_obs/")}
         if not any(column.startswith("obs/") for column in own) and not any(
-            (field or "").startswith("obs") for field in (chosen or {}).values()
+            (field or "").startswith("obs") for field in chosen.values()
         ):
             remedy = "Extract them with robomimic's dataset_states_to_obs, or pass columns={'states': 'obs'}."
             got = f"the columns {', '.join(own)}"
@@ -89,7 +89,7 @@ class Demonstrations:
         for name, arrays in self._found.items():
             flags = [column for column, path in plan.paths.items() if path[0] in ("terminated", "truncated")]
             where, rows = f"{self._path.name}: data/{name}", self._rows(name)
-            found = [read(f"{where}/{column}", arrays[column], 0, rows) != 0 for column in flags]
+            found = [read(f"{where}/{column}", arrays[column], 0, rows).reshape(rows) != 0 for column in flags]
             ends += int(np.any(found, 0)[:-1].sum()) + 1 if found else 1
         return Steps(sum(map(self._rows, self._found)), ends, self._stretches(plan))
 

@@ -12,6 +12,7 @@ import numpy as np
 from relive.datasets.episodes import require_free, require_ordered, written
 from relive.datasets.hdf5.d4rl import CUTS
 from relive.datasets.hdf5.d4rl import NAMES as D4RL
+from relive.datasets.hdf5.file import VECTOR
 from relive.datasets.hdf5.robomimic import NAMES as ROBOMIMIC
 from relive.datasets.installed import required
 from relive.errors import SchemaError, explain
@@ -60,7 +61,7 @@ def _robomimic(replay: ReplayBuffer, file: Any) -> None:
             if name in ("obs", "next_obs") and not isinstance(tree, dict):
                 tree = {"obs": tree}  # noqa: PLW2901 (robomimic's observations have names)
             for parts, leaf in leaves_of((_ROBOMIMIC_COLUMNS.get(name, name),), tree):
-                demo.create_dataset("/".join(parts), data=leaf)
+                _create(demo, "/".join(parts), leaf)
         demo.attrs["num_samples"] = len(episode["reward"])
         total += len(episode["terminated"])
     group.attrs["total"] = total
@@ -80,10 +81,16 @@ def _d4rl(replay: ReplayBuffer, file: Any) -> None:
         del file[CUTS]
 
 
+def _create(group: Any, column: str, rows: np.ndarray, **form: Any) -> None:
+    dataset = group.create_dataset(column, data=rows, **form)
+    if column.split("/", maxsplit=1)[0] == "rewards" and rows.shape[1:] == (1,):
+        dataset.attrs[VECTOR] = True
+
+
 def _append(file: Any, column: str, rows: np.ndarray) -> None:
     if column not in file:
         chunk = max(1, _CHUNK_BYTES // max(1, rows[0].nbytes))
-        file.create_dataset(column, data=rows, maxshape=(None, *rows.shape[1:]), chunks=(chunk, *rows.shape[1:]))
+        _create(file, column, rows, maxshape=(None, *rows.shape[1:]), chunks=(chunk, *rows.shape[1:]))
         return
     dataset = file[column]
     start = len(dataset)

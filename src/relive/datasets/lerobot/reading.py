@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from relive.datasets.blocks import Stretch, split
-from relive.datasets.columns import Column, Columns, Encoders, Plan
+from relive.datasets.columns import Column, Columns, Encoders, Plan, chosen_columns, chosen_encoders
 from relive.datasets.filling import FinalObs, fill
 from relive.datasets.installed import required
 from relive.datasets.lerobot.frames import Frames
@@ -71,9 +71,10 @@ def from_lerobot(
         seed: the seed of the new buffer.
     """
     required("pyarrow", "lerobot")
+    chosen, encoders = chosen_columns(columns), chosen_encoders(encode)
     info = Info(Path(path))
     frames = Frames(info)
-    plan = Plan("from_lerobot", info.name, _columns(info, frames, encode), _usual_path, columns, encode, buffer, ".")
+    plan = Plan("from_lerobot", info.name, _columns(info, frames, encoders), _usual_path, chosen, encoders, buffer, ".")
     steps, ends = _counted(info, frames, plan)
     if buffer is None:
         buffer = plan.made(steps + ends, sampler, device, seed)
@@ -90,11 +91,11 @@ def _usual_path(column: str) -> FieldPath | None:
     return (NAMES.get(first, first), *rest)
 
 
-def _columns(info: Info, frames: Frames, encode: Encoders | None) -> dict[str, Column]:
+def _columns(info: Info, frames: Frames, encode: Encoders) -> dict[str, Column]:
     found = {name: feature.column for name, feature in info.features.items()}
     if "task_index" in found:
         found["task"] = Column((), np.dtype(object), "")
-    for name in (encode or {}).keys() & found.keys():  # the first text tells how long an encoded one is
+    for name in encode.keys() & found.keys():  # the first text tells how long an encoded one is
         for rows in frames.rows([name], 1):
             found[name] = Column((), found[name].dtype, rows[name][0])
             break

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from relive.datasets.blocks import Stretch, split
-from relive.datasets.columns import Column, Columns, Plan
+from relive.datasets.columns import Column, Columns, Plan, chosen_columns
 from relive.datasets.filling import FinalObs, fill
 from relive.datasets.metadata import MOST_BYTES, parsed, wrong
 from relive.datasets.zarr.arrays import ZarrArray
@@ -60,9 +60,10 @@ def from_zarr(
         device: the device or memory of the new buffer.
         seed: the seed of the new buffer.
     """
+    chosen = chosen_columns(columns)
     with opened(Path(path)) as store:
         source = _Source(store)
-        plan = Plan("from_zarr", store.name, source.columns, source.usual_path, columns, None, buffer)
+        plan = Plan("from_zarr", store.name, source.columns, source.usual_path, chosen, {}, buffer)
         ends = source.ends
         if buffer is None:
             buffer = plan.made(int(ends[-1]) + len(ends) + source.inner_ends(plan), sampler, device, seed)
