@@ -350,7 +350,7 @@ def test_reset_forgets_steps_and_sequences() -> None:
     assert (target.pos, target.full, target.size()) == (0, False, 0)
     caches = ("padded_data", "unpadded_data", "unpadded_slices", "num_sequences", "max_sequence_length")
     assert [getattr(target, name) for name in caches] == [None] * 5
-    with pytest.raises(ValueError, match="expected prepared sequences"):
+    with pytest.raises(ValueError, match="before preparing sequences"):
         next(target.get_minibatch_sequences(1))
 
 
@@ -595,9 +595,9 @@ def test_prepared_sequences_are_a_copy() -> None:
 def test_sequences_need_a_recurrent_buffer_and_steps_and_preparation() -> None:
     with pytest.raises(ValueError, match="only supported when recurrent=True"):
         buffer(2).prepare_sequence_tensors()
-    with pytest.raises(ValueError, match="prepare_sequence_tensors: expected at least 1 stored step"):
+    with pytest.raises(ValueError, match="^Attempting to prepare sequences with empty buffer: add steps"):
         recurrent(2).prepare_sequence_tensors()
-    with pytest.raises(ValueError, match="get_minibatch_sequences: expected prepared sequences"):
+    with pytest.raises(ValueError, match="^Attempting to fetch minibatches before preparing sequences: call"):
         next(recurrent(2).get_minibatch_sequences(2))
     target: Any = recurrent(2, bptt_sequence_type="backwards")
     fill(target, np.zeros((2, 1)))
@@ -684,3 +684,12 @@ def test_the_page_about_migrating_runs_as_printed() -> None:
     assert names["buffer"].full
     assert names["memory"].is_full
     assert all(name in PAGE.read_text() for name in agilerl.__all__)
+
+
+def test_a_lone_number_of_one_environment_fills_an_observation_with_a_warning() -> None:
+    target = RolloutBuffer(2, spaces.MultiBinary(4), spaces.Discrete(2))
+    with pytest.warns(rl.DataWarning, match=r"obs: expected shape \(1, 4\), got one number. It fills them all"):
+        target.add(torch.ones(1), 0, 1.0, False, 0.5, -0.5)
+    assert target.buffer["observations"][0].tolist() == [[1, 1, 1, 1]]
+    with pytest.raises(ValueError, match=r"obs: expected shape \(1, 4\), got \(2,\)"):
+        target.add(torch.ones(2), 0, 1.0, False, 0.5, -0.5)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import relive as rl
 from relive.compat.agilerl.components import data, replay_buffer, segment_tree
@@ -89,7 +89,7 @@ class TestSampler:
         assert batch["weights"].shape == (4, 1)
         after = Sampler(n_steps).sample(batch["idxs"])
         torch.testing.assert_close(after["next_obs"].squeeze(), batch["obs"].squeeze() + 4)
-        with pytest.warns(UserWarning, match="^memory: expected a ReplayBuffer of AgileRL, got"):
+        with pytest.warns(UserWarning, match="^Memory is not an agilerl ReplayBuffer: got int"):
             Sampler(memory=0)
         with pytest.raises(AssertionError, match="^Sampler: expected a memory, or a dataset with its dataloader"):
             Sampler()
@@ -103,6 +103,19 @@ class TestSampler:
         assert sampler.sample(5)["obs"].shape == (5, 1)
         with pytest.warns(UserWarning, match="Buffer is not an agilerl ReplayBuffer: "):
             data.ReplayDataset(object())
+
+    def test_a_dataset_and_a_loader_of_other_kinds_are_told_of(self) -> None:
+        class Broken(Sampler):
+            def _replace_dataloader_collate_fn(self, dataloader: Any) -> Any:
+                return []
+
+        other: Any = TensorDataset(torch.zeros(1))
+        other.buffer = ReplayBuffer(9)
+        dataset = ReplayDataset(other.buffer)
+        with pytest.warns(UserWarning, match="^Dataset is not an agilerl ReplayDataset: got TensorDataset"):
+            Sampler(dataset=other, dataloader=DataLoader(other, batch_size=None))
+        with pytest.warns(UserWarning, match="^Dataset is not a torch DataLoader object: got list"):
+            Broken(dataset=dataset, dataloader=DataLoader(dataset, batch_size=None))
 
 
 class TestTrees:

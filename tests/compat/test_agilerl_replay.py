@@ -215,11 +215,31 @@ def test_the_size_says_how_many_rows_of_the_memory_are_stored(kind: Any) -> None
     memory.storage["obs"][2] = torch.tensor([9.0, 9.0])
     memory.size = 3
     assert set(memory.sample(50)["obs"][:, 0].tolist()) == {0, 1, 9}
-    for wrong in (0, 6):
-        with pytest.raises(ValueError, match=f"size: expected 1 to 5 after the first add, got {wrong}"):
+    for wrong in (-1, 6):
+        with pytest.raises(ValueError, match=f"size: expected 0 to 5, got {wrong}"):
             memory.size = wrong
-    with pytest.raises(ValueError, match="after the first add"):
-        kind(5).size = 2
+    memory.size = 0
+    assert (len(memory), memory.counter) == (0, 4)
+
+
+def test_a_subclass_may_keep_its_rows_itself() -> None:
+    class Listed(PrioritizedReplayBuffer):
+        def __init__(self) -> None:
+            super().__init__(max_size=0)
+            self.rows: list[Any] = []
+
+        def add(self, data: TensorDict) -> None:
+            self.rows.append(data)
+            self.size += 1
+
+    memory = Listed()
+    memory.add(steps(0, 1))
+    memory.add(steps(1, 1))
+    assert (memory.size, len(memory), len(memory.rows)) == (2, 2, 2)
+    memory.clear()
+    assert len(memory) == 0
+    with pytest.raises(ValueError, match="capacity: expected a positive int, got 0"):
+        ReplayBuffer(0).add(steps(0, 1))
 
 
 @pytest.mark.parametrize(

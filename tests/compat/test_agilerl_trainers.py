@@ -112,3 +112,24 @@ def test_a_multi_agent_algorithm_trains() -> None:
     train(env, "", "MADDPG", [agent], memory, **SETTINGS)
     env.close()
     assert len(memory) > 200
+
+
+def test_a_population_is_made_with_our_buffer_and_evolves_with_it() -> None:
+    env, hp = environments("CartPole-v1"), {"BATCH_SIZE": 8, "LEARN_STEP": 32}
+    spaces = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
+    create_population = agilerl("utils.utils").create_population
+    pop = create_population("PPO", **spaces, net_config=None, INIT_HP=hp, population_size=2, num_envs=4)
+    for agent in pop:
+        agilerl("rollouts").collect_rollouts(agent, env, n_steps=8)
+        agent.learn()
+        agent.test(env, max_steps=4)
+    mutate = agilerl("hpo.mutation").Mutations(0, 1, 0, 0, 0, 0, rand_seed=0).mutation
+    pop = mutate(agilerl("hpo.tournament").TournamentSelection(2, True, 2).select(pop)[1])
+    env.close()
+    assert [type(agent.rollout_buffer) for agent in pop] == [RolloutBuffer] * 2
+
+
+def test_names_that_are_not_about_buffers_are_those_of_agilerl() -> None:
+    names = {"components": "Trajectory", "algorithms": "DQN", "typing": "PopulationType", "algorithms.ppo": "np"}
+    for module, name in names.items():
+        assert getattr(agilerl(module), name) is getattr(importlib.import_module(f"agilerl.{module}"), name)

@@ -23,6 +23,7 @@ from rsl_rl.utils import resolve_callable  # noqa: E402
 from relive.compat.rsl_rl import algorithms, runners  # noqa: E402
 from tests.compat.documents import guide  # noqa: E402
 from tests.compat.rsl_rl_world import Pucks, distillation_settings, ppo_settings, recurrent  # noqa: E402
+from tests.tiers import select  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # of what rsl_rl stands on
@@ -56,7 +57,7 @@ def same(ours: Any, original: Any) -> bool:
     return mine.keys() == others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("kind", select("lstm", of=["lstm", "gru"]))
 def test_recurrent_ppo_gives_the_same_weights_bit_for_bit(kind: str) -> None:
     made = [
         trained(module, "OnPolicyRunner", recurrent(ppo_settings(), "actor", "critic", kind=kind), 4)
@@ -109,6 +110,7 @@ def reward_of(runner: Any) -> float:
     return total / 48
 
 
+@pytest.mark.thorough
 def test_ppo_learns_as_well() -> None:
     ours, original = (reward_of(trained(module, "OnPolicyRunner", ppo_settings(), 30)) for module in (runners, theirs))
     untrained = reward_of(trained(theirs, "OnPolicyRunner", ppo_settings(), 0))
@@ -131,10 +133,26 @@ def test_the_configuration_alone_switches_to_our_storage(tmp_path: Any) -> None:
     assert type(trained(theirs, "DistillationRunner", distilled, 0).alg.storage) is RolloutStorage
 
 
-def test_a_storage_of_ours_is_kept() -> None:
-    own = RolloutStorage("rl", 2, 3, TensorDict({"policy": torch.zeros(2, 4)}, [2]), [2])
+def test_every_module_of_rsl_rl_is_below_our_prefix_and_names_mean_our_algorithms() -> None:
+    for module in ("env", "extensions.rnd", "models", "modules.cnn", "utils.utils"):
+        assert importlib.import_module(f"relive.compat.rsl_rl.{module}") is importlib.import_module(f"rsl_rl.{module}")
+    utils: Any = importlib.import_module("relive.compat.rsl_rl.utils")
+    assert utils.split_and_pad_trajectories is importlib.import_module("rsl_rl.utils").split_and_pad_trajectories
+    for name in ("PPO", "rsl_rl.algorithms:PPO", "rsl_rl.algorithms.PPO", "relive.compat.rsl_rl.algorithms:PPO"):
+        assert utils.resolve_callable(name) is algorithms.PPO
+    original = algorithms.PPO.__base__
+    assert utils.resolve_callable(original) is original
+    assert issubclass(runners.DistillationRunner, runners.OnPolicyRunner)
+
+
+def test_a_storage_of_ours_or_of_a_user_is_kept() -> None:
+    original: Any = importlib.import_module("rsl_rl.storage").RolloutStorage
     module = importlib.import_module("relive.compat.rsl_rl.storage.exchange")
-    assert module.ours(own) is own
+    made = "rl", 2, 3, TensorDict({"policy": torch.zeros(2, 4)}, [2]), [2]
+    for kind in (RolloutStorage, type("OfAUser", (original,), {})):
+        own = kind(*made)
+        assert module.ours(own) is own
+    assert type(module.ours(original(*made))) is RolloutStorage
 
 
 def test_symmetry_and_normalised_observations_train() -> None:

@@ -45,6 +45,7 @@ def test_a_seeded_process_repeats_its_seeds_and_gives_each_buffer_its_own(seeds:
     assert len({*seeds["seed 3"], *seeds["seed 4"]}) == 4
 
 
+@pytest.mark.thorough
 def test_a_process_that_nobody_seeded_takes_the_entropy_of_the_system(seeds: dict[str, list[str]]) -> None:
     (again,) = made_after("")  # of its own parent: a fork inherits what torch drew
     assert not {*seeds["no seed"]} & {*again}

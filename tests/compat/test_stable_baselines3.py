@@ -253,8 +253,6 @@ class TestReplay:
             mine.observations[2] = 1
         with pytest.raises(IndexError, match="rewards: expected stored positions, got 7"):
             mine.rewards[7] = 1
-        with pytest.raises(rl.SchemaError, match="full: expected steps that were added, got a flag"):
-            mine.full = True
         kept = mine.rewards.copy()
         with pytest.raises(ValueError, match="read-only"):
             mine.rewards.reshape(-1)[0] = 9
@@ -270,14 +268,15 @@ class TestReplay:
                 assert (mine.shape, mine.dtype) == (other.shape, other.dtype), name
                 assert not mine.any()
 
-    def test_rows_written_to_the_arrays_of_a_new_buffer_are_stored_when_it_is_full(self) -> None:
+    def test_rows_written_to_the_arrays_are_sampled_and_saved_when_the_buffer_is_full(self) -> None:
         mine: Any = ours.ReplayBuffer(6, VECTOR, ACTIONS["box"], device="cpu")
         mine.observations[:, 0] = np.arange(6)[:, None]
         mine.rewards[:, 0] = np.arange(6)
         mine.full = True
-        batch = mine.sample(50)
-        torch.testing.assert_close(batch.observations[:, :1], batch.rewards)
-        assert len(torch.unique(batch.rewards)) == 6
+        for buffer in (mine, pickle.loads(pickle.dumps(mine))):
+            batch = buffer.sample(50)
+            torch.testing.assert_close(batch.observations[:, :1], batch.rewards)
+            assert len(torch.unique(batch.rewards)) == 6
         mine.add(np.full((1, 3), 9), np.full((1, 3), 9), np.zeros((1, 2)), np.array([9.0]), np.array([False]), [{}])
         assert mine.rewards[:, 0].tolist() == [9, 1, 2, 3, 4, 5]
 
@@ -436,21 +435,26 @@ def rollouts(obs: str, action: str, n_envs: int, length: int = 24) -> tuple[Any,
     return buffers[0], buffers[1]
 
 
+def read(mine: Any, other: Any) -> tuple[Any, Any]:
+    """Every step of our rollout, in its random order, and the same steps of theirs, told by their values."""
+    next(other.get(1))  # which is when theirs puts its arrays in the order of numbers
+    (batch,) = mine.get()
+    places = {value: number for number, value in enumerate(other.values.flatten().tolist())}
+    return batch, other._get_samples(np.array([places[value] for value in batch.old_values.tolist()]))
+
+
 class TestRollout:
     @pytest.mark.parametrize("n_envs", [1, 4])
     @pytest.mark.parametrize("obs", OBSERVATIONS)
-    def test_the_same_numbers_give_the_same_samples(self, obs: str, n_envs: int) -> None:
+    def test_batches_have_the_steps_of_theirs(self, obs: str, n_envs: int) -> None:
         other, mine = rollouts(obs, "box", n_envs)
-        next(other.get(1))  # which is when theirs puts its arrays in the order of numbers
-        everything = np.arange(24 * n_envs)
-        same(mine._get_samples(everything), other._get_samples(everything))
+        same(*read(mine, other))
         assert isinstance(next(mine.get(3)), DictRolloutBufferSamples if obs == "dict" else RolloutBufferSamples)
 
     @pytest.mark.parametrize("action", ACTIONS)
     def test_actions_of_every_space_come_out_as_theirs(self, action: str) -> None:
         other, mine = rollouts("vector", action, 2)
-        next(other.get(1))
-        same(mine._get_samples(np.arange(48)), other._get_samples(np.arange(48)))
+        same(*read(mine, other))
 
     def test_the_arrays_are_theirs_and_stay_so(self) -> None:
         other, mine = rollouts("vector", "discrete", 4)
@@ -504,9 +508,9 @@ class TestRollout:
         assert not mine.returns.any()
 
     def test_a_copy_and_an_unpickled_rollout_have_the_same_steps(self) -> None:
-        _, mine = rollouts("dict", "discrete", 2)
+        other, mine = rollouts("dict", "discrete", 2)
         for twin in (copy.deepcopy(mine), pickle.loads(pickle.dumps(mine))):
-            same(twin._get_samples(np.arange(48)), mine._get_samples(np.arange(48)))
+            same(*read(twin, other))
             twin.rewards[0] += 1
             assert (twin.rewards[0] != mine.rewards[0]).all()
             assert sum(len(batch.returns) for batch in twin.get(7)) == 48
@@ -684,7 +688,7 @@ class TestPriorities:
         assert model.replay_buffer.progress_remaining < 0.01
         assert 0 < model.replay_buffer.sample(64).weights.min() < 1
 
-    @pytest.mark.parametrize("algorithm", ["DQN", "SAC", "TD3"])
+    @pytest.mark.parametrize("algorithm", select("DQN", of=["DQN", "SAC", "TD3"]))
     def test_an_algorithm_that_never_updates_priorities_is_told_once(self, algorithm: str) -> None:
         message = "PrioritizedReplayBuffer: expected update_priorities after sample, got 10 batches and no update.*Prio"
         with pytest.warns(rl.DataWarning, match=message) as said:
@@ -807,6 +811,16 @@ class TestTraining:
         same(other.replay_buffer.sample(64), model.replay_buffer.sample(64))
         other.learn(100, reset_num_timesteps=False)
 
+    def test_a_model_that_theirs_saved_is_loaded_with_its_buffers_or_with_ours(self, tmp_path: Path) -> None:
+        env = make_vec_env("CartPole-v1", 2)
+        sb3.PPO("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu").save(tmp_path / "model")
+        kept = ours.PPO.load(tmp_path / "model", env=env, device="cpu")
+        changed = ours.PPO.load(
+            tmp_path / "model", env=env, device="cpu", custom_objects={"rollout_buffer_class": None}
+        )
+        assert type(kept.learn(32).rollout_buffer) is theirs.RolloutBuffer
+        assert type(changed.learn(32).rollout_buffer) is ours.RolloutBuffer
+
     def test_learning_again_with_optimize_memory_usage_cuts_the_last_episode(self) -> None:
         options: dict[str, Any] = {
             "replay_buffer_kwargs": {"handle_timeout_termination": False},
@@ -842,6 +856,39 @@ class TestModules:
             ]
             assert names
             assert all(hasattr(mine, name) for name in names)
+
+    @pytest.mark.parametrize(
+        "path",
+        ["ppo.ppo.PPO", "sac.SAC", "her.HerReplayBuffer", "common.off_policy_algorithm.OffPolicyAlgorithm"],
+    )
+    def test_every_path_to_a_class_of_ours_leads_to_ours_and_theirs_stays(self, path: str) -> None:
+        module, _, name = path.rpartition(".")
+        mine = getattr(importlib.import_module(f"relive.compat.stable_baselines3.{module}"), name)
+        other = getattr(importlib.import_module(f"stable_baselines3.{module}"), name)
+        assert mine is not other
+        assert issubclass(mine, other)
+        for root, kind in ((ours, mine), (sb3, other)):
+            found: Any = root
+            for part in path.split("."):
+                found = getattr(found, part)
+            assert found is kind
+
+    def test_algorithms_are_related_as_theirs_are_and_a_user_s_own_is_on_our_buffers(self) -> None:
+        on_policy: Any = importlib.import_module("relive.compat.stable_baselines3.common.on_policy_algorithm")
+        off_policy: Any = importlib.import_module("relive.compat.stable_baselines3.common.off_policy_algorithm")
+        assert all(issubclass(kind, on_policy.OnPolicyAlgorithm) for kind in (ours.PPO, ours.A2C))
+        assert all(
+            issubclass(kind, off_policy.OffPolicyAlgorithm) for kind in (ours.DQN, ours.SAC, ours.PrioritizedDQN)
+        )
+        assert issubclass(ours.DDPG, ours.TD3)
+
+        class Own(on_policy.OnPolicyAlgorithm):
+            policy_aliases = sb3.PPO.policy_aliases
+
+        unused = {"gae_lambda": 1.0, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5, "gamma": 0.99}
+        noise = {"use_sde": False, "sde_sample_freq": -1, "learning_rate": 1e-3, "device": "cpu"}
+        model = Own("MlpPolicy", "CartPole-v1", n_steps=8, **unused, **noise)
+        assert type(model.rollout_buffer) is ours.RolloutBuffer
 
     def test_what_is_not_ours_is_theirs_and_no_second_copy(self) -> None:
 

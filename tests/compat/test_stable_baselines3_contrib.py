@@ -36,25 +36,25 @@ def drawn(space: Any, random: np.random.Generator) -> Any:
     return random.integers(9, size=(ENVS, *space.shape)).astype(space.dtype)
 
 
-def pair(module: str, name: str, obs: Any, action: Any, beside: Any, *shape: Any) -> tuple[Any, Any]:
-    """Their buffer and ours, told the same; `beside` makes what else a step has."""
-    random, started = np.random.default_rng(0), np.ones(ENVS, np.bool_)
-    made = [
-        getattr(importlib.import_module(f"{prefix}{module}"), name)(
-            STEPS, obs, action, *shape, device="cpu", n_envs=ENVS, gae_lambda=0.9
-        )
+def kinds(module: str, name: str) -> list[Any]:
+    """Their class and ours."""
+    return [
+        getattr(importlib.import_module(f"{prefix}{module}"), name)
         for prefix in ("sb3_contrib.", "relive.compat.sb3_contrib.")
     ]
+
+
+def filled(kind: Any, obs: Any, action: Any, beside: Any, *shape: Any) -> Any:
+    """A rollout of such a class, told what all others are; `beside` makes what else a step has."""
+    random, started = np.random.default_rng(0), np.ones(ENVS, np.bool_)
+    buffer = kind(STEPS, obs, action, *shape, device="cpu", n_envs=ENVS, gae_lambda=0.9)
     torch.manual_seed(0)
     for _ in range(STEPS):
         step = (drawn(obs, random), drawn(action, random), random.normal(size=ENVS), started)
-        values, extra = (torch.randn(ENVS, 1), torch.randn(ENVS)), beside(random)
-        for buffer in made:
-            buffer.add(*copy.deepcopy(step), *values, **extra)
+        buffer.add(*step, torch.randn(ENVS, 1), torch.randn(ENVS), **beside(random))
         started = random.random(ENVS) < 0.2
-    for buffer in made:
-        buffer.compute_returns_and_advantage(torch.ones(ENVS), started)
-    return made[0], made[1]
+    buffer.compute_returns_and_advantage(torch.ones(ENVS), started)
+    return buffer
 
 
 def same(mine: Any, other: Any) -> None:
@@ -79,12 +79,13 @@ def states(_: np.random.Generator) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "obs", "action"), [("Recurrent", VECTOR, BUTTONS), ("RecurrentDict", NESTED, BOX)])
 def test_sequences_are_theirs(name: str, obs: Any, action: Any) -> None:
     shape = (STEPS, LAYERS, ENVS, SIZE)
-    other, mine = pair("common.recurrent.buffers", f"{name}RolloutBuffer", obs, action, states, shape)
+    both = kinds("common.recurrent.buffers", f"{name}RolloutBuffer")
+    other, mine = (filled(kind, obs, action, states, shape) for kind in both)
     assert isinstance(mine, type(other))
     for turn in (0, 5, 23, 40, 71):
         with mock.patch.object(np.random, "randint", return_value=turn):
             expected = list(other.get(20))
-        mine._random = mock.Mock(integers=lambda *_, turn=turn: turn)
+        mine._random = mock.Mock(randint=lambda _, turn=turn: turn)
         same(list(mine.get(20)), expected)
 
 
@@ -93,13 +94,13 @@ def test_masks_are_theirs(name: str, obs: Any) -> None:
     def masks(random: np.random.Generator) -> dict[str, Any]:
         return {"action_masks": random.random((ENVS, 4)) < 0.5}
 
-    other, mine = pair("common.maskable.buffers", f"{name}RolloutBuffer", obs, BUTTONS, masks)
+    both = kinds("common.maskable.buffers", f"{name}RolloutBuffer")
+    other, mine = (filled(kind, obs, BUTTONS, masks) for kind in both)
     assert isinstance(mine, type(other))
     next(other.get(1))  # which is when theirs puts its arrays in the order of numbers
-    same(mine._get_samples(np.arange(STEPS * ENVS)), other._get_samples(np.arange(STEPS * ENVS)))
     (batch,) = mine.get()
-    order = batch.old_values.argsort(), torch.from_numpy(other.values).flatten().argsort()
-    torch.testing.assert_close(batch.action_masks[order[0]], torch.from_numpy(other.action_masks)[order[1]])
+    places = {value: number for number, value in enumerate(other.values.flatten().tolist())}
+    same(batch, other._get_samples(np.array([places[value] for value in batch.old_values.tolist()])))
     twin = pickle.loads(pickle.dumps(mine))
     np.testing.assert_array_equal(twin.action_masks, mine.action_masks)
     mine.reset()
@@ -108,10 +109,30 @@ def test_masks_are_theirs(name: str, obs: Any) -> None:
         type(mine)(STEPS, obs, BOX)
 
 
+@pytest.mark.parametrize("name", ["Recurrent", "RecurrentDict", "Maskable", "MaskableDict"])
+def test_batches_go_through_the_samples_of_a_subclass(name: str) -> None:
+    is_recurrent = name.startswith("Recurrent")
+    module = "recurrent" if is_recurrent else "maskable"
+    beside, shape = (states, [(STEPS, LAYERS, ENVS, SIZE)]) if is_recurrent else (lambda _: {}, [])
+    found = []
+    for base in kinds(f"common.{module}.buffers", f"{name}RolloutBuffer"):
+
+        def doubled(self: Any, *args: Any, base: Any = base) -> Any:
+            samples = base._get_samples(self, *args)
+            return samples._replace(returns=samples.returns * 2)
+
+        kind = type("Doubled", (base,), {"_get_samples": doubled})
+        buffer = filled(kind, NESTED if "Dict" in name else VECTOR, BUTTONS, beside, *shape)
+        np.random.seed(0)  # noqa: NPY002 (sb3-contrib's loop draws from it)
+        found.append(list(buffer.get(20)))
+    same(found[1], found[0])
+
+
+REPLAYED = {"learning_starts": 50, "policy_kwargs": {"net_arch": [16]}}
 ALGORITHMS = {
-    "QRDQN": ("MlpPolicy", "CartPole-v1", {"learning_starts": 50}, "ReplayBuffer"),
-    "TQC": ("MlpPolicy", "Pendulum-v1", {"learning_starts": 50}, "ReplayBuffer"),
-    "CrossQ": ("MlpPolicy", "Pendulum-v1", {"learning_starts": 50}, "ReplayBuffer"),
+    "QRDQN": ("MlpPolicy", "CartPole-v1", REPLAYED, "ReplayBuffer"),
+    "TQC": ("MlpPolicy", "Pendulum-v1", REPLAYED, "ReplayBuffer"),
+    "CrossQ": ("MlpPolicy", "Pendulum-v1", REPLAYED, "ReplayBuffer"),
     "TRPO": ("MlpPolicy", "Pendulum-v1", {"n_steps": 64, "batch_size": 32}, "RolloutBuffer"),
     "RecurrentPPO": ("MlpLstmPolicy", "CartPole-v1", {"n_steps": 32, "batch_size": 16}, "RecurrentRolloutBuffer"),
 }
@@ -129,6 +150,18 @@ def test_algorithms_train_on_our_buffers(name: str) -> None:
     assert type(buffer).__module__.startswith("relive.compat")
 
 
+def test_recurrent_ppo_learns_what_theirs_learns() -> None:
+    learnt = []
+    for owner in (theirs, ours):
+        model = owner.RecurrentPPO(
+            "MlpLstmPolicy", make_vec_env("CartPole-v1", 2), n_steps=16, batch_size=8, n_epochs=2, seed=0, device="cpu",
+            policy_kwargs={"lstm_hidden_size": 8},
+        ).learn(96)  # fmt: skip
+        learnt.append(model.policy.state_dict())
+    for key, tensor in learnt[0].items():
+        torch.testing.assert_close(tensor, learnt[1][key], rtol=1e-4, atol=1e-6)
+
+
 def test_masked_ppo_learns_as_theirs_on_the_same_batches() -> None:
     env = importlib.import_module("sb3_contrib.common.envs").InvalidActionEnvDiscrete
     learnt = []
@@ -139,6 +172,14 @@ def test_masked_ppo_learns_as_theirs_on_the_same_batches() -> None:
         learnt.append(model.policy.state_dict())
     for key, tensor in learnt[0].items():
         torch.testing.assert_close(tensor, learnt[1][key], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", ["ppo_mask.MaskablePPO", "ppo_recurrent.ppo_recurrent.RecurrentPPO", "tqc.tqc.TQC"])
+def test_every_path_to_an_algorithm_leads_to_ours(path: str) -> None:
+    module, _, name = path.rpartition(".")
+    assert getattr(importlib.import_module(f"relive.compat.sb3_contrib.{module}"), name) is getattr(ours, name)
+    assert getattr(importlib.import_module(f"sb3_contrib.{module}"), name) is getattr(theirs, name)
+    assert ours.common.maskable.utils is theirs.common.maskable.utils
 
 
 def test_what_has_no_buffer_is_theirs() -> None:

@@ -28,7 +28,7 @@ def test_the_tools_are_those_that_the_package_asks_for_and_are_pinned_once() -> 
     asked = re.search(r"^requires = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert asked is not None
     assert set(re.findall(r'"([a-z-]+)', asked[1])) <= entries(FILES[0]).keys()
-    assert {"ruff", "pyright", "pytest", "hypothesis"} <= entries(FILES[1]).keys()
+    assert {"ruff", "pyright", "pytest", "pytest-xdist", "hypothesis"} <= entries(FILES[1]).keys()
     pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
     assert not pinned & (entries(FILES[0]).keys() | entries(FILES[1]).keys())
     for name in entries(FILES[0]).keys() & entries(FILES[1]).keys():

@@ -1,4 +1,4 @@
-"""ApexRL's own PPO, DQN and SAC with our buffers in place of its own, in a world that is quickly learnt."""
+"""ApexRL's own PPO, DQN and SAC with our prefix and so our buffers, in a world that is quickly learnt."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-
-from relive.compat import apexrl
 
 REASON = "ApexRL is in no registry: put its src on the path"
 
@@ -53,39 +51,32 @@ def vector(continuous: bool = False) -> Any:
     return Copied([lambda: Copying(continuous)] * 4, device="cpu")
 
 
-def runner(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def runner(name: str) -> Any:
     pytest.importorskip("apexrl.agent.off_policy_runner", reason=REASON)
-    algorithm = importlib.import_module(f"apexrl.algorithms.{name}.{name}")
-    buffer = "RolloutBuffer" if name == "ppo" else "ReplayBuffer"
-    monkeypatch.setattr(algorithm, buffer, getattr(apexrl, buffer))
     models, cpu = importlib.import_module("apexrl.models"), torch.device("cpu")
-    settings = importlib.import_module(f"apexrl.algorithms.{name}")
+    settings, agents = (importlib.import_module(f"relive.compat.apexrl.{x}") for x in (f"algorithms.{name}", "agent"))
     if name == "ppo":
-        agent = importlib.import_module("apexrl.agent.on_policy_runner").OnPolicyRunner
         config = settings.PPOConfig(
             num_steps=32, num_epochs=4, minibatch_size=32, learning_rate=3e-3, learning_rate_schedule="constant",
             device="cpu",
         )  # fmt: skip
-        return agent(
+        return agents.OnPolicyRunner(
             env=vector(), cfg=config, actor_class=models.MLPDiscreteActor, critic_class=models.MLPCritic, device=cpu
         )
-    agent = importlib.import_module("apexrl.agent.off_policy_runner").OffPolicyRunner
     shared = {"batch_size": 32, "buffer_size": 2000, "learning_starts": 100, "train_freq": 1, "gradient_steps": 1}
     shared |= {"log_interval": 0, "save_interval": 0, "gamma": 0.5}
     if name == "dqn":
         config = settings.DQNConfig(**shared, target_update_interval=20, epsilon_decay_steps=500, learning_rate=3e-3)
-        return agent(env=vector(), cfg=config, q_network_class=models.MLPQNetwork, device=cpu)
+        return agents.OffPolicyRunner(env=vector(), cfg=config, q_network_class=models.MLPQNetwork, device=cpu)
     world = vector(continuous=True)
     learner = settings.SAC(env=world, cfg=settings.SACConfig(**shared, device="cpu"), device=cpu)
-    return agent(env=world, agent=learner, device=cpu)
+    return agents.OffPolicyRunner(env=world, agent=learner, device=cpu)
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
-def test_its_trainers_learn_save_and_load_on_our_buffers(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_its_trainers_learn_save_and_load_on_our_buffers(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    trainer = runner(name, monkeypatch)
+    trainer = runner(name)
     buffer = trainer.agent.rollout_buffer if name == "ppo" else trainer.agent.replay_buffer
     assert type(buffer).__module__.startswith("relive.compat.apexrl")
     if name == "ppo":

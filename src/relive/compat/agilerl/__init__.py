@@ -9,15 +9,13 @@ module of it can be imported below this package too. What is done differently, b
 class.
 """
 
-from pathlib import Path
-
 from relive.compat.agilerl.components.data import MultiAgentTransition, ReplayDataset, Transition
 from relive.compat.agilerl.components.replay_buffer import MultiStepReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
 from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
 from relive.compat.agilerl.components.sampler import Sampler
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
 from relive.compat.agilerl.sequences import BPTTSequenceType
-from relive.compat.forwarding import forward
+from relive.compat.forwarding import forward, names_of
 
 __all__ = [
     "BPTTSequenceType",
@@ -33,4 +31,6 @@ __all__ = [
     "Transition",
 ]
 
-forward("relive.compat.agilerl", Path(__file__).parent, "agilerl")
+forward("agilerl", again=("utils.utils",))
+
+__getattr__ = names_of("agilerl")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from relive.fields.assembly import level
 from relive.fields.schema import Field
 
 
@@ -30,6 +31,12 @@ def fields_of(rows: dict[str, Any]) -> dict[str, Any]:
         key: fields_of(item) if isinstance(item, dict) else Field(tuple(item.shape[1:]), item.dtype)
         for key, item in rows.items()
     }
+
+
+def placed(rows: TensorDict, **further: Any) -> TensorDict:
+    """Rows and further leaves as one TensorDict that names their device, as AgileRL's own do."""
+    leaves = {key: placed(item) if isinstance(item, TensorDict) else item for key, item in rows.items()}
+    return level({**leaves, **further}, rows.batch_size, next(iter(leaves.values())).device)
 
 
 def shapes(data: TensorDict) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from relive.errors import explain
+from relive.errors import DataWarning, explain
 from relive.fields.conversion import as_tensor
 from relive.fields.schema import Field, Tree
 
@@ -41,7 +42,8 @@ def num_actions(space: spaces.Space[Any]) -> int:
 def by_env(where: str, value: Any, num_envs: int, device: torch.device, *shapes: tuple[int, ...]) -> Any:
     """`value` as `[num_envs, *shapes[0]]`, if it ends in one of `shapes` and has before that a row an environment.
 
-    Anything else comes back as it is, for the core to say what is wrong with it.
+    A lone number of one environment fills the shape, with a warning. Anything else comes back as it is, for the core to
+    say what is wrong with it.
     """
     if isinstance(value, np.ndarray) and value.shape == (num_envs, *shapes[0]):
         return value
@@ -50,6 +52,10 @@ def by_env(where: str, value: Any, num_envs: int, device: torch.device, *shapes:
         lead = tensor.shape[: max(tensor.ndim - len(shape), 0)]
         if tensor.shape == (*lead, *shape) and lead.numel() == num_envs:
             return tensor.reshape(num_envs, *shapes[0])
+    if tensor.numel() == num_envs == 1:
+        remedy = "It fills them all, as in AgileRL; pass every number."
+        warnings.warn(explain(where, f"shape {(1, *shapes[0])}", "one number", remedy), DataWarning, stacklevel=4)
+        return tensor.reshape(()).expand(1, *shapes[0]).contiguous()
     return tensor
 
 

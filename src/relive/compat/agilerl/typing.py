@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from relive.compat.agilerl import sequences
 from relive.compat.agilerl.original import original_or
+from relive.compat.forwarding import names_of
 
 __all__ = ["BPTTSequenceType"]
 
 BPTTSequenceType: Any = original_or("typing", sequences.BPTTSequenceType)
 
-
-def __getattr__(name: str) -> Any:
-    return getattr(importlib.import_module("agilerl.typing"), name)
+__getattr__ = names_of("agilerl.typing")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from relive.compat.rl_buffer.base_buffer import CPU, ResetStrategy
@@ -101,13 +102,13 @@ class RowTree(SumTree):
 
     def __init__(self, core: _Replay) -> None:
         super().__init__(core.capacity)
-        ids, first = core.ids(), self._first_leaf
+        ids, first, sums = core.ids(), self._first_leaf, np.frombuffer(self._sums)
         self._core, self._ids = core, ids
         self.data_pointer = (int(ids[-1]) + 1) % self.capacity if len(ids) else 0
-        self._sums[first : first + self.capacity] = core.state_dict()["arrays"]["sampler.mass"].cpu()
+        sums[first : first + self.capacity] = core.state_dict()["arrays"]["sampler.mass"].cpu()
         while first > 1:  # level by level
             first //= 2
-            self._sums[first : 2 * first] = self._sums[2 * first : 4 * first].reshape(-1, 2).sum(1)
+            sums[first : 2 * first] = sums[2 * first : 4 * first].reshape(-1, 2).sum(1)
 
     def _write(self, idx: int, priority: float) -> None:
         row = self._ids[self._ids % self.capacity == idx]

@@ -6,11 +6,7 @@
 Every module and name of sb3-contrib can be imported below this package: what is not ours is its own.
 """
 
-import importlib
-from pathlib import Path
-from typing import Any
-
-from relive.compat.forwarding import forward
+from relive.compat.forwarding import forward, names_of
 from relive.errors import explain
 
 try:
@@ -24,8 +20,6 @@ from relive.compat.sb3_contrib.algorithms import QRDQN, TQC, TRPO, CrossQ, Maska
 
 __all__ = ["QRDQN", "TQC", "TRPO", "CrossQ", "MaskablePPO", "RecurrentPPO"]
 
-forward("relive.compat.sb3_contrib", Path(__file__).parent, "sb3_contrib")
+forward("sb3_contrib", ours=[QRDQN, TQC, TRPO, CrossQ, MaskablePPO, RecurrentPPO])
 
-
-def __getattr__(name: str) -> Any:
-    return getattr(importlib.import_module("sb3_contrib"), name)
+__getattr__ = names_of("sb3_contrib")

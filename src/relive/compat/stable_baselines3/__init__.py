@@ -7,11 +7,7 @@ Signatures, sample types and meanings are those of Stable-Baselines3, whose algo
 name of it can be imported below this package: what is not ours is its own.
 """
 
-import importlib
-from pathlib import Path
-from typing import Any
-
-from relive.compat.forwarding import forward
+from relive.compat.forwarding import forward, names_of
 from relive.errors import explain
 
 try:
@@ -27,7 +23,16 @@ except ImportError as error:
     ) from error
 
 from relive.compat.stable_baselines3.algorithms import PrioritizedDQN, PrioritizedSAC, PrioritizedTD3
-from relive.compat.stable_baselines3.defaults import A2C, DDPG, DQN, PPO, SAC, TD3
+from relive.compat.stable_baselines3.defaults import (
+    A2C,
+    DDPG,
+    DQN,
+    PPO,
+    SAC,
+    TD3,
+    OffPolicyAlgorithm,
+    OnPolicyAlgorithm,
+)
 from relive.compat.stable_baselines3.hindsight import HerReplayBuffer
 from relive.compat.stable_baselines3.prioritized import PrioritizedReplayBuffer, PrioritizedReplayBufferSamples
 from relive.compat.stable_baselines3.replay import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
@@ -53,8 +58,8 @@ __all__ = [
     "RolloutBuffer",
 ]
 
-forward("relive.compat.stable_baselines3", Path(__file__).parent, "stable_baselines3")
+_ours = [A2C, DDPG, DQN, PPO, SAC, TD3, OffPolicyAlgorithm, OnPolicyAlgorithm]
+_ours += [DictReplayBuffer, DictRolloutBuffer, HerReplayBuffer, NStepReplayBuffer, ReplayBuffer, RolloutBuffer]
+forward("stable_baselines3", ours=_ours)
 
-
-def __getattr__(name: str) -> Any:
-    return getattr(importlib.import_module("stable_baselines3"), name)
+__getattr__ = names_of("stable_baselines3")

@@ -15,10 +15,8 @@ import torch
 import torch.nn.functional as F
 from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.common.vec_env import VecNormalize
-from stable_baselines3.dqn import DQN
-from stable_baselines3.sac import SAC
-from stable_baselines3.td3 import TD3
 
+from relive.compat.stable_baselines3.defaults import DQN, SAC, TD3
 from relive.compat.stable_baselines3.prioritized import PrioritizedReplayBuffer, PrioritizedReplayBufferSamples
 
 

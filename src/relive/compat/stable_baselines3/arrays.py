@@ -9,32 +9,28 @@ import numpy as np
 
 
 def array() -> Any:
-    """An attribute of a buffer whose array is `buffer._array(name)`."""
+    """An attribute of a buffer, which is read by `buffer._array(name)` and set by `buffer._assign(name, value)`."""
     return _Array()
 
 
 class _Array:
-    """An attribute whose array is the buffer's memory: assigning to it copies into that memory."""
-
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     def __get__(self, buffer: Any, owner: type | None = None) -> Any:
-        """The array, or the dict of arrays; the attribute itself on the class."""
         return self if buffer is None else buffer._array(self.name)
 
     def __set__(self, buffer: Any, value: Any) -> None:
-        current = buffer._array(self.name)
-        if isinstance(current, dict):
-            for key, array in current.items():
-                _copy_into(array, value[key])
-        else:
-            _copy_into(current, value)
+        buffer._assign(self.name, value)
 
 
-def _copy_into(array: np.ndarray, value: Any) -> None:
-    if value is not array:
-        array[...] = value
+def overwrite(place: Any, value: Any) -> None:
+    """Copy an array, or a dict of arrays, into another one."""
+    if isinstance(place, dict):
+        for key, array in place.items():
+            overwrite(array, value[key])
+    elif value is not place:
+        place[...] = value
 
 
 class Gathered(np.ndarray):

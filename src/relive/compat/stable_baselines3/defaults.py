@@ -7,40 +7,36 @@ from typing import Any
 
 import stable_baselines3 as theirs
 from gymnasium import spaces
+from stable_baselines3.common import off_policy_algorithm, on_policy_algorithm
 
 from relive.compat.stable_baselines3.replay import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
 from relive.errors import explain
 
 
-class OnPolicy:
+class OnPolicyAlgorithm(on_policy_algorithm.OnPolicyAlgorithm):
     """Chooses a rollout buffer by the observation space."""
 
-    observation_space: spaces.Space[Any]
     rollout_buffer_class: Any
     _chosen: tuple[Any, Any] = (RolloutBuffer, DictRolloutBuffer)
 
     def _setup_model(self) -> None:
         if self.rollout_buffer_class is None:
             self.rollout_buffer_class = self._chosen[isinstance(self.observation_space, spaces.Dict)]
-        super()._setup_model()  # pyright: ignore[reportAttributeAccessIssue]
+        super()._setup_model()
 
 
-class OffPolicy:
+class OffPolicyAlgorithm(off_policy_algorithm.OffPolicyAlgorithm):
     """Chooses a replay buffer by the observation space and the number of steps, as Stable-Baselines3 does."""
 
-    observation_space: spaces.Space[Any]
     replay_buffer_class: Any
-    replay_buffer_kwargs: dict[str, Any]
-    n_steps: int
-    gamma: float
 
     def _setup_model(self) -> None:
         n_steps = self.n_steps
         if self.replay_buffer_class is None:
             self.replay_buffer_class = self._chosen()
             self.n_steps = 1  # else a warning says that the class was passed, and steps are ignored
-        super()._setup_model()  # pyright: ignore[reportAttributeAccessIssue]
+        super()._setup_model()
         self.n_steps = n_steps
 
     def _chosen(self) -> type[ReplayBuffer]:
@@ -55,25 +51,25 @@ class OffPolicy:
         return NStepReplayBuffer
 
 
-class PPO(OnPolicy, theirs.PPO):
+class PPO(OnPolicyAlgorithm, theirs.PPO):
     """Stable-Baselines3's PPO on our rollout buffer."""
 
 
-class A2C(OnPolicy, theirs.A2C):
+class A2C(OnPolicyAlgorithm, theirs.A2C):
     """Stable-Baselines3's A2C on our rollout buffer."""
 
 
-class DQN(OffPolicy, theirs.DQN):
+class DQN(OffPolicyAlgorithm, theirs.DQN):
     """Stable-Baselines3's DQN on our replay buffer."""
 
 
-class SAC(OffPolicy, theirs.SAC):
+class SAC(OffPolicyAlgorithm, theirs.SAC):
     """Stable-Baselines3's SAC on our replay buffer."""
 
 
-class TD3(OffPolicy, theirs.TD3):
+class TD3(OffPolicyAlgorithm, theirs.TD3):
     """Stable-Baselines3's TD3 on our replay buffer."""
 
 
-class DDPG(OffPolicy, theirs.DDPG):
+class DDPG(TD3, theirs.DDPG):
     """Stable-Baselines3's DDPG on our replay buffer."""

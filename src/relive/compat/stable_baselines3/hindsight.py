@@ -15,7 +15,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY, GoalSelectionStrategy
 from tensordict import TensorDict
 
-from relive.compat.stable_baselines3.replay import DictReplayBuffer
+from relive.compat.stable_baselines3.replay import CONVERSIONS, DictReplayBuffer
+from relive.compat.stable_baselines3.subclasses import overrides
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.schema import Declaration, Field
 from relive.replay.views import Hindsight, View
@@ -25,6 +26,8 @@ _STRATEGIES: dict[GoalSelectionStrategy, Literal["future", "final", "episode"]] 
     GoalSelectionStrategy.FINAL: "final",
     GoalSelectionStrategy.EPISODE: "episode",
 }
+_STEPS = ("_get_samples", "_get_real_samples", "_get_virtual_samples", "_sample_goals", *CONVERSIONS)
+"""What Stable-Baselines3's `sample` calls, and what it does not although a replay buffer's does."""
 
 
 class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
@@ -51,6 +54,8 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         copy_info_dict: bool = False,
     ) -> None:
         self.copy_info_dict = copy_info_dict
+        self._is_theirs = overrides(self, *_STEPS)
+        """Whether batches are made by Stable-Baselines3's code, from the arrays, with methods of the user's."""
         super().__init__(
             buffer_size,
             observation_space,
@@ -59,7 +64,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
             n_envs,
             optimize_memory_usage,
             handle_timeout_termination,
-            next_obs="shared",
+            next_obs="stored" if self._is_theirs else "shared",
         )
         self.env = env
         self.goal_selection_strategy = _strategy(goal_selection_strategy)
@@ -113,6 +118,12 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         if np.count_nonzero(done):
             for env in np.asarray(done).nonzero()[0]:
                 self._compute_episode_length(int(env))
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """A batch of random transitions, some with other goals, normalised as `env` says."""
+        if self._is_theirs:
+            return theirs.HerReplayBuffer.sample(self, batch_size, env)
+        return super().sample(batch_size, env)
 
     def _view(self, env: VecNormalize | None) -> View:
         strategy = _STRATEGIES[self.goal_selection_strategy]

@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
 from relive.compat.stable_baselines3.replay import ReplayBuffer
-from relive.errors import DataWarning, explain
+from relive.errors import DataWarning, SchemaError, explain
 from relive.replay.samplers import Prioritized, Sampler
 
 _RISING = LinearSchedule(0.4, 1.0, 1.0)
@@ -63,6 +63,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     ) -> None:
         self.alpha, self.beta, self.eps = alpha, FloatSchedule(beta), eps
         super().__init__(*args, **kwargs)
+        if self._is_custom:  # Stable-Baselines3's loop, which these belong to, draws uniformly
+            remedy = "Override sample, and change the batch that super().sample returns."
+            expected = "a class without its own _get_samples and conversions"
+            raise SchemaError(explain("PrioritizedReplayBuffer", expected, type(self).__name__, remedy))
 
     def _sampler(self) -> Sampler:
         return Prioritized(self.alpha, lambda _: self.beta(self.progress_remaining), self.eps)

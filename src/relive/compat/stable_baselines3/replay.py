@@ -18,7 +18,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from relive.compat.stable_baselines3.arrays import array
+from relive.compat.stable_baselines3.arrays import array, overwrite
 from relive.compat.stable_baselines3.layout import (
     fields_of,
     given_shapes,
@@ -31,6 +31,7 @@ from relive.compat.stable_baselines3.layout import (
 from relive.compat.stable_baselines3.seeding import algorithm_seed
 from relive.compat.stable_baselines3.shared import SharedRows
 from relive.compat.stable_baselines3.stored import NormalisedSteps, StoredRows
+from relive.compat.stable_baselines3.subclasses import overrides
 from relive.errors import SchemaError, explain
 from relive.fields.assembly import to_device
 from relive.fields.schema import Declaration, Field
@@ -39,6 +40,8 @@ from relive.replay.views import NStep, Transition, View
 
 _LARGE = 1024
 """Observations of more bytes than this are stored once, unless the user says otherwise."""
+CONVERSIONS = ("to_torch", "_normalize_obs", "_normalize_reward")
+"""What Stable-Baselines3's `_get_samples` calls."""
 
 
 class ReplayBuffer(theirs.ReplayBuffer):
@@ -54,6 +57,9 @@ class ReplayBuffer(theirs.ReplayBuffer):
       observation, and the arrays are copies.
     - `n_stack=4` says that observations are stacks of four frames, as `VecFrameStack` makes them. Single frames are
       stored then.
+
+    A subclass may write the arrays and `pos` itself, and read them in its own `_get_samples`, as in Stable-Baselines3:
+    its default is `"stored"`.
     """
 
     observations = array()
@@ -76,7 +82,6 @@ class ReplayBuffer(theirs.ReplayBuffer):
         next_obs: Literal["stored", "shared"] | None = None,
         n_stack: int | None = None,
     ) -> None:
-        self._is_full = False
         theirs.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self._check(optimize_memory_usage, handle_timeout_termination)
         self.buffer_size = max(buffer_size // n_envs, 1)
@@ -84,6 +89,8 @@ class ReplayBuffer(theirs.ReplayBuffer):
         self.handle_timeout_termination = handle_timeout_termination
         self.n_stack = n_stack
         self._random = np.random.default_rng(algorithm_seed())
+        self._is_custom = overrides(self, "_get_samples", *CONVERSIONS)
+        """Whether batches are made by the user's code, from positions."""
         self._next_obs = self._storage_of(next_obs)
         self._start()
 
@@ -101,7 +108,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
             raise SchemaError(explain("next_obs", '"shared" with n_stack', '"stored"', "Leave one of them out."))
         if next_obs is not None:
             return next_obs
-        large = nbytes_of(self.observation_space) > _LARGE
+        large = nbytes_of(self.observation_space) > _LARGE and not (self._is_custom or overrides(self, "add", "sample"))
         return "shared" if large or self.optimize_memory_usage or self.n_stack is not None else "stored"
 
     def _start(self) -> None:
@@ -134,16 +141,14 @@ class ReplayBuffer(theirs.ReplayBuffer):
     def _array(self, name: str) -> Any:
         return unstacked(self._rows.array(name), self.obs_shape, 2) if self.n_stack else self._rows.array(name)
 
-    @property
-    def full(self) -> bool:
-        """Whether all positions have steps. Set it after writing all of them to the arrays of a new buffer."""
-        return self._is_full
+    def _assign(self, name: str, value: Any) -> None:
+        overwrite(self._array(name), value)
 
-    @full.setter
-    def full(self, full: bool) -> None:
-        if full and not self._is_full:
-            self._rows.fill()
-        self._is_full = full
+    @property
+    def _is_told(self) -> bool:
+        """Whether every step came by our `add`: the core knows them all."""
+        written = self._rows.written
+        return self.pos == written % self.buffer_size and self.full == (written >= self.buffer_size)
 
     @property
     def nbytes(self) -> int:
@@ -152,15 +157,19 @@ class ReplayBuffer(theirs.ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         core = _converted(self._core.state_dict(), torch.Tensor, lambda tensor: tensor.numpy().copy())
-        return {**vars(self), "_core": core, "_rows": self._rows.state()}
+        arrays = {} if self._is_told else {name: self._array(name) for name in _ARRAYS}
+        return {**vars(self), "_core": core, "_rows": self._rows.state(), "_arrays": arrays}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        arrays = state.pop("_arrays")
         vars(self).update(state)
         draws = self._random.bit_generator.state
         self._start()
         self._random.bit_generator.state = draws
         self._core.load_state_dict(_converted(state["_core"], np.ndarray, torch.from_numpy))
         self._rows.load(state["_rows"])
+        for name, saved in arrays.items():
+            self._assign(name, saved)
 
     # Writing
 
@@ -174,6 +183,9 @@ class ReplayBuffer(theirs.ReplayBuffer):
         infos: list[dict[str, Any]],
     ) -> None:
         """Store one step of every environment; `next_obs` is the state it led to before any reset."""
+        if not self._is_told:
+            super().add(obs, next_obs, action, reward, done, infos)  # at `pos`, where the core does not go on
+            return
         step = (
             action
             if type(action) is np.ndarray and action.dtype is self._action_dtype and action.shape == self._action_shape
@@ -194,7 +206,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
             self._rows.add(*self._shaped(obs, next_obs), *step)
         self.pos += 1
         if self.pos == self.buffer_size:
-            self.pos, self._is_full = 0, True
+            self.pos, self.full = 0, True
 
     def _shaped(self, obs: Any, next_obs: Any) -> tuple[Any, Any]:
         obs, next_obs = shaped_pair(self._shapes, obs, next_obs)
@@ -205,20 +217,26 @@ class ReplayBuffer(theirs.ReplayBuffer):
     def reset(self) -> None:
         """Forget every transition. The arrays are new ones."""
         self._start()
-        self.pos, self._is_full = 0, False
+        self.pos, self.full = 0, False
 
     def size(self) -> int:
-        """How many transitions of an environment are stored, on average."""
-        return len(self._core) // self.n_envs
+        """How many positions before `pos` have a transition of every environment."""
+        return self._rows.size_at(self.pos, self.full)
 
     # Reading
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """A batch of random transitions, normalised as `env` says."""
+        if self._is_custom or not self._is_told:
+            newest = int(self.optimize_memory_usage)  # 1 leaves it out: its next observation has no position
+            ages = self._random.integers(newest, self.size(), size=batch_size)
+            return self._get_samples((self.pos - 1 - ages) % self.buffer_size, env=env)
         return self._samples(self._rows.sample(batch_size, self._view(env)), env)
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
         """The transitions at these positions, each of a random environment."""
+        if not self._is_told or overrides(self, *CONVERSIONS):
+            return super()._get_samples(batch_inds, env)
         envs = self._random.integers(self.n_envs, size=len(batch_inds))
         return self._samples(self._rows.read(np.asarray(batch_inds), envs, self._view(env)), env)
 
@@ -252,9 +270,8 @@ class DictReplayBuffer(ReplayBuffer, theirs.DictReplayBuffer):
 
     def _check(self, optimize_memory_usage: bool, handle_timeout_termination: bool) -> None:
         if not isinstance(self.obs_shape, dict):
-            raise AssertionError(
-                explain("DictReplayBuffer", "a Dict space", self.observation_space, "Use ReplayBuffer.")
-            )
+            where = "DictReplayBuffer must be used with Dict obs space only"
+            raise AssertionError(explain(where, "a Dict space", self.observation_space, "Use ReplayBuffer."))
         if optimize_memory_usage:
             remedy = 'Use next_obs="shared".'
             raise AssertionError(explain("optimize_memory_usage", "False with Dict observations", True, remedy))
@@ -283,6 +300,7 @@ class NStepReplayBuffer(ReplayBuffer, theirs.NStepReplayBuffer):
         return super()._samples(batch, env)._replace(discounts=discounts)
 
 
+_ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 _TRANSITION = Transition()
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 

@@ -16,11 +16,11 @@ import stable_baselines3.common.buffers as theirs
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
-from stable_baselines3.common.vec_env import VecNormalize
 
-from relive.compat.stable_baselines3.arrays import array
+from relive.compat.stable_baselines3.arrays import array, overwrite
 from relive.compat.stable_baselines3.layout import fields_of, given_shapes, numpy_of, shaped
 from relive.compat.stable_baselines3.seeding import algorithm_seed
+from relive.compat.stable_baselines3.subclasses import overrides
 from relive.errors import NotReadyError, explain
 from relive.estimators import gae
 from relive.fields.schema import Field
@@ -43,7 +43,8 @@ class RolloutBuffer(theirs.RolloutBuffer):
     """`buffer_size` steps of `n_envs` environments, for PPO and A2C; observations of any space, Dict too.
 
     The arrays (`observations`, `rewards`, …) have all `buffer_size` steps from the start, time first, and stay so after
-    `get`: what is written to them is learnt from. `pos` and `full` can be set after writing rows there.
+    `get`: what is written to them is learnt from. `pos` and `full` can be set after writing rows there. A subclass with
+    its own `_get_samples` or `get` finds them as it does in Stable-Baselines3: in one order of all steps.
     """
 
     observations = array()
@@ -68,6 +69,8 @@ class RolloutBuffer(theirs.RolloutBuffer):
         theirs.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.gae_lambda = gae_lambda
         self.gamma = gamma
+        self._is_custom = overrides(self, "_get_samples", "to_torch")
+        """Whether batches are made by Stable-Baselines3's code, which calls these methods."""
         self._check()
         self._allocate()
         self.reset()
@@ -93,7 +96,14 @@ class RolloutBuffer(theirs.RolloutBuffer):
             self._arrays[name] = np.zeros((self.buffer_size, self.n_envs), np.float32)
 
     def _array(self, name: str) -> Any:
-        return self._arrays[name]
+        return vars(self)[name]
+
+    def _assign(self, name: str, value: Any) -> None:
+        memory = self._arrays[name]
+        if _shapes(value) == _shapes(memory):
+            overwrite(memory, value)
+            value = _handed(memory)
+        vars(self)[name] = value  # of other shapes: users' code has its own order
 
     @property
     def nbytes(self) -> int:
@@ -104,8 +114,10 @@ class RolloutBuffer(theirs.RolloutBuffer):
     def reset(self) -> None:
         """Forget the stored steps. The arrays are zero again, but for observations and actions."""
         self._core.clear()
-        for name in self._arrays.keys() - {"observations", "actions"}:
-            self._arrays[name].fill(0)
+        for name, memory in self._arrays.items():
+            vars(self)[name] = _handed(memory)
+            if name not in ("observations", "actions"):
+                memory.fill(0)
         self.pos, self.full = 0, False
         self.generator_ready = False
         """Whether `get` was called since the last `reset`."""
@@ -119,6 +131,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
         self._allocate()
         for name, saved in arrays.items():
             setattr(self, name, saved)
+        self.generator_ready = False  # the arrays are time first again
 
     def add(
         self,
@@ -165,6 +178,9 @@ class RolloutBuffer(theirs.RolloutBuffer):
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         """Every step once, in random order and in batches; all at once without a `batch_size`."""
         self._require_full()
+        if self._is_custom:
+            yield from super().get(batch_size)
+            return
         core = self._core
         if core.num_stored != self.buffer_size:
             core.take_back()
@@ -184,20 +200,6 @@ class RolloutBuffer(theirs.RolloutBuffer):
         if not self.full:
             remedy = f"Add {self.buffer_size - self.pos} more."
             raise NotReadyError(explain("get", f"{self.buffer_size} steps", self.pos, remedy))
-
-    def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
-        """The steps of these numbers, which count time within environments."""
-        return self._samples(
-            [self._at(name, batch_inds) for name in (*_STORED, *self._attached()) if name != "rewards"]
-        )
-
-    def _at(self, name: str, batch_inds: np.ndarray) -> Any:
-        """A field of the steps of these numbers."""
-        time, envs = batch_inds % self.buffer_size, batch_inds // self.buffer_size
-        array = self._arrays[name]
-        if isinstance(array, dict):
-            return {key: self.to_torch(part[time, envs]) for key, part in array.items()}
-        return self.to_torch(array[time, envs])
 
     def _samples(self, parts: list[Any]) -> Any:
         """The parts of a batch as the tuple that algorithms read."""
@@ -219,6 +221,14 @@ class DictRolloutBuffer(RolloutBuffer, theirs.DictRolloutBuffer):
 
     def _check(self) -> None:
         if not isinstance(self.obs_shape, dict):
-            raise AssertionError(
-                explain("DictRolloutBuffer", "a Dict space", self.observation_space, "Use RolloutBuffer.")
-            )
+            where = "DictRolloutBuffer must be used with Dict obs space only"  # a test of Stable-Baselines3 reads this
+            raise AssertionError(explain(where, "a Dict space", self.observation_space, "Use RolloutBuffer."))
+
+
+def _handed(memory: Any) -> Any:
+    """An array, or a new dict of the arrays, whose entries users' code may exchange."""
+    return dict(memory) if isinstance(memory, dict) else memory
+
+
+def _shapes(value: Any) -> Any:
+    return {key: np.shape(part) for key, part in value.items()} if isinstance(value, dict) else np.shape(value)

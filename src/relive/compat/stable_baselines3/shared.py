@@ -37,7 +37,7 @@ class SharedRows:
         self.size, self.n_envs = size, n_envs
         self.core = Core(size * n_envs, num_envs=n_envs, **settings)
         self._never = np.zeros(n_envs, np.bool_)
-        self._written = 0
+        self.written = 0
         """How many steps of every environment were added."""
 
     @property
@@ -53,20 +53,19 @@ class SharedRows:
         if timeout is not None:
             truncated, terminated = timeout, done & ~timeout
         self.core.add(obs, action, reward, terminated, truncated, next_obs, **beside)
-        self._written += 1
+        self.written += 1
 
-    def fill(self) -> None:
-        """Refuse: a chain of observations comes from steps."""
-        remedy = 'Add steps, or pass next_obs="stored".'
-        raise SchemaError(explain("full", "steps that were added", "a flag", remedy))
+    def size_at(self, pos: int, is_full: bool) -> int:
+        """How many positions before `pos` have a step of every environment."""
+        return int(self.core.storage.memory.ring.count.min())
 
     def state(self) -> dict[str, Any]:
         """What to save beside the core."""
-        return {"written": self._written}
+        return {"written": self.written}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on with what was saved."""
-        self._written = state["written"]
+        self.written = state["written"]
 
     # Reading
 
@@ -103,7 +102,7 @@ class SharedRows:
         index = self.core.ids()
         index = index[(index % self.n_envs).argsort(stable=True)]  # by environment, then time
         count = torch.bincount(index % self.n_envs, minlength=self.n_envs)
-        age = (self._written - 1 - positions) % self.size
+        age = (self.written - 1 - positions) % self.size
         stored = age < count[envs]
         place = count.cumsum(0)[envs] - 1 - age
         return index[place[stored]] if len(index) else index, stored
@@ -163,7 +162,7 @@ class SharedRows:
         memory[row % len(memory), env] = values
 
     def _mark(self, name: str, key: Any, changed: np.ndarray, new: np.ndarray) -> None:
-        newest = (self._written - 1) % self.size
+        newest = (self.written - 1) % self.size
         envs = changed[newest].nonzero()[0]
         if changed.sum() > len(envs) or not new[newest, envs].all():
             remedy = "Mark only the newest step: older steps have been sampled already."
@@ -172,7 +171,7 @@ class SharedRows:
 
     def cut(self, envs: np.ndarray) -> None:
         """The newest steps of these environments end their episodes, as a time limit does."""
-        newest = np.full(len(envs), (self._written - 1) % self.size)
+        newest = np.full(len(envs), (self.written - 1) % self.size)
         index, _ = self._index_at(torch.from_numpy(newest), torch.from_numpy(envs))
         memory: Any = self.core.columns["truncated"]
         memory[index // self.n_envs % len(memory), index % self.n_envs] = True

@@ -30,7 +30,7 @@ class StoredRows:
         self._dones, self._timeouts = (np.zeros((size, n_envs), np.float32) for _ in range(2))
         self.arrays |= {"dones": self._dones, "timeouts": self._timeouts}
         self._never, self._in_time = np.zeros(n_envs, np.bool_), np.zeros(n_envs, np.float32)
-        self._written = 0
+        self.written = 0
         """How many steps of every environment were added."""
 
     @property
@@ -46,31 +46,26 @@ class StoredRows:
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, timeout: Any, beside: dict[str, Any]
     ) -> None:
         """Store one step of every environment at the next position."""
-        never, pos = self._never, self._written % self.size
+        never, pos = self._never, self.written % self.size
         self.core.add(obs, action, reward, never, never, next_obs, **beside)
         self._dones[pos] = done
         if timeout is not None:
             self._timeouts[pos] = timeout
-        elif self._written >= self.size:
+        elif self.written >= self.size:
             self._timeouts[pos] = self._in_time  # in place of the step that is overwritten
-        self._written += 1
+        self.written += 1
 
-    def fill(self) -> None:
-        """Make all positions rows, with what the arrays have there; there are none yet."""
-        if self._written:
-            remedy = "Add steps, or write to the arrays of a buffer that is new or reset."
-            raise SchemaError(explain("full", "a buffer without steps", f"{self._written} steps", remedy))
-        rows: Any = self.core.columns.clone()
-        self.core.extend(dict(rows.items()))
-        self._written = self.size
+    def size_at(self, pos: int, is_full: bool) -> int:
+        """How many positions before `pos` have a step of every environment."""
+        return self.size if is_full else pos
 
     def state(self) -> dict[str, Any]:
         """What to save beside the core."""
-        return {"dones": self._dones.copy(), "timeouts": self._timeouts.copy(), "written": self._written}
+        return {"dones": self._dones.copy(), "timeouts": self._timeouts.copy(), "written": self.written}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on with what was saved."""
-        self._dones[...], self._timeouts[...], self._written = state["dones"], state["timeouts"], state["written"]
+        self._dones[...], self._timeouts[...], self.written = state["dones"], state["timeouts"], state["written"]
 
     def sample(self, batch_size: int, view: Any) -> TensorDict:
         """Random rows."""
@@ -78,12 +73,17 @@ class StoredRows:
 
     def read(self, positions: np.ndarray, envs: np.ndarray, view: Any) -> TensorDict:
         """The rows at these positions of these environments."""
-        newest = self._written - 1
+        newest = self.written - 1
         rows = newest - (newest - positions) % self.size
         if (rows < 0).any():
             remedy = "Pass positions of stored transitions."
             raise IndexError(explain("batch_inds", "stored positions", int(positions[rows < 0][0]), remedy))
         return self._completed(self.core.read(torch.from_numpy(rows * self.n_envs + envs)), view)
+
+    def cut(self, envs: np.ndarray) -> None:
+        """The newest steps of these environments end their episodes, as a time limit does."""
+        newest = (self.written - 1) % self.size
+        self._dones[newest, envs] = self._timeouts[newest, envs] = 1
 
     def _completed(self, batch: TensorDict, view: Any) -> TensorDict:
         """A batch with the ends of its steps, and with what the view makes of them."""
@@ -106,7 +106,7 @@ class StoredRows:
         rewards = self.arrays["rewards"][steps, env]
         if normalizer is not None:
             rewards = normalizer.normalize_reward(rewards)
-        newest = (self._written - 1) % self.size
+        newest = (self.written - 1) % self.size
         ended = (self._dones[steps, env] != 0) | (self._timeouts[steps, env] != 0) | (steps == newest)
         ended[:, -1] = True
         last = ended.argmax(1)

@@ -1,15 +1,13 @@
 """AgileRL's `algorithms`: PPO and RecurrentPPO with our rollout buffer, all others as they are."""
 
-from __future__ import annotations
-
-import importlib
-from typing import Any
+from contextlib import suppress
 
 from relive.compat.agilerl.algorithms.ppo import PPO
-from relive.compat.agilerl.algorithms.recurrent_ppo import RecurrentPPO
+from relive.compat.forwarding import names_of
+
+with suppress(ModuleNotFoundError):  # AgileRL before 2.58 has no such module
+    from relive.compat.agilerl.algorithms.recurrent_ppo import RecurrentPPO
 
 __all__ = ["PPO", "RecurrentPPO"]
 
-
-def __getattr__(name: str) -> Any:
-    return getattr(importlib.import_module("agilerl.algorithms"), name)
+__getattr__ = names_of("agilerl.algorithms")

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
+from relive.compat.forwarding import names_of
 
 __all__ = ["PPO"]
 
@@ -27,5 +28,4 @@ class PPO(OnOurBuffer, theirs.PPO):
     """AgileRL's PPO on our rollout buffer."""
 
 
-def __getattr__(name: str) -> Any:
-    return getattr(theirs, name)
+__getattr__ = names_of("agilerl.algorithms.ppo")

@@ -13,7 +13,7 @@ import relive as rl
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
 from relive.compat.agilerl.memory import Memory
 from relive.compat.agilerl.original import original
-from relive.compat.agilerl.rows import columns, fields_of, shapes
+from relive.compat.agilerl.rows import columns, fields_of, placed, shapes
 from relive.compat.seeding import experiment_seed
 from relive.errors import SchemaError, explain
 from relive.fields.schema import positive
@@ -47,7 +47,7 @@ class ReplayBuffer(_Plain):
         *,
         seed: int | None = None,
     ) -> None:
-        self.max_size = positive("max_size", max_size)
+        self.max_size = 0 if max_size == 0 else positive("max_size", max_size)  # 0: a subclass keeps its rows itself
         self.device = device
         self.dtype = dtype
         self.counter = 0
@@ -61,6 +61,7 @@ class ReplayBuffer(_Plain):
         """How many rows the core was given."""
         self._before = 0
         """How many rows there were before it: what its ids lack to the rows' identities."""
+        self._claimed = 0
 
     def _sampler(self) -> Sampler:
         return rl.Uniform()
@@ -69,8 +70,11 @@ class ReplayBuffer(_Plain):
         """A core for such rows; its other fields stay empty, since rows have any names and no order."""
         return rl.ReplayBuffer(
             self.max_size, (), fields, sampler=self._sampler(), device=self.device, next_obs="stored",
-            seed=int(self._random.integers(2**62)),
+            seed=self._next_seed(),
         )  # fmt: skip
+
+    def _next_seed(self) -> int:
+        return int(self._random.integers(2**62))
 
     @property
     def initialized(self) -> bool:
@@ -87,17 +91,23 @@ class ReplayBuffer(_Plain):
 
     @property
     def size(self) -> int:
-        """How many rows are stored. Setting it says that so many first rows of `storage` are stored."""
-        return 0 if self.core is None else len(self.core)
+        """How many rows are stored. Setting it says that so many first rows of `storage` are stored.
+
+        Before the first `add` it is only a number, for a subclass that keeps its rows itself.
+        """
+        return self._claimed if self.core is None else len(self.core)
 
     @size.setter
     def size(self, size: int) -> None:
-        if self.storage is None or not 0 < size <= self.max_size:
-            expected = f"1 to {self.max_size} after the first add"
-            raise SchemaError(explain("size", expected, size, "Add rows first, or call clear() to remove all of them."))
+        if self.storage is None:
+            self._claimed = size
+            return
+        if not 0 <= size <= self.max_size:
+            raise SchemaError(explain("size", f"0 to {self.max_size}", size, "Add rows instead."))
         rows, counter = self.storage[:size].clone(), self.counter
         ReplayBuffer.clear(self)
-        ReplayBuffer.add(self, rows)
+        if size:
+            ReplayBuffer.add(self, rows)
         self.counter = counter
 
     _size = size
@@ -150,20 +160,15 @@ class ReplayBuffer(_Plain):
         core = self._require_rows()
         size, count = len(core), max(min(batch_size, len(core)), 0)
         if size < _DISTINCT_BELOW:
-            drawn = self._random.choice(size, count, replace=False)
+            drawn = torch.from_numpy(self._random.choice(size, count, replace=False))
         else:
-            drawn = self._random.integers(size, size=count)
-        batch = core.read(torch.from_numpy(drawn + (self._written - size)).to(core.device))
-        return self._rows_of(batch, batch["index"] if return_idx else None)
+            drawn = torch.randint(size, (count,), generator=torch.Generator().manual_seed(self._next_seed()))
+        batch = core.read((drawn + (self._written - size)).to(core.device))
+        return placed(batch["action"], **({"idxs": self._identities(batch["index"])} if return_idx else {}))
 
-    def _rows_of(self, batch: TensorDict, index: torch.Tensor | None, **further: torch.Tensor) -> TensorDict:
-        """The rows of a batch of the core, and their identities."""
-        rows: Any = batch["action"]
-        for name, leaf in further.items():
-            rows[name] = leaf
-        if index is not None:
-            rows["idxs"] = index + self._before if self._before else index
-        return rows.auto_device_()
+    def _identities(self, index: torch.Tensor) -> torch.Tensor:
+        """What the core's ids are since the first `add` of all."""
+        return index + self._before if self._before else index
 
     def _require_rows(self) -> rl.ReplayBuffer:
         if self.core is None:
@@ -173,7 +178,7 @@ class ReplayBuffer(_Plain):
     def clear(self) -> None:
         """Forget every row; the next `add` may have other fields."""
         self._before += self._written
-        self._written = 0
+        self._written = self._claimed = 0
         self.core = self._rows = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -270,7 +275,7 @@ class MultiStepReplayBuffer(ReplayBuffer, _MultiStep):
     def sample_from_indices(self, idxs: torch.Tensor) -> TensorDict:
         """The rows that another buffer, fed with what `add` returned, knows by `idxs`."""
         flat = idxs if idxs.ndim == 1 else idxs.reshape(-1)
-        rows = self._rows_of(self._require_rows().read(flat - self._before if self._before else flat), None)
+        rows = placed(self._require_rows().read(flat - self._before if self._before else flat)["action"])
         return rows if idxs.ndim == 1 else rows.view(*idxs.shape)
 
     def clear(self) -> None:
@@ -321,7 +326,8 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
         """`batch_size` rows with their importance "weights" and "idxs", each `[B, 1]`."""
         core, self._beta = self._require_rows(), beta
         batch = core.sample(batch_size)
-        return self._rows_of(batch, batch["index"].unsqueeze(1), weights=batch["weight"].unsqueeze(1))
+        weights, idxs = batch["weight"].unsqueeze(1), self._identities(batch["index"]).unsqueeze(1)
+        return placed(batch["action"], weights=weights, idxs=idxs)
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:
         """Give rows new priorities, of at least 1e-5."""

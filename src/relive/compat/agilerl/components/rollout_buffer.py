@@ -321,11 +321,11 @@ class RolloutBuffer(_Rollout):
         that sequences start with. `get_minibatch_sequences` draws from them.
         """
         if not self.recurrent:
-            # AgileRL's tests match the words up to the colon.
+            # AgileRL's tests match these messages up to the colon.
             reason = "other rollouts have no hidden states."
             raise ValueError(f"prepare_sequence_tensors() is only supported when recurrent=True: {reason}")
         if not self.size():
-            raise ValueError(explain("prepare_sequence_tensors", "at least 1 stored step", 0, "Add steps first."))
+            raise ValueError("Attempting to prepare sequences with empty buffer: add steps first.")
         mode, rollout = mode_of(self.bptt_sequence_type), self._in_time()
         names = {"observations": "obs", "actions": "action", "pad_mask": "mask"}
         names |= {"action_masks": "action_masks"} if self._is_masked else {}
@@ -348,8 +348,8 @@ class RolloutBuffer(_Rollout):
         and returns of the real ones among them, in the same order.
         """
         if self._prepared is None or self.unpadded_data is None:
-            remedy = "Call prepare_sequence_tensors() after the last step."
-            raise ValueError(explain("get_minibatch_sequences", "prepared sequences", None, remedy))
+            remedy = "call prepare_sequence_tensors() after the last step."
+            raise ValueError(f"Attempting to fetch minibatches before preparing sequences: {remedy}")
         total = len(self._prepared.steps)
         if positive("batch_size", batch_size) > total:
             message = f"batch_size {batch_size} is larger than the number of sequences; all {total} are one batch."

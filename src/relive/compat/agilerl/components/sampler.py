@@ -38,20 +38,23 @@ class Sampler:
         self.memory: Any = memory
         self.dataset: Any = dataset
         self.dataloader = dataloader
-        self.per, self.n_step = (isinstance(memory, kind) for kind in (PrioritizedReplayBuffer, MultiStepReplayBuffer))
-        self.distributed = isinstance(dataloader, DataLoader) and dataset is not None
-        if self.distributed:
-            _expect("dataset", dataset, ReplayDataset)
-            if isinstance(self.dataset.buffer, ReplayBuffer):
-                self.dataloader = self._replace_dataloader_collate_fn(dataloader)
-        elif not (self.per or self.n_step):
-            _expect("memory", memory, ReplayBuffer)
         draws = (
-            (self.distributed, self.sample_distributed),
-            (self.per, self.sample_per),
-            (self.n_step, self.sample_n_step),
+            ("PrioritizedReplayBuffer", PrioritizedReplayBuffer, self.sample_per),
+            ("MultiStepReplayBuffer", MultiStepReplayBuffer, self.sample_n_step),
+            ("ReplayBuffer", ReplayBuffer, self.sample_standard),
         )
-        self.sample = next((draw for fits, draw in draws if fits), self.sample_standard)
+        name, kind, self.sample = next((draw for draw in draws if isinstance(memory, draw[1])), draws[-1])
+        self.per, self.n_step = kind is PrioritizedReplayBuffer, kind is MultiStepReplayBuffer
+        self.distributed = isinstance(dataloader, DataLoader) and dataset is not None
+        # AgileRL's tests match these complaints.
+        if not self.distributed:
+            _expect(kind, memory, f"Memory is not an agilerl {name}")
+            return
+        self.sample = self.sample_distributed
+        if isinstance(self.dataset.buffer, ReplayBuffer):
+            self.dataloader = self._replace_dataloader_collate_fn(dataloader)
+        _expect(ReplayDataset, dataset, "Dataset is not an agilerl ReplayDataset")
+        _expect(DataLoader, self.dataloader, "Dataset is not a torch DataLoader object")
 
     def _replace_dataloader_collate_fn(self, dataloader: DataLoader[Any]) -> DataLoader[Any]:
         names = ("dataset", "batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
@@ -88,8 +91,8 @@ class Sampler:
         return self.memory.sample_from_indices(idxs)
 
 
-def _expect(where: str, given: Any, kind: type) -> None:
+def _expect(kind: type, given: Any, complaint: str) -> None:
     """Warn about an object of a kind that AgileRL's trainers do not draw from."""
     if not isinstance(given, kind):
         remedy = "Training goes on; check that it has the methods of one."
-        warnings.warn(explain(where, f"a {kind.__name__} of AgileRL", type(given).__name__, remedy), stacklevel=3)
+        warnings.warn(f"{complaint}: got {type(given).__name__}. {remedy}", stacklevel=3)

@@ -34,7 +34,7 @@ class DistillationBuffer:
         check_capacity(capacity)
         self.capacity = capacity
         self.obs_shape = obs_shape
-        self._seed = seed = experiment_seed() if seed is None else seed
+        seed = experiment_seed() if seed is None else seed
         self.core = rl.DistillationBuffer(capacity, declared(obs_shape), device=device, seed=seed)
 
     @property
@@ -65,14 +65,3 @@ class DistillationBuffer:
     def clear(self) -> None:
         """Forget every row."""
         self.core.clear()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """How it was made, and its rows, oldest first."""
-        rows = next(self.core.epochs(len(self.core), shuffle=False)) if len(self.core) else None
-        made = {"capacity": self.capacity, "obs_shape": self.obs_shape, "device": self.device, "seed": self._seed}
-        return {"made": made, "rows": None if rows is None else (rows["obs"], rows["action"])}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state["made"])
-        if state["rows"] is not None:
-            self.add(*state["rows"])

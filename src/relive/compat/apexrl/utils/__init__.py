@@ -20,6 +20,7 @@ from relive.compat.apexrl.utils.observation import (
     stack_observations,
     zeros_like_observation,
 )
+from relive.compat.forwarding import names_of
 
 __all__ = [
     "TensorDict",
@@ -41,3 +42,5 @@ __all__ = [
     "stack_observations",
     "zeros_like_observation",
 ]
+
+__getattr__ = names_of("apexrl.utils")

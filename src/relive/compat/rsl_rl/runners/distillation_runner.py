@@ -1,17 +1,9 @@
 """rsl_rl's distillation runner with our storage."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import rsl_rl.runners
 
-from relive.compat.rsl_rl.storage.exchange import ours
+from relive.compat.rsl_rl.runners.on_policy_runner import OnPolicyRunner
 
 
-class DistillationRunner(rsl_rl.runners.DistillationRunner):
+class DistillationRunner(OnPolicyRunner, rsl_rl.runners.DistillationRunner):
     """rsl_rl's runner; the storage of its algorithm is exchanged for ours."""
-
-    def __init__(self, env: Any, train_cfg: dict, log_dir: str | None = None, device: str = "cpu") -> None:
-        super().__init__(env, train_cfg, log_dir, device)
-        self.alg.storage = ours(self.alg.storage)

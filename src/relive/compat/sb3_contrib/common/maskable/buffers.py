@@ -25,7 +25,7 @@ MaskableRolloutBufferSamples = theirs.MaskableRolloutBufferSamples
 MaskableDictRolloutBufferSamples = theirs.MaskableDictRolloutBufferSamples
 
 
-class MaskableRolloutBuffer(RolloutBuffer, theirs.MaskableRolloutBuffer):
+class _Masked(RolloutBuffer):
     """Rollouts with `action_masks` `[buffer_size, n_envs, mask_dims]`, all legal where none is given."""
 
     action_masks = array()
@@ -53,7 +53,11 @@ class MaskableRolloutBuffer(RolloutBuffer, theirs.MaskableRolloutBuffer):
         return {**super()._attached(), "action_masks": "action_masks"}
 
 
-class MaskableDictRolloutBuffer(MaskableRolloutBuffer, DictRolloutBuffer, theirs.MaskableDictRolloutBuffer):
+class MaskableRolloutBuffer(_Masked, theirs.MaskableRolloutBuffer):
+    """Rollouts with `action_masks` `[buffer_size, n_envs, mask_dims]`, all legal where none is given."""
+
+
+class MaskableDictRolloutBuffer(_Masked, DictRolloutBuffer, theirs.MaskableDictRolloutBuffer):
     """The same for Dict observations only."""
 
 

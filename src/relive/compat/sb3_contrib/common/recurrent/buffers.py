@@ -18,7 +18,6 @@ from gymnasium import spaces
 
 from relive.compat.stable_baselines3.arrays import array
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
-from relive.compat.stable_baselines3.seeding import algorithm_seed
 
 __all__ = ["RecurrentDictRolloutBuffer", "RecurrentRolloutBuffer"]
 
@@ -28,11 +27,8 @@ RNNStates: Any = theirs.RNNStates
 _STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
 
 
-class RecurrentRolloutBuffer(RolloutBuffer, theirs.RecurrentRolloutBuffer):
-    """Rollouts with the states of the actor's and the critic's LSTM before each step.
-
-    They are arrays `[buffer_size, layers, n_envs, size]`.
-    """
+class _Recurrent(RolloutBuffer):
+    """What rollouts with states have, whatever their observations are."""
 
     hidden_states_pi = array()
     cell_states_pi = array()
@@ -53,11 +49,13 @@ class RecurrentRolloutBuffer(RolloutBuffer, theirs.RecurrentRolloutBuffer):
         n_envs: int = 1,
     ) -> None:
         self.hidden_state_shape = hidden_state_shape
-        self._random = np.random.default_rng(algorithm_seed())
+        # Where numpy's generator stands, which stays: RecurrentPPO then draws what it draws on sb3-contrib's buffer.
+        self._random = np.random.RandomState()
+        self._random.set_state(np.random.get_state())  # noqa: NPY002 (it is only read)
         RolloutBuffer.__init__(self, buffer_size, observation_space, action_space, device, gae_lambda, gamma, n_envs)
 
     @classmethod
-    def like(cls, other: Any) -> RecurrentRolloutBuffer:
+    def like(cls, other: Any) -> _Recurrent:
         """An empty buffer with the settings of another one, sb3-contrib's own too."""
         names = (
             "buffer_size",
@@ -84,16 +82,19 @@ class RecurrentRolloutBuffer(RolloutBuffer, theirs.RecurrentRolloutBuffer):
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         """Every step once, in batches of sequences; all at once without a `batch_size`."""
+        if self._is_custom:
+            yield from super().get(batch_size)
+            return
         self._require_full()
         self.generator_ready = True
         total = self.buffer_size * self.n_envs
-        numbers = np.roll(np.arange(total), -int(self._random.integers(total)))
+        numbers = np.roll(np.arange(total), -self._random.randint(total))
         for start in range(0, total, batch_size or total):
-            yield self._get_samples(numbers[start : start + (batch_size or total)])
+            yield self._sequences(numbers[start : start + (batch_size or total)])
 
-    def _get_samples(self, batch_inds: np.ndarray, env_change: Any = None, env: Any = None) -> Any:
+    def _sequences(self, numbers: np.ndarray) -> Any:
         """The steps of these numbers, which count time within environments, as padded sequences."""
-        time, envs = batch_inds % self.buffer_size, batch_inds // self.buffer_size
+        time, envs = numbers % self.buffer_size, numbers // self.buffer_size
         starts = (self._arrays["episode_starts"][time, envs] != 0) | (time == 0)
         starts[0] = True
         padding = _Padding.of(starts)
@@ -118,7 +119,14 @@ class RecurrentRolloutBuffer(RolloutBuffer, theirs.RecurrentRolloutBuffer):
         return self.to_torch(rows)
 
 
-class RecurrentDictRolloutBuffer(RecurrentRolloutBuffer, DictRolloutBuffer, theirs.RecurrentDictRolloutBuffer):
+class RecurrentRolloutBuffer(_Recurrent, theirs.RecurrentRolloutBuffer):
+    """Rollouts with the states of the actor's and the critic's LSTM before each step.
+
+    They are arrays `[buffer_size, layers, n_envs, size]`.
+    """
+
+
+class RecurrentDictRolloutBuffer(_Recurrent, DictRolloutBuffer, theirs.RecurrentDictRolloutBuffer):
     """The same for Dict observations only."""
 
 

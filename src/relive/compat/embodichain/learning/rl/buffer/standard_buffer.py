@@ -19,6 +19,8 @@ __all__ = ["RolloutBuffer"]
 _ARGUMENTS = (
     "num_envs", "rollout_len", "obs_dim", "action_dim", "device", "critic_obs_dim", "distribution_param_dim",
 )  # fmt: skip
+_MADE = ("_core", "_shared", "_padding", "_rollout")
+"""Attributes that the constructor makes of the arguments."""
 _LAST = ("obs", "critic_obs", "value")
 """Fields whose last slot is the state after the rollout."""
 _OLDER = ("set_extras", "iterate_minibatches", "step", "num_steps", "obs", "actions", "rewards", "dones", "logprobs")
@@ -158,15 +160,16 @@ class RolloutBuffer:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        """How it was made, and what it holds."""
-        sizes = {name: getattr(self, name) for name in _ARGUMENTS}
-        return {**sizes, "rollout": dict(self._rollout.items()), "is_full": self._is_full}
+        """What it holds; the memory is made anew."""
+        kept = {name: value for name, value in vars(self).items() if name not in _MADE}
+        return {**kept, "rollout": dict(self._rollout.items())}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__init__(*(state[name] for name in _ARGUMENTS))
-        for name, tensor in state["rollout"].items():
+        RolloutBuffer.__init__(self, *(state[name] for name in _ARGUMENTS))  # a subclass may have other arguments
+        kept = dict(state)
+        for name, tensor in kept.pop("rollout").items():
             if name in self._shared:
                 self._shared[name].copy_(tensor)
             else:
                 self._rollout[name] = tensor
-        self._is_full = state["is_full"]
+        self.__dict__.update(kept)

@@ -1,0 +1,241 @@
+# pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
+"""Buffers that users wrote against Stable-Baselines3's classes, with our classes as their bases."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3: pip install '.[sb3]'")
+
+import relive as rl
+from relive.compat import stable_baselines3 as ours
+from tests.compat.test_stable_baselines3 import ACTIONS, BOTH, OBSERVATIONS, SEED, at, flips, same, steps
+
+N_ENVS, LENGTH = 2, 24
+
+
+def filled_rollout(kind: Any, obs: str) -> Any:
+    """A rollout of such a class, with advantages."""
+    buffer = kind(LENGTH, OBSERVATIONS[obs], ACTIONS["box"], device="cpu", n_envs=N_ENVS, gae_lambda=0.9)
+    torch.manual_seed(SEED)
+    started = np.ones(N_ENVS, np.bool_)
+    for state, _, chosen, reward, done, _ in steps(OBSERVATIONS[obs], ACTIONS["box"], N_ENVS, LENGTH):
+        buffer.add(copy.deepcopy(state), chosen, reward, started, torch.randn(N_ENVS, 1), torch.randn(N_ENVS))
+        started = done
+    buffer.compute_returns_and_advantage(torch.zeros(N_ENVS), started)
+    return buffer
+
+
+def with_own_samples(base: Any) -> Any:
+    """What a user changes of a batch."""
+
+    class Doubled(base):
+        def _get_samples(self, batch_inds: np.ndarray, env: Any = None) -> Any:
+            samples = super()._get_samples(batch_inds, env)
+            return samples._replace(actions=samples.actions * 2)
+
+    return Doubled
+
+
+def with_own_arrays(base: Any) -> Any:
+    """What a user writes who stores one thing more: the loop of `get`, on all arrays."""
+
+    class Costs(base):
+        def reset(self) -> None:
+            self.costs = np.zeros((self.buffer_size, self.n_envs), np.float32)
+            super().reset()
+
+        def add(self, obs: Any, action: Any, reward: Any, *rest: Any) -> None:
+            self.costs[self.pos] = reward * 10
+            super().add(obs, action, reward, *rest)
+
+        def get(self, batch_size: int | None = None) -> Any:
+            count = self.buffer_size * self.n_envs
+            numbers = np.random.default_rng(SEED).permutation(count)
+            if not self.generator_ready:
+                for name in ("observations", "actions", "values", "log_probs", "advantages", "returns", "costs"):
+                    self.__dict__[name] = self.swap_and_flatten(self.__dict__[name])
+                self.generator_ready = True
+            for start in range(0, count, batch_size or count):
+                part = numbers[start : start + (batch_size or count)]
+                yield self._get_samples(part), self.to_torch(self.costs[part].flatten())
+
+    return Costs
+
+
+@pytest.mark.parametrize("obs", ["vector", "dict"])
+def test_batches_of_a_rollout_go_through_the_samples_of_a_subclass(obs: str) -> None:
+    name = "DictRolloutBuffer" if obs == "dict" else "RolloutBuffer"
+    numbers = np.random.default_rng(SEED).permutation(LENGTH * N_ENVS)
+    found = []
+    for base in (BOTH[name], vars(ours)[name]):
+        buffer = filled_rollout(with_own_samples(base), obs)
+        with mock.patch.object(np.random, "permutation", return_value=numbers):
+            found.append(list(buffer.get(7)))
+    same(tuple(found[1]), tuple(found[0]))
+
+
+def test_a_subclass_with_its_own_loop_and_arrays_learns_rollout_after_rollout() -> None:
+    found = []
+    for base in (BOTH["RolloutBuffer"], ours.RolloutBuffer):
+        buffer = filled_rollout(with_own_arrays(base), "vector")
+        batches = list(buffer.get(7))
+        buffer.reset()
+        assert buffer.observations.shape == (LENGTH, N_ENVS, 3)
+        for state, _, chosen, reward, done, _ in steps(OBSERVATIONS["vector"], ACTIONS["box"], N_ENVS, LENGTH):
+            buffer.add(state, chosen, -reward, done, torch.ones(N_ENVS, 1), torch.ones(N_ENVS))
+        buffer.compute_returns_and_advantage(torch.zeros(N_ENVS), np.zeros(N_ENVS, np.bool_))
+        found.append((*batches, *buffer.get(7)))
+    same(found[1], found[0])
+
+
+def filled_replay(kind: Any, obs: Any, count: int, size: int = 40, **options: Any) -> Any:
+    """A replay buffer of such a class with steps."""
+    buffer = kind(size, obs, ACTIONS["box"], device="cpu", n_envs=N_ENVS, **options)
+    for step in steps(obs, ACTIONS["box"], N_ENVS, count):
+        buffer.add(*copy.deepcopy(step))
+    return buffer
+
+
+@pytest.mark.parametrize("options", [{}, {"optimize_memory_usage": True, "handle_timeout_termination": False}])
+def test_batches_of_a_replay_buffer_go_through_the_samples_of_a_subclass(options: dict[str, Any]) -> None:
+    buffer = filled_replay(with_own_samples(ours.ReplayBuffer), OBSERVATIONS["vector"], 50, **options)
+    stored = {tuple(action) for action in (buffer.actions * 2).reshape(-1, 2).tolist()}
+    assert {tuple(action) for action in buffer.sample(300).actions.tolist()} <= stored
+    assert len(buffer.sample(300).actions.unique(dim=0)) > 0.9 * buffer.size() * N_ENVS
+
+
+def test_a_subclass_that_reads_the_arrays_has_them_at_every_position_whatever_the_observations() -> None:
+    class Read(ours.ReplayBuffer):
+        def _get_samples(self, batch_inds: np.ndarray, env: Any = None) -> Any:
+            return self.observations[batch_inds], self.next_observations[batch_inds]
+
+    image = spaces.Box(0, 255, (3, 20, 20), np.uint8)
+    buffer = filled_replay(Read, image, 50)
+    assert np.shares_memory(buffer.observations, buffer.observations)
+    obs, after = buffer.sample(30)
+    assert obs.any(axis=(1, 2, 3, 4)).all()
+    assert after.any(axis=(1, 2, 3, 4)).all()
+
+
+def test_a_subclass_may_write_the_arrays_itself() -> None:
+    class Written(ours.ReplayBuffer):
+        def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
+            self.observations[self.pos], self.next_observations[self.pos] = obs, next_obs
+            self.actions[self.pos], self.rewards[self.pos], self.dones[self.pos] = action, reward, done
+            self.pos = (self.pos + 1) % self.buffer_size
+            self.full = self.full or self.pos == 0
+
+    for count in (5, 50):
+        buffer = filled_replay(Written, OBSERVATIONS["vector"], count)
+        plain = filled_replay(ours.ReplayBuffer, OBSERVATIONS["vector"], count, handle_timeout_termination=False)
+        twin = copy.deepcopy(buffer)
+        assert buffer.size() == plain.size() == twin.size() == min(count, 20)
+        positions = np.arange(buffer.size())
+        envs = np.random.default_rng(SEED).integers(N_ENVS, size=len(positions))
+        with mock.patch.object(np.random, "randint", return_value=envs):
+            same(buffer._get_samples(positions), at(plain, positions))
+        assert set(twin.sample(2000).rewards.flatten().tolist()) == set(
+            buffer.rewards[: len(positions)].flatten().tolist()
+        )
+
+
+@pytest.mark.parametrize("position", [0, 4])
+def test_steps_are_added_at_the_position_that_a_user_has_set(position: int) -> None:
+    found = []
+    for base in (BOTH["ReplayBuffer"], ours.ReplayBuffer):
+        buffer = filled_replay(base, OBSERVATIONS["vector"], 2)
+        buffer.rewards[:4] = 7  # data of the user's
+        buffer.pos = position
+        for step in steps(OBSERVATIONS["vector"], ACTIONS["box"], N_ENVS, 18):
+            buffer.add(*copy.deepcopy(step))
+        found.append((buffer.rewards.copy(), buffer.observations.copy(), buffer.pos, buffer.full))
+        drawn = set(buffer.sample(2000).rewards.flatten().tolist())
+        assert drawn == set(buffer.rewards[: buffer.size()].flatten().tolist())
+    same(found[1], found[0])
+
+
+@pytest.mark.parametrize("count", [5, 30])
+def test_no_step_is_drawn_whose_next_observation_has_no_position(count: int) -> None:
+    class Read(ours.ReplayBuffer):
+        def _get_samples(self, batch_inds: np.ndarray, env: Any = None) -> Any:
+            return self.observations[batch_inds], self.observations[(batch_inds + 1) % self.buffer_size]
+
+    options: dict[str, Any] = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+    counted = spaces.Box(0, 100, (1,), np.float32)
+    buffer = Read(40, counted, ACTIONS["box"], device="cpu", n_envs=N_ENVS, **options)
+    for t in range(count):
+        obs, never = np.full((N_ENVS, 1), t, np.float32), np.zeros(N_ENVS, np.bool_)
+        buffer.add(obs, obs + 1, np.zeros((N_ENVS, 2), np.float32), np.zeros(N_ENVS), never, [{}] * N_ENVS)
+    obs, after = buffer.sample(200)
+    assert np.array_equal(after, obs + 1)
+
+
+@pytest.mark.parametrize("name", ["to_torch", "_normalize_reward"])
+def test_a_conversion_of_a_subclass_is_used(name: str) -> None:
+    def doubled(*args: Any) -> Any:
+        return 2 * getattr(ours.ReplayBuffer, name)(*args)
+
+    kind = type("Converted", (ours.ReplayBuffer,), {name: doubled if name == "to_torch" else staticmethod(doubled)})
+    buffer = filled_replay(kind, OBSERVATIONS["vector"], 20)
+    assert (
+        kind(40, spaces.Box(0, 255, (40, 40), np.uint8), ACTIONS["box"])._next_obs == "stored"
+    )  # SB3 reads all arrays
+    rewards = {round(2 * reward, 4) for reward in buffer.rewards.flatten().tolist()}
+    assert {round(reward, 4) for reward in buffer.sample(50).rewards.flatten().tolist()} <= rewards
+
+
+def filled_hindsight(kind: Any) -> Any:
+    """A buffer of such a class with steps to goals of ones."""
+    env = flips(N_ENVS, continuous=True)
+    buffer = kind(200, env.observation_space, env.action_space, env, n_envs=N_ENVS, device="cpu")
+    env.seed(SEED)
+    env.action_space.seed(SEED)
+    obs: Any = env.reset()
+    for _ in range(22):
+        action = np.array([env.action_space.sample() for _ in range(N_ENVS)])
+        after, reward, done, infos = env.step(action)
+        buffer.add(obs, after, action, reward, done, infos)
+        obs = after
+    return buffer
+
+
+@pytest.mark.parametrize("name", ["to_torch", "_get_samples"])
+def test_hindsight_has_other_goals_whatever_a_subclass_changes(name: str) -> None:
+    calls = []
+
+    def counted(*args: Any) -> Any:
+        calls.append(args)
+        return getattr(ours.HerReplayBuffer, name)(*args)
+
+    buffer = filled_hindsight(type("Changed", (ours.HerReplayBuffer,), {name: counted}))
+    goals = buffer.sample(100).observations["desired_goal"]
+    assert (goals != 1).any(1).float().mean() > 0.3
+    assert bool(calls) == (name == "to_torch")  # Stable-Baselines3's sample does not call _get_samples
+
+
+def test_hindsight_uses_the_goals_of_a_subclass() -> None:
+    class Zero(ours.HerReplayBuffer):
+        def _sample_goals(self, batch_indices: np.ndarray, env_indices: np.ndarray) -> np.ndarray:
+            return np.full_like(self.next_observations["achieved_goal"][batch_indices, env_indices], 7)
+
+    buffer = filled_hindsight(Zero)
+    goals = buffer.sample(50).observations["desired_goal"]
+    assert (goals == 7).all(1).sum() == 40
+    with pytest.warns(UserWarning, match="The last trajectory in the replay buffer will be truncated"):
+        buffer.truncate_last_trajectory()
+    assert buffer.dones[buffer.pos - 1].all()
+
+
+@pytest.mark.parametrize("name", ["to_torch", "_get_samples"])
+def test_a_prioritized_buffer_is_not_silently_drawn_uniformly(name: str) -> None:
+    kind = type("Own", (ours.PrioritizedReplayBuffer,), {name: lambda self, *_: None})
+    with pytest.raises(rl.SchemaError, match="without its own _get_samples and conversions, got Own. Override sample"):
+        kind(8, OBSERVATIONS["vector"], ACTIONS["box"], device="cpu")
