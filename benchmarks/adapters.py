@@ -84,7 +84,7 @@ def run_here(session: Session, originals: Sequence[str]) -> list[tuple[Result, l
 
 def run_elsewhere(python: str, only: Sequence[str], quick: bool, suite: str = "adapters") -> dict[str, Any]:
     """The results of a suite in another interpreter, with copies of relive and of the benchmarks on its path."""
-    command = [python, "-m", f"{__package__}.{suite}", "--only", ",".join(only), *["--quick"] * quick]
+    command = [interpreter(python), "-m", f"{__package__}.{suite}", "--only", ",".join(only), *["--quick"] * quick]
     with tempfile.TemporaryDirectory() as folder:
         copy_sources(Path(folder))
         found = Path(folder) / "found.json"
@@ -94,6 +94,11 @@ def run_elsewhere(python: str, only: Sequence[str], quick: bool, suite: str = "a
         if code:
             raise SystemExit(f"{python} ended with {code}. It needs the dependencies of relive and rich.")
         return json.loads(found.read_text(encoding="utf-8"))
+
+
+def interpreter(path: str) -> str:
+    """Where an interpreter is, from every folder; its link is kept, which makes it that of an environment."""
+    return str(Path(shutil.which(path) or path).absolute())
 
 
 def copy_sources(folder: Path) -> None:

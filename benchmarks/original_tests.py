@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from .adapters import ORIGINALS, copy_sources
+from .adapters import ORIGINALS, copy_sources, interpreter
 from .kept_originals import KEPT, change
 
 
@@ -68,21 +68,19 @@ SUITES = {
         "DexForce/EmbodiChain", "df06818a", absent=_SIMULATOR,
     ),
     "rl_buffer": Suite("tests", ("",), ("rl_buffer",), "all", "WindLX/rl_buffer", "1d8b3f3", "src"),
-    "rsl_rl": Suite(
-        "tests", ("storage", "algorithms", "extensions", "runners"),
-        ("rsl_rl.storage", "rsl_rl.algorithms", "rsl_rl.runners"), "storage, algorithms, extensions and runners",
-        "leggedrobotics/rsl_rl", "c281c32",
-    ),
+    "rsl_rl": Suite("tests", ("",), ("rsl_rl",), "all", "leggedrobotics/rsl_rl", "c281c32"),
     "stable_baselines3": Suite(
         "tests",
-        ("test_buffers.py", "test_her.py", "test_n_step_replay.py", "test_gae.py"),
-        ("stable_baselines3",), "buffers, n-step returns, hindsight, GAE",
+        (
+            "test_buffers.py", "test_deterministic.py", "test_dict_env.py", "test_gae.py", "test_her.py",
+            "test_identity.py", "test_n_step_replay.py", "test_run.py", "test_save_load.py", "test_spaces.py",
+            "test_train_eval_mode.py", "test_vec_normalize.py",
+        ),
+        ("stable_baselines3",), "the 12 files about buffers, training and saving",
         "DLR-RM/stable-baselines3", "e05d2dbe",
     ),
     "sb3_contrib": Suite(
-        "tests",
-        ("test_invalid_actions.py", "test_lstm.py", "test_dict_env.py"),
-        ("sb3_contrib", "stable_baselines3"), "sb3-contrib: invalid actions, recurrent policies, Dict observations",
+        "tests", ("",), ("sb3_contrib", "stable_baselines3"), "sb3-contrib, all",
         "Stable-Baselines-Team/stable-baselines3-contrib", "0ca7fdd", page="stable_baselines3",
     ),
 }  # fmt: skip
@@ -167,7 +165,7 @@ def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> 
     """What was asked for, with the places by the name of the original."""
     options = parser.parse_args(arguments)
     options.checkouts = options.checkouts.resolve()
-    options.python = {name: shutil.which(path) or path for name, path in _named(options.python)}
+    options.python = {name: interpreter(path) for name, path in _named(options.python)}
     options.path = {name: Path(path).resolve() for name, path in _named(options.path)}
     if unknown := {*options.names, *options.python, *options.path} - SUITES.keys():
         parser.error(f"expected some of {', '.join(SUITES)}, got {', '.join(sorted(unknown))}")

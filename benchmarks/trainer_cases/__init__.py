@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
-__all__ = ["OURS", "Trainer", "replaced"]
+__all__ = ["OURS", "Trainer"]
 
 OURS = "relive.compat."
 """What stands before an original's module where its class is ours."""
@@ -23,18 +20,3 @@ class Trainer:
     """The environment and the length."""
     train: Callable[[str, int], float]
     """Given the prefix of the imports ("" or `OURS`) and a seed, trains and returns how well: more is better."""
-
-
-@contextmanager
-def replaced(prefix: str, *places: tuple[str, str, str]) -> Iterator[None]:
-    """Names of the original's modules show our classes meanwhile: (module, name in it, module with our class)."""
-    before = []
-    for module, name, source in places if prefix else ():
-        owner: Any = import_module(module)
-        before.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, getattr(import_module(f"{prefix}{source}"), name))
-    try:
-        yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from . import Trainer
 
@@ -21,14 +23,52 @@ def trainers() -> list[Trainer]:
         Trainer("PPO", "CartPole, 40,000 steps", partial(_on_policy, recurrent=False, steps=40_000)),
         Trainer("recurrent PPO", "CartPole, 40,000 steps", partial(_on_policy, recurrent=True, steps=40_000)),
         Trainer("DQN", "CartPole, 30,000 steps", _dqn),
-        Trainer("Rainbow with 3 steps and priorities", "CartPole, 30,000 steps", _rainbow),
-        Trainer("TD3", "Pendulum, 16,000 steps", _td3),
-        Trainer("MADDPG", "speaker and listener, 12,000 steps", _maddpg),
+        Trainer("Rainbow with 3 steps and priorities", "the action that is shown, 10,000 steps", _rainbow),
+        Trainer("TD3", "the number that is shown, 6,000 steps", _td3),
+        Trainer("MADDPG", "two agents, the number that is shown to each, 6,000 steps", _maddpg),
     ]
 
 
-def _environments(name: str, num_envs: int, seed: int) -> Any:
-    env = import_module("agilerl.utils.utils").make_vect_envs(name, num_envs=num_envs)
+class Shown(gymnasium.Env[np.ndarray, Any]):
+    """Rewarded with 1 for the action that the observation shows, one of four; the episodes are 8 steps long."""
+
+    observation_space, action_space = spaces.Box(0, 1, (4,), np.float32), spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self.show(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        reward = self.judge(action)
+        return self.show(), reward, False, self.time == 8, {}
+
+    def show(self) -> np.ndarray:
+        self.wanted = self.np_random.integers(4)
+        return np.eye(4, dtype=np.float32)[self.wanted]
+
+    def judge(self, action: Any) -> float:
+        return float(action == self.wanted)
+
+
+class Number(Shown):
+    """Costs the distance between the action and the number that the observation shows."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-1, 1, (1,), np.float32)
+
+    def show(self) -> np.ndarray:
+        seen = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        self.wanted = seen[0]
+        return seen
+
+    def judge(self, action: Any) -> float:
+        return -abs(float(np.ravel(action)[0] - self.wanted))
+
+
+def _environments(made: str | type[Shown], num_envs: int, seed: int) -> Any:
+    make = {"env_name" if isinstance(made, str) else "make_env": made}
+    env = import_module("agilerl.utils.utils").make_vect_envs(num_envs=num_envs, should_async_vector=False, **make)
     env.reset(seed=seed)
     env.action_space.seed(seed)
     return env
@@ -80,29 +120,66 @@ def _dqn(prefix: str, seed: int) -> float:
 
 
 def _rainbow(prefix: str, seed: int) -> float:
-    buffers, env = import_module(f"{prefix}agilerl.components.replay_buffer"), _environments("CartPole-v1", 4, seed)
-    agent = _agent("RainbowDQN", env, lr=1e-3, v_min=0, v_max=100, n_step=3, learn_step=4)
+    buffers, env = import_module(f"{prefix}agilerl.components.replay_buffer"), _environments(Shown, 4, seed)
+    agent = _agent("RainbowDQN", env, lr=1e-3, v_min=0, v_max=8, gamma=0.5, tau=0.02, n_step=3, learn_step=4)
     memory = buffers.PrioritizedReplayBuffer(10_000)
-    return _off_policy(env, agent, 30_000, memory, buffers.MultiStepReplayBuffer(10_000, n_step=3, gamma=0.99))
+    return _off_policy(env, agent, 10_000, memory, buffers.MultiStepReplayBuffer(10_000, n_step=3, gamma=0.5))
 
 
 def _td3(prefix: str, seed: int) -> float:
-    buffers, env = import_module(f"{prefix}agilerl.components.replay_buffer"), _environments("Pendulum-v1", 4, seed)
-    agent = _agent("TD3", env, lr_actor=1e-3, lr_critic=1e-3, learn_step=2, vect_noise_dim=4)
-    return _off_policy(env, agent, 16_000, buffers.ReplayBuffer(20_000))
+    buffers, env = import_module(f"{prefix}agilerl.components.replay_buffer"), _environments(Number, 4, seed)
+    agent = _agent("TD3", env, lr_actor=1e-3, lr_critic=1e-3, gamma=0.5, learn_step=4, vect_noise_dim=4)
+    return _off_policy(env, agent, 6_000, buffers.ReplayBuffer(20_000))
+
+
+def _pair() -> Any:
+    """Two agents, each in a world of its own."""
+    base: Any = import_module("pettingzoo").ParallelEnv
+
+    class Pair(base):
+        metadata: ClassVar[dict[str, Any]] = {"name": "pair", "render_modes": []}
+        possible_agents: ClassVar[list[str]] = ["agent_0", "agent_1"]
+
+        def __init__(self) -> None:
+            self.worlds = {agent: Number() for agent in self.possible_agents}
+
+        def observation_space(self, agent: str) -> spaces.Space[Any]:
+            return Number.observation_space
+
+        def action_space(self, agent: str) -> spaces.Space[Any]:
+            return Number.action_space
+
+        def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], ...]:
+            self.agents = list(self.possible_agents)
+            seeds = [None if seed is None else seed + number for number in range(len(self.agents))]
+            return _by_agent(
+                {agent: world.reset(seed=seed) for (agent, world), seed in zip(self.worlds.items(), seeds, strict=True)}
+            )
+
+        def step(self, actions: dict[str, np.ndarray]) -> tuple[dict[str, Any], ...]:
+            return _by_agent({agent: self.worlds[agent].step(action) for agent, action in actions.items()})
+
+    return Pair()
+
+
+def _by_agent(told: dict[str, tuple[Any, ...]]) -> tuple[dict[str, Any], ...]:
+    """What each agent was told, as one dict for each thing."""
+    return tuple(dict(zip(told, values, strict=True)) for values in zip(*told.values(), strict=True))
 
 
 def _maddpg(prefix: str, seed: int) -> float:
-    scenario: Any = import_module("mpe2.simple_speaker_listener_v4")
     vector = import_module("agilerl.vector.pz_async_vec_env").AsyncPettingZooVecEnv
-    env = vector([lambda: scenario.parallel_env(continuous_actions=True)] * 4)
+    env = vector([_pair] * 4)
     env.reset(seed=seed)
-    spaces = [[part(agent) for agent in env.agents] for part in (env.single_observation_space, env.single_action_space)]
+    spaces_of = [
+        [part(agent) for agent in env.agents] for part in (env.single_observation_space, env.single_action_space)
+    ]
     agent = import_module("agilerl.algorithms").MADDPG(
-        *spaces, agent_ids=env.agents, vect_noise_dim=4, batch_size=64, learn_step=20, net_config=_NETWORK
-    )
+        *spaces_of, agent_ids=env.agents, vect_noise_dim=4, batch_size=64, learn_step=4, gamma=0.5, lr_actor=1e-3,
+        lr_critic=1e-3, net_config=_NETWORK,
+    )  # fmt: skip
     memory = import_module(f"{prefix}agilerl.components.replay_buffer").ReplayBuffer(10_000)
     train = import_module("agilerl.training.train_multi_agent_off_policy").train_multi_agent_off_policy
-    population, _ = train(env, "", "MADDPG", [agent], memory, **_settings(12_000))
+    population, _ = train(env, "", "MADDPG", [agent], memory, **_settings(6_000))
     env.close()
     return _reached(population)

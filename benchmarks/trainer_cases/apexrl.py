@@ -11,10 +11,9 @@ from io import StringIO
 from typing import Any
 
 import gymnasium
-import numpy as np
 import torch
 
-from . import Trainer, replaced
+from . import Trainer
 
 _CPU = torch.device("cpu")
 _OFF_POLICY = {"batch_size": 64, "buffer_size": 10_000, "learning_starts": 500, "train_freq": 1, "gradient_steps": 1}
@@ -32,16 +31,13 @@ def trainers() -> list[Trainer]:
 
 
 def _train(name: str, steps: int, prefix: str, seed: int) -> float:
-    kind = "RolloutBuffer" if name == "ppo" else "ReplayBuffer"
-    module = "apexrl.buffer." + ("rollout_buffer" if name == "ppo" else "replay_buffer")
-    with replaced(prefix, (f"apexrl.algorithms.{name}.{name}", kind, module)), redirect_stdout(StringIO()):
-        runner = {"ppo": _ppo, "dqn": _dqn, "sac": _sac}[name](seed)
+    with redirect_stdout(StringIO()):
+        runner = {"ppo": _ppo, "dqn": _dqn, "sac": _sac}[name](prefix, seed)
         if name == "ppo":
             runner.learn(num_iterations=steps // 512)
         else:
             runner.learn(total_timesteps=steps)
-    returns = runner.agent.episode_rewards if name == "ppo" else runner.episode_rewards
-    return float(np.mean(list(returns)[-20:]))
+        return runner.eval(num_episodes=20)["eval/mean_reward"]  # its PPO counts the rewards of one rollout only
 
 
 def _vector(task: str, num_envs: int, seed: int) -> Any:
@@ -66,13 +62,13 @@ def _seeded(task: str, seed: int) -> Callable[[], Any]:
     return make
 
 
-def _ppo(seed: int) -> Any:
-    algorithm, models = import_module("apexrl.algorithms.ppo"), import_module("apexrl.models")
+def _ppo(prefix: str, seed: int) -> Any:
+    algorithm, models = import_module(f"{prefix}apexrl.algorithms.ppo"), import_module("apexrl.models")
     settings = algorithm.PPOConfig(
         num_steps=64, num_epochs=6, minibatch_size=128, learning_rate=1e-3, learning_rate_schedule="constant",
         max_iterations=60, device="cpu",
     )  # fmt: skip
-    return import_module("apexrl.agent.on_policy_runner").OnPolicyRunner(
+    return import_module(f"{prefix}apexrl.agent.on_policy_runner").OnPolicyRunner(
         env=_vector("CartPole-v1", 8, seed),
         cfg=settings,
         actor_class=models.MLPDiscreteActor,
@@ -80,17 +76,21 @@ def _ppo(seed: int) -> Any:
     )
 
 
-def _dqn(seed: int) -> Any:
-    algorithm, models = import_module("apexrl.algorithms.dqn"), import_module("apexrl.models")
+def _dqn(prefix: str, seed: int) -> Any:
+    algorithm, models = import_module(f"{prefix}apexrl.algorithms.dqn"), import_module("apexrl.models")
     settings = algorithm.DQNConfig(
         **_OFF_POLICY, target_update_interval=100, epsilon_decay_steps=4_000, learning_rate=1e-3
     )
-    return import_module("apexrl.agent.off_policy_runner").OffPolicyRunner(
+    return import_module(f"{prefix}apexrl.agent.off_policy_runner").OffPolicyRunner(
         env=_vector("CartPole-v1", 4, seed), cfg=settings, q_network_class=models.MLPQNetwork, device=_CPU
     )
 
 
-def _sac(seed: int) -> Any:
-    algorithm, env = import_module("apexrl.algorithms.sac"), _vector("Pendulum-v1", 4, seed)
-    agent = algorithm.SAC(env=env, cfg=algorithm.SACConfig(**_OFF_POLICY, device="cpu"), device=_CPU)
-    return import_module("apexrl.agent.off_policy_runner").OffPolicyRunner(env=env, agent=agent, device=_CPU)
+def _sac(prefix: str, seed: int) -> Any:
+    algorithm, env = import_module(f"{prefix}apexrl.algorithms.sac"), _vector("Pendulum-v1", 4, seed)
+    settings = algorithm.SACConfig(
+        **_OFF_POLICY | {"gradient_steps": 4}, actor_learning_rate=1e-3, critic_learning_rate=1e-3,
+        actor_hidden_dims=[64, 64], critic_hidden_dims=[64, 64], device="cpu",
+    )  # fmt: skip
+    agent = algorithm.SAC(env=env, cfg=settings, device=_CPU)
+    return import_module(f"{prefix}apexrl.agent.off_policy_runner").OffPolicyRunner(env=env, agent=agent, device=_CPU)

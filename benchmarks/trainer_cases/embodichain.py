@@ -53,14 +53,8 @@ def _network() -> torch.nn.Module:
 
 
 def _learner(name: str, prefix: str) -> tuple[Any, Any]:
-    """A policy and its algorithm; ours replaces what the algorithm imports of the buffer."""
-    module: Any = import_module(f"embodichain.learning.rl.algo.{name.lower()}")
-    ours = import_module(f"{prefix}embodichain.learning.rl.buffer")
-    for each in ("iterate_minibatches", "transition_view"):
-        if hasattr(module, each):
-            setattr(module, each, getattr(ours, each))
-    if hasattr(module, "compute_gae"):
-        module.compute_gae = import_module(f"{prefix}embodichain.learning.rl.algo.common").compute_gae
+    """A policy and its algorithm."""
+    module: Any = import_module(f"{prefix}embodichain.learning.rl.algo")
     policies: Any = import_module("embodichain.learning.rl.policies")
     settings: dict[str, Any] = {"batch_size": 128, "n_epochs": 5}
     if name == "PPO":

@@ -18,10 +18,16 @@ _REPLAY = {"learning_starts": 500, "buffer_size": 20_000}
 def trainers() -> list[Trainer]:
     """Hindsight, and every algorithm of sb3-contrib that has a buffer."""
     dqn = {"policy_kwargs": {"net_arch": [64, 64], "n_quantiles": 25}, "train_freq": 4, "gradient_steps": 2}
+    dqn |= {"learning_rate": 1e-3, "target_update_interval": 250, "exploration_fraction": 0.3}
+    memory = {"policy_kwargs": {"net_arch": [64], "lstm_hidden_size": 32}, "n_epochs": 5}
     return [
         Trainer("DQN with HER", "12 bits to flip, 8,000 steps", _hindsight),
         Trainer("MaskablePPO", "invalid actions among 40, 12,000 steps", _maskable),
-        Trainer("RecurrentPPO", "CartPole, 16,000 steps", partial(_contrib, "RecurrentPPO", "MlpLstmPolicy", 16_000)),
+        Trainer(
+            "RecurrentPPO",
+            "CartPole, 16,000 steps",
+            partial(_contrib, "RecurrentPPO", "MlpLstmPolicy", 16_000, **memory),
+        ),
         Trainer("TRPO", "CartPole, 16,000 steps", partial(_contrib, "TRPO", "MlpPolicy", 16_000)),
         Trainer("QRDQN", "CartPole, 10,000 steps", partial(_contrib, "QRDQN", "MlpPolicy", 10_000, **_REPLAY, **dqn)),
         Trainer("TQC", "Pendulum, 3,000 steps", partial(_contrib, "TQC", "MlpPolicy", 3_000, **_REPLAY, **_SMALL)),
@@ -64,4 +70,4 @@ def _contrib(name: str, policy: str, steps: int, prefix: str, seed: int, **optio
     env = make(task, n_envs=4 if on_policy else 1, seed=seed)
     settings = {"n_steps": 128, "batch_size": 128, **_SMALL} if on_policy else {}
     algorithm = getattr(import_module(f"{prefix}sb3_contrib"), name)
-    return _reached(algorithm(policy, env, seed=seed, device="cpu", **settings, **options), steps)
+    return _reached(algorithm(policy, env, seed=seed, device="cpu", **settings | options), steps)

@@ -81,6 +81,7 @@ def test_every_adapter_has_the_bar_of_its_original() -> None:
         assert bar.times_faster == 1.0
 
 
+@pytest.mark.thorough
 def test_what_is_missing_here_is_timed_with_another_interpreter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.adapters import ORIGINALS
-from benchmarks.original_tests import SUITES, Found, Suite, counted, keep, main, prefixed, run
+from benchmarks.original_tests import SUITES, Found, Suite, counted, keep, main, parsed, parser_of, prefixed, run
 
 KEPT = json.loads((Path(__file__).parents[2] / "docs" / "migrating" / "originals.json").read_text(encoding="utf-8"))
 
@@ -32,6 +32,16 @@ text = "from rsl_rl.storage import"
     assert changed.replace("relive.compat.", "") == code
 
 
+def test_an_interpreter_below_this_folder_is_found_from_another_and_stays_that_of_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    options = parsed(parser_of("original_tests", ""), ["--python", "agilerl=bin/python"])
+    assert options.python == {"agilerl": str(tmp_path / "bin" / "python")}
+
+
 def test_skipped_tests_do_not_count_and_failed_ones_are_named() -> None:
     cases = """<testcase name="a"/><testcase name="b"><skipped/></testcase><testcase name="c"><failure/></testcase>
                <testcase name="d"><error/></testcase>"""
@@ -45,6 +55,7 @@ def checkout(place: Path, lines: str) -> Path:
     return place
 
 
+@pytest.mark.thorough
 def test_the_tests_of_a_checkout_run_with_our_classes(tmp_path: Path) -> None:
     lines = """
 from rsl_rl.storage import RolloutStorage

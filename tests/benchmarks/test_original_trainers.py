@@ -6,13 +6,12 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import original_trainers, trainer_cases
 from benchmarks.original_trainers import WITH_TRAINERS, Elsewhere, keep, main, train, trainers_of
-from benchmarks.trainer_cases import OURS, Trainer, replaced
+from benchmarks.trainer_cases import OURS, Trainer
 
 
 @pytest.fixture
@@ -36,17 +35,6 @@ def test_both_sides_start_from_the_same_seed(invented: list[tuple[str, int]]) ->
     assert theirs == ours != another
 
 
-def test_a_class_is_replaced_only_with_our_prefix_and_only_meanwhile() -> None:
-    place = ("rsl_rl.algorithms.ppo", "RolloutStorage", "rsl_rl.storage")
-    module: Any = pytest.importorskip("rsl_rl.algorithms.ppo", reason="rsl_rl is not installed")
-    before = module.RolloutStorage
-    with replaced("", place):
-        assert module.RolloutStorage is before
-    with replaced(OURS, place):
-        assert module.RolloutStorage.__module__.startswith("relive.compat.rsl_rl")
-    assert module.RolloutStorage is before
-
-
 def test_every_original_with_trainers_lists_them_with_a_task() -> None:
     for original in WITH_TRAINERS:
         trainers = trainers_of(original)
@@ -54,6 +42,7 @@ def test_every_original_with_trainers_lists_them_with_a_task() -> None:
         assert all(trainer.task and isinstance(trainer.train, Callable) for trainer in trainers.values())
 
 
+@pytest.mark.thorough
 def test_a_process_of_its_own_answers_with_its_last_line(tmp_path: Path) -> None:
     elsewhere = Elsewhere(tmp_path, sys.executable, [])
     assert json.loads(elsewhere.run("rsl_rl", "--list")).keys() == trainers_of("rsl_rl").keys()
