@@ -8,8 +8,10 @@ SOURCES := $(shell find src csrc -name '*.py' -o -name '*.pyi' -o -name '*.cpp' 
 SANITIZERS := address undefined thread
 BASELINE := e26eac50af766fd3c26911e5a44a5ef22a2a94b1
 PINNED_torchrl := torch==2.14.1 torchrl==0.14.1
-PINNED_agilerl := torch==2.13.0 agilerl==2.58.0 pytest
+PINNED_agilerl := torch==2.13.0 agilerl==2.58.0 peft==0.21.2 pytest
 ORIGINALS := --checkouts build/originals --python agilerl=.venv/agilerl/bin/python --path embodichain=build/originals/wheels
+# Tests run in a process per core, at most 8: each needs 10 s to import everything, and a gigabyte.
+PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 APART := build/originals/apexrl/src:build/originals/rl_buffer/src:build/originals/wheels
 
 .PHONY: demo test test-all test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep originals originals-full check format docs clean
@@ -20,11 +22,11 @@ demo: .venv/package
 # A selection over everything: each public name, adapter, promise and conformance case at least once. Minutes.
 # On a device: make test DEVICE=cuda (or mps, xpu) runs the tests that take one.
 test: .venv/installed
-	$(BIN)/python -m pytest $(if $(DEVICE),tests/devices --device $(DEVICE),-m "not long and not thorough")
+	$(BIN)/python -m pytest $(if $(DEVICE),tests/devices --device $(DEVICE),-m "not long and not thorough" $(PARALLEL))
 
 # Every test but the long ones, which is also what pytest runs by itself.
 test-all: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 # Hours in full, and at its end what was tried and how long each part took. A part: make test-long PART=tests/faults/test_k_machines.py
 # RELIVE_A1_LONG=500 and the like (docs/reliability.md) make a part shorter.
@@ -69,7 +71,7 @@ conformance-keep: .venv/installed
 # The originals' own tests on our adapters, at their commits (cloned into build/originals), and the tables of docs/migrating.
 # EmbodiChain's package is taken without its dependencies: its simulator is not needed.
 originals: .venv/bench .venv/agilerl build/originals/wheels
-	$(PIP) sb3-contrib tqdm
+	$(PIP) tqdm
 	$(BIN)/python -m benchmarks.original_tests --clone $(ORIGINALS)
 	$(BIN)/python docs/front_page.py
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 if not torch.cuda.is_available():
     # Read when Triton is imported, which anything below may do: its kernels then run on the host.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from relive import kernels
+from tests.tiers import select
 from tests.times import Times
 from tests.totals import taken
+
+# No test fails because the machine is busy.
+settings.register_profile("relive", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("relive")
 
 BACKENDS = {"native": nullcontext, "torch": kernels.force_torch, "no_exchange": kernels.without_exchange}
 
@@ -31,11 +37,21 @@ _totals: list[str] = []
 _times = Times()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put what a test has told into its report, which reaches the process that prints the summary."""
+    report = yield
+    if call.when == "call":
+        report.user_properties.extend(("told", line) for line in taken())
+    return report
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Keep what a test has told, and the time it took."""
     _times.add(report.nodeid, report.duration)
     if report.when == "call":
-        _totals.extend(f"{line} [{report.outcome}, {report.duration:.1f} s]" for line in taken())
+        told = (line for name, line in report.user_properties if name == "told")
+        _totals.extend(f"{line} [{report.outcome}, {report.duration:.1f} s]" for line in told)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -55,13 +71,21 @@ def _the_same_threads_after() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=select("native", "torch", of=BACKENDS))
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each way that kernels run: native, torch ops, and native under a torch without the exchange API."""
-    if request.param != "torch" and kernels.native() is None:
-        pytest.skip("this install has no native core (no compiler)")
-    with BACKENDS[request.param]():
+    """Each way that kernels run: native, torch ops, and native under a torch without the exchange API.
+
+    The last one is thorough, but for `tests/kernels`, and tests that go through all `BACKENDS` themselves.
+    """
+    with running(request.param):
         yield request.param
+
+
+def running(backend: str) -> AbstractContextManager[None]:
+    """Run everything inside on a backend; skip the test where there is none."""
+    if backend != "torch" and kernels.native() is None:
+        pytest.skip("this install has no native core (no compiler)")
+    return BACKENDS[backend]()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Generator
@@ -191,10 +192,12 @@ def test_the_version_alone_is_asked_for_as_everywhere(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"relive {relive.__version__}\n"
 
 
-def test_python_dash_m_is_the_same_command() -> None:
-    command = [sys.executable, "-m", "relive", "--version"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ended.stdout == f"relive {relive.__version__}\n"
+def test_python_dash_m_is_the_same_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["relive", "--version"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(Path(relive.__file__).with_name("__main__.py")), run_name="__main__")
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"relive {relive.__version__}\n"
 
 
 @pytest.mark.thorough

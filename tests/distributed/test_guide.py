@@ -11,6 +11,7 @@ import pytest
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "ray.md"
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("cluster")
 def test_the_code_of_the_guide_runs() -> None:
     names: dict[str, Any] = {}

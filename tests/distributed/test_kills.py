@@ -119,6 +119,7 @@ def stress(path: Path, kills: int, pause: float, seed: int) -> dict[str, Any]:
         num_shards=NUM_SHARDS,
         sampler=rl.Prioritized(),
         checkpoint=Checkpoint(path, seconds=0.5),
+        timeout=200.0,  # a busy machine needs long to start a process
     ) as service:
         writers: list[Any] = [Writes.remote("stress") for _ in range(2)]
         sampler: Any = Samples.remote("stress")

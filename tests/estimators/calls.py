@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from relive import estimators, kernels
-from tests.conftest import BACKENDS
+from relive import estimators
+from tests.conftest import BACKENDS, running
 from tests.kernels.triton.interpreter import interpreted
 from tests.reference import estimators as reference
 from tests.strategies import Rollout
@@ -35,11 +35,7 @@ every_estimator = pytest.mark.parametrize("name", NAMES)
 
 def backend(name: str) -> AbstractContextManager[None]:
     """The `backend` fixture's contexts and Triton's, for tests whose examples Hypothesis draws."""
-    if name == "triton":
-        return interpreted()
-    if name != "torch" and kernels.native() is None:
-        pytest.skip("this install has no native core (no compiler)")
-    return BACKENDS[name]()
+    return interpreted() if name == "triton" else running(name)
 
 
 def call(name: str, tensors: dict[str, Tensor | None], **settings: Any) -> tuple[Tensor, ...]:

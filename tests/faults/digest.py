@@ -15,7 +15,7 @@ CACHES = {
     "_environments",
     "_readers",
     "_reader",
-    "_shares",
+    "_few",
     "_running",
     "_slice_starts",
     "_rows",

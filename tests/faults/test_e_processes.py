@@ -176,4 +176,7 @@ def test_nothing_is_left_behind_by_processes_that_were_all_killed(tmp_path: Path
     before = set(Path("/dev/shm").iterdir())
     assert killed(share_and_die, tmp_path / "told")
     assert "1 of 64 rows" in (tmp_path / "told").read_text()
-    assert set(Path("/dev/shm").iterdir()) == before
+    deadline = time.monotonic() + 10
+    while left := set(Path("/dev/shm").iterdir()) - before:  # tests beside this one have files there for a moment
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import relive as rl
+from tests.conftest import BACKENDS
 from tests.project.test_house import ROOMS
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,7 @@ def test_the_sampler_goes_on_after_a_load_and_with_views_of_ours(names: dict[str
         assert torch.equal(again.sample(50, view)["index"], replay.sample(50, view)["index"])
 
 
+@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
 def test_the_estimator_follows_its_formula_on_every_backend(names: dict[str, Any], backend: str) -> None:
     # The first environment is disappointed at each next step and stops at its value, 5; the second never is.
     reward = torch.tensor([[1.0, 1.0], [2.0, 2.0], [0.0, 4.0]])

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import relive
 
 SAMPLER = """
@@ -134,6 +136,7 @@ def exported(package: Path, line: str, name: str) -> None:
     file.write_text(code.replace("__all__ = [", f'{line}\n\n__all__ = ["{name}", ', 1), encoding="utf-8")
 
 
+@pytest.mark.thorough
 def test_a_sampler_a_view_and_a_memory_are_one_file_and_an_export_each(tmp_path: Path) -> None:
     assert relive.__file__ is not None
     copy = tmp_path / "source" / "relive"

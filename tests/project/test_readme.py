@@ -21,23 +21,30 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 TRAINING, REPLAY, RECURRENT, PROCESSES = BLOCKS
 
 
-def run(block: str) -> dict[str, Any]:
-    """One block alone: every name that it uses is its own."""
-    names: dict[str, Any] = {}
+def run(block: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One block alone: every name that it uses is its own, or one of those given."""
+    names = {} if names is None else names
     exec(compile(block, str(README), "exec", dont_inherit=True), names)
     return names
 
 
-def test_the_first_loop_learns() -> None:
-    names = run(TRAINING)
-    returns = names["stats"].episodes()["return"]
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Any]:
+    """The names of the first loop, after it."""
+    return run(TRAINING)
+
+
+def test_the_first_loop_learns(trained: dict[str, Any]) -> None:
+    returns = trained["stats"].episodes()["return"]
     assert len(returns) > 100
     first, last = returns[:50].mean(), returns[-50:].mean()
     assert last > 4 * first, f"mean return of the first 50 episodes {first:.0f}, of the last 50 {last:.0f}"
 
 
-def test_the_first_loop_is_the_same_on_the_first_page_of_the_docs() -> None:
-    assert f"```python\n{TRAINING}```" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+def test_the_first_page_of_the_docs_goes_on_from_the_same_loop(trained: dict[str, Any]) -> None:
+    first, second = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text("utf-8"), re.DOTALL)
+    assert first == TRAINING
+    assert len(run(second, trained)["replay"]) == 200
 
 
 def test_the_replay_block_samples_what_it_stored() -> None:
