@@ -33,6 +33,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default=default, help="where the tests of tests/devices run (RELIVE_TEST_DEVICE)")
 
 
+COLLECTED = pytest.StashKey[list[pytest.Item]]()
+"""All tests, in the stash of a run's config."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep all tests before those without the marks of this run are left out."""
+    config.stash[COLLECTED] = list(items)
+
+
 _totals: list[str] = []
 _times = Times()
 

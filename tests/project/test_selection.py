@@ -15,6 +15,7 @@ import torch
 import relive as rl
 from relive import compat
 from relive.conformance import CASES
+from tests.conftest import COLLECTED
 from tests.tiers import select
 from tests.times import Times
 
@@ -27,12 +28,18 @@ UNTESTED = {"D5"}
 
 
 @pytest.fixture(scope="module")
-def selected(request: pytest.FixtureRequest) -> list[Any]:
-    """The tests of this run that `make test` would select."""
+def collected(request: pytest.FixtureRequest) -> list[Any]:
+    """The tests of `make test-all`, which `make test` has collected, too."""
     config = request.config
     if config.args != config.getini("testpaths") or config.option.keyword:
         pytest.skip("expected a run of all tests, as make test and make test-all are, got a part of them")
-    return [item for item in request.session.items if not item.get_closest_marker("thorough")]
+    return [item for item in config.stash[COLLECTED] if not item.get_closest_marker("long")]
+
+
+@pytest.fixture(scope="module")
+def selected(collected: list[Any]) -> list[Any]:
+    """Those of `make test`."""
+    return [item for item in collected if not item.get_closest_marker("thorough")]
 
 
 def used(items: list[Any], module: str) -> set[str]:
@@ -87,8 +94,8 @@ def test_every_conformance_case_is_asked(selected: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("file", ["test_readme.py", "test_docs.py", "test_contributing.py"])
-def test_all_code_of_the_documents_runs(file: str, request: pytest.FixtureRequest, selected: list[Any]) -> None:
-    of_file = [item for item in request.session.items if item.path.name == file]
+def test_all_code_of_the_documents_runs(file: str, collected: list[Any], selected: list[Any]) -> None:
+    of_file = [item for item in collected if item.path.name == file]
     assert of_file
     assert [item for item in of_file if item not in selected] == []
 
