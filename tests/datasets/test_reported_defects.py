@@ -106,3 +106,20 @@ def test_steps_that_are_left_out_take_no_room_in_a_rollout(final_obs: Any, tmp_p
     with pytest.raises(rl.BufferFullError, match="expected room for 8 steps, got room for 5. 3 steps did not fit"):
         read(small, final_obs="repeat")
     assert not small.num_stored
+
+
+@pytest.mark.parametrize("name", ["action", "reward"])
+def test_hdf5_keeps_the_parts_of_a_field_or_refuses_them(name: str, tmp_path: Path) -> None:
+    fields = {"obs": 1, "action": 2, "reward": (), name: {"one": (), "two": ()}}
+    replay = rl.ReplayBuffer(16, **fields, seed=0)
+    for t in range(8):
+        step = {"obs": [t], "action": [t, t], "reward": t, name: {"one": t, "two": -t}}
+        replay.add(**step, terminated=t % 4 == 3, truncated=False, next_obs=[t + 1])
+    with pytest.raises(rl.SchemaError, match=f"one field in {name}, got the fields one, two"):
+        datasets.to_hdf5(replay, tmp_path / "d4rl.hdf5", layout="d4rl")
+    assert not any(tmp_path.iterdir())
+    datasets.to_hdf5(replay, tmp_path / "robomimic.hdf5")
+    with h5py.File(tmp_path / "robomimic.hdf5") as file:
+        assert [demo.attrs["num_samples"] for demo in file["data"].values()] == [4, 4]
+    again = datasets.from_hdf5(tmp_path / "robomimic.hdf5")
+    torch.testing.assert_close(again[again.ids()][name].to_dict(), replay[replay.ids()][name].to_dict())

@@ -62,16 +62,17 @@ def _robomimic(replay: ReplayBuffer, file: Any) -> None:
                 tree = {"obs": tree}  # noqa: PLW2901 (robomimic's observations have names)
             for parts, leaf in leaves_of((_ROBOMIMIC_COLUMNS.get(name, name),), tree):
                 _create(demo, "/".join(parts), leaf)
-        demo.attrs["num_samples"] = len(episode["reward"])
+        demo.attrs["num_samples"] = len(episode["terminated"])
         total += len(episode["terminated"])
     group.attrs["total"] = total
 
 
 def _d4rl(replay: ReplayBuffer, file: Any) -> None:
     for episode in written(replay):
-        if isinstance(episode["obs"], dict):
-            expected, got = "one field in obs", f"the fields {', '.join(episode['obs'])}"
-            raise SchemaError(explain('to_hdf5(layout="d4rl")', expected, got, 'Use layout="robomimic".'))
+        for name in ("obs", "action", "reward"):
+            if isinstance(episode[name], dict):
+                expected, got = f"one field in {name}", f"the fields {', '.join(episode[name])}"
+                raise SchemaError(explain('to_hdf5(layout="d4rl")', expected, got, 'Use layout="robomimic".'))
         cut = np.zeros(len(episode["terminated"]), bool)
         cut[-1] = not (episode["terminated"][-1] or episode["truncated"][-1])
         for name, tree in {**episode, CUTS: cut}.items():
