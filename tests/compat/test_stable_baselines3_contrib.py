@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
 import pickle
 from typing import Any
 from unittest import mock
@@ -85,7 +86,7 @@ def test_sequences_are_theirs(name: str, obs: Any, action: Any) -> None:
     for turn in (0, 5, 23, 40, 71):
         with mock.patch.object(np.random, "randint", return_value=turn):
             expected = list(other.get(20))
-        mine._random = mock.Mock(randint=lambda _, turn=turn: turn)
+        mine._random = mock.Mock(integers=lambda _, turn=turn: turn)
         same(list(mine.get(20)), expected)
 
 
@@ -150,13 +151,17 @@ def test_algorithms_train_on_our_buffers(name: str) -> None:
     assert type(buffer).__module__.startswith("relive.compat")
 
 
-def test_recurrent_ppo_learns_what_theirs_learns() -> None:
+def test_recurrent_ppo_learns_what_theirs_learns_from_the_same_draws() -> None:
     learnt = []
     for owner in (theirs, ours):
         model = owner.RecurrentPPO(
             "MlpLstmPolicy", make_vec_env("CartPole-v1", 2), n_steps=16, batch_size=8, n_epochs=2, seed=0, device="cpu",
             policy_kwargs={"lstm_hidden_size": 8},
-        ).learn(96)  # fmt: skip
+        )  # fmt: skip
+        turns = itertools.cycle([0, 5, 23, 31])
+        model.rollout_buffer._random = mock.Mock(integers=lambda _, turns=turns: next(turns))
+        with mock.patch.object(np.random, "randint", lambda _, turns=turns: next(turns)):
+            model.learn(96)
         learnt.append(model.policy.state_dict())
     for key, tensor in learnt[0].items():
         torch.testing.assert_close(tensor, learnt[1][key], rtol=1e-4, atol=1e-6)

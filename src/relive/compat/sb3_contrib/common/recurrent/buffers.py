@@ -18,6 +18,7 @@ from gymnasium import spaces
 
 from relive.compat.stable_baselines3.arrays import array
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
+from relive.compat.stable_baselines3.seeding import algorithm_seed
 
 __all__ = ["RecurrentDictRolloutBuffer", "RecurrentRolloutBuffer"]
 
@@ -49,9 +50,7 @@ class _Recurrent(RolloutBuffer):
         n_envs: int = 1,
     ) -> None:
         self.hidden_state_shape = hidden_state_shape
-        # Where numpy's generator stands, which stays: RecurrentPPO then draws what it draws on sb3-contrib's buffer.
-        self._random = np.random.RandomState()
-        self._random.set_state(np.random.get_state())  # noqa: NPY002 (it is only read)
+        self._random = np.random.default_rng(algorithm_seed())
         RolloutBuffer.__init__(self, buffer_size, observation_space, action_space, device, gae_lambda, gamma, n_envs)
 
     @classmethod
@@ -88,7 +87,7 @@ class _Recurrent(RolloutBuffer):
         self._require_full()
         self.generator_ready = True
         total = self.buffer_size * self.n_envs
-        numbers = np.roll(np.arange(total), -self._random.randint(total))
+        numbers = np.roll(np.arange(total), -int(self._random.integers(total)))
         for start in range(0, total, batch_size or total):
             yield self._sequences(numbers[start : start + (batch_size or total)])
 
