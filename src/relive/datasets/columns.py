@@ -11,6 +11,7 @@ import torch
 
 from relive.datasets.blocks import BLOCK_BYTES, STEP
 from relive.datasets.filling import declared_of, extra_of
+from relive.datasets.metadata import wrong
 from relive.errors import SchemaError, explain
 from relive.fields.schema import DTYPES, Field, Path, Tree
 from relive.fields.vocabulary import NAME
@@ -103,13 +104,22 @@ class Plan:
                     self._columns[column] = columns[column]._replace(shape=())
                 self._require_field(column, path)
                 self.paths[column] = path
-        of_obs = [column for column, path in self.paths.items() if path[0] == "obs"]
+        of_obs = self.columns_of("obs")
         if len(of_obs) == 1 and declared is not None and isinstance(declared_of(buffer)["obs"], Field):
             self.paths[of_obs[0]] = ("obs",)
         self._require_tree()
         self._require_memory()
         if declared is not None:
             self._require_declared(declared)
+
+    def columns_of(self, *fields: str) -> list[str]:
+        """The columns that become these fields, or parts of them."""
+        return [column for column, path in self.paths.items() if path[0] in fields]
+
+    @property
+    def flags(self) -> list[str]:
+        """The columns that say where episodes end."""
+        return self.columns_of(*_FLAGS)
 
     @property
     def rows_at_once(self) -> int:
@@ -125,8 +135,7 @@ class Plan:
         needed = _COPIES * sum(map(self._row_bytes, self.paths))
         if free is not None and needed > free:
             expected = f"steps that fit into {free:,} bytes, the free memory, {_COPIES} times"
-            remedy = "Do not read a dataset that you do not trust; write it anew."
-            raise self._wrong(largest, expected, f"{needed:,} bytes", remedy)
+            raise wrong(f"{self._file}: {largest}", expected, f"{needed:,} bytes")
 
     def trees(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The values [K, …] of fields, of the values of their columns."""
