@@ -13,7 +13,7 @@ from relive.datasets.blocks import BLOCK_BYTES, STEP
 from relive.datasets.filling import declared_of, extra_of
 from relive.datasets.metadata import wrong
 from relive.errors import SchemaError, explain
-from relive.fields.schema import DTYPES, Field, Path, Tree
+from relive.fields.schema import DTYPES, Field, Path, Tree, map_leaves
 from relive.fields.vocabulary import NAME
 from relive.memory import Memory
 from relive.memory.space import available_bytes
@@ -156,7 +156,7 @@ class Plan:
         for column, path in self.paths.items():
             _put(trees, path, self._field(column))
         extra = {name: tree for name, tree in trees.items() if name not in STEP}
-        reward = _real(trees.get("reward", Field()))
+        reward = map_leaves(_real, trees.get("reward", Field()))
         return ReplayBuffer(
             capacity, trees["obs"], trees["action"], reward=reward, extra=extra or None, sampler=sampler,
             device=device, seed=seed,
@@ -279,8 +279,6 @@ def _put(tree: dict[str, Any], path: Path, value: Any) -> None:
     tree[last] = value
 
 
-def _real(tree: Any) -> Any:
-    """A reward's fields: whole numbers and flags become float32."""
-    if isinstance(tree, dict):
-        return {name: _real(part) for name, part in tree.items()}
-    return tree if tree.dtype.is_floating_point else Field(tree.shape)
+def _real(field: Field) -> Field:
+    """A field of a reward: whole numbers and flags become float32."""
+    return field if field.dtype.is_floating_point else Field(field.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
@@ -341,6 +341,13 @@ def leaves_of(path: Path, tree: Any) -> Iterable[tuple[Path, Any]]:
         yield from leaves_of((*path, key), child)
 
 
+def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Nested dicts like `tree`, each leaf of which is `function` of the leaves in its place, of `others` too."""
+    if not isinstance(tree, dict):
+        return function(tree, *others)
+    return {name: map_leaves(function, part, *(other[name] for other in others)) for name, part in tree.items()}
+
+
 def named_leaves(name: str, tree: Any) -> list[tuple[Path, Any]]:
     """`leaves_of` a caller's value; raises if it is empty or has keys that are not strings."""
     leaves = list(leaves_of((name,), tree))
@@ -396,6 +403,4 @@ def refuse_sparse(schema: Schema, where: str, names: Iterable[str] | None = None
 
 def unstacked(tree: Tree) -> Tree:
     """`tree` with every stacked field as a plain field, for buffers that store whole stacks."""
-    if isinstance(tree, dict):
-        return {name: unstacked(child) for name, child in tree.items()}
-    return Field(caller_shape(tree), tree.dtype) if isinstance(tree, Stacked) else tree
+    return map_leaves(lambda leaf: Field(caller_shape(leaf), leaf.dtype) if isinstance(leaf, Stacked) else leaf, tree)
