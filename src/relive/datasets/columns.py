@@ -13,7 +13,7 @@ from relive.datasets.blocks import BLOCK_BYTES, STEP
 from relive.datasets.filling import declared_of, extra_of
 from relive.datasets.metadata import wrong
 from relive.errors import SchemaError, explain
-from relive.fields.schema import DTYPES, Field, Path, Tree, map_leaves
+from relive.fields.schema import FROM_NUMPY, Field, Path, Tree, kept_dtype, map_leaves
 from relive.fields.vocabulary import NAME
 from relive.memory import Memory
 from relive.memory.space import available_bytes
@@ -25,7 +25,6 @@ Columns: TypeAlias = Mapping[str, str | None]
 Encoders: TypeAlias = Mapping[str, Callable[[str], Any]]
 """For each column of texts, a function that turns a text into numbers."""
 
-_FROM_NUMPY = {twin: dtype for dtype, twin in DTYPES.items() if twin is not None}
 _FLAGS = ("terminated", "truncated")
 _NUMBERS = ("reward", *_FLAGS)
 _MOST_COLUMNS = 1 << 10
@@ -168,8 +167,7 @@ class Plan:
         if column in self._encode:
             first = self._numbers(column, [about.text])
             shape, dtype = first.shape[1:], first.dtype
-        # Learners work in float32, as in fields declared by a space.
-        return Field(shape, torch.float32 if dtype == np.float64 else _FROM_NUMPY[dtype.newbyteorder("=")])
+        return Field(shape, kept_dtype(FROM_NUMPY[dtype.newbyteorder("=")]))
 
     def _numbers(self, column: str, texts: Any) -> np.ndarray:
         known = self._encoded[column]
@@ -222,7 +220,7 @@ class Plan:
             raise self._wrong(column, "numbers", "texts", remedy)
         if about.text is None and column in self._encode:
             raise self._wrong(column, "texts to encode", f"dtype {about.dtype}", "Leave it out of encode=.")
-        if about.text is None and about.dtype.newbyteorder("=") not in _FROM_NUMPY:
+        if about.text is None and about.dtype.newbyteorder("=") not in FROM_NUMPY:
             remedy = f"Leave it out: columns={{{column!r}: None}}."
             raise self._wrong(column, "numbers", f"dtype {about.dtype}", remedy)
         if not all(about.shape) or (path[0] in _FLAGS and about.shape):

@@ -13,7 +13,7 @@ from relive.datasets.filling import extra_of, fill
 from relive.datasets.minari.dataset import Episode, episodes_of, opened
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import as_tensor
-from relive.fields.schema import Field, map_leaves
+from relive.fields.schema import Field, kept_dtype, map_leaves
 from relive.memory import Memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
@@ -89,5 +89,4 @@ def _made(
 
 def _field(values: np.ndarray) -> Field:
     tensor = as_tensor("info", values[:1], _HOST)
-    # Learners work in float32, as in fields declared by a space.
-    return Field(tensor.shape[1:], torch.float32 if tensor.dtype == torch.float64 else tensor.dtype)
+    return Field(tensor.shape[1:], kept_dtype(tensor.dtype))
