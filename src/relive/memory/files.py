@@ -26,7 +26,7 @@ _MOMENTARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINT
 FOLDERS = ("manifests", "segments", "state", "tmp")
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# A FIFO in place of a file would block: it is opened, seen to be none, and refused.
+# A FIFO in place of a file would block: it is opened without waiting, and refused as no regular file.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

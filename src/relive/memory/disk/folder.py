@@ -107,7 +107,7 @@ class Folder:
             raise IncompatibleCheckpoint(explain(str(self.root), "a folder for disk memory", got, remedy))
 
     def _sweep(self) -> None:
-        """Remove what somebody died making; nothing was ever added to that."""
+        """Remove files of an interrupted creation; no step was ever added to them."""
         names = self.files.names("")
         if self.only_reads or self._has_rows(names):
             remedy = "Copy the folder again, with all of its files; if they are lost, remove the folder."
