@@ -67,13 +67,6 @@ public:
         return out;
     }
 
-    nb::object draw_with_priorities(int64_t count, nb::handle capsule, nb::object out, nb::object priorities) const {
-        if (!can_draw(count)) return nb::none();
-        int64_t* leaves = target<int64_t>(out, kInt64, count);
-        draw_into(leaves, target<double>(priorities, kFloat64, count), count, capsule);
-        return nb::make_tuple(out, priorities);
-    }
-
     // Leaves, and the weight (smallest / priority)^beta of each; `by_smallest`: the smallest of all leaves, else of these.
     nb::object draw_weighted(int64_t count, nb::handle capsule, double beta, bool by_smallest) {
         if (!can_draw(count)) return nb::none();
@@ -166,8 +159,6 @@ void bind_priority_tree(nb::module_& m) {
         .def("set", &BoundTree::set)
         .def("get", &BoundTree::get, nb::arg("leaves"), nb::arg("out").none() = none)
         .def("draw", &BoundTree::draw, nb::arg("count"), nb::arg("capsule"), nb::arg("out").none() = none)
-        .def("draw_with_priorities", &BoundTree::draw_with_priorities, nb::arg("count"), nb::arg("capsule"),
-             nb::arg("out").none() = none, nb::arg("priorities").none() = none)
         .def("draw_weighted", &BoundTree::draw_weighted)
         .def("update", &BoundTree::update)
         .def("mark", &BoundTree::mark)

@@ -15,14 +15,14 @@ import torch
 from tensordict import TensorDict
 
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.fields.assembly import assemble, assembler, check_batch_size, check_destination, checked_targets, to_device
+from relive.fields.assembly import assembler, check_batch_size, check_destination, checked_targets, to_device, value_of
 from relive.fields.conversion import as_tensor, convert, path_name, row_ids
 from relive.fields.declarations import device_of as saved_device
 from relive.fields.declarations import tree_of
 from relive.fields.display import buffer_html, size_text
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.mutable import refuse_mutable
-from relive.fields.schema import Declaration, Field, Schema, Tree, declare, positive, refuse_reserved, unstacked
+from relive.fields.schema import Declaration, Field, Schema, Tree, declare_whole, kept_dtype, positive, refuse_reserved
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels.reader import reader
 from relive.locking import lock_for
@@ -91,10 +91,10 @@ class DistillationBuffer(Portable):
     ) -> None:
         self.capacity = positive("capacity", capacity)
         refuse_reserved(extra or {}, _RESERVED)
-        trees = {"obs": unstacked(declare("obs", obs))}
+        trees = {"obs": declare_whole("obs", obs)}
         if action is not None:
-            trees["action"] = unstacked(declare("action", action))
-        trees |= {name: unstacked(declare(f"extra.{name}", tree)) for name, tree in (extra or {}).items()}
+            trees["action"] = declare_whole("action", action)
+        trees |= {name: declare_whole(f"extra.{name}", tree) for name, tree in (extra or {}).items()}
         self._memory = Memory.of(device)
         self._room = self._memory.own("DistillationBuffer")
         self.device = torch.empty(0, device=self._memory.device).device  # "cuda" is "cuda:0"
@@ -294,10 +294,7 @@ class DistillationBuffer(Portable):
                 torch.where(first.view((*lead, *(1,) * (a.ndim - len(lead)))), a, b)
                 for a, b in zip(teacher, student, strict=True)
             ]
-            if isinstance(schema.trees["action"], Field):
-                return leaves[0]
-            paths = [schema.paths[i][1:] for i in schema.leaf_indices["action"]]
-            return assemble(dict(zip(paths, leaves, strict=True)), torch.Size(lead))
+            return value_of(schema, "action", leaves, torch.Size(lead))
 
     # Reading
 
@@ -319,7 +316,7 @@ class DistillationBuffer(Portable):
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)
         with self._lock:
-            windows = self._windows("sample", recent)
+            windows = self._windows(recent)
             targets = self._targets(out, batch_size)
             before = self._random.snapshot()
             try:
@@ -392,18 +389,18 @@ class DistillationBuffer(Portable):
             raise NotReadyError(explain(where, rows, 0, "Add rows first."))
         return start
 
-    def _windows(self, where: str, recent: Recent) -> list[tuple[int, float]]:
+    def _windows(self, recent: Recent) -> list[tuple[int, float]]:
         """The first row of each window that ends at the newest row, and the share that is drawn there."""
         if not isinstance(recent, Mapping):
-            return [(self._oldest(where, recent), 1.0)]
+            return [(self._oldest("sample", recent), 1.0)]
         windows = [
-            (self._oldest(where, positive("recent", rounds)), _share("recent", share))
+            (self._oldest("sample", positive("recent", rounds)), _share("recent", share))
             for rounds, share in recent.items()
         ]
         rest = 1.0 - sum(share for _, share in windows)
         if rest < -1e-9:
             raise SchemaError(explain("recent", "shares that add up to at most 1", 1.0 - rest, "Lower them."))
-        return [*windows, (self._oldest(where, None), rest)]
+        return [*windows, (self._oldest("sample", None), rest)]
 
     def _drawn(self, windows: Sequence[tuple[int, float]], count: int) -> torch.Tensor:
         oldest = torch.tensor([row for row, _ in windows], device=self.device)
@@ -449,7 +446,7 @@ class DistillationBuffer(Portable):
     @property
     def nbytes(self) -> int:
         """What this buffer keeps, in bytes; nothing before its fields are known."""
-        return sum(column.numel() * column.element_size() for column in self._columns)
+        return sum(column.nbytes for column in self._columns)
 
     def __repr__(self) -> str:
         return (
@@ -475,7 +472,7 @@ def _inferred(where: str, value: Any, lead: tuple[int, ...], device: torch.devic
     if value is None:
         return Field()  # for the border to refuse
     tensor = as_tensor(where, value, device)
-    return Field(tensor.shape[len(lead) :], torch.float32 if tensor.dtype == torch.float64 else tensor.dtype)
+    return Field(tensor.shape[len(lead) :], kept_dtype(tensor.dtype))
 
 
 def _conformed(

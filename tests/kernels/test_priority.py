@@ -104,13 +104,13 @@ class TestDrawing:
         statistic, freedom = chi_squared(tree, 40_000, 32, 1)
         assert statistic > freedom + 5 * math.sqrt(2 * freedom)
 
-    def test_priorities_come_with_the_leaves(self) -> None:
+    def test_weights_come_with_the_leaves(self) -> None:
         tree = tree_of([0.0, 0.5, 0.0, 2.5])
-        result = tree.draw_with_priorities(100, Randomness(4))
+        result = tree.draw_weighted(100, Randomness(4), 1.0, by_smallest=False)
         assert result is not None
-        leaves, priorities = result
+        leaves, weights = result
         assert torch.equal(leaves, draw(tree, 100, seed=4))
-        assert torch.equal(priorities, tree.get(leaves))
+        assert torch.equal(weights, (0.5 / tree.get(leaves)).float())
 
     def test_no_draws_are_no_leaves(self) -> None:
         assert draw(tree_of([1.0]), 0).tolist() == []
@@ -137,7 +137,7 @@ class TestZero:
     def test_a_tree_of_zeros_draws_nothing(self) -> None:
         tree = priority_tree(100, CPU)
         assert tree.draw(5, Randomness(0)) is None
-        assert tree.draw_with_priorities(5, Randomness(0)) is None
+        assert tree.draw_weighted(5, Randomness(0), 1.0, by_smallest=False) is None
         assert float(tree.total()) == 0
         assert float(tree.smallest()) == math.inf
         tree.set(torch.tensor([3]), TINY)
@@ -396,7 +396,7 @@ class TestDevices:
         tree.set(torch.arange(100_000), 1.0)
         draw(tree, 64, source)
         with Operations() as operations:
-            leaves, _ = tree.draw_with_priorities(64, source)
+            leaves, _ = tree.draw_weighted(64, source, 0.4, by_smallest=False)
             tree.set(leaves, torch.ones(64, dtype=torch.float64))
             sampling = len(operations.names)
             tree.set(leaves, 2.0)

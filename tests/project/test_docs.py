@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -47,6 +48,25 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert len(listed) == len(set(listed))
     public = (set(rl.__all__) - {"kernels"}) | exported("distributed") | exported("datasets")
     assert set(listed) == public | {"inspector.Report", "kernels.backend", "kernels.force", "kernels.force_torch"}
+
+
+def _exists(name: str) -> bool:
+    place = Path(rl.__file__).parents[1].joinpath(*name.split("."))
+    if place.is_dir() or place.with_suffix(".py").exists():  # a module, which may need a library that is missing here
+        return True
+    try:
+        resolve_name(name)
+    except AttributeError:
+        return False
+    return True
+
+
+def test_names_inside_the_library_that_pages_mention_exist() -> None:
+    pages = [page.read_text("utf-8") for page in DOCS.rglob("*.md") if page.parent.name != "migrating"]
+    code = [text for page in pages for text in re.findall(r"`([^`\n]+)`", page)]
+    names = {name for text in code for name in re.findall(r"(?<![\w./-])relive(?:\.[a-zA-Z_]\w*)+", text)}
+    assert len(names) > 10
+    assert sorted(name for name in names if not _exists(name)) == []
 
 
 def _is_called(made: Any) -> bool:

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from relive.checkpoint.checksums import Checksums, require_checksum
-from relive.checkpoint.manifest import READERS, File, Manifest, dump, parse
+from relive.checkpoint.manifest import READERS, File, Manifest, dump, manifest_file, parse
 from relive.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint, explain
 from relive.memory.documents import CHUNK, FORMAT, MOST_BYTES, Array, reader_of
 from relive.memory.files import FOLDERS, Files, Stamp, unreadable
@@ -48,7 +48,7 @@ class Archive:
             with self.files.locked(exclusive=True):
                 self._remove_own("tmp", set())
                 if "FORMAT" not in self.files.names("") or self._require_format() < FORMAT:
-                    self._place("FORMAT", [_header(FORMAT)])
+                    self._place("FORMAT", [_header()])
                 yield
         except OSError as error:
             raise self._refused(error, needed) from error
@@ -108,12 +108,12 @@ class Archive:
 
     def is_long(self, number: int) -> bool:
         """A manifest lists so many files that the next checkpoint is to list fewer."""
-        return self.files.size(_name(number)) > MOST_BYTES // 2
+        return self.files.size(manifest_file(number)) > MOST_BYTES // 2
 
     def size(self, number: int) -> int:
         """The bytes of a manifest, 0 if it cannot be read."""
         try:
-            return self.files.size(_name(number))
+            return self.files.size(manifest_file(number))
         except OSError:
             return 0
 
@@ -131,10 +131,12 @@ class Archive:
         data = dump(manifest)
         if len(data) > MOST_BYTES:
             remedy = "Declare fewer fields, or save less often."
-            raise CheckpointError(explain(_name(manifest.number), f"at most {MOST_BYTES} bytes", len(data), remedy))
+            raise CheckpointError(
+                explain(manifest_file(manifest.number), f"at most {MOST_BYTES} bytes", len(data), remedy)
+            )
         for folder in ("segments", "state"):
             self.files.sync_folder(folder)
-        self._place(_name(manifest.number), [data])
+        self._place(manifest_file(manifest.number), [data])
         self.files.sync_folder("manifests")
 
     def collect(self, keep: int) -> None:
@@ -168,16 +170,7 @@ class Archive:
         return True
 
     def _place(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        """Write, synchronise, rename."""
-        temporary = f"tmp/{name.replace('/', '-')}"
-        file = self.files.create(temporary)
-        try:
-            for part in parts:
-                self.files.write(file, memoryview(part))
-            self.files.sync(file)
-        finally:
-            self.files.close(file)
-        self.files.rename(temporary, name)
+        self.files.place(f"tmp/{name.replace('/', '-')}", name, parts)
         if "/" not in name:
             self.files.sync_folder("")
 
@@ -204,21 +197,17 @@ class Archive:
 
     def _require_format(self) -> int:
         """The format that the folder says it has, one that can be read."""
-        file = self.files.open("FORMAT")
-        try:
-            found = self.files.read(file, 64)
-        finally:
-            self.files.close(file)
+        found = self.files.contents("FORMAT", 64)
         said = re.fullmatch(rb"recollect checkpoint ([0-9]{1,9})\n", found)
         if said is None:
-            place, expected = f"FORMAT, bytes 0 to {len(found)}", repr(_header(FORMAT).decode())
+            place, expected = f"FORMAT, bytes 0 to {len(found)}", repr(_header().decode())
             raise CorruptCheckpoint(explain(place, expected, repr(found), "Copy the folder again."))
         reader_of("FORMAT", int(said[1]), READERS)
         return int(said[1])
 
     def manifest(self, number: int) -> Manifest:
         """A checkpoint's manifest, checked for itself."""
-        name = _name(number)
+        name = manifest_file(number)
         if not 0 <= number < 10**18 or not self._exists(name):
             known = ", ".join(map(str, self.numbers()[-_MOST_TOLD:])) or "none"
             raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", number, "Pass one of these numbers."))
@@ -305,10 +294,6 @@ class Archive:
             raise unreadable(name, error) from error
 
 
-def _header(version: int) -> bytes:
+def _header() -> bytes:
     """The contents of the file FORMAT."""
-    return f"recollect checkpoint {version}\n".encode()
-
-
-def _name(number: int) -> str:
-    return f"manifests/{number:08}.json"
+    return f"recollect checkpoint {FORMAT}\n".encode()

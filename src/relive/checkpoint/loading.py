@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 
 from relive.checkpoint.archive import Archive
+from relive.checkpoint.manifest import manifest_file
 from relive.checkpoint.reopening import examined_disk, is_disk_memory, peek, reopened, stand_ins
 from relive.checkpoint.restoring import Accept, restored
 from relive.checkpoint.savable import require_class
@@ -140,7 +141,7 @@ def _worth_trying(archive: Archive) -> Iterator[int]:
 
 
 def _loaded(archive: Archive, number: int, kind: type | None, options: dict[str, Any], accept: Accept | None) -> Any:
-    with named(f"manifests/{number:08}.json"):
+    with named(manifest_file(number)):
         manifest = archive.manifest(number)
         require_class(str(archive.root), kind, manifest.kind)
         return restored(archive, manifest, options, accept)

@@ -61,6 +61,11 @@ class Manifest:
         return [f"state/{self.state.name}", *(f"segments/{file.name}" for file in self.segments)]
 
 
+def manifest_file(number: int) -> str:
+    """The file of the manifest of this number."""
+    return f"manifests/{number:08}.json"
+
+
 def dump(manifest: Manifest) -> bytes:
     """The document as bytes: a line with its checksum, and strict JSON."""
     document = {
@@ -82,7 +87,7 @@ def _plain(file: File) -> dict[str, Any]:
 
 def parse(data: bytes, number: int) -> Manifest:
     """The manifest that `data` is; CorruptCheckpoint says what is wrong with it, and where."""
-    where = f"manifests/{number:08}.json"
+    where = manifest_file(number)
     version = version_of(where, data.partition(b"\n")[0])
     return reader_of(where, version, READERS)(where, data, number)
 

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from relive.checkpoint.archive import Archive
-from relive.checkpoint.manifest import Manifest
+from relive.checkpoint.manifest import Manifest, manifest_file
 from relive.checkpoint.savable import KINDS
 from relive.checkpoint.saving import Base
 from relive.checkpoint.segments import read_rows, require_columns
@@ -28,7 +28,7 @@ Accept = Callable[[Any, Saved], None]
 def restored(archive: Archive, manifest: Manifest, options: dict[str, Any], accept: Accept | None) -> Any:
     """The buffer that was saved, but for what `options` change; a warning says what they changed."""
     archive.require_files(manifest)
-    where = f"manifests/{manifest.number:08}.json"
+    where = manifest_file(manifest.number)
     if manifest.kind not in KINDS:
         remedy = "Load it with the version of relive that saved it."
         raise IncompatibleCheckpoint(explain(where, f"one of {', '.join(KINDS)}", manifest.kind, remedy))
@@ -87,7 +87,7 @@ def _changes(manifest: Manifest, buffer: Any, *, names_memory: bool) -> list[str
     ]
     after = buffer.state()[0].get("memory")
     if names_memory and after is not None:
-        node = Node(f"manifests/{manifest.number:08}.json: values: memory", manifest.values.get("memory", _OWN))
+        node = Node(f"{manifest_file(manifest.number)}: values: memory", manifest.values.get("memory", _OWN))
         before = node.entry("name").text()
         if before != after["name"]:
             changes.append(f"{before} memory became {after['name']} memory.")

@@ -59,14 +59,14 @@ class RateLimit:
         timeout: float | None = None,
     ) -> None:
         self.replay = replay
-        self.samples_per_insert = _at_least("samples_per_insert", samples_per_insert, 0.0, strictly=True)
+        self.samples_per_insert = _finite("samples_per_insert", samples_per_insert, may_be_zero=False)
         self.min_size = positive("min_size", min_size)
         self._counts = replay._traffic.numpy()
         self._largest = {"insert": replay.num_envs or 1, "sample": 1}
         """The largest number of rows in one call of each kind."""
         default = self.samples_per_insert * max(self.min_size, replay.num_envs or 1)
-        self.tolerance = default if tolerance is None else _at_least("tolerance", tolerance, 0.0)
-        self.timeout = None if timeout is None else _at_least("timeout", timeout, 0.0)
+        self.tolerance = default if tolerance is None else _finite("tolerance", tolerance)
+        self.timeout = None if timeout is None else _finite("timeout", timeout)
         if self.min_size > replay.capacity:
             remedy = "Lower min_size; otherwise sampling would never begin."
             raise SchemaError(explain("min_size", f"at most the capacity {replay.capacity}", self.min_size, remedy))
@@ -171,9 +171,9 @@ class RateLimit:
             raise SchemaError(explain("tolerance", expected, f"{self.tolerance:g}", remedy))
 
 
-def _at_least(where: str, number: Any, least: float, *, strictly: bool = False) -> float:
+def _finite(where: str, number: Any, *, may_be_zero: bool = True) -> float:
     known = float(number) if isinstance(number, Real) and not isinstance(number, bool) else inf
-    if not least <= known < inf or (strictly and known == least):
-        expected = f"a finite number {'above' if strictly else 'of at least'} {least:g}"
+    if not 0 <= known < inf or (known == 0 and not may_be_zero):
+        expected = f"a finite number {'of at least' if may_be_zero else 'above'} 0"
         raise SchemaError(explain(where, expected, repr(number), f"Pass {expected}."))
     return known

@@ -40,19 +40,6 @@ class Scripted(gym.Env[np.ndarray, Any]):
         return self._obs(), reward, ended and end != "truncated", ended and end != "terminated", {}
 
 
-class ScriptedDict(gym.ObservationWrapper[dict[str, Any], Any, np.ndarray]):
-    """The same environment with a dict observation that contains a tuple."""
-
-    def __init__(self, env: Scripted) -> None:
-        super().__init__(env)
-        box, count = Scripted.observation_space, gym.spaces.Box(0, 255, (1,), np.uint8)
-        self.observation_space = gym.spaces.Dict(state=box, pair=gym.spaces.Tuple((count, count)))
-
-    def observation(self, observation: np.ndarray) -> dict[str, Any]:
-        episode, step = observation[1:2].astype(np.uint8), observation[2:3].astype(np.uint8)
-        return {"state": observation, "pair": (episode, step)}
-
-
 @dataclass(frozen=True)
 class Transition:
     obs: tuple[float, ...]
@@ -66,11 +53,6 @@ class Transition:
 def act(obs: np.ndarray) -> np.ndarray:
     """A policy whose actions are recognisable: action = 10·episode + step."""
     return (10 * obs[..., 1] + obs[..., 2]).astype(np.int64)
-
-
-def critic(obs: np.ndarray) -> np.ndarray:
-    """A different value for every observation."""
-    return (obs @ np.array([7.0, 3.0, 0.5])).astype(np.float32)
 
 
 def transitions(env: int, script: Script, count: int) -> list[Transition]:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from relive.fields.schema import map_leaves
+
 STEP = ("obs", "action", "reward", "terminated", "truncated")
 """The fields of a step that every buffer has."""
 
@@ -118,11 +120,9 @@ def _part(rows: Stretch, at: slice) -> Stretch:
 
 def sliced(tree: Any, at: Any) -> Any:
     """A nested dict with every leaf indexed by `at`."""
-    return {name: sliced(part, at) for name, part in tree.items()} if isinstance(tree, dict) else tree[at]
+    return map_leaves(lambda leaf: leaf[at], tree)
 
 
 def joined(tree: Any, more: Any) -> Any:
     """Two nested dicts with the same keys as one, each leaf joined along its first axis."""
-    if isinstance(tree, dict):
-        return {name: joined(part, more[name]) for name, part in tree.items()}
-    return np.concatenate([tree, more])
+    return map_leaves(lambda *leaves: np.concatenate(leaves), tree, more)

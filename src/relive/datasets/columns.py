@@ -11,8 +11,9 @@ import torch
 
 from relive.datasets.blocks import BLOCK_BYTES, STEP
 from relive.datasets.filling import declared_of, extra_of
+from relive.datasets.metadata import wrong
 from relive.errors import SchemaError, explain
-from relive.fields.schema import DTYPES, Field, Path, Tree
+from relive.fields.schema import FROM_NUMPY, Field, Path, Tree, kept_dtype, map_leaves
 from relive.fields.vocabulary import NAME
 from relive.memory import Memory
 from relive.memory.space import available_bytes
@@ -24,7 +25,6 @@ Columns: TypeAlias = Mapping[str, str | None]
 Encoders: TypeAlias = Mapping[str, Callable[[str], Any]]
 """For each column of texts, a function that turns a text into numbers."""
 
-_FROM_NUMPY = {twin: dtype for dtype, twin in DTYPES.items() if twin is not None}
 _FLAGS = ("terminated", "truncated")
 _NUMBERS = ("reward", *_FLAGS)
 _MOST_COLUMNS = 1 << 10
@@ -103,13 +103,22 @@ class Plan:
                     self._columns[column] = columns[column]._replace(shape=())
                 self._require_field(column, path)
                 self.paths[column] = path
-        of_obs = [column for column, path in self.paths.items() if path[0] == "obs"]
+        of_obs = self.columns_of("obs")
         if len(of_obs) == 1 and declared is not None and isinstance(declared_of(buffer)["obs"], Field):
             self.paths[of_obs[0]] = ("obs",)
         self._require_tree()
         self._require_memory()
         if declared is not None:
             self._require_declared(declared)
+
+    def columns_of(self, *fields: str) -> list[str]:
+        """The columns that become these fields, or parts of them."""
+        return [column for column, path in self.paths.items() if path[0] in fields]
+
+    @property
+    def flags(self) -> list[str]:
+        """The columns that say where episodes end."""
+        return self.columns_of(*_FLAGS)
 
     @property
     def rows_at_once(self) -> int:
@@ -125,8 +134,7 @@ class Plan:
         needed = _COPIES * sum(map(self._row_bytes, self.paths))
         if free is not None and needed > free:
             expected = f"steps that fit into {free:,} bytes, the free memory, {_COPIES} times"
-            remedy = "Do not read a dataset that you do not trust; write it anew."
-            raise self._wrong(largest, expected, f"{needed:,} bytes", remedy)
+            raise wrong(f"{self._file}: {largest}", expected, f"{needed:,} bytes")
 
     def trees(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The values [K, …] of fields, of the values of their columns."""
@@ -147,7 +155,7 @@ class Plan:
         for column, path in self.paths.items():
             _put(trees, path, self._field(column))
         extra = {name: tree for name, tree in trees.items() if name not in STEP}
-        reward = _real(trees.get("reward", Field()))
+        reward = map_leaves(_real, trees.get("reward", Field()))
         return ReplayBuffer(
             capacity, trees["obs"], trees["action"], reward=reward, extra=extra or None, sampler=sampler,
             device=device, seed=seed,
@@ -159,8 +167,7 @@ class Plan:
         if column in self._encode:
             first = self._numbers(column, [about.text])
             shape, dtype = first.shape[1:], first.dtype
-        # Learners work in float32, as in fields declared by a space.
-        return Field(shape, torch.float32 if dtype == np.float64 else _FROM_NUMPY[dtype.newbyteorder("=")])
+        return Field(shape, kept_dtype(FROM_NUMPY[dtype.newbyteorder("=")]))
 
     def _numbers(self, column: str, texts: Any) -> np.ndarray:
         known = self._encoded[column]
@@ -213,7 +220,7 @@ class Plan:
             raise self._wrong(column, "numbers", "texts", remedy)
         if about.text is None and column in self._encode:
             raise self._wrong(column, "texts to encode", f"dtype {about.dtype}", "Leave it out of encode=.")
-        if about.text is None and about.dtype.newbyteorder("=") not in _FROM_NUMPY:
+        if about.text is None and about.dtype.newbyteorder("=") not in FROM_NUMPY:
             remedy = f"Leave it out: columns={{{column!r}: None}}."
             raise self._wrong(column, "numbers", f"dtype {about.dtype}", remedy)
         if not all(about.shape) or (path[0] in _FLAGS and about.shape):
@@ -270,8 +277,6 @@ def _put(tree: dict[str, Any], path: Path, value: Any) -> None:
     tree[last] = value
 
 
-def _real(tree: Any) -> Any:
-    """A reward's fields: whole numbers and flags become float32."""
-    if isinstance(tree, dict):
-        return {name: _real(part) for name, part in tree.items()}
-    return tree if tree.dtype.is_floating_point else Field(tree.shape)
+def _real(field: Field) -> Field:
+    """A field of a reward: whole numbers and flags become float32."""
+    return field if field.dtype.is_floating_point else Field(field.shape)

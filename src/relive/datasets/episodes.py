@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import torch
 
 from relive.checkpoint.progress import watched
-from relive.errors import SchemaError, explain
+from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.schema import DTYPES
 from relive.replay.buffer import ReplayBuffer
 
@@ -22,12 +24,25 @@ def require_ordered(name: str, replay: Any) -> None:
         raise SchemaError(explain(name, "a replay buffer in time order", repr(replay), remedy))
 
 
-def require_free(name: str, path: str | PathLike[str]) -> Path:
-    """The path; raises if it exists."""
+def require_steps(name: str, replay: Any) -> None:
+    """`require_ordered`, and raise if `replay` has no step."""
+    require_ordered(name, replay)
+    if not len(replay):
+        raise NotReadyError(explain(name, "at least 1 stored step", 0, "Add steps first."))
+
+
+@contextmanager
+def appearing(name: str, path: str | PathLike[str]) -> Iterator[Path]:
+    """Where to write the file or folder `path`, which must not exist: it appears when it is whole, or not at all."""
     path = Path(path)
     if path.exists():
         raise FileExistsError(explain(name, "a path where nothing is", repr(str(path)), "Delete it, or pass another."))
-    return path
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True) if unfinished.is_file() else shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def written(replay: ReplayBuffer) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from relive import kernels
-from relive.estimators.arguments import convert, fraction, positive
+from relive.estimators.arguments import above_zero, aligned, fraction
 from relive.fields.vocabulary import suggests_keywords
 
 
@@ -42,7 +42,7 @@ def gae(
                 return result
     settings = (fraction("gamma", gamma), fraction("lam", lam))
     with torch.no_grad():
-        values, flags, mask = convert(
+        values, flags, mask = aligned(
             {"reward": reward, "value": value, "next_value": next_value},
             {"terminated": terminated, "truncated": truncated},
             mask,
@@ -88,9 +88,10 @@ def vtrace(
             )  # fmt: skip
             if result is not None:
                 return result
-    settings = (fraction("gamma", gamma), fraction("lam", lam), positive("rho_bar", rho_bar), positive("c_bar", c_bar))
+    bounds = above_zero("rho_bar", rho_bar), above_zero("c_bar", c_bar)
+    settings = (fraction("gamma", gamma), fraction("lam", lam), *bounds)
     with torch.no_grad():
-        (reward, log_ratio, *values), flags, mask = convert(
+        (reward, log_ratio, *values), flags, mask = aligned(
             {"reward": reward, "log_ratio": log_ratio, "value": value, "next_value": next_value},
             {"terminated": terminated, "truncated": truncated},
             mask,

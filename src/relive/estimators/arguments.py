@@ -17,7 +17,7 @@ from torch import Tensor
 from relive.errors import SchemaError, explain
 
 
-def convert(
+def aligned(
     values: Mapping[str, Any], flags: Mapping[str, Any], mask: Any = None, *, cast: bool = True
 ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
     """The values in one float dtype, and the flags and the mask (or None) in the shape of the values.
@@ -71,7 +71,7 @@ def fraction(name: str, value: Any) -> float:
     return checked
 
 
-def positive(name: str, value: Any) -> float:
+def above_zero(name: str, value: Any) -> float:
     """A number above 0 as a float."""
     checked = number(name, value)
     if not checked > 0:

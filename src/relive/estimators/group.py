@@ -7,7 +7,7 @@ from torch import Tensor
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.estimators.arguments import convert, count, fraction, number
+from relive.estimators.arguments import aligned, count, fraction, number
 from relive.fields.vocabulary import suggests_keywords
 
 
@@ -47,7 +47,7 @@ def group_advantage(
     """
     gamma, eps = fraction("gamma", gamma), number("eps", eps)
     size = count("group_size", group_size, least=2, remedy="Pass how many neighbouring environments form a group.")
-    (reward,), (done,), mask = convert({"reward": reward}, {"done": done}, mask)
+    (reward,), (done,), mask = aligned({"reward": reward}, {"done": done}, mask)
     if reward.ndim < 2:
         expected = "shape [T, N] or [T, N, …]"
         raise SchemaError(explain("reward", expected, tuple(reward.shape), "Pass one reward per environment."))

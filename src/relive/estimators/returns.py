@@ -9,7 +9,7 @@ from torch import Tensor
 
 from relive import kernels
 from relive.errors import SchemaError, explain
-from relive.estimators.arguments import check_same_shape, convert, count, fraction, number
+from relive.estimators.arguments import aligned, check_same_shape, count, fraction, number
 from relive.fields.vocabulary import suggests_keywords
 
 
@@ -90,7 +90,7 @@ def n_step_return(
 def _checked_return(
     name: str, values: dict[str, Any], flags: dict[str, Any], mask: Any, settings: tuple[float, float | int]
 ) -> Tensor:
-    conformed, bools, mask = convert(values, flags, mask, cast=False)
+    conformed, bools, mask = aligned(values, flags, mask, cast=False)
     return kernels.estimate(name, 1, [*conformed, *bools, mask], settings)
 
 
@@ -120,7 +120,7 @@ def discounted_return(
     """
     gamma = fraction("gamma", gamma)
     values = {"reward": reward} if next_value is None else {"reward": reward, "next_value": next_value}
-    (reward, *known), flags, mask = convert(values, {"terminated": terminated, "truncated": truncated}, mask)
+    (reward, *known), flags, mask = aligned(values, {"terminated": terminated, "truncated": truncated}, mask)
     bootstrap = known[0] if known else torch.zeros_like(reward)
     if last_value is not None and len(reward):
         ended = torch.logical_or(flags[0][-1], flags[1][-1])

@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import device_of
-from relive.fields.schema import Path, positive
+from relive.fields.schema import Field, Path, Schema, positive
 
 _MOST_ROWS = 2**31 - 1
 
@@ -39,6 +39,14 @@ def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> Ten
             node = node.setdefault(name, {})
         node[path[-1]] = leaf
     return _tensordict(tree, batch_size)
+
+
+def value_of(schema: Schema, name: str, leaves: Sequence[torch.Tensor], batch_size: torch.Size) -> Any:
+    """The value of one field: its tensor, or the TensorDict of a nested one."""
+    if isinstance(schema.trees[name], Field):
+        return leaves[0]
+    paths = [schema.paths[i][1:] for i in schema.leaf_indices[name]]
+    return assemble(dict(zip(paths, leaves, strict=True)), batch_size)
 
 
 def _tensordict(tree: dict[str, Any], batch_size: torch.Size) -> TensorDict:

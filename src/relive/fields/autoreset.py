@@ -12,9 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import as_tensor, convert, path_name, refuse_reused_leaves
-from relive.fields.schema import Declaration, Field, Schema, Tree, caller_shape
-
-_FLAG, _NUMBER = Field((), torch.bool), Field((), torch.float64)
+from relive.fields.schema import FLAG, NUMBER, Declaration, Field, Schema, Tree, caller_shape
 
 FINAL_KEYS = ("final_obs", "final_observation")
 """The keys of `info` under which SAME_STEP environments keep the observation before the reset; the second is older."""
@@ -100,8 +98,7 @@ def true_next_obs(
     if mode is not AutoresetMode.SAME_STEP:
         return leaves, reward, terminated, truncated
     flags = (
-        convert(name, _FLAG, flag, lead, device)
-        for name, flag in (("terminated", terminated), ("truncated", truncated))
+        convert(name, FLAG, flag, lead, device) for name, flag in (("terminated", terminated), ("truncated", truncated))
     )
     ended = torch.stack(list(flags)).any(0)
     if not ended.any():
@@ -177,7 +174,7 @@ def info_numbers(
     if found is None and last is None:
         return None
     nothing = torch.zeros(lead, dtype=torch.float64, device=device)
-    flags = convert('info["_final_info"]', _FLAG, ended, lead, device)
+    flags = convert('info["_final_info"]', FLAG, ended, lead, device)
     return torch.where(flags, nothing if last is None else last, nothing if found is None else found)
 
 
@@ -187,9 +184,9 @@ def _numbers(info: Mapping[str, Any], name: str, lead: tuple[int, ...], device: 
         return None
     if isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype == object):
         value = [0.0 if entry is None else entry for entry in value]
-    numbers = convert(f"info[{name!r}]", _NUMBER, value, lead, device)
+    numbers = convert(f"info[{name!r}]", NUMBER, value, lead, device)
     mask = info.get(f"_{name}")
-    return numbers if mask is None else numbers.where(convert(f"info['_{name}']", _FLAG, mask, lead, device), 0.0)
+    return numbers if mask is None else numbers.where(convert(f"info['_{name}']", FLAG, mask, lead, device), 0.0)
 
 
 def _without_masks(finals: Any, tree: Tree) -> Any:

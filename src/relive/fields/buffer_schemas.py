@@ -6,24 +6,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import path_name
 from relive.fields.mutable import refuse_mutable
 from relive.fields.schema import (
-    Field,
+    FLAG,
     Path,
     Schema,
     Stacked,
     declare,
     declare_real,
+    declare_whole,
     refuse_reserved,
     refuse_sparse,
-    unstacked,
 )
-
-FLAG = Field((), torch.bool)
 
 OPTIONAL = ("value", "log_prob")
 """Fields that the steps of a rollout may leave out, if all of its steps do."""
@@ -40,12 +36,12 @@ def rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mappin
     """The schema of a rollout's steps: seven fields that it always has, then the extra fields."""
     refuse_reserved(extra, _RESERVED_IN_ROLLOUT)
     rewards, values = declare_real("reward", reward), declare_real("value", value)
-    extra_trees = {name: unstacked(declare(f"extra.{name}", tree)) for name, tree in extra.items()}
+    extra_trees = {name: declare_whole(f"extra.{name}", tree) for name, tree in extra.items()}
     log_prob = extra_trees.pop("log_prob", rewards)
     schema = Schema(
         {
-            "obs": unstacked(declare("obs", obs)),
-            "action": unstacked(declare("action", action)),
+            "obs": declare_whole("obs", obs),
+            "action": declare_whole("action", action),
             "reward": rewards,
             "terminated": FLAG,
             "truncated": FLAG,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import gymnasium as gym
@@ -36,7 +37,8 @@ DTYPES: dict[torch.dtype, np.dtype | None] = {
 """The dtypes that a field may have, with their numpy equivalents."""
 
 _PADS = ("repeat", "zero")
-_FROM_NUMPY = {twin: dtype for dtype, twin in DTYPES.items() if twin is not None}
+FROM_NUMPY = {twin: dtype for dtype, twin in DTYPES.items() if twin is not None}
+"""The dtypes that a field may have, by their numpy equivalents."""
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -165,6 +167,11 @@ class Stacked(Field):
         return cls(plain, k.integer(2, 1 << 16), axis.integer(0, len(plain.shape)), pad.one_of(_PADS))
 
 
+def kept_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a field that only data describe. Learners work in float32; float64 would only double the memory."""
+    return torch.float32 if dtype == torch.float64 else dtype
+
+
 def is_sparse(field: Field) -> bool:
     """Whether a field is stored only every few steps."""
     return isinstance(field, Carry) and field.every > 1
@@ -196,13 +203,16 @@ def _dtype(where: str, dtype: object) -> torch.dtype:
         found = dtype if dtype in DTYPES else None
     else:
         try:
-            found = _FROM_NUMPY.get(np.dtype(cast(Any, dtype)))
+            found = FROM_NUMPY.get(np.dtype(cast(Any, dtype)))
         except TypeError:
             found = None
     if found is None:
         known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
         raise SchemaError(explain(where, f"one of the dtypes {known}", dtype, "Pass a torch dtype."))
     return found
+
+
+FLAG, NUMBER = Field((), torch.bool), Field((), torch.float64)
 
 
 def declare(where: str, declaration: object) -> Tree:
@@ -234,6 +244,14 @@ def declare(where: str, declaration: object) -> Tree:
     )
 
 
+def declare_whole(where: str, declaration: object) -> Tree:
+    """`declare` for buffers that store whole stacks: every stacked field becomes a plain one."""
+    return map_leaves(
+        lambda leaf: Field(caller_shape(leaf), leaf.dtype) if isinstance(leaf, Stacked) else leaf,
+        declare(where, declaration),
+    )
+
+
 def declare_real(where: str, declaration: object) -> Tree:
     """`declare` for a reward or a value: floating-point fields, one or a dict with one per agent."""
     tree = declare(where, declaration)
@@ -256,9 +274,7 @@ def _declare_space(where: str, space: gym.Space[Any]) -> Tree:
     if isinstance(space, spaces.Tuple):
         return {str(i): declare(f"{where}.{i}", part) for i, part in enumerate(space.spaces)}
     if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        dtype = _dtype(where, space.dtype)
-        # Learners work in float32; a simulator's float64 would only double the memory.
-        return Field(space.shape or (), torch.float32 if dtype == torch.float64 else dtype)
+        return Field(space.shape or (), kept_dtype(_dtype(where, space.dtype)))
     raise SchemaError(
         explain(
             where,
@@ -341,6 +357,13 @@ def leaves_of(path: Path, tree: Any) -> Iterable[tuple[Path, Any]]:
         yield from leaves_of((*path, key), child)
 
 
+def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Nested dicts like `tree`, each leaf of which is `function` of the leaves in its place, of `others` too."""
+    if not isinstance(tree, dict):
+        return function(tree, *others)
+    return {name: map_leaves(function, part, *(other[name] for other in others)) for name, part in tree.items()}
+
+
 def named_leaves(name: str, tree: Any) -> list[tuple[Path, Any]]:
     """`leaves_of` a caller's value; raises if it is empty or has keys that are not strings."""
     leaves = list(leaves_of((name,), tree))
@@ -376,6 +399,12 @@ def positive(where: str, number: object) -> int:
     return int(number)
 
 
+def require_share(where: str, number: object) -> None:
+    """Raise if `number` is not a number from 0 to 1."""
+    if isinstance(number, bool) or not isinstance(number, Real) or not 0 <= float(number) <= 1:
+        raise SchemaError(explain(where, "a number in [0, 1]", repr(number), "Pass such a number."))
+
+
 def refuse_reserved(extra: Mapping[str, object], reserved: Iterable[str]) -> None:
     """Raise if an extra field has a name that the buffer itself uses."""
     for name in extra:
@@ -392,10 +421,3 @@ def refuse_sparse(schema: Schema, where: str, names: Iterable[str] | None = None
                 path = ".".join(schema.paths[column])
                 remedy = "Declare Carry(every=1)."
                 raise SchemaError(explain(path, f"every=1 in {where}", f"every={field.every}", remedy))
-
-
-def unstacked(tree: Tree) -> Tree:
-    """`tree` with every stacked field as a plain field, for buffers that store whole stacks."""
-    if isinstance(tree, dict):
-        return {name: unstacked(child) for name, child in tree.items()}
-    return Field(caller_shape(tree), tree.dtype) if isinstance(tree, Stacked) else tree

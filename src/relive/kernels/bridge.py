@@ -96,17 +96,14 @@ class PriorityTree(_Bridge):
         out = _numbers(count)
         return None if self._core.draw(count, bits, out.numpy()) is None else out
 
-    def draw_with_priorities(self, count: int, bits: object) -> tuple[torch.Tensor, torch.Tensor] | None:
-        leaves = self.draw(count, bits)
-        return None if leaves is None else (leaves, self.get(leaves))
-
     def draw_weighted(self, count: int, bits: object, beta: float, by_smallest: bool) -> Any:
         from relive.kernels.priority import weights  # noqa: PLC0415 (which is made of this)
 
-        drawn = self.draw_with_priorities(count, bits)
-        if drawn is None:
+        leaves = self.draw(count, bits)
+        if leaves is None:
             return None
-        return drawn[0], weights(drawn[1], self._core.smallest() if by_smallest else drawn[1].min(), beta)
+        priorities = self.get(leaves)
+        return leaves, weights(priorities, self._core.smallest() if by_smallest else priorities.min(), beta)
 
     def update(self, *_: Any) -> None:
         """It would need tensors: the caller sets masses one by one."""

@@ -60,10 +60,6 @@ class PriorityTree(Protocol):
         """
         ...
 
-    def draw_with_priorities(self, count: int, random: Randomness) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """What `draw` returns, with the priorities of these leaves [count]."""
-        ...
-
     def draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -134,9 +130,6 @@ class NativeTree:
     def draw(self, count: int, random: Randomness) -> torch.Tensor | None:
         return self._tree.draw(count, random.capsule)
 
-    def draw_with_priorities(self, count: int, random: Randomness) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return self._tree.draw_with_priorities(count, random.capsule)
-
     def draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -151,15 +144,6 @@ def _written(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Leaves and weights, these in the tensor of the caller if there is one."""
     return drawn if drawn is None or weights is None else (drawn[0], weights.copy_(drawn[1]))
-
-
-def _weighted(
-    tree: PriorityTree, drawn: tuple[torch.Tensor, torch.Tensor] | None, beta: float, by_smallest: bool
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    if drawn is None:
-        return None
-    leaves, priorities = drawn
-    return leaves, weights(priorities, tree.smallest() if by_smallest else priorities.min(), beta)
 
 
 def weights(priorities: torch.Tensor, smallest: torch.Tensor | float, beta: float) -> torch.Tensor:
@@ -232,14 +216,19 @@ class _TorchTree:
         leaf = _first_reaching(self._blocks.index_select(0, block).mul_(running.scale), points)
         return leaf.add_(block, alpha=self._size)
 
-    def draw_with_priorities(self, count: int, random: Randomness) -> tuple[torch.Tensor, torch.Tensor] | None:
-        leaves = self.draw(count, random)
-        return None if leaves is None else (leaves, self._leaves.index_select(0, leaves))
-
     def draw_weighted(
         self, count: int, random: Randomness, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return _written(_weighted(self, self.draw_with_priorities(count, random), beta, by_smallest), weights)
+        return _written(self._weighted(count, random, beta, by_smallest), weights)
+
+    def _weighted(
+        self, count: int, random: Randomness, beta: float, by_smallest: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        leaves = self.draw(count, random)
+        if leaves is None:
+            return None
+        priorities = self._leaves.index_select(0, leaves)
+        return leaves, weights(priorities, self.smallest() if by_smallest else priorities.min(), beta)
 
     def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float) -> None:
         """It would look at the priorities, which other devices are not asked for."""

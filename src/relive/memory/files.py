@@ -12,7 +12,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -26,7 +26,7 @@ _MOMENTARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINT
 FOLDERS = ("manifests", "segments", "state", "tmp")
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# A FIFO in place of a file would block: it is opened, seen to be none, and refused.
+# A FIFO in place of a file would block: it is opened without waiting, and refused as no regular file.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -47,11 +47,8 @@ class Files:
 
     # What changes the disk: each is one step that may be the last one
 
-    def make_root(self) -> None:
+    def make_root(self, folders: tuple[str, ...] = FOLDERS) -> None:
         """Make the root and the folders in it, as far as they are missing."""
-        self._make_root(FOLDERS)
-
-    def _make_root(self, folders: tuple[str, ...]) -> None:
         fresh = [path for path in (self.root, *self.root.parents) if not path.exists()]
         self.root.mkdir(parents=True, exist_ok=True)
         with self._folder("") as root:
@@ -88,6 +85,17 @@ class Files:
         with self._folder(old_folder) as source, self._folder(new_folder) as target:
             os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
 
+    def place(self, temporary: str, name: str, parts: Iterable[memoryview | bytes]) -> None:
+        """Write a new file, wait until it is on the disk, and rename it: its name is of a whole file or of none."""
+        file = self.create(temporary)
+        try:
+            for part in parts:
+                self.write(file, part)
+            self.sync(file)
+        finally:
+            self.close(file)
+        self.rename(temporary, name)
+
     def sync_folder(self, folder: str) -> None:
         """Wait until a folder's names are on the disk."""
         with self._folder(folder) as at:
@@ -107,10 +115,6 @@ class Files:
         os.close(file)
 
     # Files that stay open and change in place
-
-    def make_bare_root(self) -> None:
-        """Make the root, without folders in it."""
-        self._make_root(())
 
     def create_kept(self, name: str) -> int:
         """A new file in the root, opened for reading and writing."""
@@ -182,19 +186,18 @@ class Files:
 
     def size(self, name: str) -> int:
         """How many bytes a regular file has."""
+        return self._about(name).st_size
+
+    def _about(self, name: str) -> os.stat_result:
         file = self.open(name)
         try:
-            return os.fstat(file).st_size
+            return os.fstat(file)
         finally:
             os.close(file)
 
     def stamp(self, name: str) -> Stamp:
         """What changes when a regular file is written or replaced, as far as the system tells."""
-        file = self.open(name)
-        try:
-            found = os.fstat(file)
-        finally:
-            os.close(file)
+        found = self._about(name)
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     def read(self, file: int, count: int) -> bytes:
@@ -223,6 +226,14 @@ class Files:
         os.lseek(file, offset, os.SEEK_SET)
         return self.read(file, count)
 
+    def contents(self, name: str, count: int, offset: int = 0) -> bytes:
+        """The `count` bytes of a regular file from `offset` on, or the fewer that there are."""
+        file = self.open(name)
+        try:
+            return self.read_at(file, count, offset)
+        finally:
+            self.close(file)
+
     def free_bytes(self) -> int:
         """What the disk has left for us."""
         disk = os.statvfs(next(path for path in (self.root, *self.root.parents) if path.exists()))
@@ -248,8 +259,7 @@ class Files:
             yield
         finally:
             if file >= 0:
-                fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, and may live long
-                os.close(file)
+                self.unlock(file)
 
     def _lock(self, file: int, kind: int) -> None:
         """Wait for a lock, but not for ever: its holder may be stopped."""

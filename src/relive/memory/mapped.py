@@ -16,18 +16,22 @@ _POPULATE = 23
 
 def mapped(file: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A file as a tensor: what is written there, whoever maps the file sees, and it stays when a process dies."""
+    return tensor_in(mmap.mmap(file, max(math.prod(shape) * dtype.itemsize, 1)), shape, dtype)
+
+
+def tensor_in(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The tensor whose bytes are the first ones of a mapping."""
     count = math.prod(shape)
-    memory = mmap.mmap(file, max(count * dtype.itemsize, 1))
     return torch.frombuffer(memory, dtype=dtype, count=count).view(shape) if count else torch.empty(shape, dtype=dtype)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Memory of this process alone, all of it there now; in large pages where the system has them."""
-    count = math.prod(shape)
-    if count * dtype.itemsize < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(shape, dtype=dtype)
-    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    tensor = torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    tensor = tensor_in(memory, shape, dtype)
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
         memory.madvise(_POPULATE)

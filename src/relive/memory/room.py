@@ -29,11 +29,11 @@ class Keeper(Protocol):
         ...
 
     def refilled(self) -> AbstractContextManager[None]:
-        """All of it is replaced meanwhile: a process that dies inside leaves nothing."""
+        """Held while all of it is replaced: a process that dies inside leaves nothing."""
         ...
 
     def in_order(self) -> AbstractContextManager[None]:
-        """Rows are read one after the other meanwhile, not here and there."""
+        """Held while rows are read one after the other, not here and there."""
         ...
 
     def close(self) -> None:

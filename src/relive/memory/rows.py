@@ -43,7 +43,7 @@ class Rows:
     @property
     def nbytes(self) -> int:
         """Of all their columns together."""
-        return sum(len(self) * column[0, 0].numel() * column.element_size() for column in self.columns.values())
+        return sum(len(self) * column[0, 0].nbytes for column in self.columns.values())
 
     @property
     def arrays(self) -> tuple[Array, ...]:
@@ -78,7 +78,7 @@ class Rows:
     @property
     def step(self) -> int:
         """How many rows are copied at once."""
-        widest = max(column[0, 0].numel() * column.element_size() for column in self.columns.values())
+        widest = max(column[0, 0].nbytes for column in self.columns.values())
         return max(_BLOCK // max(widest, 1), 1)
 
     @property

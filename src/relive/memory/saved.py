@@ -74,7 +74,7 @@ class Given:
         return None if x is None else (x.dtype, tuple(x.shape))
 
     def names(self, prefix: str) -> dict[str, int]:
-        return {name: nbytes_of({name: x}) for name, x in self._tensors.items() if name.startswith(prefix)}
+        return {name: x.nbytes for name, x in self._tensors.items() if name.startswith(prefix)}
 
     @property
     def unread(self) -> list[str]:
@@ -304,4 +304,4 @@ def _is_one_of(length: int, want: int | range | None) -> bool:
 
 def nbytes_of(arrays: Mapping[str, torch.Tensor]) -> int:
     """The bytes of tensors, for a limit."""
-    return sum(x.numel() * x.element_size() for x in arrays.values())
+    return sum(x.nbytes for x in arrays.values())

@@ -435,11 +435,11 @@ class ReplayBuffer(Portable):
         self.parts.load_state(saved)
 
     def _refilled(self) -> AbstractContextManager[None]:
-        """Everything is replaced meanwhile."""
+        """Context manager held while the contents are replaced."""
         return nullcontext() if self._keeper is None else self._keeper.refilled()
 
     def _in_order(self) -> AbstractContextManager[None]:
-        """Rows are read from the first to the last meanwhile."""
+        """Context manager held while rows are read from the first to the last."""
         return nullcontext() if self._keeper is None else self._keeper.in_order()
 
     def check(self) -> None:

@@ -84,7 +84,7 @@ class RowMemory:
     @property
     def nbytes(self) -> int:
         """The same, in bytes."""
-        return sum(t.numel() * t.element_size() for t in self.tensors)
+        return sum(t.nbytes for t in self.tensors)
 
     def flags(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The leaves `terminated` and `truncated`."""

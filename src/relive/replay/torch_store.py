@@ -160,7 +160,7 @@ class TorchStore(RowStore):
 
     def mark(self, mass: float | torch.Tensor) -> None:
         slots, changed = self.touched()
-        # A tensor: between two numbers torch would choose float32, where 1e308 and 1e-308 are none.
+        # A tensor: between two numbers torch would choose float32, where 1e308 is infinite and 1e-308 is zero.
         if not isinstance(mass, torch.Tensor):
             mass = torch.full((), mass, dtype=torch.float64, device=slots.device)
         masses = mass * (self.memory.ring.kind_at(slots) == TRANSITION)

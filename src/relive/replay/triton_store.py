@@ -75,14 +75,14 @@ class TritonStore(TorchStore):
             return None
         slots = torch.empty(steps * GROUPS * writers, dtype=torch.int64, device=self.device)
         changed = torch.empty_like(slots, dtype=torch.bool)
-        self._changes = [(slots, changed)]
+        self._touched = slots, changed
         return slots, changed.view(torch.uint8)
 
     def keep_touched(self) -> None:
         self._keeps_touched = True
 
     def touched(self) -> Touched:
-        return self._changes[0]
+        return self._touched
 
     # Drawing
 

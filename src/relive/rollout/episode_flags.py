@@ -10,12 +10,11 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain
-from relive.fields.assembly import assemble
+from relive.fields.assembly import value_of
 from relive.fields.autoreset import final_observations, observation_leaves
-from relive.fields.buffer_schemas import FLAG
 from relive.fields.conversion import as_numpy_if_cpu, convert, path_name
 from relive.fields.invariants import require, require_all, require_flags, require_form
-from relive.fields.schema import Field, caller_shape
+from relive.fields.schema import FLAG, Field
 from relive.kernels.sequence_index import Flags, reset_rows
 from relive.memory.documents import Node
 from relive.memory.saved import Saved, State
@@ -241,13 +240,9 @@ class FinalObservations:
     @property
     def obs(self) -> Any:
         """All of them: a tensor [K, …], or a TensorDict [K] of a nested observation."""
-        schema, fields = self._schema, self._fields
-        none = (torch.empty((0, *caller_shape(field)), dtype=field.dtype, device=self._device) for field in fields)
+        none = (torch.empty((0, *field.shape), dtype=field.dtype, device=self._device) for field in self._fields)
         leaves = [torch.cat([empty, *(found.leaves[i] for found in self._found)]) for i, empty in enumerate(none)]
-        if isinstance(schema.trees["obs"], Field):
-            return leaves[0]
-        paths = [schema.paths[i][1:] for i in schema.leaf_indices["obs"]]
-        return assemble(dict(zip(paths, leaves, strict=True)), leaves[0].shape[:1])
+        return value_of(self._schema, "obs", leaves, leaves[0].shape[:1])
 
     @property
     def _fields(self) -> list[Field]:
@@ -280,7 +275,7 @@ class FinalObservations:
         paths = [path_name(self._schema.paths[i]) for i in self._schema.leaf_indices["obs"]]
         for found in self._found:
             for path, field, leaf in zip(paths, self._fields, found.leaves, strict=True):
-                shape = (len(found.envs), *caller_shape(field))
+                shape = (len(found.envs), *field.shape)
                 require_form(f"final_{path} of step {found.step}", leaf, shape, field.dtype, self._device)
         places = self.places
         require(places == sorted(set(places)), "final_obs", "one for each (step, environment), in order", places)

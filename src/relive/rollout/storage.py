@@ -289,7 +289,7 @@ class Storage:
     @property
     def nbytes(self) -> int:
         """The bytes of the tensors, and of what is attached."""
-        return sum(t.numel() * t.element_size() for t in {**self.named(), **self.attached}.values())
+        return sum(t.nbytes for t in {**self.named(), **self.attached}.values())
 
     def attach(self, leaves: Mapping[Path, torch.Tensor]) -> None:
         """Let these [T, N, …] belong to the stored steps, in place of what was attached under their names."""

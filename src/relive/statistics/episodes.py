@@ -12,12 +12,11 @@ import torch
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import convert, device_of, env_numbers, numpy_view, restored_snapshot
 from relive.fields.invariants import require, require_all, require_form
-from relive.fields.schema import Field, positive
+from relive.fields.schema import FLAG, NUMBER, Field, positive
 from relive.fields.vocabulary import suggests_keywords
 from relive.memory.portable import packed, unpacked
 from relive.memory.saved import Saved, State
 
-_NUMBER, _FLAG = Field((), torch.float64), Field((), torch.bool)
 _FITS = {torch.float64: {np.dtype(np.float32), np.dtype(np.float64)}, torch.bool: {np.dtype(np.bool_)}}
 """What needs no conversion on the host."""
 _MOST_STEPS = 2**53
@@ -123,12 +122,12 @@ class EpisodeStats:
         `reasons` is a flag [N] for each name, or a name or None for each environment; they count where an episode ends.
         An episode that is both terminated and truncated is terminated.
         """
-        gained = [self._given("reward", _NUMBER, reward), *self._metrics_of(metrics)]
-        flags = [self._given("terminated", _FLAG, terminated), *self._reasons_of(reasons)]
-        ended = flags[0] | self._given("truncated", _FLAG, truncated)
+        gained = [self._given("reward", NUMBER, reward), *self._metrics_of(metrics)]
+        flags = [self._given("terminated", FLAG, terminated), *self._reasons_of(reasons)]
+        ended = flags[0] | self._given("truncated", FLAG, truncated)
         played: Any = 1
         if mask is not None:
-            played = self._given("mask", _FLAG, mask)
+            played = self._given("mask", FLAG, mask)
             ended = ended & played
             gained = [self._ops.where(played, x, 0.0) for x in gained]
         with self._lock:
@@ -163,12 +162,12 @@ class EpisodeStats:
 
     def _metrics_of(self, metrics: Mapping[str, Any] | None) -> list[Any]:
         given = _known("metrics", metrics or {}, self.metrics)
-        return [self._given(name, _NUMBER, given[name]) if name in given else self._none for name in self.metrics]
+        return [self._given(name, NUMBER, given[name]) if name in given else self._none for name in self.metrics]
 
     def _reasons_of(self, reasons: Any) -> list[Any]:
         given: Any = {} if reasons is None else reasons
         given = _known("reasons", given if isinstance(given, Mapping) else self._flags_of(given), self.reasons)
-        return [self._given(name, _FLAG, given[name]) if name in given else self._none for name in self.reasons]
+        return [self._given(name, FLAG, given[name]) if name in given else self._none for name in self.reasons]
 
     def _flags_of(self, reasons: Sequence[str | None] | str) -> dict[Any, np.ndarray]:
         """A name or None for each environment, as a flag for each name."""

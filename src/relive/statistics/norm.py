@@ -9,14 +9,13 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.estimators.arguments import positive
+from relive.estimators.arguments import above_zero
 from relive.fields.conversion import as_tensor, convert, device_of, restored_snapshot
 from relive.fields.invariants import require, require_all, require_form
-from relive.fields.schema import DTYPES, Field, Path
+from relive.fields.schema import DTYPES, FLAG, Field, Path
 from relive.memory.portable import packed, unpacked
 from relive.memory.saved import Saved, State
 
-_FLAG = Field((), torch.bool)
 _MOST_ROWS = 2.0**53
 """Up to here float64 counts exactly."""
 
@@ -65,8 +64,8 @@ class RunningNorm:
         device: torch.device | str = "cpu",
     ) -> None:
         self.shape = Field(shape).shape
-        self.eps = positive("eps", eps)
-        self.clip = None if clip is None else positive("clip", clip)
+        self.eps = above_zero("eps", eps)
+        self.clip = None if clip is None else above_zero("clip", clip)
         device = device_of(device)
         # Replaced as a whole by every update: a reader in another thread never sees half of one.
         self._state = {
@@ -98,7 +97,7 @@ class RunningNorm:
     def update(self, x: Any, mask: Any = None) -> None:
         """Take in the rows of `x` […, *shape], over all leading axes; those where `mask` […] is False are ignored."""
         x, lead = self._checked(x)
-        kept = None if mask is None else convert("mask", _FLAG, mask, lead, self.device)
+        kept = None if mask is None else convert("mask", FLAG, mask, lead, self.device)
         # A copy of our own, worked on in place: at thousands of rows the time goes into fresh memory.
         rows = x.to(torch.float64, copy=True).reshape(-1, *self.shape)
         count = rows.new_full((), len(rows)) if kept is None else kept.sum(dtype=torch.float64)

@@ -91,7 +91,7 @@ def test_a_full_disk_is_an_error_with_the_bytes_needed_and_free(kind: str, tmp_p
 
 def test_a_disk_that_is_full_before_the_folder_is_there_is_the_same_error(tmp_path: Path) -> None:
     class Full(Files):
-        def make_root(self) -> None:
+        def make_root(self, folders: tuple[str, ...] = ()) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(rl.CheckpointError, match="room for about .* bytes, got .* bytes free"):

@@ -110,9 +110,6 @@ class RloxReplay:
 
     extend = fill
 
-    def raw(self, step: Transitions) -> Any:
-        return next(_singly(step)) if self._one else _together(step)
-
     def sample(self, batch_size: int) -> Any:
         self._seed += 1
         batch = self._buffer.sample(batch_size, self._seed)

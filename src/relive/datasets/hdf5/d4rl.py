@@ -10,6 +10,7 @@ import numpy as np
 
 from relive.datasets.columns import Columns, Encoders, Plan
 from relive.datasets.hdf5.file import Steps, column_of, datasets_in, read, stretches
+from relive.datasets.metadata import wrong
 from relive.errors import SchemaError, explain
 from relive.memory.space import available_bytes
 
@@ -94,8 +95,7 @@ class FlatSteps:
         where, array, free = f"{self._path.name}: {name}", self._arrays[name], available_bytes()
         nbytes = 8 * self._rows
         if free is not None and nbytes > free:
-            remedy = "Do not read a dataset that you do not trust; write it anew."
-            raise SchemaError(explain(where, f"at most {free:,} bytes, the free memory", f"{nbytes:,}", remedy))
+            raise wrong(where, f"at most {free:,} bytes, the free memory", f"{nbytes:,}")
         column_of(where, array, self._rows)
         flags = read(where, array, 0, self._rows).reshape(self._rows, -1)
         if flags.shape[1] != 1 or not np.isin(flags, (0, 1)).all():

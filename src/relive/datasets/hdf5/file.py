@@ -92,7 +92,9 @@ def stretches(
         fields = plan.trees(found)
         next_obs = None
         if nexts:
-            of_obs = {column: values for column, values in found.items() if plan.paths[column][0] == "obs"}
-            led = {column: read(f"{path.name}: {nexts[column].name}", nexts[column], start, stop) for column in of_obs}
+            led = {
+                column: read(f"{path.name}: {nexts[column].name}", nexts[column], start, stop)
+                for column in plan.columns_of("obs")
+            }
             next_obs = plan.trees(led)["obs"]
         yield Stretch(fields, episode(start, stop), next_obs)

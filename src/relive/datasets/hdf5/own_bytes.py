@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from relive.datasets.metadata import damage_named
-from relive.errors import SchemaError, explain
+from relive.datasets.metadata import damage_named, wrong
 from relive.memory.space import available_bytes
 
 _DEEPEST = 64
@@ -46,11 +45,11 @@ def _objects(h5py: Any, file: Any, path: Path, met: set[Any]) -> Iterator[tuple[
             where = f"{path.name}: {name}"
             link = group.get(key, getlink=True)
             if not isinstance(link, h5py.HardLink):
-                raise _refused(where, "an object of this file", f"a link to {_target(link)}")
+                raise wrong(where, "an object of this file", f"a link to {_target(link)}")
             found = group[key]
             address = _address(h5py, found)
             if address in met or depth == _DEEPEST:
-                raise _refused(where, "a tree of objects", "an object met twice, or groups nested too deeply")
+                raise wrong(where, "a tree of objects", "an object met twice, or groups nested too deeply")
             met.add(address)
             yield name, found
             if isinstance(found, h5py.Group):
@@ -68,15 +67,15 @@ def _target(link: Any) -> str:
 
 def _require_bytes(where: str, dataset: Any, free: int | None, is_read_whole: bool) -> None:
     if dataset.is_virtual:
-        raise _refused(where, "data of its own", "a virtual dataset, which consists of other files")
+        raise wrong(where, "data of its own", "a virtual dataset, which consists of other files")
     if dataset.external:
-        raise _refused(where, "data of its own", f"external data in {dataset.external[0][0]!r}")
+        raise wrong(where, "data of its own", f"external data in {dataset.external[0][0]!r}")
     if not dataset.shape or not math.prod(dataset.shape):
         return
     nbytes = math.prod(dataset.shape) * dataset.dtype.itemsize
     at_once = nbytes if is_read_whole else math.prod(dataset.chunks or ()) * dataset.dtype.itemsize
     if free is not None and at_once > free:
-        raise _refused(where, f"at most {free:,} bytes, the free memory", f"{at_once:,}")
+        raise wrong(where, f"at most {free:,} bytes, the free memory", f"{at_once:,}")
     if dataset.chunks is None:
         is_there = dataset.id.get_storage_size() >= nbytes
     else:
@@ -84,8 +83,4 @@ def _require_bytes(where: str, dataset: Any, free: int | None, is_read_whole: bo
         is_there = dataset.id.get_num_chunks() == chunks
     if not is_there:
         got = f"shape {dataset.shape} with fewer stored bytes"
-        raise _refused(where, f"{nbytes:,} bytes", got)
-
-
-def _refused(where: str, expected: str, got: str) -> SchemaError:
-    return SchemaError(explain(where, expected, got, "Do not read a dataset that you do not trust; write it anew."))
+        raise wrong(where, f"{nbytes:,} bytes", got)

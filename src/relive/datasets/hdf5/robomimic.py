@@ -87,16 +87,14 @@ class Demonstrations:
         """All steps, one demonstration after the other."""
         ends = 0
         for name, arrays in self._found.items():
-            flags = [column for column, path in plan.paths.items() if path[0] in ("terminated", "truncated")]
             where, rows = f"{self._path.name}: data/{name}", self._rows(name)
-            found = [read(f"{where}/{column}", arrays[column], 0, rows).reshape(rows) != 0 for column in flags]
+            found = [read(f"{where}/{column}", arrays[column], 0, rows).reshape(rows) != 0 for column in plan.flags]
             ends += int(np.any(found, 0)[:-1].sum()) + 1 if found else 1
         return Steps(sum(map(self._rows, self._found)), ends, self._stretches(plan))
 
     def _stretches(self, plan: Plan) -> Iterator[Stretch]:
         for number, (name, arrays) in enumerate(self._found.items()):
-            of_obs = [column for column, path in plan.paths.items() if path[0] == "obs"]
-            nexts = {column: arrays.get(f"next_{column}") for column in of_obs}
+            nexts = {column: arrays.get(f"next_{column}") for column in plan.columns_of("obs")}
             known = {column: array for column, array in nexts.items() if array is not None}
             if known and len(known) < len(nexts):
                 missing = next(column for column in nexts if column not in known)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from relive.datasets.episodes import require_free, require_ordered, written
+from relive.datasets.episodes import appearing, require_ordered, written
 from relive.datasets.hdf5.d4rl import CUTS
 from relive.datasets.hdf5.d4rl import NAMES as D4RL
 from relive.datasets.hdf5.file import VECTOR
@@ -43,14 +41,8 @@ def to_hdf5(
     if write is None:
         remedy = "Pass one of them."
         raise SchemaError(explain("to_hdf5", 'layout "robomimic" or "d4rl"', repr(layout), remedy))
-    path = require_free("to_hdf5", path)
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    try:
-        with h5py.File(unfinished, "w") as file:
-            write(replay, file)
-        os.replace(unfinished, path)
-    finally:
-        Path(unfinished).unlink(missing_ok=True)
+    with appearing("to_hdf5", path) as unfinished, h5py.File(unfinished, "w") as file:
+        write(replay, file)
 
 
 def _robomimic(replay: ReplayBuffer, file: Any) -> None:

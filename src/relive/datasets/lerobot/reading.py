@@ -104,8 +104,7 @@ def _columns(info: Info, frames: Frames, encode: Encoders) -> dict[str, Column]:
 
 def _counted(info: Info, frames: Frames, plan: Plan) -> tuple[int, int]:
     """How many steps a dataset has, and how many of them end an episode."""
-    flags = [column for column, path in plan.paths.items() if path[0] in ("terminated", "truncated")]
-    steps, ends, last, was_end = 0, 0, None, True
+    steps, ends, last, was_end, flags = 0, 0, None, True, plan.flags
     for rows in frames.rows(flags, _ROWS_OF_FLAGS):
         episode = rows["episode_index"]
         is_end = np.any([rows[name] != 0 for name in flags], 0) if flags else np.zeros(len(episode), bool)
@@ -126,6 +125,5 @@ def _stretches(frames: Frames, plan: Plan) -> Iterator[Stretch]:
 
 def _finals(frames: Frames, plan: Plan) -> Callable[[int], Any] | None:
     """The final observation of an episode by its number, where `to_lerobot` wrote the dataset."""
-    columns = [column for column, path in plan.paths.items() if path[0] == "obs"]
-    following = frames.finals(FINAL_OBS, columns)
+    following = frames.finals(FINAL_OBS, plan.columns_of("obs"))
     return following and (lambda number: plan.trees(following(number))["obs"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from os import PathLike
@@ -13,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from relive.datasets.blocks import sliced
-from relive.datasets.episodes import require_free, require_ordered, written
+from relive.datasets.episodes import appearing, require_steps, written
 from relive.datasets.installed import required
 from relive.datasets.lerobot.reading import FINAL_OBS, NAMES, NEXT
 from relive.datasets.lerobot.tables import Moments, column_of, feature_of
-from relive.errors import NotReadyError, SchemaError, explain
+from relive.errors import SchemaError, explain
 from relive.fields.schema import leaves_of
 from relive.replay.buffer import ReplayBuffer
 
@@ -55,16 +54,9 @@ def to_lerobot(replay: ReplayBuffer, path: str | PathLike[str], *, fps: float, t
         tasks: the text of the task; or a text for each number of the extra field "task_index".
     """
     required("pyarrow", "lerobot")
-    require_ordered("to_lerobot", replay)
-    if not len(replay):
-        raise NotReadyError(explain("to_lerobot", "at least 1 stored step", 0, "Add steps first."))
-    path = require_free("to_lerobot", path)
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    try:
+    require_steps("to_lerobot", replay)
+    with appearing("to_lerobot", path) as unfinished:
         _Dataset(unfinished, fps, [tasks] if isinstance(tasks, str) else list(tasks)).write(replay)
-        unfinished.rename(path)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 class _Dataset:

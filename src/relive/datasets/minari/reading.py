@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from relive.datasets.blocks import Block, sliced
@@ -12,7 +13,7 @@ from relive.datasets.filling import extra_of, fill
 from relive.datasets.minari.dataset import Episode, episodes_of, opened
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import as_tensor
-from relive.fields.schema import Field
+from relive.fields.schema import Field, kept_dtype, map_leaves
 from relive.memory import Memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
@@ -79,16 +80,13 @@ def _made(
         dataset.observation_space,
         dataset.action_space,
         reward=Field(first.reward.shape[1:]),
-        extra={"info": _like(first.info)} if first.info else None,
+        extra={"info": map_leaves(_field, first.info)} if first.info else None,
         sampler=sampler,
         device=device,
         seed=seed,
     )
 
 
-def _like(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {name: _like(part) for name, part in tree.items()}
-    tensor = as_tensor("info", tree[:1], _HOST)
-    # Learners work in float32, as in fields declared by a space.
-    return Field(tensor.shape[1:], torch.float32 if tensor.dtype == torch.float64 else tensor.dtype)
+def _field(values: np.ndarray) -> Field:
+    tensor = as_tensor("info", values[:1], _HOST)
+    return Field(tensor.shape[1:], kept_dtype(tensor.dtype))

@@ -12,7 +12,7 @@ import torch
 from relive.datasets.blocks import STEP, joined, sliced
 from relive.datasets.episodes import require_ordered, written
 from relive.datasets.minari.dataset import import_minari
-from relive.fields.schema import DTYPES, Tree, caller_shape
+from relive.fields.schema import DTYPES, Tree, caller_shape, map_leaves
 from relive.replay.buffer import ReplayBuffer
 
 
@@ -54,22 +54,14 @@ def _written(tree: dict[str, Any], spaces: list[Any]) -> Any:
         rewards=tree["reward"],
         terminations=tree["terminated"],
         truncations=tree["truncated"],
-        infos=_listed(joined(_zero_entry(infos), infos)) if infos else None,
+        infos=map_leaves(_with_reset, infos) if infos else None,
     )
 
 
-def _zero_entry(tree: Any) -> Any:
-    """One entry of zeros, for the info of the reset."""
-    if isinstance(tree, dict):
-        return {name: _zero_entry(part) for name, part in tree.items()}
-    return np.zeros_like(tree[:1])
-
-
-def _listed(tree: Any) -> Any:
-    """Single numbers per step as lists: Minari cannot read Arrow files of arrays without a shape."""
-    if isinstance(tree, dict):
-        return {name: _listed(part) for name, part in tree.items()}
-    return list(tree) if tree.ndim == 1 else tree
+def _with_reset(info: np.ndarray) -> Any:
+    """An info of all steps after an entry of zeros, for the reset."""
+    entries = np.concatenate([np.zeros_like(info[:1]), info])
+    return list(entries) if entries.ndim == 1 else entries  # Minari cannot read Arrow files of arrays without a shape
 
 
 def _as(space: Any, tree: Any) -> Any:

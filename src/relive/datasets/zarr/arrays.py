@@ -46,7 +46,8 @@ class ZarrArray:
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name, self.where = store, name, f"{store.name}: {name}"
-        self.form = _form_2(self.where, store, name) if f"{name}/.zarray" in store.sizes else _form_3(store, name)
+        form_of = _form_2 if f"{name}/.zarray" in store.sizes else _form_3
+        self.form = form_of(self.where, store, name)
         self._grid = tuple(-(-size // chunk) for size, chunk in zip(self.form.shape, self.form.chunks, strict=True))
         self._nbytes = math.prod(self.form.chunks) * self.form.dtype.itemsize
         free = available_bytes() or _LARGEST_CHUNK
@@ -150,8 +151,7 @@ def _form_2(where: str, store: Store, name: str) -> Form:
     return Form(shape, np.dtype(dtype), chunks, fill, order, codec, _keys(where, separator, ""))
 
 
-def _form_3(store: Store, name: str) -> Form:
-    where = f"{store.name}: {name}"
+def _form_3(where: str, store: Store, name: str) -> Form:
     about = parsed(f"{where}/zarr.json", store.read(f"{name}/zarr.json", MOST_BYTES))
     dtype = about.get("data_type")
     if not isinstance(dtype, str) or not _V3_DTYPE.fullmatch(dtype):

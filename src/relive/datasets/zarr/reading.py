@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.datasets.blocks import Stretch, split
+from relive.datasets.blocks import STEP, Stretch, split
 from relive.datasets.columns import Column, Columns, Plan, chosen_columns
 from relive.datasets.filling import FinalObs, fill
 from relive.datasets.metadata import MOST_BYTES, parsed, wrong
@@ -25,7 +25,6 @@ from relive.replay.samplers import Sampler
 
 FIELDS = "relive_fields"
 """The attribute of the root that says which field each column is, where `to_zarr` wrote the store."""
-_OWN = ("obs", "action", "reward", "terminated", "truncated")
 
 
 def from_zarr(
@@ -95,13 +94,12 @@ class _Source:
         """The path of the field that a column becomes."""
         if column in self._fields:
             return self._fields[column]
-        return (column,) if column in _OWN else ("obs", *column.split("/"))
+        return (column,) if column in STEP else ("obs", *column.split("/"))
 
     def inner_ends(self, plan: Plan) -> int:
         """How many rows end an episode before its last row: a forged or unusual store may have such."""
-        flags = [name for name, path in plan.paths.items() if path[0] in ("terminated", "truncated")]
-        found = np.zeros(int(self.ends[-1]) if flags else 0, bool)
-        for name in flags:
+        found = np.zeros(int(self.ends[-1]) if plan.flags else 0, bool)
+        for name in plan.flags:
             for start in range(0, len(found), 1 << 20):
                 found[start : start + (1 << 20)] |= (
                     self._arrays[name].read(start, min(start + (1 << 20), len(found))) != 0
@@ -119,7 +117,7 @@ class _Source:
 
     def finals(self, plan: Plan) -> Callable[[int], Any] | None:
         """The final observation of an episode by its number, where `to_zarr` wrote the store."""
-        names = [column for column, path in plan.paths.items() if path[0] == "obs"]
+        names = plan.columns_of("obs")
         if not all(_has(self._store, f"meta/final_obs/{name}") for name in names):
             return None
         arrays = {name: ZarrArray(self._store, f"meta/final_obs/{name}") for name in names}

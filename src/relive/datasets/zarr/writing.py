@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from relive.datasets.blocks import sliced
-from relive.datasets.episodes import require_free, require_ordered, written
+from relive.datasets.episodes import appearing, require_steps, written
 from relive.datasets.installed import required
 from relive.datasets.zarr.reading import FIELDS
-from relive.errors import NotReadyError, explain
 from relive.fields.schema import Path as FieldPath
 from relive.fields.schema import leaves_of
 from relive.memory.documents import to_json
@@ -39,17 +37,9 @@ def to_zarr(replay: ReplayBuffer, path: str | PathLike[str]) -> None:
         replay: a replay buffer in time order, with at least one step.
         path: the folder, or the .zip, which must not exist.
     """
-    require_ordered("to_zarr", replay)
-    if not len(replay):
-        raise NotReadyError(explain("to_zarr", "at least 1 stored step", 0, "Add steps first."))
-    path = require_free("to_zarr", path)
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    try:
-        with ExitStack() as stack:
-            _write_store(replay, _target(unfinished, stack, is_zip=path.suffix == ".zip"))
-        unfinished.rename(path)
-    finally:
-        unfinished.unlink(missing_ok=True) if unfinished.is_file() else shutil.rmtree(unfinished, ignore_errors=True)
+    require_steps("to_zarr", replay)
+    with appearing("to_zarr", path) as unfinished, ExitStack() as stack:
+        _write_store(replay, _target(unfinished, stack, is_zip=Path(path).suffix == ".zip"))
 
 
 def _target(path: Path, stack: ExitStack, *, is_zip: bool) -> Write:

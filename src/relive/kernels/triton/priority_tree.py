@@ -120,9 +120,6 @@ class TritonTree:
     def draw(self, count: int, random: Any) -> torch.Tensor:
         return self._draw(count, random, "none")[0]
 
-    def draw_with_priorities(self, count: int, random: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._draw(count, random, "none")
-
     def draw_weighted(
         self, count: int, random: Any, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:

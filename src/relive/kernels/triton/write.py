@@ -141,7 +141,7 @@ def _byte(like, number):
 
 @triton.jit
 def _tell(touched, changed, at, slot, which, valid):
-    """Say which slots became transitions, or stopped being some."""
+    """Say which slots became transitions, or no longer are."""
     tl.store(touched + at, slot, valid)
     tl.store(changed + at, which.to(tl.uint8), valid)
 

@@ -21,6 +21,7 @@ from relive.locking import ClosedLock
 from relive.memory.disk.records import NAMES, READERS, Record, newest
 from relive.memory.documents import reader_of
 from relive.memory.files import Files, unreadable
+from relive.memory.mapped import tensor_in
 
 FORMAT = "FORMAT"
 HEADER = b"recollect disk memory 1\n"
@@ -80,7 +81,7 @@ class Folder:
         try:
             if not self.only_reads:
                 self._refuse_foreign()
-                self.files.make_bare_root()
+                self.files.make_root(())
             lock = self.files.lock_kept(only_reads=self.only_reads)
         except OSError as error:
             remedy = "Pass a writable folder."
@@ -106,7 +107,7 @@ class Folder:
             raise IncompatibleCheckpoint(explain(str(self.root), "a folder for disk memory", got, remedy))
 
     def _sweep(self) -> None:
-        """Remove what somebody died making; nothing was ever added to that."""
+        """Remove files of an interrupted creation; no step was ever added to them."""
         names = self.files.names("")
         if self.only_reads or self._has_rows(names):
             remedy = "Copy the folder again, with all of its files; if they are lost, remove the folder."
@@ -136,14 +137,7 @@ class Folder:
 
     def publish(self) -> None:
         """All arrays are complete: from now on this is disk memory."""
-        fresh = f"{FORMAT}.new"
-        file = self.files.create(fresh)
-        try:
-            self.files.write(file, HEADER)
-            self.files.sync(file)
-        finally:
-            self.files.close(file)
-        self.files.rename(fresh, FORMAT)
+        self.files.place(f"{FORMAT}.new", FORMAT, [HEADER])
         self.files.sync_folder("")
         self._holdings.is_whole = True
 
@@ -160,14 +154,10 @@ class Folder:
         """See `Room`."""
         if name in _DERIVED:
             return torch.zeros(shape, dtype=dtype)
-        count = math.prod(shape)
-        nbytes = max(count * dtype.itemsize, 1)
+        nbytes = max(math.prod(shape) * dtype.itemsize, 1)
         file = self._opened(name, nbytes) if self.record else self._created(name, nbytes)
-        access = mmap.ACCESS_COPY if self.only_reads else mmap.ACCESS_WRITE
-        memory = mmap.mmap(file, nbytes, access=access)
-        tensor = (
-            torch.frombuffer(memory, dtype=dtype, count=count).view(shape) if count else torch.empty(shape, dtype=dtype)
-        )
+        memory = mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY if self.only_reads else mmap.ACCESS_WRITE)
+        tensor = tensor_in(memory, shape, dtype)
         self.arrays[name] = Mapped(file, memory, tensor)
         if ROWS.fullmatch(name):
             memory.madvise(mmap.MADV_RANDOM)  # neighbours of a row that is drawn are not wanted
@@ -290,15 +280,11 @@ os.register_at_fork(after_in_child=_forget_forked)
 def is_made(files: Files) -> bool:
     """Whether there is disk memory in a folder; CorruptCheckpoint or IncompatibleCheckpoint if it is none of ours."""
     try:
-        file = files.open(FORMAT)
+        found = files.contents(FORMAT, 64)
     except FileNotFoundError:
         return False
     except OSError as error:
         raise unreadable(FORMAT, error) from error
-    try:
-        found = files.read(file, 64)
-    finally:
-        files.close(file)
     said = re.fullmatch(rb"recollect disk memory ([0-9]{1,9})\n", found)
     if said is None:
         raise CorruptCheckpoint(explain(FORMAT, repr(HEADER.decode()), repr(found), "Pass a folder of disk memory."))

@@ -180,11 +180,7 @@ def newest(root: Path) -> Record:
 def _parsed(files: Files, name: str) -> Record:
     def read_at(count: int, offset: int) -> bytes:
         try:
-            file = files.open(name)
-            try:
-                return files.read_at(file, count, offset)
-            finally:
-                files.close(file)
+            return files.contents(name, count, offset)
         except OSError as error:
             raise unreadable(name, error) from error
 

@@ -56,7 +56,7 @@ class Draws(Protocol):
         raise TypeError(f"{type(self).__name__}: expected a run that takes priorities.")
 
     def written(self) -> None:
-        """Slots have become transitions, or have stopped being some: `store.touched()` says which."""
+        """A write has made slots transitions, or has taken transitions away: `store.touched()` says which slots."""
 
     def cleared(self) -> None:
         """The buffer has forgotten every row."""

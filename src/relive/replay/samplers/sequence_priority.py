@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from numbers import Real
-
 import torch
 
 from relive.errors import SchemaError, explain
+from relive.fields.schema import require_share
 
 
 def sequence_priority(error: torch.Tensor, mask: torch.Tensor, *, eta: float = 0.9) -> torch.Tensor:
@@ -29,8 +28,7 @@ def sequence_priority(error: torch.Tensor, mask: torch.Tensor, *, eta: float = 0
     if mask.shape != error.shape or mask.dtype != torch.bool:
         got = f"{mask.dtype} of shape {tuple(mask.shape)}"
         raise SchemaError(explain("mask", f"bools of shape {tuple(error.shape)}", got, "Pass batch['train']."))
-    if isinstance(eta, bool) or not isinstance(eta, Real) or not 0 <= float(eta) <= 1:
-        raise SchemaError(explain("eta", "a number in [0, 1]", repr(eta), "Pass such a number."))
+    require_share("eta", eta)
     size = error.detach().abs().masked_fill(~mask, 0.0)
     size = size if size.dtype == torch.float64 else size.float()  # sums of halves overflow
     mean = size.sum(1) / mask.sum(1).clamp(min=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal, Protocol
 
 import torch
@@ -13,7 +12,7 @@ from tensordict import TensorDict
 from relive.errors import SchemaError, explain
 from relive.fields.assembly import assemble
 from relive.fields.conversion import convert, path_name
-from relive.fields.schema import Field, Path
+from relive.fields.schema import Field, Path, require_share
 from relive.fields.vocabulary import suggests_init_keywords
 from relive.kernels.torch_ops import wide
 from relive.randomness import Randomness
@@ -66,8 +65,7 @@ class Hindsight:
     view: Steps = _TRANSITION
 
     def __post_init__(self) -> None:
-        if isinstance(self.ratio, bool) or not isinstance(self.ratio, Real) or not 0 <= self.ratio <= 1:
-            raise SchemaError(explain("Hindsight.ratio", "a number in [0, 1]", repr(self.ratio), "Pass such a number."))
+        require_share("Hindsight.ratio", self.ratio)
         if self.strategy not in ("future", "final", "episode"):
             remedy = "Pass one of them."
             raise SchemaError(explain("Hindsight.strategy", '"future", "final" or "episode"', self.strategy, remedy))

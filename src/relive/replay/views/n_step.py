@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Real
 
 import torch
 
-from relive.errors import SchemaError, explain
-from relive.fields.schema import positive
+from relive.fields.schema import positive, require_share
 from relive.fields.vocabulary import suggests_init_keywords
 from relive.kernels.torch_ops import n_step_sums
 from relive.randomness import Randomness
@@ -37,8 +35,7 @@ class NStep:
 
     def __post_init__(self) -> None:
         positive("NStep.n", self.n)
-        if isinstance(self.gamma, bool) or not isinstance(self.gamma, Real) or not 0 <= self.gamma <= 1:
-            raise SchemaError(explain("NStep.gamma", "a number in [0, 1]", repr(self.gamma), "Pass such a number."))
+        require_share("NStep.gamma", self.gamma)
 
     @cached_property
     def fused(self) -> Reading:
