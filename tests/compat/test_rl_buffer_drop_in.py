@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import multiprocessing
 import pickle
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from relive.compat.rl_buffer import (
     SharedReplayBuffer,
     StatsTracker,
 )
+from tests.faults.processes import CONTEXT
 
 N = 2
 PATHS = {
@@ -118,8 +120,39 @@ class TestWrites:
         assert steps.core["terminated"].sum() == 2
         assert torch.equal(steps._returns, steps.core["return"])
 
+    @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
+    def test_a_position_of_zero_forgets_every_step(self, kind: Any) -> None:
+        buffer = kind(4, N, (3,), (1,), StatsTracker(N))
+        for t in range(6):
+            buffer.add(**transition(t))
+        with pytest.raises(AttributeError, match="_pos: expected 0, which forgets every step, got 3"):
+            buffer._pos = 3
+        buffer._pos, buffer._full = 0, False
+        assert (len(buffer), len(buffer.core)) == (0, 0)
+        with pytest.raises(ValueError, match="empty buffer"):
+            buffer.get(1)
+        with pytest.raises(AttributeError, match="_full: expected False"):
+            buffer._full = True
+        buffer.add(**transition(9))
+        assert set(buffer.get(2).rewards.tolist()) <= {9.0, 19.0}
+
+    def test_episodes_that_a_user_appends_may_lack_metrics(self) -> None:
+        tracker = StatsTracker(N)
+        tracker.ep_info_buffer.append({"ep_rewards": 3.0})
+        assert tracker.get_statistics()["Rollout/step_rewards_mean"] == 3.0
+        tracker.ep_info_buffer[0]["ep_lengths"] = 0.0
+        assert tracker.get_statistics()["Rollout/step_rewards_max"] == 0.0
+
 
 class TestShapes:
+    def test_of_observations_of_one_number_the_dtypes_tell_next_ones_from_flags(self) -> None:
+        buffer = ReplayBuffer(3, N, (), (), StatsTracker(N))
+        seen, flags, following = torch.tensor([1.0, 2.0]), torch.tensor([False, True]), torch.tensor([5.0, 6.0])
+        buffer.add(seen, seen, seen, flags, flags, following)
+        buffer.add(seen, seen, seen, flags, following, flags.numpy())
+        assert buffer._next_observations[:2].tolist() == [[5.0, 6.0]] * 2
+        assert buffer._truncateds[:2].tolist() == [[False, True]] * 2
+
     def test_axes_of_length_one_in_front_make_no_difference(self) -> None:
         buffer = RolloutBuffer(3, 1, (2,), (), StatsTracker(1))
         one = torch.ones(())
@@ -294,6 +327,14 @@ class TestOwnBuffer:
         assert (len(buffer), buffer.stats_tracker._current_episode_stats["lengths"].sum()) == (0, 0)
 
 
+def add_one(buffer: Any, t: int) -> None:
+    buffer.add(**transition(t))
+
+
+def draw_from(buffer: Any, answers: Any) -> None:
+    answers.put(buffer.get(2).rewards.tolist())
+
+
 @pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
 class TestShared:
     def pair(self, **options: Any) -> tuple[SharedReplayBuffer, SharedReplayBuffer]:
@@ -343,3 +384,29 @@ class TestShared:
         else:
             with pytest.raises(RuntimeError, match=r"^Buffer is full\. Call reset\(\)"):
                 worker.add(**transition(3))
+
+    @pytest.mark.parametrize("context", [CONTEXT, multiprocessing.get_context("fork")])
+    def test_a_process_may_be_given_the_buffer_itself(self, context: Any) -> None:
+        main, worker = self.pair()
+        answers = context.Queue()
+        for t, buffer in ((1, main), (2, worker)):
+            process = context.Process(target=add_one, args=(buffer, t))
+            process.start()
+            process.join(60)
+            assert (process.exitcode, len(main)) == (0, t)
+        process = context.Process(target=draw_from, args=(main, answers))
+        process.start()
+        assert set(answers.get(timeout=60)) <= {1.0, 2.0, 11.0, 12.0}
+        process.join(60)
+        main.add(**transition(3))
+        assert main._rewards[:, 0].tolist() == [1.0, 2.0, 3.0]
+
+    @pytest.mark.parametrize("copied", COPIES)
+    def test_a_copy_in_the_same_process_has_memory_of_its_own(self, copied: Any) -> None:
+        for shared in self.pair():
+            shared.add(**transition(1))
+            other = copied(shared)
+            other.add(**transition(2))
+            shared._rewards.zero_()
+            assert (len(shared), len(other), other._rewards.sum()) == (1, 2, 26.0)
+            shared.reset()

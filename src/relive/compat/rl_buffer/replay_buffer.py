@@ -20,6 +20,7 @@ from relive.compat.rl_buffer.transitions import (
     renamed,
 )
 from relive.compat.step_rows import assign
+from relive.errors import explain
 from relive.replay.buffer import ReplayBuffer as _Replay
 
 __all__ = ["ReplayBatch", "ReplayBuffer"]
@@ -56,9 +57,31 @@ class StoredTransitions(BaseBuffer):
         return self._transitions.core
 
     def _forget(self) -> None:
-        super()._forget()
+        self._at, self._is_full = 0, False
         if hasattr(self, "_transitions"):
             self.core.clear()
+
+    @property
+    def _pos(self) -> int:
+        return self._at
+
+    @_pos.setter
+    def _pos(self, pos: int) -> None:
+        if pos == 0:
+            self._forget()
+        elif pos != self._at:
+            raise AttributeError(explain("_pos", "0, which forgets every step", pos, "Add steps with add."))
+
+    @property
+    def _full(self) -> bool:
+        return self._is_full
+
+    @_full.setter
+    def _full(self, full: bool) -> None:
+        if full and not self._is_full:
+            raise AttributeError(explain("_full", "False, or a full buffer", full, "Add steps with add."))
+        if self._is_full and not full:
+            self._forget()
 
     def add(
         self,
@@ -74,17 +97,18 @@ class StoredTransitions(BaseBuffer):
         """Store one step of every environment.
 
         `done` says where an episode terminated and `truncated` where it was cut short, as bools or numbers. Without
-        names `truncated` may also come before `next_obs`: their shapes tell.
+        names `truncated` may also come before `next_obs`: their shapes tell, or the dtypes where an observation is one
+        number.
         """
-        refuse_full(self._full, self.reset_strategy)
+        refuse_full(self._is_full, self.reset_strategy)
         step = self._transitions.fitting(obs, action, reward, done, next_obs, truncated)
         if self._stats_tracker is not None:  # which may refuse the metrics, before anything is changed
             tell(self._stats_tracker, ends(step, self._stats_tracker), step[2], infos, done_reasons)
-        if self._full and self.reset_strategy is ResetStrategy.AUTO:
+        if self._is_full and self.reset_strategy is ResetStrategy.AUTO:
             self.reset()
         self.core.add(*step)
-        pos = self._pos % self._buffer_size + 1
-        self._pos, self._full = pos, self._full or pos == self._buffer_size
+        self._at = self._at % self._buffer_size + 1
+        self._is_full = self._is_full or self._at == self._buffer_size
 
     def add_context(self, *_args: Any, **_kwargs: Any) -> Any:
         """Raises: steps go into this buffer by `add`, which counts them."""

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
 from relive.compat.rl_buffer.base_buffer import CPU, ResetStrategy, refuse_full, tell
+from relive.compat.rl_buffer.replay_buffer import Stored
 from relive.compat.rl_buffer.shared_base_buffer import SharedBaseBuffer
+from relive.compat.rl_buffer.shared_transitions import SharedTransitions
 from relive.compat.rl_buffer.stats_tracker import StatsTracker
 from relive.compat.rl_buffer.steps import declared
 from relive.compat.rl_buffer.transitions import (
     REPLAY_FIELDS,
     ReplayBatch,
-    Transitions,
     checked_batch,
     ends,
     maker,
     renamed,
 )
-from relive.concurrent import Handle, connect
+from relive.concurrent import Handle
 from relive.errors import explain
 from relive.memory import Memory
 from relive.replay.buffer import ReplayBuffer as _Replay
@@ -46,8 +47,16 @@ class SharedReplayBuffer(SharedBaseBuffer):
     """A `ReplayBuffer` that the main process makes and workers on the same machine add to and draw from.
 
     A lock keeps steps whole. Each process tells its own tracker of the steps that it adds; a worker may have none. The
-    steps are in shared memory of the host, whatever `device` batches come to.
+    steps are in shared memory of the host, whatever `device` batches come to. A process may also be started with the
+    buffer itself, or inherit it by a fork.
     """
+
+    _observations = Stored("obs")
+    _actions = Stored("action")
+    _rewards = Stored("reward")
+    _dones = Stored("terminated")
+    _truncateds = Stored("truncated")
+    _next_observations = Stored("next_obs")
 
     def __init__(
         self,
@@ -75,10 +84,22 @@ class SharedReplayBuffer(SharedBaseBuffer):
         super().__init__(buffer_size, num_envs, stats_tracker, device, CPU, reset_strategy)
         self.obs_shape, self.action_shape = obs_shape, action_shape
         fields = declared(obs_shape, obs_dtype), declared(action_shape, action_dtype)
-        make: Any = maker(self.total_capacity, num_envs, *fields, Memory.shared(), seed)
-        if given is not None:
-            make = partial(connect, given.handle, seed=make.keywords["seed"])
-        self._transitions = Transitions(make, obs_shape)
+        make = maker(self.total_capacity, num_envs, *fields, Memory.shared(), seed)
+        handle = None if given is None else given.handle
+        self._shared, self._process = SharedTransitions(make, obs_shape, handle, make.keywords["seed"]), os.getpid()
+
+    @property
+    def _transitions(self) -> SharedTransitions:
+        if self._process != os.getpid():  # a forked child
+            self._shared, self._process = self._shared.joined(), os.getpid()
+        return self._shared
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_shared": self._transitions}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._process = os.getpid()
 
     @property
     def core(self) -> _Replay:

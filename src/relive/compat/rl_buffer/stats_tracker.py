@@ -102,7 +102,7 @@ class StatsTracker:
         values = self.get_raw_values()
         if not values:
             return {}
-        of = {name: {k: float(f(x)) for k, f in _MOMENTS.items()} for name, x in values.items()}
+        of = {name: {k: float(f(x)) if x.size else 0.0 for k, f in _MOMENTS.items()} for name, x in values.items()}
         plain = [name for name in of if not name.startswith(f"{self.category}/step_")]
         rates = {f"{self.category}/done_{reason}_rate": self._rate(reason) for reason in self.done_reason_keys}
         moments = {name: {f"{name}_{k}": x for k, x in found.items()} for name, found in of.items()}
@@ -123,7 +123,7 @@ class StatsTracker:
             return {}
         episodes = self.ep_info_buffer
         values = {key: np.array([each.get(f"ep_{key}", 0.0) for each in episodes]) for key in self.metrics_keys}
-        lengths = values["lengths"]
+        lengths = np.array([each.get("ep_lengths", 1.0) for each in episodes])
         lasting = lengths > 0
         values |= {f"step_{key}": x[lasting] / lengths[lasting] for key, x in values.items() if key != "lengths"}
         return {f"{self.category}/{key}": x for key, x in values.items()}

@@ -58,13 +58,19 @@ class Transitions:
         """The shape of a flag, where it is not that of an observation too."""
 
     def fitting(self, obs: Any, action: Any, reward: Any, done: Any, next_obs: Any, truncated: Any) -> tuple[Any, ...]:
-        """The fields of one step as the core takes them. `truncated` may come before `next_obs`: their shapes tell."""
-        if self._flag is not None and not is_tree(next_obs) and np.shape(next_obs) == self._flag:
+        """The fields of one step as the core takes them. `truncated` may come before `next_obs`, and is recognised."""
+        if self._are_exchanged(next_obs, truncated):
             next_obs, truncated = truncated, next_obs
         given = (obs, action, reward, flags(done), flags(truncated), next_obs)
         step = tuple(placed(name, value, place) for (name, place), value in zip(self._places, given, strict=True))
         refuse_shared(step[0], step[5])
         return step
+
+    def _are_exchanged(self, next_obs: Any, truncated: Any) -> bool:
+        """Whether `next_obs` are flags: by their shape, or by their dtype where an observation is one number."""
+        if self._flag is not None:
+            return not is_tree(next_obs) and np.shape(next_obs) == self._flag
+        return _are_bools(next_obs) and not _are_bools(truncated) and self.memory["obs"].dtype is not torch.bool
 
     def sample(self, batch_size: int, device: torch.device) -> Any:
         """A batch of the core on a device."""
@@ -79,6 +85,10 @@ class Transitions:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(state["make"], state["obs_shape"])
         self.core.load_state_dict(state["contents"])
+
+
+def _are_bools(value: Any) -> bool:
+    return value.dtype is torch.bool if isinstance(value, torch.Tensor) else np.asarray(value).dtype == np.bool_
 
 
 def maker(
@@ -99,7 +109,7 @@ def maker(
 def ends(step: tuple[Any, ...], tracker: Any) -> Any:
     """Where a step that fits ended an episode for a tracker."""
     done = on_host(step[3])
-    return done | on_host(step[4]) if getattr(tracker, "truncated_ends", False) else done
+    return done | on_host(step[4]) if getattr(tracker, "truncated_ends", False) is True else done
 
 
 def checked_batch(batch_size: int, available: int) -> int:
