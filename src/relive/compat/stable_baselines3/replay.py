@@ -104,8 +104,9 @@ class ReplayBuffer(theirs.ReplayBuffer):
         """How next observations are stored: as said, or as they are best."""
         if next_obs not in (None, "stored", "shared"):
             raise SchemaError(explain("next_obs", '"stored" or "shared"', repr(next_obs), "Pass one of them."))
-        if next_obs == "stored" and self.n_stack is not None:
-            raise SchemaError(explain("next_obs", '"shared" with n_stack', '"stored"', "Leave one of them out."))
+        if next_obs == "stored" and (self.n_stack is not None or self.optimize_memory_usage):
+            expected = '"shared" with n_stack or optimize_memory_usage'
+            raise SchemaError(explain("next_obs", expected, '"stored"', "Leave one of them out."))
         if next_obs is not None:
             return next_obs
         large = nbytes_of(self.observation_space) > _LARGE and not (self._is_custom or overrides(self, "add", "sample"))
@@ -139,7 +140,10 @@ class ReplayBuffer(theirs.ReplayBuffer):
         return Uniform()
 
     def _array(self, name: str) -> Any:
-        return unstacked(self._rows.array(name), self.obs_shape, 2) if self.n_stack else self._rows.array(name)
+        array = self._rows.array(name)
+        if name == "observations" and self.optimize_memory_usage:
+            self._rows.put_newest(array)
+        return unstacked(array, self.obs_shape, 2) if self.n_stack else array
 
     def _assign(self, name: str, value: Any) -> None:
         overwrite(self._array(name), value)
@@ -228,8 +232,10 @@ class ReplayBuffer(theirs.ReplayBuffer):
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """A batch of random transitions, normalised as `env` says."""
         if self._is_custom or not self._is_told:
-            newest = int(self.optimize_memory_usage)  # 1 leaves it out: its next observation has no position
-            ages = self._random.integers(newest, self.size(), size=batch_size)
+            count = self.size()
+            if self.optimize_memory_usage and count == self.buffer_size:
+                count -= 1  # the oldest observation: its position has the newest next one
+            ages = self._random.integers(count, size=batch_size)
             return self._get_samples((self.pos - 1 - ages) % self.buffer_size, env=env)
         return self._samples(self._rows.sample(batch_size, self._view(env)), env)
 
