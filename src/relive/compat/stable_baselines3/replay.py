@@ -119,7 +119,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         self._fits = not self.n_stack
         """All observations so far could be stored as they were given."""
         self._action_dtype: Any = np.dtype(self._maybe_cast_dtype(self.action_space.dtype))
-        self._action_shape = self.n_envs, self.action_dim
+        self._shape, self._action_shape = (self.n_envs,), (self.n_envs, self.action_dim)
         kind = StoredRows if self._next_obs == "stored" else SharedRows
         self._fields = fields_of(self.observation_space, self.n_stack)
         self._rows: Any = kind(
@@ -195,10 +195,12 @@ class ReplayBuffer(theirs.ReplayBuffer):
             if type(action) is np.ndarray and action.dtype is self._action_dtype and action.shape == self._action_shape
             else np.asarray(action, self._action_dtype).reshape(self._action_shape),
             reward
-            if type(reward) is np.ndarray and reward.dtype is _FLOAT and reward.ndim == 1
+            if type(reward) is np.ndarray and reward.dtype is _FLOAT and reward.shape == self._shape
             else np.asarray(reward, _FLOAT).reshape(self.n_envs),
-            done if type(done) is np.ndarray and done.dtype is _BOOL else np.asarray(done, _BOOL).reshape(-1),
-            _timeouts(infos) if self.handle_timeout_termination else None,
+            done
+            if type(done) is np.ndarray and done.dtype is _BOOL and done.shape == self._shape
+            else np.asarray(done, _BOOL).reshape(self.n_envs),
+            _timeouts(infos, self.n_envs) if self.handle_timeout_termination else None,
             self._beside,
         )
         if self._fits:
@@ -311,11 +313,11 @@ _TRANSITION = Transition()
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 
 
-def _timeouts(infos: list[dict[str, Any]]) -> np.ndarray | None:
+def _timeouts(infos: list[dict[str, Any]], n_envs: int) -> np.ndarray | None:
     """Which environments reached a time limit; None if none did."""
     for info in infos:
         if info and info.get("TimeLimit.truncated"):
-            return np.array([info.get("TimeLimit.truncated", False) for info in infos], _BOOL)
+            return np.array([info.get("TimeLimit.truncated", False) for info in infos], _BOOL).reshape(n_envs)
     return None
 
 
