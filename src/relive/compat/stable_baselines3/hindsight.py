@@ -144,6 +144,9 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
 
     def truncate_last_trajectory(self) -> None:
         """The episodes that have not ended were abandoned, as after loading: the next step starts another."""
+        if not self._is_told:
+            theirs.HerReplayBuffer.truncate_last_trajectory(self)
+            return
         unfinished = np.flatnonzero(self._current_ep_start != self.pos)
         if len(unfinished):
             warnings.warn(
