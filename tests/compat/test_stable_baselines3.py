@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import io
 import pickle
 import re
 from collections.abc import Iterator
@@ -703,6 +704,15 @@ class TestPriorities:
         model.learn(160)
         assert model.replay_buffer.progress_remaining < 0.01
         assert 0 < model.replay_buffer.sample(64).weights.min() < 1
+
+    def test_a_buffer_without_priorities_is_refused(self) -> None:
+        model = ours.PrioritizedDQN("MlpPolicy", "CartPole-v1", learning_starts=2, buffer_size=100, device="cpu")
+        file = io.BytesIO()
+        sb3.DQN("MlpPolicy", "CartPole-v1", buffer_size=100, device="cpu").learn(2).save_replay_buffer(file)
+        file.seek(0)
+        model.load_replay_buffer(file)
+        with pytest.raises(rl.SchemaError, match="expected a PrioritizedReplayBuffer, got a ReplayBuffer. Load one"):
+            model.learn(8)
 
     @pytest.mark.parametrize("algorithm", select("DQN", of=["DQN", "SAC", "TD3"]))
     def test_an_algorithm_that_never_updates_priorities_is_told_once(self, algorithm: str) -> None:
