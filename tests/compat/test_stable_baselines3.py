@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import io
 import pickle
 import re
 from collections.abc import Iterator
@@ -324,6 +325,22 @@ class TestReplay:
             mine._get_samples(np.array([0]))
         batch = mine.sample(200)
         torch.testing.assert_close(batch.next_observations, batch.observations + 0.5)
+
+    @pytest.mark.parametrize("next_obs", ["stored", "shared"])
+    @pytest.mark.parametrize("wrong", ["done", "infos"])
+    def test_a_step_with_flags_of_other_environments_is_refused_and_not_stored(self, wrong: str, next_obs: Any) -> None:
+        buffer = ours.ReplayBuffer(8, OBSERVATIONS["vector"], ACTIONS["box"], "cpu", 2, next_obs=next_obs)
+        first, bad, second = (list(step) for step in steps(OBSERVATIONS["vector"], ACTIONS["box"], 2, 3))
+        bad[4], bad[5] = np.ones(2, np.bool_), [{"TimeLimit.truncated": True}] * 2
+        place = {"done": 4, "infos": 5}[wrong]
+        bad[place] = np.ones(3, np.bool_) if wrong == "done" else bad[place] * 2
+        buffer.add(*first)
+        with pytest.raises(ValueError, match="cannot reshape array of size"):
+            buffer.add(*bad)
+        buffer.add(*second)
+        drawn = buffer._get_samples(np.array([0, 1] * 20)).rewards
+        assert set(drawn.flatten().tolist()) == {*first[3].tolist(), *second[3].tolist()}
+        assert buffer.size() == 2
 
     def test_the_ends_of_episodes_are_right_with_optimize_memory_usage(self) -> None:
         kinds = {"optimize_memory_usage": True, "handle_timeout_termination": False}
@@ -687,6 +704,15 @@ class TestPriorities:
         model.learn(160)
         assert model.replay_buffer.progress_remaining < 0.01
         assert 0 < model.replay_buffer.sample(64).weights.min() < 1
+
+    def test_a_buffer_without_priorities_is_refused(self) -> None:
+        model = ours.PrioritizedDQN("MlpPolicy", "CartPole-v1", learning_starts=2, buffer_size=100, device="cpu")
+        file = io.BytesIO()
+        sb3.DQN("MlpPolicy", "CartPole-v1", buffer_size=100, device="cpu").learn(2).save_replay_buffer(file)
+        file.seek(0)
+        model.load_replay_buffer(file)
+        with pytest.raises(rl.SchemaError, match="expected a PrioritizedReplayBuffer, got a ReplayBuffer. Load one"):
+            model.learn(8)
 
     @pytest.mark.parametrize("algorithm", select("DQN", of=["DQN", "SAC", "TD3"]))
     def test_an_algorithm_that_never_updates_priorities_is_told_once(self, algorithm: str) -> None:

@@ -7,6 +7,7 @@ import copy
 import importlib
 import itertools
 import pickle
+import pkgutil
 from typing import Any
 from unittest import mock
 
@@ -191,3 +192,19 @@ def test_what_has_no_buffer_is_theirs() -> None:
     assert ours.ARS is theirs.ARS
     model = ours.ARS("LinearPolicy", IdentityEnv(dim=2), n_delta=1, device="cpu").learn(20)
     assert model.num_timesteps >= 20
+
+
+@pytest.mark.parametrize("root", ["stable_baselines3", "sb3_contrib"])
+def test_every_name_of_every_module_is_found(root: str) -> None:
+    package = importlib.import_module(root)
+    modules = [root, *(each.name for each in pkgutil.walk_packages(package.__path__, f"{root}."))]
+    assert len(modules) > 40
+    for path in modules:
+        original, mine = importlib.import_module(path), importlib.import_module(f"relive.compat.{path}")
+        assert [name for name in vars(original) if not name.startswith("__") and not hasattr(mine, name)] == []
+
+
+@pytest.mark.parametrize("root", ["stable_baselines3", "sb3_contrib"])
+def test_a_star_imports_all_that_the_original_exports(root: str) -> None:
+    original, mine = importlib.import_module(root), importlib.import_module(f"relive.compat.{root}")
+    assert set(original.__all__) <= set(mine.__all__)

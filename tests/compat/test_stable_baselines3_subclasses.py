@@ -162,20 +162,50 @@ def test_steps_are_added_at_the_position_that_a_user_has_set(position: int) -> N
     same(found[1], found[0])
 
 
-@pytest.mark.parametrize("count", [5, 30])
-def test_no_step_is_drawn_whose_next_observation_has_no_position(count: int) -> None:
-    class Read(ours.ReplayBuffer):
+@pytest.mark.parametrize("count", [1, 5, 20, 30])
+def test_code_that_expects_next_observations_one_position_on_draws_what_it_draws_in_stable_baselines3(
+    count: int,
+) -> None:
+    drawn = []
+    for base in (BOTH["ReplayBuffer"], ours.ReplayBuffer):
+        buffer = of_counted_steps(with_shared_positions(base), 40, count)
+        obs, after = buffer.sample(2000)
+        assert np.array_equal(after, obs + 1)
+        drawn.append(np.unique(obs).tolist())
+    assert drawn[1] == drawn[0] == list(range(max(0, count - 19), count))
+
+
+def test_no_draw_has_a_next_observation_where_all_positions_are_one() -> None:
+    for base in (BOTH["ReplayBuffer"], ours.ReplayBuffer):
+        buffer = of_counted_steps(with_shared_positions(base), N_ENVS, 1)
+        with pytest.raises(ValueError, match="low >= high|high <= 0"):
+            buffer.sample(1)
+
+
+def test_memory_is_not_optimized_by_storing_next_observations() -> None:
+    with pytest.raises(rl.SchemaError, match='"shared" with n_stack or optimize_memory_usage, got "stored"'):
+        of_counted_steps(ours.ReplayBuffer, 40, 0, next_obs="stored")
+
+
+def with_shared_positions(base: Any) -> Any:
+    """What a user writes who reads the arrays of `optimize_memory_usage`."""
+
+    class Read(base):
         def _get_samples(self, batch_inds: np.ndarray, env: Any = None) -> Any:
             return self.observations[batch_inds], self.observations[(batch_inds + 1) % self.buffer_size]
 
-    options: dict[str, Any] = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+    return Read
+
+
+def of_counted_steps(kind: Any, size: int, count: int, **options: Any) -> Any:
+    """A buffer with `optimize_memory_usage` whose observations count the steps."""
+    options |= {"optimize_memory_usage": True, "handle_timeout_termination": False}
     counted = spaces.Box(0, 100, (1,), np.float32)
-    buffer = Read(40, counted, ACTIONS["box"], device="cpu", n_envs=N_ENVS, **options)
+    buffer = kind(size, counted, ACTIONS["box"], device="cpu", n_envs=N_ENVS, **options)
     for t in range(count):
         obs, never = np.full((N_ENVS, 1), t, np.float32), np.zeros(N_ENVS, np.bool_)
         buffer.add(obs, obs + 1, np.zeros((N_ENVS, 2), np.float32), np.zeros(N_ENVS), never, [{}] * N_ENVS)
-    obs, after = buffer.sample(200)
-    assert np.array_equal(after, obs + 1)
+    return buffer
 
 
 @pytest.mark.parametrize("name", ["to_torch", "_normalize_reward"])
@@ -196,6 +226,12 @@ def filled_hindsight(kind: Any) -> Any:
     """A buffer of such a class with steps to goals of ones."""
     env = flips(N_ENVS, continuous=True)
     buffer = kind(200, env.observation_space, env.action_space, env, n_envs=N_ENVS, device="cpu")
+    add_hindsight_steps(buffer, env)
+    return buffer
+
+
+def add_hindsight_steps(buffer: Any, env: Any) -> None:
+    """Add steps of an environment that starts anew."""
     env.seed(SEED)
     env.action_space.seed(SEED)
     obs: Any = env.reset()
@@ -204,7 +240,16 @@ def filled_hindsight(kind: Any) -> Any:
         after, reward, done, infos = env.step(action)
         buffer.add(obs, after, action, reward, done, infos)
         obs = after
-    return buffer
+
+
+def with_own_goals(base: Any) -> Any:
+    """A class whose goals a user chooses as Stable-Baselines3 does."""
+
+    class Own(base):
+        def _sample_goals(self, batch_indices: np.ndarray, env_indices: np.ndarray) -> np.ndarray:
+            return super()._sample_goals(batch_indices, env_indices)
+
+    return Own
 
 
 @pytest.mark.parametrize("name", ["to_torch", "_get_samples"])
@@ -232,6 +277,27 @@ def test_hindsight_uses_the_goals_of_a_subclass() -> None:
     with pytest.warns(UserWarning, match="The last trajectory in the replay buffer will be truncated"):
         buffer.truncate_last_trajectory()
     assert buffer.dones[buffer.pos - 1].all()
+
+
+@pytest.mark.parametrize("position", [3, 40])
+def test_hindsight_knows_episodes_from_the_position_on_that_a_user_has_set(position: int) -> None:
+    found = []
+    for base in (BOTH["HerReplayBuffer"], ours.HerReplayBuffer):
+        buffer = filled_hindsight(with_own_goals(base))
+        buffer.pos = position
+        buffer._current_ep_start[:] = position
+        add_hindsight_steps(buffer, flips(N_ENVS, continuous=True))
+        assert (buffer.sample(100).observations["desired_goal"] != 1).any(1).float().mean() > 0.3
+        with pytest.warns(UserWarning, match="The last trajectory in the replay buffer will be truncated"):
+            buffer.truncate_last_trajectory()
+        found.append((buffer.ep_start, buffer.ep_length, buffer._current_ep_start, buffer.dones, buffer.timeouts))
+    same(found[1], found[0])
+
+
+def test_hindsight_has_other_goals_after_a_user_has_set_the_position() -> None:
+    buffer = filled_hindsight(ours.HerReplayBuffer)
+    buffer.pos -= 1
+    assert (buffer.sample(100).observations["desired_goal"] != 1).any(1).float().mean() > 0.3
 
 
 @pytest.mark.parametrize("name", ["to_torch", "_get_samples"])

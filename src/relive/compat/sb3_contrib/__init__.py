@@ -10,7 +10,7 @@ from relive.compat.forwarding import forward, names_of
 from relive.errors import explain
 
 try:
-    import sb3_contrib  # noqa: F401
+    from sb3_contrib import ARS
 except ImportError as error:
     raise ImportError(
         explain("relive.compat.sb3_contrib", "sb3-contrib to be installed", error, "Run pip install sb3-contrib.")
@@ -18,7 +18,7 @@ except ImportError as error:
 
 from relive.compat.sb3_contrib.algorithms import QRDQN, TQC, TRPO, CrossQ, MaskablePPO, RecurrentPPO
 
-__all__ = ["QRDQN", "TQC", "TRPO", "CrossQ", "MaskablePPO", "RecurrentPPO"]
+__all__ = ["ARS", "QRDQN", "TQC", "TRPO", "CrossQ", "MaskablePPO", "RecurrentPPO"]
 
 forward("sb3_contrib", ours=[QRDQN, TQC, TRPO, CrossQ, MaskablePPO, RecurrentPPO])
 

@@ -11,7 +11,7 @@ from relive.compat.forwarding import forward, names_of
 from relive.errors import explain
 
 try:
-    import stable_baselines3  # noqa: F401 # pyright: ignore[reportMissingImports]
+    from stable_baselines3 import get_system_info  # pyright: ignore[reportMissingImports]
 except ImportError as error:
     raise ImportError(
         explain(
@@ -56,6 +56,7 @@ __all__ = [
     "PrioritizedTD3",
     "ReplayBuffer",
     "RolloutBuffer",
+    "get_system_info",
 ]
 
 _ours = [A2C, DDPG, DQN, PPO, SAC, TD3, OffPolicyAlgorithm, OnPolicyAlgorithm]

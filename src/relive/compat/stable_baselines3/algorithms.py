@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from relive.compat.stable_baselines3.defaults import DQN, SAC, TD3
 from relive.compat.stable_baselines3.prioritized import PrioritizedReplayBuffer, PrioritizedReplayBufferSamples
+from relive.errors import SchemaError, explain
 
 
 class _OnPriorities:
@@ -48,6 +49,7 @@ class _OnPriorities:
 
     def _learn(self, gradient_steps: int, batch_size: int) -> None:
         """What `train` does."""
+        self._require_priorities()
         self.policy.set_training_mode(mode=True)
         self._update_learning_rate(self._optimizers())
         logged: dict[str, list[float]] = {}
@@ -60,6 +62,12 @@ class _OnPriorities:
         for name, numbers in logged.items():
             self.logger.record(f"train/{name}", np.mean(numbers))
         self.logger.record("train/n_updates", self._n_updates, "tensorboard")
+
+    def _require_priorities(self) -> None:
+        """Raise for a buffer that has none, such as one that another algorithm saved."""
+        if not hasattr(self.replay_buffer, "update_priorities"):
+            got, remedy = f"a {type(self.replay_buffer).__name__}", "Load one that a prioritized algorithm saved."
+            raise SchemaError(explain("replay_buffer", "a PrioritizedReplayBuffer", got, remedy))
 
     def _draw(self, batch_size: int) -> PrioritizedReplayBufferSamples:
         self.replay_buffer.progress_remaining = self._current_progress_remaining

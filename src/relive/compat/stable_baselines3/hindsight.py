@@ -99,6 +99,9 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
         infos: list[dict[str, Any]],
     ) -> None:
         """Store one step of every environment; its `infos` too with `copy_info_dict`."""
+        if not self._is_told:
+            super().add(obs, next_obs, action, reward, done, infos)  # which is Stable-Baselines3's, and notes episodes
+            return
         position = self.pos
         if self.copy_info_dict:
             self._beside["place"] = np.arange(position * self.n_envs, (position + 1) * self.n_envs)
@@ -121,7 +124,7 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """A batch of random transitions, some with other goals, normalised as `env` says."""
-        if self._is_theirs:
+        if self._is_theirs or not self._is_told:
             return theirs.HerReplayBuffer.sample(self, batch_size, env)
         return super().sample(batch_size, env)
 
@@ -141,6 +144,9 @@ class HerReplayBuffer(DictReplayBuffer, theirs.HerReplayBuffer):
 
     def truncate_last_trajectory(self) -> None:
         """The episodes that have not ended were abandoned, as after loading: the next step starts another."""
+        if not self._is_told:
+            theirs.HerReplayBuffer.truncate_last_trajectory(self)
+            return
         unfinished = np.flatnonzero(self._current_ep_start != self.pos)
         if len(unfinished):
             warnings.warn(

@@ -104,8 +104,9 @@ class ReplayBuffer(theirs.ReplayBuffer):
         """How next observations are stored: as said, or as they are best."""
         if next_obs not in (None, "stored", "shared"):
             raise SchemaError(explain("next_obs", '"stored" or "shared"', repr(next_obs), "Pass one of them."))
-        if next_obs == "stored" and self.n_stack is not None:
-            raise SchemaError(explain("next_obs", '"shared" with n_stack', '"stored"', "Leave one of them out."))
+        if next_obs == "stored" and (self.n_stack is not None or self.optimize_memory_usage):
+            expected = '"shared" with n_stack or optimize_memory_usage'
+            raise SchemaError(explain("next_obs", expected, '"stored"', "Leave one of them out."))
         if next_obs is not None:
             return next_obs
         large = nbytes_of(self.observation_space) > _LARGE and not (self._is_custom or overrides(self, "add", "sample"))
@@ -118,7 +119,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         self._fits = not self.n_stack
         """All observations so far could be stored as they were given."""
         self._action_dtype: Any = np.dtype(self._maybe_cast_dtype(self.action_space.dtype))
-        self._action_shape = self.n_envs, self.action_dim
+        self._shape, self._action_shape = (self.n_envs,), (self.n_envs, self.action_dim)
         kind = StoredRows if self._next_obs == "stored" else SharedRows
         self._fields = fields_of(self.observation_space, self.n_stack)
         self._rows: Any = kind(
@@ -139,7 +140,10 @@ class ReplayBuffer(theirs.ReplayBuffer):
         return Uniform()
 
     def _array(self, name: str) -> Any:
-        return unstacked(self._rows.array(name), self.obs_shape, 2) if self.n_stack else self._rows.array(name)
+        array = self._rows.array(name)
+        if name == "observations" and self.optimize_memory_usage:
+            self._rows.put_newest(array)
+        return unstacked(array, self.obs_shape, 2) if self.n_stack else array
 
     def _assign(self, name: str, value: Any) -> None:
         overwrite(self._array(name), value)
@@ -191,10 +195,12 @@ class ReplayBuffer(theirs.ReplayBuffer):
             if type(action) is np.ndarray and action.dtype is self._action_dtype and action.shape == self._action_shape
             else np.asarray(action, self._action_dtype).reshape(self._action_shape),
             reward
-            if type(reward) is np.ndarray and reward.dtype is _FLOAT and reward.ndim == 1
+            if type(reward) is np.ndarray and reward.dtype is _FLOAT and reward.shape == self._shape
             else np.asarray(reward, _FLOAT).reshape(self.n_envs),
-            done if type(done) is np.ndarray and done.dtype is _BOOL else np.asarray(done, _BOOL).reshape(-1),
-            _timeouts(infos) if self.handle_timeout_termination else None,
+            done
+            if type(done) is np.ndarray and done.dtype is _BOOL and done.shape == self._shape
+            else np.asarray(done, _BOOL).reshape(self.n_envs),
+            _timeouts(infos, self.n_envs) if self.handle_timeout_termination else None,
             self._beside,
         )
         if self._fits:
@@ -228,8 +234,10 @@ class ReplayBuffer(theirs.ReplayBuffer):
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """A batch of random transitions, normalised as `env` says."""
         if self._is_custom or not self._is_told:
-            newest = int(self.optimize_memory_usage)  # 1 leaves it out: its next observation has no position
-            ages = self._random.integers(newest, self.size(), size=batch_size)
+            count = self.size()
+            if self.optimize_memory_usage and count == self.buffer_size:
+                count -= 1  # the oldest observation: its position has the newest next one
+            ages = self._random.integers(count, size=batch_size)
             return self._get_samples((self.pos - 1 - ages) % self.buffer_size, env=env)
         return self._samples(self._rows.sample(batch_size, self._view(env)), env)
 
@@ -305,11 +313,11 @@ _TRANSITION = Transition()
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 
 
-def _timeouts(infos: list[dict[str, Any]]) -> np.ndarray | None:
+def _timeouts(infos: list[dict[str, Any]], n_envs: int) -> np.ndarray | None:
     """Which environments reached a time limit; None if none did."""
     for info in infos:
         if info and info.get("TimeLimit.truncated"):
-            return np.array([info.get("TimeLimit.truncated", False) for info in infos], _BOOL)
+            return np.array([info.get("TimeLimit.truncated", False) for info in infos], _BOOL).reshape(n_envs)
     return None
 
 
