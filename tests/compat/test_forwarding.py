@@ -148,6 +148,9 @@ def test_what_is_set_here_is_set_in_the_original_until_it_is_undone(toyshop: Any
     with patch.object(toyshop, "make", lambda: 7):
         assert toyshop.make() == theirs.use() == 7
     assert (toyshop.make, theirs.make) == (ours, before)
+    toyshop.size = 5
+    del toyshop.size  # as mocks do with a name that is not in the module's own dictionary
+    assert theirs.size == toyshop.use() == 1
 
 
 def test_a_module_with_a_remade_name_is_loaded_again_with_its_original(toyshop: Any) -> None:

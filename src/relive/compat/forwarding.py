@@ -138,7 +138,7 @@ class _Like(ModuleType):
 
     def __init__(self, name: str, original: ModuleType) -> None:
         super().__init__(name, original.__doc__)
-        vars(self).update(original=original, ours={}, theirs={})
+        vars(self).update(original=original, ours={}, theirs={}, before={})
 
     def fill(self, ours: dict[str, Any]) -> None:
         """Take these in place of the original's."""
@@ -155,11 +155,15 @@ class _Like(ModuleType):
         if is_part or name in self.ours or name.startswith("__"):
             super().__setattr__(name, value)
         if not is_part and not name.startswith("__"):
+            if name in vars(self.original):
+                self.before.setdefault(name, vars(self.original)[name])
             setattr(self.original, name, self.theirs[name] if value is self.ours.get(name, self) else value)
 
     def __delattr__(self, name: str) -> None:
         if name in vars(self):
             super().__delattr__(name)
+        elif name in self.before:  # mocks delete what they have set here: it never was in this module's own names
+            setattr(self.original, name, self.before.pop(name))
         else:
             delattr(self.original, name)
 
