@@ -74,6 +74,15 @@ def mend_callback(owner: Any) -> Callable[[], None]:
     return mend
 
 
+def use_copy(owner: Any) -> None:
+    """In a forked child: let it use its copy of `owner`, which no thread of its parent may have been using.
+
+    Nothing that is written there reaches the parent.
+    """
+    if isinstance(owner._lock, _Forked):
+        owner._lock = threading.RLock()
+
+
 def _refuse_forked() -> None:
     for owner in _owners:
         owner._lock = _Forked()

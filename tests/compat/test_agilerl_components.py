@@ -104,6 +104,24 @@ class TestSampler:
         with pytest.warns(UserWarning, match="Buffer is not an agilerl ReplayBuffer: "):
             data.ReplayDataset(object())
 
+    @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
+    def test_workers_of_a_loader_draw_by_themselves_from_the_rows_stored_when_they_start(self, kind: Any) -> None:
+        memory = kind(64)
+        memory.add(rows(32))
+        loader = DataLoader(
+            ReplayDataset(memory, batch_size=16),
+            batch_size=None,
+            num_workers=2,
+            multiprocessing_context="fork",
+            collate_fn=Sampler.tensordict_collate_fn,
+        )
+        first, second = (list(loader) for _ in range(2))
+        assert len({tuple(batch["obs"].reshape(-1).tolist()) for batch in (*first, *second)}) == 4
+        assert all(batch["obs"].max() < 32 and len(batch) == 16 for batch in (*first, *second))
+        memory.add(rows(32, start=1_000))
+        assert max(float(batch["obs"].max()) for batch in loader) >= 1_000
+        assert memory.sample(16).batch_size == (16,)
+
     def test_a_dataset_and_a_loader_of_other_kinds_are_told_of(self) -> None:
         class Broken(Sampler):
             def _replace_dataloader_collate_fn(self, dataloader: Any) -> Any:

@@ -219,7 +219,14 @@ def test_the_size_says_how_many_rows_of_the_memory_are_stored(kind: Any) -> None
         with pytest.raises(ValueError, match=f"size: expected 0 to 5, got {wrong}"):
             memory.size = wrong
     memory.size = 0
-    assert (len(memory), memory.counter) == (0, 4)
+    assert (len(memory), memory.counter, memory.initialized, memory._cursor) == (0, 4, True, 0)
+    assert memory.storage["obs"][:3, 0].tolist() == [0, 1, 9]
+    memory.size = 2
+    assert set(memory.sample(50)["obs"][:, 0].tolist()) == {0, 1}
+    memory.size = 0
+    memory.add(steps(7, 1))
+    assert numbers(memory.sample(1)) == [7]
+    assert len(memory) == 1
 
 
 def test_a_subclass_may_keep_its_rows_itself() -> None:

@@ -133,3 +133,30 @@ def test_names_that_are_not_about_buffers_are_those_of_agilerl() -> None:
     names = {"components": "Trajectory", "algorithms": "DQN", "typing": "PopulationType", "algorithms.ppo": "np"}
     for module, name in names.items():
         assert getattr(agilerl(module), name) is getattr(importlib.import_module(f"agilerl.{module}"), name)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kinds"),
+    [
+        ("DQN", (ReplayBuffer, type(None))),
+        ("RainbowDQN", (PrioritizedReplayBuffer, MultiStepReplayBuffer)),
+        ("PPO", (type(None), type(None))),
+    ],
+)
+def test_a_trainer_of_specifications_makes_our_buffers(algorithm: str, kinds: tuple[type, type]) -> None:
+    models, trainers = agilerl("models"), agilerl("training.trainer")
+    by_priority = algorithm == "RainbowDQN"
+    replay = models.ReplayBufferSpec(max_size=300, per_buffer=by_priority, n_step_buffer=by_priority)
+    trainer = trainers.LocalTrainer(
+        algorithm=algorithm,
+        environment="CartPole-v1",
+        training=models.TrainingSpec(max_steps=200, pop_size=2, evo_steps=100),
+        replay_buffer=None if algorithm == "PPO" else replay,
+    )
+    assert (type(trainer.memory), type(trainer.n_step_memory)) == kinds
+    if algorithm == "PPO":
+        assert [type(agent.rollout_buffer) for agent in trainer.population] == [RolloutBuffer] * 2
+        assert [type(agent.clone().rollout_buffer) for agent in trainer.population] == [RolloutBuffer] * 2
+    else:
+        assert trainer.memory.max_size == 300
+    assert isinstance(trainer, importlib.import_module("agilerl.training.trainer").LocalTrainer)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import pytest
 
@@ -110,3 +110,51 @@ def test_a_module_executed_again_does_not_take_its_place_in_the_package_of_the_o
     assert imported("relive.compat.toybox.parts").trainer is ours
     for name in [name for name in sys.modules if name.startswith(("toybox", "relive.compat.toybox."))]:
         monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.fixture
+def toyshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Our `toyshop.makers`, where `make` gives what the original's gives in a list."""
+    (tmp_path / "toyshop").mkdir()
+    (tmp_path / "toyshop/__init__.py").touch()
+    source = "size = 1\ndef make(): return size\ndef use(): return make()"
+    (tmp_path / "toyshop/makers.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    adapter_of_it = ModuleType("relive.compat.toyshop")
+    adapter_of_it.__path__ = []
+    monkeypatch.setitem(sys.modules, adapter_of_it.__name__, adapter_of_it)
+    forward("toyshop", remade={"make": lambda theirs: lambda: [theirs()], "absent": lambda theirs: 1 / 0})
+    yield imported("relive.compat.toyshop.makers")
+    for name in [name for name in sys.modules if name.startswith(("toyshop", "relive.compat.toyshop."))]:
+        del sys.modules[name]
+
+
+def test_a_name_is_remade_here_and_stays_as_it_is_in_the_original(toyshop: Any) -> None:
+    theirs = imported("toyshop.makers")
+    assert toyshop.make() == [1]
+    assert theirs.make() == toyshop.use() == 1
+    assert toyshop.use is theirs.use
+    assert {"make", "use", "size"} <= set(toyshop.__all__)
+    assert not hasattr(toyshop, "absent")
+
+
+def test_what_is_set_here_is_set_in_the_original_until_it_is_undone(toyshop: Any) -> None:
+    theirs = imported("toyshop.makers")
+    before, ours = theirs.make, toyshop.make
+    with patch.object(toyshop, "size", 5), patch("toyshop.makers.size", 6):
+        assert toyshop.size == toyshop.use() == 6
+    assert theirs.size == toyshop.use() == 1
+    with patch.object(toyshop, "make", lambda: 7):
+        assert toyshop.make() == theirs.use() == 7
+    assert (toyshop.make, theirs.make) == (ours, before)
+    toyshop.size = 5
+    del toyshop.size  # as mocks do with a name that is not in the module's own dictionary
+    assert theirs.size == toyshop.use() == 1
+
+
+def test_a_module_with_a_remade_name_is_loaded_again_with_its_original(toyshop: Any) -> None:
+    theirs = imported("toyshop.makers")
+    theirs.size = 2
+    assert importlib.reload(toyshop) is toyshop
+    assert (toyshop.make(), theirs.size) == ([1], 1)

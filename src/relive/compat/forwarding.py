@@ -11,22 +11,29 @@ from functools import cache, partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 _PREFIX = f"{__package__}."
 
 
-def forward(original: str, *, again: Sequence[str] = (), ours: Iterable[type] = ()) -> None:
+def forward(
+    original: str,
+    *,
+    again: Sequence[str] = (),
+    ours: Iterable[type] = (),
+    remade: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
+) -> None:
     """Let `import relive.compat.original.x` be `import original.x` for every module x that the adapter lacks.
 
     The modules of `again`, and those below them, are executed a second time, with our prefix at their imports:
     algorithms that make their own buffers make ours. All others are the original's modules themselves, so that classes
-    stay the same; but where one has a class that one of `ours` inherits from and has the name of, ours takes its place.
+    stay the same; but where one has a class that one of `ours` inherits from and has the name of, ours takes its place,
+    and where one has a name of `remade`, what that function makes of its value does.
     """
     if not any(isinstance(finder, _Forwarding) and finder.original == original for finder in sys.meta_path):
         ours_of = {base: each for each in ours for base in each.__mro__[1:] if base.__name__ == each.__name__}
-        sys.meta_path.insert(0, _Forwarding(original, again, ours_of))
+        sys.meta_path.insert(0, _Forwarding(original, again, ours_of, remade))
 
 
 def names_of(original: str, *, again: bool = False) -> Callable[[str], Any]:
@@ -62,8 +69,14 @@ def _second(original: str) -> ModuleType:
 class _Forwarding(MetaPathFinder):
     """Finds the modules below one adapter. It comes before Python's own finders, which would load a second copy."""
 
-    def __init__(self, original: str, again: Sequence[str], ours_of: Mapping[type, type]) -> None:
-        self.original, self.again, self.ours_of = original, again, ours_of
+    def __init__(
+        self,
+        original: str,
+        again: Sequence[str],
+        ours_of: Mapping[type, type],
+        remade: Mapping[str, Callable[[Any], Any]],
+    ) -> None:
+        self.original, self.again, self.ours_of, self.remade = original, again, ours_of, remade
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -82,8 +95,16 @@ class _Forwarding(MetaPathFinder):
         if found is None:
             return None
         is_second = found.loader is not None and self._is_executed_again(known.removeprefix(f"{self.original}."))
-        loader = _Again(found) if is_second else _Forwarded(known, self.ours_of)
+        loader = _Again(found) if is_second else _Forwarded(known, self._changes)
         return ModuleSpec(fullname, loader, is_package=found.submodule_search_locations is not None)
+
+    def _changes(self, module: ModuleType) -> dict[str, Any]:
+        """What is ours among the names of an original's module."""
+        names = vars(module)
+        classes = {name: value for name, value in names.items() if isinstance(value, type) and value in self.ours_of}
+        ours = {name: self.ours_of[value] for name, value in classes.items()}
+        ours |= {name: make(names[name]) for name, make in self.remade.items() if name in names}
+        return {name: value for name, value in ours.items() if value is not names[name]}
 
     def _is_executed_again(self, name: str) -> bool:
         """Packages of such modules, too: a module is an attribute of its package, and the original's has its own."""
@@ -91,27 +112,60 @@ class _Forwarding(MetaPathFinder):
 
 
 class _Forwarded(Loader):
-    """Gives a module of another name, or a new one like it where a class of ours takes the place of one in it."""
+    """Gives a module of another name, or one like it where something of ours takes the place of something in it."""
 
-    def __init__(self, original: str, ours_of: Mapping[type, type]) -> None:
-        self.original, self.ours_of = original, ours_of
+    def __init__(self, original: str, changes: Callable[[ModuleType], dict[str, Any]]) -> None:
+        self.original, self.changes = original, changes
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """The original module itself, or None for a new one."""
+        """The original module itself, or one like it."""
         module = importlib.import_module(self.original)
-        self.module, self.spec = module, getattr(module, "__spec__", None)
-        classes = {name: value for name, value in vars(module).items() if isinstance(value, type)}
-        self.changed = {name: self.ours_of[kind] for name, kind in classes.items() if kind in self.ours_of}
-        return None if self.changed else module
+        self.spec = getattr(module, "__spec__", None)
+        return _Like(spec.name, module) if self.changes(module) else module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Leave an original as it is, executed under its own name; fill a new module."""
-        if module is self.module:
+        """Leave an original as it is, executed under its own name; fill one like it, or load both again."""
+        if not isinstance(module, _Like):
             module.__spec__ = self.spec
             return
-        same = {name: value for name, value in vars(self.module).items() if not isinstance(value, ModuleType)}
-        vars(module).update({name: value for name, value in same.items() if name not in vars(module)} | self.changed)
-        vars(module)["__getattr__"] = names_of(self.original)
+        if module.ours:
+            importlib.reload(module.original)
+        module.fill(self.changes(module.original))
+
+
+class _Like(ModuleType):
+    """An original's module with some names of ours. All others are read from the original, and set there."""
+
+    def __init__(self, name: str, original: ModuleType) -> None:
+        super().__init__(name, original.__doc__)
+        vars(self).update(original=original, ours={}, theirs={}, before={})
+
+    def fill(self, ours: dict[str, Any]) -> None:
+        """Take these in place of the original's."""
+        vars(self).update(ours, ours=ours, theirs={name: getattr(self.original, name) for name in ours})
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":  # for `import *`
+            names = vars(self.original)
+            return names.get(name, [each for each in names if not each.startswith("_")])
+        return names_of(self.original.__name__)(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_part = isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}"
+        if is_part or name in self.ours or name.startswith("__"):
+            super().__setattr__(name, value)
+        if not is_part and not name.startswith("__"):
+            if name in vars(self.original):
+                self.before.setdefault(name, vars(self.original)[name])
+            setattr(self.original, name, self.theirs[name] if value is self.ours.get(name, self) else value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in vars(self):
+            super().__delattr__(name)
+        elif name in self.before:  # mocks delete what they have set here: it never was in this module's own names
+            setattr(self.original, name, self.before.pop(name))
+        else:
+            delattr(self.original, name)
 
 
 class _Again(Loader):

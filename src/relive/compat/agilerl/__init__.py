@@ -14,6 +14,7 @@ from relive.compat.agilerl.components.replay_buffer import MultiStepReplayBuffer
 from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
 from relive.compat.agilerl.components.sampler import Sampler
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
+from relive.compat.agilerl.makers import MAKERS
 from relive.compat.agilerl.sequences import BPTTSequenceType
 from relive.compat.forwarding import forward, names_of
 
@@ -31,6 +32,6 @@ __all__ = [
     "Transition",
 ]
 
-forward("agilerl", again=("utils.utils",))
+forward("agilerl", remade=MAKERS)
 
 __getattr__ = names_of("agilerl")

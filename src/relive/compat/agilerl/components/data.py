@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorClass, TensorDict
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from relive.compat.agilerl.components.replay_buffer import ReplayBuffer
 from relive.compat.agilerl.original import original, original_or
@@ -85,7 +85,10 @@ def _by_agent(data: Any) -> TensorDict:
 
 
 class ReplayDataset(_Dataset):
-    """A buffer as an endless dataset of batches, for torch's DataLoader."""
+    """A buffer as an endless dataset of batches, for torch's DataLoader.
+
+    A worker of the loader draws from the copy of the memory that it was started with.
+    """
 
     def __init__(self, buffer: Any, batch_size: int = 256) -> None:
         # AgileRL's tests match both messages up to the colon.
@@ -98,4 +101,7 @@ class ReplayDataset(_Dataset):
         self.batch_size = batch_size
 
     def __iter__(self) -> Iterator[TensorDict]:
+        worker = get_worker_info()
+        if worker is not None and isinstance(self.buffer, ReplayBuffer):
+            self.buffer.draw_from_copy(worker.seed)
         yield self.buffer.sample(self.batch_size)

@@ -17,6 +17,7 @@ from relive.compat.agilerl.rows import columns, fields_of, placed, shapes
 from relive.compat.seeding import experiment_seed
 from relive.errors import SchemaError, explain
 from relive.fields.schema import positive
+from relive.locking import use_copy
 from relive.replay.samplers import Sampler
 
 _DISTINCT_BELOW = 16_384
@@ -104,10 +105,12 @@ class ReplayBuffer(_Plain):
             return
         if not 0 <= size <= self.max_size:
             raise SchemaError(explain("size", f"0 to {self.max_size}", size, "Add rows instead."))
-        rows, counter = self.storage[:size].clone(), self.counter
+        rows, counter = self.storage.clone(), self.counter
         ReplayBuffer.clear(self)
+        self.core = self._made(self._fields)
+        self._storage = rows
         if size:
-            ReplayBuffer.add(self, rows)
+            ReplayBuffer.add(self, rows[:size])
         self.counter = counter
 
     _size = size
@@ -180,6 +183,14 @@ class ReplayBuffer(_Plain):
         self._before += self._written
         self._written = self._claimed = 0
         self.core = self._rows = None
+
+    def draw_from_copy(self, seed: int) -> None:
+        """In a child process: draw from its copy of the rows, by a generator of its own."""
+        self._random = np.random.default_rng(seed)
+        if self.core is not None:
+            use_copy(self.core)
+            _, run = self.core.drawing.snapshot()
+            self.core.drawing.restore((self.core.storage.random(self._next_seed()).snapshot(), run))
 
     def __getstate__(self) -> dict[str, Any]:
         core = None if self.core is None else self.core.state_dict()
