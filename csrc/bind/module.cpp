@@ -33,6 +33,7 @@ void bind_planted_bugs(nb::module_& m);
 
 NB_MODULE(_native, m) {
     using namespace relive::bind;
+    nb::set_leak_warnings(false);  // a process keeps its arguments to its end, and buffers may be among them
     m.def("set_torch", [](nb::handle tensor_type, nb::handle parameter_type) {
         conversion().set_torch(tensor_type.inc_ref().ptr(), parameter_type.inc_ref().ptr());
     });

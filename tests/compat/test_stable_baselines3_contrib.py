@@ -200,7 +200,13 @@ def test_every_name_of_every_module_is_found(root: str) -> None:
     modules = [root, *(each.name for each in pkgutil.walk_packages(package.__path__, f"{root}."))]
     assert len(modules) > 40
     for path in modules:
-        original, mine = importlib.import_module(path), importlib.import_module(f"relive.compat.{path}")
+        try:
+            original = importlib.import_module(path)
+        except ImportError:  # such as plots without pandas, which the module below our prefix lacks, too
+            with pytest.raises(ImportError):
+                importlib.import_module(f"relive.compat.{path}")
+            continue
+        mine = importlib.import_module(f"relive.compat.{path}")
         assert [name for name in vars(original) if not name.startswith("__") and not hasattr(mine, name)] == []
 
 

@@ -193,6 +193,17 @@ def unpacked(arrays: Packed) -> Arrays:
     return found
 
 
+def packed_state(buffer: Portable) -> dict[str, Any]:
+    """The `state_dict` of a buffer, for the pickle of an object that has the buffer."""
+    state = buffer.state_dict()
+    return {**state, "rows": packed(state["rows"]), "arrays": packed(state["arrays"])}
+
+
+def load_packed_state(buffer: Portable, state: Mapping[str, Any]) -> None:
+    """Load what `packed_state` gave."""
+    buffer.load_state_dict({**state, "rows": unpacked(state["rows"]), "arrays": unpacked(state["arrays"])})
+
+
 def _bytes(tensor: torch.Tensor) -> np.ndarray:
     return np.frombuffer(bytes_of(tensor), np.uint8).copy()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing.context import get_spawning_popen
@@ -37,7 +36,5 @@ class SharedTransitions(Transitions):
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         if "handle" in state:
             self.__init__(**state)
-            # A process keeps its arguments until its very end, when the native core reports what is left as leaked.
-            atexit.register(vars(self).clear)
         else:
             super().__setstate__(state)

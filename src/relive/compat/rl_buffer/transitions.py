@@ -15,6 +15,7 @@ from relive.compat.rl_buffer.steps import flags, placed, refuse_shared
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import is_tree
 from relive.fields.assembly import to_device
+from relive.memory.portable import load_packed_state, packed_state
 from relive.replay.buffer import ReplayBuffer as _Replay
 
 
@@ -80,11 +81,11 @@ class Transitions:
         return batch if device == self.core.device else to_device(batch, device)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"make": self._make, "obs_shape": self._obs_shape, "contents": self.core.state_dict()}
+        return {"make": self._make, "obs_shape": self._obs_shape, "contents": packed_state(self.core)}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(state["make"], state["obs_shape"])
-        self.core.load_state_dict(state["contents"])
+        load_packed_state(self.core, state["contents"])
 
 
 def _are_bools(value: Any) -> bool:

@@ -7,7 +7,6 @@ which is our `terminated`. Its rows are positions [buffer_size, n_envs] that are
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -35,6 +34,7 @@ from relive.compat.stable_baselines3.subclasses import overrides
 from relive.errors import SchemaError, explain
 from relive.fields.assembly import to_device
 from relive.fields.schema import Declaration, Field
+from relive.memory.portable import load_packed_state, packed_state
 from relive.replay.samplers import Sampler, Uniform
 from relive.replay.views import NStep, Transition, View
 
@@ -160,9 +160,8 @@ class ReplayBuffer(theirs.ReplayBuffer):
         return self._rows.nbytes
 
     def __getstate__(self) -> dict[str, Any]:
-        core = _converted(self._core.state_dict(), torch.Tensor, lambda tensor: tensor.numpy().copy())
         arrays = {} if self._is_told else {name: self._array(name) for name in _ARRAYS}
-        return {**vars(self), "_core": core, "_rows": self._rows.state(), "_arrays": arrays}
+        return {**vars(self), "_core": packed_state(self._core), "_rows": self._rows.state(), "_arrays": arrays}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         arrays = state.pop("_arrays")
@@ -170,7 +169,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         draws = self._random.bit_generator.state
         self._start()
         self._random.bit_generator.state = draws
-        self._core.load_state_dict(_converted(state["_core"], np.ndarray, torch.from_numpy))
+        load_packed_state(self._core, state["_core"])
         self._rows.load(state["_rows"])
         for name, saved in arrays.items():
             self._assign(name, saved)
@@ -326,12 +325,3 @@ def unstacked(obs: Any, shape: Any, lead: int) -> Any:
     if isinstance(shape, dict):
         return {key: unstacked(obs[key], shape[key], lead) for key in shape}
     return obs.reshape(*obs.shape[:lead], *shape)
-
-
-def _converted(state: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
-    """Nested dicts and tuples with everything of one kind converted."""
-    if isinstance(state, dict):
-        return {key: _converted(part, kind, convert) for key, part in state.items()}
-    if isinstance(state, tuple):
-        return tuple(_converted(part, kind, convert) for part in state)
-    return convert(state) if isinstance(state, kind) else state

@@ -14,11 +14,15 @@ from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSeg
 from relive.compat.agilerl.memory import Memory
 from relive.compat.agilerl.original import original
 from relive.compat.agilerl.rows import columns, fields_of, placed, shapes
+from relive.compat.forwarding import names_of
 from relive.compat.seeding import experiment_seed
 from relive.errors import SchemaError, explain
 from relive.fields.schema import positive
 from relive.locking import use_copy
+from relive.memory.portable import load_packed_state, packed_state
 from relive.replay.samplers import Sampler
+
+__getattr__ = names_of("agilerl.components.replay_buffer")
 
 _DISTINCT_BELOW = 16_384
 """The rows of a batch differ while fewer than this are stored; from here on they are drawn with replacement."""
@@ -193,7 +197,7 @@ class ReplayBuffer(_Plain):
             self.core.drawing.restore((self.core.storage.random(self._next_seed()).snapshot(), run))
 
     def __getstate__(self) -> dict[str, Any]:
-        core = None if self.core is None else self.core.state_dict()
+        core = None if self.core is None else packed_state(self.core)
         return {**vars(self), "core": core, "_rows": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -201,7 +205,7 @@ class ReplayBuffer(_Plain):
         if state["core"] is not None:
             draws = self._random.bit_generator.state
             self.core = self._made(self._fields)
-            self.core.load_state_dict(state["core"])
+            load_packed_state(self.core, state["core"])
             self._random.bit_generator.state = draws
 
 

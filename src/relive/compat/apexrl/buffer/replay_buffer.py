@@ -26,6 +26,7 @@ from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import assign
 from relive.errors import DataWarning, SchemaError, explain
 from relive.fields.schema import Field
+from relive.memory.portable import load_packed_state, packed_state
 
 _CRITIC = "critic_observations"
 _NEXT_CRITIC = f"next_{_CRITIC}"
@@ -316,7 +317,7 @@ class ReplayBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name not in ("_core", "_views")}
-        return {**kept, "_contents": None if self._core is None else self._core.state_dict()}
+        return {**kept, "_contents": None if self._core is None else packed_state(self._core)}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
@@ -324,7 +325,7 @@ class ReplayBuffer:
         core = None
         if contents is not None:
             core = self._made(self.action_dtype or torch.float32)
-            core.load_state_dict(contents)
+            load_packed_state(core, contents)
         self._put(core)
 
 
