@@ -124,7 +124,7 @@ def toyshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     adapter_of_it = ModuleType("relive.compat.toyshop")
     adapter_of_it.__path__ = []
     monkeypatch.setitem(sys.modules, adapter_of_it.__name__, adapter_of_it)
-    forward("toyshop", remade={"make": lambda theirs: lambda: [theirs()], "absent": lambda theirs: 1 / 0})
+    forward("toyshop", ours={"make": lambda theirs: lambda: [theirs()], "absent": lambda theirs: 1 / 0})
     yield imported("relive.compat.toyshop.makers")
     for name in [name for name in sys.modules if name.startswith(("toyshop", "relive.compat.toyshop."))]:
         del sys.modules[name]

@@ -6,7 +6,7 @@ import builtins
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -17,23 +17,28 @@ from typing import Any
 _PREFIX = f"{__package__}."
 
 
-def forward(
-    original: str,
-    *,
-    again: Sequence[str] = (),
-    ours: Iterable[type] = (),
-    remade: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
-) -> None:
+Makers = Mapping[str, Callable[[Any], Any]]
+"""By the name of something of an original, the function that makes ours of it."""
+
+
+def forward(original: str, *, again: Sequence[str] = (), ours: Makers = MappingProxyType({})) -> None:
     """Let `import relive.compat.original.x` be `import original.x` for every module x that the adapter lacks.
 
     The modules of `again`, and those below them, are executed a second time, with our prefix at their imports:
     algorithms that make their own buffers make ours. All others are the original's modules themselves, so that classes
-    stay the same; but where one has a class that one of `ours` inherits from and has the name of, ours takes its place,
-    and where one has a name of `remade`, what that function makes of its value does.
+    stay the same; but where one has a name of `ours`, what that function makes of the original's takes its place.
     """
     if not any(isinstance(finder, _Forwarding) and finder.original == original for finder in sys.meta_path):
-        ours_of = {base: each for each in ours for base in each.__mro__[1:] if base.__name__ == each.__name__}
-        sys.meta_path.insert(0, _Forwarding(original, again, ours_of, remade))
+        sys.meta_path.insert(0, _Forwarding(original, again, ours))
+
+
+def in_place(*classes: type) -> Makers:
+    """Each of these classes takes the place of the class of its name that it inherits from."""
+    return {each.__name__: partial(_in_place, each) for each in classes}
+
+
+def _in_place(ours: type, theirs: Any) -> Any:
+    return ours if isinstance(theirs, type) and issubclass(ours, theirs) else theirs
 
 
 def names_of(original: str, *, again: bool = False) -> Callable[[str], Any]:
@@ -69,14 +74,8 @@ def _second(original: str) -> ModuleType:
 class _Forwarding(MetaPathFinder):
     """Finds the modules below one adapter. It comes before Python's own finders, which would load a second copy."""
 
-    def __init__(
-        self,
-        original: str,
-        again: Sequence[str],
-        ours_of: Mapping[type, type],
-        remade: Mapping[str, Callable[[Any], Any]],
-    ) -> None:
-        self.original, self.again, self.ours_of, self.remade = original, again, ours_of, remade
+    def __init__(self, original: str, again: Sequence[str], ours: Makers) -> None:
+        self.original, self.again, self.ours = original, again, ours
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -101,9 +100,7 @@ class _Forwarding(MetaPathFinder):
     def _changes(self, module: ModuleType) -> dict[str, Any]:
         """What is ours among the names of an original's module."""
         names = vars(module)
-        classes = {name: value for name, value in names.items() if isinstance(value, type) and value in self.ours_of}
-        ours = {name: self.ours_of[value] for name, value in classes.items()}
-        ours |= {name: make(names[name]) for name, make in self.remade.items() if name in names}
+        ours = {name: make(names[name]) for name, make in self.ours.items() if name in names}
         return {name: value for name, value in ours.items() if value is not names[name]}
 
     def _is_executed_again(self, name: str) -> bool:

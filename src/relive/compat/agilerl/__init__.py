@@ -32,6 +32,6 @@ __all__ = [
     "Transition",
 ]
 
-forward("agilerl", remade=MAKERS)
+forward("agilerl", ours=MAKERS)
 
 __getattr__ = names_of("agilerl")

@@ -6,7 +6,7 @@
 Every module and name of sb3-contrib can be imported below this package: what is not ours is its own.
 """
 
-from relive.compat.forwarding import forward, names_of
+from relive.compat.forwarding import forward, in_place, names_of
 from relive.errors import explain
 
 try:
@@ -20,6 +20,6 @@ from relive.compat.sb3_contrib.algorithms import QRDQN, TQC, TRPO, CrossQ, Maska
 
 __all__ = ["ARS", "QRDQN", "TQC", "TRPO", "CrossQ", "MaskablePPO", "RecurrentPPO"]
 
-forward("sb3_contrib", ours=[QRDQN, TQC, TRPO, CrossQ, MaskablePPO, RecurrentPPO])
+forward("sb3_contrib", ours=in_place(QRDQN, TQC, TRPO, CrossQ, MaskablePPO, RecurrentPPO))
 
 __getattr__ = names_of("sb3_contrib")

@@ -7,7 +7,7 @@ Signatures, sample types and meanings are those of Stable-Baselines3, whose algo
 name of it can be imported below this package: what is not ours is its own.
 """
 
-from relive.compat.forwarding import forward, names_of
+from relive.compat.forwarding import forward, in_place, names_of
 from relive.errors import explain
 
 try:
@@ -59,8 +59,10 @@ __all__ = [
     "get_system_info",
 ]
 
-_ours = [A2C, DDPG, DQN, PPO, SAC, TD3, OffPolicyAlgorithm, OnPolicyAlgorithm]
-_ours += [DictReplayBuffer, DictRolloutBuffer, HerReplayBuffer, NStepReplayBuffer, ReplayBuffer, RolloutBuffer]
+_ours = in_place(
+    A2C, DDPG, DQN, PPO, SAC, TD3, OffPolicyAlgorithm, OnPolicyAlgorithm, DictReplayBuffer, DictRolloutBuffer,
+    HerReplayBuffer, NStepReplayBuffer, ReplayBuffer, RolloutBuffer,
+)  # fmt: skip
 forward("stable_baselines3", ours=_ours)
 
 __getattr__ = names_of("stable_baselines3")
