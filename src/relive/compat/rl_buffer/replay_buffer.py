@@ -39,10 +39,10 @@ class Stored:
         assign(self._field, self.__get__(buffer, type(buffer)), value)
 
 
-class StoredTransitions(BaseBuffer):
-    """What the replay buffers of one process share: a core of ours, and `add`."""
+class ShownMemory:
+    """The memory of a replay buffer, as rl-buffer's attributes."""
 
-    _transitions: Transitions
+    _transitions: Any
 
     _observations = Stored("obs")
     _actions = Stored("action")
@@ -55,6 +55,10 @@ class StoredTransitions(BaseBuffer):
     def core(self) -> _Replay:
         """The relive buffer underneath."""
         return self._transitions.core
+
+
+class StoredTransitions(ShownMemory, BaseBuffer):
+    """What the replay buffers of one process share: `add`, and the count of steps."""
 
     def _forget(self) -> None:
         self._at, self._is_full = 0, False

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from relive.compat.rl_buffer.base_buffer import CPU, ResetStrategy, refuse_full, tell
-from relive.compat.rl_buffer.replay_buffer import Stored
+from relive.compat.rl_buffer.replay_buffer import ShownMemory
 from relive.compat.rl_buffer.shared_base_buffer import SharedBaseBuffer
 from relive.compat.rl_buffer.shared_transitions import SharedTransitions
 from relive.compat.rl_buffer.stats_tracker import StatsTracker
@@ -26,7 +26,6 @@ from relive.compat.rl_buffer.transitions import (
 from relive.concurrent import Handle
 from relive.errors import explain
 from relive.memory import Memory
-from relive.replay.buffer import ReplayBuffer as _Replay
 
 __all__ = ["SharedMemoryComponents", "SharedReplayBuffer", "SharedStates"]
 
@@ -43,20 +42,13 @@ class SharedStates:
     """Counters are beside the steps, so that there is nothing to send."""
 
 
-class SharedReplayBuffer(SharedBaseBuffer):
+class SharedReplayBuffer(ShownMemory, SharedBaseBuffer):
     """A `ReplayBuffer` that the main process makes and workers on the same machine add to and draw from.
 
     A lock keeps steps whole. Each process tells its own tracker of the steps that it adds; a worker may have none. The
     steps are in shared memory of the host, whatever `device` batches come to. A process may also be started with the
     buffer itself, or inherit it by a fork.
     """
-
-    _observations = Stored("obs")
-    _actions = Stored("action")
-    _rewards = Stored("reward")
-    _dones = Stored("terminated")
-    _truncateds = Stored("truncated")
-    _next_observations = Stored("next_obs")
 
     def __init__(
         self,
@@ -100,11 +92,6 @@ class SharedReplayBuffer(SharedBaseBuffer):
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
         self._process = os.getpid()
-
-    @property
-    def core(self) -> _Replay:
-        """The relive buffer underneath."""
-        return self._transitions.core
 
     def pos(self) -> int:
         """Where the next time step goes, counted from the last `reset`; 0 when that is the first row again."""
