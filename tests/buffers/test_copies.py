@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch.multiprocessing import reductions
 
 import relive as rl
 from relive import kernels, locking
+from relive.memory import portable
 from tests.checkpoint.traffic import KINDS, digest, equal
 from tests.tiers import select
 
@@ -205,3 +207,24 @@ def test_a_time_that_is_none_is_told_of_and_the_usual_one_taken(text: str, monke
     with pytest.warns(UserWarning, match="RELIVE_LOCK_SECONDS: expected a positive number of seconds"):
         names = runpy.run_path(locking.__file__)
     assert names["LOCK_SECONDS"] == 600.0
+
+
+def test_nobody_adds_while_a_state_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = rl.ReplayBuffer(8, obs=1, action=(), seed=0)
+    replay.add([0.0], 0.0, 0.0, False, False, [1.0])
+    adding, pack = Thread(target=replay.add, args=([1.0], 0.0, 1.0, False, False, [2.0])), portable.packed
+
+    def packed(arrays: Any) -> Any:
+        if adding.ident is None:
+            adding.start()
+        adding.join(timeout=0.1)
+        assert adding.is_alive()
+        return pack(arrays)
+
+    monkeypatch.setattr(portable, "packed", packed)
+    state = portable.packed_state(replay)
+    adding.join(timeout=10)
+    assert len(replay) == 2
+    other = rl.ReplayBuffer(8, obs=1, action=(), seed=1)
+    portable.load_packed_state(other, state)
+    assert len(other) == 1

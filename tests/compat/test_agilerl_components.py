@@ -122,6 +122,20 @@ class TestSampler:
         assert max(float(batch["obs"].max()) for batch in loader) >= 1_000
         assert memory.sample(16).batch_size == (16,)
 
+    def test_a_worker_that_stays_draws_other_rows_each_time(self) -> None:
+        memory = ReplayBuffer(64)
+        memory.add(rows(64))
+        loader = DataLoader(
+            ReplayDataset(memory, batch_size=16),
+            batch_size=None,
+            num_workers=1,
+            persistent_workers=True,
+            multiprocessing_context="fork",
+            collate_fn=Sampler.tensordict_collate_fn,
+        )
+        drawn = {tuple(batch["obs"].reshape(-1).tolist()) for _ in range(4) for batch in loader}
+        assert len(drawn) == 4
+
     def test_a_dataset_and_a_loader_of_other_kinds_are_told_of(self) -> None:
         class Broken(Sampler):
             def _replace_dataloader_collate_fn(self, dataloader: Any) -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,9 @@ def test_a_trainer_of_specifications_makes_our_buffers(algorithm: str, kinds: tu
     else:
         assert trainer.memory.max_size == 300
     assert isinstance(trainer, importlib.import_module("agilerl.training.trainer").LocalTrainer)
+
+
+def test_a_function_that_makes_our_buffers_can_be_pickled() -> None:
+    made = agilerl("utils.utils").create_population
+    assert pickle.loads(pickle.dumps(made)) is made
+    assert importlib.import_module("agilerl.utils").utils.create_population is not made

@@ -119,6 +119,9 @@ def toyshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     (tmp_path / "toyshop/__init__.py").touch()
     source = "size = 1\ndef make(): return size\ndef use(): return make()"
     (tmp_path / "toyshop/makers.py").write_text(source)
+    (tmp_path / "toyshop/inner").mkdir()
+    (tmp_path / "toyshop/inner/__init__.py").touch()
+    (tmp_path / "toyshop/inner/makers.py").write_text("def make(): return 2")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     adapter_of_it = ModuleType("relive.compat.toyshop")
@@ -151,6 +154,28 @@ def test_what_is_set_here_is_set_in_the_original_until_it_is_undone(toyshop: Any
     toyshop.size = 5
     del toyshop.size  # as mocks do with a name that is not in the module's own dictionary
     assert theirs.size == toyshop.use() == 1
+
+
+def test_what_is_set_twice_is_undone_once(toyshop: Any) -> None:
+    theirs = imported("toyshop.makers")
+    with patch.object(toyshop, "size", 5):
+        with patch.object(toyshop, "size", 6):
+            assert toyshop.use() == 6
+        assert toyshop.use() == 5
+    assert theirs.size == 1
+    toyshop.size = 7
+    with patch.object(toyshop, "size", 8):
+        assert toyshop.use() == 8
+    assert theirs.size == toyshop.use() == 7
+    assert {"size", "use", "make"} <= set(dir(toyshop))
+
+
+@pytest.mark.usefixtures("toyshop")
+def test_a_module_with_a_remade_name_does_not_take_its_place_in_the_package_of_the_original() -> None:
+    inner = imported("relive.compat.toyshop.inner.makers")
+    assert inner.make() == [2]
+    assert imported("toyshop.inner").makers is imported("toyshop.inner.makers")
+    assert imported("toyshop.inner").makers.make() == 2
 
 
 def test_a_module_with_a_remade_name_is_loaded_again_with_its_original(toyshop: Any) -> None:

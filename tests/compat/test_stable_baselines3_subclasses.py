@@ -305,3 +305,84 @@ def test_a_prioritized_buffer_is_not_silently_drawn_uniformly(name: str) -> None
     kind = type("Own", (ours.PrioritizedReplayBuffer,), {name: lambda self, *_: None})
     with pytest.raises(rl.SchemaError, match="without its own _get_samples and conversions, got Own. Override sample"):
         kind(8, OBSERVATIONS["vector"], ACTIONS["box"], device="cpu")
+
+
+def with_arrays_made_anew(base: Any) -> Any:
+    """What Stable-Baselines3's own `reset` and `add` do with a Dict space, and one change of an array."""
+
+    class Remade(base):
+        def reset(self) -> None:
+            super().reset()
+            self.observations = {}
+            for key, shape in self.obs_shape.items():
+                self.observations[key] = np.zeros((self.buffer_size, self.n_envs, *shape), np.float32)
+
+        def add(self, obs: Any, action: Any, *rest: Any) -> None:
+            super().add(obs, action, *rest)
+            if self.full:
+                self.observations["vector"] = self.observations["vector"] * 10
+                self.observations |= {"image": self.observations["image"] // 2}
+
+    return Remade
+
+
+def test_a_rollout_learns_from_the_arrays_that_users_put_into_its_dict() -> None:
+    found = []
+    for kind in (BOTH["DictRolloutBuffer"], ours.DictRolloutBuffer):
+        buffer = filled_rollout(with_arrays_made_anew(kind), "dict")
+        batches = [batch.observations for batch in buffer.get(7)]
+        rows = torch.cat([torch.cat([batch["vector"], batch["image"].flatten(1)], 1) for batch in batches])
+        found.append(sorted(map(tuple, rows.tolist())))
+    assert found[0] == found[1]
+    copied = copy.deepcopy(buffer)
+    np.testing.assert_array_equal(copied.observations["vector"], buffer._arrays["observations"]["vector"])
+
+
+def counted_replay(kind: Any, length: int, obs: str = "vector", **options: Any) -> Any:
+    """A replay buffer with so many steps in it, whose rewards count from 1."""
+    buffer = kind(10, OBSERVATIONS[obs], ACTIONS["box"], device="cpu", handle_timeout_termination=True, **options)
+    for t, (state, after, chosen, _, _, infos) in enumerate(steps(OBSERVATIONS[obs], ACTIONS["box"], 1, length)):
+        buffer.add(state, after, chosen, np.full(1, t + 1.0), np.zeros(1, np.bool_), infos)
+    return buffer
+
+
+def test_what_is_assigned_in_a_dict_of_arrays_is_sampled_or_refused() -> None:
+    found = []
+    for kind in (BOTH["DictReplayBuffer"], ours.DictReplayBuffer):
+        buffer = counted_replay(kind, 4, "dict")
+        buffer.observations["vector"] = buffer.observations["vector"] * 10
+        buffer.next_observations.update(image=buffer.next_observations["image"] // 2)
+        found.append(buffer._get_samples(np.arange(4)))
+    same(found[1], found[0])
+    with pytest.raises(rl.SchemaError, match="expected numbers of uint8, got others, of float64"):
+        buffer.observations["image"] = buffer.observations["image"] * 1.5
+    shared = counted_replay(ours.DictReplayBuffer, 4, "dict", next_obs="shared")
+    with pytest.raises(rl.SchemaError, match="neighbouring steps share observations"):
+        shared.observations["vector"] = shared.observations["vector"] + 1
+
+
+def test_positions_that_a_user_takes_back_are_not_sampled() -> None:
+    for options in ({"next_obs": "shared"}, {}):
+        buffer = counted_replay(ours.ReplayBuffer, 4, **options)
+        buffer.pos = 2
+        assert buffer.size() == 2
+        assert set(buffer.sample(50).rewards.flatten().tolist()) == {1.0, 2.0}
+        buffer.pos = 0
+        with pytest.raises(ValueError, match="high <= 0"):  # as Stable-Baselines3's
+            buffer.sample(1)
+    prioritized = counted_replay(ours.PrioritizedReplayBuffer, 4)
+    prioritized.pos = 2
+    with pytest.raises(rl.SchemaError, match="steps that were all added with add"):
+        prioritized.sample(1)
+
+
+def test_a_step_is_no_timeout_because_of_what_a_user_had_written_there() -> None:
+    found = []
+    for kind in (BOTH["ReplayBuffer"], ours.ReplayBuffer):
+        buffer = kind(6, OBSERVATIONS["vector"], ACTIONS["box"], device="cpu")
+        (state, after, chosen, reward, _, _), *_ = steps(OBSERVATIONS["vector"], ACTIONS["box"], 1, 1)
+        for pos, is_timeout in ((3, True), (0, False), (1, False), (2, False), (3, False)):
+            buffer.pos = pos
+            buffer.add(state, after, chosen, reward, np.ones(1, np.bool_), [{"TimeLimit.truncated": is_timeout}])
+        found.append(buffer._get_samples(np.arange(4)).dones.flatten().tolist())
+    assert found == [[1.0] * 4] * 2

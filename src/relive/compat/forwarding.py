@@ -118,7 +118,10 @@ class _Forwarded(Loader):
         """The original module itself, or one like it."""
         module = importlib.import_module(self.original)
         self.spec = getattr(module, "__spec__", None)
-        return _Like(spec.name, module) if self.changes(module) else module
+        if not self.changes(module):
+            return module
+        _own_package(spec.name.rpartition(".")[0])
+        return _Like(spec.name, module)
 
     def exec_module(self, module: ModuleType) -> None:
         """Leave an original as it is, executed under its own name; fill one like it, or load both again."""
@@ -147,13 +150,16 @@ class _Like(ModuleType):
             return names.get(name, [each for each in names if not each.startswith("_")])
         return names_of(self.original.__name__)(name)
 
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(self.original), *vars(self)})
+
     def __setattr__(self, name: str, value: Any) -> None:
         is_part = isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}"
         if is_part or name in self.ours or name.startswith("__"):
             super().__setattr__(name, value)
         if not is_part and not name.startswith("__"):
             if name in vars(self.original):
-                self.before.setdefault(name, vars(self.original)[name])
+                self.before[name] = vars(self.original)[name]
             setattr(self.original, name, self.theirs[name] if value is self.ours.get(name, self) else value)
 
     def __delattr__(self, name: str) -> None:
@@ -163,6 +169,21 @@ class _Like(ModuleType):
             setattr(self.original, name, self.before.pop(name))
         else:
             delattr(self.original, name)
+
+
+def _own_package(name: str) -> None:
+    """Put a package like it in the place of an original's package, which has its own module of each name.
+
+    Python makes the modules that it has loaded attributes of their package.
+    """
+    package = sys.modules[name]
+    if package.__name__ != name:
+        parent, _, part = name.rpartition(".")
+        _own_package(parent)
+        like = _Like(name, package)
+        like.__path__ = []
+        sys.modules[name] = like
+        setattr(sys.modules[parent], part, like)
 
 
 class _Again(Loader):

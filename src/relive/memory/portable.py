@@ -195,8 +195,9 @@ def unpacked(arrays: Packed) -> Arrays:
 
 def packed_state(buffer: Portable) -> dict[str, Any]:
     """The `state_dict` of a buffer, for the pickle of an object that has the buffer."""
-    state = buffer.state_dict()
-    return {**state, "rows": packed(state["rows"]), "arrays": packed(state["arrays"])}
+    with buffer._lock:  # the tensors of the state are the memory itself
+        state = buffer.state_dict()
+        return {**state, "rows": packed(state["rows"]), "arrays": packed(state["arrays"])}
 
 
 def load_packed_state(buffer: Portable, state: Mapping[str, Any]) -> None:

@@ -44,6 +44,7 @@ def function(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def ours(*arguments: Any, **named: Any) -> Any:
         return on_our_buffers(theirs(*arguments, **named))
 
+    ours.__module__ = f"relive.compat.{theirs.__module__}"  # where pickle finds it
     return ours
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from relive.errors import SchemaError, explain
+
 
 def array() -> Any:
     """An attribute of a buffer, which is read by `buffer._array(name)` and set by `buffer._assign(name, value)`."""
@@ -30,7 +32,48 @@ def overwrite(place: Any, value: Any) -> None:
         for key, array in place.items():
             overwrite(array, value[key])
     elif value is not place:
-        place[...] = value
+        cast = np.asarray(value).astype(place.dtype)
+        if place.dtype.kind in "biu" and not np.array_equal(cast, value):
+            expected, got = f"numbers of {place.dtype}", f"others, of {np.asarray(value).dtype}"
+            raise SchemaError(explain("an array", expected, got, "Declare a space that has them."))
+        place[...] = cast
+
+
+class Arrays(dict[str, Any]):
+    """The arrays of a Dict space. What is assigned to a key is written into its array, which stays."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        overwrite(self[key], value)
+
+    def update(self, *others: Any, **named: Any) -> None:
+        """Assign to several keys."""
+        for key, value in dict(*others, **named).items():
+            self[key] = value
+
+    def __ior__(self, others: Any) -> Any:
+        self.update(others)
+        return self
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+class ExchangedArrays(Arrays):
+    """The arrays of a Dict space, over `memory`, which users' code may exchange.
+
+    What has the shape of the memory of its key is written there; all else is kept as it is, in an order of the user's.
+    """
+
+    def __init__(self, memory: dict[str, np.ndarray]) -> None:
+        super().__init__(memory)
+        self._memory = memory
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        memory = self._memory.get(key)
+        if memory is not None and np.shape(value) == memory.shape:
+            overwrite(memory, value)
+            value = memory
+        dict.__setitem__(self, key, value)
 
 
 class Gathered(np.ndarray):

@@ -73,6 +73,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """A batch of transitions drawn by their priorities, normalised as `env` says."""
+        if not self._is_told:
+            expected, remedy = "steps that were all added with add", "Add steps, and leave pos and full alone."
+            raise SchemaError(explain(type(self).__name__, expected, f"pos = {self.pos}", remedy))
         if not self._is_updated:
             self._num_drawn += 1
             if self._num_drawn == _PATIENCE and self.alpha > 0:

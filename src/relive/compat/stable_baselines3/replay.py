@@ -17,7 +17,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from relive.compat.stable_baselines3.arrays import array, overwrite
+from relive.compat.stable_baselines3.arrays import Arrays, array, overwrite
 from relive.compat.stable_baselines3.layout import (
     fields_of,
     given_shapes,
@@ -143,7 +143,10 @@ class ReplayBuffer(theirs.ReplayBuffer):
         array = self._rows.array(name)
         if name == "observations" and self.optimize_memory_usage:
             self._rows.put_newest(array)
-        return unstacked(array, self.obs_shape, 2) if self.n_stack else array
+        if not self.n_stack:
+            return array
+        array = unstacked(array, self.obs_shape, 2)
+        return Arrays(array) if isinstance(array, dict) else array
 
     def _assign(self, name: str, value: Any) -> None:
         overwrite(self._array(name), value)

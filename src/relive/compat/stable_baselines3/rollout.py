@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 
-from relive.compat.stable_baselines3.arrays import array, overwrite
+from relive.compat.stable_baselines3.arrays import ExchangedArrays, array, overwrite
 from relive.compat.stable_baselines3.layout import fields_of, given_shapes, numpy_of, shaped
 from relive.compat.stable_baselines3.seeding import algorithm_seed
 from relive.compat.stable_baselines3.subclasses import overrides
@@ -99,10 +99,14 @@ class RolloutBuffer(theirs.RolloutBuffer):
         return vars(self)[name]
 
     def _assign(self, name: str, value: Any) -> None:
-        memory = self._arrays[name]
-        if _shapes(value) == _shapes(memory):
-            overwrite(memory, value)
-            value = _handed(memory)
+        memory, given = self._arrays[name], value
+        if isinstance(memory, dict):
+            value = ExchangedArrays(memory)
+            value.clear()
+            value.update(given)
+        elif np.shape(value) == memory.shape:
+            overwrite(memory, given)
+            value = memory
         vars(self)[name] = value  # of other shapes: users' code has its own order
 
     @property
@@ -226,9 +230,5 @@ class DictRolloutBuffer(RolloutBuffer, theirs.DictRolloutBuffer):
 
 
 def _handed(memory: Any) -> Any:
-    """An array, or a new dict of the arrays, whose entries users' code may exchange."""
-    return dict(memory) if isinstance(memory, dict) else memory
-
-
-def _shapes(value: Any) -> Any:
-    return {key: np.shape(part) for key, part in value.items()} if isinstance(value, dict) else np.shape(value)
+    """What users' code finds: the array, or the arrays of a Dict space."""
+    return ExchangedArrays(memory) if isinstance(memory, dict) else memory

@@ -10,7 +10,7 @@ import torch
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
-from relive.compat.stable_baselines3.arrays import Gathered
+from relive.compat.stable_baselines3.arrays import Arrays, Gathered
 from relive.compat.stable_baselines3.stored import NormalisedSteps
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer as Core
@@ -57,7 +57,8 @@ class SharedRows:
 
     def size_at(self, pos: int, is_full: bool) -> int:
         """How many positions before `pos` have a step of every environment."""
-        return int(self.core.storage.memory.ring.count.min())
+        stored, newer = int(self.core.storage.memory.ring.count.min()), (self.written - pos) % self.size
+        return max(stored - newer, 0)
 
     def state(self) -> dict[str, Any]:
         """What to save beside the core."""
@@ -124,7 +125,7 @@ class SharedRows:
             field = rows[_FIELDS[name]]
         if isinstance(field, torch.Tensor):
             return self._placed(name, field, stored)
-        return {key: self._placed(name, leaf, stored) for key, leaf in field.items()}
+        return Arrays({key: self._placed(name, leaf, stored) for key, leaf in field.items()})
 
     def put_newest(self, observations: Gathered) -> None:
         """Put the newest next observations where users of `optimize_memory_usage` read them: one position on."""

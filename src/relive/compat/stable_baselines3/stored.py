@@ -10,6 +10,7 @@ import torch
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
+from relive.compat.stable_baselines3.arrays import Arrays
 from relive.compat.stable_baselines3.layout import numpy_of, torch_of
 from relive.errors import SchemaError, explain
 from relive.replay.buffer import ReplayBuffer as Core
@@ -26,7 +27,10 @@ class StoredRows:
         self.size, self.n_envs = size, n_envs
         self.core = Core(size * n_envs, num_envs=n_envs, next_obs="stored", **settings)
         memory: Any = self.core.columns
-        self.arrays: dict[str, Any] = {name: numpy_of(memory[ours]) for name, ours in _MEMORY.items()}
+        arrays = {name: numpy_of(memory[ours]) for name, ours in _MEMORY.items()}
+        self.arrays: dict[str, Any] = {
+            name: Arrays(each) if isinstance(each, dict) else each for name, each in arrays.items()
+        }
         self._dones, self._timeouts = (np.zeros((size, n_envs), np.float32) for _ in range(2))
         self.arrays |= {"dones": self._dones, "timeouts": self._timeouts}
         self._never, self._in_time = np.zeros(n_envs, np.bool_), np.zeros(n_envs, np.float32)
@@ -49,10 +53,7 @@ class StoredRows:
         never, pos = self._never, self.written % self.size
         self.core.add(obs, action, reward, never, never, next_obs, **beside)
         self._dones[pos] = done
-        if timeout is not None:
-            self._timeouts[pos] = timeout
-        elif self.written >= self.size:
-            self._timeouts[pos] = self._in_time  # in place of the step that is overwritten
+        self._timeouts[pos] = self._in_time if timeout is None else timeout
         self.written += 1
 
     def size_at(self, pos: int, is_full: bool) -> int:

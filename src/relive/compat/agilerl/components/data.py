@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -102,9 +103,11 @@ class ReplayDataset(_Dataset):
             raise AssertionError(f"Batch size must be greater than zero: {batch_size} rows are no batch.")
         self.buffer = buffer
         self.batch_size = batch_size
+        self._process = os.getpid()
 
     def __iter__(self) -> Iterator[TensorDict]:
         worker = get_worker_info()
-        if worker is not None and isinstance(self.buffer, ReplayBuffer):
+        if worker is not None and self._process != os.getpid() and isinstance(self.buffer, ReplayBuffer):
+            self._process = os.getpid()  # once: a worker may be asked again and again
             self.buffer.draw_from_copy(worker.seed)
         yield self.buffer.sample(self.batch_size)
