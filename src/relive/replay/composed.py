@@ -56,6 +56,8 @@ def flat_steps_of(store: ReplayStore, windows: torch.Tensor, leaves: Sequence[in
 
 def in_windows(steps: Leaves, shape: torch.Size) -> Leaves:
     """Leaves [B · L, …] as [B, L, …]."""
+    if shape[1] == 1:  # a third of the time: the shapes need not be computed
+        return {path: leaf.unsqueeze(1) for path, leaf in steps.items()}
     return {path: leaf.view(shape + leaf.shape[1:]) for path, leaf in steps.items()}
 
 
