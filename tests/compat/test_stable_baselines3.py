@@ -275,7 +275,7 @@ class TestReplay:
         mine.rewards[:, 0] = np.arange(6)
         mine.full = True
         for buffer in (mine, pickle.loads(pickle.dumps(mine))):
-            batch = buffer.sample(50)
+            batch = buffer.sample(200)
             torch.testing.assert_close(batch.observations[:, :1], batch.rewards)
             assert len(torch.unique(batch.rewards)) == 6
         mine.add(np.full((1, 3), 9), np.full((1, 3), 9), np.zeros((1, 2)), np.array([9.0]), np.array([False]), [{}])

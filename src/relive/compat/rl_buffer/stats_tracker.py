@@ -11,7 +11,7 @@ import torch
 
 from relive.errors import SchemaError, explain
 
-_MOMENTS = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
+_MOMENTS = ("mean", "std", "min", "max")
 
 
 class StatsTracker:
@@ -102,7 +102,7 @@ class StatsTracker:
         values = self.get_raw_values()
         if not values:
             return {}
-        of = {name: {k: float(f(x)) if x.size else 0.0 for k, f in _MOMENTS.items()} for name, x in values.items()}
+        of = {name: {k: float(getattr(x, k)()) if x.size else 0.0 for k in _MOMENTS} for name, x in values.items()}
         plain = [name for name in of if not name.startswith(f"{self.category}/step_")]
         rates = {f"{self.category}/done_{reason}_rate": self._rate(reason) for reason in self.done_reason_keys}
         moments = {name: {f"{name}_{k}": x for k, x in found.items()} for name, found in of.items()}
