@@ -76,6 +76,12 @@ class TestTransitions:
         assert batch["obs", "hare", "tuple_obs_1"].shape == (2, 2)
 
 
+def forked_loader(memory: Any, **options: Any) -> DataLoader[Any]:
+    """A loader of batches of 16 rows, whose workers are forked."""
+    dataset, collate = ReplayDataset(memory, batch_size=16), Sampler.tensordict_collate_fn
+    return DataLoader(dataset, batch_size=None, multiprocessing_context="fork", collate_fn=collate, **options)
+
+
 class TestSampler:
     def test_each_kind_of_buffer_is_sampled_its_way(self) -> None:
         plain, by_priority, n_steps = ReplayBuffer(9), PrioritizedReplayBuffer(9), MultiStepReplayBuffer(9, n_step=2)
@@ -108,13 +114,7 @@ class TestSampler:
     def test_workers_of_a_loader_draw_by_themselves_from_the_rows_stored_when_they_start(self, kind: Any) -> None:
         memory = kind(64)
         memory.add(rows(32))
-        loader = DataLoader(
-            ReplayDataset(memory, batch_size=16),
-            batch_size=None,
-            num_workers=2,
-            multiprocessing_context="fork",
-            collate_fn=Sampler.tensordict_collate_fn,
-        )
+        loader = forked_loader(memory, num_workers=2)
         first, second = (list(loader) for _ in range(2))
         assert len({tuple(batch["obs"].reshape(-1).tolist()) for batch in (*first, *second)}) == 4
         assert all(batch["obs"].max() < 32 and len(batch) == 16 for batch in (*first, *second))
@@ -125,14 +125,7 @@ class TestSampler:
     def test_a_worker_that_stays_draws_other_rows_each_time(self) -> None:
         memory = ReplayBuffer(64)
         memory.add(rows(64))
-        loader = DataLoader(
-            ReplayDataset(memory, batch_size=16),
-            batch_size=None,
-            num_workers=1,
-            persistent_workers=True,
-            multiprocessing_context="fork",
-            collate_fn=Sampler.tensordict_collate_fn,
-        )
+        loader = forked_loader(memory, num_workers=1, persistent_workers=True)
         drawn = {tuple(batch["obs"].reshape(-1).tolist()) for _ in range(4) for batch in loader}
         assert len(drawn) == 4
 

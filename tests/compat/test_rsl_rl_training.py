@@ -283,3 +283,9 @@ def test_the_diff_of_the_migrating_page_changes_only_the_prefix() -> None:
     assert after == before.replace("from ", "from relive.compat.", 1)
     for line in (before, after):
         exec(line, {})
+
+
+@pytest.mark.parametrize("path", ["algorithms.ppo", "algorithms.distillation", "runners.on_policy_runner"])
+def test_modules_have_all_names_of_the_originals(path: str) -> None:
+    original, mine = (importlib.import_module(f"{prefix}rsl_rl.{path}") for prefix in ("", "relive.compat."))
+    assert [name for name in vars(original) if not name.startswith("__") and not hasattr(mine, name)] == []
