@@ -1,6 +1,6 @@
 """A pytest plugin: `pytest --relive-conformance my_package:MyBuffer` adds one test for each conformance case.
 
-It is a package of its own, because pytest imports every plugin at its start, and this one must not import torch.
+It is a module of its own, because pytest imports every plugin at its start, and this one must not import torch.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 def _items(session: pytest.Session, target: str) -> list[pytest.Item]:
-    from relive.conformance import CASES  # noqa: PLC0415 (imports torch)
-    from relive.conformance.target import find  # noqa: PLC0415
+    from relive_conformance import CASES  # noqa: PLC0415 (imports torch)
+    from relive_conformance.target import find  # noqa: PLC0415
 
-    peer = find(target)
-    return [CaseItem.from_parent(session, name=f"{target}[{case}]", peer=peer, case=case) for case in CASES]
+    adapter = find(target)
+    return [CaseItem.from_parent(session, name=f"{target}[{case}]", adapter=adapter, case=case) for case in CASES]
 
 
 class CaseItem(pytest.Item):
     """One case on one buffer; skipped if the buffer does not offer what the case tests."""
 
-    def __init__(self, *, peer: Any, case: Any, **options: Any) -> None:
+    def __init__(self, *, adapter: Any, case: Any, **options: Any) -> None:
         super().__init__(**options)
-        self.peer, self.case = peer, case
+        self.adapter, self.case = adapter, case
 
     def runtest(self) -> None:
         """Run the case."""
-        outcome = self.case.run(self.peer)
+        outcome = self.case.run(self.adapter)
         if outcome.status == "not offered":
             pytest.skip(f"not offered: {outcome.reason}")
         if outcome.status == "differs":

@@ -1,8 +1,9 @@
-"""`relive conformance`: tests the correctness of the installed libraries, or of your own buffer."""
+"""The command `relive-conformance`: tests the libraries that are installed, or your own buffer, for correctness."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import shutil
@@ -11,39 +12,61 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.text import Text
+from relive_conformance import __version__
+from relive_conformance.adapters.discovery import MODULES, discover
+from relive_conformance.case import Case
+from relive_conformance.cases import CASES
+from relive_conformance.page import page
+from relive_conformance.report import Report, ask, markdown
+from relive_conformance.table import printable, table
+from relive_conformance.target import find
 
-from relive.conformance.case import Case
-from relive.conformance.cases import CASES
-from relive.conformance.page import page
-from relive.conformance.peers.discovery import MODULES, discover
-from relive.conformance.report import Progress, Report, ask, markdown
-from relive.conformance.table import show
-from relive.conformance.target import find
-from relive.errors import escaped
-
-PASSED, DIFFERED, WRONG_USAGE = 0, 1, 2
+PASSED, DIFFERED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
-def register(commands: Any) -> None:
-    """Add this command to the parser."""
-    parser = commands.add_parser(
-        "conformance",
-        help="test the installed libraries, or your own buffer, for correctness",
+def main(argv: Sequence[str] | None = None, prog: str = "relive-conformance") -> int:
+    """Run the cases, print and write the report, and return whether the subject passed."""
+    arguments = parser_of(prog).parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a file in an old encoding gets a "?", not a traceback
+    try:
+        if not arguments.json:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+        report = _report(arguments)
+    except KeyboardInterrupt:
+        print(f"\n{prog}: stopped by Ctrl-C.", file=sys.stderr)
+        return INTERRUPTED
+    except (ValueError, TypeError, ImportError, AttributeError, OSError) as error:
+        print(f"{prog}: {printable(str(error))}", file=sys.stderr)
+        return WRONG_USAGE
+    finally:
+        _show_progress("")
+    if arguments.json:
+        print(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+    else:
+        print(table(report, arguments.cases))
+        _write(arguments.out, report)
+    subjects = report.results if arguments.target else [r for r in report.results if r.name == "relive"]
+    return DIFFERED if any(result.differences for result in subjects) else PASSED
+
+
+def parser_of(prog: str) -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
         description="Run 28 cases on every experience library that is installed, and print pass, differs or not "
         "offered, with the expected and the actual result of every difference. With TARGET, test only your own buffer.",
-        epilog="For example: relive conformance my_package:MyBuffer --cases T4,T7. "
-        "Exit code: 0 TARGET (without it, relive) has no difference, 1 it has one, 2 wrong usage, "
-        "130 stopped by Ctrl-C.",
+        epilog=f"For example: {prog} my_package:MyBuffer --cases T4,T7. "
+        "Exit code: 0 TARGET (without it, relive, where it is installed) has no difference, 1 it has one, "
+        "2 wrong usage, 130 stopped by Ctrl-C.",
     )
+    parser.add_argument("--version", action="version", version=f"relive-conformance {__version__}")
     parser.add_argument(
         "target",
         metavar="TARGET",
         nargs="?",
-        help="my_package:MyBuffer, a class with add, sample and len; see docs/conformance.md",
+        help="my_package:MyBuffer, a class with add, sample and len; the README of relive-conformance shows one",
     )
     parser.add_argument("--cases", metavar="T1,T2", type=_cases, default=CASES, help="run only these cases")
     parser.add_argument(
@@ -54,8 +77,8 @@ def register(commands: Any) -> None:
         metavar="PATH",
         action="append",
         default=[],
-        help="also test libraries that are missing here in this interpreter, which needs the dependencies of "
-        "relive, but not relive itself; may be repeated",
+        help="also test libraries that are missing here in this interpreter, which needs torch, numpy and gymnasium, "
+        "but not relive-conformance itself; may be repeated",
     )
     parser.add_argument(
         "--out",
@@ -65,7 +88,7 @@ def register(commands: Any) -> None:
         help="folder for report.json, report.html and report.md (default: runs/conformance)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON and write no files")
-    parser.set_defaults(run=run)
+    return parser
 
 
 def _cases(text: str) -> tuple[Case, ...]:
@@ -82,57 +105,38 @@ def _libraries(text: str) -> tuple[str, ...]:
     return wanted
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the cases, print and write the report, and return whether the subject passed."""
-    console = Console(highlight=False, stderr=arguments.json)
-    try:
-        if not arguments.json:
-            arguments.out.mkdir(parents=True, exist_ok=True)
-        report = _report(arguments, console)
-    except (ValueError, TypeError, ImportError, AttributeError, OSError) as error:
-        print(f"relive conformance: {escaped(str(error))}", file=sys.stderr)
-        return WRONG_USAGE
-    if arguments.json:
-        print(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
-    else:
-        show(console, report, arguments.cases)
-        _write(arguments.out, report, console)
-    subjects = report.results if arguments.target else [r for r in report.results if r.name == "relive"]
-    return DIFFERED if any(result.differences for result in subjects) else PASSED
+def _report(arguments: argparse.Namespace) -> Report:
+    def progress(name: str, number: str) -> None:
+        _show_progress(f"testing {name}: {number}")
+
+    if arguments.target:
+        return Report([ask(find(arguments.target), arguments.cases, progress, arguments.target)])
+    found = discover(arguments.libraries)
+    results = [ask(adapter, arguments.cases, progress) for adapter in found.adapters]
+    report = Report(results, {missing.name: missing.reason for missing in found.missing})
+    for python in arguments.python:
+        if report.missing:
+            _show_progress(f"testing with {python}")
+            report.add(_ask_with(python, tuple(report.missing), arguments.cases))
+    return report
 
 
-def _report(arguments: argparse.Namespace, console: Console) -> Report:
-    with console.status("testing") as status:
-
-        def progress(name: str, number: str) -> None:
-            status.update(Text(escaped(f"testing {name}: {number}")))
-
-        if arguments.target:
-            return Report([ask(find(arguments.target), arguments.cases, progress, arguments.target)])
-        report = _ask_installed(arguments.libraries, arguments.cases, progress)
-        for python in arguments.python:
-            if report.missing:
-                status.update(Text(escaped(f"testing with {python}")))
-                report.add(_ask_with(python, tuple(report.missing), arguments.cases))
-        return report
-
-
-def _ask_installed(libraries: Sequence[str], cases: Sequence[Case], progress: Progress) -> Report:
-    found = discover(libraries)
-    results = [ask(peer, cases, progress) for peer in found.peers]
-    return Report(results, {missing.name: missing.reason for missing in found.missing})
+def _show_progress(text: str) -> None:
+    """Replace the line of a terminal that says what is being tested."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)
 
 
 def _ask_with(python: str, libraries: Sequence[str], cases: Sequence[Case]) -> Report:
-    """The report of the same command in another interpreter, with a copy of this relive on its path.
+    """The report of the same command in another interpreter, with a copy of this package on its path.
 
-    Only relive is copied: its folder also holds our torch, which the other interpreter must not import.
+    Only this package is copied: its folder also holds our torch, which the other interpreter must not import.
     """
+    package = Path(__file__).parent
     numbers = ",".join(case.number for case in cases)
-    command = [python, "-m", "relive", "conformance", "--json", "--cases", numbers]
-    command += ["--libraries", ",".join(libraries)]
+    command = [python, "-m", package.name, "--json", "--cases", numbers, "--libraries", ",".join(libraries)]
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(Path(__file__).parents[1], Path(folder) / "relive", ignore=shutil.ignore_patterns("*.pyc"))
+        shutil.copytree(package, Path(folder) / package.name, ignore=shutil.ignore_patterns("*.pyc"))
         path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
         settings = {**os.environ, "PYTHONPATH": path}
         answer = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
@@ -141,9 +145,12 @@ def _ask_with(python: str, libraries: Sequence[str], cases: Sequence[Case]) -> R
     return Report.from_json(answer.stdout[answer.stdout.index("{") :])
 
 
-def _write(folder: Path, report: Report, console: Console) -> None:
+def _write(folder: Path, report: Report) -> None:
     (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n", "utf-8")
     (folder / "report.html").write_text(page(report), "utf-8")
     (folder / "report.md").write_text(markdown(report), "utf-8")
-    written = f"\nwritten: report.json, report.html and report.md in {escaped(str(folder))}"
-    console.print(written, markup=False, soft_wrap=True)
+    print(f"\nwritten: report.json, report.html and report.md in {printable(str(folder))}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.conformance.outcome import DIFFERS, NOT_OFFERED, PASSES, Differs, Outcome
-from relive.conformance.peers.off_policy import NotOffered
-from relive.conformance.peers.protocol import Peer
+from relive_conformance.adapters.off_policy import NotOffered
+from relive_conformance.adapters.protocol import Adapter
+from relive_conformance.outcome import DIFFERS, NOT_OFFERED, PASSES, Differs, Outcome
 
-Check = Callable[[Peer], None]
+Check = Callable[[Adapter], None]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Case:
     sentence: str
     expected: str
     check: Check
-    """Returns if the peer passes, otherwise raises `Differs` or `NotOffered`."""
+    """Returns if the adapter passes, otherwise raises `Differs` or `NotOffered`."""
     misuse: bool = False
     """Whether the case passes input that no documentation allows; few libraries promise anything for it."""
 
@@ -40,13 +40,13 @@ class Case:
         """The number and the title."""
         return f"{self.number} {self.title}"
 
-    def run(self, peer: Peer) -> Outcome:
+    def run(self, adapter: Adapter) -> Outcome:
         """Test one library; an unexpected error of the library counts as a difference."""
-        if reason := peer.notes.get(self.number):
+        if reason := adapter.notes.get(self.number):
             return Outcome(NOT_OFFERED, reason=reason)
         try:
             with _seeded():
-                self.check(peer)
+                self.check(adapter)
         except NotOffered as refusal:
             return Outcome(NOT_OFFERED, reason=str(refusal) or "none of this kind")
         except Differs as difference:
@@ -60,10 +60,10 @@ class Case:
         return Outcome(PASSES)
 
     def require(self, subject: Any) -> bool:
-        """Raise `Differs` if the subject of `as_peer` does not pass; returns False if it does not offer the case."""
-        from relive.conformance.target import as_peer  # noqa: PLC0415 (a target may be made of cases' own parts)
+        """Raise `Differs` if the subject of `as_adapter` does not pass; returns False if it does not offer the case."""
+        from relive_conformance.target import as_adapter  # noqa: PLC0415 (a target may be made of cases' own parts)
 
-        outcome = self.run(as_peer(subject))
+        outcome = self.run(as_adapter(subject))
         if outcome.status == DIFFERS:
             raise Differs(outcome.expected, outcome.got)
         return outcome.status == PASSES

@@ -37,7 +37,7 @@ class Outcome:
         return {name: text for name, text in asdict(self).items() if text}
 
 
-def require(holds: Any, expected: object, got: object) -> None:
+def expect(holds: Any, expected: object, got: object) -> None:
     """Raise `Differs` unless a condition holds."""
     if not holds:
         raise Differs(expected, got)

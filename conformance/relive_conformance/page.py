@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from relive.conformance.cases import CASES
-from relive.conformance.outcome import DIFFERS, NOT_OFFERED, PASSES, Outcome
-from relive.conformance.report import SYMBOLS, Report, Result
+from relive_conformance.cases import CASES
+from relive_conformance.outcome import DIFFERS, NOT_OFFERED, PASSES, Outcome
+from relive_conformance.report import SYMBOLS, Report, Result
 
 _NAMES = {case.number: case.name for case in CASES}
 _CLASSES = {PASSES: "pass", DIFFERS: "differs", NOT_OFFERED: "none"}
@@ -53,7 +53,7 @@ def _page(report: Report) -> Iterator[str]:
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>Experience buffers: conformance</title><style>{_STYLE}</style></head><body>"
     yield "<h1>What a correct experience buffer does</h1>"
-    yield f'<p class="note">Written by <code>relive conformance</code> on {escape(report.date)}, '
+    yield f'<p class="note">Written by <code>relive-conformance</code> on {escape(report.date)}, '
     yield f"Python {escape(report.python)}.</p>{_MEANING}"
     yield '<div class="wide"><table><thead><tr><th>case</th>'
     for result in report.results:

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from relive.conformance.outcome import Differs
-from relive.conformance.peers.off_policy import Array, NotOffered, ReplayBatch, Transitions
+from relive_conformance.adapters.off_policy import Array, NotOffered, ReplayBatch, Transitions
+from relive_conformance.outcome import Differs
 
 T = TypeVar("T")
 
@@ -16,7 +16,7 @@ BATCH = 32
 """The rows of a batch, or fewer if fewer are stored: some libraries never draw more rows than they hold."""
 
 
-def offered(capability: T | None, what: str) -> T:
+def require(capability: T | None, what: str) -> T:
     """The capability; raises a `NotOffered` that names it if it is None."""
     if capability is None:
         raise NotOffered(f"no {what}")
@@ -35,7 +35,7 @@ class Probe:
 
     def verb(self, name: str) -> Callable[..., Any]:
         """An optional method of the adapter; raises `NotOffered` if it is missing."""
-        return offered(getattr(self.replay, name, None), f"`{name}`")
+        return require(getattr(self.replay, name, None), f"`{name}`")
 
     def promise(self, name: str) -> Any:
         """A class attribute of the adapter, or None."""

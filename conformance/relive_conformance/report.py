@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from relive.conformance.case import Case
-from relive.conformance.cases import CASES
-from relive.conformance.outcome import DIFFERS, NOT_OFFERED, PASSES, Outcome
-from relive.conformance.peers.protocol import Peer
-from relive.conformance.reproductions import REPRODUCTIONS
+from relive_conformance.adapters.protocol import Adapter
+from relive_conformance.case import Case
+from relive_conformance.cases import CASES
+from relive_conformance.outcome import DIFFERS, NOT_OFFERED, PASSES, Outcome
+from relive_conformance.reproductions import REPRODUCTIONS
 
 Progress = Callable[[str, str], None]
 """A function that is called with the library and the case before each case."""
@@ -84,26 +84,26 @@ class Report:
         return cls(results, read["missing"], read["date"], read["python"])
 
 
-def ask(peer: Peer, cases: Sequence[Case] = CASES, progress: Progress | None = None, target: str = "") -> Result:
+def ask(adapter: Adapter, cases: Sequence[Case] = CASES, progress: Progress | None = None, target: str = "") -> Result:
     """Run the cases on one library; each difference gets its reproduction."""
     outcomes: dict[str, Outcome] = {}
     for case in cases:
         if progress is not None:
-            progress(peer.name, case.number)
-        outcome = case.run(peer)
+            progress(adapter.name, case.number)
+        outcome = case.run(adapter)
         if outcome.status == DIFFERS:
-            outcome = replace(outcome, reproduction=_reproduction(peer, case, target))
+            outcome = replace(outcome, reproduction=_reproduction(adapter, case, target))
         outcomes[case.number] = outcome
-    return Result(peer.name, peer.version, outcomes)
+    return Result(adapter.name, adapter.version, outcomes)
 
 
-def _reproduction(peer: Peer, case: Case, target: str) -> str:
-    if known := REPRODUCTIONS.get(peer.name, {}).get(case.number):
+def _reproduction(adapter: Adapter, case: Case, target: str) -> str:
+    if known := REPRODUCTIONS.get(adapter.name, {}).get(case.number):
         return known.code
     if not target:
         return ""
     module, _, attribute = target.partition(":")
-    imports = f"from {module} import {attribute}\nfrom relive.conformance import case"
+    imports = f"from {module} import {attribute}\nfrom relive_conformance import case"
     return f"{imports}\ncase({case.number!r}).require({attribute})"
 
 
@@ -119,7 +119,7 @@ def _markdown(report: Report) -> Iterator[str]:
     names = {case.number: case.name for case in CASES}
     yield "# Conformance: the table"
     yield ""
-    yield f"Written by `relive conformance` on {report.date}. [What it means](conformance.md)."
+    yield f"Written by `relive-conformance` on {report.date}. [What it means](conformance.md)."
     yield f"{SYMBOLS[PASSES]} passes, {SYMBOLS[DIFFERS]} differs, {SYMBOLS[NOT_OFFERED]} not offered."
     yield ""
     yield "| case | " + " | ".join(f"{r.name} {r.version}" for r in report.results) + " |"

@@ -1,4 +1,4 @@
-"""Stories: experience whose numbers say where they come from, and the batches that a buffer must give for it."""
+"""Scenarios: experience whose numbers say where they come from, and the batches that a buffer must give for it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from relive.conformance.outcome import Differs, figures, same
-from relive.conformance.peers.off_policy import Array, ReplayBatch, ReplayShape, Transitions
+from relive_conformance.adapters.off_policy import Array, ReplayBatch, ReplayShape, Transitions
+from relive_conformance.outcome import Differs, figures, same
 
 Script = Sequence[tuple[int, str]]
 """The episodes of an environment in order: (length, "terminated", "truncated" or "open")."""
@@ -23,7 +23,7 @@ _APART = 1000
 
 
 @dataclass(frozen=True)
-class Story:
+class Scenario:
     """The steps of several environments: `envs[n]` are those of environment n in time order."""
 
     envs: list[Transitions]
@@ -32,7 +32,7 @@ class Story:
         return min(len(env) for env in self.envs)
 
     def shape(self, capacity: int, seed: int | None = 0) -> ReplayShape:
-        """The shape of a buffer for this story, with `capacity` rows per environment."""
+        """The shape of a buffer for this scenario, with `capacity` rows per environment."""
         obs = self.envs[0].obs
         shape = obs.shape[1:]
         return ReplayShape(capacity * len(self.envs), len(self.envs), shape, 1, obs.dtype.type, seed)
@@ -66,9 +66,9 @@ class Story:
         return t
 
 
-def told(*scripts: Script) -> Story:
-    """The story of environments that play these scripts: obs (x, −x) with a unique number x, action 2x, reward 3x."""
-    return Story([_episodes(script, _APART * n + 1) for n, script in enumerate(scripts)])
+def play(*scripts: Script) -> Scenario:
+    """The steps of environments that play these scripts: obs (x, −x) with a unique number x, action 2x, reward 3x."""
+    return Scenario([_episodes(script, _APART * n + 1) for n, script in enumerate(scripts)])
 
 
 def _episodes(script: Script, number: int) -> Transitions:
@@ -99,12 +99,12 @@ def scripts(random: np.random.Generator, num_envs: int, num_steps: int) -> list[
     return found
 
 
-def same_transitions(batch: ReplayBatch, story: Story, names: Sequence[str] = LEARNED) -> list[Row]:
+def same_transitions(batch: ReplayBatch, scenario: Scenario, names: Sequence[str] = LEARNED) -> list[Row]:
     """Raise `Differs` unless every drawn row was added, with its next observation and fields; returns the rows."""
-    rows = story.rows_of(batch.obs)
-    expected = story.at(rows)
+    rows = scenario.rows_of(batch.obs)
+    expected = scenario.at(rows)
     for i, row in enumerate(rows):
-        where = f"of step {row[1]}" + (f" of environment {row[0]}" if len(story.envs) > 1 else "")
+        where = f"of step {row[1]}" + (f" of environment {row[0]}" if len(scenario.envs) > 1 else "")
         for name in names:
             same(f"{name} {where}", getattr(batch, name)[i], getattr(expected, name)[i])
         end = "terminated" if expected.terminated[i] else "truncated" if expected.truncated[i] else "inside an episode"

@@ -1,61 +1,52 @@
-"""The report in a terminal."""
+"""The report as plain text, for a terminal or a log."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from relive_conformance.case import Case
+from relive_conformance.report import SYMBOLS, Report, Result
 
-from relive.conformance.case import Case
-from relive.conformance.outcome import DIFFERS, NOT_OFFERED, PASSES
-from relive.conformance.report import SYMBOLS, Report, Result
-from relive.errors import escaped
-
-STYLES = {PASSES: "green", DIFFERS: "bold red", NOT_OFFERED: "dim"}
 _ABREAST = 10
 """The number of cases side by side that fit in 80 columns."""
 
 
-def show(console: Console, report: Report, cases: Sequence[Case]) -> None:
-    """Print the table, every difference with its figures, and the libraries that could not be imported."""
+def table(report: Report, cases: Sequence[Case]) -> str:
+    """The table, every difference with its figures, and the libraries that could not be imported."""
+    return printable("\n".join(_lines(report, cases)))
+
+
+def printable(text: str) -> str:
+    """`text` with its control characters escaped, so that a terminal shows them and does not obey them."""
+    return "".join(c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def _lines(report: Report, cases: Sequence[Case]) -> Iterator[str]:
+    names = [f"{result.name} {result.version}".strip() for result in report.results]
+    wide = max(map(len, names), default=0)
     for start in range(0, len(cases), _ABREAST):
         abreast = cases[start : start + _ABREAST]
-        console.print(_matrix(report, abreast))
-        console.print(Text(", ".join(case.name for case in abreast), "dim"))
-    console.print(Text.assemble(*(part for status in SYMBOLS for part in _legend(status))))
+        yield " ".join([" " * wide, *(case.number for case in abreast)])
+        for name, result in zip(names, report.results, strict=True):
+            symbols = (SYMBOLS[result.outcomes[case.number].status].center(len(case.number)) for case in abreast)
+            yield " ".join([name.ljust(wide), *symbols]).rstrip()
+        yield from textwrap.wrap(", ".join(case.name for case in abreast), shutil.get_terminal_size().columns)
+        yield ""
+    yield "   ".join(f"{symbol} {status}" for status, symbol in SYMBOLS.items())
     for result in report.results:
-        _differences(console, result, {case.number: case for case in cases})
+        yield from _differences(result, {case.number: case for case in cases})
     for name, reason in report.missing.items():
-        console.print(Text(escaped(f"{name} did not import: {reason}"), "dim"), soft_wrap=True)
+        yield f"{name} did not import: {reason}"
 
 
-def _legend(status: str) -> tuple[tuple[str, str], str]:
-    return (SYMBOLS[status], STYLES[status]), f" {status}   "
-
-
-def _matrix(report: Report, cases: Sequence[Case]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for case in cases:
-        table.add_column(case.number, justify="center", no_wrap=True)
-    for result in report.results:
-        said = (result.outcomes[case.number].status for case in cases)
-        name = Text.assemble(escaped(result.name), (escaped(f" {result.version}"), "dim"))
-        table.add_row(name, *(Text(SYMBOLS[status], STYLES[status]) for status in said))
-    return table
-
-
-def _differences(console: Console, result: Result, cases: dict[str, Case]) -> None:
-    if not result.differences:
-        return
-    console.print()
-    console.print(Text(escaped(f"{result.name} {result.version}".strip()), "bold"))
+def _differences(result: Result, cases: dict[str, Case]) -> Iterator[str]:
+    if result.differences:
+        yield ""
+        yield f"{result.name} {result.version}".strip()
     for number, outcome in result.differences.items():
-        console.print(Text.assemble((f"  {cases[number].name}: ", "bold red"), cases[number].sentence), soft_wrap=True)
-        figures = f"     expected  {outcome.expected}\n     got       {outcome.got}"
-        console.print(Text(escaped(figures)), soft_wrap=True)
-        if outcome.reproduction:
-            lines = "\n".join(f"     │ {line}" for line in outcome.reproduction.splitlines())
-            console.print(Text(lines, "dim"), soft_wrap=True)
+        yield f"  {cases[number].name}: {cases[number].sentence}"
+        yield f"     expected  {outcome.expected}"
+        yield f"     got       {outcome.got}"
+        yield from (f"     │ {line}" for line in outcome.reproduction.splitlines())

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from relive.conformance.peers import Replay, ReplayShape, Transitions
-from relive.conformance.peers.discovery import discover
+from relive_conformance.adapters import Replay, ReplayShape, Transitions, discover
 
 SHAPE = ReplayShape(capacity=2_000, num_envs=1, obs=(84, 84, 4), action_dim=1, dtype=np.uint8)
 EPISODE, BATCH, DRAWS = 200, 32, 40
@@ -34,9 +33,10 @@ class Line:
 def measure(shape: ReplayShape = SHAPE) -> Iterator[Line]:
     """Fill a buffer of every installed library and sample from it: ours first, also with stacked frames."""
     blocks = list(_experience(shape))
-    for peer in discover().peers:
-        makers = {"": peer.replay} if peer.replay is not None else {}
-        makers |= {f" ({name})": make for name, make in peer.replay_saving.items()} if peer.ours else {}
+    for library in discover().adapters:
+        is_ours = library.name == "relive"
+        makers = {"": library.replay} if library.replay is not None else {}
+        makers |= {f" ({name})": make for name, make in library.replay_saving.items()} if is_ours else {}
         for suffix, make in makers.items():
             try:
                 replay = make(shape)
@@ -46,7 +46,7 @@ def measure(shape: ReplayShape = SHAPE) -> Iterator[Line]:
             except Exception:
                 continue
             each = None if replay.nbytes is None else replay.nbytes / replay.stored
-            yield Line(peer.name + suffix, peer.version, peer.ours, each, _batch_us(replay))
+            yield Line(library.name + suffix, library.version, is_ours, each, _batch_us(replay))
 
 
 def show(console: Console, shape: ReplayShape = SHAPE) -> None:

@@ -1,4 +1,4 @@
-"""`relive bench`: which suites run, what is said of those that cannot, and exit codes."""
+"""`python -m benchmarks`: which suites run, what is said of those that cannot, and exit codes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import __main__ as suites
 from benchmarks import devices, launch_peers
-from relive.cli import bench, main
+from benchmarks.__main__ import main
 from tests.benchmarks.runs import run
-
-suites: Any = bench._suites()
-"""Of the installed package, or of the source tree."""
 
 
 @pytest.fixture
@@ -34,7 +32,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
 
 
 def test_the_suites_asked_for_run_one_after_the_other(started: list[list[str]], tmp_path: Path) -> None:
-    assert main(["bench", "--quick", "--only", "replay,memory", "--json", str(tmp_path / "all.json")]) == 0
+    assert main(["--quick", "--only", "replay,memory", "--json", str(tmp_path / "all.json")]) == 0
     assert [command[2].split(".")[-2:] for command in started] == [["benchmarks", "replay"], ["benchmarks", "memory"]]
     assert all(command[-1] == "--quick" for command in started)
     assert set(json.loads((tmp_path / "all.json").read_text())) == {"replay", "memory"}
@@ -44,7 +42,7 @@ def test_the_suites_asked_for_run_one_after_the_other(started: list[list[str]], 
 def test_a_suite_that_fails_does_not_stop_the_others(
     started: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", "--only", "disk,replay"]) == 1
+    assert main(["--only", "disk,replay"]) == 1
     assert len(started) == 2
     assert "failed: disk" in capsys.readouterr().out
 
@@ -53,13 +51,13 @@ def test_a_suite_whose_library_is_missing_says_how_to_get_it(
     started: list[list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(suites, "find_spec", lambda name: None)
-    assert main(["bench", "--only", "ray_service"]) == 2
+    assert main(["--only", "ray_service"]) == 2
     assert 'skipped ray_service: it needs ray: pip install ".[ray]"' in capsys.readouterr().out
     assert not started
 
 
 def test_a_device_is_passed_on_to_its_suite(started: list[list[str]]) -> None:
-    assert main(["bench", "--device", "cpu", "--fasttd3", "there.py"]) == 0
+    assert main(["--device", "cpu", "--fasttd3", "there.py"]) == 0
     (command,) = started
     assert command[2].endswith("devices")
     assert command[-4:] == ["--device", "cpu", "--fasttd3", "there.py"]
@@ -68,7 +66,7 @@ def test_a_device_is_passed_on_to_its_suite(started: list[list[str]]) -> None:
 def test_without_the_device_a_sentence_says_so(started: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
-    assert main(["bench", "--device", "cuda"]) == 2
+    assert main(["--device", "cuda"]) == 2
     assert "skipped devices: expected a device cuda, got none" in capsys.readouterr().out
     assert not started
 
@@ -91,20 +89,9 @@ def test_the_calls_of_a_device_are_timed_and_written_as_a_page(
 
 def test_a_wrong_name_lists_the_suites(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["bench", "--only", "speed"])
+        main(["--only", "speed"])
     assert stop.value.code == 2
     assert "expected some of on_policy, replay" in capsys.readouterr().err
-
-
-def test_where_there_are_no_benchmarks_a_sentence_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench, "_MODULES", ("relive.nowhere",))
-    assert main(["bench", "--quick"]) == 2
-    assert (
-        "expected the benchmarks of relive, got neither relive.benchmarks nor a folder benchmarks"
-        in capsys.readouterr().err
-    )
 
 
 def test_every_suite_can_be_started_and_says_what_it_is_for() -> None:

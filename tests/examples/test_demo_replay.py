@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from rich.console import Console
 
-from relive.cli.demo import replay
+from examples.demo import replay
 
 SMALL = replay.SHAPE._replace(capacity=400, obs=(12, 10, 4))
 

@@ -9,7 +9,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from rich.console import Console
 
-from relive.cli.demo.timeline import GAMMA, LAM, render, tell, tell_all, true_value
+from examples.demo.timeline import GAMMA, LAM, render, tell, tell_all, true_value
 
 MODES = list(AutoresetMode)
 

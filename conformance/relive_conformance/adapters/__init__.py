@@ -1,7 +1,7 @@
 """One small adapter per library, for the benchmarks and for the conformance suite."""
 
-from relive.conformance.peers.discovery import Discovery, Missing, discover
-from relive.conformance.peers.off_policy import (
+from relive_conformance.adapters.discovery import Discovery, Missing, discover
+from relive_conformance.adapters.off_policy import (
     ALPHA,
     BETA,
     GoalBatch,
@@ -16,11 +16,11 @@ from relive.conformance.peers.off_policy import (
     Transitions,
     missed,
 )
-from relive.conformance.peers.protocol import (
+from relive_conformance.adapters.protocol import (
+    Adapter,
     Batch,
     Epoch,
     Gae,
-    Peer,
     Recurrent,
     Rollout,
     RolloutShape,
@@ -32,6 +32,7 @@ from relive.conformance.peers.protocol import (
 __all__ = [
     "ALPHA",
     "BETA",
+    "Adapter",
     "Batch",
     "Discovery",
     "Epoch",
@@ -41,7 +42,6 @@ __all__ = [
     "GoalStep",
     "Missing",
     "NotOffered",
-    "Peer",
     "PrioritizedReplay",
     "Recurrent",
     "Replay",

@@ -21,8 +21,8 @@ from agilerl.components.rollout_buffer import RolloutBuffer
 from agilerl.typing import BPTTSequenceType
 from tensordict import TensorDict
 
-from relive.conformance.peers.off_policy import ALPHA, BETA, ReplayBatch, ReplayShape, Transitions, whole
-from relive.conformance.peers.protocol import Array, Peer, RolloutShape, Sequences, Step, Trajectory
+from relive_conformance.adapters.off_policy import ALPHA, BETA, ReplayBatch, ReplayShape, Transitions, whole
+from relive_conformance.adapters.protocol import Adapter, Array, RolloutShape, Sequences, Step, Trajectory
 
 _LEARNED = ("obs", "action", "reward", "done", "next_obs")
 
@@ -172,9 +172,9 @@ class AgileRlNStep(AgileRlReplay):
             self.add(self.prepare(block[row : row + 1]))
 
 
-def peer() -> Peer:
+def adapter() -> Adapter:
     """AgileRL."""
-    return Peer(
+    return Adapter(
         "AgileRL",
         version("agilerl"),
         gae=AgileRlGae,

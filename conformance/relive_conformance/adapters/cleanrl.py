@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.conformance.peers.protocol import Array, Batch, Peer, RolloutShape, Step, Trajectory
+from relive_conformance.adapters.protocol import Adapter, Array, Batch, RolloutShape, Step, Trajectory
 
 
 def _gae(
@@ -100,6 +100,6 @@ class CleanRLRollout:
         self._step = 0
 
 
-def peer() -> Peer:
+def adapter() -> Adapter:
     """The pattern, with torch's version."""
-    return Peer("CleanRL pattern", f"torch {torch.__version__}", gae=CleanRLGae, rollout=CleanRLRollout)
+    return Adapter("CleanRL pattern", f"torch {torch.__version__}", gae=CleanRLGae, rollout=CleanRLRollout)

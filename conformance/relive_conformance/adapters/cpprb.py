@@ -16,7 +16,7 @@ import cpprb
 import numpy as np
 import torch
 
-from relive.conformance.peers.off_policy import (
+from relive_conformance.adapters.off_policy import (
     ALPHA,
     BETA,
     GoalBatch,
@@ -28,7 +28,7 @@ from relive.conformance.peers.off_policy import (
     missed,
     whole,
 )
-from relive.conformance.peers.protocol import Array, Peer
+from relive_conformance.adapters.protocol import Adapter, Array
 
 _LEARNED = ("obs", "act", "rew", "done", "next_obs")
 
@@ -214,9 +214,9 @@ class CpprbHindsight:
         return GoalBatch(*(whole(batch[name]) for name in ("obs", "goal", "next_obs", "rew")))
 
 
-def peer() -> Peer:
+def adapter() -> Adapter:
     """cpprb."""
-    return Peer(
+    return Adapter(
         "cpprb",
         version("cpprb"),
         replay=CpprbReplay,

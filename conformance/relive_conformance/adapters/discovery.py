@@ -1,4 +1,4 @@
-"""Finding the peers whose library is installed, and the reasons why others are missing."""
+"""Finding the adapters whose library is installed, and the reasons why others are missing."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from relive.conformance.peers.protocol import Peer
+from relive_conformance.adapters.protocol import Adapter
 
 MODULES = (
-    "ours", "stable_baselines3", "torchrl", "tianshou", "cpprb", "agilerl", "skrl", "rsl_rl", "flashbax", "rlox",
+    "relive", "stable_baselines3", "torchrl", "tianshou", "cpprb", "agilerl", "skrl", "rsl_rl", "flashbax", "rlox",
     "cleanrl",
 )  # fmt: skip
-"""The modules of this package that have a function `peer()`."""
+"""The modules of this package that have a function `adapter()`."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Missing:
 
 @dataclass(frozen=True)
 class Discovery:
-    """The peers that were found, ours first, and those that are missing."""
+    """The adapters that were found, and those that are missing."""
 
-    peers: list[Peer]
+    adapters: list[Adapter]
     missing: list[Missing]
 
 
@@ -36,7 +36,7 @@ def discover(modules: Sequence[str] = MODULES) -> Discovery:
     found = Discovery([], [])
     for module in modules:
         try:
-            found.peers.append(import_module(f"{__package__}.{module}").peer())
+            found.adapters.append(import_module(f"{__package__}.{module}").adapter())
         # A half-installed library may raise any error at import: a missing symbol, a binary of another ABI.
         except Exception as error:
             found.missing.append(Missing(module, f"{type(error).__name__}: {error}"))

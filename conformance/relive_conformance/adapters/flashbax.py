@@ -17,8 +17,8 @@ import flashbax
 import jax
 import numpy as np
 
-from relive.conformance.peers.off_policy import ALPHA, BETA, ReplayBatch, ReplayShape, Transitions
-from relive.conformance.peers.protocol import Array, Peer
+from relive_conformance.adapters.off_policy import ALPHA, BETA, ReplayBatch, ReplayShape, Transitions
+from relive_conformance.adapters.protocol import Adapter, Array
 
 _LEARNED = ("obs", "action", "reward", "terminated", "next_obs")
 
@@ -150,9 +150,9 @@ class FlashbaxSequence(FlashbaxReplay):
         self._added += len(prepared["reward"])
 
 
-def peer() -> Peer:
+def adapter() -> Adapter:
     """flashbax."""
-    return Peer(
+    return Adapter(
         "flashbax",
         version("flashbax"),
         replay=FlashbaxReplay,

@@ -1,4 +1,4 @@
-"""What a peer's replay buffer may offer, as protocols over shared numpy data.
+"""The capabilities of an adapter's replay buffer, as protocols over shared numpy data.
 
 As in `protocol`, what a user of the library would not pay for belongs to `prepare`, `fill` and `read`, which are never
 timed. A learner computes in torch, so `sample` ends in torch tensors: libraries that draw numpy arrays get them

@@ -1,7 +1,7 @@
-"""What a peer may offer, as protocols over shared numpy data; replay buffers are in `off_policy`.
+"""The capabilities of an adapter, as protocols over shared numpy data; replay buffers are in `off_policy`.
 
-A `Peer` names a library and holds one adapter class for each capability; None says "not offered". Adapters translate
-our convention (DESIGN: everything at index t belongs to the action taken at t) into the documented meaning of their
+An `Adapter` names a library and holds one class for each capability; None says "not offered". Adapters translate
+our convention (everything at index t belongs to the action taken at t) into the documented meaning of their
 library, and nothing else: what a library does between its public call and its result stays the library's.
 
 Conversions that a user of the library would not pay for belong to `prepare`, which is never timed. What an adapter
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 
-from relive.conformance.peers.off_policy import GoalReplay, PrioritizedReplay, Replay, ReplayShape, StepReplay
+from relive_conformance.adapters.off_policy import GoalReplay, PrioritizedReplay, Replay, ReplayShape, StepReplay
 
 Array = np.ndarray[Any, Any]
 
@@ -164,8 +164,8 @@ class Recurrent(Protocol):
 
 
 @dataclass(frozen=True)
-class Peer:
-    """A library and its adapters."""
+class Adapter:
+    """A library, and a class or function for each capability that the cases test."""
 
     name: str
     version: str
@@ -206,4 +206,3 @@ class Peer:
     """Makes a replay, of a vector environment and a capacity, that understands how the environment resets."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Why a case does not apply, by its number: what the library documents, or why it cannot run here."""
-    ours: bool = False

@@ -10,7 +10,9 @@ import torch
 from gymnasium.vector import VectorEnv
 
 import relive as rl
-from relive.conformance.peers.off_policy import (
+from relive.replay.samplers import Sampler
+from relive.replay.views import View
+from relive_conformance.adapters.off_policy import (
     ALPHA,
     BETA,
     GoalBatch,
@@ -21,9 +23,7 @@ from relive.conformance.peers.off_policy import (
     Transitions,
     missed,
 )
-from relive.conformance.peers.protocol import Array, Batch, Peer, RolloutShape, Sequences, Step, Trajectory
-from relive.replay.samplers import Sampler
-from relive.replay.views import View
+from relive_conformance.adapters.protocol import Adapter, Array, Batch, RolloutShape, Sequences, Step, Trajectory
 
 FIELDS = ("obs", "action", "value", "log_prob", "advantage", "return")
 _TRANSITION_FIELDS = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
@@ -284,9 +284,9 @@ class OurReplayOfSteps:
         return len(self._buffer)
 
 
-def peer() -> Peer:
-    """This library."""
-    return Peer(
+def adapter() -> Adapter:
+    """relive."""
+    return Adapter(
         "relive",
         rl.__version__,
         gae=OurGae,
@@ -305,5 +305,4 @@ def peer() -> Peer:
         burn_in=OurBurnIn,
         hindsight=OurHindsight,
         from_env=OurReplayOfSteps,
-        ours=True,
     )

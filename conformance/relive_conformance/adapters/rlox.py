@@ -21,7 +21,7 @@ from rlox import HERBuffer, PrioritizedReplayBuffer, ReplayBuffer, SequenceRepla
 from rlox.batch import RolloutBatch
 from rlox.collectors import RolloutCollector
 
-from relive.conformance.peers.off_policy import (
+from relive_conformance.adapters.off_policy import (
     ALPHA,
     BETA,
     GoalBatch,
@@ -31,7 +31,7 @@ from relive.conformance.peers.off_policy import (
     ReplayShape,
     Transitions,
 )
-from relive.conformance.peers.protocol import Array, Batch, Peer, Step, Trajectory
+from relive_conformance.adapters.protocol import Adapter, Array, Batch, Step, Trajectory
 
 _LEARNED = ("obs", "actions", "rewards", "terminated", "next_obs")
 
@@ -260,9 +260,9 @@ class _Played:
         return obs[:, 0]
 
 
-def peer() -> Peer:
+def adapter() -> Adapter:
     """rlox."""
-    return Peer(
+    return Adapter(
         "rlox",
         version("rlox"),
         gae=RloxGae,

@@ -18,8 +18,8 @@ from rsl_rl.algorithms import PPO
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from relive.conformance.peers.off_policy import NotOffered
-from relive.conformance.peers.protocol import Array, Peer, RolloutShape, Sequences, Step, Trajectory
+from relive_conformance.adapters.off_policy import NotOffered
+from relive_conformance.adapters.protocol import Adapter, Array, RolloutShape, Sequences, Step, Trajectory
 
 
 class RslRlRecurrent:
@@ -103,6 +103,6 @@ class _Critic:
         pass
 
 
-def peer() -> Peer:
+def adapter() -> Adapter:
     """rsl_rl."""
-    return Peer("rsl_rl", version("rsl-rl-lib"), gae=RslRlGae, recurrent=RslRlRecurrent)
+    return Adapter("rsl_rl", version("rsl-rl-lib"), gae=RslRlGae, recurrent=RslRlRecurrent)

@@ -21,8 +21,8 @@ import torch
 from skrl.agents.torch.ppo.ppo import compute_gae
 from skrl.memories.torch import RandomMemory
 
-from relive.conformance.peers.off_policy import ReplayBatch, ReplayShape, Transitions, whole
-from relive.conformance.peers.protocol import Array, Batch, Peer, RolloutShape, Step, Trajectory
+from relive_conformance.adapters.off_policy import ReplayBatch, ReplayShape, Transitions, whole
+from relive_conformance.adapters.protocol import Adapter, Array, Batch, RolloutShape, Step, Trajectory
 
 _FIELDS = ["observations", "actions", "rewards", "terminated", "truncated", "next_observations"]
 _LEARNED = [name for name in _FIELDS if name != "truncated"]
@@ -201,10 +201,10 @@ class SkrlSequence(SkrlReplay):
         return ReplayBatch(*(leaf.reshape(-1, self._length, *leaf.shape[1:]) for leaf in steps))
 
 
-def peer() -> Peer:
+def adapter() -> Adapter:
     """skrl."""
     unchecked = "documented: no check is performed for the compatibility of shapes"
-    return Peer(
+    return Adapter(
         "skrl",
         version("skrl"),
         gae=SkrlGae,

@@ -20,7 +20,7 @@ from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
 from stable_baselines3.common.type_aliases import ReplayBufferSamples, RolloutBufferSamples
 from stable_baselines3.her import HerReplayBuffer
 
-from relive.conformance.peers.off_policy import (
+from relive_conformance.adapters.off_policy import (
     GoalBatch,
     GoalStep,
     ReplayBatch,
@@ -29,7 +29,7 @@ from relive.conformance.peers.off_policy import (
     missed,
     whole,
 )
-from relive.conformance.peers.protocol import Array, Batch, Peer, RolloutShape, Step, Trajectory
+from relive_conformance.adapters.protocol import Adapter, Array, Batch, RolloutShape, Step, Trajectory
 
 
 def _box(*shape: int) -> spaces.Box:
@@ -228,9 +228,9 @@ def _goal(at: float, goal: float) -> list[tuple[str, float]]:
     return [("observation", at), ("achieved_goal", at), ("desired_goal", goal)]
 
 
-def peer() -> Peer:
+def adapter() -> Adapter:
     """Stable-Baselines3."""
-    return Peer(
+    return Adapter(
         "Stable-Baselines3",
         version("stable_baselines3"),
         gae=SB3Gae,

@@ -21,7 +21,7 @@ from tianshou.algorithm.algorithm_base import Algorithm, _gae
 from tianshou.data import Batch as TianshouBatch
 from tianshou.data import HERReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer, VectorReplayBuffer
 
-from relive.conformance.peers.off_policy import (
+from relive_conformance.adapters.off_policy import (
     ALPHA,
     BETA,
     GoalBatch,
@@ -33,7 +33,7 @@ from relive.conformance.peers.off_policy import (
     missed,
     whole,
 )
-from relive.conformance.peers.protocol import Array, Batch, Peer, RolloutShape, Step, Trajectory
+from relive_conformance.adapters.protocol import Adapter, Array, Batch, RolloutShape, Step, Trajectory
 
 
 def _env_major(array: Array) -> Array:
@@ -326,9 +326,9 @@ class TianshouHindsight:
         return GoalBatch(*(whole(column) for column in columns))
 
 
-def peer() -> Peer:
+def adapter() -> Adapter:
     """Tianshou."""
-    return Peer(
+    return Adapter(
         "Tianshou",
         version("tianshou"),
         gae=TianshouGae,

@@ -30,7 +30,7 @@ from torchrl.data import (
 from torchrl.envs.transforms import CatFrames, MultiStepTransform
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
-from relive.conformance.peers.off_policy import (
+from relive_conformance.adapters.off_policy import (
     ALPHA,
     BETA,
     GoalBatch,
@@ -42,7 +42,7 @@ from relive.conformance.peers.off_policy import (
     missed,
     whole,
 )
-from relive.conformance.peers.protocol import Array, Peer, Trajectory
+from relive_conformance.adapters.protocol import Adapter, Array, Trajectory
 
 logging.getLogger("torchrl").setLevel(logging.WARNING)  # it announces every storage
 
@@ -272,13 +272,13 @@ class TorchRlHindsight:
         return GoalBatch(*(whole(column) for column in columns))
 
 
-def peer() -> Peer:
+def adapter() -> Adapter:
     """TorchRL. Without its native part it does not count as installed: it would be judged by what is left of it."""
     try:
         PrioritizedSampler(1, ALPHA, BETA)
     except RuntimeError as error:
         raise ImportError(f"the native part of TorchRL does not load with torch {torch.__version__}") from error
-    return Peer(
+    return Adapter(
         "TorchRL",
         version("torchrl"),
         gae=TorchRlGae,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from relive.conformance.case import Case
-from relive.conformance.cases import (
+from relive_conformance.case import Case
+from relive_conformance.cases import (
     autoreset,
     borders,
     draws,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from gymnasium.vector import AutoresetMode
 
-from relive.conformance.case import Case
-from relive.conformance.outcome import require
-from relive.conformance.peers.protocol import Peer
-from relive.conformance.probe import Probe, offered
-from relive.conformance.scripted import Script, act, step_and_reset, transitions, vector
+from relive_conformance.adapters.protocol import Adapter
+from relive_conformance.case import Case
+from relive_conformance.outcome import expect
+from relive_conformance.probe import Probe, require
+from relive_conformance.scripted import Script, act, step_and_reset, transitions, vector
 
 SCRIPTS: list[Script] = [((3, "truncated"), (2, "terminated")), ((5, "both"),)]
 STEPS = 12
 
 
-def every_mode_gives_the_same_transitions(peer: Peer) -> None:
-    make = offered(peer.from_env, "way to be given a vector environment's step")
+def every_mode_gives_the_same_transitions(adapter: Adapter) -> None:
+    make = require(adapter.from_env, "way to be given a vector environment's step")
     for mode in AutoresetMode:
         envs = vector(SCRIPTS, mode)
         replay = make(envs, 200)
@@ -27,7 +27,7 @@ def every_mode_gives_the_same_transitions(peer: Peer) -> None:
             obs = next_obs
         envs.close()
         counts = [_count(script, mode) for script in SCRIPTS]
-        require(replay.stored == sum(counts), f"{sum(counts)} transitions under {mode.name}", replay.stored)
+        expect(replay.stored == sum(counts), f"{sum(counts)} transitions under {mode.name}", replay.stored)
         true = {
             t.obs: (t.reward, t.terminated, tuple(map(float, t.next_obs)))
             for env, count in enumerate(counts)
@@ -37,8 +37,8 @@ def every_mode_gives_the_same_transitions(peer: Peer) -> None:
         rows = zip(batch.obs.tolist(), batch.reward, batch.terminated, batch.next_obs.tolist(), strict=True)
         drawn = {tuple(o): (float(r), bool(d), tuple(after)) for o, r, d, after in rows}
         for obs_, row in drawn.items():
-            require(row == true.get(obs_), f"{true.get(obs_)} after {obs_} under {mode.name}", row)
-        require(len(drawn) == len(true), f"{len(true)} different transitions under {mode.name}", len(drawn))
+            expect(row == true.get(obs_), f"{true.get(obs_)} after {obs_} under {mode.name}", row)
+        expect(len(drawn) == len(true), f"{len(true)} different transitions under {mode.name}", len(drawn))
 
 
 def _count(script: Script, mode: AutoresetMode) -> int:

@@ -7,34 +7,34 @@ from typing import Any
 
 import numpy as np
 
-from relive.conformance.case import Case
-from relive.conformance.outcome import Differs, figures, require
-from relive.conformance.peers.off_policy import Array, ReplayShape, Transitions
-from relive.conformance.peers.protocol import Peer
-from relive.conformance.probe import Probe, offered
-from relive.conformance.story import Story, same_transitions, told
+from relive_conformance.adapters.off_policy import Array, ReplayShape, Transitions
+from relive_conformance.adapters.protocol import Adapter
+from relive_conformance.case import Case
+from relive_conformance.outcome import Differs, expect, figures
+from relive_conformance.probe import Probe, require
+from relive_conformance.scenario import Scenario, play, same_transitions
 
 
-def copies(peer: Peer) -> None:
-    story = told([(5, "open")])
-    probe = Probe(offered(peer.replay, "replay buffer")(story.shape(8)))
-    given = list(story.steps())
+def copies(adapter: Adapter) -> None:
+    scenario = play([(5, "open")])
+    probe = Probe(require(adapter.replay, "replay buffer")(scenario.shape(8)))
+    given = list(scenario.steps())
     for step in given:
         probe.add(step)
     for step in given:
         for field in fields(Transitions):
             getattr(step, field.name)[...] = 0
-    _unchanged(probe, story, "the arrays that were added")
+    _unchanged(probe, scenario, "the arrays that were added")
     for leaf in probe.sample(5):
         # A read-only array cannot be changed.
         if leaf is not None and leaf.flags.writeable:
             leaf[...] = 0
-    _unchanged(probe, story, "a batch that was drawn")
+    _unchanged(probe, scenario, "a batch that was drawn")
 
 
-def _unchanged(probe: Probe, story: Story, what: str) -> None:
+def _unchanged(probe: Probe, scenario: Scenario, what: str) -> None:
     try:
-        same_transitions(probe.draw(60), story)
+        same_transitions(probe.draw(60), scenario)
     except Differs as difference:
         raise Differs(f"{difference.expected} after the caller changed {what}", difference.got) from None
 
@@ -49,17 +49,17 @@ def _image(x: Any, reward: type = np.float32) -> Transitions:
     )
 
 
-def dtypes(peer: Peer) -> None:
-    probe = Probe(offered(peer.replay, "replay buffer")(IMAGES))
+def dtypes(adapter: Adapter) -> None:
+    probe = Probe(require(adapter.replay, "replay buffer")(IMAGES))
     for x in (200, 201, 202):
         probe.add(_image(np.uint8(x), np.float64))
     batch = probe.sample(3)
     for name in ("obs", "next_obs"):
         array: Array = getattr(batch, name)
-        require(array.dtype == np.uint8, f"{name} of uint8", array.dtype)
+        expect(array.dtype == np.uint8, f"{name} of uint8", array.dtype)
     seen = set(batch.next_obs.reshape(-1).tolist())
-    require(seen <= {201, 202, 203}, "next_obs from 201 to 203", sorted(seen))
-    require(set(batch.reward.tolist()) == {0.5}, "float64 rewards of 0.5", figures(batch.reward))
+    expect(seen <= {201, 202, 203}, "next_obs from 201 to 203", sorted(seen))
+    expect(set(batch.reward.tolist()) == {0.5}, "float64 rewards of 0.5", figures(batch.reward))
     try:
         probe.add(_image(np.float32(0.75)))
     except Exception:
@@ -68,7 +68,7 @@ def dtypes(peer: Peer) -> None:
     raise Differs("0.75 into a field of uint8 to be refused", f"accepted, and stored as {stored}")
 
 
-EIGHT = told(*[[(6, "open")]] * 8)
+EIGHT = play(*[[(6, "open")]] * 8)
 WRONG_SHAPES = {
     "obs of one environment, (1, 2), for eight": lambda step: replace(step, obs=step.obs[:1]),
     "next_obs (2,) for (8, 2)": lambda step: replace(step, next_obs=step.next_obs[0]),
@@ -77,8 +77,8 @@ WRONG_SHAPES = {
 }
 
 
-def shapes(peer: Peer) -> None:
-    make = offered(peer.replay, "replay buffer")
+def shapes(adapter: Adapter) -> None:
+    make = require(adapter.replay, "replay buffer")
     for what, wrong in WRONG_SHAPES.items():
         probe = Probe(make(EIGHT.shape(4))).add_all(EIGHT.steps(0, 1))
         step = next(EIGHT.steps(1, 2))
@@ -89,13 +89,13 @@ def shapes(peer: Peer) -> None:
         raise Differs(f"{what} to be refused", f"accepted: {probe.stored} rows stored")
 
 
-def nothing_happened(peer: Peer) -> None:
-    make = offered(peer.replay, "replay buffer")
-    story, refused = told([(12, "open")]), 0
+def nothing_happened(adapter: Adapter) -> None:
+    make = require(adapter.replay, "replay buffer")
+    scenario, refused = play([(12, "open")]), 0
     for field in ("obs", "action", "reward", "next_obs"):
-        probe = Probe(make(story.shape(8))).add_all(story.steps(0, 10))
+        probe = Probe(make(scenario.shape(8))).add_all(scenario.steps(0, 10))
         before = probe.stored
-        step = next(story.steps(10, 11))
+        step = next(scenario.steps(10, 11))
         wrong = replace(step, **{field: np.zeros((1, 7), np.float32)})
         try:
             probe.add_raw(wrong)
@@ -104,16 +104,16 @@ def nothing_happened(peer: Peer) -> None:
         else:
             continue
         where = f"after an add with {field} of shape (1, 7) raised {refusal}"
-        require(probe.stored == before, f"{before} rows {where}", probe.stored)
+        expect(probe.stored == before, f"{before} rows {where}", probe.stored)
         try:
-            same_transitions(probe.draw(240), story)
-            drawn = {t for _, t in same_transitions(probe.add_all(story.steps(10, 11)).draw(240), story)}
+            same_transitions(probe.draw(240), scenario)
+            drawn = {t for _, t in same_transitions(probe.add_all(scenario.steps(10, 11)).draw(240), scenario)}
         except Differs as difference:
             raise Differs(f"{difference.expected} {where}", difference.got) from None
         except BaseException as error:
             raise Differs(f"sampling and adding to go on {where}", f"{type(error).__name__}: {error}") from None
-        require(drawn == set(range(3, 11)), f"rows 3 to 10 {where} and a good one followed", f"rows {sorted(drawn)}")
-    require(refused, "an add with a field of shape (1, 7) for (1, 2) or (1,) to be refused", "every one accepted")
+        expect(drawn == set(range(3, 11)), f"rows 3 to 10 {where} and a good one followed", f"rows {sorted(drawn)}")
+    expect(refused, "an add with a field of shape (1, 7) for (1, 2) or (1,) to be refused", "every one accepted")
 
 
 CASES = (

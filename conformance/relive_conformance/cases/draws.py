@@ -9,33 +9,33 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from relive.conformance.case import Case
-from relive.conformance.cases.priorities import Ranked, check_share
-from relive.conformance.outcome import Differs, require
-from relive.conformance.peers.off_policy import ALPHA, NotOffered
-from relive.conformance.peers.protocol import Peer
-from relive.conformance.probe import Probe, offered
-from relive.conformance.story import Story, told
+from relive_conformance.adapters.off_policy import ALPHA, NotOffered
+from relive_conformance.adapters.protocol import Adapter
+from relive_conformance.case import Case
+from relive_conformance.cases.priorities import Ranked, check_share
+from relive_conformance.outcome import Differs, expect
+from relive_conformance.probe import Probe, require
+from relive_conformance.scenario import Scenario, play
 
 CAPACITY = 40
 
 
-def in_proportion(peer: Peer) -> None:
-    make = offered(peer.replay, "replay buffer")
+def in_proportion(adapter: Adapter) -> None:
+    make = require(adapter.replay, "replay buffer")
     for pushed, when in ((30, "30 rows in a ring of 40"), (70, "70 rows in a ring of 40")):
-        story = told([(pushed, "open")])
-        probe = Probe(make(story.shape(CAPACITY))).add_all(story.steps())
-        _check_uniform(probe, story, when)
+        scenario = play([(pushed, "open")])
+        probe = Probe(make(scenario.shape(CAPACITY))).add_all(scenario.steps())
+        _check_uniform(probe, scenario, when)
         if probe.promise("save") is not None:
             with tempfile.TemporaryDirectory() as folder:
                 path = str(Path(folder) / "saved")
                 probe.verb("save")(path)
-                loaded = Probe(make(story.shape(CAPACITY)))
+                loaded = Probe(make(scenario.shape(CAPACITY)))
                 loaded.verb("load")(path)
                 if loaded.stored == probe.stored:  # T17 tests that everything comes back
-                    _check_uniform(loaded, story, f"{when}, saved and loaded")
+                    _check_uniform(loaded, scenario, f"{when}, saved and loaded")
     try:
-        ranked = Ranked(offered(peer.prioritized, "prioritized buffer"), CAPACITY)
+        ranked = Ranked(require(adapter.prioritized, "prioritized buffer"), CAPACITY)
     except NotOffered:
         return
     priority = np.linspace(0.5, 5, CAPACITY)
@@ -44,30 +44,30 @@ def in_proportion(peer: Peer) -> None:
     check_share(ranked.counts(200 * CAPACITY)[0], share, "priorities from 0.5 to 5")
 
 
-def _check_uniform(probe: Probe, story: Story, when: str) -> None:
-    stored = min(len(story), CAPACITY)
-    rows = [t for _, t in story.rows_of(probe.draw(200 * stored).obs)]
-    counts = np.bincount(rows, minlength=len(story))[len(story) - stored :]
+def _check_uniform(probe: Probe, scenario: Scenario, when: str) -> None:
+    stored = min(len(scenario), CAPACITY)
+    rows = [t for _, t in scenario.rows_of(probe.draw(200 * stored).obs)]
+    counts = np.bincount(rows, minlength=len(scenario))[len(scenario) - stored :]
     check_share(counts, np.full(stored, 1 / stored), when)
 
 
-def the_seed_decides(peer: Peer) -> None:
-    make = offered(peer.replay, "replay buffer")
-    story = told([(64, "open")])
+def the_seed_decides(adapter: Adapter) -> None:
+    make = require(adapter.replay, "replay buffer")
+    scenario = play([(64, "open")])
 
     def drawn(seed: int | None) -> list[float]:
-        probe = Probe(make(story.shape(64, seed))).add_all(story.steps())
+        probe = Probe(make(scenario.shape(64, seed))).add_all(scenario.steps())
         if reason := probe.promise("draws_from"):
             raise NotOffered(reason)
         return [float(x) for _ in range(4) for x in probe.sample(16).obs[:, 0]]
 
     before = _global_states()
     first = drawn(3)
-    require(first == drawn(3), "the same draws for the same seed", "different draws")
-    require(first != drawn(4), "different draws for different seeds", "the same draws")
-    if not Probe(make(story.shape(64))).promise("default_seed"):
-        require(drawn(None) != drawn(None), "two buffers without a seed to draw differently", "the same draws")
-    require(before == _global_states(), "the generators of random, numpy and torch untouched", "one was used")
+    expect(first == drawn(3), "the same draws for the same seed", "different draws")
+    expect(first != drawn(4), "different draws for different seeds", "the same draws")
+    if not Probe(make(scenario.shape(64))).promise("default_seed"):
+        expect(drawn(None) != drawn(None), "two buffers without a seed to draw differently", "the same draws")
+    expect(before == _global_states(), "the generators of random, numpy and torch untouched", "one was used")
 
 
 def _global_states() -> tuple[bytes, ...]:
@@ -76,17 +76,17 @@ def _global_states() -> tuple[bytes, ...]:
     return (*(state.encode() for state in states), torch.get_rng_state().numpy().tobytes())
 
 
-def too_little_data(peer: Peer) -> None:
-    story = told([(3, "open")])
-    make = offered(peer.replay, "replay buffer")
+def too_little_data(adapter: Adapter) -> None:
+    scenario = play([(3, "open")])
+    make = require(adapter.replay, "replay buffer")
     try:
-        batch = Probe(make(story.shape(8))).sample(1)
+        batch = Probe(make(scenario.shape(8))).sample(1)
     except Exception:
         batch = None
-    require(batch is None, "an error from sampling an empty buffer", f"{0 if batch is None else len(batch.obs)} rows")
-    if peer.without_replacement is None:
+    expect(batch is None, "an error from sampling an empty buffer", f"{0 if batch is None else len(batch.obs)} rows")
+    if adapter.without_replacement is None:
         return
-    probe = Probe(peer.without_replacement(story.shape(8))).add_all(story.steps(0, 1))
+    probe = Probe(adapter.without_replacement(scenario.shape(8))).add_all(scenario.steps(0, 1))
     if probe.promise("fewer_is_documented"):
         return
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from relive.conformance.case import Case
-from relive.conformance.outcome import same
-from relive.conformance.peers.off_policy import Array, NotOffered
-from relive.conformance.peers.protocol import Gae, Peer, Trajectory
+from relive_conformance.adapters.off_policy import Array, NotOffered
+from relive_conformance.adapters.protocol import Adapter, Gae, Trajectory
+from relive_conformance.case import Case
+from relive_conformance.outcome import same
 
 
 def column(numbers: list[float], dtype: type = np.float32) -> Array:
@@ -31,9 +31,9 @@ CUT_OFF = Trajectory(
 )
 
 
-def estimators(peer: Peer) -> list[type[Gae]]:
+def estimators(adapter: Adapter) -> list[type[Gae]]:
     """The library's estimators of advantages, each with its name."""
-    found = [estimator for estimator in (peer.gae, peer.collected) if estimator is not None]
+    found = [estimator for estimator in (adapter.gae, adapter.collected) if estimator is not None]
     if not found:
         raise NotOffered("no advantage estimator")
     return found
@@ -45,13 +45,13 @@ def returns(estimator: type[Gae], trajectory: Trajectory, *, gamma: float = 1.0,
     return made.read(made.prepare(trajectory, gamma=gamma, lam=lam)())[1]
 
 
-def an_end_inside(peer: Peer) -> None:
-    for estimator in estimators(peer):
+def an_end_inside(adapter: Adapter) -> None:
+    for estimator in estimators(adapter):
         same("returns", returns(estimator, INSIDE), column([2, 1, 1]), 1e-5)
 
 
-def a_truncation_inside(peer: Peer) -> None:
-    for estimator in estimators(peer):
+def a_truncation_inside(adapter: Adapter) -> None:
+    for estimator in estimators(adapter):
         same("returns", returns(estimator, CUT_OFF), column([7, 6, 1]), 1e-5)
 
 

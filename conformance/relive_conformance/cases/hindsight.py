@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from relive.conformance.case import Case
-from relive.conformance.outcome import require, same
-from relive.conformance.peers.off_policy import GoalReplay, GoalStep, NotOffered, missed
-from relive.conformance.peers.protocol import Peer
-from relive.conformance.probe import offered
+from relive_conformance.adapters.off_policy import GoalReplay, GoalStep, NotOffered, missed
+from relive_conformance.adapters.protocol import Adapter
+from relive_conformance.case import Case
+from relive_conformance.outcome import expect, same
+from relive_conformance.probe import require
 
 LENGTHS = (6, 4, 7, 5, 6)
 """The lengths of the episodes: each fits in the ring, and together they do not."""
@@ -16,8 +16,8 @@ CAPACITY = 16
 UNREACHED = -1.0
 
 
-def goals(peer: Peer) -> None:
-    make = offered(peer.hindsight, "hindsight goals")
+def goals(adapter: Adapter) -> None:
+    make = require(adapter.hindsight, "hindsight goals")
     tried = 0
     for strategy in ("future", "final"):
         try:
@@ -50,8 +50,8 @@ def _check(replay: GoalReplay, strategy: str) -> None:
             episode = int(at // 100)
             last = 100.0 * episode + LENGTHS[episode - 1]
             goals_of = (last,) if strategy == "final" else tuple(np.arange(next_at, last + 1))
-            require(goal in goals_of, f"a goal of {strategy} in {list(map(float, goals_of))} at {at:g}", f"{goal:g}")
-    require(exchanged > 0, "at least one relabelled goal", "no relabelled goal")
+            expect(goal in goals_of, f"a goal of {strategy} in {list(map(float, goals_of))} at {at:g}", f"{goal:g}")
+    expect(exchanged > 0, "at least one relabelled goal", "no relabelled goal")
 
 
 CASES = (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from relive.conformance.case import Case
-from relive.conformance.cases.rows import GAMMA, same_windows
-from relive.conformance.outcome import require
-from relive.conformance.peers.off_policy import NotOffered
-from relive.conformance.peers.protocol import Peer
-from relive.conformance.probe import Probe, offered
-from relive.conformance.story import Script, told
+from relive_conformance.adapters.off_policy import NotOffered
+from relive_conformance.adapters.protocol import Adapter
+from relive_conformance.case import Case
+from relive_conformance.cases.rows import GAMMA, same_windows
+from relive_conformance.outcome import expect
+from relive_conformance.probe import Probe, require
+from relive_conformance.scenario import Script, play
 
 NO_WINDOWS = "n-step transitions"
 SCRIPTS: dict[str, list[Script]] = {
@@ -23,35 +23,35 @@ SCRIPTS: dict[str, list[Script]] = {
 }
 
 
-def windows(peer: Peer) -> None:
-    make, probe = offered(peer.n_step_plain or peer.n_step, NO_WINDOWS), None
+def windows(adapter: Adapter) -> None:
+    make, probe = require(adapter.n_step_plain or adapter.n_step, NO_WINDOWS), None
     for n in (2, 3, 4, 5, 1):
         for name, scripts in SCRIPTS.items():
-            story = told(*scripts)
-            # The second ring is shorter than the story, so that windows meet its head.
+            scenario = play(*scripts)
+            # The second ring is shorter than the scenario, so that windows meet its head.
             for capacity in (20, 9):
                 try:
-                    probe = Probe(make(story.shape(capacity), n, GAMMA))
+                    probe = Probe(make(scenario.shape(capacity), n, GAMMA))
                 except NotOffered:
                     if len(scripts) == 1:
                         raise
                     continue
-                probe.add_all(story.steps())
+                probe.add_all(scenario.steps())
                 if probe.stored:
-                    same_windows(probe, story, n)
+                    same_windows(probe, scenario, n)
                 else:
-                    require(n > 1, f"one-step transitions after {name}", "no transitions")
+                    expect(n > 1, f"one-step transitions after {name}", "no transitions")
     if probe is not None and (reason := probe.promise("flags_of_first_step")):
         raise NotOffered(reason)
 
 
-def shortened(peer: Peer) -> None:
-    make = offered(peer.n_step_plain or peer.n_step, NO_WINDOWS)
-    n, story = 4, told([(6, "terminated"), (6, "truncated"), (6, "open")])
-    probe = Probe(make(story.shape(40), n, GAMMA)).add_all(story.steps())
-    drawn = same_windows(probe, story, n)
+def shortened(adapter: Adapter) -> None:
+    make = require(adapter.n_step_plain or adapter.n_step, NO_WINDOWS)
+    n, scenario = 4, play([(6, "terminated"), (6, "truncated"), (6, "open")])
+    probe = Probe(make(scenario.shape(40), n, GAMMA)).add_all(scenario.steps())
+    drawn = same_windows(probe, scenario, n)
     missing = sorted(set(range(12)) - drawn)
-    require(not missing, "every step of a finished episode to be drawn", f"steps {missing} never")
+    expect(not missing, "every step of a finished episode to be drawn", f"steps {missing} never")
 
 
 CASES = (

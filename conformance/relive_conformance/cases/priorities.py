@@ -7,12 +7,12 @@ from contextlib import suppress
 
 import numpy as np
 
-from relive.conformance.case import Case
-from relive.conformance.outcome import Differs, figures, require, same
-from relive.conformance.peers.off_policy import ALPHA, BETA, Array, PrioritizedReplay, ReplayShape
-from relive.conformance.peers.protocol import Peer
-from relive.conformance.probe import Probe, offered
-from relive.conformance.story import Story, told
+from relive_conformance.adapters.off_policy import ALPHA, BETA, Array, PrioritizedReplay, ReplayShape
+from relive_conformance.adapters.protocol import Adapter
+from relive_conformance.case import Case
+from relive_conformance.outcome import Differs, expect, figures, same
+from relive_conformance.probe import Probe, require
+from relive_conformance.scenario import Scenario, play
 
 UPDATES = 1_000_000
 _WEIGHT_TOLERANCE = 5e-3
@@ -23,12 +23,12 @@ class Ranked:
     """A full prioritized buffer whose rows are known by their time t, from 0 to size − 1."""
 
     def __init__(self, make: Callable[[ReplayShape], PrioritizedReplay], size: int, more: int = 0) -> None:
-        self.story: Story = told([(size + more, "open")])
-        self.size, self.replay = size, make(self.story.shape(size))
-        self.probe = Probe(self.replay).add_all(self.story.steps(0, size))
+        self.scenario: Scenario = play([(size + more, "open")])
+        self.size, self.replay = size, make(self.scenario.shape(size))
+        self.probe = Probe(self.replay).add_all(self.scenario.steps(0, size))
         self._handle: dict[int, object] = {}
         while len(self._handle) < size:
-            rows = [t for _, t in self.story.rows_of(self.probe.sample(min(32, size)).obs)]
+            rows = [t for _, t in self.scenario.rows_of(self.probe.sample(min(32, size)).obs)]
             handles = np.asarray(self.replay.handles(self.probe.native))
             self._handle |= dict(zip(rows, handles, strict=True))
 
@@ -38,11 +38,11 @@ class Ranked:
         self.replay.set_priority(handles, np.asarray(priority, np.float64))
 
     def counts(self, draws: int) -> tuple[Array, Array]:
-        """How often each row of the story is drawn, and its newest weights (NaN if never drawn)."""
-        counts, weights = np.zeros(len(self.story.envs[0])), np.full(len(self.story.envs[0]), np.nan)
+        """How often each row of the scenario is drawn, and its newest weights (NaN if never drawn)."""
+        counts, weights = np.zeros(len(self.scenario.envs[0])), np.full(len(self.scenario.envs[0]), np.nan)
         while counts.sum() < draws:
             batch = self.probe.sample(min(32, self.size))
-            rows = np.array([t for _, t in self.story.rows_of(batch.obs)])
+            rows = np.array([t for _, t in self.scenario.rows_of(batch.obs)])
             np.add.at(counts, rows, 1)
             if batch.weight is not None:
                 weights[rows] = batch.weight
@@ -52,16 +52,16 @@ class Ranked:
         """In each batch the weights are p^(−αβ) up to a factor, and at most 1."""
         for _ in range(20):
             batch = self.probe.sample(min(32, self.size))
-            rows = [t for _, t in self.story.rows_of(batch.obs)]
-            require(batch.weight is not None, "weights in the batch", "no weights")
+            rows = [t for _, t in self.scenario.rows_of(batch.obs)]
+            expect(batch.weight is not None, "weights in the batch", "no weights")
             weight = np.asarray(batch.weight, np.float64)
             expected = (priority[rows] / priority[rows].min()) ** (-ALPHA * BETA)
             same(f"weights of {what}, as parts of the largest", weight / weight.max(), expected, _WEIGHT_TOLERANCE)
-            require(weight.max() <= 1 + 1e-5, "weights of at most 1", figures(weight.max()))
+            expect(weight.max() <= 1 + 1e-5, "weights of at most 1", figures(weight.max()))
 
 
-def weights(peer: Peer) -> None:
-    make = offered(peer.prioritized, "prioritized buffer")
+def weights(adapter: Adapter) -> None:
+    make = require(adapter.prioritized, "prioritized buffer")
     priority = np.array([1.0, 2.0, 4.0, 8.0])
     for scale in (1.0, 1e6):
         ranked = Ranked(make, 4)
@@ -76,8 +76,8 @@ def weights(peer: Peer) -> None:
 WRONG = (float("nan"), float("inf"), float("-inf"), -1.0)
 
 
-def no_priorities(peer: Peer) -> None:
-    make = offered(peer.prioritized_strictly or peer.prioritized, "prioritized buffer")
+def no_priorities(adapter: Adapter) -> None:
+    make = require(adapter.prioritized_strictly or adapter.prioritized, "prioritized buffer")
     priority = np.array([1.0, 2.0, 4.0, 8.0])
     for wrong in WRONG:
         ranked = Ranked(make, 4)
@@ -91,8 +91,8 @@ def no_priorities(peer: Peer) -> None:
                 raise Differs(f"nothing changed by refusing {wrong}: {difference.expected}", difference.got) from None
             continue
         raise Differs(f"priority {wrong} to be refused", f"accepted; then {_state(ranked)}")
-    if peer.prioritized_strictly is not None:
-        _zeros(peer.prioritized_strictly)
+    if adapter.prioritized_strictly is not None:
+        _zeros(adapter.prioritized_strictly)
 
 
 def _state(ranked: Ranked) -> str:
@@ -107,11 +107,11 @@ def _zeros(make: Callable[[ReplayShape], PrioritizedReplay]) -> None:
     ranked = Ranked(make, 4)
     ranked.set([0, 1, 2, 3], np.array([0.0, 1.0, 0.0, 1e-3]))
     drawn = np.flatnonzero(ranked.counts(4000)[0]).tolist()
-    require(set(drawn) <= {1, 3}, "only rows 1 and 3 drawn of priorities [0, 1, 0, 0.001]", f"rows {drawn}")
+    expect(set(drawn) <= {1, 3}, "only rows 1 and 3 drawn of priorities [0, 1, 0, 0.001]", f"rows {drawn}")
 
 
-def after_a_million_updates(peer: Peer) -> None:
-    make = offered(peer.prioritized_strictly or peer.prioritized, "prioritized buffer")
+def after_a_million_updates(adapter: Adapter) -> None:
+    make = require(adapter.prioritized_strictly or adapter.prioritized, "prioritized buffer")
     size, random = 256, np.random.default_rng(0)
     ranked = Ranked(make, size)
     for _ in range(UPDATES // size):
@@ -131,17 +131,17 @@ def check_share(counts: Array, share: Array, what: str) -> None:
     """χ² of how often rows were drawn; six standard deviations above the number of cells is not chance."""
     expected = share * counts.sum()
     chi2, bound = float(((counts - expected) ** 2 / expected).sum()), len(share) + 6 * (2 * len(share)) ** 0.5
-    require(chi2 < bound, f"χ² below {bound:.0f} for {len(share)} rows after {what}", f"{chi2:.0f}")
+    expect(chi2 < bound, f"χ² below {bound:.0f} for {len(share)} rows after {what}", f"{chi2:.0f}")
 
 
-def the_last_of_duplicates(peer: Peer) -> None:
-    ranked = Ranked(offered(peer.prioritized_strictly or peer.prioritized, "prioritized buffer"), 2)
+def the_last_of_duplicates(adapter: Adapter) -> None:
+    ranked = Ranked(require(adapter.prioritized_strictly or adapter.prioritized, "prioritized buffer"), 2)
     ranked.set([0, 1, 0], np.array([1e6, 1.0, 1e-6]))
     counts = ranked.counts(400)[0]
     got = f"{counts[0]:.0f} times"
-    require(counts[0] < 40, "row 0, last given 1e-6 beside 1, in fewer than 40 of 400 draws", got)
+    expect(counts[0] < 40, "row 0, last given 1e-6 beside 1, in fewer than 40 of 400 draws", got)
     size = 64
-    ranked = Ranked(offered(peer.prioritized_strictly or peer.prioritized, "prioritized buffer"), size)
+    ranked = Ranked(require(adapter.prioritized_strictly or adapter.prioritized, "prioritized buffer"), size)
     random = np.random.default_rng(0)
     for _ in range(20):
         ranked.set(random.integers(0, size, 4 * size), random.uniform(0.1, 10, 4 * size))
@@ -150,16 +150,16 @@ def the_last_of_duplicates(peer: Peer) -> None:
     check_share(ranked.counts(100 * size)[0], np.full(size, 1 / size), what)
 
 
-def a_stale_update(peer: Peer) -> None:
-    ranked = Ranked(offered(peer.prioritized_strictly or peer.prioritized, "prioritized buffer"), 4, more=1)
+def a_stale_update(adapter: Adapter) -> None:
+    ranked = Ranked(require(adapter.prioritized_strictly or adapter.prioritized, "prioritized buffer"), 4, more=1)
     ranked.set([0, 1, 2, 3], np.ones(4))
     ranked.probe.sample(4)
-    ranked.probe.add_all(ranked.story.steps(4, 5))
+    ranked.probe.add_all(ranked.scenario.steps(4, 5))
     with suppress(IndexError):  # refusing is as good as skipping
         ranked.set([0], np.array([1e-6]))
     counts = ranked.counts(400)[0]
     got = f"{counts[4]:.0f} times"
-    require(counts[4] > 40, "row 4, which overwrote row 0 before row 0 was given 1e-6, in about 100 of 400 draws", got)
+    expect(counts[4] > 40, "row 4, which overwrote row 0 before row 0 was given 1e-6, in about 100 of 400 draws", got)
 
 
 CASES = (

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from relive.conformance.case import Case
-from relive.conformance.outcome import require, same
-from relive.conformance.peers.off_policy import NotOffered, ReplayShape
-from relive.conformance.peers.protocol import Peer
-from relive.conformance.probe import Probe, offered
-from relive.conformance.story import same_transitions, told
+from relive_conformance.adapters.off_policy import NotOffered, ReplayShape
+from relive_conformance.adapters.protocol import Adapter
+from relive_conformance.case import Case
+from relive_conformance.outcome import expect, same
+from relive_conformance.probe import Probe, require
+from relive_conformance.scenario import play, same_transitions
 
 CAPACITY, WRITTEN = 20, 30
 DRAWS = 100
@@ -31,17 +31,17 @@ PATIENCE = 120.0
 Maker = Callable[[ReplayShape], Any]
 
 
-def the_same_draws(peer: Peer) -> None:
-    _saved_and_loaded(offered(peer.replay, "replay buffer"))
+def the_same_draws(adapter: Adapter) -> None:
+    _saved_and_loaded(require(adapter.replay, "replay buffer"))
     with suppress(NotOffered):
-        _saved_and_loaded(offered(peer.prioritized, "prioritized buffer"))
+        _saved_and_loaded(require(adapter.prioritized, "prioritized buffer"))
 
 
 def _saved_and_loaded(make: Maker) -> None:
-    story = told([(7, "truncated"), (WRITTEN - 7, "open")])
-    probe = Probe(make(story.shape(CAPACITY)))
+    scenario = play([(7, "truncated"), (WRITTEN - 7, "open")])
+    probe = Probe(make(scenario.shape(CAPACITY)))
     save = probe.verb("save")
-    probe.add_all(story.steps())
+    probe.add_all(scenario.steps())
     batch = probe.sample(8)
     if batch.weight is not None:
         priority = np.linspace(0.5, 4, 8)
@@ -49,14 +49,14 @@ def _saved_and_loaded(make: Maker) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "saved")
         save(path)
-        loaded = Probe(make(story.shape(CAPACITY, seed=99)))
+        loaded = Probe(make(scenario.shape(CAPACITY, seed=99)))
         loaded.verb("load")(path)
-        require(loaded.stored == probe.stored, f"{probe.stored} rows after load", loaded.stored)
+        expect(loaded.stored == probe.stored, f"{probe.stored} rows after load", loaded.stored)
         if probe.promise("draws_from"):
             _same_content(probe, loaded)
             return
         before, after = probe.draw(DRAWS), loaded.draw(DRAWS)
-        same_transitions(after, story)
+        same_transitions(after, scenario)
         same(f"the next {DRAWS} draws after load", after.obs, before.obs)
         if before.weight is not None:
             same(f"weights of the next {DRAWS} draws after load", after.weight, before.weight, 1e-5)
@@ -72,10 +72,10 @@ def _same_content(probe: Probe, loaded: Probe) -> None:
     same("how often rows are drawn after load", share_after, share, 0.025)
 
 
-def killed(peer: Peer) -> None:
-    make = offered(peer.replay, "replay buffer")
-    story = told([(20_000, "open")])
-    shape = story.shape(4_000)
+def killed(adapter: Adapter) -> None:
+    make = require(adapter.replay, "replay buffer")
+    scenario = play([(20_000, "open")])
+    shape = scenario.shape(4_000)
     if not Probe(make(shape)).promise("survives_kill"):
         raise NotOffered("no promise about a save that is killed")
     wait = np.random.default_rng(0).uniform(0.0, 0.05, KILLS)
@@ -85,8 +85,8 @@ def killed(peer: Peer) -> None:
             finished = _killed_after(make, shape, path, float(seconds))
             loaded = Probe(make(shape))
             loaded.verb("load")(path)
-            require(loaded.stored >= finished, f"the {finished} rows of the last finished save", loaded.stored)
-            same_transitions(loaded.draw(400), story)
+            expect(loaded.stored >= finished, f"the {finished} rows of the last finished save", loaded.stored)
+            same_transitions(loaded.draw(400), scenario)
 
 
 def _killed_after(make: Maker, shape: ReplayShape, path: str, seconds: float) -> int:
@@ -118,7 +118,7 @@ def _killed_after(make: Maker, shape: ReplayShape, path: str, seconds: float) ->
 
 def _save_for_ever(make: Maker, shape: ReplayShape, path: str, said: Connection) -> None:
     probe = Probe(make(shape))
-    for rows, step in enumerate(told([(20_000, "open")]).steps(), 1):
+    for rows, step in enumerate(play([(20_000, "open")]).steps(), 1):
         probe.add(step)
         probe.replay.save(path)
         said.send(min(rows, shape.capacity))

@@ -6,23 +6,23 @@ import threading
 
 import numpy as np
 
-from relive.conformance.case import Case
-from relive.conformance.outcome import Differs, figures
-from relive.conformance.peers.off_policy import NotOffered, ReplayBatch
-from relive.conformance.peers.protocol import Peer
-from relive.conformance.probe import Probe, offered
-from relive.conformance.story import told
+from relive_conformance.adapters.off_policy import NotOffered, ReplayBatch
+from relive_conformance.adapters.protocol import Adapter
+from relive_conformance.case import Case
+from relive_conformance.outcome import Differs, figures
+from relive_conformance.probe import Probe, require
+from relive_conformance.scenario import play
 
 ROWS, CAPACITY, READERS = 4_000, 64, 2
 PATIENCE = 120.0
 
 
-def whole_rows(peer: Peer) -> None:
-    story = told([(ROWS, "open")])
-    replay = offered(peer.replay, "replay buffer")(story.shape(CAPACITY))
+def whole_rows(adapter: Adapter) -> None:
+    scenario = play([(ROWS, "open")])
+    replay = require(adapter.replay, "replay buffer")(scenario.shape(CAPACITY))
     if not Probe(replay).promise("safe_in_threads"):
         raise NotOffered("no promise about threads")
-    steps = list(story.steps())
+    steps = list(scenario.steps())
     Probe(replay).add_all(steps[:CAPACITY])
     errors: list[BaseException] = []
     finished = threading.Event()
