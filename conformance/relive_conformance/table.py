@@ -37,6 +37,8 @@ def _lines(report: Report, cases: Sequence[Case]) -> Iterator[str]:
     yield "   ".join(f"{symbol} {status}" for status, symbol in SYMBOLS.items())
     for result in report.results:
         yield from _differences(result, {case.number: case for case in cases})
+    if report.missing:
+        yield ""
     for name, reason in report.missing.items():
         yield f"{name} did not import: {reason}"
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import relive_conformance
+
 pytest.importorskip("scikit_build_core", reason="building a wheel needs scikit-build-core: requirements/build.txt")
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +38,7 @@ class Wheel:
             metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
             self.entry_points = configparser.ConfigParser()
             self.entry_points.read_string(archive.read(f"{info}/entry_points.txt").decode())
+        self.version = metadata["Version"]
         wanted = [text for text in metadata.get_all("Requires-Dist", []) if "extra ==" not in text]
         self.dependencies = {re.split(r"[^\w-]", text)[0] for text in wanted}
         self.license = f"{info}/licenses/LICENSE" in self.files
@@ -56,6 +59,7 @@ def test_the_wheel_of_relive_has_the_package_and_nothing_of_the_workshop(tmp_pat
 
 def test_the_wheel_of_relive_conformance_has_its_own_files_and_does_not_need_relive(tmp_path: Path) -> None:
     wheel = Wheel(ROOT / "conformance", tmp_path)
+    assert wheel.version == relive_conformance.__version__
     assert wheel.top_level == {"relive_conformance", "pytest_relive_conformance.py"}
     reproductions = [name for name in wheel.files if name.endswith(".md")]
     assert len(reproductions) == len(list((ROOT / "conformance").rglob("reproductions/*.md"))) > 5
