@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 HASHED := $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes
-SOURCES := $(shell find src csrc -name '*.py' -o -name '*.pyi' -o -name '*.cpp' -o -name '*.hpp') pyproject.toml CMakeLists.txt
+SOURCES := $(shell find src csrc conformance -name '*.py' -o -name '*.pyi' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.md') pyproject.toml conformance/pyproject.toml CMakeLists.txt
 
 SANITIZERS := address undefined thread
 BASELINE := e26eac50af766fd3c26911e5a44a5ef22a2a94b1
@@ -17,7 +17,7 @@ APART := build/originals/apexrl/src:build/originals/rl_buffer/src:build/original
 .PHONY: demo test test-all test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep originals originals-full check format docs clean
 
 demo: .venv/package
-	$(BIN)/relive demo
+	$(BIN)/python -m examples.demo
 
 # A selection over everything: each public name, adapter, promise and conformance case at least once. Minutes.
 # On a device: make test DEVICE=cuda (or mps, xpu) runs the tests that take one.
@@ -60,7 +60,7 @@ baseline: .venv/build
 # Two libraries want another tensordict than the rest, and the native part of TorchRL loads only with the torch that it was
 # built for: each is asked in an environment of its own. That torch brings CUDA, 5 GB of it.
 conformance: .venv/bench .venv/torchrl .venv/agilerl
-	$(BIN)/relive conformance --python .venv/torchrl/bin/python --python .venv/agilerl/bin/python
+	$(BIN)/relive-conformance --python .venv/torchrl/bin/python --python .venv/agilerl/bin/python
 
 # The tables of the docs and of the README are those of the last run.
 conformance-keep: .venv/installed
@@ -106,10 +106,10 @@ format: .venv/installed
 	$(HASHED) -r requirements/build.txt
 	touch $@
 
-# The package is built here and nowhere else, with what `relive demo` needs: matplotlib draws its learning curve.
+# Both packages are built here and nowhere else, with what the demo needs: rich, and matplotlib for its learning curve.
 .venv/package: .venv/build constraints.txt $(SOURCES)
-	$(PIP) --no-build-isolation --no-deps .
-	$(PIP) "relive[plots]"
+	$(PIP) --no-build-isolation --no-deps . ./conformance
+	$(PIP) "relive[cli,plots]" relive-conformance
 	touch $@
 
 # "relive[...]" is the package that is installed already: pip adds what the extra asks for, and builds nothing.

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import relive
+import relive_conformance
 
 from .adapter_cases import Case
 from .machine import version_of
@@ -83,7 +84,7 @@ def run_here(session: Session, originals: Sequence[str]) -> list[tuple[Result, l
 
 
 def run_elsewhere(python: str, only: Sequence[str], quick: bool, suite: str = "adapters") -> dict[str, Any]:
-    """The results of a suite in another interpreter, with copies of relive and of the benchmarks on its path."""
+    """The results of a suite in another interpreter, with copies of our packages on its path."""
     command = [interpreter(python), "-m", f"{__package__}.{suite}", "--only", ",".join(only), *["--quick"] * quick]
     with tempfile.TemporaryDirectory() as folder:
         copy_sources(Path(folder))
@@ -102,14 +103,14 @@ def interpreter(path: str) -> str:
 
 
 def copy_sources(folder: Path) -> None:
-    """Copy relive and the benchmarks into a folder.
+    """Copy relive, relive_conformance and the benchmarks into a folder.
 
     The folder of an installed relive also holds the torch that another interpreter must not find.
     """
     unwanted = shutil.ignore_patterns("*.pyc", "results")
-    shutil.copytree(Path(relive.__file__).parent, folder / "relive", ignore=unwanted)
-    if __package__ == "benchmarks":  # else they are in relive
-        shutil.copytree(Path(__file__).parent, folder / "benchmarks", ignore=unwanted)
+    for place in (relive.__file__, relive_conformance.__file__, __file__):
+        package = Path(place).parent
+        shutil.copytree(package, folder / package.name, ignore=unwanted)
 
 
 def merge(path: Path, elsewhere: dict[str, Any]) -> None:

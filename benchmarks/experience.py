@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from relive.conformance.peers import ReplayShape, Transitions
+from relive_conformance.adapters import ReplayShape, Transitions
 
 Array = np.ndarray[Any, Any]
 

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from relive.conformance.peers import NotOffered, Peer, Replay, ReplayShape
+from relive_conformance.adapters import Adapter, NotOffered, Replay, ReplayShape
 
 from .bars import BYTES_A_TRANSITION
 from .experience import make_experience
@@ -127,7 +127,7 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.1f}"
 
 
-def entrants(peers: Sequence[Peer]) -> list[tuple[str, Role, Make]]:
+def entrants(peers: Sequence[Adapter]) -> list[tuple[str, Role, Make]]:
     """Every library, with and without the settings that save memory."""
     found: list[tuple[str, Role, Make]] = []
     for peer in peers:
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shape = SHAPES[name]
         shape = shape._replace(capacity=min(shape.capacity, 10**5 if session.options.quick else 10**6))
         with session.console.status(name):
-            results.append(measure_memory(f"memory {name}", shape, entrants(session.found.peers)))
+            results.append(measure_memory(f"memory {name}", shape, entrants(session.found.adapters)))
     print_memory(results, session.console)
     return session.finish([], memory=memory_json(results))
 

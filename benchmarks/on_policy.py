@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from relive.conformance.peers import Epoch, NotOffered, Peer, RolloutShape
+from relive_conformance.adapters import Adapter, Epoch, NotOffered, RolloutShape
 
 from .memcpy import memcpy_of
 from .report import Result
@@ -56,7 +56,7 @@ CASES = (
 )
 
 
-def enter_gae(peer: Peer, case: Case, data: RolloutData) -> Contestant:
+def enter_gae(peer: Adapter, case: Case, data: RolloutData) -> Contestant:
     """The stand-alone estimator on inputs in the library's own layout."""
     if peer.gae is None:
         raise NotOffered
@@ -64,7 +64,7 @@ def enter_gae(peer: Peer, case: Case, data: RolloutData) -> Contestant:
     return contestant(peer, peer.gae().prepare(data.trajectory, gamma=GAMMA, lam=LAM))
 
 
-def enter_add(peer: Peer, case: Case, data: RolloutData) -> Contestant:
+def enter_add(peer: Adapter, case: Case, data: RolloutData) -> Contestant:
     """T adds into an empty buffer, per step."""
     if peer.rollout is None:
         raise NotOffered
@@ -79,7 +79,7 @@ def enter_add(peer: Peer, case: Case, data: RolloutData) -> Contestant:
     return contestant(peer, run, units=len(prepared), reset=rollout.clear)
 
 
-def enter_epoch(peer: Peer, case: Case, data: RolloutData) -> Contestant:
+def enter_epoch(peer: Adapter, case: Case, data: RolloutData) -> Contestant:
     """One shuffled epoch of a full rollout."""
     epoch = _full(peer, case, data)
     refuse(check_epoch(epoch, case.batch_size, data, gamma=GAMMA, lam=LAM))
@@ -91,7 +91,7 @@ def enter_epoch(peer: Peer, case: Case, data: RolloutData) -> Contestant:
     return contestant(peer, run)
 
 
-def _full(peer: Peer, case: Case, data: RolloutData) -> Epoch:
+def _full(peer: Adapter, case: Case, data: RolloutData) -> Epoch:
     if peer.rollout is not None:
         rollout = peer.rollout(case.shape)
         fill(rollout, data, gamma=GAMMA, lam=LAM)
@@ -101,7 +101,7 @@ def _full(peer: Peer, case: Case, data: RolloutData) -> Epoch:
     raise NotOffered
 
 
-def enter_cycle(peer: Peer, case: Case, data: RolloutData) -> Contestant:
+def enter_cycle(peer: Adapter, case: Case, data: RolloutData) -> Contestant:
     """T adds, advantages, four epochs."""
     if peer.rollout is None:
         raise NotOffered
@@ -143,7 +143,7 @@ def limit_of(case: Case, data: RolloutData) -> Contestant:
 ENTER = {"add": enter_add, "gae": enter_gae, "epoch": enter_epoch, "cycle": enter_cycle}
 
 
-def _entrants(case: Case, peers: Sequence[Peer]) -> Iterator[Peer]:
+def _entrants(case: Case, peers: Sequence[Adapter]) -> Iterator[Adapter]:
     for peer in peers:
         yield peer
         if case.operation == "add":
@@ -151,7 +151,7 @@ def _entrants(case: Case, peers: Sequence[Peer]) -> Iterator[Peer]:
                 yield replace(peer, name=f"{peer.name}, given {kind}", rollout=rollout)
 
 
-def enter_case(case: Case, peers: Sequence[Peer]) -> tuple[Result, list[Contestant]]:
+def enter_case(case: Case, peers: Sequence[Adapter]) -> tuple[Result, list[Contestant]]:
     """Check every peer; those that pass are timed."""
     data = make_rollout(case.shape, seed=0)
     result, contestants = enter(case.name, _entrants(case, peers), lambda peer: ENTER[case.operation](peer, case, data))

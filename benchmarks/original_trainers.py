@@ -47,7 +47,7 @@ def train(original: str, name: str, side: str, seed: int) -> float:
 
 
 class Elsewhere:
-    """Starts trainings in processes of an interpreter, with copies of relive and of the benchmarks on its path."""
+    """Starts trainings in processes of an interpreter, with copies of our packages on its path."""
 
     def __init__(self, folder: Path, python: str, paths: Sequence[Path]) -> None:
         copy_sources(folder)

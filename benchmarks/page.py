@@ -37,7 +37,7 @@ NOTES = {
 HEAD = """# Performance
 
 The scripts in `benchmarks/` measure relive and other libraries, interleaved in one run. The tables show medians and
-the range between the 10th and 90th percentile (p10–p90). `make bench` or `relive bench --quick` repeats this on your
+the range between the 10th and 90th percentile (p10–p90). `make bench` repeats this on your
 machine in about twelve minutes. Machines are noisy, so only ratios within one run are meaningful: relive against the
 fastest peer of that run, with a 95 % bootstrap interval. "Bar" is the ratio that we aim for, and "met" says whether
 we reach it. The limit is a copy of the same bytes (unless its name says otherwise), which no library can beat; it is

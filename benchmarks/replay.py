@@ -12,12 +12,12 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from relive.conformance.peers import NotOffered, Peer, PrioritizedReplay, Replay, ReplayShape
+from relive_conformance.adapters import Adapter, NotOffered, PrioritizedReplay, Replay, ReplayShape
 
 from .experience import Experience, make_experience
 from .memcpy import memcpy_of
 from .report import Result
-from .suite import Session, contestant, enter, refuse
+from .suite import Session, contestant, enter, refuse, role_of
 from .timing import Contestant
 from .verify_replay import (
     check_add,
@@ -65,7 +65,7 @@ CASES = (
 )
 
 
-def enter_add(peer: Peer, case: Case, data: Experience) -> Contestant:
+def enter_add(peer: Adapter, case: Case, data: Experience) -> Contestant:
     """Adds into a full buffer, per step."""
     make = _offered(peer.replay)
     small = case.shape._replace(capacity=max(256, 64 * case.shape.num_envs))
@@ -90,7 +90,7 @@ def _add_again(replay: Replay, prepared: list[object], data: Experience) -> None
         replay.add(step)
 
 
-def enter_uniform(peer: Peer, case: Case, data: Experience) -> Contestant:
+def enter_uniform(peer: Adapter, case: Case, data: Experience) -> Contestant:
     """A batch of transitions as new tensors."""
     replay = _offered(peer.replay)(case.shape)
     fill(replay, data)
@@ -98,7 +98,7 @@ def enter_uniform(peer: Peer, case: Case, data: Experience) -> Contestant:
     return contestant(peer, lambda: replay.sample(case.batch_size))
 
 
-def enter_prioritized(peer: Peer, case: Case, data: Experience) -> Contestant:
+def enter_prioritized(peer: Adapter, case: Case, data: Experience) -> Contestant:
     """A batch of transitions with weights, then new priorities for it."""
     make = _offered(peer.prioritized)
     small = case.shape._replace(capacity=1024)
@@ -126,19 +126,19 @@ def sample_and_update(replay: PrioritizedReplay, batch_size: int) -> Callable[[]
     return run
 
 
-def enter_n_step(peer: Peer, case: Case, data: Experience) -> Contestant:
+def enter_n_step(peer: Adapter, case: Case, data: Experience) -> Contestant:
     """A batch of 3-step transitions."""
     replay = _offered(peer.n_step)(case.shape, N_STEPS, GAMMA)
     fill(replay, data)
-    refuse(check_n_step(replay, data, N_STEPS, GAMMA, strictly=peer.ours))
+    refuse(check_n_step(replay, data, N_STEPS, GAMMA, strictly=role_of(peer) == "ours"))
     return contestant(peer, lambda: replay.sample(case.batch_size))
 
 
-def enter_sequences(peer: Peer, case: Case, data: Experience) -> Contestant:
+def enter_sequences(peer: Adapter, case: Case, data: Experience) -> Contestant:
     """A batch of sequences of 80 steps."""
     replay = _offered(peer.sequence)(case.shape, SEQUENCE)
     fill(replay, data)
-    refuse(check_sequences(replay, data, case.batch_size, SEQUENCE, within_episodes=peer.ours))
+    refuse(check_sequences(replay, data, case.batch_size, SEQUENCE, within_episodes=role_of(peer) == "ours"))
     return contestant(peer, lambda: replay.sample(case.batch_size))
 
 
@@ -157,7 +157,7 @@ ENTER = {
 }
 
 
-def _entrants(case: Case, peers: Sequence[Peer]) -> Iterator[Peer]:
+def _entrants(case: Case, peers: Sequence[Adapter]) -> Iterator[Adapter]:
     for peer in peers:
         yield peer
         if case.operation == "add":
@@ -168,7 +168,7 @@ def _entrants(case: Case, peers: Sequence[Peer]) -> Iterator[Peer]:
                 yield replace(peer, name=f"{peer.name}, {settings}", replay=make)
 
 
-def enter_case(case: Case, peers: Sequence[Peer]) -> tuple[Result, list[Contestant]]:
+def enter_case(case: Case, peers: Sequence[Adapter]) -> tuple[Result, list[Contestant]]:
     """Check every peer; those that pass are timed."""
     data = make_experience(case.shape, case.num_steps or case.shape.capacity, seed=0)
     result, contestants = enter(case.name, _entrants(case, peers), lambda peer: ENTER[case.operation](peer, case, data))

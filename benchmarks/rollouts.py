@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from relive.conformance.peers import RolloutShape, Step, Trajectory
+from relive_conformance.adapters import RolloutShape, Step, Trajectory
 
 Array = np.ndarray[Any, Any]
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.conformance.peers import NotOffered, Peer, ReplayShape
+from relive_conformance.adapters import Adapter, NotOffered, ReplayShape
 
 from .experience import Experience, make_experience
 from .replay import ATARI, ROBOT
@@ -48,7 +48,7 @@ class Case:
         return f"{OPERATIONS[self.operation]}, {self.shape.capacity:,} of {self.kind}"
 
 
-def enter_peer(peer: Peer, case: Case, data: Experience) -> Contestant:
+def enter_peer(peer: Adapter, case: Case, data: Experience) -> Contestant:
     """A full buffer of a library, whose saved copy was checked once."""
     if peer.replay is None:
         raise NotOffered
@@ -130,7 +130,7 @@ def cases(operations: Sequence[str], root: Path, smaller: int) -> Iterator[Case]
             shutil.rmtree(folder)
 
 
-def enter_case(case: Case, peers: Sequence[Peer]) -> tuple[Result, list[Contestant]]:
+def enter_case(case: Case, peers: Sequence[Adapter]) -> tuple[Result, list[Contestant]]:
     """Check every peer; those that pass are timed."""
     data = make_experience(case.shape, case.shape.capacity, seed=0)
     result, contestants = enter(case.name, peers, lambda peer: enter_peer(peer, case, data))

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from relive.conformance.peers import NotOffered, Peer, RolloutShape
 from relive.memory.space import available_bytes
+from relive_conformance.adapters import Adapter, NotOffered, RolloutShape
 
 from . import on_policy, replay
 from .experience import Experience, make_experience
@@ -83,7 +83,7 @@ def measure_rollouts(session: Session, effort: Effort) -> Iterator[Point]:
     for axis, size, case in rollout_cases(session.options.quick):
         with session.console.status(case.name):
             data = make_rollout(case.shape, seed=0)
-            chosen = [peer for peer in session.found.peers if peer.name in LIBRARIES[case.operation]]
+            chosen = [peer for peer in session.found.adapters if peer.name in LIBRARIES[case.operation]]
             _, contestants = enter(
                 case.name, chosen, lambda peer, case=case, data=data: on_policy.ENTER[case.operation](peer, case, data)
             )
@@ -95,7 +95,7 @@ def measure_rollouts(session: Session, effort: Effort) -> Iterator[Point]:
 class Full:
     """The filled replay buffers of all libraries at one capacity; made once for all batch sizes."""
 
-    def __init__(self, operation: str, data: Experience, peers: Sequence[Peer], console: Console) -> None:
+    def __init__(self, operation: str, data: Experience, peers: Sequence[Adapter], console: Console) -> None:
         self._operation, self._data = operation, data
         chosen = [peer for peer in peers if peer.name in LIBRARIES[operation]]
         self._runs: dict[str, Callable[[int], Callable[[], object]]] = {}
@@ -104,7 +104,7 @@ class Full:
             console.print(f"[red]not timed[/red] {operation} at {data.shape.capacity:,}: {name}: {reason}")
         self._peers = [peer for peer in chosen if peer.name in self._runs]
 
-    def _fill(self, peer: Peer) -> Contestant:
+    def _fill(self, peer: Adapter) -> Contestant:
         shape = self._data.shape
         free = available_bytes()
         if free is not None and 2 * shape.capacity * BYTES_A_ROW > free:
@@ -143,7 +143,7 @@ def measure_replay(session: Session, effort: Effort) -> Iterator[Point]:
         with session.console.status(f"capacity {capacity:,}"):
             data = make_experience(ROBOT._replace(capacity=capacity), capacity, seed=0)
             for operation in ("uniform", "prioritized", "add"):
-                full = Full(operation, data, session.found.peers, session.console)
+                full = Full(operation, data, session.found.adapters, session.console)
                 yield from full.time("capacity", capacity, USUAL_BATCH, effort, session.rng)
                 for size in BATCHES if capacity == usual and operation != "add" else ():
                     yield from full.time("batch", size, size, effort, session.rng)

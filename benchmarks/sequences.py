@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from relive.conformance.peers import NotOffered, Peer, RolloutShape
+from relive_conformance.adapters import Adapter, NotOffered, RolloutShape
 
 from .memcpy import memcpy_of
 from .rollouts import RolloutData, make_rollout
@@ -25,7 +25,7 @@ NBYTES = 4 * SHAPE.num_steps * SHAPE.num_envs * (SHAPE.obs_dim + SHAPE.action_di
 SUBJECT = "Time an epoch of sequence minibatches of a rollout beside the peers."
 
 
-def enter_sequences(peer: Peer, num_steps: int, data: RolloutData) -> Contestant:
+def enter_sequences(peer: Adapter, num_steps: int, data: RolloutData) -> Contestant:
     """One epoch, from the flags of a full rollout to the last batch."""
     if peer.recurrent is None:
         raise NotOffered
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     judged = []
     for case, size in CASES.items():
         with session.console.status(case):
-            entered = enter(case, session.found.peers, lambda peer, size=size: enter_sequences(peer, size, data))
+            entered = enter(case, session.found.adapters, lambda peer, size=size: enter_sequences(peer, size, data))
             judged.append(session.time((entered[0], [*entered[1], memcpy_of(NBYTES)])))
     return session.finish(judged)
 

@@ -13,16 +13,15 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from rich.console import Console
 
-from relive.conformance.peers import Discovery, NotOffered, Peer, discover
+from relive_conformance.adapters import Adapter, Discovery, NotOffered, discover
 
 from . import machine
 from .compare import show_changes
 from .report import Line, Result, judge, print_table, write_json
 from .timing import FULL, QUICK, Contestant, Effort, Role, race
 
-_HERE = Path(__file__).parent
-RESULTS = _HERE / "results" if (_HERE.parent / "pyproject.toml").exists() else Path("runs/bench")
-"""The folder of results: the kept ones in a clone, or a folder below the current one."""
+RESULTS = Path(__file__).parent / "results"
+"""The folder of kept results."""
 
 _NOBODY = Discovery([], [])
 
@@ -50,17 +49,19 @@ def refuse(reason: str | None) -> None:
         raise Refused(reason)
 
 
-def role_of(peer: Peer) -> Role:
+def role_of(peer: Adapter) -> Role:
     """Whether a library is ours, a peer or the limit."""
-    return "ours" if peer.ours else "peer"
+    return "ours" if peer.name == "relive" else "peer"
 
 
-def contestant(peer: Peer, run: Callable[[], object], **more: Any) -> Contestant:
+def contestant(peer: Adapter, run: Callable[[], object], **more: Any) -> Contestant:
     """An operation of a library to time."""
     return Contestant(peer.name, role_of(peer), run, **more)
 
 
-def enter(case: str, entrants: Iterable[Peer], make: Callable[[Peer], Contestant]) -> tuple[Result, list[Contestant]]:
+def enter(
+    case: str, entrants: Iterable[Adapter], make: Callable[[Adapter], Contestant]
+) -> tuple[Result, list[Contestant]]:
     """Check every entrant; those that pass are timed, and the result says why others are not."""
     result = Result(case, [])
     contestants: list[Contestant] = []
@@ -128,7 +129,7 @@ class Session:
     def time_all(
         self,
         cases: Iterable[C],
-        enter_case: Callable[[C, Sequence[Peer]], tuple[Result, list[Contestant]]],
+        enter_case: Callable[[C, Sequence[Adapter]], tuple[Result, list[Contestant]]],
         effort: Effort | None = None,
     ) -> int:
         """Time every case whose operation was chosen, with the contestants of `enter_case`, and finish the run."""
@@ -136,7 +137,7 @@ class Session:
         for case in cases:
             if case.operation in self.operations:
                 with self.console.status(case.name):
-                    judged.append(self.time(enter_case(case, self.found.peers), effort))
+                    judged.append(self.time(enter_case(case, self.found.adapters), effort))
         return self.finish(judged)
 
     def judged(self, result: Result) -> tuple[Result, list[Line]]:
@@ -186,7 +187,7 @@ def describe(suite: str, found: Discovery, quick: bool) -> dict[str, Any]:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "quick": quick,
         "machine": machine.describe(),
-        "peers": {peer.name: peer.version for peer in found.peers},
+        "peers": {peer.name: peer.version for peer in found.adapters},
         "missing": {missing.name: missing.reason for missing in found.missing},
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.conformance.peers import Batch, Epoch, Gae, Recurrent, Rollout
+from relive_conformance.adapters import Batch, Epoch, Gae, Recurrent, Rollout
 
 from .rollouts import RolloutData, reference_gae
 

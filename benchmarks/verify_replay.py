@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from relive.conformance.peers import ALPHA, BETA, PrioritizedReplay, Replay, ReplayBatch, Transitions
+from relive_conformance.adapters import ALPHA, BETA, PrioritizedReplay, Replay, ReplayBatch, Transitions
 
 from .experience import Experience
 

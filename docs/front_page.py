@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from relive.conformance import case
-from relive.conformance.outcome import PASSES
-from relive.conformance.report import SYMBOLS, Report
+from relive_conformance import case
+from relive_conformance.outcome import PASSES
+from relive_conformance.report import SYMBOLS, Report
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from relive.conformance.scripted import Script, Scripted, Transition, act, step_and_reset, transitions, vector
+from relive_conformance.scripted import Script, Scripted, Transition, act, step_and_reset, transitions, vector
 
 __all__ = [
     "Script", "Scripted", "ScriptedDict", "Transition", "act", "critic", "step_and_reset", "transitions", "vector",

@@ -9,10 +9,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from relive import EpisodeStats
-from relive.cli.demo.curve import trailing_mean
 
 ROOT = Path(__file__).parents[2]
 WINDOW = 50
@@ -38,7 +38,8 @@ def draw(path: Path, stats: EpisodeStats) -> None:
     ):
         ended = episodes[name]
         axes.plot(steps[ended], returns[ended], ".", color=color, alpha=0.5, label=told)
-    axes.plot(steps, trailing_mean(returns, WINDOW), color="black", linewidth=2, label=f"mean of the last {WINDOW}")
+    mean = [np.mean(returns[max(end - WINDOW, 0) : end]) for end in range(1, len(returns) + 1)]
+    axes.plot(steps, mean, color="black", linewidth=2, label=f"mean of the last {WINDOW}")
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right", frameon=False)

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: exit codes, help, Ctrl-C, and a demo with a tiny bound."""
+"""The command line as a user meets it: exit codes, help, Ctrl-C."""
 
 import argparse
 import json
@@ -6,167 +6,23 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Generator
-from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-from rich.console import Console
 
 import relive
-from relive.cli import COMMANDS, main
-from relive.cli.demo import cartpole, progress
-from relive.cli.demo.cartpole import Report, Settings, train
-from tests.inspector.test_page import data_of
-
-TINY = Settings(max_transitions=2000)
+from relive.cli import COMMANDS, check, conformance, main
 
 
-@pytest.fixture
-def small_demo(tmp_path: Path) -> list[str]:
-    return ["demo", "--steps", "2_000", "--seed", "3", "--out", str(tmp_path), "--name", "tiny"]
-
-
-def test_demo_tells_the_story_and_trains_until_the_bound(
-    small_demo: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    assert main(small_demo) == 1
-    text = capsys.readouterr().out
-    assert "one learns -8 from a step that never happened" in text
-    assert "not solved within --steps" in text
-    assert "\x1b" not in text, "no live updates where there is no terminal"
-    picture = tmp_path / "tiny" / "learning_curve.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_demo_says_how_to_get_the_picture_without_matplotlib(
-    small_demo: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main(small_demo) == 1
-    assert 'pip install ".[plots]" in a clone of relive' in capsys.readouterr().out
-    assert [file.name for file in (tmp_path / "tiny").iterdir()] == ["report.html"]
-
-
-def test_demo_ends_with_a_page_about_its_own_run(
-    small_demo: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(small_demo) == 1
-    page = tmp_path / "tiny" / "report.html"
-    assert f"report on the last rollout: {page}" in capsys.readouterr().out
-    data = data_of(page)
-    assert data["source"]["kind"] == "RolloutBuffer"
-    assert data["episodes"]["stats"]["steps"] >= 2000, "every episode of the run"
-    assert data["browser"]["series"][:4] == ["reward", "value", "advantage", "return"]
-
-
-@dataclass(frozen=True)
-class Easy(Settings):
-    target: float = 15.0
-
-
-def test_a_solved_demo_exits_with_zero(
-    small_demo: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relive.cli.demo.Settings", Easy)
-    assert main([*small_demo, "--steps", "20000"]) == 0
-    text = capsys.readouterr().out
-    assert "result       solved" in text
-    assert "over the last 100 episodes, goal 15" in text
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
-def test_cartpole_is_solved(seed: int) -> None:
-    *_, report = train(Settings(), seed)
-    assert report.solved
-
-
-def test_the_timeline_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--no-train"]) == 0
-    assert "PPO" not in capsys.readouterr().out
-
-
-def test_ctrl_c_ends_with_a_sentence(
-    small_demo: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_ends_with_a_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cartpole, "_update", interrupted)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    try:
-        assert main(small_demo) == 130
-        assert torch.get_num_threads() == threads + 1
-    finally:
-        torch.set_num_threads(threads)
-    assert capsys.readouterr().err == "\nrelive demo: stopped by Ctrl-C.\n"
-
-
-def test_training_leaves_the_seed_and_the_threads_as_they_were() -> None:
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
-    for _ in train(TINY, seed=1):
-        pass
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.get_num_threads() == threads
-
-
-def test_the_same_seed_plays_the_same_episodes() -> None:
-    def finished(seed: int) -> list[object]:
-        *_, report = train(TINY, seed)
-        return [column.tolist() for column in report.stats.episodes().values()]
-
-    assert finished(1) == finished(1)
-    assert finished(1) != finished(2)
-
-
-def test_the_buffers_share_of_the_time_is_a_share() -> None:
-    *_, report = train(TINY, seed=1)
-    assert 0 < report.buffer_share < 1
-    assert TINY.max_transitions <= report.stats.num_steps < TINY.max_transitions + 8 * TINY.num_steps
-
-
-def test_a_terminal_sees_a_bar() -> None:
-    file = StringIO()
-    console = Console(file=file, force_terminal=True, width=80)
-    report = progress.watch(console, train(TINY, seed=1), TINY)
-    text = file.getvalue()
-    assert "return" in text
-    assert "buffer" in text
-    assert "━" in text
-    assert len(progress.describe(report)) + 13 <= 80
-
-
-def test_a_file_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LINE_EVERY", 1000)
-    console = Console(file=StringIO(), width=80)
-    progress.watch(console, train(TINY, seed=1), TINY)
-    assert isinstance(console.file, StringIO)
-    assert len(console.file.getvalue().splitlines()) == 2
-
-
-def test_watching_closes_the_training_even_when_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = []
-
-    def reports() -> Generator[Report]:
-        try:
-            yield from train(TINY, seed=1)
-        finally:
-            closed.append(True)
-
-    class Broken(Console):
-        def print(self, *_: object, **__: object) -> None:
-            raise OSError("disk full")
-
-    monkeypatch.setattr(progress, "LINE_EVERY", 1)
-    with pytest.raises(OSError, match="disk full"):
-        progress.watch(Broken(file=StringIO()), reports(), TINY)
-    assert closed
+    monkeypatch.setattr(check, "examined", interrupted)
+    assert main(["check", "anywhere"]) == 130
+    assert capsys.readouterr().err == "\nrelive check: stopped by Ctrl-C.\n"
 
 
 def test_version_names_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,8 +71,8 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     [
         ([], "the following arguments are required: <command>"),
         (["nonsense"], "invalid choice: 'nonsense'"),
-        (["demo", "--steps", "0"], "expected a positive number, got 0"),
-        (["demo", "--steps", "many"], "invalid"),
+        (["check"], "the following arguments are required: PATH"),
+        (["conformance", "--cases", "T99"], "expected cases from T1 to T28, got T99"),
     ],
 )
 def test_wrong_usage_exits_with_two(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,15 +80,6 @@ def test_wrong_usage_exits_with_two(arguments: list[str], says: str, capsys: pyt
         main(arguments)
     assert stop.value.code == 2
     assert says in capsys.readouterr().err
-
-
-def test_a_report_that_cannot_be_written_is_said_before_anything_is_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    assert main(["conformance", "--cases", "T1", "--libraries", "ours", "--out", str(tmp_path / "file" / "out")]) == 2
-    assert "relive conformance: " in (told := capsys.readouterr()).err
-    assert told.out == ""
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,6 +99,26 @@ def test_the_help_of_a_command_describes_it_every_option_and_its_exit_codes(comm
     assert (parser.description or "").endswith(".")
     assert all(action.help for action in parser._actions)
     assert "Exit code" in (parser.epilog or "") or parser.prog.endswith("version")
+
+
+def test_without_relive_conformance_a_sentence_says_how_to_install_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conformance, "find_spec", lambda name: None)
+    assert main(["conformance", "--help"]) == 2
+    assert capsys.readouterr().err == (
+        "relive conformance: expected the package relive-conformance, got none. "
+        "Run pip install ./conformance in a clone of relive.\n"
+    )
+
+
+def test_conformance_is_the_command_of_its_own_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conformance", "--json", "--cases", "T1", "--libraries", "relive"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["outcomes"] == {"T1": {"status": "pass"}}
+    with pytest.raises(SystemExit) as stop:
+        main(["conformance", "--help"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: relive conformance [-h]")
 
 
 def test_a_command_is_a_module_that_registers_itself() -> None:

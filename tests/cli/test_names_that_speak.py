@@ -11,10 +11,6 @@ from rich.console import Console
 
 import relive as rl
 from relive.cli import main
-from relive.conformance import table
-from relive.conformance.cases import CASES
-from relive.conformance.outcome import Outcome
-from relive.conformance.report import Report, Result
 from relive.errors import escaped, explain
 from relive.inspector.terminal import render
 
@@ -44,27 +40,6 @@ def test_a_report_shows_the_names_of_fields_reasons_and_ids(name: str) -> None:
     assert screen.getvalue().count(escaped(name)) >= 3
     assert "\x1b]" not in screen.getvalue()
     assert "\x1b[2J" not in screen.getvalue()
-
-
-@pytest.mark.parametrize("name", ["x[/a]", "[bold]y", "z\x1b[2J"])
-def test_the_folder_of_a_conformance_report_is_shown(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["conformance", "--libraries", "ours", "--cases", "T1", "--out", name]) == 0
-    assert f"in {escaped(name)}" in capsys.readouterr().out.replace("\n", "")
-    assert (tmp_path / name / "report.json").exists()
-
-
-@pytest.mark.parametrize("name", [CLEARS, MARKUP], ids=["controls", "markup"])
-def test_a_conformance_table_shows_names_and_figures(name: str) -> None:
-    cases = CASES[:1]
-    outcome = Outcome("differs", name, name)
-    screen = StringIO()
-    console = Console(file=screen, width=200, highlight=False, color_system=None)
-    table.show(console, Report([Result(name, name, {cases[0].number: outcome})], {name: name}), cases)
-    assert screen.getvalue().count(escaped(name)) >= 6
-    assert not set(screen.getvalue()) & set("\x1b\x07\x9b\u202e\r")
 
 
 @pytest.mark.parametrize("command", ["inspect", "check"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from relive.conformance.peers import ALPHA, BETA, GoalStep, ReplayBatch, ReplayShape, Trajectory, Transitions
+from relive_conformance.adapters import ALPHA, BETA, GoalStep, ReplayBatch, ReplayShape, Trajectory, Transitions
 from tests.conformance.reference_buffer import (
     FIELDS,
     ListGae,

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from relive.conformance.peers import (
+from relive_conformance.adapters import (
     ALPHA,
     BETA,
+    Adapter,
     GoalBatch,
     GoalStep,
-    Peer,
     ReplayBatch,
     ReplayShape,
     Trajectory,
@@ -267,7 +267,7 @@ def sequences(shape: ReplayShape, length: int) -> ListSequence:
     return ListSequence(shape, 0, length)
 
 
-def reference(**changed: Any) -> Peer:
+def reference(**changed: Any) -> Adapter:
     """The whole buffer, with some parts of it replaced."""
     parts: dict[str, Any] = {
         "gae": ListGae,
@@ -282,4 +282,4 @@ def reference(**changed: Any) -> Peer:
         "hindsight": ListHindsight,
         "from_env": ListReplayOfSteps,
     }
-    return Peer("reference", "1", **{**parts, **changed})
+    return Adapter("reference", "1", **{**parts, **changed})

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from relive.conformance import CASES, Case, case
-from relive.conformance.outcome import DIFFERS, PASSES
-from relive.conformance.peers import ours
-from relive.conformance.peers.protocol import Peer
+from relive_conformance import CASES, Case, case
+from relive_conformance.adapters import relive as ours
+from relive_conformance.adapters.protocol import Adapter
+from relive_conformance.outcome import DIFFERS, PASSES
 from tests.conformance.mutants import MUTANTS, SharesNextObservations
 from tests.conformance.reference_buffer import reference
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_relive_passes(case: Case) -> None:
-    outcome = case.run(ours.peer())
+    outcome = case.run(ours.adapter())
     assert outcome.status == PASSES, (outcome.expected, outcome.got, outcome.reason)
 
 
@@ -59,6 +59,6 @@ def test_every_case_has_a_mutant() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_who_offers_nothing_is_told_so(case: Case) -> None:
-    outcome = case.run(Peer("nothing", ""))
+    outcome = case.run(Adapter("nothing", ""))
     assert outcome.status == "not offered"
     assert outcome.reason

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from relive.conformance import CASES
-from relive.conformance.outcome import DIFFERS, NOT_OFFERED, PASSES, Outcome
-from relive.conformance.page import page
-from relive.conformance.report import Report, Result, markdown
-from relive.conformance.reproductions import REPRODUCTIONS
+from relive_conformance import CASES
+from relive_conformance.outcome import DIFFERS, NOT_OFFERED, PASSES, Outcome
+from relive_conformance.page import page
+from relive_conformance.report import Report, Result, markdown
+from relive_conformance.reproductions import REPRODUCTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEPT = Report.from_json((DOCS / "conformance.json").read_text("utf-8"))

@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relive.cli import conformance, main
-from relive.conformance import CASES, Differs, Peer, case
-from relive.conformance.outcome import DIFFERS, PASSES
-from relive.conformance.report import ask
-from relive.conformance.target import as_peer, find
+from relive_conformance import CASES, Adapter, Differs, __main__, case
+from relive_conformance.__main__ import main
+from relive_conformance.adapters.discovery import Discovery, Missing
+from relive_conformance.outcome import DIFFERS, PASSES, Outcome
+from relive_conformance.report import Report, Result, ask
+from relive_conformance.table import printable, table
+from relive_conformance.target import as_adapter, find
 from tests.conformance.wrong_buffer import MISTAKES, WrongBuffer
 
 ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "conformance"
 TARGET = "tests.conformance.wrong_buffer:WrongBuffer"
 PAGE = (ROOT / "docs" / "conformance.md").read_text()
 
@@ -30,7 +33,7 @@ def test_the_command_names_the_cases_that_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    assert main(["conformance", TARGET, "--out", str(tmp_path)]) == 1
+    assert main([TARGET, "--out", str(tmp_path)]) == 1
     said = capsys.readouterr().out
     assert re.findall(r"^  (T\d+) ", said, re.MULTILINE) == MISTAKES
     assert "next_obs of step" in said
@@ -55,7 +58,7 @@ def test_the_three_lines_of_a_difference_raise_it(monkeypatch: pytest.MonkeyPatc
 
 
 def test_json_goes_to_the_output_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    arguments = ["conformance", "--json", "--cases", "T1", "--libraries", "ours", "--out", str(tmp_path / "not")]
+    arguments = ["--json", "--cases", "T1", "--libraries", "relive", "--out", str(tmp_path / "not")]
     assert main(arguments) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["results"][0]["outcomes"] == {"T1": {"status": "pass"}}
@@ -66,21 +69,14 @@ def test_json_goes_to_the_output_alone(capsys: pytest.CaptureFixture[str], tmp_p
 def test_another_interpreter_is_asked_what_is_missing_here(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    installed = tmp_path / "site-packages" / "relive"
-    shutil.copytree(Path(conformance.__file__).parents[1], installed)
+    installed = tmp_path / "site-packages" / "relive_conformance"
+    shutil.copytree(Path(__main__.__file__).parent, installed)
     (installed.parent / "numpy.py").write_text("raise ImportError('the numpy of the wrong environment')")
-    monkeypatch.setattr(conformance, "__file__", str(installed / "cli" / "conformance.py"))
-    from relive.conformance.peers import discovery  # noqa: PLC0415
-
-    found = discovery.discover(["ours"])
-    monkeypatch.setattr(
-        "relive.cli.conformance.discover",
-        lambda libraries: discovery.Discovery([], [discovery.Missing("ours", "hidden")]),
-    )
-    arguments = ["conformance", "--json", "--cases", "T1", "--libraries", "ours", "--python", sys.executable]
-    assert main(arguments) == 0
+    monkeypatch.setattr(__main__, "__file__", str(installed / "__main__.py"))
+    monkeypatch.setattr(__main__, "discover", lambda libraries: Discovery([], [Missing("cleanrl", "hidden")]))
+    assert main(["--json", "--cases", "T1", "--libraries", "cleanrl", "--python", sys.executable]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert [result["name"] for result in report["results"]] == [found.peers[0].name]
+    assert [result["name"] for result in report["results"]] == ["CleanRL pattern"]
     assert report["missing"] == {}
 
 
@@ -95,22 +91,23 @@ def test_another_interpreter_is_asked_what_is_missing_here(
 def test_a_target_that_is_none_is_wrong_usage(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["conformance", *arguments]) == 2
+    assert main(arguments) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_target_may_be_a_class_a_peer_or_a_function() -> None:
-    peer = Peer("mine", "1", replay=WrongBuffer)  # type: ignore[arg-type]
-    assert as_peer(peer) is peer
-    assert as_peer(lambda: peer) is peer
-    assert as_peer(WrongBuffer).name == "WrongBuffer"
-    with pytest.raises(TypeError, match="expected a class, a function or a Peer, got 3"):
-        as_peer(3)
+def test_a_target_may_be_a_class_an_adapter_or_a_function() -> None:
+    adapter = Adapter("mine", "1", replay=WrongBuffer)  # type: ignore[arg-type]
+    assert as_adapter(adapter) is adapter
+    assert as_adapter(lambda: adapter) is adapter
+    assert as_adapter(WrongBuffer).name == "WrongBuffer"
+    with pytest.raises(TypeError, match="expected a class, a function or an Adapter, got 3"):
+        as_adapter(3)
 
 
 def run_pytest(*arguments: str) -> str:
-    path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
-    command = [sys.executable, "-m", "pytest", "-p", "relive_pytest", "-p", "no:cacheprovider", "-q", *arguments]
+    path = os.pathsep.join((str(SOURCE), str(ROOT)))
+    plugin = ["-p", "pytest_relive_conformance", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *plugin, "-q", *arguments]
     # Installed, pytest would find the plugin by itself, and refuse it a second time.
     settings = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     answer = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
@@ -123,17 +120,16 @@ def test_the_plugin_adds_a_test_for_each_case(tmp_path: Path) -> None:
     failed = re.findall(r"^FAILED .*\[(T\d+)\]", said, re.MULTILINE)
     assert failed == MISTAKES, said
     assert "expected  next_obs of step" in said
-    outcomes = ask(as_peer(WrongBuffer), [found for found in CASES if found.number not in MISTAKES]).outcomes.values()
+    others = [found for found in CASES if found.number not in MISTAKES]
+    outcomes = ask(as_adapter(WrongBuffer), others).outcomes.values()
     passed, skipped = (sum(o.status == status for o in outcomes) for status in (PASSES, "not offered"))
     assert f"{len(MISTAKES)} failed, {passed} passed, {skipped} skipped" in said
 
 
 def test_the_plugin_is_light_and_does_nothing_unasked() -> None:
-    code = "import sys, relive_pytest; print('torch' in sys.modules)"
-    path = str(ROOT / "src")
-    answer = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
-    )
+    code = "import sys, pytest_relive_conformance; print('torch' in sys.modules)"
+    settings = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    answer = subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True, check=True)
     assert answer.stdout == "False\n"
 
 
@@ -155,3 +151,33 @@ def test_the_code_blocks_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> 
     names["test_my_buffer"](case("T4"))
     with pytest.raises(Differs):
         names["test_my_buffer"](case("T22"))
+
+
+def test_a_report_that_cannot_be_written_is_said_before_anything_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["--cases", "T1", "--libraries", "relive", "--out", str(tmp_path / "file" / "out")]) == 2
+    assert "relive-conformance: " in (told := capsys.readouterr()).err
+    assert told.out == ""
+
+
+def test_the_folder_of_a_report_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "z\x1b[2J"
+    assert main(["--libraries", "relive", "--cases", "T1", "--out", name]) == 0
+    assert f"in {printable(name)}" in capsys.readouterr().out.replace("\n", "")
+    assert (tmp_path / name / "report.json").exists()
+
+
+def test_a_table_shows_the_control_characters_of_names_and_figures() -> None:
+    name = "\x1b[2J\x1b]0;title\x07\x9b31m\u202efdp\r"
+    assert printable(name) == r"\x1b[2J\x1b]0;title\x07\x9b31m\u202efdp\r"
+    assert printable("Ünï\tcode\n✓ [/a]") == "Ünï\tcode\n✓ [/a]"
+    cases = CASES[:1]
+    outcome = Outcome("differs", name, name)
+    shown = table(Report([Result(name, name, {cases[0].number: outcome})], {name: name}), cases)
+    assert shown.count(printable(name)) >= 6
+    assert not set(shown) & set("\x1b\x07\x9b\u202e\r")

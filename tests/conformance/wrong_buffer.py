@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from relive.conformance import ReplayShape, Transitions
+from relive_conformance import ReplayShape, Transitions
 
 FIELDS = ("obs", "action", "reward", "terminated", "next_obs")
 MISTAKES = ["T7", "T21", "T27"]

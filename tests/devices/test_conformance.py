@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from relive.conformance import CASES, Case
-from relive.conformance.outcome import PASSES
-from relive.conformance.peers import ours
+from relive_conformance import CASES, Case
+from relive_conformance.adapters import relive as ours
+from relive_conformance.outcome import PASSES
 from tests.devices.place import Place, moving
 
 SAVING = {"T13", "T17", "T18"}
@@ -18,5 +18,5 @@ SAVING = {"T13", "T17", "T18"}
 def test_relive_passes_on_the_device(filled: Place, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "rl", moving(filled))
     with filled.inside():
-        outcome = case.run(ours.peer())
+        outcome = case.run(ours.adapter())
     assert outcome.status == PASSES, (outcome.expected, outcome.got, outcome.reason)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import relive as rl
-from relive.conformance import CASES
+from relive_conformance import CASES
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import relive
 
-SOURCE = Path(__file__).parents[2] / "src" / "relive"
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "relive"
 ROOMS = (
     "errors", "locking", "randomness", "fields", "kernels", "memory", "estimators", "statistics", "rollout", "replay",
-    "distillation", "checkpoint", "concurrent", "distributed", "datasets", "inspector", "conformance", "compat", "cli",
+    "distillation", "checkpoint", "concurrent", "distributed", "datasets", "inspector", "compat", "cli",
 )  # fmt: skip
 LATE = {"save", "handle"}
 """Functions that may import a later room: the buffer's method is only the door to it."""
@@ -72,8 +74,7 @@ MOST_REACHED = 36
 
 
 def test_modules_keep_their_private_names_to_themselves() -> None:
-    # The peers of the conformance suite name attributes of other libraries.
-    found = {name: list(reached(tree)) for name, tree in modules() if not name.startswith("conformance.peers")}
+    found = {name: list(reached(tree)) for name, tree in modules()}
     assert sum(map(len, found.values())) <= MOST_REACHED, {name: names for name, names in found.items() if names}
 
 
@@ -87,5 +88,38 @@ def test_the_tests_have_the_same_rooms() -> None:
     tests = Path(__file__).parents[1]
     assert {path.stem.removeprefix("test_") for path in tests.glob("test_*.py")} <= set(ROOMS)
     folders = {path.parent.name for path in tests.glob("*/__init__.py")}
-    beside = {"benchmarks", "buffers", "devices", "examples", "faults", "project", "reference", "sanitizers"}
+    beside = {
+        "benchmarks",
+        "buffers",
+        "conformance",
+        "devices",
+        "examples",
+        "faults",
+        "project",
+        "reference",
+        "sanitizers",
+    }
     assert folders - beside == {room for room in ROOMS if (SOURCE / room).is_dir()}
+
+
+def used_modules(file: Path) -> set[str]:
+    """The top-level modules that a file imports anywhere."""
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.split(".")[0] for name in names}
+
+
+def test_the_package_imports_no_tool_beside_it() -> None:
+    # `relive conformance` runs relive_conformance by its name, where it is installed.
+    tools = {"relive_conformance", "benchmarks", "examples", "tests"}
+    assert {file.name for file in SOURCE.rglob("*.py") if used_modules(file) & tools} == set()
+
+
+def test_the_conformance_suite_needs_torch_numpy_and_gymnasium_only() -> None:
+    package = ROOT / "conformance"
+    known = {"torch", "numpy", "gymnasium", "pytest", "relive_conformance", *sys.stdlib_module_names}
+    foreign = {file: used_modules(file) - known for file in package.rglob("*.py")}
+    adapters = package / "relive_conformance" / "adapters"  # each is imported where its library is
+    assert {file: names for file, names in foreign.items() if names and file.parent != adapters} == {}
+    assert [file.name for file, names in foreign.items() if "relive" in names] == ["relive.py"]

@@ -14,7 +14,7 @@ import torch
 
 import relive as rl
 from relive import compat
-from relive.conformance import CASES
+from relive_conformance import CASES
 from tests.conftest import COLLECTED
 from tests.tiers import select
 from tests.times import Times

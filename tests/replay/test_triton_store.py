@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relive as rl
-from relive.conformance import case
-from relive.conformance.outcome import PASSES
-from relive.conformance.peers import ours
+from relive_conformance import case
+from relive_conformance.adapters import relive as ours
+from relive_conformance.outcome import PASSES
 from tests.kernels.triton.interpreter import in_every_order, interpreted, orders, programs_in_order, quick_arithmetic
 from tests.kernels.triton.launches import WAITS, Launches
 from tests.layouts import Both
@@ -374,7 +374,7 @@ class TestCheckpoints:
 def test_conformance(number: str) -> None:
     """The cases of replay that take seconds and not minutes under the interpreter."""
     with interpreted():
-        outcome = case(number).run(ours.peer())
+        outcome = case(number).run(ours.adapter())
     assert outcome.status == PASSES, (outcome.expected, outcome.got, outcome.reason)
 
 

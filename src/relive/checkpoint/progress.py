@@ -1,10 +1,11 @@
-"""A bar for what takes long, and nothing for what does not."""
+"""Progress bar, shown after two seconds where rich is installed."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 _PATIENCE = 2.0
@@ -18,7 +19,7 @@ def watched(parts: Iterable[Any], total: int, what: str, steps: Callable[[Any], 
         for part in parts:
             yield part
             passed += len(part) if steps is None else steps(part)
-            if bar is None and time.monotonic() - started > _PATIENCE and sys.stderr.isatty():
+            if bar is None and time.monotonic() - started > _PATIENCE and sys.stderr.isatty() and find_spec("rich"):
                 bar = _bar(what, total, are_bytes=steps is None)
             if bar is not None:
                 bar[0].update(bar[1], completed=passed)

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from relive import __version__
-from relive.cli import bench, check, conformance, demo, inspect, version
+from relive.cli import check, conformance, inspect, version
 
-COMMANDS = (demo, inspect, check, conformance, bench, version)
+COMMANDS = (inspect, check, conformance, version)
 """Modules with a function `register(commands)`, which adds the command's parser with its `run(arguments) -> int`."""
 
 INTERRUPTED = 130

@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from relive.errors import CheckpointError, escaped
 from relive.inspector import inspect
+
+WITHOUT_RICH = (
+    "relive inspect: expected rich for tables, colours and histograms, got none. "
+    'This is the short text; run pip install "relive[cli]" for the whole report.'
+)
 
 
 def register(commands: Any) -> None:
@@ -44,8 +47,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(report.to_json(indent=2))
         return 0
-    console = Console(highlight=False)
-    console.print(report)
+    try:
+        from rich.console import Console
+    except ImportError:
+        print(report)
+        print(WITHOUT_RICH, file=sys.stderr)
+    else:
+        Console(highlight=False).print(report)
     if arguments.html is not None:
-        console.print(f"\npage: {escaped(str(arguments.html))}", markup=False, soft_wrap=True)
+        print(f"\npage: {escaped(str(arguments.html))}")
     return 0

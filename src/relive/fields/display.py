@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from relive.errors import escaped
 from relive.fields.schema import Field, Schema, caller_shape
 
 # Text inherits the notebook's colour, and labels are fainter, so that tables suit light and dark notebooks.
@@ -45,6 +46,34 @@ def html_card(
         _table([_row(*head, style=_FAINT), *(_row(*row) for row in (*rows[:_MOST_ROWS], *more))]) if rows else "",
     ]
     return f'<div style="{_BOX}">{"".join(parts)}</div>'
+
+
+def text_card(
+    title: str,
+    facts: Iterable[tuple[str, object]],
+    head: Sequence[str] = (),
+    rows: Sequence[Sequence[object]] = (),
+    notes: Iterable[str] = (),
+) -> str:
+    """The same as plain text, with control characters escaped.
+
+    >>> print(text_card("Report", [("rows", 3), ("sampler", None)], ("field", "min"), [("obs", 0.5)], ["odd"]))
+    Report
+    ! odd
+    rows  3
+    field  min
+    obs    0.5
+    """
+    table = [head, *rows] if rows else []
+    known = [(name, value) for name, value in facts if value is not None]
+    return escaped("\n".join([title, *(f"! {note}" for note in notes), *_columns(known), *_columns(table)]))
+
+
+def _columns(rows: Iterable[Sequence[object]]) -> list[str]:
+    columns = [[str(cell) for cell in column] for column in zip(*rows, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    lines = zip(*columns, strict=True)
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def buffer_html(title: str, facts: Iterable[tuple[str, object]], schema: Schema) -> str:

@@ -22,7 +22,7 @@ from relive.inspector.measures import Measured, place
 from relive.inspector.pictures import frame, is_picture, png
 from relive.inspector.remarks import percent
 from relive.inspector.source import ENDS, Source
-from relive.inspector.terminal import ends_told, facts_told, reuse_told, share_told
+from relive.inspector.wording import ends_told, facts_told, reuse_told, share_told
 
 _MOST_EPISODES, _MOST_STEPS, _ALL_STEPS = 48, 1000, 12_000
 _MOST_SERIES, _FRAMES, _ALL_FRAME_BYTES = 16, (4, 16), 1 << 20

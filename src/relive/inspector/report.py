@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from datetime import datetime
 from io import StringIO
 from os import PathLike
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from relive.checkpoint.loading import look
 from relive.datasets.minari.dataset import dataset_folder, opened
-from relive.fields.display import html_card
+from relive.fields.display import html_card, text_card
 from relive.inspector.dataset import source_of_dataset
 from relive.inspector.measures import measure
 from relive.inspector.remarks import number, remarks
 from relive.inspector.source import Source, source_of
+from relive.inspector.wording import episodes_told, facts_told, form_told
 from relive.statistics.episodes import EpisodeStats
 
 if TYPE_CHECKING:
@@ -50,8 +52,10 @@ class Report:
         return render(self._contents)
 
     def __str__(self) -> str:
-        from rich.console import Console  # noqa: PLC0415
-
+        try:
+            from rich.console import Console  # noqa: PLC0415
+        except ImportError:
+            return self._summary(text_card)
         console = Console(file=StringIO(), width=120, highlight=False, color_system=None)
         console.print(self)
         lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
@@ -60,8 +64,10 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from relive.inspector.terminal import episodes_told, facts_told, form_told  # noqa: PLC0415
+        return self._summary(html_card)
 
+    def _summary(self, card: Callable[..., str]) -> str:
+        """Facts, warnings and a table of the fields, without histograms."""
         found = self._contents
         facts = [*facts_told(found["source"])]
         if (found["episodes"] or {}).get("count"):
@@ -70,7 +76,7 @@ class Report:
             (field["name"], form_told(field), *(number(field[which]) for which in ("min", "mean", "max", "std")))
             for field in found["fields"]
         ]
-        return html_card("Report", facts, ("field", "form", "min", "mean", "max", "std"), rows, found["warnings"])
+        return card("Report", facts, ("field", "form", "min", "mean", "max", "std"), rows, found["warnings"])
 
 
 def inspect(

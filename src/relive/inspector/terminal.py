@@ -1,4 +1,4 @@
-"""The report in a terminal."""
+"""The report in a terminal, with tables and colours; it needs rich."""
 
 from __future__ import annotations
 
@@ -11,36 +11,22 @@ from rich.table import Table
 from rich.text import Text
 
 from relive.errors import escaped
-from relive.fields.display import size_text
 from relive.inspector.remarks import number, percent
+from relive.inspector.wording import (
+    ends_text,
+    episodes_told,
+    facts_told,
+    form_told,
+    reuse_told,
+    share_told,
+    spread_told,
+)
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MOST_PARTS = 16
 """The most dimensions of a field that have lines of their own."""
 _NARROW = 12
 """The width of a histogram in the table of fields, which then fits in 80 columns."""
-
-FACTS = {
-    "kind": "kind",
-    "id": "dataset",
-    "path": "path",
-    "saved": "saved",
-    "rows": "rows",
-    "capacity": "capacity",
-    "num_steps": "maximum steps",
-    "num_stored": "steps",
-    "reset_rows": "rows that only reset",
-    "num_envs": "environments",
-    "episodes": "episodes",
-    "round": "round",
-    "written": "written",
-    "oldest": "oldest",
-    "bytes": "memory",
-    "device": "device",
-    "autoreset": "autoreset",
-    "next_obs": "next_obs",
-    "sampler": "sampler",
-}
 
 
 def render(report: dict[str, Any]) -> RenderableType:
@@ -88,26 +74,6 @@ def _pairs(rows: Iterator[tuple[str, RenderableType]]) -> Table:
     return table
 
 
-def facts_told(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (title, text) for each fact that needs no reading of rows."""
-    several = (source.get("num_envs") or 1) > 1
-    for name, title in FACTS.items():
-        value = source.get(name)
-        if value is None:
-            continue
-        if name == "bytes":
-            text = size_text(value)
-        elif name == "oldest":
-            text = f"{value:,} rows ago" + (", counted in its own environment" if several else "")
-        elif name == "written":
-            text = f"{value:,} rows so far" + (
-                f", in all {source['num_envs']:,} environments together" if several else ""
-            )
-        else:
-            text = f"{value:,}" if isinstance(value, int) else str(value)
-        yield title, text
-
-
 def _facts(source: dict[str, Any]) -> Table:
     return _pairs((title, Text(text)) for title, text in facts_told(source))
 
@@ -124,37 +90,8 @@ def bars(histogram: dict[str, Any] | None, width: int = 40) -> str:
     return "".join(_BLOCKS[min(-(-8 * count // most), 8)] for count in counts)
 
 
-def _spread_told(moments: dict[str, Any]) -> str:
-    words = f"{number(moments['min'])} to {number(moments['max'])}, mean {number(moments['mean'])}"
-    return f"{words}, median {number(moments['median'])}"
-
-
 def _spread(moments: dict[str, Any]) -> Text:
-    return Text.assemble(f"{_spread_told(moments)}  ", (bars(moments["histogram"]), "cyan"))
-
-
-def share_told(count: int, of: int) -> str:
-    """A count and its share: `3 (12 %)`."""
-    return f"{count:,} ({percent(count / (of or 1))})"
-
-
-def ends_told(ends: dict[str, int], stopped: int) -> dict[str, str]:
-    """The number of episodes that stopped in each way, and their share of all stopped episodes."""
-    known = {name: count for name, count in ends.items() if count}
-    return {name: f"{count:,}" if name == "running" else share_told(count, stopped) for name, count in known.items()}
-
-
-def _ends(ends: dict[str, int], stopped: int) -> str:
-    return ", ".join(f"{name} {text}" for name, text in ends_told(ends, stopped).items())
-
-
-def episodes_told(episodes: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (title, text) for the number of stored episodes, their returns, lengths and ends."""
-    yield "stored", f"{episodes['count']:,}, {episodes['whole']:,} of them whole"
-    if episodes["returns"] is not None:
-        yield "returns", _spread_told(episodes["returns"])
-        yield "lengths", _spread_told(episodes["lengths"])
-    yield "ends", _ends(episodes["ends"], episodes["stopped"])
+    return Text.assemble(f"{spread_told(moments)}  ", (bars(moments["histogram"]), "cyan"))
 
 
 def _episodes(episodes: dict[str, Any]) -> Table:
@@ -171,7 +108,7 @@ def _statistics(stats: dict[str, Any]) -> Table:
         for name in ("returns", "lengths"):
             if stats[name] is not None:
                 yield name, _spread(stats[name])
-        yield "ends", Text(_ends({name: stats[name] for name in ("terminated", "truncated")}, stats["window"]))
+        yield "ends", Text(ends_text({name: stats[name] for name in ("terminated", "truncated")}, stats["window"]))
         for name, count in stats["reasons"].items():
             yield f"reason: {name}", Text(share_told(count, stats["window"]))
         for name, moments in stats["metrics"].items():
@@ -206,11 +143,6 @@ def _fields(fields: list[dict[str, Any]]) -> Table:
     return table
 
 
-def form_told(field: dict[str, Any]) -> str:
-    """The dtype and shape of a field: `float32[3]`."""
-    return f"{field['dtype']}{field['shape'] or ''}"
-
-
 def _field_row(table: Table, part: dict[str, Any], name: str, form: str) -> None:
     notes = [f"{part[kind]:,} {word}" for kind, word in (("nan", "NaN"), ("infinite", "infinite")) if part[kind]]
     if part["constant"]:
@@ -238,21 +170,3 @@ def _reuse(reuse: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
         yield name, Text(sentence)
     if "counted" in reuse:
         yield "draws per row", Text(bars(reuse["counted"]["histogram"]), "cyan")
-
-
-def reuse_told(reuse: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (title, text) for how often rows were drawn, or that it was not counted."""
-    if "draws" in reuse:
-        each = "" if reuse["per_row"] is None else f", {number(round(reuse['per_row'], 2))} per row written"
-        yield "drawn in total", f"{reuse['draws']:,} rows{each}"
-    if "left_in_epoch" in reuse:
-        yield "this epoch", f"{reuse['left_in_epoch']:,} rows left"
-    counted = reuse.get("counted")
-    if counted is None:
-        yield "each row", "not counted; sampler=rl.Counted(…) counts the draws of every row"
-    else:
-        never = percent(counted["never"] / counted["rows"])
-        yield (
-            "each row",
-            f"{number(round(counted['mean'], 2))} times on average, {counted['max']:,} at most, {never} never",
-        )

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import relive as rl
-from relive.conformance import case
-from relive.conformance.peers import ours
 from relive.replay.samplers import priority_run
+from relive_conformance import case
+from relive_conformance.adapters import relive as ours
 from tests.kernels.triton.interpreter import in_every_order, interpreted
 from tests.kernels.triton.launches import WAITS, Launches
 from tests.tiers import select
@@ -128,7 +128,7 @@ class TestBesideTheNativeCore:
     @pytest.mark.parametrize("number", ["T8", "T12"])
     def test_the_cases_of_the_conformance_suite(self, number: str) -> None:
         with interpreted():
-            case(number).check(ours.peer())
+            case(number).check(ours.adapter())
 
     @pytest.mark.thorough
     def test_many_updates_leave_no_drift(self) -> None:

@@ -1,0 +1,73 @@
+"""T1, T2: an end belongs to its own step, and a truncated step bootstraps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relive_conformance.adapters.off_policy import Array, NotOffered
+from relive_conformance.adapters.protocol import Adapter, Gae, Trajectory
+from relive_conformance.case import Case
+from relive_conformance.outcome import same
+
+
+def column(numbers: list[float], dtype: type = np.float32) -> Array:
+    """Numbers [T] of one environment as [T, 1]."""
+    return np.array(numbers, dtype)[:, None]
+
+
+INSIDE = Trajectory(
+    reward=column([1, 1, 1]),
+    value=column([0, 0, 10]),
+    next_value=column([0, 10, 0]),
+    terminated=column([0, 1, 0], bool),
+    truncated=column([0, 0, 0], bool),
+)
+CUT_OFF = Trajectory(
+    reward=column([1, 1, 1]),
+    value=column([0, 0, 10]),
+    next_value=column([0, 5, 0]),
+    terminated=column([0, 0, 0], bool),
+    truncated=column([0, 1, 0], bool),
+)
+
+
+def estimators(adapter: Adapter) -> list[type[Gae]]:
+    """The library's estimators of advantages, each with its name."""
+    found = [estimator for estimator in (adapter.gae, adapter.collected) if estimator is not None]
+    if not found:
+        raise NotOffered("no advantage estimator")
+    return found
+
+
+def returns(estimator: type[Gae], trajectory: Trajectory, *, gamma: float = 1.0, lam: float = 1.0) -> Array:
+    """The returns [T, N] of one estimator."""
+    made = estimator()
+    return made.read(made.prepare(trajectory, gamma=gamma, lam=lam)())[1]
+
+
+def an_end_inside(adapter: Adapter) -> None:
+    for estimator in estimators(adapter):
+        same("returns", returns(estimator, INSIDE), column([2, 1, 1]), 1e-5)
+
+
+def a_truncation_inside(adapter: Adapter) -> None:
+    for estimator in estimators(adapter):
+        same("returns", returns(estimator, CUT_OFF), column([7, 6, 1]), 1e-5)
+
+
+CASES = (
+    Case(
+        "T1",
+        "an end inside a rollout",
+        "GAE with an episode's end inside: reward [1, 1, 1], value [0, 0, 10], terminated after step 1, γ = λ = 1.",
+        "returns [2, 1, 1]",
+        an_end_inside,
+    ),
+    Case(
+        "T2",
+        "time limit bootstraps",
+        "The same with a truncation whose final observation has the value 5: bootstrapped, and the chain is cut.",
+        "returns [7, 6, 1]",
+        a_truncation_inside,
+    ),
+)
