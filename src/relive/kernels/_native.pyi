@@ -85,7 +85,7 @@ class SequenceIndex:
 class SequenceGather:
     def __init__(
         self, index: SequenceIndex, length: int, layout: str, steps: list[Array], step_ndims: list[int],
-        carried: list[Array], carried_ndims: list[int], kept: list[Array | None],
+        carried: list[Array], carried_ndims: list[int],
     ) -> None: ...  # fmt: skip
     def take(self, which: Array, start: int, stop: int) -> list[Any]: ...
 

@@ -332,8 +332,6 @@ BY_HAND: dict[str, tuple[str, str, Any, str]] = {
         "ring.starts: expected rising rows",
     ),
     "finals of no step": ("rollout", "finals.places", lambda x: x.fill_(99), "state: finals.places"),
-    "hidden states of no step": ("rollout", "carries.8.rows", lambda x: x.fill_(-1), "state: carries"),
-    "hidden states of no axis": ("rollout", "carries.in_episode", lambda x: x.resize_(()), "state: carries"),
     "statistics of no time": ("uniform", "listeners.stats.counts", lambda x: x.fill_(-3), "the contents are invalid"),
 }
 
