@@ -232,17 +232,13 @@ class TestDeclaring:
 
 
 class TestKeeping:
-    @pytest.mark.filterwarnings("ignore:load. capacity")
-    @pytest.mark.parametrize("capacity", [None, ENVS * 4, ENVS * 20])
-    def test_a_checkpoint_has_what_was_written_back_since_the_last_one(
-        self, kind: Any, tmp_path: Path, capacity: Any
-    ) -> None:
+    def test_a_checkpoint_has_what_was_written_back_since_the_last_one(self, kind: Any, tmp_path: Path) -> None:
         replay = filled(memory=kind)
         replay.save(tmp_path / "saved")
         ids = replay.ids()
         replay.write(ids, latent=torch.stack([ids * 3.0, ids * 5.0], -1))
         replay.save(tmp_path / "saved")
-        again = rl.load(tmp_path / "saved", rl.ReplayBuffer, capacity=capacity)
+        again = rl.load(tmp_path / "saved", rl.ReplayBuffer)
         kept = again.ids()
         assert len(kept)
         assert torch.equal(again[kept]["latent"], torch.stack([kept * 3.0, kept * 5.0], -1))

@@ -97,7 +97,7 @@ class Shard(ShardReader):
             return
         with suppress(NoCheckpoint):
             path = plan.checkpoint.of_shard(self._number)
-            options = {"device": plan.memory, "capacity": None, "sampler": plan.shard_sampler}
+            options = {"device": plan.memory, "sampler": plan.shard_sampler}
             found(path, ReplayBuffer, None, options, accept=self._restore)
         # The next start must know that this one was alive and issued ids.
         self.save()

@@ -412,8 +412,8 @@ class ReplayBuffer(Portable):
 
     @classmethod
     def from_config(cls, config: Node, saved: Saved, **changes: Any) -> ReplayBuffer:
-        """An empty buffer of this config, but for `changes` that are not None: device, capacity, sampler."""
-        require_backing(config, saved, changes.get("capacity"))
+        """An empty buffer of this config, but for `changes` that are not None: device and sampler."""
+        require_backing(config, saved)
         replay = cls(**arguments_of(config, saved, changes))
         require_empty(replay)
         return replay
