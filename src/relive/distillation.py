@@ -297,7 +297,6 @@ class DistillationBuffer(Portable):
 
     # Reading
 
-    @suggests_keywords
     def sample(
         self,
         batch_size: int,
@@ -325,7 +324,6 @@ class DistillationBuffer(Portable):
                 raise
         return batch if target is None else to_device(batch, target)
 
-    @suggests_keywords
     def epochs(
         self,
         batch_size: int,

@@ -316,7 +316,6 @@ class ReplayBuffer(Portable):
 
     # Reading
 
-    @suggests_keywords
     def sample(
         self, batch_size: int, view: View | None = None, *, device: torch.device | str | None = None,
         out: TensorDict | None = None,
@@ -338,7 +337,6 @@ class ReplayBuffer(Portable):
             batch = self.drawing.sample(batch_size, view, reading, out, self._lock)
         return batch if target is None else to_device(batch, target)
 
-    @suggests_keywords
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.
 

@@ -241,7 +241,6 @@ class RolloutBuffer(Portable):
         with self._lock:
             return self._flags.final_observations.obs
 
-    @suggests_keywords
     def compute_advantage(
         self, last_value: Any, *, last_obs: Any = None, final_value: Any = None, gamma: float = 0.99,
         lam: float = 0.95, bootstrap_truncated: bool | Literal["own_value"] = True,
@@ -270,7 +269,6 @@ class RolloutBuffer(Portable):
 
     # Reading
 
-    @suggests_keywords
     def minibatches(
         self, batch_size: int, *, epochs: int = 1, shuffle: bool = True, drop_last: bool = False,
         fields: Iterable[str | Path] | None = None, device: torch.device | str | None = None,
@@ -296,7 +294,6 @@ class RolloutBuffer(Portable):
             batches = plan.batches(read, order, self._lock, stays(self._storage))
         return batches if target is None else (to_device(batch, target) for batch in batches)
 
-    @suggests_keywords
     def sequences(
         self, length: int | None = None, *, batch_size: int | None = None, mode: Mode = "chunked",
         split_episodes: bool = True, keep_tail: bool = True, epochs: int = 1, shuffle: bool = True,
