@@ -98,7 +98,7 @@ def train(seed: int, total_steps: int, *, memory: bool) -> list[tuple[int, float
     agent = Agent(2, 2, settings.hidden, memory=memory)
     optimizer = torch.optim.Adam(agent.parameters(), settings.learning_rate, eps=1e-5)
     stats = rl.EpisodeStats(settings.num_envs, window=50)
-    carry = rl.Carry(settings.hidden, every=settings.sequence)
+    carry = rl.Carry(settings.hidden)
     extra = {"state": {"actor": carry, "critic": carry}}
     rollout = rl.RolloutBuffer.for_env(env, settings.num_steps, extra=extra, stats=stats, seed=seed)
 

@@ -63,9 +63,8 @@ public:
     // Writing
 
     // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 when it is done; i when leaf i (then the
-    // next observations' leaves) is no exact fit; -2 - i when the stack of leaf i cannot be rebuilt from stored frames;
-    // kLooksCut and kLooksReset, each once, when the chains would look broken with these steps.
-    // Unless it returns -1, nothing was stored.
+    // next observations' leaves) is no exact fit; -2 - i when the stack of leaf i cannot be rebuilt from stored frames:
+    // otherwise nothing was stored. kLooksCut and kLooksReset, each once: it is done, and the chains look broken.
     int64_t write(nb::tuple values, nb::tuple nexts, nb::handle env_ids, int64_t steps, bool blocks) {
         const OneWrite one_write(is_writing_, arrays_);
         StepBlock& block = writer_.block();
@@ -88,17 +87,17 @@ public:
         if (bad >= 0) return -2 - bad;
         const CastsForgotten forgotten{block};
         MaybeReleased released(bytes * block.count());
-        const Doubt doubt = writer_.chains().doubt(block);
-        if (doubt != Doubt::kNone) return doubt == Doubt::kLooksCut ? kLooksCut : kLooksReset;
         writer_.write();
-        return -1;
+        const Doubt doubt = writer_.chains().doubt();
+        if (doubt == Doubt::kNone) return -1;
+        return doubt == Doubt::kLooksCut ? kLooksCut : kLooksReset;
     }
 
     // (followed, cut, ended, reset) of the steps that were written.
-    nb::tuple counted() { return as_tuple(writer_.chains().counted()); }
-
-    // The same with the steps that `write` has returned kLooksCut or kLooksReset for.
-    nb::tuple foreseen() { return as_tuple(writer_.chains().foreseen()); }
+    nb::tuple counted() {
+        const Chains& chains = writer_.chains().counted();
+        return nb::make_tuple(chains.followed, chains.cut, chains.ended, chains.reset);
+    }
 
     void keep_touched(bool on) { writer_.keep_touched(on); }
     Touched& touched() { return writer_.touched(); }
@@ -243,10 +242,6 @@ private:
         ~CastsForgotten() { block.forget_casts(); }
     };
 
-    static nb::tuple as_tuple(const Chains& chains) {
-        return nb::make_tuple(chains.followed, chains.cut, chains.ended, chains.reset);
-    }
-
     void begin(StepBlock& block, nb::handle env_ids, int64_t steps) const {
         if (env_ids.is_none()) return block.begin(steps);
         const Array array = read_index(env_ids);
@@ -364,7 +359,6 @@ void bind_ring(nb::module_& m) {
              nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
         .def("write", &BoundRing::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
         .def("counted", &BoundRing::counted)
-        .def("foreseen", &BoundRing::foreseen)
         .def("keep_touched", &BoundRing::keep_touched)
         .def_prop_ro("touched", &BoundRing::touched, nb::rv_policy::reference_internal)
         .def_prop_ro("memory", &BoundRing::memory, nb::rv_policy::reference_internal)

@@ -44,14 +44,13 @@ struct SequenceIndex {
 
 class SequenceGather {
 public:
-    // `steps` are read at every step of a sequence, `carried` at its first step: for row r item kept[i][r] of carried[i],
-    // or item r if kept[i] is None.
+    // `steps` are read at every step of a sequence, `carried` at its first step.
     SequenceGather(nb::handle index, int64_t length, const char* layout, nb::list steps, std::vector<int> step_ndims,
-                   nb::list carried, std::vector<int> carried_ndims, nb::list kept)
+                   nb::list carried, std::vector<int> carried_ndims)
         : index_(nb::cast<const SequenceIndex&>(index)),
           reader_(index_.found, index_.rows, length, layout_of(layout), read_sources(steps, step_ndims, index_.rows),
-                  read_sources(carried, carried_ndims, 0), read_kept(kept, carried.size(), index_.rows)),
-          owner_(nb::make_tuple(index, steps, carried, kept)) {
+                  read_sources(carried, carried_ndims, index_.rows)),
+          owner_(nb::make_tuple(index, steps, carried)) {
         if (length < index_.found.longest)
             throw std::invalid_argument("length: expected at least " + std::to_string(index_.found.longest) + ", got " + std::to_string(length));
     }
@@ -80,19 +79,6 @@ private:
         return std::strcmp(layout, "time_first") == 0 ? SequenceReader::Layout::kTimeFirst : SequenceReader::Layout::kBatchFirst;
     }
 
-    static std::vector<const int64_t*> read_kept(nb::list kept, size_t carried, int64_t rows) {
-        if (kept.size() != carried)
-            throw std::invalid_argument("kept: expected " + std::to_string(carried) + ", got " + std::to_string(kept.size()));
-        std::vector<const int64_t*> read;
-        for (nb::handle places : kept) {
-            const Array array = places.is_none() ? Array{} : read_index(places);
-            if (array.data && array.shape[0] < rows)
-                throw std::invalid_argument("kept: expected " + std::to_string(rows) + " rows, got " + std::to_string(array.shape[0]));
-            read.push_back(array.as<const int64_t>());
-        }
-        return read;
-    }
-
     const SequenceIndex& index_;
     SequenceReader reader_;
     nb::object owner_;  // the index and the arrays
@@ -107,7 +93,7 @@ void bind_sequences(nb::module_& m) {
         .def("__len__", [](const SequenceIndex& index) { return index.found.runs.size(); })
         .def_prop_ro("longest", [](const SequenceIndex& index) { return index.found.longest; });
     nb::class_<SequenceGather>(m, "SequenceGather")
-        .def(nb::init<nb::handle, int64_t, const char*, nb::list, std::vector<int>, nb::list, std::vector<int>, nb::list>())
+        .def(nb::init<nb::handle, int64_t, const char*, nb::list, std::vector<int>, nb::list, std::vector<int>>())
         .def("take", &SequenceGather::take);
 }
 

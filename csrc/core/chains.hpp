@@ -2,7 +2,6 @@
 // are no part of what is stored. The same rule in Python: replay/chains.py.
 #pragma once
 #include <cstdint>
-#include <vector>
 
 #include "step_block.hpp"
 
@@ -14,12 +13,8 @@ struct Chains {
     int64_t ended = 0;     // ends of episodes that a step was seen after
     int64_t reset = 0;     // of these, ends that lead to the observation of that step and not to their own
 
-    bool look_cut() const { return may_look_cut(0); }
-    bool look_reset() const { return may_look_reset(0); }
-
-    // The same after so many more steps, or ends, in the worst case.
-    bool may_look_cut(int64_t more) const { return followed + more >= 64 && 2 * cut + more > followed; }
-    bool may_look_reset(int64_t more) const { return reset == ended && ended + more >= 8; }
+    bool look_cut() const { return followed >= 64 && 2 * cut > followed; }
+    bool look_reset() const { return ended >= 8 && reset == ended; }
 
     void count_step(bool continues) {
         ++followed;
@@ -41,32 +36,31 @@ class ChainCounter {
 public:
     explicit ChainCounter(const RingMemory& memory) : memory_(memory) {}
 
-    // Before a block is written: whether the chains would look broken with it. Each doubt is reported once.
-    Doubt doubt(const StepBlock& block) { return may_doubt(block.count()) ? look(block) : Doubt::kNone; }
-
     // Count step i, just before it is written.
     void count_step(bool continues) { chains_.count_step(continues); }
     void count_steps(int64_t continuing) { chains_.followed += continuing; }
-    void count_end(const StepBlock& block, int64_t env, int64_t i) { count_end(block, env, i, chains_); }
+    void count_end(const StepBlock& block, int64_t env, int64_t i);
 
     const Chains& counted() const { return chains_; }
-    const Chains& foreseen() const { return foreseen_; }  // with the block that was last doubted
 
-private:
-    void count_end(const StepBlock& block, int64_t env, int64_t i, Chains& chains) const;
-    bool leads_away(int64_t flat, int64_t next) const;
-    // Whether the steps have to be looked at, which is rare.
-    bool may_doubt(int64_t steps) const {
-        return !memory_.ring.keeps_next && ((!told_cut_ && chains_.may_look_cut(steps)) ||
-                                            (!told_reset_ && !memory_.ring.next_step && chains_.may_look_reset(steps)));
+    // Whether what was counted looks like a mistake. Each doubt is reported once.
+    Doubt doubt() {
+        if (!told_cut_ && chains_.look_cut()) {
+            told_cut_ = true;
+            return Doubt::kLooksCut;
+        }
+        if (!told_reset_ && chains_.look_reset()) {
+            told_reset_ = true;
+            return Doubt::kLooksReset;
+        }
+        return Doubt::kNone;
     }
 
-    Doubt look(const StepBlock& block);
-    Chains foresee(const StepBlock& block) const;
-    int64_t most_ends(const StepBlock& block) const;
+private:
+    bool leads_away(int64_t flat, int64_t next) const;
 
     const RingMemory& memory_;
-    Chains chains_, foreseen_;
+    Chains chains_;
     bool told_cut_ = false, told_reset_ = false;
 };
 

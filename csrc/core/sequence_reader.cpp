@@ -1,17 +1,14 @@
 #include "sequence_reader.hpp"
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 namespace relive {
 
 SequenceReader::SequenceReader(const Sequences& found, int64_t rows, int64_t length, Layout layout,
-                               std::vector<GatherSource> steps, std::vector<GatherSource> carried,
-                               std::vector<const int64_t*> kept)
+                               std::vector<GatherSource> steps, std::vector<GatherSource> carried)
     : found_(found), rows_(rows), length_(length), layout_(layout), steps_(std::move(steps)),
-      carried_(std::move(carried)), kept_(std::move(kept)) {
+      carried_(std::move(carried)) {
     steps_.push_back({reinterpret_cast<char*>(found.is_first.get()), kBool, rows, 1, 0, {}});
 }
 
@@ -79,14 +76,8 @@ void SequenceReader::read_carried(const SequenceBatch& batch, const TensorPlans&
     auto* first = reinterpret_cast<int64_t*>(plans.data(steps_.size() + 1));
     for (size_t i = 0; i < runs.size(); ++i) first[i] = *runs[i].rows;
     const auto count = static_cast<int64_t>(runs.size());
-    std::vector<int64_t> items(runs.size());
-    for (size_t c = 0; c < carried_.size(); ++c) {
-        for (size_t i = 0; i < items.size(); ++i) items[i] = kept_[c] ? kept_[c][first[i]] : first[i];
-        const GatherSource& source = carried_[c];
-        if (!in_range(items.data(), count, source.items))
-            throw std::out_of_range("kept: expected 0 to " + std::to_string(source.items - 1) + ", got one outside");
-        gather(plans.data(steps_.size() + 2 + c), source.data, items.data(), count, source.bytes, source.items);
-    }
+    for (size_t c = 0; c < carried_.size(); ++c)
+        gather(plans.data(steps_.size() + 2 + c), carried_[c].data, first, count, carried_[c].bytes, rows_);
 }
 
 }  // namespace relive

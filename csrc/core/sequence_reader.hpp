@@ -63,10 +63,9 @@ class SequenceReader {
 public:
     enum class Layout { kBatchFirst, kTimeFirst, kPacked };
 
-    // `steps` are read at every step of a sequence, `carried` at its first step: for row r item kept[i][r] of carried[i],
-    // or item r if kept[i] is null.
+    // `steps` are read at every step of a sequence, `carried` at its first step.
     SequenceReader(const Sequences& found, int64_t rows, int64_t length, Layout layout, std::vector<GatherSource> steps,
-                   std::vector<GatherSource> carried, std::vector<const int64_t*> kept);
+                   std::vector<GatherSource> carried);
 
     SequenceBatch choose(const int64_t* which, int64_t count) const;
 
@@ -74,7 +73,7 @@ public:
     // mask, the first rows [B], and the carried items [B, …]. Packed: steps are [total, …], and batch sizes replace the mask.
     void plan(const SequenceBatch& batch, TensorPlans& plans) const;
 
-    // Fill the tensors of the plan. Raises std::out_of_range if `kept` leads out of a carried source.
+    // Fill the tensors of the plan.
     void read(const SequenceBatch& batch, const TensorPlans& plans) const;
 
 private:
@@ -87,7 +86,6 @@ private:
     int64_t rows_, length_;
     Layout layout_;
     std::vector<GatherSource> steps_, carried_;
-    std::vector<const int64_t*> kept_;
 };
 
 }  // namespace relive

@@ -83,15 +83,6 @@ bool StepBlock::continues_block(int64_t i) const {
     return true;
 }
 
-bool StepBlock::previous_leads_to_start(int64_t i) const {
-    if (!continues_block(i)) return false;
-    for (size_t o = 0; o < memory_.observed.size(); ++o) {
-        const auto bytes = static_cast<size_t>(memory_.observation(o).given_bytes);
-        if (std::memcmp(obs(o, i - envs_), next_obs(o, i - envs_), bytes) != 0) return true;
-    }
-    return false;
-}
-
 void StepBlock::forget_casts() {
     for (GivenLeaf& each : given_)
         if (each.scratch.capacity() > (1 << 20)) std::vector<char>().swap(each.scratch);

@@ -58,7 +58,6 @@ public:
 
     const char* terminated_flags() const { return given_[static_cast<size_t>(memory_.terminated)].data; }
     const char* truncated_flags() const { return given_[static_cast<size_t>(memory_.truncated)].data; }
-    bool terminated(int64_t i) const { return terminated_flags()[i]; }
     bool ended(int64_t i) const { return terminated_flags()[i] || truncated_flags()[i]; }
 
     // Whether the observation and the next observation of the first step share memory: then the environment reuses its
@@ -82,9 +81,6 @@ public:
 
     bool has_stacks() const { return !continues_.empty(); }
     bool stack_continues(int64_t i) const { return continues_[static_cast<size_t>(i)] != 0; }
-
-    // Whether the step before step i leads to where step i starts, and not to where it started itself.
-    bool previous_leads_to_start(int64_t i) const;
 
     // Free the memory of large casts.
     void forget_casts();

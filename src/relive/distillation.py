@@ -221,14 +221,13 @@ class DistillationBuffer(Portable):
 
     @classmethod
     def from_config(cls, config: Node, saved: Saved, **changes: Any) -> DistillationBuffer:
-        """An empty buffer of this config, but for `changes` of capacity and device; see `relive.load`."""
+        """An empty buffer of this config, but for a `device` among `changes`; see `relive.load`."""
         trees = {name: tree_of(tree) for name, tree in config.entry("fields").entries().items()}
         if "obs" not in trees:
             raise config.entry("fields").wrong("an entry 'obs'")
         obs, action = trees.pop("obs"), trees.pop("action", None)
-        capacity = changes.get("capacity") or config.entry("capacity").integer(1, 1 << 50)
         device = changes.get("device") or saved_device(config.entry("device"))
-        return cls(capacity, obs, action, extra=trees, device=device)
+        return cls(config.entry("capacity").integer(1, 1 << 50), obs, action, extra=trees, device=device)
 
     def config(self) -> dict[str, Any]:
         """How an equal, empty buffer is made, as JSON."""
@@ -298,7 +297,6 @@ class DistillationBuffer(Portable):
 
     # Reading
 
-    @suggests_keywords
     def sample(
         self,
         batch_size: int,
@@ -326,7 +324,6 @@ class DistillationBuffer(Portable):
                 raise
         return batch if target is None else to_device(batch, target)
 
-    @suggests_keywords
     def epochs(
         self,
         batch_size: int,

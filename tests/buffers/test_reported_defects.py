@@ -26,18 +26,6 @@ def add(replay: rl.ReplayBuffer, steps: int) -> None:
         replay.add(obs, np.zeros(2), 0.0, terminated=False, truncated=False, next_obs=following)
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"], indirect=True)
-def test_an_epoch_goes_on_in_a_larger_buffer_without_rows_that_are_gone(backend: str, tmp_path: Path) -> None:
-    replay = filled(40, sampler=rl.WithoutReplacement())
-    replay.sample(2)
-    add(replay, 3)  # which overwrite rows that the epoch has yet to show
-    replay.save(tmp_path)
-    with pytest.warns(UserWarning, match="capacity 16 became 32"):
-        larger = rl.load(tmp_path, rl.ReplayBuffer, capacity=32)
-    assert torch.equal(larger.ids(), replay.ids())
-    larger.check()
-
-
 def test_what_a_batch_holds_of_two_observations_are_two_memories() -> None:
     with kernels.force("torch"):
         batch = filled(8).sample(4)
@@ -149,29 +137,6 @@ def test_prefetching_for_a_device_that_is_not_there_draws_nothing() -> None:
     with pytest.raises(rl.SchemaError, match="device: expected a device of this machine, got "):
         rl.prefetch(replay, 4, device=ABSENT)
     assert torch.equal(replay.sample(4)["index"], filled(8).sample(4)["index"])
-
-
-@pytest.mark.parametrize("sampler", [rl.Uniform(), rl.Prioritized()])
-@pytest.mark.parametrize("backend", ["native", "torch"], indirect=True)
-def test_a_ring_that_holds_only_an_end_is_loaded_with_more_rows(backend: str, sampler: Any, tmp_path: Path) -> None:
-    def add_next(replay: rl.ReplayBuffer, t: int) -> None:
-        obs, following = np.full((2, 1), t, np.float32), np.full((2, 1), t + 1, np.float32)
-        replay.add(obs, np.zeros(2), [t, t], [t == 1, False], [False, False], following)
-
-    replay = rl.ReplayBuffer(2, 1, (), num_envs=2, autoreset="NEXT_STEP", sampler=sampler, seed=0)
-    for t in range(3):  # the last of them only resets the first environment
-        add_next(replay, t)
-    assert replay.ids().tolist() == [5]
-    replay.save(tmp_path)
-    with pytest.warns(UserWarning, match="capacity 2 became 8"):
-        larger = rl.load(tmp_path, rl.ReplayBuffer, capacity=8)
-    assert larger.ids().tolist() == [5]
-    larger.check()
-    for t in range(3, 5):
-        add_next(larger, t)
-    assert larger[larger.ids()]["reward"].tolist() == [2.0, 3.0, 3.0, 4.0, 4.0]
-    assert larger.ids().tolist() == [5, 6, 7, 8, 9]
-    larger.check()
 
 
 @pytest.mark.parametrize("offsets", [{-1, 0}, frozenset((0, 1))])

@@ -63,7 +63,7 @@ def step(made: rl.ReplayBuffer, t: int) -> None:
 
 def rollout() -> rl.RolloutBuffer:
     """Five of six steps, with final observations, an attached field, hidden states, last values and a staged field."""
-    extra = {"hidden": rl.Carry(2, every=2), "tag": rl.Field((), torch.uint16)}
+    extra = {"hidden": rl.Carry(2), "tag": rl.Field((), torch.uint16)}
     made = rl.RolloutBuffer(
         6, N, {"x": 2, "y": rl.Field(1, torch.bfloat16)}, 1, extra=extra, stats=rl.EpisodeStats(N), seed=3,
         autoreset="SAME_STEP", norm={"value": rl.RunningNorm()},

@@ -12,6 +12,7 @@ import pytest
 import relive as rl
 from relive import kernels
 from relive.checkpoint import archive, manifest
+from relive.fields.schema import Field
 from relive.memory import documents
 from relive.memory.disk import folder, records
 from tests.checkpoint.traffic import KINDS, equal
@@ -95,3 +96,13 @@ def test_disk_memory_of_a_newer_format_does_not_fit_here(tmp_path: Path) -> None
     (tmp_path / "memory" / "FORMAT").write_bytes(b"recollect disk memory 2\n")
     with pytest.raises(rl.IncompatibleCheckpoint, match="format 1 at most, got 2"):
         rl.ReplayBuffer(4, 1, (), device=rl.Memory.disk(tmp_path / "memory"))
+
+
+def test_a_carry_of_every_few_steps_is_refused_with_a_sentence() -> None:
+    """Format 1 could hold these before the first release."""
+    read = Field.kinds["carry"].with_settings
+    assert read(Field(3), [documents.Node("every", 1)]) == rl.Carry(3)
+    with pytest.raises(
+        rl.IncompatibleCheckpoint, match=r"Carry: expected a state of every step, got one every 2 steps"
+    ):
+        read(Field(3), [documents.Node("every", 2)])

@@ -119,31 +119,6 @@ def test_a_staged_axis_of_any_stride_is_saved(tmp_path: Path) -> None:
     assert equal(digest(rl.load(tmp_path)), digest(replay))
 
 
-@pytest.mark.parametrize("capacity", [3, 4, 7, 12])
-def test_stacks_are_loaded_with_another_capacity(capacity: int, tmp_path: Path) -> None:
-    """More capacity than before: the frames of rows that were too old to be drawn are still needed."""
-    replay = rl.ReplayBuffer(6, obs=rl.Stacked(rl.Field(1), 3), action=(), num_envs=1, seed=0)
-    start = 0
-
-    def stack(t: int) -> Any:
-        return np.array([[[max(i, start) for i in (t - 2, t - 1, t)]]], np.float32)
-
-    for t in range(20):
-        ends = t in (4, 11)
-        replay.add(stack(t), [0.0], [t], [ends], [False], stack(t + 1))
-        start = t + 1 if ends else start
-    replay.save(tmp_path)
-    with pytest.warns(UserWarning, match="capacity 6 became"):
-        other = rl.load(tmp_path, rl.ReplayBuffer, capacity=capacity)
-    ids = replay.ids()[-capacity:]
-    assert other.ids().tolist() == ids.tolist()
-    assert equal(other[ids].to_dict(), replay[ids].to_dict())
-    for t in range(20, 40):
-        other.add(stack(t), [0.0], [t], [False], [False], stack(t + 1))
-        other.check()
-    assert other[other.ids()]["obs"][:, 0].tolist() == [[t - 2, t - 1, t] for t in range(40 - capacity, 40)]
-
-
 @pytest.mark.thorough
 def test_a_long_list_of_segments_is_made_shorter_by_one_segment_of_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -227,31 +202,6 @@ def test_where_nothing_was_saved_there_is_no_checkpoint(tmp_path: Path) -> None:
             rl.load(path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "capacity"), [("uniform", 12), ("prioritized", 12), ("prioritized", 60), ("epochs", 60)]
-)
-def test_another_capacity_keeps_the_newest_rows_and_says_so(kind: str, capacity: int, tmp_path: Path) -> None:
-    replay = KINDS[kind].make()
-    for n in range(55):
-        step_replay(replay, n)
-    replay.save(tmp_path)
-    with pytest.warns(UserWarning, match=f"load: capacity 24 became {capacity}"):
-        other = rl.load(tmp_path, rl.ReplayBuffer, capacity=capacity)
-    newest = replay.storage.memory.ring.newest()
-    ids = replay.ids()
-    kept = ids[ids // 3 > newest[ids % 3] - other.storage.memory.ring.alive]
-    assert sorted(other.ids().tolist()) == sorted(kept.tolist())
-    assert equal(other[kept].to_dict(), replay[kept].to_dict())
-    if kind == "prioritized":
-        buffers: list[Any] = [other, replay]
-        mine, theirs = (b.run.tree.get(b.storage.locate(kept)) for b in buffers)
-        assert mine.tolist() == theirs.tolist()
-    for n in range(200, 260):
-        step_replay(other, n)
-    other.save(tmp_path)
-    assert equal(digest(rl.load(tmp_path)), digest(other))
-
-
 def test_a_function_for_beta_is_given_again(tmp_path: Path) -> None:
     sampler = rl.Prioritized(beta=lambda draws: min(1.0, draws / 100))
     replay = make_replay(sampler)
@@ -271,12 +221,6 @@ def test_another_sampler_is_refused(tmp_path: Path) -> None:
     make_replay(rl.Uniform()).save(tmp_path)
     with pytest.raises(rl.IncompatibleCheckpoint, match="sampler: expected the state of Prioritized"):
         rl.load(tmp_path, sampler=rl.Prioritized())
-
-
-def test_a_rollout_has_no_other_capacity(tmp_path: Path) -> None:
-    KINDS["rollout"].make().save(tmp_path)
-    with pytest.raises(rl.IncompatibleCheckpoint, match="capacity: expected no capacity= for a rollout"):
-        rl.load(tmp_path, capacity=5)
 
 
 def test_names_that_are_no_names_are_refused_when_saving(tmp_path: Path) -> None:
@@ -326,11 +270,8 @@ def test_memory_of_another_kind_is_told_and_draws_go_on(tmp_path: Path) -> None:
     disk = rl.Memory.disk(tmp_path / "disk")
     with pytest.warns(UserWarning, match="load: own memory became shared memory"):
         shared = rl.load(tmp_path / "own", rl.ReplayBuffer, device=rl.Memory.shared())
-    with (
-        pytest.warns(UserWarning, match="load: own memory became disk memory"),
-        pytest.warns(UserWarning, match="load: capacity 24 became 12; draws will differ"),
-    ):
-        rl.load(tmp_path / "own", rl.ReplayBuffer, device=disk, capacity=12).close()
+    with pytest.warns(UserWarning, match="load: own memory became disk memory"):
+        rl.load(tmp_path / "own", rl.ReplayBuffer, device=disk).close()
     shared.save(tmp_path / "shared")
     # As it was: warnings are errors here.
     again = rl.load(tmp_path / "shared", rl.ReplayBuffer, device=rl.Memory.shared())
@@ -346,7 +287,7 @@ def test_loading_warns_of_nothing_when_nothing_changes(tmp_path: Path) -> None:
     replay.save(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        rl.load(tmp_path, capacity=24, device="cpu")
+        rl.load(tmp_path, device="cpu")
 
 
 def test_an_empty_buffer_that_was_loaded_is_saved_again_where_it_was(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def make_replay(sampler: Any, **options: Any) -> rl.ReplayBuffer:
 
 
 def make_rollout() -> rl.RolloutBuffer:
-    extra = {"hidden": {"a": rl.Carry(2, every=2)}, "tag": rl.Field((), torch.uint16)}
+    extra = {"hidden": {"a": rl.Carry(2)}, "tag": rl.Field((), torch.uint16)}
     return rl.RolloutBuffer(
         8, N, {"x": 2, "y": rl.Field(1, torch.bfloat16)}, 1, extra=extra, stats=rl.EpisodeStats(N), seed=3,
         autoreset=AutoresetMode.SAME_STEP,

@@ -458,7 +458,6 @@ def making_cases() -> Iterator[Case]:
         "a number for a sampler": {"sampler": 3},
         "stacks with stored next_obs": {"obs": rl.Stacked(rl.Field(3), 2), "next_obs": "stored"},
         "a stacked action": {"action": rl.Stacked(rl.Field(3), 2)},
-        "a sparse carry": {"extra": {"h": rl.Carry(3, every=4)}},
     }.items():
         yield makes(f"ReplayBuffer({label})", lambda options=options: replay_of(**options))
     yield makes("ReplayBuffer(more than memory)", lambda: replay_of(capacity=2**40), MemoryError)
@@ -475,7 +474,6 @@ def description_cases(makes: Callable[..., Case]) -> Iterator[Case]:
         if label not in ("0", "-1"):
             yield makes(f"Window(action: one is {label})", lambda wrong=wrong: rl.Window(action=(0, wrong)))
         yield makes(f"Stacked(k: {label})", lambda wrong=wrong: rl.Stacked(3, wrong))
-        yield makes(f"Carry(every: {label})", lambda wrong=wrong: rl.Carry(3, every=wrong))
         yield makes(f"EpisodeStats(window: {label})", lambda wrong=wrong: rl.EpisodeStats(2, window=wrong))
         if label != "none":
             yield makes(f"EpisodeStats(num_envs: {label})", lambda wrong=wrong: rl.EpisodeStats(wrong))

@@ -31,12 +31,6 @@ def rollout() -> rl.RolloutBuffer:
     return buffer
 
 
-def steps(**flags: Any) -> dict[str, Any]:
-    return {name: torch.zeros(3, 1) for name in ("reward", "value", "next_value")} | flags
-
-
-NO = torch.zeros(3, 1, dtype=torch.bool)
-
 KEYWORDS: dict[str, tuple[Callable[[], Any], str]] = {
     "n_envs": (
         lambda: rl.ReplayBuffer(8, 2, 1, n_envs=2),  # pyright: ignore[reportCallIssue]
@@ -62,23 +56,6 @@ KEYWORDS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: rl.ReplayBuffer(8, 2, 1, prioritized=True),  # pyright: ignore[reportCallIssue]
         "got prioritized=True. Pass sampler=rl.Prioritized(alpha=…, beta=…).",
     ),
-    "gae_lambda": (
-        lambda: rollout().compute_advantage(torch.zeros(2), gae_lambda=0.9),  # pyright: ignore[reportCallIssue]
-        "compute_advantage: expected the keyword lam, got gae_lambda=0.9. Write lam=0.9.",
-    ),
-    "gae_lambda of gae": (
-        lambda: rl.gae(**steps(terminated=NO, truncated=NO), gamma=1.0, gae_lambda=1.0),  # pyright: ignore
-        "gae: expected the keyword lam, got gae_lambda=1.0. Write lam=1.0.",
-    ),
-    "done of gae": (
-        lambda: rl.gae(**steps(done=NO), gamma=1.0, lam=1.0),
-        "gae: expected terminated and truncated, got done=…. "
-        "Pass terminated and truncated: a time limit is not a failure.",
-    ),
-    "num_mini_batches": (
-        lambda: rollout().minibatches(num_mini_batches=4),  # pyright: ignore[reportCallIssue]
-        "got num_mini_batches=4. Pass batch_size=len(rollout) // 4.",
-    ),
     "seq_len": (
         lambda: rl.Sequence(seq_len=8),  # pyright: ignore[reportCallIssue]
         "Sequence: expected the keyword length, got seq_len=8. Write length=8.",
@@ -92,8 +69,9 @@ KEYWORDS: dict[str, tuple[Callable[[], Any], str]] = {
         "EpisodeStats: expected the keyword num_envs, got num_env=2. Write num_envs=2.",
     ),
     "no such thing": (
-        lambda: replay().sample(4, colour="red"),  # pyright: ignore[reportCallIssue]
-        "sample: expected keywords among batch_size, view, device, out, got colour='red'. Leave it out.",
+        lambda: rl.DistillationBuffer(4, 2, colour="red"),  # pyright: ignore[reportCallIssue]
+        "DistillationBuffer: expected keywords among capacity, obs, action, extra, device, seed, got colour='red'. "
+        "Leave it out.",
     ),
 }
 

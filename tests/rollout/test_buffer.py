@@ -317,10 +317,9 @@ class TestStatistics:
         rollout.add(**rest)
         assert rollout["obs"][:, 0, 0].tolist() == [0.0, 7.0]
 
-    @pytest.mark.parametrize("every", [1, 3])
-    def test_and_norms_are_told_of_hidden_states_at_every_step(self, backend: str, every: int) -> None:
+    def test_and_norms_are_told_of_hidden_states_at_every_step(self, backend: str) -> None:
         stats, norm = rl.EpisodeStats(N, metrics=("energy",)), rl.RunningNorm(2)
-        extra = {"hidden": rl.Carry(2, every=every), "energy": rl.Carry(every=every)}
+        extra = {"hidden": rl.Carry(2), "energy": rl.Carry()}
         rollout = make(filled=0, stats=stats, norm={"hidden": norm}, extra=extra)
         for t in range(4):
             ended = np.full(N, t == 3)

@@ -25,8 +25,8 @@ MODES = ("chunked", "overlap", "every")
 def filled(ended: list[list[bool]], **options: Any) -> rl.RolloutBuffer:
     """A rollout of the ends [T][N]: obs is the row t·N + n, the hidden state its negative."""
     steps, envs = len(ended), len(ended[0])
-    hidden = rl.Carry(2, every=options.pop("every", 1))
-    rollout = rl.RolloutBuffer(steps, envs, obs=1, action=(), extra={"hidden": {"a": hidden}}, seed=0, **options)
+    extra = {"hidden": {"a": rl.Carry(2)}}
+    rollout = rl.RolloutBuffer(steps, envs, obs=1, action=(), extra=extra, seed=0, **options)
     for t in range(steps):
         row = torch.arange(t * envs, (t + 1) * envs, dtype=torch.float32)
         rollout.add(
@@ -245,7 +245,7 @@ class TestBatches:
         assert [batch[name].tolist() for name in names] == [[[i, i + 1]] for i in range(140)]
 
     def test_one_environment_without_an_axis(self, backend: str):
-        rollout = rl.RolloutBuffer(4, None, obs=1, action=(), extra={"hidden": rl.Carry(1, every=2)})
+        rollout = rl.RolloutBuffer(4, None, obs=1, action=(), extra={"hidden": rl.Carry(1)})
         for t in range(4):
             rollout.add([t], 0.0, 0.0, t == 2, False, hidden=[10 + t])
         (batch,) = rollout.sequences(2, shuffle=False)
@@ -295,84 +295,6 @@ class TestBatches:
         assert list(rollout.sequences(2)) == []
 
 
-class TestSparseCarry:
-    @pytest.mark.parametrize("next_step", [False, True])
-    @pytest.mark.parametrize("split", [True, False])
-    @pytest.mark.parametrize(
-        ("length", "mode"),
-        select((4, "overlap"), of=[(2, "chunked"), (4, "chunked"), (4, "overlap"), (None, "chunked")]),
-    )
-    @settings(deadline=None, max_examples=25)
-    @given(first=endings(), again=st.booleans(), torch_path=st.booleans())
-    def test_kept_every_other_step_it_is_the_same_where_sequences_start(
-        self, next_step: bool, split: bool, length: int | None, mode: Any, first: list, again: bool, torch_path: bool
-    ):
-        options: dict[str, Any] = {"autoreset": AutoresetMode.NEXT_STEP if next_step else None}
-        with kernels.force_torch() if torch_path else kernels.without_exchange():
-            dense, sparse = filled(first, **options), filled(first, every=2, **options)
-            if again:  # a second rollout, with what was pending
-                for rollout in (dense, sparse):
-                    rollout.clear()
-                    row = torch.arange(len(first[0]), dtype=torch.float32)
-                    for _ in range(len(first)):
-                        row = row + 100
-                        rollout.add(
-                            row.unsqueeze(1), row, torch.zeros_like(row), row < 0, row < 0,
-                            hidden={"a": -row.unsqueeze(1).expand(-1, 2)},
-                        )  # fmt: skip
-            if not len(dense):
-                return
-            read = [
-                next(rollout.sequences(length, mode=mode, split_episodes=split, shuffle=False))
-                for rollout in (dense, sparse)
-            ]
-            for key in read[0].keys(True, True):
-                assert read[0][key].tolist() == read[1][key].tolist(), key
-
-    def test_memory_does_not_grow_with_the_steps(self):
-        rollout = rl.RolloutBuffer(128, 4, obs=1, action=(), extra={"hidden": rl.Carry((2, 64), every=16)})
-        for _ in range(128):
-            rollout.add(*(torch.zeros(shape) for shape in ((4, 1), (4,), (4,))), *[np.zeros(4, bool)] * 2,
-                        hidden=torch.zeros(4, 2, 64))  # fmt: skip
-        (kept,) = rollout._hidden_states._kept.values()
-        assert kept._count == 128 // 16 * 4
-
-    @pytest.mark.parametrize(("length", "mode"), [(3, "chunked"), (4, "every"), (2, "overlap")])
-    def test_starts_where_nothing_was_kept_are_refused(self, length: int, mode: Any):
-        with pytest.raises(
-            rl.SchemaError, match=r"hidden.a kept every 2 steps: expected starts at multiples of 2 steps"
-        ):
-            golden(every=2).sequences(length, mode=mode)
-
-    def test_states_kept_in_inference_mode_do_not_bind_later_ones(self, backend: str):
-        rollout = rl.RolloutBuffer(8, None, obs=1, action=(), extra={"hidden": rl.Carry(every=2)})
-        for t in range(8):
-            with torch.inference_mode(t < 5):
-                rollout.add([0.0], 0.0, 0.0, False, False, hidden=float(t))
-        assert next(rollout.sequences(2, shuffle=False))["hidden"].tolist() == [0, 2, 4, 6]
-
-    def test_it_is_no_field_of_every_step(self):
-        rollout = golden(every=2)
-        assert "hidden" not in rollout.data.keys()
-        assert "hidden" not in next(rollout.minibatches(4)).keys()
-        assert "hidden" not in rollout.env_major().keys()
-
-    def test_staged_states_are_kept_too(self, backend: str):
-        rollout = rl.RolloutBuffer(4, 1, obs=1, action=(), extra={"hidden": rl.Carry(1, every=2)})
-        for t in range(4):
-            rollout.stage(hidden=torch.tensor([[10.0 + t]]))
-            rollout.add([[t]], [0.0], [0.0], [False], [False])
-        assert next(rollout.sequences(2, shuffle=False))["hidden"].flatten().tolist() == [10, 12]
-
-    def test_an_observation_is_kept_at_every_step(self):
-        with pytest.raises(rl.SchemaError, match="obs.seen: expected every=1 in what is not extra, got every=2"):
-            rl.RolloutBuffer(8, 2, obs={"seen": rl.Carry(1, every=2)}, action=())
-
-    def test_a_replay_buffer_refuses_it(self):
-        with pytest.raises(rl.SchemaError, match="hidden: expected every=1 in a replay buffer, got every=2"):
-            rl.ReplayBuffer(8, obs=1, action=(), extra={"hidden": rl.Carry(1, every=2)})
-
-
 @pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
 def test_the_native_border_checks_what_it_is_given() -> None:
     native = kernels.native()
@@ -388,14 +310,14 @@ def test_the_native_border_checks_what_it_is_given() -> None:
             native.SequenceIndex(steps, ends, ends, None, starting, 2, 2, True, True)
     index = native.SequenceIndex(3, ends, ends, None, starting, 2, 2, True, True)
     assert (len(index), index.longest) == (4, 2)
-    obs, rows, which = torch.zeros(3, 2, 5), torch.arange(6), torch.arange(4)
-    steps, hidden = ([obs], [1]), ([obs], [1], [rows])
+    obs, which = torch.zeros(3, 2, 5), torch.arange(4)
+    steps, hidden = ([obs], [1]), ([obs], [1])
     for length, read, carried, message in (
         (1, steps, hidden, "length: expected at least 2, got 1"),
         (2, ([obs[:2]], [1]), hidden, "items: expected at most 4, got 6"),
         (2, ([obs], []), hidden, "sources: expected one number of axes for each"),
-        (2, steps, ([obs], [1], []), "kept: expected 1, got 0"),
-        (2, steps, ([obs], [1], [rows[:5]]), "kept: expected 6 rows, got 5"),
+        (2, steps, ([obs[:2]], [1]), "items: expected at most 4, got 6"),
+        (2, steps, ([obs], []), "sources: expected one number of axes for each"),
     ):
         with pytest.raises(ValueError, match=message):
             native.SequenceGather(index, length, "batch_first", *read, *carried)
@@ -405,7 +327,5 @@ def test_the_native_border_checks_what_it_is_given() -> None:
     for start, stop in ((-1, 2), (0, 5), (2, 2), (3, 2)):
         with pytest.raises(IndexError, match="start, stop"):
             native.SequenceGather(index, 2, "packed", *steps, *hidden).take(which, start, stop)
-    with pytest.raises(IndexError, match="kept"):
-        native.SequenceGather(index, 2, "time_first", *steps, [obs], [1], [rows + 1]).take(which, 0, 4)
     with pytest.raises(MemoryError):
         native.SequenceGather(index, 2**62, "batch_first", *steps, *hidden).take(which, 0, 4)  # 4 · 2⁶² wraps to none

@@ -143,12 +143,6 @@ class TestLending:
         assert rollout.stats.num_steps == 3 * N - 1
         assert rollout.stats.episodes()["return"].tolist() == [12.0, 2.0 + 12 + 22]
 
-    def test_fields_kept_every_few_steps_cannot_be_lent(self) -> None:
-        rollout = make(filled=0, extra={"hidden": rl.Carry(3, every=2)})
-        for call in (rollout.lend, rollout.take_back):
-            with pytest.raises(rl.SchemaError, match="hidden: expected every=1 in a rollout that is lent, got every=2"):
-                call()
-
     def test_no_rows_are_an_empty_rollout(self) -> None:
         rollout = make()
         rollout.take_back(0)

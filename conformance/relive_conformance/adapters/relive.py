@@ -85,7 +85,7 @@ class OurRecurrent:
         self._shape, self._length = shape, length
 
     def fill(self, steps: list[Step], state: Array, advantage: Array, return_: Array) -> None:
-        shape, carry = self._shape, rl.Carry(state.shape[-1], every=self._length)
+        shape, carry = self._shape, rl.Carry(state.shape[-1])
         extra = {"state": carry}
         self._buffer = rl.RolloutBuffer(
             shape.num_steps, shape.num_envs, shape.obs_dim, shape.action_dim, extra=extra, seed=0

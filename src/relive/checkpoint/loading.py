@@ -17,7 +17,6 @@ from relive.checkpoint.reopening import examined_disk, is_disk_memory, peek, reo
 from relive.checkpoint.restoring import Accept, restored
 from relive.checkpoint.savable import require_class
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, NoCheckpoint, explain
-from relive.fields.schema import positive
 from relive.memory import Memory
 from relive.memory.files import Files
 from relive.memory.saved import named
@@ -38,7 +37,6 @@ def load(
     *,
     number: int | None = None,
     device: torch.device | str | Memory | None = None,
-    capacity: int | None = None,
     sampler: Sampler | None = None,
     files: type[Files] = Files,
 ) -> ReplayBuffer | RolloutBuffer | DistillationBuffer: ...
@@ -51,7 +49,6 @@ def load(
     *,
     number: int | None = None,
     device: torch.device | str | Memory | None = None,
-    capacity: int | None = None,
     sampler: Sampler | None = None,
     files: type[Files] = Files,
 ) -> Buffer: ...
@@ -63,14 +60,13 @@ def load(
     *,
     number: int | None = None,
     device: torch.device | str | Memory | None = None,
-    capacity: int | None = None,
     sampler: Sampler | None = None,
     files: type[Files] = Files,
 ) -> Any:
     """The buffer that was saved below `path`: the newest valid checkpoint, or the one called `number`.
 
-    It goes on exactly as the saved one would have: the same draws, the same epochs, the same statistics. Where `device`
-    or `capacity` change it, a warning says how.
+    It goes on exactly as the saved one would have: the same draws, the same epochs, the same statistics. Where
+    `device` changes it, a warning says how.
 
     Where `path` is the folder of a buffer in disk memory, that buffer is reopened; nothing of it can be changed then.
 
@@ -82,14 +78,10 @@ def load(
         kind: the buffer class that is expected there; any other is an IncompatibleCheckpoint. None takes any.
         number: which checkpoint, as `save` returned it; None takes the newest valid one.
         device: where to load it: a torch device, or a `Memory`; None is where it was.
-        capacity: a new capacity, of a replay or distillation buffer; its newest rows stay.
         sampler: needed where the saved one was the caller's own, or had a function for `beta`.
         files: how files are read; for tests that make disks fail.
     """
-    if capacity is not None:
-        positive("capacity", capacity)
-    options = {"device": device, "capacity": capacity, "sampler": sampler}
-    return found(Path(path).absolute(), kind, number, options, files=files)
+    return found(Path(path).absolute(), kind, number, {"device": device, "sampler": sampler}, files=files)
 
 
 def found(

@@ -37,8 +37,6 @@ def restored(archive: Archive, manifest: Manifest, options: dict[str, Any], acce
     saved = Saved(Node(f"{where}: values", manifest.values), state, config=config)
     if options["device"] is not None:
         present(Memory.of(options["device"]).device)
-    if options["capacity"] is not None and options["capacity"] == manifest.config.get("capacity"):
-        options = options | {"capacity": None}
     try:
         buffer = _filled(archive, manifest, saved, options)
         if accept is not None:
@@ -80,11 +78,10 @@ def _filled(archive: Archive, manifest: Manifest, saved: Saved, options: dict[st
 def _changes(manifest: Manifest, buffer: Any, *, names_memory: bool) -> list[str]:
     """How the buffer differs from the saved one; `names_memory`: the caller has said which memory it is to be in."""
     now, then = buffer.config(), manifest.config
-    changes = [
-        f"{name} {then[name]} became {now[name]}; draws will differ from those of the saved buffer."
-        for name in ("capacity", "device")
-        if name in then and then[name] != now[name]
-    ]
+    changes = []
+    if "device" in then and then["device"] != now["device"]:
+        became = f"device {then['device']} became {now['device']}"
+        changes.append(f"{became}; draws will differ from those of the saved buffer.")
     after = buffer.state()[0].get("memory")
     if names_memory and after is not None:
         node = Node(f"{manifest_file(manifest.number)}: values: memory", manifest.values.get("memory", _OWN))

@@ -97,7 +97,7 @@ class Shard(ShardReader):
             return
         with suppress(NoCheckpoint):
             path = plan.checkpoint.of_shard(self._number)
-            options = {"device": plan.memory, "capacity": None, "sampler": plan.shard_sampler}
+            options = {"device": plan.memory, "sampler": plan.shard_sampler}
             found(path, ReplayBuffer, None, options, accept=self._restore)
         # The next start must know that this one was alive and issued ids.
         self.save()
@@ -202,13 +202,11 @@ class Shard(ShardReader):
         with buffer._lock:
             if len(push.cut):
                 buffer.cut(push.cut)
-            step = *unpack(self._plan.schema, push.block), torch.as_tensor(np.array(push.envs)), steps
-            warnings = []
-            while (message := buffer._write(*step)) is not None:
-                warnings.append(message)
+            buffer._write(*unpack(self._plan.schema, push.block), torch.as_tensor(np.array(push.envs)), steps)
+            message, buffer.storage.warning = buffer.storage.warning, None
         self._counts["pushed"] += push.rows
         self._unsaved += push.rows
-        return warnings
+        return [] if message is None else [message]
 
     def resume(self, client: str, position: int, envs: np.ndarray) -> Ack:
         """Continue with a client that keeps no block before `position`: missing rows are lost, and episodes cut."""

@@ -7,10 +7,8 @@ from torch import Tensor
 
 from relive import kernels
 from relive.estimators.arguments import above_zero, aligned, fraction
-from relive.fields.vocabulary import suggests_keywords
 
 
-@suggests_keywords
 def gae(
     reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, lam: float, mask: Tensor | None = None,
@@ -51,7 +49,6 @@ def gae(
         return kernels.estimate("gae", 2, [*values, *flags, mask], settings)
 
 
-@suggests_keywords
 def vtrace(
     log_ratio: Tensor, reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, lam: float = 1.0, rho_bar: float = 1.0, c_bar: float = 1.0, mask: Tensor | None = None,

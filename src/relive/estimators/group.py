@@ -8,11 +8,9 @@ from torch import Tensor
 from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import aligned, count, fraction, number
-from relive.fields.vocabulary import suggests_keywords
 
 
 @torch.no_grad()
-@suggests_keywords
 def group_advantage(
     reward: Tensor, done: Tensor, *,
     group_size: int, gamma: float = 1.0, first_episode_only: bool = True, eps: float = 1e-8, mask: Tensor | None = None,

@@ -10,10 +10,8 @@ from torch import Tensor
 from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.estimators.arguments import aligned, check_same_shape, count, fraction, number
-from relive.fields.vocabulary import suggests_keywords
 
 
-@suggests_keywords
 def lambda_return(
     reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, lam: float, mask: Tensor | None = None,
@@ -50,7 +48,6 @@ def lambda_return(
     )
 
 
-@suggests_keywords
 def n_step_return(
     reward: Tensor, next_value: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, n: int, mask: Tensor | None = None,
@@ -95,7 +92,6 @@ def _checked_return(
 
 
 @torch.no_grad()
-@suggests_keywords
 def discounted_return(
     reward: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, last_value: Tensor | float | None = None, next_value: Tensor | None = None,

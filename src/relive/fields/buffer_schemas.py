@@ -18,7 +18,6 @@ from relive.fields.schema import (
     declare_real,
     declare_whole,
     refuse_reserved,
-    refuse_sparse,
 )
 
 OPTIONAL = ("value", "log_prob")
@@ -50,7 +49,6 @@ def rollout_schema(obs: Any, action: Any, reward: Any, value: Any, extra: Mappin
             **extra_trees,
         }
     )
-    refuse_sparse(schema, "what is not extra", schema.names[:7])
     remedy = "Declare a plain field: rollout.attach gives the stored steps new fields."
     refuse_mutable(schema, schema.names, "a field that a rollout can store", remedy)
     return schema
@@ -89,7 +87,6 @@ def check_replay(capacity: int, num_envs: int | None, next_obs: object, schema: 
         if isinstance(field, Stacked) and (next_obs == "stored" or i not in schema.leaf_indices["obs"]):
             remedy = 'Use Stacked for leaves of obs only, with next_obs="shared".'
             raise SchemaError(explain(path_name(schema.paths[i]), "a plain Field", "Stacked", remedy))
-    refuse_sparse(schema, "a replay buffer")
     remedy = (
         "Declare a plain field: an observation is the next observation of another row. Put what changes into extra."
     )

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from relive.errors import SchemaError, explain
-from relive.fields.schema import Carry, Declaration, Field, Path, Schema, Tree, declare, is_sparse
+from relive.fields.schema import Carry, Declaration, Field, Path, Schema, Tree, declare
 
 if TYPE_CHECKING:
     from relive.memory.documents import Node
@@ -37,8 +37,6 @@ class Mutable(Field):
             remedy = "Declare the leaves of a dict as Mutable one by one."
             raise SchemaError(explain("Mutable", "one Field or Carry", got, remedy))
         assert isinstance(inner, Field)
-        if is_sparse(inner):
-            raise SchemaError(explain("Mutable", "a field of every step", inner, "Declare Carry(every=1)."))
         super().__init__(inner.shape, inner.dtype)
         object.__setattr__(self, "field", inner)
 

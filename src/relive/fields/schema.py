@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from relive.errors import CheckpointError, SchemaError, explain
+from relive.errors import CheckpointError, IncompatibleCheckpoint, SchemaError, explain
 from relive.fields.vocabulary import NAME, field_remedy
 
 if TYPE_CHECKING:
@@ -95,29 +95,19 @@ class Carry(Field):
     Args:
         shape: the shape in one environment, an int for one axis.
         dtype: a dtype of torch or numpy.
-        every: a rollout buffer keeps the field only every `every` steps of an episode. `every=16` for sequences of 16,
-            32, … steps takes a sixteenth of the memory.
     """
 
-    every: int
-
-    def __init__(
-        self,
-        shape: int | Sequence[int] = (),
-        dtype: torch.dtype | np.dtype | type = torch.float32,
-        *,
-        every: int = 1,
-    ) -> None:
-        super().__init__(shape, dtype)
-        object.__setattr__(self, "every", positive("Carry.every", every))
-
     def settings(self) -> list[Any]:
-        return [self.every]
+        return [1]  # format 1 has a number of steps here: those between two kept states, before the first release
 
     @classmethod
     def with_settings(cls, plain: Field, settings: list[Node]) -> Carry:
-        (every,) = settings
-        return cls(plain.shape, plain.dtype, every=every.integer(1))
+        (steps,) = settings
+        if steps.integer(1) > 1:
+            where, got = "Carry", f"one every {steps.value} steps"
+            remedy = "Load it with the version that saved it: a state of every step is stored since."
+            raise IncompatibleCheckpoint(explain(where, "a state of every step", got, remedy))
+        return cls(plain.shape, plain.dtype)
 
 
 @dataclass(frozen=True, init=False)
@@ -170,11 +160,6 @@ class Stacked(Field):
 def kept_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of a field that only data describe. Learners work in float32; float64 would only double the memory."""
     return torch.float32 if dtype == torch.float64 else dtype
-
-
-def is_sparse(field: Field) -> bool:
-    """Whether a field is stored only every few steps."""
-    return isinstance(field, Carry) and field.every > 1
 
 
 def caller_shape(field: Field) -> tuple[int, ...]:
@@ -410,14 +395,3 @@ def refuse_reserved(extra: Mapping[str, object], reserved: Iterable[str]) -> Non
     for name in extra:
         if name in reserved:
             raise SchemaError(explain("extra", "names that are not reserved", repr(name), "Rename the field."))
-
-
-def refuse_sparse(schema: Schema, where: str, names: Iterable[str] | None = None) -> None:
-    """Raise if one of the fields `names` (by default every field) is stored only every few steps."""
-    for name in schema.names if names is None else names:
-        for column in schema.leaf_indices[name]:
-            field = schema.fields[column]
-            if isinstance(field, Carry) and field.every > 1:
-                path = ".".join(schema.paths[column])
-                remedy = "Declare Carry(every=1)."
-                raise SchemaError(explain(path, f"every=1 in {where}", f"every={field.every}", remedy))

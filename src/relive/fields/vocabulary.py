@@ -25,9 +25,7 @@ _KEYWORDS: Mapping[str, tuple[str, ...]] = {
         "n_steps", "buffer_size", "memory_size", "horizon", "rollout_length", "num_transitions_per_env",
         "num_steps_per_env", "max_size", "capacity",
     ),
-    "lam": ("gae_lambda", "lambda_", "lmbda", "gae_lam", "tau"),
     "gamma": ("discount", "discount_factor", "gamma_"),
-    "epochs": ("n_epochs", "num_epochs", "num_learning_epochs", "update_epochs"),
     "length": ("seq_len", "seq_length", "sequence_length", "slice_len", "unroll_length"),
     "n": ("n_step", "n_steps", "nstep", "num_steps", "steps"),
     "burn_in": ("burnin", "burn_in_length", "warmup"),
@@ -43,12 +41,7 @@ _KEYWORDS: Mapping[str, tuple[str, ...]] = {
         "next_observation", "next_observations", "obs_next", "new_obs", "next_state", "next_states", "obs2",
     ),
     "value": ("values", "state_value", "vf_preds"),
-    "next_value": ("next_values", "last_value", "bootstrap_value"),
-    "last_value": ("last_values", "next_value", "next_values", "bootstrap_value"),
     "log_prob": ("log_probs", "logprob", "logprobs", "logp", "old_log_prob", "actions_log_prob", "action_log_prob"),
-    "index": ("indices", "indexes", "idx", "idxs", "idxes", "ids"),
-    "priority": ("priorities", "td_error", "td_errors", "new_priorities", "weights"),
-    "batch_size": ("n_samples", "num_samples", "sample_size", "minibatch_size", "mini_batch_size", "batch"),
     "drop_last": ("drop_tail", "drop_remainder"),
     "extra": ("extras", "extra_fields"),
     "device": ("storage_device",),
@@ -60,7 +53,6 @@ _KEYWORDS: Mapping[str, tuple[str, ...]] = {
 
 _PRIORITIZED = "Pass sampler=rl.Prioritized(alpha=…, beta=…)."
 _N_STEP = "Sample with a view: replay.sample(256, rl.NStep(n, gamma))."
-_BATCHES = "Pass batch_size=len(rollout) // {value}."
 _REMEDIES: Mapping[str, Mapping[str, str]] = {
     "ReplayBuffer": {
         **dict.fromkeys(("alpha", "beta", "prioritized", "per"), _PRIORITIZED),
@@ -75,11 +67,8 @@ _REMEDIES: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("batch_size", "minibatch_size"), "Leave it out: minibatches(batch_size) takes it."),
         "hidden_state": "Declare it: extra={'hidden': rl.Carry(shape)}.",
     },
-    "minibatches": dict.fromkeys(
-        ("num_mini_batches", "num_minibatches", "n_minibatches", "mini_batches", "num_batches"), _BATCHES
-    ),
 }
-"""Keywords that have no counterpart here, by class or function, each with what to do instead."""
+"""Keywords that have no counterpart here, by class, each with what to do instead."""
 
 _DONE = "terminated and truncated: a time limit is not a failure"
 _DONES = ("done", "dones", "episode_end", "is_done", "ended")
@@ -120,7 +109,7 @@ _METHODS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def suggests_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """`function` with a TypeError for unknown keywords that names the keyword that was meant."""
+    """A constructor with a TypeError for unknown keywords that names the keyword that was meant."""
     parameters = inspect.signature(function).parameters
     where = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
@@ -181,9 +170,7 @@ def _answer(where: str, name: str, value: object, ours: Collection[str]) -> str:
     remedy = _REMEDIES.get(where, {}).get(name)
     got = f"{name}={_short(value)}"
     if remedy is not None:
-        return explain(where, f"keywords among {', '.join(ours)}", got, remedy.format(value=_short(value)))
-    if name in _DONES and "terminated" in ours:
-        return explain(where, "terminated and truncated", got, f"Pass {_DONE}.")
+        return explain(where, f"keywords among {', '.join(ours)}", got, remedy)
     known = _ours(name, tuple(ours))
     if known is None:
         return explain(where, f"keywords among {', '.join(ours)}", got, "Leave it out.")

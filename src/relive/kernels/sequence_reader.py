@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -12,16 +12,6 @@ from relive.kernels.reader import reader
 from relive.kernels.sequence_index import SequenceIndex, TorchIndex
 
 Layout = Literal["batch_first", "time_first", "packed"]
-
-
-class Carried(NamedTuple):
-    """A leaf that is read at the first step of a sequence."""
-
-    items: torch.Tensor
-    lead: int
-    """How many of its axes count items."""
-    kept: torch.Tensor | None
-    """[≥ rows] which item is a row's; None: the one of the same number."""
 
 
 class SequenceReader(Protocol):
@@ -37,15 +27,13 @@ class SequenceReader(Protocol):
 
 
 def sequence_reader(
-    index: SequenceIndex, length: int, layout: Layout, steps: list[torch.Tensor], carried: list[Carried]
+    index: SequenceIndex, length: int, layout: Layout, steps: list[torch.Tensor], carried: list[torch.Tensor]
 ) -> SequenceReader:
-    """A reader of the columns `steps` [T, N, …] of the rollout that `index` knows."""
+    """A reader of columns [T, N, …]: `steps` at every step of a sequence, `carried` at its first one."""
     if isinstance(index, TorchIndex):
         return _LeafByLeaf(index, length, layout, steps, carried)
-    return kernels.native().SequenceGather(
-        index, length, layout, steps, [column.ndim - 2 for column in steps], [each.items for each in carried],
-        [each.items.ndim - each.lead for each in carried], [each.kept for each in carried],
-    )  # fmt: skip
+    ndims = ([column.ndim - 2 for column in columns] for columns in (steps, carried))
+    return kernels.native().SequenceGather(index, length, layout, steps, next(ndims), carried, next(ndims))
 
 
 @dataclass
@@ -54,14 +42,12 @@ class _LeafByLeaf:
     length: int
     layout: Layout
     steps: list[torch.Tensor]
-    carried: list[Carried]
+    carried: list[torch.Tensor]
 
     def __post_init__(self) -> None:
         is_first = self.index.is_first
         self._steps = reader([*self.steps, is_first], 2, is_first.numel())
-        self._carried = [
-            reader([each.items], each.lead, each.items.shape[: each.lead].numel()) for each in self.carried
-        ]
+        self._carried = reader(self.carried, 2, is_first.numel())
 
     def take(self, which: torch.Tensor, start: int, stop: int) -> list[torch.Tensor]:
         which = which[start:stop]
@@ -76,8 +62,9 @@ class _LeafByLeaf:
         else:
             sizes = mask
         leaves = self._steps.take(rows.view(-1), 0, rows.numel(), True)
-        return [*(leaf.unflatten(0, rows.shape) for leaf in leaves), sizes, first, *self._at(first)]
-
-    def _at(self, first: torch.Tensor) -> list[torch.Tensor]:
-        items = [first if each.kept is None else each.kept[first] for each in self.carried]
-        return [source.take(at, 0, len(at))[0] for source, at in zip(self._carried, items, strict=True)]
+        return [
+            *(leaf.unflatten(0, rows.shape) for leaf in leaves),
+            sizes,
+            first,
+            *self._carried.take(first, 0, len(first)),
+        ]

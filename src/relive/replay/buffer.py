@@ -27,7 +27,7 @@ from relive.memory.portable import Portable
 from relive.memory.rows import Rows
 from relive.memory.saved import Saved, State
 from relive.replay.backends import store_over
-from relive.replay.chains import speak
+from relive.replay.chains import warn_user
 from relive.replay.drawing import TRANSITION, Drawing
 from relive.replay.episodes import read_episodes
 from relive.replay.given_steps import GivenSteps, observed_block
@@ -182,16 +182,15 @@ class ReplayBuffer(Portable):
         next_obs: Any = None, *, env_ids: Any = None, **extra: Any,
     ) -> None:  # fmt: skip
         """Store one step of every environment, or of the environments `env_ids`."""
+        if self.storage.warning is not None:
+            self._issue_warning()
         with self._lock:
             values = (obs, action, reward, terminated, truncated)
             if self._is_plain and not (extra or self._given.staged):  # a call costs more than the copy of a small step
-                doubt = self._write(values, (next_obs,), None if env_ids is None else self._given.envs(env_ids))
+                self._write(values, (next_obs,), None if env_ids is None else self._given.envs(env_ids))
             else:
                 leaves, nexts = self._given.leaves(values, extra), self._given.next_leaves(next_obs)
-                doubt = self._write(leaves, nexts, self._given.envs(env_ids))
-        if doubt is not None:
-            speak(doubt)
-            ReplayBuffer.add(self, obs, action, reward, terminated, truncated, next_obs, env_ids=env_ids, **extra)
+                self._write(leaves, nexts, self._given.envs(env_ids))
 
     def add_step(
         self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None, *,
@@ -202,14 +201,13 @@ class ReplayBuffer(Portable):
         The true next observation of an episode that ended is found where the autoreset mode leaves it. With `env_ids`
         the step's arrays and info masks have a row for each of them.
         """
+        if self.storage.warning is not None:
+            self._issue_warning()
         with self._lock:
             envs, mode = self._given.envs(env_ids), self.autoreset
             leaves, nexts, info = self._given.gymnasium_step(obs, action, step, extra, mode, envs)
             measured = self._observers.measured(info, self.storage.memory.lead_of(envs), mode)
-            doubt = self._write(leaves, nexts, envs, measured=measured)
-        if doubt is not None:
-            speak(doubt)
-            ReplayBuffer.add_step(self, obs, action, step, env_ids=env_ids, **extra)
+            self._write(leaves, nexts, envs, measured=measured)
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
@@ -218,13 +216,12 @@ class ReplayBuffer(Portable):
 
     def extend(self, batch: Any, *, env_ids: Any = None) -> None:
         """Store a block: `[T, N]` (or `[T]`) steps in time order, or `[B]` unordered ones with next_obs="stored"."""
+        if self.storage.warning is not None:
+            self._issue_warning()
         with self._lock:
             envs = self._given.envs(env_ids)
             leaves, nexts, steps = self._given.block(batch)
-            doubt = self._write(leaves, nexts, envs, steps)
-        if doubt is not None:
-            speak(doubt)
-            ReplayBuffer.extend(self, batch, env_ids=env_ids)
+            self._write(leaves, nexts, envs, steps)
 
     def cut(self, env_ids: Any = None) -> None:
         """The current episodes were abandoned: the coming observation starts a new one."""
@@ -277,11 +274,12 @@ class ReplayBuffer(Portable):
         """
         from relive.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
 
+        self._issue_warning()
         number = save(self, path, keep=keep)
         with self._lock:
             faults = [*faults_of(self.storage.memory), *self.run.faults()]
         for fault in faults:
-            speak(f"save: {fault}")
+            warn_user(f"save: {fault}")
         return number
 
     def handle(self) -> Handle:
@@ -297,26 +295,28 @@ class ReplayBuffer(Portable):
     def _write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
         measured: Mapping[str, Any] = _NOTHING,
-    ) -> str | None:  # fmt: skip
-        """Write a step or a block; returns what looks like a mistake, once, and then has written nothing."""
+    ) -> None:  # fmt: skip
+        """Write a step or a block."""
         observers, storage = self._observers, self.storage
         told = observed_block(storage.memory, observers, leaves, envs, steps) if observers.columns else None
         if self._keeper is not None:
             self._keeper.expect(steps or 1)
-        doubt = storage.write(leaves, nexts, envs, steps)
-        if doubt is not None:
-            return doubt
+        storage.write(leaves, nexts, envs, steps)
         if self._given.staged:
             self._given.staged.clear()
         if self.run.wants_touched:
             self.run.written()
         if told is not None:
             observers.tell(*told, measured, None if envs is None else as_numpy_if_cpu(envs))
-        return None
+
+    def _issue_warning(self) -> None:
+        """Warn of earlier steps that look like a mistake, before a call changes anything."""
+        message, self.storage.warning = self.storage.warning, None
+        if message is not None:
+            warn_user(message)
 
     # Reading
 
-    @suggests_keywords
     def sample(
         self, batch_size: int, view: View | None = None, *, device: torch.device | str | None = None,
         out: TensorDict | None = None,
@@ -329,6 +329,8 @@ class ReplayBuffer(Portable):
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)
         reading = TRANSITION if view is None else fused_of(view)
+        if self.storage.warning is not None:
+            self._issue_warning()
         batch = None
         if reading is not None and self._may_fuse:
             run = self._chooser
@@ -338,7 +340,6 @@ class ReplayBuffer(Portable):
             batch = self.drawing.sample(batch_size, view, reading, out, self._lock)
         return batch if target is None else to_device(batch, target)
 
-    @suggests_keywords
     def update_priority(self, index: Any, priority: Any) -> int:
         """Give the rows `index` (of a batch) new priorities; returns how many were overwritten meanwhile, and skipped.
 
@@ -412,8 +413,8 @@ class ReplayBuffer(Portable):
 
     @classmethod
     def from_config(cls, config: Node, saved: Saved, **changes: Any) -> ReplayBuffer:
-        """An empty buffer of this config, but for `changes` that are not None: device, capacity, sampler."""
-        require_backing(config, saved, changes.get("capacity"))
+        """An empty buffer of this config, but for `changes` that are not None: device and sampler."""
+        require_backing(config, saved)
         replay = cls(**arguments_of(config, saved, changes))
         require_empty(replay)
         return replay
@@ -448,12 +449,13 @@ class ReplayBuffer(Portable):
         Where the data is on another device, this is where steps are reported that could not be refused there, and a
         `DataWarning` is issued. Of disk memory every row is read and compared with its checksum.
         """
+        self._issue_warning()
         with self._lock, self._in_order():
             self.parts.check()
             self.storage.check_bytes()
-            doubts = list(self.storage.doubts())
-        for doubt in doubts:
-            speak(doubt)
+            messages = list(self.storage.doubts())
+        for message in messages:
+            warn_user(message)
 
     def __len__(self) -> int:
         """The number of stored transitions."""

@@ -4,7 +4,8 @@
 least 8 ends, all of which lead to the observation that the next episode starts with, and not to the one that they
 started from. A truncated end may be an episode that simply goes on: it counts only if it leads elsewhere, or if the
 environments are known to reset in the same step. An episode of one step tells nothing: a bandit may well pass the next
-context. Counters belong to the object that writes, never to what is stored; the native core counts while it writes.
+context. Counters belong to the object that writes, never to what is stored. They are counted while steps are written;
+the warning is issued at the start of the next call, before that changes anything.
 """
 
 from __future__ import annotations
@@ -87,45 +88,34 @@ class Counter:
         return None
 
 
-def speak(message: str) -> None:
-    """Warn whoever called this library."""
+def warn_user(message: str) -> None:
+    """Issue a `DataWarning` at the line that called this library."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "relive":
         level, frame = level + 1, frame.f_back
     warnings.warn(message, DataWarning, stacklevel=level)
 
 
-def of_steps(memory: RowMemory, leaves: list[torch.Tensor], nexts: list[torch.Tensor], env: torch.Tensor) -> Chains:
-    """What steps [T, K, …] of the environments `env` add when they are written; on the host."""
-    ring, count = memory.ring, len(env)
+def of_step(
+    memory: RowMemory, obs: list[torch.Tensor], env: torch.Tensor, head: torch.Tensor, is_open: torch.Tensor,
+    resetting: torch.Tensor,
+) -> Chains:  # fmt: skip
+    """The counts that a step of the environments `env` [K] adds, before it is written; on the host.
+
+    `head`, `is_open` and `resetting` [K] are the state of these environments' rings.
+    """
+    ring = memory.ring
     if memory.keeps_next:
         return Chains()
-    envs, head = env.numpy(), ring.head.numpy()[env.numpy()]
-    terminated, truncated = (
-        leaves[memory.schema.leaf_indices[name][0]].numpy() for name in ("terminated", "truncated")
-    )
-    ended = terminated | truncated
-    obs = [leaves[i] for i in memory.observed]
-    resets = np.zeros_like(ended)
-    resets[0] = ring.resetting.numpy()[envs] & memory.next_step
-    for t in range(1, len(ended) if memory.next_step else 0):
-        resets[t] = ended[t - 1] & ~resets[t - 1]
-    is_open = np.concatenate([ring.open.numpy()[envs][None], ~ended[:-1] | memory.next_step])
-    places = np.stack([(head - back) % ring.slots * ring.num_envs + envs for back in (0, 1)])
-    pending = np.where(is_open[0], *places)  # or where the last episode ended
-    joined = np.empty_like(ended)
-    joined[0] = _hold(memory, pending, [leaf[0] for leaf in obs])
-    joined[1:] = _same([leaf[1:] for leaf in obs], [leaf[:-1] for leaf in nexts], (len(ended) - 1, count))
-    follows = is_open & ~resets
+    envs, heads, opened = env.numpy(), head.numpy(), is_open.numpy()
+    pending, final = ((heads - back) % ring.slots * ring.num_envs + envs for back in (0, 1))
+    joined = _hold(memory, np.where(opened, pending, final), obs)
+    follows = opened & ~(resetting.numpy() & memory.next_step)
     counted = Chains(int(follows.sum()), int((follows & ~joined).sum()))
     if memory.next_step:
         return counted
-    starts = ~(follows & joined)
-    is_end, is_over, leads_away = np.zeros((3, *ended.shape), bool)
-    is_end[0], is_over[0], leads_away[0] = _ends(memory, places[1])
-    is_end[1:], is_over[1:] = ended[:-1] & ~starts[:-1], terminated[:-1]
-    leads_away[1:] = ~_same([leaf[:-1] for leaf in obs], [leaf[:-1] for leaf in nexts], (len(ended) - 1, count))
-    return counted + _of_ends(is_end & ~is_open, is_over | memory.same_step, joined & leads_away)
+    is_end, is_over, leads_away = _ends(memory, final)
+    return counted + _of_ends(is_end & ~opened, is_over | memory.same_step, joined & leads_away)
 
 
 def of_stored(memory: RowMemory) -> Chains:
@@ -181,14 +171,6 @@ def _held(memory: RowMemory, slots: np.ndarray, leaf: int) -> np.ndarray:
     if leaf in memory.stacked:
         return _raw(leaf_at(memory, leaf, torch.from_numpy(slots).to(memory.device)), len(slots))
     return _raw(memory.leaves[leaf], memory.ring.kind.numel())[slots]
-
-
-def _same(a: list[torch.Tensor], b: list[torch.Tensor], shape: tuple[int, int]) -> np.ndarray:
-    """Which of the observations [T, K, …] are the same, bit by bit."""
-    same = np.ones(shape, bool)
-    for x, y in zip(a, b, strict=True):
-        same &= (_raw(x, same.size) == _raw(y, same.size)).all(1).reshape(shape)
-    return same
 
 
 def _raw(tensor: torch.Tensor, items: int) -> np.ndarray:

@@ -49,6 +49,7 @@ class NativeStore(RowStore):
         self._sums_steps = len(agents) == 1 and memory.leaves[agents[0]].dtype in _SUMMED and not memory.keeps_next
         self._name_batches()
         self._offset_readers: WeakKeyDictionary[OffsetPlan, OffsetReader] = WeakKeyDictionary()
+        self.warning: str | None = None
         self._few: torch.Tensor | None = None
         """The slots of all transitions, where they are few; kept until something is written."""
         self._tree: NativeTree | None = None
@@ -71,7 +72,7 @@ class NativeStore(RowStore):
 
     def write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
-    ) -> str | None:
+    ) -> None:
         count = 1 if steps is None else steps
         if self._rows_left < MOST_ROWS * count:
             self._rows_left = self.memory.ring.require_rows_left(count)
@@ -83,15 +84,10 @@ class NativeStore(RowStore):
             if status >= 0:
                 raise self.memory.misplaced(status)
         if status < -1:
-            return self._refused(status)
+            if status not in _DOUBTS:
+                raise self.memory.unstackable(-2 - status)
+            self.warning = _DOUBTS[status](self.chains())
         self._rows_left -= MOST_ROWS * count
-        return None
-
-    def _refused(self, status: int) -> str:
-        """What the native core has a doubt about; or the stack that it cannot store is raised."""
-        if status not in _DOUBTS:
-            raise self.memory.unstackable(-2 - status)
-        return _DOUBTS[status](Chains(*self._core.foreseen()))
 
     def put(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
         self._write_back.write(slots, tuple(leaves.get(i) for i in self.memory.mutable))

@@ -41,11 +41,9 @@ class ReplayParts:
     def load_state(self, saved: Saved) -> None:
         """Become what was saved, but for the rows; a CorruptCheckpoint says what no such buffer can have been."""
         memory = self.storage.memory
-        moved = memory.load_state(saved, saved.config.entry("capacity").integer(1) // memory.ring.num_envs)
+        memory.load_state(saved)
         self.storage.found()
-        resume(self.run, self.sampler, memory, saved.part("sampler"), moved)
-        if moved is not None:  # a ring of another size may have forgotten rows that an epoch has yet to show
-            self.run.mended()
+        resume(self.run, self.sampler, memory, saved.part("sampler"))
         self.random.load_state(saved.part("random"))
         self.observers.load_state(saved.part_without_values("listeners"))
         self.given.load_state(saved.part("staged"))

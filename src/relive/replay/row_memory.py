@@ -15,7 +15,7 @@ from relive.memory import Room
 from relive.memory.rows import Rows
 from relive.memory.saved import Saved, State
 from relive.replay.invariants import check_memory
-from relive.replay.loading import Moved, load_ring
+from relive.replay.loading import load_ring
 from relive.replay.ring import Ring
 
 
@@ -155,28 +155,17 @@ class RowMemory:
             parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
         return State.of_parts(parts)
 
-    def load_state(self, saved: Saved, rows: int) -> Moved | None:
-        """Become what was saved of a memory of so many rows; returns where its rows lie now if there are other many."""
+    def load_state(self, saved: Saved) -> None:
+        """Restore what `state` gave."""
         ring = self.ring
-        # Everything but the rows of an environment is as it was, so that its slots were as many more or fewer.
-        moved = load_ring(ring, saved.part("ring"), ring.slots + rows - self.rows)
+        load_ring(ring, saved.part("ring"))
         self.broken.fill_(saved.part("ring").values.entry("broken").integer())
         pending, waiting = ring.pending(), saved.part("pending")
         for i in self.observed:
             leaf = self.leaves[i].flatten(0, 1)
             leaf[pending] = waiting.array(f"obs{i}", leaf[: ring.num_envs]).to(self.device)
         if self.mutable:
-            self._load_mutable(saved.part("mutable"), ring.slots + rows - self.rows, moved)
-        return moved
-
-    def _load_mutable(self, saved: Saved, slots: int, moved: Moved | None) -> None:
-        for i in self.mutable:
-            leaf = self.leaves[i]
-            found = saved.shaped(f"column{i}", (slots, *leaf.shape[1:]), leaf.dtype)
-            if moved is None:
-                leaf.copy_(found)
-            else:
-                leaf.flatten(0, 1)[moved.target.to(self.device)] = found.flatten(0, 1)[moved.source].to(self.device)
+            saved.part("mutable").copy_into({f"column{i}": self.leaves[i] for i in self.mutable})
 
     def complete_rows(self) -> Rows:
         """The rows that are complete, without what may be written again: they will never change."""

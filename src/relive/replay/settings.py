@@ -78,7 +78,7 @@ def arguments_of(config: Node, saved: Saved, changes: dict[str, Any]) -> dict[st
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
     return {
-        "capacity": changes.get("capacity") or config.entry("capacity").integer(1, 1 << 50),
+        "capacity": config.entry("capacity").integer(1, 1 << 50),
         **{name: tree_of(config.entry(name)) for name in ("obs", "action", "reward")},
         "num_envs": envs,
         "extra": {name: tree_of(tree) for name, tree in config.entry("extra").entries().items()},
@@ -90,15 +90,10 @@ def arguments_of(config: Node, saved: Saved, changes: dict[str, Any]) -> dict[st
     }
 
 
-def require_backing(config: Node, saved: Saved, capacity: int | None) -> None:
-    """Every slot has a byte in the state: a capacity that is only claimed is refused. A new one must fit."""
+def require_backing(config: Node, saved: Saved) -> None:
+    """Refuse a capacity that is only claimed: every slot has a byte in the state."""
     num_envs = config.entry("num_envs").optional()
     envs = 1 if num_envs is None else num_envs.integer(1, 1 << 40)
-    if capacity is not None:
-        if capacity % envs:
-            remedy = f"Pass {max(capacity // envs, 1) * envs}."
-            raise IncompatibleCheckpoint(explain("capacity", f"a multiple of num_envs={envs}", capacity, remedy))
-        return
     least = config.entry("capacity").integer(1, 1 << 50) // envs
     form = saved.form("ring.kind")
     if form is None or len(form[1]) != 2 or form[1][1] != envs or form[1][0] < least:

@@ -57,6 +57,8 @@ class ReplayStore(Protocol):
     keeps_next: bool
     """Rows are in no order: only transitions can be read."""
 
+    warning: str | None
+    """A message about steps that look like a mistake, which was not issued yet; None without one."""
     fuses: bool
     """It has `draw_and_read`."""
     has_neighbours: bool
@@ -66,11 +68,8 @@ class ReplayStore(Protocol):
 
     def write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
-    ) -> str | None:
-        """Write a step, or a block of `steps` steps in time order, of all environments or of `envs`.
-
-        Returns None; or, once for each such doubt, what looks like a mistake, and then nothing was written.
-        """
+    ) -> None:
+        """Write a step, or a block of `steps` steps in time order, of all environments or of `envs`."""
         ...
 
     def put(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:

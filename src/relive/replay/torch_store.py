@@ -40,6 +40,7 @@ class TorchStore(RowStore):
         super().__init__(memory)
         self._waits = memory.device.type == "cpu"
         """Looking at a result holds nobody up."""
+        self.warning: str | None = None
         self.counter = Counter(is_on=self._waits)
         """How the steps that were written are joined."""
         self.is_empty = True
@@ -59,25 +60,22 @@ class TorchStore(RowStore):
 
     def write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
-    ) -> str | None:
+    ) -> None:
         count = 1 if steps is None else steps
         if self._rows_left < MOST_ROWS * count:
             self._rows_left = self.memory.ring.require_rows_left(count)
             self._rows = None
         leaves, nexts = self.memory.conformed(leaves, nexts, envs, steps)
-        writer = TorchWriter(self.memory, leaves, nexts, envs, steps is not None)
-        coming = self.counter.seen + writer.chains() if self.counter.is_on else self.counter.seen
-        doubt = self.counter.doubt(coming)
-        if doubt is not None:
-            return doubt
+        writer = TorchWriter(self.memory, leaves, nexts, envs, steps is not None, counts=self.counter.is_on)
         self._drawn = None
         self._written = writer.write()
-        self.counter.seen = coming
         self._queues.follow(self._written)
         self._renew_rows()
         self.is_empty = False
         self._rows_left -= MOST_ROWS * count
-        return None
+        if self.counter.is_on:
+            self.counter.seen += writer.counted
+            self.warning = self.counter.doubt(self.counter.seen)
 
     def put(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
         rewrite(self.memory, slots, leaves)

@@ -10,7 +10,7 @@ from relive.errors import SchemaError
 from relive.fields.schema import Stacked
 from relive.kernels.reader import bits_of
 from relive.kernels.torch_ops import wide
-from relive.replay.chains import Chains, of_steps
+from relive.replay.chains import Chains, of_step
 from relive.replay.frames import leaf_at
 from relive.replay.ring import FINAL, HISTORY, PENDING, TRANSITION
 from relive.replay.row_memory import RowMemory
@@ -34,7 +34,8 @@ class Written(NamedTuple):
 class TorchWriter:
     """One write into a memory: all of it, or a SchemaError and nothing.
 
-    One step, or with `blocks` several in time order, of all environments or of `envs`.
+    One step, or with `blocks` several in time order, of all environments or of `envs`. `counts` says whether `counted`
+    tells afterwards how the steps are joined, which waits for the device.
     """
 
     def __init__(
@@ -44,8 +45,11 @@ class TorchWriter:
         nexts: tuple[torch.Tensor, ...],
         envs: torch.Tensor | None,
         blocks: bool,
+        *,
+        counts: bool,
     ) -> None:
         self._memory, self._ring, self._envs = memory, memory.ring, envs
+        self._counts, self.counted = counts, Chains()
         ids = self._ring.first_ids[:1] if memory.keeps_next else self._ring.first_ids
         self._first_ids = ids if envs is None else ids[:, envs]
         self._steps, self._next_steps = ([self._lifted(leaf, blocks) for leaf in group] for group in (leaves, nexts))
@@ -56,10 +60,6 @@ class TorchWriter:
         if envs is not None:
             self._own = tuple(each[envs] for each in self._own)
         self._head, self._open, self._resetting, self._count = self._own
-
-    def chains(self) -> Chains:
-        """What these steps add to what was counted; on the host."""
-        return of_steps(self._memory, self._steps, self._next_steps, self._first_ids[0])
 
     def write(self) -> list[Written]:
         """Store the steps."""
@@ -87,6 +87,9 @@ class TorchWriter:
 
     def _write_step(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor]) -> Written:
         memory, ring = self._memory, self._ring
+        if self._counts:
+            obs, env = [leaves[i] for i in memory.observed], self._first_ids[0]
+            self.counted += of_step(memory, obs, env, self._head, self._open, self._resetting)
         reset = self._resetting.clone() if memory.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
         fresh = self._cut(leaves, nexts, pending, reset)

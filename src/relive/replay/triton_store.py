@@ -55,7 +55,7 @@ class TritonStore(TorchStore):
 
     def write(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
-    ) -> str | None:
+    ) -> None:
         count = 1 if steps is None else steps
         if self._rows_left < MOST_ROWS * count:
             self._rows_left = self.memory.ring.require_rows_left(count)
@@ -68,7 +68,6 @@ class TritonStore(TorchStore):
         self._forget_tables()
         self.is_empty = False
         self._rows_left -= MOST_ROWS * count
-        return None
 
     def _room_for_touched(self, steps: int, writers: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         if not self._keeps_touched:

@@ -16,7 +16,7 @@ from relive.fields.assembly import check_destination, to_device
 from relive.fields.autoreset import parse_autoreset, refuse_reused_obs, settings_of, unpack_step
 from relive.fields.buffer_schemas import OPTIONAL, rollout_schema
 from relive.fields.display import buffer_html
-from relive.fields.schema import Declaration, Path, positive, refuse_sparse
+from relive.fields.schema import Declaration, Path, positive
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels.sequence_reader import Layout
 from relive.locking import lock_for
@@ -29,7 +29,7 @@ from relive.rollout.advantages import Advantages, attachable
 from relive.rollout.batching import Epochs, order_of, read_fresh, read_into, stays
 from relive.rollout.description import arguments_of, config_of, facts_of
 from relive.rollout.episode_flags import EpisodeFlags, Found
-from relive.rollout.recurrent import HiddenStates, Mode, check_layout, cuts_of, moved_sequences
+from relive.rollout.recurrent import Mode, check_layout, cuts_of, moved_sequences, sequences_of
 from relive.rollout.storage import Storage, absence_of
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
@@ -96,7 +96,6 @@ class RolloutBuffer(Portable):
         self._observers = Observers(stats, norm, schema, num_envs, self.device)
         self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
         self._advantages = Advantages(self._storage, self._flags)
-        self._hidden_states = HiddenStates(self._storage, self._flags, num_steps)
         self._empty()
 
     @classmethod
@@ -134,7 +133,7 @@ class RolloutBuffer(Portable):
                 raise _full(row)
             found = None if final_obs is None else self._flags.of_add(row, final_obs, terminated, truncated)
             storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            if found is not None or self._flags.is_observed or self._hidden_states.is_sparse:
+            if found is not None or self._flags.is_observed:
                 self._follow(row, found, _NOTHING)
             storage.commit(row)
 
@@ -173,7 +172,6 @@ class RolloutBuffer(Portable):
         `take_back` makes what it wrote the stored steps.
         """
         with self._lock:
-            refuse_sparse(self._schema, "a rollout that is lent")
             return self._storage.env_major(self.num_steps, self._storage.named())
 
     def take_back(self, num_steps: int | None = None) -> None:
@@ -184,7 +182,6 @@ class RolloutBuffer(Portable):
         """
         count = self.num_steps if num_steps is None else _checked_count(num_steps, self.num_steps)
         with self._lock:
-            refuse_sparse(self._schema, "a rollout that is lent")
             storage = self._storage
             storage.adopt()
             self._advantages.last.keep({})  # the collector may have written a newer one
@@ -223,7 +220,6 @@ class RolloutBuffer(Portable):
     def _empty(self) -> None:
         self._storage.clear()
         self._flags.begin()
-        self._hidden_states.begin()
 
     def _follow(self, row: int, found: Found | None, measured: Mapping[str, Any]) -> None:
         """Let every part take in a row that was written; if observers refuse it, nothing has changed for anybody."""
@@ -232,8 +228,6 @@ class RolloutBuffer(Portable):
         except BaseException:
             self._advantages.last.write_again()
             raise
-        if self._hidden_states.is_sparse:
-            self._hidden_states.keep(row)
 
     # Targets
 
@@ -247,7 +241,6 @@ class RolloutBuffer(Portable):
         with self._lock:
             return self._flags.final_observations.obs
 
-    @suggests_keywords
     def compute_advantage(
         self, last_value: Any, *, last_obs: Any = None, final_value: Any = None, gamma: float = 0.99,
         lam: float = 0.95, bootstrap_truncated: bool | Literal["own_value"] = True,
@@ -276,7 +269,6 @@ class RolloutBuffer(Portable):
 
     # Reading
 
-    @suggests_keywords
     def minibatches(
         self, batch_size: int, *, epochs: int = 1, shuffle: bool = True, drop_last: bool = False,
         fields: Iterable[str | Path] | None = None, device: torch.device | str | None = None,
@@ -302,7 +294,6 @@ class RolloutBuffer(Portable):
             batches = plan.batches(read, order, self._lock, stays(self._storage))
         return batches if target is None else (to_device(batch, target) for batch in batches)
 
-    @suggests_keywords
     def sequences(
         self, length: int | None = None, *, batch_size: int | None = None, mode: Mode = "chunked",
         split_episodes: bool = True, keep_tail: bool = True, epochs: int = 1, shuffle: bool = True,
@@ -327,7 +318,7 @@ class RolloutBuffer(Portable):
         cuts = cuts_of(length, mode, split_episodes, keep_tail)
         positive("epochs", epochs)
         with self._lock:
-            count, source, paths = self._hidden_states.sequences(cuts, layout, fields)
+            count, source, paths = sequences_of(self._storage, self._flags, cuts, layout, fields)
             size = max(count, 1) if batch_size is None else positive("batch_size", batch_size)
             plan = Epochs.of("sequences", count, size, epochs, drop_last, f"{size} or more sequences")
             # What is [L, B] or packed, and what is [B], have no leading axis in common.
@@ -421,7 +412,7 @@ class RolloutBuffer(Portable):
             "flags": self._flags,
             "finals": self._flags.final_observations,
             "last": self._advantages.last,
-            "carries": self._hidden_states,
+            "carries": _Stateless(),  # an entry of format 1 that is always empty
             "random": self._random,
             "listeners": self._observers,
         }
@@ -471,6 +462,17 @@ class RolloutBuffer(Portable):
     def is_full(self) -> bool:
         """Whether the next thing to do is to learn."""
         return self._storage.num_stored == self.num_steps
+
+
+class _Stateless:
+    """A part without state, for an entry that files of format 1 have."""
+
+    def state(self) -> State:
+        return State({}, {})
+
+    def load_state(self, saved: Saved) -> None: ...
+
+    def check(self) -> None: ...
 
 
 def _full(num_steps: int) -> BufferFullError:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
 
-from relive.errors import IncompatibleCheckpoint, explain
 from relive.fields.declarations import device_of, tree_of
 from relive.fields.display import size_text
 from relive.fields.schema import Path, Schema
@@ -35,13 +34,8 @@ def config_of(rollout: RolloutBuffer, schema: Schema, observers: Observers) -> d
     }
 
 
-def arguments_of(
-    config: Node, saved: Saved, *, device: Any = None, capacity: int | None = None, **_other: Any
-) -> dict[str, Any]:
+def arguments_of(config: Node, saved: Saved, *, device: Any = None, **_other: Any) -> dict[str, Any]:
     """The arguments of a rollout buffer of this config, each with its numbers in what was saved."""
-    if capacity is not None:
-        remedy = "Leave capacity= out, or make a new buffer: a rollout is collected anew anyway."
-        raise IncompatibleCheckpoint(explain("capacity", "no capacity= for a rollout", capacity, remedy))
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
     return {

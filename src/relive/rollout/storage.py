@@ -15,7 +15,7 @@ from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, selected_leaves
 from relive.fields.conversion import as_numpy_if_cpu, clean_bools, convert, misaligned_error, path_name
 from relive.fields.invariants import require, require_addresses, require_all, require_form
-from relive.fields.schema import Path, Schema, is_sparse
+from relive.fields.schema import Path, Schema
 from relive.kernels.flattening import Flattening
 from relive.kernels.reader import Following, Reader, T, reader
 from relive.kernels.row_writer import Which, row_writer
@@ -39,15 +39,12 @@ class Storage:
         self.lead = () if num_envs is None else (num_envs,)
         """The leading shape of what a caller passes for one row."""
         self._num_rows = rows
-        shapes = [(1 if is_sparse(field) else rows, self.num_envs, *field.shape) for field in schema.fields]
-        kinds = [(shape, field.dtype) for shape, field in zip(shapes, schema.fields, strict=True)]
+        kinds = [((rows, self.num_envs, *field.shape), field.dtype) for field in schema.fields]
         memory.require(sum(math.prod(shape) * dtype.itemsize for shape, dtype in kinds), "num_steps")
         room = memory.own("RolloutBuffer")
         self.tensors = tuple(room.allocate("column", *kind) for kind in kinds)
-        """A field that is kept sparsely elsewhere has one row here: the newest."""
         self.device = self.tensors[0].device
         self.has_values = self.device.type != "meta"
-        self._sparse = {path for path, field in zip(schema.paths, schema.fields, strict=True) if is_sparse(field)}
         self._extra_names = schema.names[7:]
         self._flatten = Flattening(schema, schema.names[:7], self._extra_names)
         self._is_plain = schema.is_flat and not self._extra_names
@@ -228,10 +225,8 @@ class Storage:
         return self.stored(where)
 
     def array(self, i: int, row: int) -> Any:
-        """One row [1, N, …] of a leaf, as an array where it is on the host; the newest of what is kept sparsely."""
-        array = self._arrays[i]
-        at = row % len(array)
-        return array[at : at + 1]
+        """One row [1, N, …] of a leaf, as an array where it is on the host."""
+        return self._arrays[i][row : row + 1]
 
     @property
     def absent(self) -> frozenset[str]:
@@ -242,11 +237,10 @@ class Storage:
         """Every declared leaf."""
         return dict(zip(self.schema.paths, self.tensors, strict=True))
 
-    def leaves(self, *, sparse: bool = False) -> dict[Path, torch.Tensor]:
-        """What the steps gave and what is attached; with `sparse` also the leaves that only some steps keep."""
-        hidden = set() if sparse else self._sparse
+    def leaves(self) -> dict[Path, torch.Tensor]:
+        """The leaves that the steps gave, and those that are attached."""
         absent = self.absent
-        given = {path: leaf for path, leaf in self.named().items() if path[0] not in absent and path not in hidden}
+        given = {path: leaf for path, leaf in self.named().items() if path[0] not in absent}
         return given | self.attached
 
     def all_leaves(self) -> dict[Path, torch.Tensor]:
@@ -362,8 +356,8 @@ class Storage:
         """Verify the form of every tensor, and that whatever is staged or attached belongs to the stored steps."""
         schema, steps = self.schema, self.num_stored
         for path, field, tensor in zip(schema.paths, schema.fields, self.tensors, strict=True):
-            rows = 1 if is_sparse(field) else self._num_rows
-            require_form(path_name(path), tensor, (rows, self.num_envs, *field.shape), field.dtype, self.device)
+            shape = (self._num_rows, self.num_envs, *field.shape)
+            require_form(path_name(path), tensor, shape, field.dtype, self.device)
         if not self._is_exposed:  # then tensors may move, and are followed
             require_addresses(schema.paths, self.tensors, self._addresses)
         most = self._num_rows - 1

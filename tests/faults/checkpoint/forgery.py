@@ -152,10 +152,6 @@ class State:
                 document["segments"][-1] = changed
         write(self.root, self.number, body(document))
 
-    def other_capacity(self, kind: str) -> int | None:
-        """A capacity to load such a buffer with."""
-        return {"rollout": None, "distillation": 20}.get(kind, 36)
-
 
 def forged_state(state: State, rng: random.Random) -> str:
     """Write the state with some of its arrays changed; what was done to them."""

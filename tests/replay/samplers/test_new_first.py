@@ -156,19 +156,6 @@ def test_a_saved_buffer_goes_on_exactly(tmp_path: Path, backend: str) -> None:
     again.check()
 
 
-@pytest.mark.filterwarnings("ignore:load. capacity")
-def test_a_smaller_buffer_goes_on_with_the_rows_that_are_left(tmp_path: Path) -> None:
-    replay = made()
-    world = Lived(replay, 1)
-    for _ in range(20):
-        world.step()
-    replay.sample(20)
-    replay.save(tmp_path)
-    smaller = rl.load(tmp_path, rl.ReplayBuffer, capacity=ENVS * 12)
-    shown = set(replay.sample(80)["index"].tolist()[:40]) & set(smaller.ids().tolist())
-    assert shown <= set(smaller.sample(80)["index"].tolist()[:40])
-
-
 def test_disk_memory_remembers_what_was_shown(tmp_path: Path) -> None:
     replay = made(rl.Memory.disk(tmp_path / "memory"))
     world = Lived(replay, 1)

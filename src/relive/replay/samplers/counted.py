@@ -50,7 +50,7 @@ class _Run(Draws):
         self._inner, self._store = inner, store
         self.takes_priorities, self.takes_ids, self.update = inner.takes_priorities, inner.takes_ids, inner.update
         self.faults = inner.faults
-        self.atomic_draws, self.weighs, self.of_slots = inner.atomic_draws, inner.weighs, ("drawn", *inner.of_slots)
+        self.atomic_draws, self.weighs = inner.atomic_draws, inner.weighs
         self._kind = store.memory.ring.kind.view(-1)
         self._counts = store.memory.room.allocate("sampler.drawn", self._kind.shape, torch.int64)
         self._last = torch.empty(0, dtype=torch.int64, device=store.device)

@@ -29,7 +29,6 @@ class PriorityRun(Draws):
     weighs = True
     takes_priorities = True
     beside_rows = True
-    of_slots = ("mass",)
 
     def __init__(self, settings: Prioritized, store: ReplayStore, random: Randomness) -> None:
         self._settings, self._store, self._random = settings, store, random

@@ -44,8 +44,6 @@ class Draws(Protocol):
     """Its `update` is given ids of rows instead of slots, and finds the rows itself."""
     beside_rows: bool = False
     """Its state is in the memory of the buffer, and is found there again with the rows."""
-    of_slots: tuple[str, ...] = ()
-    """Which tensors of `saved` have a number for every slot, which moves with its row when the capacity changes."""
 
     def draw(self, count: int) -> Drawn:
         """Choose `count` rows; the buffer has checked that there are any."""

@@ -9,8 +9,6 @@ from relive.errors import IncompatibleCheckpoint, explain
 from relive.memory.documents import Node
 from relive.memory.saved import Saved, nbytes_of
 from relive.replay import samplers
-from relive.replay.loading import Moved
-from relive.replay.ring import TRANSITION
 from relive.replay.row_memory import RowMemory
 from relive.replay.samplers.protocol import Draws, Sampler
 
@@ -65,18 +63,14 @@ def _setting(node: Node, declared: Field[Any]) -> Any:
     return node.value
 
 
-def resume(run: Draws, sampler: Sampler, memory: RowMemory, saved: Saved, moved: Moved | None = None) -> None:
-    """Go on with the draws of a saved run, whose slots may have moved."""
-    expected, slots = run.state(), memory.ring.kind.numel() if moved is None else moved.slots
+def resume(run: Draws, sampler: Sampler, memory: RowMemory, saved: Saved) -> None:
+    """Go on with the draws of a saved run."""
+    expected, slots = run.state(), memory.ring.kind.numel()
     found = saved.tensors(max(nbytes_of(expected), _MOST_OF_SLOT * slots) + (1 << 20))
     forms = [{name: (array.dtype, array.ndim) for name, array in arrays.items()} for arrays in (found, expected)]
     if forms[0] != forms[1]:
         remedy = "Pass sampler= to load, equal to the sampler of the saved buffer."
         raise IncompatibleCheckpoint(explain("sampler", f"the state of {sampler}", sorted(found), remedy))
-    if moved is not None:
-        drawable = memory.ring.kind.view(-1) == TRANSITION
-        for name in run.of_slots:
-            found[name] = moved.numbers(saved.shaped(name, (slots,), expected[name].dtype), drawable)
     try:
         run.load_state(found)
     except ValueError as error:
