@@ -10,8 +10,9 @@ import relive
 
 SOURCE = Path(__file__).parents[2] / "src" / "relive"
 ROOMS = (
-    "errors", "locking", "randomness", "fields", "kernels", "memory", "estimators", "statistics", "rollout", "replay",
-    "distillation", "checkpoint", "concurrent", "distributed", "datasets", "inspector", "conformance", "compat", "cli",
+    "errors", "lazy", "locking", "randomness", "fields", "kernels", "memory", "estimators", "statistics", "rollout",
+    "replay", "distillation", "checkpoint", "concurrent", "distributed", "datasets", "inspector", "conformance",
+    "compat", "cli",
 )  # fmt: skip
 LATE = {"save", "handle"}
 """Functions that may import a later room: the buffer's method is only the door to it."""
