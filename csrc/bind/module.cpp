@@ -25,14 +25,12 @@ void bind_ring(nb::module_& m);
 void bind_sequences(nb::module_& m);
 void bind_priority_tree(nb::module_& m);
 void bind_write_back(nb::module_& m);
-#ifdef RELIVE_SANITIZE
-void bind_planted_bugs(nb::module_& m);
-#endif
 
 }  // namespace relive::bind
 
 NB_MODULE(_native, m) {
     using namespace relive::bind;
+    m.doc() = "The native core. Arrays are torch tensors, or numpy arrays where torch lacks the exchange API.";
     nb::set_leak_warnings(false);  // a process keeps its arguments to its end, and buffers may be among them
     m.def("set_torch", [](nb::handle tensor_type, nb::handle parameter_type) {
         conversion().set_torch(tensor_type.inc_ref().ptr(), parameter_type.inc_ref().ptr());
@@ -56,7 +54,4 @@ NB_MODULE(_native, m) {
     bind_sequences(m);
     bind_priority_tree(m);
     bind_write_back(m);
-#ifdef RELIVE_SANITIZE
-    bind_planted_bugs(m);
-#endif
 }

@@ -346,17 +346,6 @@ void bind_ring(nb::module_& m) {
     nb::class_<BoundRing> ring(m, "RingMemory");
     ring
         .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::dict, int64_t, bool, bool, bool, int, int, int>())
-        // The state by position: for callers that do not name its arrays yet.
-        .def("__init__",
-             [](BoundRing* self, nb::list columns, nb::list stacks, std::vector<int> observed, nb::list next_columns,
-                nb::tuple state, nb::object journal, nb::object seals, int64_t alive, bool next_step, bool same_step,
-                bool single, int reward, int terminated, int truncated) {
-                 new (self) BoundRing(columns, stacks, std::move(observed), next_columns,
-                                      state_by_name(state, journal, seals), alive, next_step, same_step, single, reward,
-                                      terminated, truncated);
-             },
-             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
-             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
         .def("write", &BoundRing::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
         .def("counted", &BoundRing::counted)
         .def("keep_touched", &BoundRing::keep_touched)

@@ -49,16 +49,6 @@ inline RingState read_state(nb::dict state, int64_t slots, int64_t envs) {
     return read;
 }
 
-// The same state given by position: a tuple in the order of RING_STATE, the journal and the seals.
-inline nb::dict state_by_name(nb::tuple state, nb::object journal, nb::object checksums) {
-    nb::dict named;
-    size_t i = 0;
-    for (const char* name : kRingStateNames) named[name] = state[i++];
-    named[kJournal] = journal;
-    named[kChecksums] = checksums;
-    return named;
-}
-
 // The leaf of a column [slots, envs, …]; `stack` is (k, axis, repeat) or None.
 inline Leaf read_leaf_of(nb::handle column, nb::handle stack, int64_t slots, int64_t envs) {
     const Array array = read_or_throw(column, "column");

@@ -12,10 +12,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
+from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
-from relive.fields.assembly import assembler, check_batch_size, check_destination, checked_targets, to_device, value_of
+from relive.fields.assembly import (
+    assembler,
+    check_batch_size,
+    check_destination,
+    checked_targets,
+    import_tensordict,
+    to_device,
+    value_of,
+)
 from relive.fields.conversion import as_tensor, convert, path_name, row_ids
 from relive.fields.declarations import device_of as saved_device
 from relive.fields.declarations import tree_of
@@ -179,6 +187,7 @@ class DistillationBuffer(Portable):
         positive("batch_size", batch_size)
         if not len(source):
             raise NotReadyError(explain("fill", "at least 1 stored transition", 0, "Add steps to the source first."))
+        import_tensordict()
         with self._lock, torch.no_grad():
             before = self._schema, self._columns, self._ring.head
             overwrites = len(self._ring) + len(source) > self.capacity
@@ -193,7 +202,7 @@ class DistillationBuffer(Portable):
                     torch._foreach_copy_(self._columns, old)
                 raise
 
-    def _copied(self, batch: TensorDict) -> tuple[Any, dict[str, Any]]:
+    def _copied(self, batch: lazy.TensorDict) -> tuple[Any, dict[str, Any]]:
         names = [name for name in self._schema.names if name not in ("obs", "action")]
         for name in names:
             if name not in batch.keys():
@@ -280,6 +289,7 @@ class DistillationBuffer(Portable):
         `beta` is a number or a function of the round. Actions are those of one environment or of a batch of them, as in
         `add`; so is what is returned, a tensor or a TensorDict of a nested action.
         """
+        import_tensordict()
         with self._lock:
             if "action" not in self._schema.names:
                 remedy = "Declare action=, or add a row first."
@@ -303,8 +313,8 @@ class DistillationBuffer(Portable):
         *,
         recent: Recent = None,
         device: torch.device | str | None = None,
-        out: TensorDict | None = None,
-    ) -> TensorDict:
+        out: lazy.TensorDict | None = None,
+    ) -> lazy.TensorDict:
         """A batch of rows [B], drawn uniformly and with replacement, with their ids ("index") and rounds ("round").
 
         `recent=2` draws from the newest two rounds only; `recent={1: 0.5}` draws each row with probability one half
@@ -333,8 +343,8 @@ class DistillationBuffer(Portable):
         drop_last: bool = False,
         recent: int | None = None,
         device: torch.device | str | None = None,
-        out: TensorDict | None = None,
-    ) -> Iterator[TensorDict]:
+        out: lazy.TensorDict | None = None,
+    ) -> Iterator[lazy.TensorDict]:
         """Every row (or every row of the newest `recent` rounds) once an epoch, in batches `[B]` of the caller's own.
 
         The rows are those that are stored now; when one of them has been overwritten by its turn, that is an error.
@@ -350,7 +360,7 @@ class DistillationBuffer(Portable):
         if out is not None:
             plan.require_full("rows")
 
-        def read(index: torch.Tensor, start: int, stop: int) -> TensorDict:
+        def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
             return self._read(index[start:stop].clone(), targets, out)
 
         order = order_of(rows, shuffle, self._random, self.device)
@@ -363,10 +373,11 @@ class DistillationBuffer(Portable):
             expected = f"row {oldest}, the oldest of these epochs, to be stored"
             raise NotReadyError(explain("epochs", expected, f"rows from {self._ring.oldest}", remedy))
 
-    def __getitem__(self, index: Any) -> TensorDict:
+    def __getitem__(self, index: Any) -> lazy.TensorDict:
         """The rows `index` [B], as `sample` would give them; of one number, its row."""
         if isinstance(index, int | np.integer) and not isinstance(index, bool):
             return self[np.array([index])][0]
+        import_tensordict()
         with self._lock:
             ids = row_ids(index, self.device).clone()
             wrong = (ids < self._ring.oldest) | (ids >= self._ring.head)
@@ -406,14 +417,16 @@ class DistillationBuffer(Portable):
             oldest = oldest[torch.bucketize(self._random.uniform(count, self.device), edges[:-1], right=True)]
         return oldest + self._random.below(self._ring.head - oldest, count)
 
-    def _targets(self, out: TensorDict | None, count: int) -> list[torch.Tensor] | None:
+    def _targets(self, out: lazy.TensorDict | None, count: int) -> list[torch.Tensor] | None:
         if out is None:
             return None
         kinds = [*((tuple(c.shape[1:]), c.dtype) for c in self._columns), *[((), torch.int64)] * 2]
         like = {path: ((count, *shape), dtype) for path, (shape, dtype) in zip(self._paths, kinds, strict=True)}
         return checked_targets(out, like, self.device)
 
-    def _read(self, rows: torch.Tensor, targets: list[torch.Tensor] | None, out: TensorDict | None) -> TensorDict:
+    def _read(
+        self, rows: torch.Tensor, targets: list[torch.Tensor] | None, out: lazy.TensorDict | None
+    ) -> lazy.TensorDict:
         slots, numbers = self._ring.slots(rows), torch.bucketize(rows, self._starts_there, right=True) - 1
         if targets is None or out is None:
             return self._build([*self._reader.take(slots, 0, len(slots)), rows, numbers], rows.shape)
@@ -494,7 +507,7 @@ def _said(answer: Any) -> tuple[Any, Mapping[str, Any]]:
     return answer if has_extra else (answer, {})
 
 
-def _in_order(source: ReplayBuffer | RolloutBuffer, batch_size: int) -> Iterator[TensorDict]:
+def _in_order(source: ReplayBuffer | RolloutBuffer, batch_size: int) -> Iterator[lazy.TensorDict]:
     if isinstance(source, ReplayBuffer):
         return (source[ids] for ids in source.ids().split(batch_size))
     if isinstance(source, RolloutBuffer):

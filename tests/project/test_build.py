@@ -55,6 +55,22 @@ def test_no_source_file_is_long(source: Path) -> None:
     assert len(source.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
+@pytest.mark.skipif(not hasattr(kernels.native(), "set_avx2"), reason="the stub is that of an x86-64 processor")
+def test_the_stub_is_that_of_the_module() -> None:
+    stubgen = pytest.importorskip("nanobind.stubgen", reason="nanobind is not installed")
+    stub = stubgen.StubGen(kernels.native())
+    stub.put(kernels.native())
+    assert (ROOT / "src" / "relive" / "kernels" / "_native.pyi").read_text(encoding="utf-8") == stub.get(), "make stub"
+
+
+@pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
+def test_planted_bugs_are_not_in_the_module() -> None:
+    module = Path(kernels.native().__file__).read_bytes()
+    bugs = re.findall(r"^PLANTED (\w+)", (ROOT / "tests/sanitizers/planted_bugs.cpp").read_text(), re.MULTILINE)
+    assert len(bugs) == 3
+    assert not [bug for bug in bugs if f"\0{bug}\0".encode() in module]
+
+
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("readelf"), reason="reads ELF files with readelf")
 @pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
 def test_the_native_module_is_hardened() -> None:

@@ -12,8 +12,9 @@ import relive
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "relive"
 ROOMS = (
-    "errors", "locking", "randomness", "fields", "kernels", "memory", "estimators", "statistics", "rollout", "replay",
-    "distillation", "checkpoint", "concurrent", "distributed", "datasets", "inspector", "compat", "cli",
+    "errors", "lazy", "locking", "randomness", "fields", "kernels", "memory", "estimators", "statistics", "rollout",
+    "replay", "distillation", "checkpoint", "concurrent", "distributed", "datasets", "inspector",
+    "compat", "cli",
 )  # fmt: skip
 LATE = {"save", "handle"}
 """Functions that may import a later room: the buffer's method is only the door to it."""

@@ -112,7 +112,7 @@ def run(sanitizer: Sanitizer, folder: Path, *command: str) -> tuple[int, list[Pa
 def main(name: str, *pytest: str) -> int:
     sanitizer, folder = SANITIZERS[name], ROOT / "build" / f"sanitize-{name}"
     build(name, folder)
-    planted = f"from relive.kernels import _native; _native.plant('{sanitizer.mistake}')"
+    planted = f"import ctypes; from relive.kernels import _native; ctypes.CDLL(_native.__file__).{sanitizer.mistake}()"
     code, reports = run(sanitizer, folder, "-c", planted)
     if not code or not reports:
         print(f"{name}: a planted mistake ({sanitizer.mistake}) was not reported")

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from tensordict import TensorDict
 
+from relive import lazy
 from relive.fields.assembly import check_batch_size, check_destination
 from relive.fields.schema import positive
 from relive.replay.views import Transition, View
@@ -21,7 +21,7 @@ from relive.replay.views import Transition, View
 class Source(Protocol):
     """An object with `sample`: a replay buffer, or a wrapper around one."""
 
-    def sample(self, batch_size: int, view: View | None = None, *, device: Any = None) -> TensorDict: ...
+    def sample(self, batch_size: int, view: View | None = None, *, device: Any = None) -> lazy.TensorDict: ...
 
 
 def prefetch(
@@ -64,12 +64,12 @@ class _BatchQueue:
     def __init__(self, source: Source, batch_size: int, view: View, device: Any, depth: int) -> None:
         self._source, self._batch_size, self._view, self._device = source, batch_size, view, device
         self._depth = depth
-        self._made: deque[TensorDict | BaseException] = deque()
+        self._made: deque[lazy.TensorDict | BaseException] = deque()
         self._changed = threading.Condition()
         self._worker: threading.Thread | None = None
         self.is_closed = False
 
-    def take(self) -> TensorDict:
+    def take(self) -> lazy.TensorDict:
         with self._changed:
             if self.is_closed:
                 raise StopIteration
@@ -121,14 +121,14 @@ def _current_stream() -> AbstractContextManager[Any]:
     return torch.cuda.stream(torch.cuda.current_stream()) if torch.cuda.is_initialized() else nullcontext()
 
 
-class Prefetch(Iterator[TensorDict]):
+class Prefetch(Iterator["lazy.TensorDict"]):
     """An endless iterator over batches; its thread ends with `close()`, with a `with` block, or with the iterator."""
 
     def __init__(self, queue: _BatchQueue) -> None:
         self._queue = queue
         weakref.finalize(self, queue.close)
 
-    def __next__(self) -> TensorDict:
+    def __next__(self) -> lazy.TensorDict:
         return self._queue.take()
 
     def __repr__(self) -> str:

@@ -8,10 +8,9 @@ from math import inf
 from numbers import Real
 from typing import Any, Literal
 
-from tensordict import TensorDict
-
+from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.fields.assembly import check_batch_size
+from relive.fields.assembly import check_batch_size, check_destination
 from relive.fields.conversion import env_numbers
 from relive.fields.schema import positive
 from relive.fields.vocabulary import suggests_keywords
@@ -96,11 +95,12 @@ class RateLimit:
         self._insert(lambda: self.replay.extend(batch, env_ids=env_ids), env_ids, steps)
 
     def sample(
-        self, batch_size: int, view: View | None = None, *, device: Any = None, out: TensorDict | None = None
-    ) -> TensorDict:
+        self, batch_size: int, view: View | None = None, *, device: Any = None, out: lazy.TensorDict | None = None
+    ) -> lazy.TensorDict:
         """`replay.sample`, as soon as the ratio allows it."""
         check_batch_size("sample", batch_size)
-        take: Callable[[], TensorDict] = lambda: self.replay.sample(batch_size, view, device=device, out=out)  # noqa: E731
+        check_destination(device, out)
+        take: Callable[[], lazy.TensorDict] = lambda: self.replay.sample(batch_size, view, device=device, out=out)  # noqa: E731
         return self._in_turn("sample", batch_size, take)
 
     def update_priority(self, index: Any, priority: Any) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
+from relive import lazy
 from relive.distributed.actors import find_actor, require_compatible, start_actors
 from relive.distributed.block import concatenated, to_array
 from relive.distributed.calls import Calls
@@ -187,7 +187,7 @@ class ReplayService:
 
     def sample(
         self, batch_size: int, view: View | None = None, *, device: torch.device | str | None = None
-    ) -> TensorDict:
+    ) -> lazy.TensorDict:
         """A batch of `batch_size` rows that the sampler chooses among all shards, read as `view` says.
 
         With several shards, a first round of calls asks for each shard's share of the total priority, and a second one
@@ -203,7 +203,7 @@ class ReplayService:
         *,
         ahead: int = 8,
         device: torch.device | str | None = None,
-    ) -> Generator[TensorDict, None, None]:
+    ) -> Generator[lazy.TensorDict, None, None]:
         """An endless iterator over batches of `sample`; one call asks for `ahead` of them while earlier ones are used.
 
         A learner then seldom waits, and a batch costs a fraction of a call. Rows and priorities of a batch may be up to
@@ -219,7 +219,7 @@ class ReplayService:
 
     def _sample(
         self, count: int, batch_size: int, view: View | None, device: torch.device | str | None
-    ) -> list[TensorDict]:
+    ) -> list[lazy.TensorDict]:
         """`count` batches, one drawn after the other."""
         check_batch_size("sample", batch_size)
         target = check_destination(device)
@@ -234,7 +234,7 @@ class ReplayService:
             batches = self._sample_stored(count, batch_size, view, deadline)
         return batches if target is None else [to_device(batch, target) for batch in batches]
 
-    def _sample_stored(self, count: int, batch_size: int, view: View | None, deadline: float) -> list[TensorDict]:
+    def _sample_stored(self, count: int, batch_size: int, view: View | None, deadline: float) -> list[lazy.TensorDict]:
         totals: list[ShardTotals] = []
         shares = np.full((1, count), batch_size)
         if self.plan.num_shards > 1:
@@ -243,7 +243,7 @@ class ReplayService:
                 shares = random_shares(self._random, count, batch_size, totals)
         asked = {shard: (each.tolist(), view) for shard, each in enumerate(shares) if each.any()}
         answers: dict[int, list[Draw | None]] = self._reader.ask("draw", asked, deadline)
-        batches: list[TensorDict] = []
+        batches: list[lazy.TensorDict] = []
         for parts in zip(*answers.values(), strict=True):
             draws = [draw for draw in parts if draw is not None]
             totals = totals or [draws[0].totals]

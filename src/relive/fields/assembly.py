@@ -7,19 +7,31 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
 
+from relive import lazy
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import device_of
 from relive.fields.schema import Field, Path, Schema, positive
 
 _MOST_ROWS = 2**31 - 1
 
-# The public constructor checks every leaf's batch size again (4 µs); our leaves always have it.
-_unchecked: Any = getattr(TensorDict, "_new_unsafe", None)
+_new: Any = None
+"""Makes a TensorDict of leaves and TensorDicts; None until `import_tensordict`."""
 
 
-def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.Size], TensorDict]:
+def import_tensordict() -> Any:
+    """Import tensordict: before a lock is taken and before rows are drawn, because it takes seconds and may fail."""
+    global _new  # noqa: PLW0603
+    # The public constructor checks every leaf's batch size again (4 µs); our leaves always have it.
+    _new = getattr(lazy.TensorDict, "_new_unsafe", _new_checked)
+    return _new
+
+
+def _new_checked(*, source: dict[str, Any], batch_size: torch.Size, device: torch.device | None, nested: bool) -> Any:
+    return lazy.TensorDict(source, batch_size=batch_size, device=device)
+
+
+def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.Size], lazy.TensorDict]:
     """A function that assembles many batches of the same paths faster than `assemble`."""
     if sum(map(len, paths)) > len(paths):
         return lambda leaves, batch_size: assemble(dict(zip(paths, leaves, strict=True)), batch_size)
@@ -28,7 +40,7 @@ def assembler(paths: Sequence[Path]) -> Callable[[Sequence[torch.Tensor], torch.
     return lambda leaves, batch_size: level(dict(zip(names, leaves)), batch_size)  # noqa: B905
 
 
-def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> TensorDict:
+def assemble(leaves: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> lazy.TensorDict:
     """The TensorDict of `leaves`, nested where a path has several names."""
     if sum(map(len, leaves)) == len(leaves):
         return level({path[0]: leaf for path, leaf in leaves.items()}, batch_size)
@@ -49,18 +61,16 @@ def value_of(schema: Schema, name: str, leaves: Sequence[torch.Tensor], batch_si
     return assemble(dict(zip(paths, leaves, strict=True)), batch_size)
 
 
-def _tensordict(tree: dict[str, Any], batch_size: torch.Size) -> TensorDict:
+def _tensordict(tree: dict[str, Any], batch_size: torch.Size) -> lazy.TensorDict:
     for name, value in tree.items():
         if type(value) is dict:
             tree[name] = _tensordict(value, batch_size)
     return level(tree, batch_size)
 
 
-def level(tree: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None) -> TensorDict:
+def level(tree: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None) -> lazy.TensorDict:
     """The TensorDict of tensors and TensorDicts that are known to have this batch size, and this device if any."""
-    if _unchecked is None:
-        return TensorDict(tree, batch_size=batch_size, device=device)
-    return _unchecked(source=tree, batch_size=batch_size, device=device, nested=False)
+    return (_new or import_tensordict())(source=tree, batch_size=batch_size, device=device, nested=False)
 
 
 def selected_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Path] | None) -> dict[Path, torch.Tensor]:
@@ -80,7 +90,7 @@ def selected_leaves(leaves: dict[Path, torch.Tensor], fields: Iterable[str | Pat
     return chosen
 
 
-def copy_into(out: TensorDict, leaves: Mapping[Path, torch.Tensor]) -> TensorDict:
+def copy_into(out: lazy.TensorDict, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
     """Copy leaves into the caller's tensors, which must have the same keys, shapes and dtypes."""
     like = {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves.items()}
     targets = checked_targets(out, like, next(iter(leaves.values())).device)
@@ -90,11 +100,11 @@ def copy_into(out: TensorDict, leaves: Mapping[Path, torch.Tensor]) -> TensorDic
 
 
 def checked_targets(
-    out: TensorDict, like: Mapping[Path, tuple[tuple[int, ...], torch.dtype]], device: torch.device
+    out: lazy.TensorDict, like: Mapping[Path, tuple[tuple[int, ...], torch.dtype]], device: torch.device
 ) -> list[torch.Tensor]:
     """The tensors of `out` in the order of `like`; raises if keys, shapes, dtypes or the device differ."""
     remedy = "Pass an earlier batch as out=."
-    if not isinstance(out, TensorDictBase):
+    if not isinstance(out, lazy.TensorDictBase):
         raise SchemaError(explain("out", "a TensorDict", type(out).__name__, remedy))
     keys = {key if isinstance(key, tuple) else (key,) for key in out.keys(True, True)}
     if keys != set(like):
@@ -113,8 +123,13 @@ def checked_targets(
     return targets
 
 
-def check_destination(device: torch.device | str | None, out: TensorDict | None = None) -> torch.device | None:
-    """The device to move a batch to, or None; raises if the machine lacks it, or the caller passes `out` too."""
+def check_destination(device: torch.device | str | None, out: lazy.TensorDict | None = None) -> torch.device | None:
+    """The device to move a batch to, or None; raises if the machine lacks it, or the caller passes `out` too.
+
+    Every batch begins here, before the lock and the draw: this imports what a batch is made of.
+    """
+    if _new is None:
+        import_tensordict()
     if device is not None and out is not None:
         raise SchemaError(
             explain("out", "no device= together with out=", repr(device), "Move the filled batch yourself.")
@@ -143,6 +158,6 @@ def check_batch_size(where: str, batch_size: object) -> int:
     return size
 
 
-def to_device(batch: TensorDict, device: torch.device) -> TensorDict:
+def to_device(batch: lazy.TensorDict, device: torch.device) -> lazy.TensorDict:
     """The batch on `device`; the copy is asynchronous unless it goes to the host, which could read it too early."""
     return batch.to(device, non_blocking=device.type != "cpu")

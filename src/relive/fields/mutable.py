@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from relive import lazy
 from relive.errors import SchemaError, explain
 from relive.fields.schema import Carry, Declaration, Field, Path, Schema, Tree, declare
-
-if TYPE_CHECKING:
-    from relive.memory.documents import Node
 
 
 @dataclass(frozen=True, init=False)
@@ -45,7 +43,7 @@ class Mutable(Field):
         return [kind, *settings]
 
     @classmethod
-    def with_settings(cls, plain: Field, settings: list[Node]) -> Mutable:
+    def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Mutable:
         kind, *rest = settings
         return cls(Field.kinds[kind.one_of(("field", "carry"))].with_settings(plain, rest))
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import gymnasium as gym
 import numpy as np
 import torch
 
+from relive import lazy
 from relive.errors import CheckpointError, IncompatibleCheckpoint, SchemaError, explain
 from relive.fields.vocabulary import NAME, field_remedy
-
-if TYPE_CHECKING:
-    from relive.memory.documents import Node
 
 DTYPES: dict[torch.dtype, np.dtype | None] = {
     torch.bool: np.dtype(np.bool_),
@@ -78,7 +76,7 @@ class Field:
         return []
 
     @classmethod
-    def with_settings(cls, plain: Field, settings: list[Node]) -> Field:
+    def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Field:
         """The field of this shape, dtype and what `settings` gave; a CorruptCheckpoint says what cannot be."""
         if settings:
             raise settings[0].wrong("no further setting")
@@ -101,7 +99,7 @@ class Carry(Field):
         return [1]  # format 1 has a number of steps here: those between two kept states, before the first release
 
     @classmethod
-    def with_settings(cls, plain: Field, settings: list[Node]) -> Carry:
+    def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Carry:
         (steps,) = settings
         if steps.integer(1) > 1:
             where, got = "Carry", f"one every {steps.value} steps"
@@ -152,7 +150,7 @@ class Stacked(Field):
         return [self.k, self.axis, self.pad]
 
     @classmethod
-    def with_settings(cls, plain: Field, settings: list[Node]) -> Stacked:
+    def with_settings(cls, plain: Field, settings: list[lazy.Node]) -> Stacked:
         k, axis, pad = settings
         return cls(plain, k.integer(2, 1 << 16), axis.integer(0, len(plain.shape)), pad.one_of(_PADS))
 
@@ -170,7 +168,7 @@ def caller_shape(field: Field) -> tuple[int, ...]:
 
 
 Tree: TypeAlias = "Field | dict[str, Tree]"
-Declaration: TypeAlias = "Field | int | tuple[Any, ...] | gym.Space[Any] | Mapping[str, Any]"
+Declaration: TypeAlias = Field | int | tuple[Any, ...] | gym.Space[Any] | Mapping[str, Any]
 
 
 def _shape(where: str, shape: object) -> tuple[int, ...]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
-from tensordict import TensorDict
 
+from relive import lazy
 from relive.errors import SchemaError, explain
-from relive.fields.assembly import assemble, check_batch_size, check_destination, to_device
+from relive.fields.assembly import assemble, check_batch_size, check_destination, import_tensordict, to_device
 from relive.fields.autoreset import settings_of
 from relive.fields.buffer_schemas import replay_nbytes, replay_schema
 from relive.fields.conversion import as_numpy_if_cpu, as_tensor, row_ids
@@ -43,9 +43,6 @@ from relive.replay.views.protocol import fused_of
 from relive.replay.write_back import mutable_leaves, named_rows, updated_priority, write_back
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
-
-if TYPE_CHECKING:
-    from relive.concurrent.processes import Handle
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -282,7 +279,7 @@ class ReplayBuffer(Portable):
             warn_user(f"save: {fault}")
         return number
 
-    def handle(self) -> Handle:
+    def handle(self) -> lazy.Handle:
         """What `relive.connect` in another process takes to use this very buffer (device=Memory.shared()).
 
         Any number of processes may add, sample and update priorities. Each environment is written by one of them: pass
@@ -319,8 +316,8 @@ class ReplayBuffer(Portable):
 
     def sample(
         self, batch_size: int, view: View | None = None, *, device: torch.device | str | None = None,
-        out: TensorDict | None = None,
-    ) -> TensorDict:  # fmt: skip
+        out: lazy.TensorDict | None = None,
+    ) -> lazy.TensorDict:  # fmt: skip
         """A batch of `batch_size` rows that the sampler chooses, read as `view` says; "index" names the rows.
 
         The batch is the caller's own. `out` is filled and returned instead of fresh tensors; `device` moves the batch,
@@ -374,7 +371,7 @@ class ReplayBuffer(Portable):
         with self._lock:
             return self.storage.memory.ring.open.clone()
 
-    def __getitem__(self, index: Any) -> TensorDict:
+    def __getitem__(self, index: Any) -> lazy.TensorDict:
         """The transitions of the rows `index` [B], as `sample` would give them; of one number, its transition."""
         if isinstance(index, int | np.integer) and not isinstance(index, bool):
             return self[np.array([index])][0]
@@ -382,8 +379,9 @@ class ReplayBuffer(Portable):
 
     _loop_over = "Loop over replay.episodes(), read replay[replay.ids()], or draw batches with replay.sample."
 
-    def read(self, index: Any, view: View | None = None) -> TensorDict:
+    def read(self, index: Any, view: View | None = None) -> lazy.TensorDict:
         """The rows `index` [B] read as `view` says: what `sample` gives when the sampler has chosen them."""
+        import_tensordict()
         with self._lock:
             return self.drawing.read(row_ids(index, self.device), view)
 
@@ -392,7 +390,7 @@ class ReplayBuffer(Portable):
         with self._lock:
             return self.storage.ids(self.storage.stored()).sort().values
 
-    def episodes(self) -> Iterator[TensorDict]:
+    def episodes(self) -> Iterator[lazy.TensorDict]:
         """The stored transitions, episode by episode and oldest first, each a TensorDict `[T]` in time order.
 
         Each is read when it comes up: rows that were overwritten by then are left out.
@@ -400,12 +398,13 @@ class ReplayBuffer(Portable):
         return read_episodes(self.storage, self._lock)
 
     @property
-    def columns(self) -> TensorDict:
+    def columns(self) -> lazy.TensorDict:
         """The whole memory as a TensorDict `[slots, num_envs]`, with "next_obs" where that is stored too.
 
         Row r of an environment is at slot r mod slots; what is not stored is zero, or an older row. For learning there
         is `sample`. What is shared with another process (`share_memory_`, a queue of torch.multiprocessing) is a copy.
         """
+        import_tensordict()
         with self._lock:
             return assemble(self.storage.memory.shared_leaves(), self.storage.memory.ring.kind.shape)
 

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 
+from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, copy_into
 from relive.randomness import Randomness
@@ -48,9 +48,9 @@ class Drawing:
             raise
 
     def sample(
-        self, count: int, view: View | None, reading: Reading | None, out: TensorDict | None,
+        self, count: int, view: View | None, reading: Reading | None, out: lazy.TensorDict | None,
         lock: AbstractContextManager[Any],
-    ) -> TensorDict:  # fmt: skip
+    ) -> lazy.TensorDict:  # fmt: skip
         """A batch, drawn and then read as the view says; one that fails was not drawn. The lock is taken here.
 
         Where other processes write, the rows of independent draws are copied without the lock, and verified after.
@@ -84,7 +84,7 @@ class Drawing:
             leaves[("weight",)] = drawn.weight
         return leaves
 
-    def read(self, ids: torch.Tensor, view: View | None) -> TensorDict:
+    def read(self, ids: torch.Tensor, view: View | None) -> lazy.TensorDict:
         """The batch of the rows of these ids, all of which must be stored."""
         chosen, slots = self.checked(view), self._store.locate(ids)
         if len(slots) and int(slots.min()) < 0:  # half the time of (slots < 0).any()
@@ -100,7 +100,7 @@ class Drawing:
         return leaves
 
 
-def assembled(leaves: Leaves) -> TensorDict:
+def assembled(leaves: Leaves) -> lazy.TensorDict:
     """The batch of these leaves."""
     return assemble(leaves, leaves[("index",)].shape)
 

@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict
 
+from relive import lazy
+from relive.fields.assembly import import_tensordict
 from relive.replay.drawing import assembled
 from relive.replay.store import ReplayStore
 
@@ -29,12 +30,13 @@ class Ordered(NamedTuple):
         return [self.ids[start:stop] for start, stop in pairwise(edges)]
 
 
-def read_episodes(store: ReplayStore, lock: AbstractContextManager[Any]) -> Iterator[TensorDict]:
+def read_episodes(store: ReplayStore, lock: AbstractContextManager[Any]) -> Iterator[lazy.TensorDict]:
     """The transitions of each episode; each is read when it comes up, without rows that were overwritten by then."""
+    import_tensordict()
     with lock:
         pieces = ordered(store).episodes()
 
-    def still_stored(ids: torch.Tensor) -> TensorDict:
+    def still_stored(ids: torch.Tensor) -> lazy.TensorDict:
         with lock:
             slots = store.locate(ids)
             return assembled(store.transitions(slots[slots >= 0]))

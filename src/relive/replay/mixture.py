@@ -10,8 +10,8 @@ from numbers import Real
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 
+from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, check_batch_size, check_destination, copy_into, to_device
 from relive.fields.conversion import as_tensor, numpy_view, row_ids
@@ -69,8 +69,8 @@ class Mixture:
         view: View | None = None,
         *,
         device: torch.device | str | None = None,
-        out: TensorDict | None = None,
-    ) -> TensorDict:
+        out: lazy.TensorDict | None = None,
+    ) -> lazy.TensorDict:
         """A batch of `batch_size` rows, each buffer's share drawn by its own sampler and read as `view` says.
 
         It is shorter where a sampler without replacement gives the last rows of an epoch.
@@ -101,7 +101,7 @@ class Mixture:
                 remedy = "Add steps to this buffer first, or give it the ratio 0."
                 raise NotReadyError(explain(f"sample: {name}", "at least 1 stored transition", 0, remedy))
 
-    def _drawn(self, counts: list[int], view: View | None, out: TensorDict | None) -> TensorDict:
+    def _drawn(self, counts: list[int], view: View | None, out: lazy.TensorDict | None) -> lazy.TensorDict:
         parts: list[Leaves] = []
         before: list[tuple[ReplayBuffer, Any]] = []
         try:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
-from tensordict import TensorDict
 
-from relive import kernels
+from relive import kernels, lazy
 from relive.errors import InvariantError, explain
 from relive.fields.assembly import assembler
 from relive.fields.invariants import require
@@ -138,8 +137,13 @@ class NativeStore(RowStore):
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
     def draw_and_read(
-        self, count: int, random: Randomness, reading: Reading, run: Draws | None = None, out: TensorDict | None = None
-    ) -> TensorDict | None:
+        self,
+        count: int,
+        random: Randomness,
+        reading: Reading,
+        run: Draws | None = None,
+        out: lazy.TensorDict | None = None,
+    ) -> lazy.TensorDict | None:
         n, gamma, length, _, _ = reading
         if length or out is not None:
             return None

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
-from tensordict import TensorDict
 
+from relive import lazy
 from relive.fields.schema import Path, Schema
 from relive.kernels.priority import PriorityTree
 from relive.randomness import Randomness
@@ -120,8 +120,8 @@ class ReplayStore(Protocol):
         ...
 
     def draw_and_read(
-        self, count: int, random: Any, reading: Reading, run: Draws | None = None, out: TensorDict | None = None
-    ) -> TensorDict | None:
+        self, count: int, random: Any, reading: Reading, run: Draws | None = None, out: lazy.TensorDict | None = None
+    ) -> lazy.TensorDict | None:
         """A batch in one go, of rows that are drawn uniformly or by `run`: nothing fails once rows are drawn.
 
         It is read into the tensors of `out`, if there is one. None where this store cannot, or has no rows; then

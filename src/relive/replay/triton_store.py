@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDict
 
+from relive import lazy
 from relive.fields.assembly import assemble, checked_targets
 from relive.kernels.priority import PriorityTree
 from relive.kernels.triton.draw import draw_slots
@@ -98,8 +98,8 @@ class TritonStore(TorchStore):
 
     def draw_and_read(
         self, count: int, random: Any, reading: Reading, run: Draws | None = None,
-        out: TensorDict | None = None,
-    ) -> TensorDict | None:  # fmt: skip
+        out: lazy.TensorDict | None = None,
+    ) -> lazy.TensorDict | None:  # fmt: skip
         if self.maybe_empty or not self._batches.reads(reading):
             return None
         if out is not None:
@@ -114,8 +114,8 @@ class TritonStore(TorchStore):
         return assemble(leaves, slots.shape)
 
     def _draw_into(
-        self, count: int, random: Any, reading: Reading, run: Draws | None, out: TensorDict
-    ) -> TensorDict | None:
+        self, count: int, random: Any, reading: Reading, run: Draws | None, out: lazy.TensorDict
+    ) -> lazy.TensorDict | None:
         """The same into tensors whose addresses stay, as a captured graph needs it."""
         if run is not None and not run.weighs:  # what such a run draws is known only when it has drawn
             return None

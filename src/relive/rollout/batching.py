@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict
 
+from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assembler, checked_targets
 from relive.fields.conversion import overlaps
@@ -20,7 +20,7 @@ from relive.kernels.shuffling import permutation, shuffled
 from relive.randomness import Randomness
 from relive.rollout.storage import Storage
 
-Read = Callable[[torch.Tensor, int, int], TensorDict]
+Read = Callable[[torch.Tensor, int, int], "lazy.TensorDict"]
 """The batch of the items index[start:stop]."""
 
 
@@ -51,7 +51,7 @@ class Epochs(NamedTuple):
 
     def batches(
         self, read: Read, order: Callable[[], Any], lock: Any, require: Callable[[], None]
-    ) -> Iterator[TensorDict]:
+    ) -> Iterator[lazy.TensorDict]:
         """Batch after batch, each read under the lock, unless `require` raises because its rows are gone."""
         index, size = None, self.batch_size
         for start in itertools.chain.from_iterable(itertools.repeat(range(0, self.total, size), self.repeats)):
@@ -86,7 +86,7 @@ def read_fresh(source: Following[Reader] | Following[SequenceReader], paths: lis
     """Reads batches into new tensors; `batched`: they have their first axis in common."""
     build, sizes = assembler(paths), {}
 
-    def read(index: torch.Tensor, start: int, stop: int) -> TensorDict:
+    def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
         size = sizes.get(stop - start)
         if size is None:
             size = sizes[stop - start] = torch.Size((stop - start,) if batched else ())
@@ -96,7 +96,11 @@ def read_fresh(source: Following[Reader] | Following[SequenceReader], paths: lis
 
 
 def read_into(
-    out: TensorDict, source: Following[Reader], leaves: dict[Path, torch.Tensor], device: torch.device, epochs: Epochs
+    out: lazy.TensorDict,
+    source: Following[Reader],
+    leaves: dict[Path, torch.Tensor],
+    device: torch.device,
+    epochs: Epochs,
 ) -> Read:
     """Reads rows of leaves [T, N, …] into the caller's batch, again and again."""
     like = {path: ((epochs.batch_size, *leaf.shape[2:]), leaf.dtype) for path, leaf in leaves.items()}
@@ -107,7 +111,7 @@ def read_into(
         )
     epochs.require_full("transitions")
 
-    def read(index: torch.Tensor, start: int, stop: int) -> TensorDict:
+    def read(index: torch.Tensor, start: int, stop: int) -> lazy.TensorDict:
         source.found().take_into(index, start, stop, targets)
         return out
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
-from tensordict import TensorDict
 
+from relive import lazy
 from relive.errors import BufferFullError, SchemaError, explain
-from relive.fields.assembly import check_destination, to_device
+from relive.fields.assembly import check_destination, import_tensordict, to_device
 from relive.fields.autoreset import parse_autoreset, refuse_reused_obs, settings_of, unpack_step
 from relive.fields.buffer_schemas import OPTIONAL, rollout_schema
 from relive.fields.display import buffer_html
@@ -166,11 +166,12 @@ class RolloutBuffer(Portable):
                 raise _full(self.num_steps)
             self._storage.stage(fields)
 
-    def lend(self) -> TensorDict:
+    def lend(self) -> lazy.TensorDict:
         """All of the memory as a TensorDict `[N, T + 1]`, for a collector that writes steps there itself.
 
         `take_back` makes what it wrote the stored steps.
         """
+        import_tensordict()
         with self._lock:
             return self._storage.env_major(self.num_steps, self._storage.named())
 
@@ -238,6 +239,7 @@ class RolloutBuffer(Portable):
         What `final_value` of `compute_advantage` is the critic's value of. Under NEXT_STEP there are none: the row
         after an end is the final observation.
         """
+        import_tensordict()
         with self._lock:
             return self._flags.final_observations.obs
 
@@ -272,8 +274,8 @@ class RolloutBuffer(Portable):
     def minibatches(
         self, batch_size: int, *, epochs: int = 1, shuffle: bool = True, drop_last: bool = False,
         fields: Iterable[str | Path] | None = None, device: torch.device | str | None = None,
-        out: TensorDict | None = None,
-    ) -> Iterator[TensorDict]:  # fmt: skip
+        out: lazy.TensorDict | None = None,
+    ) -> Iterator[lazy.TensorDict]:  # fmt: skip
         """Every valid transition once an epoch, in batches `[B]` of the caller's own memory.
 
         `fields` names what is read (all of it by default); `out` is filled and returned instead of fresh tensors.
@@ -299,7 +301,7 @@ class RolloutBuffer(Portable):
         split_episodes: bool = True, keep_tail: bool = True, epochs: int = 1, shuffle: bool = True,
         drop_last: bool = False, layout: Layout = "batch_first", fields: Iterable[str | Path] | None = None,
         device: torch.device | str | None = None,
-    ) -> Iterator[TensorDict]:  # fmt: skip
+    ) -> Iterator[lazy.TensorDict]:  # fmt: skip
         """Runs of `length` steps of one environment, for truncated back-propagation through time.
 
         `length=None` takes whole episodes. `mode` says where sequences start: "chunked" one after the other, "overlap"
@@ -328,29 +330,32 @@ class RolloutBuffer(Portable):
         return batches if target is None else (moved_sequences(batch, target) for batch in batches)
 
     @property
-    def data(self) -> TensorDict:
+    def data(self) -> lazy.TensorDict:
         """The stored steps as a TensorDict `[T, N]` sharing the buffer's memory, with "mask" and what is attached."""
+        import_tensordict()
         with self._lock:
             storage = self._storage
             steps = storage.stored("data")
             return storage.shared(steps, {**storage.leaves(), ("mask",): self._flags.whole_mask(steps)})
 
     @property
-    def columns(self) -> TensorDict:
+    def columns(self) -> lazy.TensorDict:
         """The whole memory as a TensorDict `[num_steps, N]`, with what is attached.
 
         It has every declared field, given or not. Beyond the `num_stored` first rows there are zeros, or an older
         rollout. For learning there is `data`.
         """
+        import_tensordict()
         with self._lock:
             return self._storage.shared(self.num_steps, self._storage.all_leaves())
 
-    def env_major(self) -> TensorDict:
+    def env_major(self) -> lazy.TensorDict:
         """The rollout as a TensorDict `[N, T + 1]` that shares the buffer's memory.
 
         The last slot holds `last_obs` and `last_value` of `compute_advantage`; its other fields are zero, and so are
         these before it.
         """
+        import_tensordict()
         with self._lock:
             storage = self._storage
             steps = storage.complete("env_major")
@@ -487,7 +492,7 @@ def _checked_count(count: Any, most: int) -> int:
     return int(count)
 
 
-def _unknown(name: str | Path, data: TensorDict, absent: frozenset[str]) -> str:
+def _unknown(name: str | Path, data: lazy.TensorDict, absent: frozenset[str]) -> str:
     """What an error says of a field that the stored steps do not have."""
     first = name if isinstance(name, str) else name[0]
     if first in absent:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from tensordict import TensorDict
 
+from relive import lazy
 from relive.errors import SchemaError, explain
 from relive.fields.assembly import to_device
 from relive.fields.schema import Carry, Path, positive
@@ -43,7 +43,7 @@ def check_layout(layout: str) -> None:
         raise SchemaError(explain("layout", f"one of {known}", repr(layout), "Pass one of them."))
 
 
-def moved_sequences(batch: TensorDict, device: torch.device) -> TensorDict:
+def moved_sequences(batch: lazy.TensorDict, device: torch.device) -> lazy.TensorDict:
     """The batch on another device; torch wants the sizes of packed sequences on the host, wherever the steps are."""
     sizes = batch.get("batch_sizes", None)
     there = to_device(batch, device)

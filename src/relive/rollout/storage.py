@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 
+from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, selected_leaves
 from relive.fields.conversion import as_numpy_if_cpu, clean_bools, convert, misaligned_error, path_name
@@ -268,13 +268,13 @@ class Storage:
         """A reader of some tensors that finds them again when they have moved."""
         return Following(make, tensors, lambda: self._is_exposed)
 
-    def shared(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> TensorDict:
+    def shared(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
         """The first steps of some leaves as a TensorDict `[T, N]` of the same memory."""
         self._is_exposed = True
         first = {path: leaf[:steps] if self.lead else leaf[:steps].squeeze(1) for path, leaf in leaves.items()}
         return assemble(first, torch.Size((steps, *self.lead)))
 
-    def env_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> TensorDict:
+    def env_major(self, steps: int, leaves: Mapping[Path, torch.Tensor]) -> lazy.TensorDict:
         """The first steps and the row after them as a TensorDict `[N, T + 1]` of the same memory."""
         self._is_exposed = True
         turned = {path: leaf[: steps + 1].transpose(0, 1) for path, leaf in leaves.items()}

@@ -20,10 +20,6 @@ _MOST_ROWS = 2.0**53
 """Up to here float64 counts exactly."""
 
 
-Norms: TypeAlias = "Mapping[str, RunningNorm] | Mapping[Path, RunningNorm] | Mapping[str | Path, RunningNorm]"
-"""Norms by field or path; written out, because the keys of a Mapping are invariant."""
-
-
 class _Fit(NamedTuple):
     """What a state means for values of one dtype."""
 
@@ -265,3 +261,7 @@ class RunningNorm:
         """Go back to a snapshot, of this norm or of another of the same shape."""
         with self._lock:
             self._state = restored_snapshot("RunningNorm", snapshot, self._state)
+
+
+Norms: TypeAlias = Mapping[str, RunningNorm] | Mapping[Path, RunningNorm] | Mapping[str | Path, RunningNorm]
+"""Norms by field or path; written out, because the keys of a Mapping are invariant."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
-from tensordict import TensorDict
 
+from relive import lazy
 from relive.errors import SchemaError, explain
 from relive.fields.assembly import assemble
 from relive.fields.conversion import convert, path_name
@@ -21,7 +21,7 @@ from relive.replay.store import Leaves, ReplayStore
 from relive.replay.views.protocol import require_order
 from relive.replay.views.transition import Transition
 
-Relabel = Callable[[torch.Tensor, torch.Tensor, TensorDict], tuple[torch.Tensor, torch.Tensor]]
+Relabel = Callable[[torch.Tensor, torch.Tensor, "lazy.TensorDict"], tuple[torch.Tensor, torch.Tensor]]
 """fn(achieved_next [M, …], goal [M, …], rows [M]) → (reward [M], terminated [M]).
 
 It is given every step that is read, also padding and those that keep their goal; what it says of these does not count.

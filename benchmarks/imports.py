@@ -1,0 +1,44 @@
+"""Measure what `import relive` costs beside `import torch`: CPU time and resident memory of fresh interpreters.
+
+Run it as `python -m benchmarks.imports [--rounds 15]`; exits with 1 above the limits that the docs state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from statistics import median
+
+MOST_TIMES, MOST_MEGABYTES = 1.25, 20
+LINES = ("import torch", "import relive", "import torch, tensordict")
+USAGE = "; from resource import *; r = getrusage(RUSAGE_SELF); print(r.ru_utime + r.ru_stime, r.ru_maxrss / 1024)"
+
+
+def cost(line: str) -> tuple[float, float]:
+    """CPU seconds and megabytes of an interpreter that runs one line."""
+    answer = subprocess.run([sys.executable, "-c", line + USAGE], check=True, capture_output=True, text=True).stdout
+    seconds, megabytes = map(float, answer.split())
+    return seconds, megabytes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds: int = parser.parse_args().rounds
+    cost(LINES[-1])  # the first one reads the files from the disk
+    costs: dict[str, list[tuple[float, float]]] = {line: [] for line in LINES}
+    for _ in range(rounds):  # interleaved: what else the machine does reaches all of them
+        for line in LINES:
+            costs[line].append(cost(line))
+    medians = {line: tuple(map(median, zip(*each, strict=True))) for line, each in costs.items()}
+    seconds, megabytes = medians["import torch"]
+    for line, (own_seconds, own_megabytes) in medians.items():
+        times, more = own_seconds / seconds, own_megabytes - megabytes
+        print(f"{line:26} {own_seconds:5.2f} s  {times:4.2f} times  {own_megabytes:4.0f} MB  {more:+4.0f} MB")
+    times, more = medians["import relive"][0] / seconds, medians["import relive"][1] - megabytes
+    return int(times > MOST_TIMES or more > MOST_MEGABYTES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""Names of modules that are imported when they are first used: annotations read `lazy.TensorDict`.
+
+tensordict brings torch's compiler, half of the time of an import, and a process that only adds never needs it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["Handle", "Node", "TensorDict", "TensorDictBase"]
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict, TensorDictBase
+
+    from relive.concurrent.processes import Handle
+    from relive.memory.documents import Node
+else:
+    _MODULES = {
+        "TensorDict": "tensordict",
+        "TensorDictBase": "tensordict",
+        "Handle": "relive.concurrent.processes",
+        "Node": "relive.memory.documents",
+    }
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value = getattr(import_module(_MODULES[name]), name)
+        return value
