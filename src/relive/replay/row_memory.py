@@ -8,7 +8,14 @@ import numpy as np
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import convert, misaligned_error, path_name, refuse_reused_leaves, with_own_storage
+from relive.fields.conversion import (
+    bits_of,
+    convert,
+    misaligned_error,
+    path_name,
+    refuse_reused_leaves,
+    with_own_storage,
+)
 from relive.fields.mutable import Mutable, is_carried
 from relive.fields.schema import Field, Path, Schema, Stacked, caller_shape
 from relive.memory import Room
@@ -149,7 +156,8 @@ class RowMemory:
     def state(self) -> State:
         """The ring, the newest observations, which wait in rows that are not complete, and all that may change."""
         pending = self.ring.pending()
-        waiting = {f"obs{i}": self.leaves[i].flatten(0, 1)[pending] for i in self.observed}
+        columns = {f"obs{i}": self.leaves[i].flatten(0, 1) for i in self.observed}
+        waiting = {name: bits_of(column)[pending].view(column.dtype) for name, column in columns.items()}
         parts = {"ring": ({"broken": int(self.broken)}, self.ring.state), "pending": ({}, waiting)}
         if self.mutable:  # without them, checkpoints are as they were before there were any
             parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
@@ -164,7 +172,7 @@ class RowMemory:
         pending, waiting = ring.pending(), saved.part("pending")
         for i in self.observed:
             leaf = self.leaves[i].flatten(0, 1)
-            leaf[pending] = waiting.array(f"obs{i}", leaf[: ring.num_envs]).to(self.device)
+            bits_of(leaf)[pending] = bits_of(waiting.array(f"obs{i}", leaf[: ring.num_envs])).to(self.device)
         if self.mutable:
             self._load_mutable(saved.part("mutable"), ring.slots + rows - self.rows, moved)
         return moved
@@ -176,7 +184,8 @@ class RowMemory:
             if moved is None:
                 leaf.copy_(found)
             else:
-                leaf.flatten(0, 1)[moved.target.to(self.device)] = found.flatten(0, 1)[moved.source].to(self.device)
+                flat, saved_rows = (bits_of(one.flatten(0, 1)) for one in (leaf, found))
+                flat[moved.target.to(self.device)] = saved_rows[moved.source].to(self.device)
 
     def complete_rows(self) -> Rows:
         """The rows that are complete, without what may be written again: they will never change."""
