@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -154,12 +155,14 @@ def in_other_memory(buffer: Any, root: Path) -> Iterator[tuple[str, Any]]:
         return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "load: own memory became")
-        shared, disk = (rl.load(root, device=one) for one in (rl.Memory.shared(), rl.Memory.disk(root / "disk")))
+        shared, disk = (
+            rl.load(root, rl.ReplayBuffer, device=one) for one in (rl.Memory.shared(), rl.Memory.disk(root / "disk"))
+        )
     yield "shared memory", shared
     assert equal(digest(rl.connect(shared.handle()))[3], digest(shared)[3]), "the rows of another process"
     disk.save(root.with_name("saved"))
     disk.close()
-    with rl.load(root / "disk") as reopened:
+    with rl.load(root / "disk", rl.ReplayBuffer) as reopened:
         yield "disk memory", reopened
     yield "load of disk memory", rl.load(root.with_name("saved"))
 
@@ -226,3 +229,101 @@ def test_final_observations_of_any_dtype_are_put_in_their_place(backend: str) ->
             info = {"final_obs": x[2], "_final_obs": np.array([False, True])}
             replay.add_step(x[0], torch.zeros(ENVS), (x[1], torch.zeros(ENVS), no, torch.tensor([False, True]), info))
             assert equal(replay[[0, 1]]["next_obs"], torch.stack([x[1, 0], x[2, 1]])), dtype
+
+
+NAMES = ("0", "_", "a.b", "a-b.c", "A" * 128, "keys", "None", "column0", "first")
+BAD_NAMES = ("ü", "a/b", "a b", "a\n", "..", ".a", "-a", "A" * 129)
+
+
+def named_buffers(name: str) -> dict[str, Callable[[], Any]]:
+    """Makers of buffers with a name in every place that has names, and a value waiting under it where one can."""
+
+    def replay(**options: Any) -> rl.ReplayBuffer:
+        return rl.ReplayBuffer(4, **{"obs": 1, "action": 1, "seed": 0, **options})
+
+    def staged() -> rl.ReplayBuffer:
+        buffer = replay(extra={name: 1})
+        buffer.stage(**{name: [2.0]})
+        return buffer
+
+    def rollout() -> rl.RolloutBuffer:
+        buffer = rl.RolloutBuffer(4, None, 1, 1, extra={name: {name: rl.Carry(1, every=2)}}, seed=0)
+        buffer.stage(**{name: {name: [2.0]}})
+        return buffer
+
+    def attached() -> rl.RolloutBuffer:
+        buffer = rl.RolloutBuffer(4, None, 1, 1, seed=0)
+        buffer.add([0.0], [0.0], 0.0, False, False)
+        buffer.attach(**{name: {name: [[1.0]]}})
+        return buffer
+
+    def inferred(**values: Any) -> rl.DistillationBuffer:
+        buffer = rl.DistillationBuffer(4, 1, seed=0)
+        buffer.add(**{"obs": [0.0], "action": [0.0], **values})
+        return buffer
+
+    norm = {("obs", name, name): rl.RunningNorm(1)}
+    return {
+        "obs, norm": lambda: replay(obs={name: {name: 1}}, norm=norm),
+        "action": lambda: replay(action={name: 1}),
+        "reward": lambda: replay(reward={name: ()}),
+        "space": lambda: replay(obs=gym.spaces.Dict({name: gym.spaces.Box(0, 1, (1,))})),
+        "extra": staged,
+        "metric": lambda: replay(stats=rl.EpisodeStats(None, metrics=[name])),
+        "reason": lambda: replay(stats=rl.EpisodeStats(None, reasons=[name])),
+        "rollout": rollout,
+        "attached": attached,
+        "declared": lambda: rl.DistillationBuffer(4, 1, 1, extra={name: 1}, seed=0),
+        "inferred": lambda: inferred(**{name: [1.0]}),
+        "inferred action": lambda: inferred(action={name: [1.0]}),
+    }
+
+
+@pytest.mark.promise("C11")
+def test_every_name_that_is_accepted_is_saved_and_every_other_one_is_refused_at_once(tmp_path: Path) -> None:
+    for i, name in enumerate(NAMES):
+        for place, make in named_buffers(name).items():
+            buffer, root = make(), tmp_path / f"{place} {i}"
+            buffer.save(root)
+            for found in (rl.load(root), copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))):
+                assert equal(digest(found), digest(buffer)), (place, name)
+    for name in BAD_NAMES:
+        for place, make in named_buffers(name).items():
+            with pytest.raises(rl.SchemaError, match=r"expected names .*like \[A-Za-z0-9_\].* Rename it") as caught:
+                make()
+            assert repr(name) in str(caught.value), place
+    tell(f"C11: {len(NAMES)} names saved, {len(BAD_NAMES)} refused, in {len(named_buffers('a'))} places")
+
+
+@pytest.mark.promise("C11")
+def test_names_that_look_alike_stay_apart(tmp_path: Path) -> None:
+    extra = {"a.b": 1, "a": {"b": 1, "0": 1, "c": (rl.Field(1), rl.Field(1))}, "a.0": 1, "a.c.0": 1}
+    leaves = {"a": {"b": [1.0], "0": [2.0], "c": ([3.0], [4.0])}, "a.b": [5.0], "a.0": [6.0], "a.c.0": [7.0]}
+    replay = rl.ReplayBuffer(4, 1, 1, extra=extra, seed=0)
+    replay.add([0.0], [0.0], 0.0, False, False, [1.0], **leaves)
+    replay.stage(**leaves)
+    replay.save(tmp_path)
+    loaded = rl.load(tmp_path, rl.ReplayBuffer)
+    assert equal(digest(loaded), digest(replay))
+    batch = loaded[[0]]
+    found = [batch[key].item() for key in (("a", "b"), ("a", "0"), ("a", "c", "0"), ("a", "c", "1"))]
+    assert found + [batch[key].item() for key in ("a.b", "a.0", "a.c.0")] == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.promise("C11")
+def test_whatever_can_be_declared_can_be_loaded(tmp_path: Path) -> None:
+    deep: Any = 1
+    for _ in range(63):
+        deep = {"a": deep}
+    many = rl.EpisodeStats(None, metrics=[f"m{i}" for i in range(1100)])
+    buffers = [
+        rl.ReplayBuffer(4, deep, 1, norm={("obs", *"a" * 63): rl.RunningNorm(1)}, seed=0),
+        rl.ReplayBuffer(4, (1,) * 20, (), stats=many, seed=0),
+        rl.RolloutBuffer(4, 2, (1,) * 20, (), seed=0),
+    ]
+    for i, buffer in enumerate(buffers):
+        buffer.save(tmp_path / str(i))
+        assert equal(digest(rl.load(tmp_path / str(i))), digest(buffer))
+        assert equal(digest(copy.deepcopy(buffer)), digest(buffer))
+    with pytest.raises(rl.SchemaError, match="at most 64 names around a field, got 65"):
+        rl.ReplayBuffer(4, {"a": deep}, 1)
