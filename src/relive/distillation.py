@@ -30,7 +30,17 @@ from relive.fields.declarations import tree_of
 from relive.fields.display import buffer_html, size_text
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.mutable import refuse_mutable
-from relive.fields.schema import Declaration, Field, Schema, Tree, declare_whole, kept_dtype, positive, refuse_reserved
+from relive.fields.schema import (
+    Declaration,
+    Field,
+    Schema,
+    Tree,
+    declare,
+    declare_whole,
+    kept_dtype,
+    positive,
+    refuse_reserved,
+)
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels.reader import reader
 from relive.locking import lock_for
@@ -168,7 +178,8 @@ class DistillationBuffer(Portable):
         """The schema with the fields that were not declared as the first values have them."""
         refuse_reserved(extra, _RESERVED)
         declared, first = self._schema.trees, {"action": action, **extra}
-        fresh = {name: _inferred(name, x, lead, self.device) for name, x in first.items() if name not in declared}
+        fresh = {name: x for name, x in first.items() if name not in declared}
+        fresh = {name: declare(name, _inferred(name, x, lead, self.device)) for name, x in fresh.items()}
         return Schema({"obs": declared["obs"], "action": fresh["action"], **declared, **fresh})
 
     def fill(

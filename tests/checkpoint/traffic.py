@@ -12,7 +12,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 import relive as rl
-from relive.kernels.reader import bits_of
+from relive.fields.conversion import bits_of
 from relive.memory.saved import bytes_of
 from relive.replay.ring import HISTORY, TRANSITION
 

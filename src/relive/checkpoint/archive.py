@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from relive.checkpoint.checksums import Checksums, require_checksum
 from relive.checkpoint.manifest import READERS, File, Manifest, dump, manifest_file, parse
@@ -30,28 +31,67 @@ _OWN = {
 """The names that saves give to files; a file of another name belongs to somebody else."""
 
 
+class Entry(NamedTuple):
+    """A checkpoint beside the one that is being saved."""
+
+    lineage: str
+    files: list[str]
+    """Everything it needs, as names below the root."""
+
+
 class Archive:
     """The checkpoints below one root."""
 
     def __init__(self, root: Path, files: type[Files] = Files) -> None:
         self.root = root
         self.files = files(root)
+        self._placed: list[str] = []
+        """Files of a checkpoint that is not committed yet."""
 
     # Saving
 
     @contextmanager
-    def opened(self, needed: int) -> Iterator[None]:
-        """Be the only one who saves here, about `needed` bytes; files of an interrupted save in tmp/ are removed."""
+    def opened(self, needed: int, require: Callable[[Manifest], None]) -> Iterator[dict[int, Entry]]:
+        """Be the only one who saves here, about `needed` bytes, beside the checkpoints that are there.
+
+        `require` refuses the newest of them before anything is changed. Then files of an interrupted save are removed;
+        if this one is refused, its own are.
+        """
         try:
             self._refuse_foreign()
             self.files.make_root()
             with self.files.locked(exclusive=True):
+                entries = self._entries(require)
                 self._remove_own("tmp", set())
                 if "FORMAT" not in self.files.names("") or self._require_format() < FORMAT:
                     self._place("FORMAT", [_header()])
-                yield
+                try:
+                    yield entries
+                except BaseException:
+                    self._discard()
+                    raise
         except OSError as error:
             raise self._refused(error, needed) from error
+
+    def _entries(self, require: Callable[[Manifest], None]) -> dict[int, Entry]:
+        """The checkpoints whose manifests can be read, newest first; `require` is given the newest."""
+        found: dict[int, Entry] = {}
+        for number in reversed(self.numbers()):
+            try:
+                manifest = self.manifest(number)
+            except CheckpointError:
+                continue
+            if not found:
+                require(manifest)
+            found[number] = Entry(manifest.lineage, manifest.files)
+        return found
+
+    def _discard(self) -> None:
+        """Remove the files of a checkpoint that was not committed."""
+        with suppress(OSError):
+            self._remove_own("tmp", set())
+            for name in self._placed:
+                self.files.remove(name)
 
     def _refuse_foreign(self) -> None:
         """Where no FORMAT says that this is a folder of checkpoints, it holds no more than a first save may leave.
@@ -120,6 +160,7 @@ class Archive:
     def put(self, folder: str, name: str, arrays: tuple[Array, ...], parts: Iterable[memoryview | bytes]) -> File:
         """Write an immutable file of these arrays, whose bytes are `parts`."""
         checksums = Checksums()
+        self._placed.append(f"{folder}/{name}")
         self._place(f"{folder}/{name}", (checksums.count(part) for part in parts))
         file = File(name, arrays, tuple(checksums.done()))
         if file.nbytes != checksums.nbytes:
@@ -136,19 +177,29 @@ class Archive:
             )
         for folder in ("segments", "state"):
             self.files.sync_folder(folder)
-        self._place(manifest_file(manifest.number), [data])
+        try:
+            self._place(manifest_file(manifest.number), [data])
+        finally:
+            if self._exists(manifest_file(manifest.number)):  # also if whoever waited for it was interrupted
+                self._placed.clear()
         self.files.sync_folder("manifests")
 
-    def collect(self, keep: int) -> None:
-        """Remove all but the newest `keep` checkpoints, and files that none of these needs.
+    def collect(self, keep: int, lineage: str, entries: Mapping[int, Entry]) -> None:
+        """Remove all but the newest `keep` checkpoints of a lineage, and files that none of the others needs.
 
-        What cannot be removed now is removed by a later save.
+        A manifest that cannot be read is of no lineage, and removed. What cannot be removed now is removed by a later
+        save.
         """
         try:
-            kept = set(islice((number for number in self.numbers()[::-1] if self._is_valid(number)), keep))
-            needed = {name for number in kept for name in self.manifest(number).files}
+            numbers = self.numbers()
+            unread = {number for number in numbers if number not in entries}
+            if any(map(self._is_valid, unread)):
+                return  # it can be read now, and nobody knows yet what it needs
+            own = [number for number in numbers[::-1] if number not in unread and entries[number].lineage == lineage]
+            gone = unread | set(own) - set(islice(filter(self._is_valid, own), keep))
+            needed = {name for number in entries if number not in gone for name in entries[number].files}
             found = {name: _MANIFEST.fullmatch(name) for name in self.files.regular("manifests")}
-            old = [name for name, number in found.items() if number is not None and int(number[1]) not in kept]
+            old = [name for name, number in found.items() if number is not None and int(number[1]) in gone]
             for name in old:
                 self.files.remove(f"manifests/{name}")
             if old:

@@ -10,7 +10,7 @@ from typing import Any
 from relive.checkpoint.archive import Archive
 from relive.checkpoint.manifest import Manifest, manifest_file
 from relive.checkpoint.savable import KINDS
-from relive.checkpoint.saving import Base
+from relive.checkpoint.saving import Base, remember
 from relive.checkpoint.segments import read_rows, require_columns
 from relive.errors import CorruptCheckpoint, IncompatibleCheckpoint, InvariantError, SchemaError, explain
 from relive.fields.declarations import present
@@ -68,10 +68,9 @@ def _filled(archive: Archive, manifest: Manifest, saved: Saved, options: dict[st
         rows = buffer.rows()
         segments = read_rows(archive, manifest, rows)
     buffer.check()
-    if buffer.config() == manifest.config:  # else its rows may lie elsewhere
-        buffer._checkpoint = Base(
-            archive.root, manifest.lineage, manifest.number, segments, None if rows is None else rows.stop
-        )
+    base = Base(manifest.lineage, manifest.number, segments, None if rows is None else rows.stop)
+    # With another config its rows may lie elsewhere.
+    remember(buffer, archive.root, base if buffer.config() == manifest.config else base.without_rows())
     return buffer
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
+from relive.checkpoint.manifest import Manifest
 from relive.distillation import DistillationBuffer
 from relive.errors import CheckpointError, IncompatibleCheckpoint, explain
 from relive.memory.documents import Node
@@ -37,6 +39,28 @@ def name_of(buffer: Any) -> str:
         remedy = "Save one of these; of an adapter, save its core."
         raise CheckpointError(explain("save", f"one of {', '.join(KINDS)}", name, remedy))
     return name
+
+
+_FIELDS = ("obs", "action", "reward", "value", "extra")
+
+
+def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The declarations in a config by name; a distillation buffer may have only its observation declared yet."""
+    fields = config.get("fields", {name: config[name] for name in _FIELDS if name in config})
+    return fields if isinstance(fields, dict) else {}
+
+
+def require_fields(where: str, kind: str, config: Mapping[str, Any], other: Manifest) -> None:
+    """Raise an IncompatibleCheckpoint if a checkpoint is of another kind of buffer, or one with other fields."""
+    remedy = "Save into another folder; nothing was changed in this one."
+    if other.kind != kind:
+        raise IncompatibleCheckpoint(explain(where, f"a {other.kind}, as in its checkpoints", f"a {kind}", remedy))
+    own, found = fields_of(config), fields_of(other.config)
+    names = own.keys() | found.keys() if "action" in own and "action" in found else own.keys() & found.keys()
+    for name in sorted(names):
+        if own.get(name) != found.get(name):
+            expected = f"{name} {found.get(name)}, as in its checkpoints"
+            raise IncompatibleCheckpoint(explain(where, expected, own.get(name), remedy))
 
 
 def require_class(where: str, kind: type | None, found: str) -> None:

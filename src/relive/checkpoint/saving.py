@@ -5,19 +5,20 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from relive.checkpoint.archive import Archive
+from relive.checkpoint.archive import Archive, Entry
 from relive.checkpoint.manifest import Manifest
 from relive.checkpoint.progress import watched
-from relive.checkpoint.savable import name_of
+from relive.checkpoint.savable import name_of, require_fields
 from relive.checkpoint.segments import Segment
 from relive.errors import CheckpointError
 from relive.fields.schema import positive
@@ -31,13 +32,12 @@ SEGMENT_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Base:
-    """What a save goes on from: the checkpoint that this very buffer wrote, or was loaded from."""
+    """The checkpoint of a folder that a save continues: this very buffer wrote it, or was loaded from it."""
 
-    root: Path
     lineage: str
     number: int
-    segments: list[Segment]
-    saved: torch.Tensor | None
+    segments: list[Segment] = field(default_factory=list)
+    saved: torch.Tensor | None = None
     """The first rows [N] that are not in them; None for all rows."""
 
     def shorter(self) -> Base:
@@ -46,6 +46,23 @@ class Base:
         while kept and nbytes + kept[-1].file.nbytes <= SEGMENT_BYTES:
             nbytes += kept.pop().file.nbytes
         return replace(self, segments=kept, saved=kept[-1].stop if kept else None)
+
+    def without_rows(self) -> Base:
+        """The same lineage, whose next checkpoint is written in full."""
+        return Base(self.lineage, self.number)
+
+
+_MOST_FOLDERS = 16
+"""Folders that a buffer remembers: it may be saved into several in turn."""
+
+
+def remember(buffer: Any, root: Path, base: Base) -> None:
+    """Let the next save of a buffer into a folder continue this checkpoint."""
+    bases: dict[Path, Base] = vars(buffer).setdefault("_checkpoints", {})
+    bases.pop(root.resolve(), None)
+    bases[root.resolve()] = base
+    while len(bases) > _MOST_FOLDERS:
+        del bases[next(iter(bases))]
 
 
 def save(
@@ -66,20 +83,29 @@ def save(
     damaged: list[str] = []
     with buffer._lock, getattr(buffer, "_in_order", nullcontext)():
         kind = name_of(buffer)
-        state, rows = _with_note(buffer.state(), note), buffer.rows()
-        with archive.opened(nbytes_of(state.arrays) + (0 if rows is None else rows.nbytes)):
-            base = _base(buffer, archive, root, damaged)
-            number, lineage = archive.next_number(), secrets.token_hex(16) if base is None else base.lineage
+        state, rows, config = _with_note(buffer.state(), note), buffer.rows(), buffer.config()
+        require = partial(require_fields, f"save to {root}", kind, config)
+        with archive.opened(nbytes_of(state.arrays) + (0 if rows is None else rows.nbytes), require) as entries:
+            base = _base(buffer, archive, entries, damaged)
+            number, lineage = archive.next_number(), base.lineage
+            is_joining = bool(entries) and all(entry.lineage != lineage for entry in entries.values())
             segments = [] if rows is None else _written(archive, number, rows, base)
             arrays = tuple(array_of(name, array) for name, array in state.arrays.items())
             file = archive.put("state", f"{number:08}.bin", arrays, map(bytes_of, state.arrays.values()))
             files_of_rows = tuple(segment.file for segment in segments)
-            archive.commit(Manifest(number, lineage, kind, buffer.config(), state.values, file, files_of_rows))
-            buffer._checkpoint = Base(root, lineage, number, segments, None if rows is None else rows.stop)
-            archive.collect(keep)
+            manifest = Manifest(number, lineage, kind, config, state.values, file, files_of_rows)
+            archive.commit(manifest)
+            remember(buffer, root, Base(lineage, number, segments, None if rows is None else rows.stop))
+            archive.collect(keep, lineage, {**entries, number: Entry(lineage, manifest.files)})
     for wrong in damaged:  # now: what a filter makes of a warning must not keep a buffer from being saved
         warnings.warn(
             f"save: a file that was saved before is damaged; all rows are written again. {wrong}", stacklevel=3
+        )
+    if is_joining:
+        warnings.warn(
+            f"save to {root}: checkpoints of another buffer are there, and stay; this one was written in full, and "
+            f"keep={keep} counts only its own. Use a folder for each buffer; to continue a run, load its newest one.",
+            stacklevel=3,
         )
     return number
 
@@ -94,26 +120,24 @@ def _with_note(state: State, note: tuple[dict[str, Any], Arrays] | None) -> Stat
     return State(values | noted.values | last, state.arrays | noted.arrays)
 
 
-def _base(buffer: Any, archive: Archive, root: Path, damaged: list[str]) -> Base | None:
-    """The newest checkpoint here, if it is this buffer's own."""
-    base = getattr(buffer, "_checkpoint", None)
-    numbers = archive.numbers()
-    if base is None or base.root != root or not numbers or numbers[-1] != base.number:
-        return None
+def _base(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: list[str]) -> Base:
+    """The checkpoint to continue: this buffer's last one here, unless another buffer has continued that since."""
+    base: Base | None = getattr(buffer, "_checkpoints", {}).get(archive.root.resolve())
+    if base is None or any(n > base.number for n, entry in entries.items() if entry.lineage == base.lineage):
+        return Base(secrets.token_hex(16), 0)
+    if base.number not in entries or entries[base.number].lineage != base.lineage:
+        return base.without_rows()
     try:
-        manifest = archive.manifest(base.number)
-        archive.require_files(manifest)
+        archive.require_files(archive.manifest(base.number))
     except CheckpointError:  # damaged since: everything is written again
-        return None
-    if manifest.lineage != base.lineage:
-        return None
+        return base.without_rows()
     return _verified(archive, base.shorter() if archive.is_long(base.number) else base, damaged)
 
 
-def _verified(archive: Archive, base: Base, damaged: list[str]) -> Base | None:
+def _verified(archive: Archive, base: Base, damaged: list[str]) -> Base:
     """The same with segments that are as they were written, each read again if its file may have changed since.
 
-    None if one of them is `damaged`, which is told there.
+    Without any if one of them is `damaged`, which is told there.
     """
     segments = []
     for segment in base.segments:
@@ -123,16 +147,16 @@ def _verified(archive: Archive, base: Base, damaged: list[str]) -> Base | None:
                 deque(archive.read("segments", segment.file), 0)
         except CheckpointError as error:
             damaged.append(str(error))
-            return None
+            return base.without_rows()
         segments.append(segment._replace(stamp=stamp))
     return replace(base, segments=segments)
 
 
-def _written(archive: Archive, number: int, rows: Rows, base: Base | None) -> list[Segment]:
+def _written(archive: Archive, number: int, rows: Rows, base: Base) -> list[Segment]:
     """The segments that hold all rows: those of `base` that are still needed, and new ones."""
     # A segment whose every row was overwritten is needed no more.
-    kept = [] if base is None else [one for one in base.segments if bool((one.stop > rows.first).any())]
-    new = rows if base is None or base.saved is None else rows.since(base.saved)
+    kept = [one for one in base.segments if bool((one.stop > rows.first).any())]
+    new = rows if base.saved is None else rows.since(base.saved)
     for part, some in enumerate(_split(new)):
         pieces = watched(some.parts(), some.nbytes, "saving rows")
         file = archive.put("segments", f"{number:08}-{part}.bin", some.arrays, pieces)

@@ -11,7 +11,7 @@ from relive.checkpoint.archive import Archive
 from relive.checkpoint.manifest import File, Manifest
 from relive.checkpoint.progress import watched
 from relive.errors import CorruptCheckpoint, explain
-from relive.kernels.reader import bits_of
+from relive.fields.conversion import bits_of
 from relive.memory.documents import Array
 from relive.memory.files import Stamp
 from relive.memory.rows import Rows

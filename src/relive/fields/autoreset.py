@@ -11,7 +11,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import as_tensor, convert, path_name, refuse_reused_leaves
+from relive.fields.conversion import as_tensor, bits_of, convert, path_name, refuse_reused_leaves
 from relive.fields.schema import FLAG, NUMBER, Declaration, Field, Schema, Tree, caller_shape
 
 FINAL_KEYS = ("final_obs", "final_observation")
@@ -119,7 +119,7 @@ def true_next_obs(
     fixed = [leaf.clone() for leaf in observation_leaves(schema, next_obs, lead, device, prefix="next_")]
     at = torch.tensor(known, device=device)
     for leaf, final in zip(fixed, finals, strict=True):
-        leaf[at if lead else ...] = final
+        bits_of(leaf)[at if lead else ...] = bits_of(final)
     return tuple(fixed), reward, terminated, truncated
 
 

@@ -62,6 +62,15 @@ def clean_bools(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if int(tensor.numpy().view(np.uint8).max()) <= 1 else tensor.view(torch.uint8) != 0
 
 
+# torch writes no chosen rows of these, and its older versions select none; bits are bits.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a dtype that torch can index."""
+    return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
+
+
 def device_of(device: Any) -> torch.device:
     """The device that an argument names."""
     try:

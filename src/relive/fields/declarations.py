@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from relive.errors import IncompatibleCheckpoint, explain
-from relive.fields.schema import DTYPES, Field, Path, Tree
+from relive.fields.schema import DTYPES, MOST_NESTED, Field, Path, Tree
 
 if TYPE_CHECKING:
     from relive.memory.documents import Node
@@ -56,7 +56,7 @@ def present(device: str | torch.device) -> torch.device:
 
 def path_of(node: Node) -> Path:
     """A path to a leaf."""
-    names = node.items(64)
+    names = node.items(MOST_NESTED)
     if not names:
         raise node.wrong("at least one name")
     return tuple(name.text() for name in names)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from relive import lazy
-from relive.errors import CheckpointError, IncompatibleCheckpoint, SchemaError, explain
+from relive.errors import IncompatibleCheckpoint, SchemaError, explain
 from relive.fields.vocabulary import NAME, field_remedy
 
 DTYPES: dict[torch.dtype, np.dtype | None] = {
@@ -33,6 +33,9 @@ DTYPES: dict[torch.dtype, np.dtype | None] = {
     torch.complex128: np.dtype(np.complex128),
 }
 """The dtypes that a field may have, with their numpy equivalents."""
+
+MOST_NESTED = 64
+"""Names on the path to a leaf."""
 
 _PADS = ("repeat", "zero")
 FROM_NUMPY = {twin: dtype for dtype, twin in DTYPES.items() if twin is not None}
@@ -271,14 +274,8 @@ def _declare_space(where: str, space: gym.Space[Any]) -> Tree:
 def config_of(tree: Tree) -> Any:
     """A declaration as JSON: a leaf is a list, names are an object."""
     if isinstance(tree, dict):
-        return {_checked(name): config_of(child) for name, child in tree.items()}
+        return {name: config_of(child) for name, child in tree.items()}
     return tree.config()
-
-
-def _checked(name: str) -> str:
-    if not NAME.fullmatch(name):
-        raise CheckpointError(explain("save", f"field names like {NAME.pattern}", repr(name), "Rename the field."))
-    return name
 
 
 class Schema:
@@ -293,6 +290,7 @@ class Schema:
         """The indices of each name's leaves."""
         for name, tree in self.trees.items():
             leaves = tuple(leaves_of((name,), tree))
+            require_paths(path for path, _ in leaves)
             self.leaf_indices[name] = tuple(range(len(self.paths), len(self.paths) + len(leaves)))
             self.paths += tuple(path for path, _ in leaves)
             self.fields += tuple(field for _, field in leaves)
@@ -348,14 +346,26 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def named_leaves(name: str, tree: Any) -> list[tuple[Path, Any]]:
-    """`leaves_of` a caller's value; raises if it is empty or has keys that are not strings."""
+    """`leaves_of` a caller's value; raises if it is empty or has keys that cannot name fields."""
     leaves = list(leaves_of((name,), tree))
     if not leaves:
         raise SchemaError(explain(name, "at least one field", "an empty dict", "Leave it out."))
-    for path, _ in leaves:
-        for key in path:
-            _name(name, key)
+    require_paths(path for path, _ in leaves)
     return leaves
+
+
+def require_paths(paths: Iterable[Path]) -> None:
+    """Raise if a leaf has a name that no file can hold, or is nested deeper than a file says."""
+    for path in paths:
+        for depth, name in enumerate(path):
+            if not isinstance(name, str) or not NAME.fullmatch(name):
+                outer, _, inner = str(name).partition("/")
+                remedy = f"Rename it{f', or nest it: {{{outer!r}: {{{inner!r}: …}}}}' if inner else ''}."
+                where = ".".join(path[:depth]) or "field"
+                raise SchemaError(explain(where, f"names like {NAME.pattern}, for files", repr(name), remedy))
+        if len(path) > MOST_NESTED:
+            expected = f"at most {MOST_NESTED} names around a field"
+            raise SchemaError(explain(path[0], expected, len(path), "Nest fields less deeply."))
 
 
 def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:

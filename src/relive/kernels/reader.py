@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from relive import kernels
+from relive.fields.conversion import bits_of
 from relive.kernels.torch_ops import wide
 
 T = TypeVar("T")
@@ -59,21 +60,10 @@ class Following(Generic[T]):
         return self._reader
 
 
-# torch selects no rows of these; bits are bits.
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-
-
-def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a dtype that torch can index."""
-    return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
-
-
 class _TorchReader:
     def __init__(self, columns: Sequence[torch.Tensor], lead: int) -> None:
         self._dtypes = [column.dtype for column in columns]
-        self._columns = [
-            column.flatten(0, lead - 1).view(_SIGNED.get(column.dtype, column.dtype)) for column in columns
-        ]
+        self._columns = [bits_of(column.flatten(0, lead - 1)) for column in columns]
 
     def take(self, index: torch.Tensor, start: int, stop: int, padded: bool = False) -> list[torch.Tensor]:
         rows = index if start == 0 and stop == len(index) else index[start:stop]
@@ -83,7 +73,9 @@ class _TorchReader:
             inside, missing = rows.clamp(min=0), rows < 0
             found = [column.index_select(0, inside) for column in self._columns]
             found = [leaf.masked_fill_(wide(missing, leaf), 0) for leaf in found]
-        return [leaf.view(dtype) if dtype in _SIGNED else leaf for leaf, dtype in zip(found, self._dtypes, strict=True)]
+        return [
+            leaf if leaf.dtype == dtype else leaf.view(dtype) for leaf, dtype in zip(found, self._dtypes, strict=True)
+        ]
 
     def take_into(
         self, index: torch.Tensor, start: int, stop: int, out: list[torch.Tensor], padded: bool = False

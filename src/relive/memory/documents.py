@@ -26,6 +26,9 @@ MOST_BYTES = 1 << 21
 MOST_ARRAYS = 1 << 14
 """No file has more."""
 
+ARRAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}")
+"""What an array may be called: the name of a field, and which part of a buffer has it."""
+
 _MOST = 1 << 62
 _LONGEST_LINE = 64
 
@@ -222,7 +225,7 @@ class Node:
 
     def shape(self) -> tuple[int, ...]:
         """Sizes of axes."""
-        return tuple(size.integer() for size in self.items(16))
+        return tuple(size.integer() for size in self.items(64))
 
 
 def arrays_of(node: Node) -> tuple[Array, ...]:
@@ -235,7 +238,7 @@ def arrays_of(node: Node) -> tuple[Array, ...]:
 
 def _array(node: Node) -> Array:
     name, dtype, shape = node.parts(3)
-    array = Array(name.text(), dtype.one_of(ITEM_BYTES), shape.shape())
+    array = Array(name.text(ARRAY_NAME), dtype.one_of(ITEM_BYTES), shape.shape())
     # Strides are products of sizes too, also where another axis is empty.
     if ITEM_BYTES[array.dtype] * math.prod(max(size, 1) for size in array.shape) > _MOST:
         raise shape.wrong(f"sizes whose product is at most {_MOST} bytes")

@@ -37,6 +37,8 @@ class Portable:
     load_state: Callable[[Saved], None]
     rows: Callable[[], Any]
     check: Callable[[], None]
+    _checkpoints: dict[Any, Any]
+    """The checkpoints that saves continue, by folder; not there before the first save."""
     _loop_over: str
     """What a loop over the buffer may have meant, as a sentence."""
 
@@ -62,7 +64,8 @@ class Portable:
             _require_alike(self.config(), taken.config)
             trial = taken.made(_kind(self), self.config(), sampler=getattr(self, "sampler", None))
             trial.check()
-            vars(self).pop("_checkpoint", None)  # the next save must not continue from rows that are replaced
+            for root, base in vars(self).get("_checkpoints", {}).items():
+                self._checkpoints[root] = base.without_rows()  # they are replaced
             with getattr(self, "_refilled", nullcontext)():
                 taken.fill(self)
 
@@ -161,7 +164,7 @@ def _own(buffer: Any) -> dict[str, Any]:
     values, arrays = buffer.state()
     saved = Saved(Node("values", values), Given("state", arrays))
     plain = _kind(buffer).from_config(Node("config", buffer.config()), saved, **{**_settings(buffer), "device": "meta"})
-    return {name: value for name, value in vars(buffer).items() if name not in vars(plain) and name != "_checkpoint"}
+    return {name: value for name, value in vars(buffer).items() if name not in vars(plain) and name != "_checkpoints"}
 
 
 def _with(new: Any, kind: type, own: dict[str, Any]) -> Any:

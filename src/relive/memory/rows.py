@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from relive.kernels.reader import bits_of
+from relive.fields.conversion import bits_of
 from relive.memory.documents import Array
 from relive.memory.saved import Arrays, bytes_of, dtype_name
 

@@ -16,7 +16,7 @@ import torch
 
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
 from relive.fields.conversion import clean_bools
-from relive.memory.documents import ITEM_BYTES, Array, Node
+from relive.memory.documents import ARRAY_NAME, ITEM_BYTES, Array, Node
 from relive.memory.space import available_bytes
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
@@ -150,6 +150,9 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 def array_of(name: str, tensor: torch.Tensor) -> Array:
     """How a file describes a tensor."""
+    if not ARRAY_NAME.fullmatch(name):
+        remedy = "Rename it in the state() of the sampler."
+        raise CheckpointError(explain("save", f"names of arrays like {ARRAY_NAME.pattern}", repr(name), remedy))
     return Array(name, dtype_name(tensor.dtype), tuple(tensor.shape))
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from relive.fields.conversion import bits_of
 from relive.fields.schema import Stacked
-from relive.kernels.reader import bits_of
 from relive.kernels.torch_ops import wide
 
 if TYPE_CHECKING:

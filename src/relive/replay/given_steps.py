@@ -123,7 +123,7 @@ class GivenSteps:
         memory, columns = self._memory, self._schema.leaf_indices
         given = (math.prod(caller_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
         arrays, staged = saved.tensors(memory.ring.num_envs * sum(given)), {}
-        for node in saved.values.entry("names").items(1 << 10):
+        for node in saved.values.entry("names").items():
             name = node.text()
             if name not in columns:
                 raise node.wrong("a declared field")

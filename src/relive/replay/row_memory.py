@@ -8,7 +8,14 @@ import numpy as np
 import torch
 
 from relive.errors import SchemaError, explain
-from relive.fields.conversion import convert, misaligned_error, path_name, refuse_reused_leaves, with_own_storage
+from relive.fields.conversion import (
+    bits_of,
+    convert,
+    misaligned_error,
+    path_name,
+    refuse_reused_leaves,
+    with_own_storage,
+)
 from relive.fields.mutable import Mutable, is_carried
 from relive.fields.schema import Field, Path, Schema, Stacked, caller_shape
 from relive.memory import Room
@@ -149,7 +156,8 @@ class RowMemory:
     def state(self) -> State:
         """The ring, the newest observations, which wait in rows that are not complete, and all that may change."""
         pending = self.ring.pending()
-        waiting = {f"obs{i}": self.leaves[i].flatten(0, 1)[pending] for i in self.observed}
+        columns = {f"obs{i}": self.leaves[i].flatten(0, 1) for i in self.observed}
+        waiting = {name: bits_of(column)[pending].view(column.dtype) for name, column in columns.items()}
         parts = {"ring": ({"broken": int(self.broken)}, self.ring.state), "pending": ({}, waiting)}
         if self.mutable:  # without them, checkpoints are as they were before there were any
             parts["mutable"] = {}, {f"column{i}": self.leaves[i] for i in self.mutable}
@@ -163,7 +171,7 @@ class RowMemory:
         pending, waiting = ring.pending(), saved.part("pending")
         for i in self.observed:
             leaf = self.leaves[i].flatten(0, 1)
-            leaf[pending] = waiting.array(f"obs{i}", leaf[: ring.num_envs]).to(self.device)
+            bits_of(leaf)[pending] = bits_of(waiting.array(f"obs{i}", leaf[: ring.num_envs])).to(self.device)
         if self.mutable:
             saved.part("mutable").copy_into({f"column{i}": self.leaves[i] for i in self.mutable})
 

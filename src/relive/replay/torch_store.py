@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from relive.fields.conversion import as_numpy_if_cpu
+from relive.fields.conversion import as_numpy_if_cpu, bits_of
 from relive.fields.invariants import require, require_all
 from relive.kernels.priority import PriorityTree, priority_tree
-from relive.kernels.reader import bits_of
 from relive.kernels.torch_ops import wide
 from relive.randomness import Randomness
 from relive.replay import composed

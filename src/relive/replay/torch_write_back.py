@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from relive.kernels.reader import bits_of
+from relive.fields.conversion import bits_of
 from relive.replay.row_memory import RowMemory
 
 

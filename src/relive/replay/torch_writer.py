@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 
 from relive.errors import SchemaError
+from relive.fields.conversion import bits_of
 from relive.fields.schema import Stacked
-from relive.kernels.reader import bits_of
 from relive.kernels.torch_ops import wide
 from relive.replay.chains import Chains, of_step
 from relive.replay.frames import leaf_at

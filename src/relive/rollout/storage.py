@@ -14,6 +14,7 @@ from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, selected_leaves
 from relive.fields.conversion import as_numpy_if_cpu, clean_bools, convert, misaligned_error, path_name
+from relive.fields.declarations import path_of
 from relive.fields.invariants import require, require_addresses, require_all, require_form
 from relive.fields.schema import Path, Schema
 from relive.kernels.flattening import Flattening
@@ -21,8 +22,6 @@ from relive.kernels.reader import Following, Reader, T, reader
 from relive.kernels.row_writer import Which, row_writer
 from relive.memory import Memory
 from relive.memory.saved import Saved, State
-
-_MOST_NAMES = 1 << 10
 
 
 class Storage:
@@ -326,14 +325,12 @@ class Storage:
         self.num_stored = stored
         given = self._given_in(saved, stored)
         self._set_given(tuple(name in given for name in self._optional_names))
-        for name in node.entry("staged").items(_MOST_NAMES):
+        for name in node.entry("staged").items():
             if name.text() not in self.schema.leaf_indices:
                 raise name.wrong("a declared field")
             self.staged.add(name.value)
-        for i, entry in enumerate(node.entry("attached").items(_MOST_NAMES)):
-            path = tuple(name.text() for name in entry.items(64))
-            if not path:
-                raise entry.wrong("at least one name")
+        for i, entry in enumerate(node.entry("attached").items()):
+            path = path_of(entry)
             if path[0] in self.schema.names and path[0] not in self.missing:
                 raise entry.wrong("a name of its own")
             if path not in own:  # an optional field was read with all others

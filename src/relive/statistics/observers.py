@@ -17,6 +17,7 @@ from relive.fields.conversion import as_numpy_if_cpu, path_name
 from relive.fields.declarations import path_of
 from relive.fields.invariants import require
 from relive.fields.schema import Field, Path, Schema, caller_shape
+from relive.fields.vocabulary import NAME
 from relive.memory.documents import Node
 from relive.memory.saved import Saved, State
 from relive.statistics.episodes import EpisodeStats
@@ -157,7 +158,7 @@ def observers_of(config: Node, saved: Saved, num_envs: int | None) -> dict[str, 
     Each has its numbers in the state, or is not made: a size that is only claimed takes no memory.
     """
     stats = config.entry("stats").optional()
-    norms = dict(_norm_of(node, saved, i) for i, node in enumerate(config.entry("norm").items(1 << 10)))
+    norms = dict(_norm_of(node, saved, i) for i, node in enumerate(config.entry("norm").items()))
     return {"stats": None if stats is None else _stats_of(stats, saved, num_envs), "norm": norms}
 
 
@@ -165,7 +166,7 @@ def _stats_of(config: Node, saved: Saved, num_envs: int | None) -> EpisodeStats:
     window = config.entry("window").integer(1, 1 << 32)
     saved.require("stats.ring", (window + 1,))
     saved.require("stats.open", (None, num_envs or 1), only_lead=False)
-    metrics, reasons = ([name.text() for name in config.entry(key).items(1 << 10)] for key in ("metrics", "reasons"))
+    metrics, reasons = ([name.text() for name in config.entry(key).items()] for key in ("metrics", "reasons"))
     return EpisodeStats(num_envs, window, metrics, reasons)
 
 
@@ -186,6 +187,9 @@ def _fields_of(stats: EpisodeStats, schema: Schema) -> dict[str, int]:
         if name in schema.leaf_indices
     }
     for name in (*stats.metrics, *stats.reasons):
+        if not NAME.fullmatch(name):
+            expected = f"names of metrics and reasons like {NAME.pattern}"
+            raise SchemaError(explain("stats", expected, repr(name), "Rename it: checkpoints of the buffer hold it."))
         tree = schema.trees.get(name)
         if tree is not None and (not isinstance(tree, Field) or tree.shape or tree.dtype.is_complex):
             raise SchemaError(

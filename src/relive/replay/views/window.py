@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from relive.errors import SchemaError, explain
+from relive.fields.conversion import bits_of
 from relive.fields.schema import Field, Path, Schema, leaves_of
-from relive.kernels.reader import bits_of
 from relive.kernels.torch_ops import wide
 from relive.randomness import Randomness
 from relive.replay.offset_plan import Counted, OffsetGroup, OffsetPlan

@@ -1,0 +1,219 @@
+"""Several buffers in one folder: each keeps and deletes its own checkpoints, and another kind is refused."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import relive as rl
+from relive.checkpoint import check
+from relive.checkpoint.archive import Archive
+from tests.checkpoint.traffic import KINDS, digest, equal, make_replay, step_replay
+
+ANOTHER = r"save to .*: checkpoints of another buffer are there, and stay"
+
+
+def made(seed: int = 0, steps: int = 5) -> rl.ReplayBuffer:
+    replay = make_replay(rl.Uniform())
+    for n in range(seed, seed + steps):
+        step_replay(replay, n)
+    return replay
+
+
+def lineages(root: Path) -> dict[int, str]:
+    archive = Archive(root)
+    return {number: archive.manifest(number).lineage for number in archive.numbers()}
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def test_a_second_buffer_leaves_the_checkpoints_of_the_first(tmp_path: Path) -> None:
+    first, second = made(), made(40)
+    for _ in range(3):
+        first.save(tmp_path)
+    whole = digest(first)
+    with pytest.warns(UserWarning, match=ANOTHER):
+        second.save(tmp_path, keep=1)
+    for n in range(3):  # one warning is enough
+        step_replay(second, 60 + n)
+        second.save(tmp_path, keep=1)
+    assert list(lineages(tmp_path)) == [2, 3, 7]
+    assert equal(digest(rl.load(tmp_path)), digest(second))
+    assert equal(digest(rl.load(tmp_path, number=3)), whole)
+    assert check(tmp_path) == []
+
+
+def test_buffers_that_save_in_turn_go_on_from_their_own_checkpoints(tmp_path: Path) -> None:
+    buffers = [made(), made(40)]
+    buffers[0].save(tmp_path)
+    with pytest.warns(UserWarning, match=ANOTHER):
+        buffers[1].save(tmp_path)
+    for turn in range(4):
+        for i, buffer in enumerate(buffers):
+            step_replay(buffer, 100 + 10 * turn + i)
+            number = buffer.save(tmp_path)
+            assert equal(digest(rl.load(tmp_path, number=number)), digest(buffer))
+            archive = Archive(tmp_path)
+            if turn < 3:  # only the new rows were written, each time
+                assert len(archive.manifest(number).segments) == turn + 2
+    found = lineages(tmp_path)
+    assert list(found) == [7, 8, 9, 10]
+    assert found[7] == found[9] != found[8] == found[10]
+    needed = {name for number in found for name in Archive(tmp_path).manifest(number).files}
+    there = {f"{folder}/{path.name}" for folder in ("segments", "state") for path in (tmp_path / folder).iterdir()}
+    assert there == needed
+
+
+def test_a_buffer_that_is_saved_into_two_folders_in_turn_goes_on_in_both(tmp_path: Path) -> None:
+    replay = made()
+    for n in range(3):
+        for folder in ("a", "b/../b"):
+            step_replay(replay, 50 + n)
+            replay.save(tmp_path / folder, keep=5)
+    for folder in ("a", "b"):
+        assert len(set(lineages(tmp_path / folder).values())) == 1
+        assert len(Archive(tmp_path / folder).manifest(3).segments) == 3
+
+
+def test_a_loaded_buffer_continues_its_lineage_and_copies_do_not(tmp_path: Path) -> None:
+    replay = made()
+    replay.save(tmp_path)
+    loaded = rl.load(tmp_path)
+    step_replay(loaded, 50)
+    loaded.save(tmp_path)
+    with pytest.warns(UserWarning, match="capacity 24 became 48"):
+        larger = rl.load(tmp_path, capacity=48)
+    larger.save(tmp_path, keep=3)
+    assert len(set(lineages(tmp_path).values())) == 1
+    for another in (copy.deepcopy(larger), pickle.loads(pickle.dumps(larger))):
+        with pytest.warns(UserWarning, match=ANOTHER):
+            another.save(tmp_path)
+    assert list(lineages(tmp_path)) == [1, 2, 3, 4, 5]
+    assert len(set(lineages(tmp_path).values())) == 3
+
+
+def test_a_run_that_was_continued_by_somebody_else_becomes_another(tmp_path: Path) -> None:
+    """Two buffers that continue one checkpoint would delete each other's."""
+    replay = made()
+    replay.save(tmp_path)
+    loaded = rl.load(tmp_path)
+    replay.save(tmp_path)
+    with pytest.warns(UserWarning, match=ANOTHER):
+        loaded.save(tmp_path, keep=1)
+    with pytest.warns(UserWarning, match=ANOTHER):
+        rl.load(tmp_path, number=1).save(tmp_path, keep=1)
+    found = lineages(tmp_path)
+    assert list(found) == [1, 2, 3, 4]
+    assert found[1] == found[2]
+    assert len(set(found.values())) == 3
+
+
+def test_a_buffer_that_took_over_a_state_is_written_in_full_in_its_own_lineage(tmp_path: Path) -> None:
+    replay, other = made(), made(40)
+    replay.save(tmp_path)
+    replay.load_state_dict(other.state_dict())
+    replay.save(tmp_path, keep=1)
+    assert list(lineages(tmp_path)) == [2]
+    assert equal(digest(rl.load(tmp_path)), digest(other))
+
+
+@pytest.mark.parametrize("kind", ["rollout", "distillation"])
+def test_other_kinds_have_lineages_too(kind: str, tmp_path: Path) -> None:
+    first, second = (KINDS[kind].make() for _ in range(2))
+    for n in range(8):
+        KINDS[kind].act(first, n)
+    first.save(tmp_path)
+    with pytest.warns(UserWarning, match=ANOTHER):
+        second.save(tmp_path, keep=1)
+    first.save(tmp_path, keep=1)
+    assert list(lineages(tmp_path)) == [2, 3]
+    assert equal(digest(rl.load(tmp_path, number=2)), digest(second))
+    assert equal(digest(rl.load(tmp_path)), digest(first))
+
+
+def test_a_manifest_that_cannot_be_read_is_of_nobody(tmp_path: Path) -> None:
+    first, second = made(), made(40)
+    for _ in range(2):
+        first.save(tmp_path)
+    (tmp_path / "manifests" / "00000002.json").write_bytes(b"rotten")
+    with pytest.warns(UserWarning, match=ANOTHER):
+        second.save(tmp_path)
+    assert list(lineages(tmp_path)) == [1, 3]
+    assert equal(digest(rl.load(tmp_path, number=1)), digest(first))
+    first.save(tmp_path, keep=1)  # in full, as the checkpoint that it would have continued is gone
+    assert list(lineages(tmp_path)) == [3, 4]
+
+
+OTHERS: dict[str, Any] = {
+    "another kind": lambda: rl.RolloutBuffer(4, 3, 2, 1),
+    "another observation": lambda: rl.ReplayBuffer(24, 3, 1, num_envs=3),
+    "another extra field": lambda: rl.ReplayBuffer(24, 2, 1, num_envs=3, extra={"tag": 1}),
+    "no extra field": lambda: rl.ReplayBuffer(24, 2, 1, num_envs=3),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_kind_or_schema_is_refused_before_anything_is_written(other: str, tmp_path: Path) -> None:
+    made().save(tmp_path)
+    (tmp_path / "tmp" / "state-00000002.bin").write_bytes(b"of a save that was killed")
+    before = contents(tmp_path)
+    expected = r"save to .*: expected .*, as in its checkpoints, got .*\. Save into another folder"
+    with pytest.raises(rl.IncompatibleCheckpoint, match=expected):
+        OTHERS[other]().save(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_a_distillation_buffer_learns_its_fields_between_two_saves(tmp_path: Path) -> None:
+    buffer, late = rl.DistillationBuffer(4, 1), rl.DistillationBuffer(4, 1)
+    buffer.save(tmp_path)
+    buffer.add([0.0], [0.0], logits=[1.0])
+    buffer.save(tmp_path)
+    with pytest.warns(UserWarning, match=ANOTHER):
+        late.save(tmp_path)
+    late.add([0.0], [[0.0]])
+    late.save(tmp_path)
+    late.save(tmp_path)
+    with pytest.raises(rl.IncompatibleCheckpoint, match=r"action .*, as in its checkpoints"):
+        buffer.save(tmp_path)
+
+
+def _save_in_turn(root: Path, seed: int, count: int) -> None:
+    warnings.simplefilter("ignore")
+    replay = made(seed)
+    for n in range(count):
+        step_replay(replay, 100 + n)
+        number = replay.save(root)
+        assert equal(digest(rl.load(root, number=number)), digest(replay))
+
+
+def test_processes_that_save_into_one_folder_keep_their_own(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_save_in_turn, args=(tmp_path, seed, 6)) for seed in (0, 40, 80)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    found = lineages(tmp_path)
+    assert max(found) == 18
+    assert sorted(list(found.values()).count(one) for one in set(found.values())) == [2, 2, 2]
+    assert check(tmp_path) == []
+
+
+def test_a_copied_folder_continues_where_it_is(tmp_path: Path) -> None:
+    replay = made()
+    replay.save(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    loaded = rl.load(tmp_path / "b")
+    loaded.save(tmp_path / "b", keep=1)
+    replay.save(tmp_path / "a", keep=1)
+    assert list(lineages(tmp_path / "a")) == list(lineages(tmp_path / "b")) == [2]
