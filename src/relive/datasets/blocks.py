@@ -13,7 +13,7 @@ from relive.fields.schema import map_leaves
 STEP = ("obs", "action", "reward", "terminated", "truncated")
 """The fields of a step that every buffer has."""
 
-BLOCK_BYTES = 1 << 24
+BLOCK_BYTES = 1 << 21
 """Readers hold about this much of a file at once."""
 
 _HELD = 2

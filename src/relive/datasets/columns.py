@@ -11,9 +11,9 @@ import torch
 
 from relive.datasets.blocks import BLOCK_BYTES, STEP
 from relive.datasets.filling import declared_of, extra_of
-from relive.datasets.metadata import wrong
+from relive.datasets.metadata import part_of_budget, require_similar_size, wrong
 from relive.errors import SchemaError, explain
-from relive.fields.schema import FROM_NUMPY, Field, Path, Tree, kept_dtype, map_leaves
+from relive.fields.schema import FROM_NUMPY, Field, Path, Tree, kept_dtype, leaves_of, map_leaves
 from relive.fields.vocabulary import NAME
 from relive.memory import Memory
 from relive.memory.space import available_bytes
@@ -67,6 +67,7 @@ class Plan:
     Args:
         name: the function that the caller called, for messages.
         file: the file, for messages.
+        nbytes: how many bytes the dataset has on the disk.
         columns: the columns that the file has.
         usual: the path of a column where the caller says nothing; None leaves it out.
         chosen: what the caller says.
@@ -79,6 +80,7 @@ class Plan:
         self,
         name: str,
         file: str,
+        nbytes: int,
         columns: Mapping[str, Column],
         usual: Callable[[str], Path | None],
         chosen: Columns,
@@ -86,7 +88,7 @@ class Plan:
         buffer: Any,
         separator: str = "/",
     ) -> None:
-        self._file, self._separator = file, separator
+        self._file, self._nbytes, self._separator = file, nbytes, separator
         self._columns, self._encode = dict(columns), encode
         self._encoded: dict[str, dict[str, np.ndarray]] = {column: {} for column in self._encode}
         if len(columns) > _MOST_COLUMNS:
@@ -130,11 +132,16 @@ class Plan:
         return math.prod(about.shape) * about.dtype.itemsize
 
     def _require_memory(self) -> None:
-        free, largest = available_bytes(), max(self.paths, key=self._row_bytes)
+        free, most = available_bytes() or 1 << 62, part_of_budget(self._nbytes)
+        largest = max(self.paths, key=self._row_bytes)
         needed = _COPIES * sum(map(self._row_bytes, self.paths))
-        if free is not None and needed > free:
-            expected = f"steps that fit into {free:,} bytes, the free memory, {_COPIES} times"
-            raise wrong(f"{self._file}: {largest}", expected, f"{needed:,} bytes")
+        if needed > min(free, most):
+            limit = (
+                f"{most:,} bytes for a file of {self._nbytes:,}" if most < free else f"{free:,} bytes, the free memory"
+            )
+            raise wrong(
+                f"{self._file}: {largest}", f"steps that fit into {limit}, {_COPIES} times", f"{needed:,} bytes"
+            )
 
     def trees(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The values [K, …] of fields, of the values of their columns."""
@@ -150,10 +157,13 @@ class Plan:
     def made(
         self, capacity: int, sampler: Sampler | None, device: torch.device | str | Memory, seed: int | None
     ) -> Any:
-        """A replay buffer with the fields of the file."""
+        """A replay buffer with the fields of the file; raises if it would be much larger than the file."""
         trees: dict[str, Any] = {}
         for column, path in self.paths.items():
             _put(trees, path, self._field(column))
+        leaves = [leaf for name, tree in trees.items() for _, leaf in leaves_of((name,), tree)]
+        row = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+        require_similar_size(self._file, capacity, row, self._nbytes)
         extra = {name: tree for name, tree in trees.items() if name not in STEP}
         reward = map_leaves(_real, trees.get("reward", Field()))
         return ReplayBuffer(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -35,14 +36,24 @@ def require_steps(name: str, replay: Any) -> None:
 def appearing(name: str, path: str | PathLike[str]) -> Iterator[Path]:
     """Where to write the file or folder `path`, which must not exist: it appears when it is whole, or not at all."""
     path = Path(path)
-    if path.exists():
-        raise FileExistsError(explain(name, "a path where nothing is", repr(str(path)), "Delete it, or pass another."))
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    try:
+    _require_absent(name, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".relive-", dir=path.parent) as folder:  # a new one, which is ours alone
+        unfinished = Path(folder) / path.name
         yield unfinished
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True) if unfinished.is_file() else shutil.rmtree(unfinished, ignore_errors=True)
+        try:
+            if unfinished.is_dir():
+                unfinished.rename(path)
+            else:
+                os.link(unfinished, path)  # a rename would replace what somebody else has put there meanwhile
+        except OSError:
+            _require_absent(name, path)
+            unfinished.rename(path)  # a disk without hard links
+
+
+def _require_absent(name: str, path: Path) -> None:
+    if os.path.lexists(path):
+        raise FileExistsError(explain(name, "a path where nothing is", repr(str(path)), "Delete it, or pass another."))
 
 
 def written(replay: ReplayBuffer) -> Iterator[dict[str, Any]]:

@@ -14,10 +14,34 @@ MOST_BYTES = 1 << 21
 """No document is longer: parsed JSON takes up to 24 times as much memory."""
 
 
-def parsed(where: str, body: bytes) -> dict[str, Any]:
+_SMALL_BUFFER, _EXPANSION = 1 << 24, 1000
+"""A new buffer takes at most so many bytes, and so many times the bytes of its file: deflate, which zip and HDF5 use, and
+videos come near that; bombs exceed it."""
+
+
+def budget(nbytes: int) -> int:
+    """The memory that a reader may take for a dataset of `nbytes` bytes, beside the buffer that it fills."""
+    return (64 << 20) + 20 * nbytes
+
+
+def part_of_budget(nbytes: int) -> int:
+    """The share of the budget for what a library decodes at once: a chunk, a page, or copies of a step."""
+    return budget(nbytes) * 3 // 8
+
+
+def require_similar_size(where: str, rows: int, row_bytes: int, file_bytes: int) -> None:
+    """Raise if a buffer that a reader would make for a file is much larger than the file."""
+    most = _SMALL_BUFFER + _EXPANSION * file_bytes
+    if rows * row_bytes > most:
+        expected = f"steps of at most {most:,} bytes, {_EXPANSION:,} times the {file_bytes:,} of the file"
+        remedy = "If you trust it, make a buffer of that size and pass it."
+        raise SchemaError(explain(where, expected, f"{rows * row_bytes:,} bytes in {rows:,} rows", remedy))
+
+
+def parsed(where: str, body: bytes, most: int = MOST_BYTES) -> dict[str, Any]:
     """The object that a document has."""
-    if len(body) > MOST_BYTES:
-        raise wrong(where, f"at most {MOST_BYTES} bytes", len(body))
+    if len(body) > most:
+        raise wrong(where, f"at most {most} bytes", "more")
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from relive.datasets.columns import Columns, Encoders, Plan
-from relive.datasets.hdf5.file import Steps, column_of, datasets_in, read, stretches
-from relive.datasets.metadata import wrong
+from relive.datasets.hdf5.file import Steps, column_of, datasets_in, read, rows_of, stretches
 from relive.errors import SchemaError, explain
-from relive.memory.space import available_bytes
 
 NAMES = {
     "observations": "obs", "actions": "action", "rewards": "reward", "terminals": "terminated", "timeouts": "truncated",
@@ -20,6 +17,7 @@ NAMES = {
 """The field of each column."""
 CUTS = "cuts"
 """Where an episode breaks off without an end: `to_hdf5` writes this array beside D4RL's own, if there are such."""
+_ROWS_OF_FLAGS = 1 << 18
 _BESIDE = ("next_observations", CUTS)
 
 
@@ -45,7 +43,8 @@ class FlatSteps:
             if name not in self._arrays:
                 remedy = "Pass a file in D4RL's layout, or in robomimic's."
                 raise SchemaError(explain(path.name, f"the array {name!r}", ", ".join(self._arrays), remedy))
-        self._rows = len(self._arrays["rewards"])
+        self._nbytes = path.stat().st_size
+        self._rows = rows_of(f"{path.name}: rewards", self._arrays["rewards"], self._nbytes)
         if not self._rows:
             raise SchemaError(explain(f"{path.name}: rewards", "at least 1 step", 0, "Pass a file with steps."))
 
@@ -59,7 +58,7 @@ class FlatSteps:
                 is_left_out = name in chosen and chosen[name] is None
                 rows = (len(array) if array.shape else 0) if is_left_out else self._rows
                 columns[name] = column_of(f"{self._path.name}: {name}", array, rows)
-        return Plan("from_hdf5", self._path.name, columns, usual_path, chosen, encode, buffer)
+        return Plan("from_hdf5", self._path.name, self._nbytes, columns, usual_path, chosen, encode, buffer)
 
     def steps(self, plan: Plan, time_limit: int | None) -> Steps:
         """All steps, with the ends that the flags or the time limit say."""
@@ -85,20 +84,21 @@ class FlatSteps:
         if CUTS in self._arrays:
             flags = flags | self._flags(CUTS)
         flags[-1] = True
-        last = np.flatnonzero(flags)
-        if time_limit is None or "timeouts" in self._arrays:
-            return last
-        pieces = [np.arange(start + time_limit, stop, time_limit) for start, stop in pairwise([-1, *last.tolist()])]
-        return np.sort(np.concatenate([*pieces, last]))
+        if time_limit is not None and "timeouts" not in self._arrays:
+            starts = np.flatnonzero(np.concatenate([[True], flags[:-1]]))
+            lengths = np.diff(starts, append=self._rows)
+            flags |= (np.arange(self._rows) - np.repeat(starts, lengths)) % time_limit == time_limit - 1
+        return np.flatnonzero(flags)
 
     def _flags(self, name: str) -> np.ndarray:
-        where, array, free = f"{self._path.name}: {name}", self._arrays[name], available_bytes()
-        nbytes = 8 * self._rows
-        if free is not None and nbytes > free:
-            raise wrong(where, f"at most {free:,} bytes, the free memory", f"{nbytes:,}")
+        where, array = f"{self._path.name}: {name}", self._arrays[name]
         column_of(where, array, self._rows)
-        flags = read(where, array, 0, self._rows).reshape(self._rows, -1)
-        if flags.shape[1] != 1 or not np.isin(flags, (0, 1)).all():
-            remedy = "Repair the file."
-            raise SchemaError(explain(where, "a 0 or 1 per step", f"shape {array.shape}, or other numbers", remedy))
-        return flags[:, 0].astype(bool)
+        flags = np.zeros(self._rows, bool)
+        for start in range(0, self._rows, _ROWS_OF_FLAGS):
+            stop = min(start + _ROWS_OF_FLAGS, self._rows)
+            part = np.asarray(read(where, array, start, stop)).reshape(stop - start, -1)
+            if part.shape[1] != 1 or not np.isin(part, (0, 1)).all():
+                remedy = "Repair the file."
+                raise SchemaError(explain(where, "a 0 or 1 per step", f"shape {array.shape}, or other numbers", remedy))
+            flags[start:stop] = part[:, 0]
+        return flags

@@ -14,9 +14,10 @@ from relive.datasets.blocks import Stretch
 from relive.datasets.columns import Column, Plan
 from relive.datasets.hdf5.own_bytes import require_own_bytes
 from relive.datasets.installed import required
-from relive.datasets.metadata import damage_named
+from relive.datasets.metadata import damage_named, part_of_budget, wrong
 from relive.errors import SchemaError, explain
 
+_CACHE_BYTES = 1 << 23
 VECTOR = "relive_vector"
 """The attribute of an array [T, 1] that `to_hdf5` wrote from a field of shape (1,)."""
 
@@ -34,8 +35,9 @@ class Steps(NamedTuple):
 def opened(path: str | PathLike[str]) -> Iterator[tuple[Path, Any]]:
     """The path and the file, after a check that all of its data lie in it."""
     h5py, path = required("h5py", "hdf5"), Path(path)
-    require_own_bytes(path, is_read_whole=False)
-    with h5py.File(path, "r") as file:
+    arrays = require_own_bytes(path)
+    # HDF5 keeps decoded chunks of every array that is open: of few arrays much, of many nearly nothing.
+    with h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES // max(1, arrays)) as file:
         yield path, file
 
 
@@ -49,6 +51,15 @@ def datasets_in(group: Any) -> dict[str, Any]:
         elif isinstance(value, h5py.Dataset):
             found[name] = value
     return found
+
+
+def rows_of(where: str, dataset: Any, file_bytes: int) -> int:
+    """How many rows an array has; raises without an axis of steps, and if flags for all rows would take much memory."""
+    if not dataset.shape:
+        raise SchemaError(explain(where, "an axis of steps", f"shape {dataset.shape}", "Pass a file with steps."))
+    if dataset.shape[0] > part_of_budget(file_bytes) // 16:
+        raise wrong(where, f"fewer steps, in a file of {file_bytes:,} bytes", dataset.shape[0])
+    return dataset.shape[0]
 
 
 def column_of(where: str, dataset: Any, rows: int) -> Column:

@@ -11,7 +11,7 @@ import numpy as np
 
 from relive.datasets.blocks import Stretch
 from relive.datasets.columns import Column, Columns, Encoders, Plan
-from relive.datasets.hdf5.file import Steps, column_of, datasets_in, read, stretches
+from relive.datasets.hdf5.file import Steps, column_of, datasets_in, read, rows_of, stretches
 from relive.errors import SchemaError, explain
 
 NAMES = {"actions": "action", "rewards": "reward", "dones": "terminated"}
@@ -35,7 +35,7 @@ class Demonstrations:
     """The demonstrations of a file, in the order of their numbers."""
 
     def __init__(self, path: Path, file: Any) -> None:
-        self._path = path
+        self._path, self._nbytes = path, path.stat().st_size
         group = file["data"]
         names = sorted(group, key=lambda name: [int(part) for part in re.findall(r"\d{1,18}", name)] or [0])
         self._found = {name: self._arrays(group, name) for name in names}
@@ -53,7 +53,9 @@ class Demonstrations:
         return arrays
 
     def _rows(self, name: str) -> int:
-        return next(len(array) for column, array in self._found[name].items() if column.split("/")[0] == "actions")
+        columns = self._found[name].items()
+        column, array = next((column, array) for column, array in columns if column.split("/")[0] == "actions")
+        return rows_of(f"{self._path.name}: data/{name}/{column}", array, self._nbytes)
 
     def _columns(self, name: str) -> dict[str, Column]:
         rows = self._rows(name)
@@ -81,7 +83,7 @@ class Demonstrations:
             remedy = "Extract them with robomimic's dataset_states_to_obs, or pass columns={'states': 'obs'}."
             got = f"the columns {', '.join(own)}"
             raise SchemaError(explain(f"{self._path.name}: data", "observations in 'obs'", got, remedy))
-        return Plan("from_hdf5", self._path.name, own, usual_path, chosen, encode, buffer)
+        return Plan("from_hdf5", self._path.name, self._nbytes, own, usual_path, chosen, encode, buffer)
 
     def steps(self, plan: Plan) -> Steps:
         """All steps, one demonstration after the other."""

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from relive.datasets.installed import required
-from relive.datasets.lerobot.info import Feature, Info, own_file, read_table
+from relive.datasets.lerobot.info import Feature, Info, own_file
+from relive.datasets.lerobot.parquet import batches
 from relive.datasets.lerobot.pictures import Video, image
 from relive.datasets.metadata import damage_named, wrong
-from relive.memory.space import available_bytes
 
 
 class Place(NamedTuple):
@@ -41,7 +41,7 @@ class Frames:
             stored |= {"timestamp"}
         for file, path in self._info.data_files.items():
             where = f"{self._info.name}: {file}"
-            for batch in _batches(where, path, sorted(stored), count):
+            for batch in batches(where, path, sorted(stored), count, self._info.nbytes):
                 found = {name: self._column(f"{where}: {name}", name, batch.column(name)) for name in sorted(stored)}
                 for name in wanted:
                     if name == "task":
@@ -55,7 +55,7 @@ class Frames:
         if not (self._info.root / file).exists():
             return None
         where = f"{self._info.name}: {file}"
-        rows = enumerate(_batches(where, own_file(self._info.root, file), sorted(names), 1))
+        rows = enumerate(batches(where, own_file(self._info.root, file), sorted(names), 1, self._info.nbytes))
 
         def row(number: int) -> dict[str, Any]:
             for found, batch in rows:
@@ -104,20 +104,6 @@ class Frames:
         return frames
 
 
-def _batches(where: str, path: Path, names: list[str], count: int) -> Iterator[Any]:
-    parquet, free = required("pyarrow.parquet", "lerobot"), available_bytes() or 1 << 62
-    with damage_named(where, "a parquet file that can be read"):
-        file = parquet.ParquetFile(path)
-        missing = [name for name in names if name not in file.schema_arrow.names]
-        if missing:
-            raise wrong(where, f"the column {missing[0]!r}", ", ".join(file.schema_arrow.names))
-        for number in range(file.metadata.num_row_groups):
-            size = file.metadata.row_group(number).total_byte_size
-            if not 0 <= size <= free:
-                raise wrong(where, f"row groups of at most {free:,} bytes, the free memory", f"{size:,}")
-        yield from file.iter_batches(count, columns=names, use_threads=False)
-
-
 def _numbers(where: str, values: Any, feature: Feature) -> np.ndarray:
     """Numbers [K, …] of a column, which may be nested lists."""
     types, compute = required("pyarrow.types", "lerobot"), required("pyarrow.compute", "lerobot")
@@ -153,10 +139,7 @@ def _places(info: Info, name: str) -> dict[int, Place]:
     keys = ["episode_index", *(f"videos/{name}/{key}" for key in ("chunk_index", "file_index", "from_timestamp"))]
     for path in sorted(info.root.glob("meta/episodes/*/*.parquet")):
         where = f"{info.name}: {path.relative_to(info.root).as_posix()}"
-        table = read_table(where, own_file(info.root, path.relative_to(info.root).as_posix()), keys)
-        if table.column_names != keys:
-            raise wrong(where, f"the columns {', '.join(keys)}", ", ".join(table.column_names))
-        for episode, chunk, file, start in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        for episode, chunk, file, start in info.table(path.relative_to(info.root).as_posix(), keys):
             if not all(type(number) is int and 0 <= number < 1 << 40 for number in (episode, chunk, file)):
                 raise wrong(where, "whole numbers", (episode, chunk, file))
             if not isinstance(start, float) or not 0 <= start < 1e12:

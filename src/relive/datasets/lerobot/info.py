@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,13 +11,16 @@ import numpy as np
 
 from relive.datasets.columns import Column
 from relive.datasets.installed import required
-from relive.datasets.metadata import damage_named, parsed, sizes, wrong
+from relive.datasets.lerobot.parquet import batches
+from relive.datasets.metadata import MOST_BYTES, damage_named, parsed, part_of_budget, sizes, wrong
 from relive.errors import SchemaError, explain
 
 _NUMBERS = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
 )  # fmt: skip
-_MOST_TASKS = 1 << 20
+_ROWS_AT_ONCE = 1 << 12
+_ROW_BYTES = 500
+"""The memory that a row of a small table takes in Python."""
 
 
 class Feature(NamedTuple):
@@ -46,8 +50,11 @@ class Info:
     def __init__(self, root: Path) -> None:
         self.root, self.name = root, root.name
         where = f"{self.name}: meta/info.json"
-        with damage_named(where, "the description of a LeRobot dataset"):
-            body = own_file(root, "meta/info.json").read_bytes()
+        with (
+            damage_named(where, "the description of a LeRobot dataset"),
+            own_file(root, "meta/info.json").open("rb") as file,
+        ):
+            body = file.read(MOST_BYTES + 1)
         about = parsed(where, body)
         version = about.get("codebase_version")
         if not isinstance(version, str) or not version.startswith("v3."):
@@ -61,6 +68,8 @@ class Info:
         if type(fps) not in (int, float) or not 0 < fps < 1e6:  # type: ignore[operator]
             raise wrong(where, "fps, a positive number", reprlib.repr(fps))
         self.fps = float(fps)  # type: ignore[arg-type]
+        self.nbytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+        """How many bytes the dataset has on the disk."""
 
     @property
     def data_files(self) -> dict[str, Path]:
@@ -75,16 +84,28 @@ class Info:
         """The text of each task by its index; empty if the dataset has none."""
         if not (self.root / "meta/tasks.parquet").exists():
             return {}
-        where, path = f"{self.name}: meta/tasks.parquet", own_file(self.root, "meta/tasks.parquet")
-        table = read_table(where, path, None)
-        texts = [name for name in table.column_names if name != "task_index"]
-        if "task_index" not in table.column_names or len(texts) != 1 or table.num_rows > _MOST_TASKS:
-            raise wrong(where, "the column 'task_index' and one of texts", ", ".join(table.column_names))
-        pairs = zip(table.column("task_index").to_pylist(), table.column(texts[0]).to_pylist(), strict=True)
-        found = dict(pairs)
-        if not all(type(index) is int and isinstance(text, str) for index, text in found.items()):
-            raise wrong(where, "a number and a text per task", reprlib.repr(found))
+        where = f"{self.name}: meta/tasks.parquet"
+        with damage_named(where, "a parquet file that can be read"):
+            names = required("pyarrow.parquet", "lerobot").read_schema(own_file(self.root, "meta/tasks.parquet")).names
+        texts = [name for name in names if name != "task_index"]
+        if "task_index" not in names or len(texts) != 1:
+            raise wrong(where, "the column 'task_index' and one of texts", ", ".join(names))
+        found: dict[int, str] = {}
+        for index, text in self.table("meta/tasks.parquet", ["task_index", texts[0]]):
+            if type(index) is not int or not isinstance(text, str):
+                raise wrong(where, "a number and a text per task", reprlib.repr((index, text)))
+            found[index] = text
         return found
+
+    def table(self, file: str, names: list[str]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a small parquet file; raises if they take more memory than a dataset of this size may."""
+        where, most, total = f"{self.name}: {file}", part_of_budget(self.nbytes), 0
+        for batch in batches(where, own_file(self.root, file), names, _ROWS_AT_ONCE, self.nbytes):
+            columns = [batch.column(name).to_pylist() for name in names]
+            total += batch.nbytes + _ROW_BYTES * batch.num_rows
+            if total > most:
+                raise wrong(where, f"rows of at most {most:,} bytes", "more")
+            yield from zip(*columns, strict=True)
 
 
 def own_file(root: Path, name: str) -> Path:
@@ -96,13 +117,6 @@ def own_file(root: Path, name: str) -> Path:
     if not path.is_relative_to(home) and not is_cached:
         raise wrong(f"{root.name}: {name}", "a file of the dataset itself", "a link out of it")
     return path
-
-
-def read_table(where: str, path: Path, columns: list[str] | None) -> Any:
-    """A small parquet file as a whole."""
-    parquet = required("pyarrow.parquet", "lerobot")
-    with damage_named(where, "a parquet file that can be read"):
-        return parquet.ParquetFile(path).read(columns)
 
 
 def _feature(where: str, about: Any) -> Feature:

@@ -74,7 +74,8 @@ def from_lerobot(
     chosen, encoders = chosen_columns(columns), chosen_encoders(encode)
     info = Info(Path(path))
     frames = Frames(info)
-    plan = Plan("from_lerobot", info.name, _columns(info, frames, encoders), _usual_path, chosen, encoders, buffer, ".")
+    found = _columns(info, frames, encoders)
+    plan = Plan("from_lerobot", info.name, info.nbytes, found, _usual_path, chosen, encoders, buffer, ".")
     steps, ends = _counted(info, frames, plan)
     if buffer is None:
         buffer = plan.made(steps + ends, sampler, device, seed)

@@ -21,6 +21,8 @@ from relive.fields.schema import leaves_of
 from relive.replay.buffer import ReplayBuffer
 
 _FILE_BYTES = 100_000_000
+_GROUP_VALUES = 1 << 22
+"""The most numbers of a column in a row group, from which a reader knows how long its lists can be."""
 _FEATURES = {field: feature for feature, field in (NAMES | NEXT).items()}
 _COUNTED = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
 
@@ -150,7 +152,8 @@ class _File:
         if self._writer is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = required("pyarrow.parquet", "lerobot").ParquetWriter(self._path, table.schema)
-        self._writer.write_table(table)
+        most = max(int(np.prod(rows.shape[1:])) for rows in columns.values())
+        self._writer.write_table(table, max(1, _GROUP_VALUES // most))
         return table.nbytes
 
     def close(self) -> None:

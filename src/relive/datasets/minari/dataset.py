@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
@@ -12,9 +14,15 @@ import numpy as np
 
 from relive.datasets.hdf5.own_bytes import require_own_bytes
 from relive.datasets.installed import required
+from relive.datasets.metadata import damage_named, parsed, wrong
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import path_name
 from relive.fields.schema import leaves_of
+
+
+_MOST_METADATA = 1 << 24
+"""The longest metadata.json: the limits of every pixel of an image are in it."""
+_MOST_NUMBERS = 1 << 22
 
 
 class Episode(NamedTuple):
@@ -51,32 +59,66 @@ def opened(dataset: Any) -> Any:
         return minari.load_dataset(str(dataset))  # raises an error that names the missing dataset
     _require_spaces(folder)
     _require_own_bytes(folder)
-    return minari.MinariDataset(folder)
+    with damage_named(str(folder), "a Minari dataset that can be read"):
+        return minari.MinariDataset(folder)
+
+
+def stored_bytes(dataset: Any) -> int:
+    """How many bytes a dataset has on the disk."""
+    return sum(path.stat().st_size for path in Path(dataset.storage.data_path).rglob("*") if path.is_file())
 
 
 def _require_spaces(folder: Path) -> None:
-    """Raise if a space is missing: Minari would then make the dataset's environment, which can run any code."""
-    metadata = json.loads((folder / "metadata.json").read_text("utf-8"))
+    """Raise if a space is missing or huge.
+
+    Without one Minari would make the dataset's environment, which can run any code.
+    """
+    where, metadata = f"{folder.name}/metadata.json", _metadata(folder)
+    for name in ("observation_space", "action_space"):
+        if isinstance(metadata.get(name), str):
+            with damage_named(f"{where}: {name}", "a space"):
+                _require_small_space(f"{where}: {name}", json.loads(metadata[name]))
     missing = [name for name in ("observation_space", "action_space") if not isinstance(metadata.get(name), str)]
     if missing:
         remedy = "Its environment would be made: if you trust it, pass minari.MinariDataset(path) instead of the path."
-        raise SchemaError(explain(f"{folder.name}/metadata.json", f"the key {missing[0]!r}", "no such key", remedy))
+        raise SchemaError(explain(where, f"the key {missing[0]!r}", "no such key", remedy))
+
+
+def _require_small_space(where: str, space: Any) -> None:
+    """Raise if a space has a shape that Minari would fill with limits, from few bytes."""
+    if isinstance(space, Mapping):
+        for name in ("shape", "n"):
+            axes = space.get(name)
+            if isinstance(axes, list) and math.prod(axes) > _MOST_NUMBERS:
+                raise wrong(f"{where}: {name}", f"at most {_MOST_NUMBERS:,} numbers", reprlib.repr(axes))
+        if space.get("type") == "MultiBinary" and isinstance(space.get("n"), int) and space["n"] > _MOST_NUMBERS:
+            raise wrong(f"{where}: n", f"at most {_MOST_NUMBERS:,} numbers", space["n"])
+        space = space.get("subspaces", ())
+        space = list(space.values()) if isinstance(space, Mapping) else space
+        if isinstance(space, list):
+            for part in space:
+                _require_small_space(where, part)
+
+
+def _metadata(folder: Path) -> dict[str, Any]:
+    with (folder / "metadata.json").open("rb") as file:
+        return parsed(f"{folder.name}/metadata.json", file.read(_MOST_METADATA + 1), _MOST_METADATA)
 
 
 def _require_own_bytes(folder: Path) -> None:
     file = folder / "main_data.hdf5"
     if file.exists():
-        require_own_bytes(file)
+        require_own_bytes(file, is_read_in_groups=True)
 
 
 def dataset_folder(path: Path) -> Path | None:
     """The folder of a Minari dataset's files: `path` or "data" in it; None if neither holds a dataset."""
     for folder in (path, path / "data"):
         try:
-            found = json.loads((folder / "metadata.json").read_text("utf-8"))
-        except (OSError, ValueError, RecursionError):
+            found = _metadata(folder)
+        except (OSError, SchemaError):
             continue
-        if isinstance(found, dict) and "data_format" in found:
+        if "data_format" in found:
             return folder
     return None
 
@@ -91,9 +133,10 @@ def episodes_of(
 ) -> Iterator[Episode]:
     """Yield the episodes of a dataset that have steps, in its order."""
     names = None if infos is None else list(infos)
-    for data in dataset.iterate_episodes(which):
-        if len(data.rewards):
-            yield _episode(data, names)
+    with damage_named(str(dataset.storage.data_path), "episodes that can be read"):
+        for data in dataset.iterate_episodes(which):
+            if len(data.rewards):
+                yield _episode(data, names)
 
 
 def _episode(data: Any, names: list[str] | None) -> Episode:

@@ -10,10 +10,11 @@ import torch
 
 from relive.datasets.blocks import Block, sliced
 from relive.datasets.filling import extra_of, fill
-from relive.datasets.minari.dataset import Episode, episodes_of, opened
+from relive.datasets.minari.dataset import Episode, episodes_of, opened, stored_bytes
+from relive.datasets.metadata import require_similar_size
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import as_tensor
-from relive.fields.schema import Field, kept_dtype, map_leaves
+from relive.fields.schema import Field, kept_dtype, leaves_of, map_leaves
 from relive.memory import Memory
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Sampler
@@ -74,9 +75,13 @@ def _made(
     first = next(episodes_of(dataset, infos), None)
     if first is None:
         raise SchemaError(explain("from_minari", "at least 1 episode", 0, "Pass a dataset that has episodes."))
+    rows = dataset.total_steps + dataset.total_episodes
+    leaves = [leaf for tree in (first.obs, first.action, first.info) for _, leaf in leaves_of((), tree)]
+    row_bytes = sum(leaf[:1].nbytes for leaf in leaves)
+    require_similar_size("from_minari", rows, row_bytes, stored_bytes(dataset))
     return ReplayBuffer(
         # The final observation of an episode takes a row too.
-        dataset.total_steps + dataset.total_episodes,
+        rows,
         dataset.observation_space,
         dataset.action_space,
         reward=Field(first.reward.shape[1:]),

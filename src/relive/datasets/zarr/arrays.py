@@ -6,24 +6,20 @@ import itertools
 import math
 import re
 import reprlib
-import struct
-import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from relive.datasets.installed import required
-from relive.datasets.metadata import MOST_BYTES, damage_named, parsed, sizes, wrong
+from relive.datasets.metadata import MOST_BYTES, parsed, part_of_budget, sizes, wrong
+from relive.datasets.zarr.codecs import CODECS, decode
 from relive.datasets.zarr.store import Store
 from relive.errors import SchemaError, explain
-from relive.memory.space import available_bytes
 
 _LARGEST_CHUNK = 1 << 30
 _MOST_CHUNKS = 1 << 20
 _V2_DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c8|c16)")
 _V3_DTYPE = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
-_CODECS = ("blosc", "zstd", "lz4", "zlib", "gzip")
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -35,8 +31,8 @@ class Form(NamedTuple):
     chunks: tuple[int, ...]
     fill: Any
     order: str
-    codec: dict[str, Any] | None
-    """How chunks are compressed, as numcodecs says it."""
+    codec: str | None
+    """The compressor of its chunks."""
     key: Callable[[tuple[int, ...]], str]
     """The name of a chunk."""
 
@@ -50,18 +46,29 @@ class ZarrArray:
         self.form = form_of(self.where, store, name)
         self._grid = tuple(-(-size // chunk) for size, chunk in zip(self.form.shape, self.form.chunks, strict=True))
         self._nbytes = math.prod(self.form.chunks) * self.form.dtype.itemsize
-        free = available_bytes() or _LARGEST_CHUNK
-        if self._nbytes > min(_LARGEST_CHUNK, free):
-            raise wrong(self.where, f"chunks of at most {min(_LARGEST_CHUNK, free):,} bytes", f"{self._nbytes:,}")
         if math.prod(self._grid) > _MOST_CHUNKS + 64 * len(store.sizes):
             raise wrong(self.where, "chunks that are stored", f"{math.prod(self._grid):,} chunks")
-        self._band: tuple[int, np.ndarray] | None = None
+        needed = self._nbytes + (0 if self._is_one_wide else self._band_bytes)
+        most = min(_LARGEST_CHUNK, part_of_budget(store.nbytes))
+        if needed > most:
+            raise wrong(self.where, f"chunks of at most {most:,} bytes, in a store of {store.nbytes:,}", f"{needed:,}")
 
     @property
     def is_complete(self) -> bool:
         """Whether every chunk is stored: one that is not holds the fill value everywhere."""
         at = itertools.product(*map(range, self._grid))
         return math.prod(self._grid) <= len(self._store.sizes) and all(self._key(i) in self._store.sizes for i in at)
+
+    @property
+    def _is_one_wide(self) -> bool:
+        """Whether all rows are whole in one chunk."""
+        return math.prod(self._grid[1:]) == 1
+
+    @property
+    def _band_bytes(self) -> int:
+        """How many bytes the rows of all chunks with one first coordinate have."""
+        length = min(self.form.chunks[0], self.form.shape[0])
+        return length * math.prod(self.form.shape[1:]) * self.form.dtype.itemsize
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows from start to stop, in the byte order of this machine."""
@@ -76,63 +83,35 @@ class ZarrArray:
 
     def _chunk_rows(self, number: int) -> np.ndarray:
         """The rows of all chunks with this first coordinate; the last ones read are kept."""
-        if self._band is None or self._band[0] != number:
-            band = np.empty((self.form.chunks[0], *self.form.shape[1:]), self.form.dtype)
-            for inner in itertools.product(*map(range, self._grid[1:])):
-                lows = [i * chunk for i, chunk in zip(inner, self.form.chunks[1:], strict=True)]
-                place = tuple(slice(low, low + chunk) for low, chunk in zip(lows, self.form.chunks[1:], strict=True))
-                part = band[(slice(None), *place)]
-                part[...] = self._chunk((number, *inner))[tuple(slice(size) for size in part.shape)]
-            self._band = number, band
-        return self._band[1]
+        if self._is_one_wide:
+            nbytes, make = self._nbytes, lambda: self._chunk((number, *(0 for _ in self._grid[1:])))
+        else:
+            nbytes, make = self._band_bytes, lambda: self._band(number)
+        return self._store.kept.get(self._name, number, nbytes, make)
+
+    def _band(self, number: int) -> np.ndarray:
+        length = min(self.form.chunks[0], self.form.shape[0])
+        band = np.empty((length, *self.form.shape[1:]), self.form.dtype)
+        for inner in itertools.product(*map(range, self._grid[1:])):
+            lows = [i * chunk for i, chunk in zip(inner, self.form.chunks[1:], strict=True)]
+            place = tuple(slice(low, low + chunk) for low, chunk in zip(lows, self.form.chunks[1:], strict=True))
+            part = band[(slice(None), *place)]
+            part[...] = self._chunk((number, *inner))[tuple(slice(size) for size in part.shape)]
+        return band
 
     def _key(self, at: tuple[int, ...]) -> str:
         return f"{self._name}/{self.form.key(at)}"
 
     def _chunk(self, at: tuple[int, ...]) -> np.ndarray:
-        key = self._key(at)
+        """A chunk as far as it lies in the array."""
+        key, inside = self._key(at), tuple(map(slice, self.form.shape))
         if key not in self._store.sizes:
-            return np.full(self.form.chunks, self.form.fill, self.form.dtype)
+            extent = tuple(map(min, self.form.chunks, self.form.shape))
+            return np.broadcast_to(self.form.fill, extent)
         # What cannot be compressed grows a little.
         body = self._store.read(key, self._nbytes + self._nbytes // 8 + 4096)
-        decoded = _decoded(f"{self._store.name}: {key}", self.form.codec, body, self._nbytes)
-        return np.frombuffer(decoded, self.form.dtype).reshape(self.form.chunks, order=self.form.order)  # type: ignore[arg-type]
-
-
-def _decoded(where: str, codec: dict[str, Any] | None, body: bytes, nbytes: int) -> Any:
-    """The bytes of a chunk; raises, before anything is allocated, unless there are `nbytes` of them."""
-    kind = None if codec is None else codec["id"]
-    with damage_named(where, f"bytes that {kind} wrote"):
-        if kind in ("zlib", "gzip"):
-            found = zlib.decompressobj(wbits=47).decompress(body, nbytes + 1)
-            claimed = len(found)
-        else:
-            claimed = len(body) if kind is None else _claimed(kind, body)
-            found = body
-        if claimed != nbytes:
-            raise wrong(where, f"{nbytes:,} bytes", f"{claimed:,}")
-        if kind is None or kind in ("zlib", "gzip"):
-            return found
-        out = np.zeros(nbytes, np.uint8)
-        required("numcodecs", "zarr").get_codec(codec).decode(body, out=out)
-        return out
-
-
-def _claimed(kind: str, body: bytes) -> int:
-    """How many bytes a compressed chunk says it has."""
-    if kind == "blosc":
-        return struct.unpack_from("<I", body, 4)[0]
-    if kind == "lz4":
-        return struct.unpack_from("<I", body)[0]
-    magic, head = struct.unpack_from("<IB", body)
-    if magic != 0xFD2FB528:
-        raise ValueError(f"the magic number {magic:08x}")
-    single, dictionary = (head >> 5) & 1, (0, 1, 2, 4)[head & 3]
-    width = (single, 2, 4, 8)[head >> 6]
-    field = body[5 + (1 - single) + dictionary :][:width]
-    if not width or len(field) < width:
-        raise ValueError("a frame without its size")
-    return int.from_bytes(field, "little") + (256 if width == 2 else 0)
+        decoded = decode(f"{self._store.name}: {key}", self.form.codec, body, self._nbytes)
+        return decoded.view(self.form.dtype).reshape(self.form.chunks, order=self.form.order)[inside]  # type: ignore[arg-type]
 
 
 def _form_2(where: str, store: Store, name: str) -> Form:
@@ -191,11 +170,11 @@ def _named(where: str, about: dict[str, Any], key: str) -> tuple[str, dict[str, 
     raise wrong(where, f"{key} with a name", reprlib.repr(found))
 
 
-def _codec(where: str, name: Any) -> dict[str, Any]:
-    """What decodes; settings of the compressor are no matter, they are in its bytes."""
-    if name not in _CODECS:
-        raise wrong(where, f"one of the compressors {', '.join(_CODECS)}", reprlib.repr(name))
-    return {"id": name}
+def _codec(where: str, name: Any) -> str:
+    """The compressor; its settings do not matter, they are in its bytes."""
+    if name not in CODECS:
+        raise wrong(where, f"one of the compressors {', '.join(CODECS)}", reprlib.repr(name))
+    return name
 
 
 def _extents(where: str, shape: Any, chunks: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -14,15 +14,15 @@ import torch
 from relive.datasets.blocks import STEP, Stretch, split
 from relive.datasets.columns import Column, Columns, Plan, chosen_columns
 from relive.datasets.filling import FinalObs, fill
-from relive.datasets.metadata import MOST_BYTES, parsed, wrong
+from relive.datasets.metadata import MOST_BYTES, parsed, part_of_budget, wrong
 from relive.datasets.zarr.arrays import ZarrArray
 from relive.datasets.zarr.store import Store, opened
 from relive.errors import SchemaError, explain
 from relive.fields.schema import Path as FieldPath
 from relive.memory import Memory
-from relive.memory.space import available_bytes
 from relive.replay.samplers import Sampler
 
+_ROWS_OF_FLAGS = 1 << 20
 FIELDS = "relive_fields"
 """The attribute of the root that says which field each column is, where `to_zarr` wrote the store."""
 
@@ -62,7 +62,7 @@ def from_zarr(
     chosen = chosen_columns(columns)
     with opened(Path(path)) as store:
         source = _Source(store)
-        plan = Plan("from_zarr", store.name, source.columns, source.usual_path, chosen, {}, buffer)
+        plan = Plan("from_zarr", store.name, store.nbytes, source.columns, source.usual_path, chosen, {}, buffer)
         ends = source.ends
         if buffer is None:
             buffer = plan.made(int(ends[-1]) + len(ends) + source.inner_ends(plan), sampler, device, seed)
@@ -81,7 +81,7 @@ class _Source:
             expected, remedy = "arrays in 'data', and 'meta/episode_ends'", "Pass a store in diffusion policy's layout."
             found = ", ".join(sorted({name.split("/")[0] for name in store.sizes})) or "an empty folder"
             raise SchemaError(explain(store.name, expected, found, remedy))
-        self.ends = _episode_ends(ends)
+        self.ends = _episode_ends(ends, store.nbytes)
         for array in self._arrays.values():
             if array.form.shape[0] != self.ends[-1]:
                 raise wrong(array.where, f"{self.ends[-1]} rows, the last of meta/episode_ends", array.form.shape)
@@ -98,14 +98,14 @@ class _Source:
 
     def inner_ends(self, plan: Plan) -> int:
         """How many rows end an episode before its last row: a forged or unusual store may have such."""
-        found = np.zeros(int(self.ends[-1]) if plan.flags else 0, bool)
-        for name in plan.flags:
-            for start in range(0, len(found), 1 << 20):
-                found[start : start + (1 << 20)] |= (
-                    self._arrays[name].read(start, min(start + (1 << 20), len(found))) != 0
-                )
-        found[self.ends[: len(found)] - 1] = False
-        return int(found.sum())
+        rows, found = int(self.ends[-1]) if plan.flags else 0, 0
+        for start in range(0, rows, _ROWS_OF_FLAGS):
+            stop = min(start + _ROWS_OF_FLAGS, rows)
+            is_end = np.any([self._arrays[name].read(start, stop) != 0 for name in plan.flags], 0)
+            first, last = np.searchsorted(self.ends, (start, stop), "right")
+            is_end[self.ends[first:last] - 1 - start] = False
+            found += int(is_end.sum())
+        return found
 
     def stretches(self, plan: Plan) -> Iterator[Stretch]:
         """All rows in order."""
@@ -146,9 +146,9 @@ def _has(store: Store, name: str) -> bool:
     return f"{name}/.zarray" in store.sizes or f"{name}/zarr.json" in store.sizes
 
 
-def _episode_ends(array: ZarrArray) -> np.ndarray:
-    free, form = available_bytes() or 1 << 40, array.form
-    if len(form.shape) != 1 or form.dtype.kind not in "iu" or not form.shape[0] or 16 * form.shape[0] > free:
+def _episode_ends(array: ZarrArray, nbytes: int) -> np.ndarray:
+    form, most = array.form, part_of_budget(nbytes)
+    if len(form.shape) != 1 or form.dtype.kind not in "iu" or not form.shape[0] or 32 * form.shape[0] > most:
         raise wrong(array.where, "a list of whole numbers", f"{form.dtype} of shape {form.shape}")
     ends = array.read(0, form.shape[0]).astype(np.int64)
     if ends[0] < 1 or (np.diff(ends) < 1).any():

@@ -11,19 +11,43 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from relive.datasets.metadata import damage_named, wrong
+import numpy as np
+
+from relive.datasets.metadata import damage_named, part_of_budget, wrong
 
 _MOST_FILES = 1 << 22
 _DEEPEST = 16
+
+
+class Kept:
+    """The rows of the chunk that was decoded last, of each array of a store, within a number of bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._rows: dict[str, tuple[int, int, np.ndarray]] = {}
+
+    def get(self, array: str, number: int, nbytes: int, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """The rows of an array's chunk, which `make` makes and which take `nbytes` bytes."""
+        kept, _, rows = self._rows.get(array, (-1, 0, None))
+        if kept == number and rows is not None:
+            return rows
+        self._rows.pop(array, None)
+        if nbytes + sum(each for _, each, _ in self._rows.values()) > self._most:
+            self._rows.clear()
+        self._rows[array] = number, nbytes, make()
+        return self._rows[array][2]
 
 
 class Store(NamedTuple):
     """The files of a store by their names ("data/img/0.0.0.0")."""
 
     name: str
+    nbytes: int
+    """How many bytes the store has on the disk."""
     sizes: dict[str, int]
-    body: Callable[[str], bytes]
-    """Reads a file by its name."""
+    body: Callable[[str, int], bytes]
+    """Reads a file of this many bytes by its name."""
+    kept: Kept
 
     def read(self, name: str, most: int) -> bytes:
         """A whole file; raises if it is longer than `most` bytes."""
@@ -31,7 +55,7 @@ class Store(NamedTuple):
         if self.sizes[name] > most:
             raise wrong(where, f"at most {most:,} bytes", f"{self.sizes[name]:,}")
         with damage_named(where, "a file that can be read"):
-            body = self.body(name)
+            body = self.body(name, self.sizes[name])
         if len(body) != self.sizes[name]:
             raise wrong(where, f"{self.sizes[name]} bytes", len(body))
         return body
@@ -41,12 +65,15 @@ class Store(NamedTuple):
 def opened(path: Path) -> Iterator[Store]:
     """The store in a folder or .zip."""
     if path.is_dir():
-        yield Store(path.name, dict(_files(path, path.name, "", 0)), lambda name: _own_bytes(path / name))
+        sizes, body = dict(_files(path, path.name, "", 0)), _body_in(path)
+        nbytes = sum(sizes.values())
+        yield Store(path.name, nbytes, sizes, body, Kept(part_of_budget(nbytes)))
         return
     with damage_named(str(path), "a folder or a .zip with a zarr store"):
-        archive = zipfile.ZipFile(path)
+        archive, nbytes = zipfile.ZipFile(path), path.stat().st_size
     with archive:
-        yield Store(path.name, dict(_entries(path.name, archive)), archive.read)
+        sizes = dict(_entries(path.name, archive))
+        yield Store(path.name, nbytes, sizes, _body_of(archive), Kept(part_of_budget(nbytes)))
 
 
 def _files(folder: Path, store: str, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
@@ -66,9 +93,20 @@ def _files(folder: Path, store: str, prefix: str, depth: int) -> Iterator[tuple[
             raise wrong(f"{store}: {prefix}{name}", "a file of the store itself", kind)
 
 
-def _own_bytes(path: Path) -> bytes:
-    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
-        return file.read()
+def _body_in(folder: Path) -> Callable[[str, int], bytes]:
+    def body(name: str, nbytes: int) -> bytes:
+        with open(os.open(folder / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
+            return file.read(nbytes + 1)
+
+    return body
+
+
+def _body_of(archive: zipfile.ZipFile) -> Callable[[str, int], bytes]:
+    def body(name: str, nbytes: int) -> bytes:
+        with archive.open(name) as file:  # archive.read would inflate up to 2 GiB before it looks at the size
+            return file.read(nbytes) + file.read(1)
+
+    return body
 
 
 def _entries(name: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
@@ -76,5 +114,7 @@ def _entries(name: str, archive: zipfile.ZipFile) -> Iterator[tuple[str, int]]:
     if len(entries) > _MOST_FILES or len(set(archive.namelist())) != len(entries):
         raise wrong(name, f"at most {_MOST_FILES} files with distinct names", len(entries))
     for entry in entries:
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise wrong(f"{name}: {entry.filename}", "an entry that is stored or deflated", entry.compress_type)
         if not entry.is_dir():
             yield entry.filename, entry.file_size
