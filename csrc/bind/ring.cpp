@@ -12,6 +12,7 @@
 #include "../core/ring_writer.hpp"
 #include "../core/row_batch.hpp"
 #include "../core/window_batch.hpp"
+#include "completion.hpp"
 #include "gil.hpp"
 #include "ring_arguments.hpp"
 #include "tensor_pool.hpp"
@@ -65,8 +66,14 @@ public:
     // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 when it is done; i when leaf i (then the
     // next observations' leaves) is no exact fit; -2 - i when the stack of leaf i cannot be rebuilt from stored frames;
     // kLooksCut and kLooksReset, each once, when the chains would look broken with these steps.
-    // Unless it returns -1, nothing was stored.
-    int64_t write(nb::tuple values, nb::tuple nexts, nb::handle env_ids, int64_t steps, bool blocks) {
+    // Unless it returns -1, nothing was stored. `then`, if it is not None, makes the rest of the change: see `complete`.
+    int64_t write(nb::tuple values, nb::tuple nexts, nb::handle env_ids, int64_t steps, bool blocks, nb::handle then) {
+        const int64_t status = store(values, nexts, env_ids, steps, blocks);
+        if (status == -1 && !then.is_none()) complete(then);
+        return status;
+    }
+
+    int64_t store(nb::tuple& values, nb::tuple& nexts, nb::handle env_ids, int64_t steps, bool blocks) {
         const OneWrite one_write(is_writing_, arrays_);
         StepBlock& block = writer_.block();
         begin(block, env_ids, steps);
@@ -362,7 +369,7 @@ void bind_ring(nb::module_& m) {
              },
              nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
              nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
-        .def("write", &BoundRing::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
+        .def("write", &BoundRing::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none())
         .def("counted", &BoundRing::counted)
         .def("foreseen", &BoundRing::foreseen)
         .def("keep_touched", &BoundRing::keep_touched)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NamedTuple, NoReturn
 
@@ -16,6 +17,7 @@ import torch
 
 from relive.errors import CheckpointError, InvariantError, SchemaError, explain
 from relive.fields.conversion import with_own_storage
+from relive.kernels import complete
 from relive.memory.device import Memory
 from relive.memory.documents import Node
 from relive.memory.saved import DTYPES, Arrays, Given, Saved, State, bytes_of, dtype_name, memory_of
@@ -64,7 +66,7 @@ class Portable:
             trial.check()
             vars(self).pop("_checkpoint", None)  # the next save must not continue from rows that are replaced
             with getattr(self, "_refilled", nullcontext)():
-                taken.fill(self)
+                complete(partial(taken.fill, self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         with self._lock:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,7 @@ from relive.fields.conversion import as_numpy_if_cpu, as_tensor, row_ids
 from relive.fields.display import buffer_html, size_text
 from relive.fields.schema import DTYPES, Declaration, Path
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
+from relive.kernels import complete
 from relive.locking import ClosedLock, lock_for, mend_callback
 from relive.memory import Heap, Memory
 from relive.memory.documents import Node
@@ -229,8 +231,8 @@ class ReplayBuffer(Portable):
     def cut(self, env_ids: Any = None) -> None:
         """The current episodes were abandoned: the coming observation starts a new one."""
         with self._lock:
-            self.storage.cut(self._given.envs(env_ids))
-            self._observers.restarted(env_ids)
+            envs = self._given.envs(env_ids)
+            self.storage.cut(envs, partial(self._observers.restarted, envs))
 
     def clear(self) -> None:
         """Forget every row, priority and open episode; ids go on, and pending resets are remembered.
@@ -238,10 +240,13 @@ class ReplayBuffer(Portable):
         Statistics are of the environments, not of what is stored: their running episodes go on. `cut()` ends these.
         """
         with self._lock:
-            self.storage.clear()
-            self._given.staged.clear()
-            self.run.cleared()
+            complete(self._forget)
             self.commit()
+
+    def _forget(self) -> None:
+        self.storage.clear()
+        self._given.staged.clear()
+        self.run.cleared()
 
     def commit(self) -> None:
         """Wait until everything is on the disk, where the data lives on one (device=Memory.disk(…)).
@@ -300,19 +305,24 @@ class ReplayBuffer(Portable):
     ) -> str | None:  # fmt: skip
         """Write a step or a block; returns what looks like a mistake, once, and then has written nothing."""
         observers, storage = self._observers, self.storage
-        told = observed_block(storage.memory, observers, leaves, envs, steps) if observers.columns else None
+        then = self.run.written if self.run.wants_touched else None
+        if observers.columns or self._given.staged:
+            tell = None
+            if observers.columns:
+                told = observed_block(storage.memory, observers, leaves, envs, steps)
+                tell = observers.plan(*told, measured, None if envs is None else as_numpy_if_cpu(envs))
+            then = partial(self._follow, then, tell)
         if self._keeper is not None:
             self._keeper.expect(steps or 1)
-        doubt = storage.write(leaves, nexts, envs, steps)
-        if doubt is not None:
-            return doubt
-        if self._given.staged:
-            self._given.staged.clear()
-        if self.run.wants_touched:
-            self.run.written()
-        if told is not None:
-            observers.tell(*told, measured, None if envs is None else as_numpy_if_cpu(envs))
-        return None
+        return storage.write(leaves, nexts, envs, steps, then)
+
+    def _follow(self, mark: Callable[[], None] | None, tell: Callable[[], None] | None) -> None:
+        """The rest of a write; doing it twice leads to the same."""
+        self._given.staged.clear()
+        if mark is not None:
+            mark()
+        if tell is not None:
+            tell()
 
     # Reading
 

@@ -153,7 +153,7 @@ class EpisodeFlags:
         paths = storage.schema.paths
         block = {i: storage.array(i, row) for i in observers.columns if paths[i][0] not in missing}
         mask = ~self._coming if self.has_reset_rows else None
-        observers.tell(block, mask, measured)
+        observers.plan(block, mask, measured)()
         if mask is not None:
             self._coming = observers.ended(block) & mask
 
