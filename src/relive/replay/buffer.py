@@ -124,6 +124,8 @@ class ReplayBuffer(Portable):
         self._chooser = None if self.run.is_uniform else self.run
         self._traffic = (room if room.outlives else Heap(torch.device("cpu"))).allocate("traffic", (2,), torch.int64)
         """How many steps and samples a RateLimit has let through."""
+        self._inserted: int | None = None
+        """The number of steps that a RateLimit has let through with the write that it is making."""
         self._lock = lock_for(self, room.lock(mend_callback(self)))
         self._keeper = room.keeper
         if self._keeper is not None:
@@ -306,19 +308,23 @@ class ReplayBuffer(Portable):
         """Write a step or a block; returns what looks like a mistake, once, and then has written nothing."""
         observers, storage = self._observers, self.storage
         then = self.run.written if self.run.wants_touched else None
-        if observers.columns or self._given.staged:
+        if observers.columns or self._given.staged or self._inserted is not None:
             tell = None
             if observers.columns:
                 told = observed_block(storage.memory, observers, leaves, envs, steps)
                 tell = observers.plan(*told, measured, None if envs is None else as_numpy_if_cpu(envs))
-            then = partial(self._follow, then, tell)
+            then = partial(self._follow, then, tell, self._inserted)
         if self._keeper is not None:
             self._keeper.expect(steps or 1)
         return storage.write(leaves, nexts, envs, steps, then)
 
-    def _follow(self, mark: Callable[[], None] | None, tell: Callable[[], None] | None) -> None:
+    def _follow(
+        self, mark: Callable[[], None] | None, tell: Callable[[], None] | None, inserted: int | None
+    ) -> None:
         """The rest of a write; doing it twice leads to the same."""
         self._given.staged.clear()
+        if inserted is not None:
+            self._traffic.numpy()[0] = inserted
         if mark is not None:
             mark()
         if tell is not None:

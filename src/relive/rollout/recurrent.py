@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -94,16 +95,25 @@ class HiddenStates:
         for kept in self._kept.values():
             kept.clear()
 
-    def keep(self, row: int) -> None:
-        """Keep what is due of the newest step."""
+    def plan(self, row: int) -> Callable[[], None]:
+        """A change that keeps what is due of the newest step; calling it twice leads to the same."""
         valid = self._in_episode >= 0
+        plans = []
         for i, kept in self._kept.items():
             due = valid & ((self._in_episode % kept.every == 0) | (self._in_rollout % kept.every == 0))
             envs = due.nonzero().squeeze(1)
-            kept.append(row * len(due) + envs, self._storage.tensors[i][0][envs])
-        self._in_rollout += valid
+            plans.append(partial(kept.put, kept.count, row * len(due) + envs, self._storage.tensors[i][0][envs]))
+        in_rollout = self._in_rollout + valid
         after_end = -1 if self._flags.has_reset_rows else 0
-        self._in_episode = torch.where(self._flags.ended(row) & valid, after_end, self._in_episode + 1)
+        in_episode = torch.where(self._flags.ended(row) & valid, after_end, self._in_episode + 1)
+
+        def change() -> None:
+            for put in plans:
+                put()
+            self._in_rollout.copy_(in_rollout)
+            self._in_episode = in_episode
+
+        return change
 
     def sequences(self, cuts: Cuts, layout: Layout, fields: Iterable[str | Path] | None) -> Sequences:
         """The stored steps cut into sequences."""
@@ -181,40 +191,40 @@ class _Kept:
         self._place = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._rows = torch.zeros(0, dtype=torch.int64, device=device)
         """Which rows the values are of."""
-        self._count = 0
+        self.count = 0
 
     def clear(self) -> None:
-        self._count = 0
+        self.count = 0
 
     @torch.inference_mode(False)  # what grows now is written later, in whatever mode
-    def append(self, rows: torch.Tensor, values: torch.Tensor) -> None:
-        count = self._count + len(rows)
+    def put(self, start: int, rows: torch.Tensor, values: torch.Tensor) -> None:
+        """Let these come after the first `start` rows; calling it twice leads to the same."""
+        count = start + len(rows)
         if count > len(self._values):
             size = max(count, 2 * len(self._values))
-            self._values, self._rows = (_grown(x, size, self._count) for x in (self._values, self._rows))
-        self._values[self._count : count], self._rows[self._count : count] = values, rows
-        self._place[rows] = torch.arange(self._count, count, device=rows.device)
-        self._count = count
+            self._values, self._rows = (_grown(x, size, start) for x in (self._values, self._rows))
+        self._values[start:count], self._rows[start:count] = values, rows
+        self._place[rows] = torch.arange(start, count, device=rows.device)
+        self.count = count
 
     def carried(self) -> Carried:
         return Carried(self._values, 1, self._place)
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        return {"rows": self._rows[: self._count], "values": self._values[: self._count]}
+        return {"rows": self._rows[: self.count], "values": self._values[: self.count]}
 
     def load(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         if len(rows) != len(values) or not bool(((rows >= 0) & (rows < len(self._place))).all()):
             got = f"{len(values)} values for {len(rows)} rows, first {rows[:8].tolist()}"
             expected = f"one value for each row, rows below {len(self._place)}"
             raise _wrong(f"carries: expected {expected}, got {got}")
-        self.clear()
-        self.append(rows.to(self._rows.device), values.to(self._rows.device))
+        self.put(0, rows.to(self._rows.device), values.to(self._rows.device))
 
     def check(self, due: torch.Tensor) -> None:
         """What is kept is that of the steps `due` [T, N], one after the other."""
         where, rows = path_name(self.path), due.flatten().nonzero().squeeze(1)
-        require(self._count == len(rows), where, f"{len(rows)} kept rows", self._count)
-        shape = (max(self._count, len(self._values)), *self._field.shape)
+        require(self.count == len(rows), where, f"{len(rows)} kept rows", self.count)
+        shape = (max(self.count, len(self._values)), *self._field.shape)
         require_form(where, self._values, shape, self._field.dtype, due.device)
         place = self._place[rows]
         require_all(place == torch.arange(len(rows), device=due.device), where, "rows in order", place)
