@@ -19,6 +19,7 @@ void bind_crc32(nb::module_& m);
 void bind_estimators(nb::module_& m);
 void bind_flattening(nb::module_& m);
 void bind_gather(nb::module_& m);
+void bind_guarded_lock(nb::module_& m);
 void bind_offsets(nb::module_& m);
 void bind_process_lock(nb::module_& m);
 void bind_ring(nb::module_& m);
@@ -48,6 +49,7 @@ NB_MODULE(_native, m) {
     bind_estimators(m);
     bind_flattening(m);
     bind_gather(m);
+    bind_guarded_lock(m);
     bind_offsets(m);
     bind_process_lock(m);
     bind_ring(m);

@@ -82,18 +82,18 @@ public:
         return nb::make_tuple(made[0], made[1]);
     }
 
-    // Set leaves to (priority + eps)^alpha; a leaf of -1 is skipped. Returns (bad, skipped, largest): the position of the
-    // first invalid priority (then nothing has changed) or -1, how many leaves were skipped, and the largest priority.
-    // None: no exact fit.
-    nb::object update(nb::handle leaves, nb::handle priorities, double alpha, double eps) {
+    // Set leaves to (priority + eps)^alpha; a leaf of -1 is skipped. Returns (bad, skipped): the position of the first
+    // invalid priority (then nothing has changed) or -1, and how many leaves were skipped. `numbers` is a list or an array
+    // whose first number becomes the largest priority if that is larger. None: no exact fit.
+    nb::object update(nb::handle leaves, nb::handle priorities, double alpha, double eps, nb::object numbers) {
         Array index, values;
         if (!read_vector(leaves, kInt64, index) || !conversion().read(priorities.ptr(), values) || values.ndim != 1 ||
             !values.contiguous() || values.shape[0] != index.shape[0])
             return nb::none();
         const auto* rows = index.as<int64_t>();
         const int64_t count = index.shape[0];
-        if (values.dtype == kFloat64) return apply(index, {rows, values.as<double>(), count, alpha, eps});
-        if (values.dtype == kFloat32) return apply(index, {rows, values.as<float>(), count, alpha, eps});
+        if (values.dtype == kFloat64) return apply(index, {rows, values.as<double>(), count, alpha, eps}, numbers);
+        if (values.dtype == kFloat32) return apply(index, {rows, values.as<float>(), count, alpha, eps}, numbers);
         return nb::none();
     }
 
@@ -124,15 +124,17 @@ private:
             throw std::out_of_range("leaf: expected 0 to " + std::to_string(tree_.num_leaves() - 1) + ", got one outside");
     }
 
-    nb::object apply(const Array& index, const PriorityUpdate& update) {
-        if (update.bad >= 0) return nb::make_tuple(update.bad, 0, 0.0);
+    nb::object apply(const Array& index, const PriorityUpdate& update, const nb::object& numbers) {
+        if (update.bad >= 0) return nb::make_tuple(update.bad, 0);
         check_leaves(index, -1);
+        const bool is_largest = update.largest > nb::cast<double>(numbers[0]);
         const auto count = static_cast<int64_t>(update.leaves.size());
         {
             MaybeReleased released(count * kBytesPerLeaf);
             tree_.set(update.leaves.data(), update.masses.data(), 1, count);
         }
-        return nb::make_tuple(-1, update.skipped, update.largest);
+        if (is_largest) numbers[0] = update.largest;
+        return nb::make_tuple(-1, update.skipped);
     }
 
     bool can_draw(int64_t count) const {

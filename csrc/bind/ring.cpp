@@ -12,6 +12,7 @@
 #include "../core/ring_writer.hpp"
 #include "../core/row_batch.hpp"
 #include "../core/window_batch.hpp"
+#include "completion.hpp"
 #include "gil.hpp"
 #include "ring_arguments.hpp"
 #include "tensor_pool.hpp"
@@ -64,8 +65,16 @@ public:
 
     // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 when it is done; i when leaf i (then the
     // next observations' leaves) is no exact fit; -2 - i when the stack of leaf i cannot be rebuilt from stored frames:
-    // otherwise nothing was stored. kLooksCut and kLooksReset, each once: it is done, and the chains look broken.
-    int64_t write(nb::tuple values, nb::tuple nexts, nb::handle env_ids, int64_t steps, bool blocks) {
+    // then nothing was stored. kLooksCut and kLooksReset, each once: it is done, and the chains look broken.
+    // `then`, if it is not None, makes the rest of the change: see `complete`.
+    int64_t write(nb::tuple values, nb::tuple nexts, nb::handle env_ids, int64_t steps, bool blocks, nb::handle then) {
+        const int64_t status = store(values, nexts, env_ids, steps, blocks);
+        const bool is_stored = status == -1 || status == kLooksCut || status == kLooksReset;
+        if (is_stored && !then.is_none()) complete(then);
+        return status;
+    }
+
+    int64_t store(nb::tuple& values, nb::tuple& nexts, nb::handle env_ids, int64_t steps, bool blocks) {
         const OneWrite one_write(is_writing_, arrays_);
         StepBlock& block = writer_.block();
         begin(block, env_ids, steps);
@@ -346,7 +355,7 @@ void bind_ring(nb::module_& m) {
     nb::class_<BoundRing> ring(m, "RingMemory");
     ring
         .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::dict, int64_t, bool, bool, bool, int, int, int>())
-        .def("write", &BoundRing::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
+        .def("write", &BoundRing::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none())
         .def("counted", &BoundRing::counted)
         .def("keep_touched", &BoundRing::keep_touched)
         .def_prop_ro("touched", &BoundRing::touched, nb::rv_policy::reference_internal)

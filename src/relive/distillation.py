@@ -42,6 +42,7 @@ from relive.fields.schema import (
     refuse_reserved,
 )
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
+from relive.kernels import complete
 from relive.kernels.reader import reader
 from relive.locking import lock_for
 from relive.memory import Memory
@@ -128,9 +129,9 @@ class DistillationBuffer(Portable):
             self._allocate(self._schema)
 
     def _set_rounds(self, starts: list[int]) -> None:
-        self._starts = starts
-        """The first row of each round."""
-        self._starts_there = torch.tensor(starts, device=self.device)
+        there = torch.tensor(starts, device=self.device)
+        self._starts, self._starts_there = starts, there
+        """The first row of each round, and the same where the rows are."""
 
     def _allocate(self, schema: Schema) -> None:
         sizes = [math.prod(field.shape) * field.dtype.itemsize for field in schema.fields]
@@ -157,10 +158,14 @@ class DistillationBuffer(Portable):
             if not self._columns:
                 self._allocate(schema)
             count = lead[0] if lead else 1
-            for rows, slots in self._ring.coming(count):
-                for column, leaf in zip(self._columns, leaves, strict=True):
-                    column[slots].copy_(leaf[rows] if lead else leaf)
-            self._ring.head += count
+            leaves = leaves if lead else [leaf.unsqueeze(0) for leaf in leaves]
+            complete(partial(self._write, self._ring.coming(count), leaves, self._ring.head + count))
+
+    def _write(self, pieces: list[tuple[slice, slice]], leaves: list[torch.Tensor], head: int) -> None:
+        for rows, slots in pieces:
+            for column, leaf in zip(self._columns, leaves, strict=True):
+                column[slots].copy_(leaf[rows])
+        self._ring.head = head
 
     def _lead(self, name: str, value: Any, prefix: str = "") -> tuple[int, ...]:
         """`()` for the value of one row, `(B,)` for those of a batch."""
@@ -210,7 +215,7 @@ class DistillationBuffer(Portable):
             except BaseException:
                 self._schema, self._columns, self._ring.head = before
                 if old:
-                    torch._foreach_copy_(self._columns, old)
+                    complete(partial(torch._foreach_copy_, self._columns, old))
                 raise
 
     def _copied(self, batch: lazy.TensorDict) -> tuple[Any, dict[str, Any]]:

@@ -1,4 +1,9 @@
-"""One lock per buffer, and a clear error for a forked child that uses its parent's buffer."""
+"""One lock per buffer, changes that a signal cannot leave half-done, and a clear error for a forked child.
+
+Python runs signal handlers between the instructions of Python functions: when a function begins, at backward jumps and
+after calls. An exception that a handler raises (Ctrl-C) comes there. So a native call is one change, and a lock whose
+`__enter__` and `__exit__` are native cannot be lost.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +59,40 @@ class ClosedLock:
         )
 
     def __exit__(self, *_: object) -> None: ...
+
+
+class GuardedLock:
+    """See `kernels.guarded_lock`; this twin of the native one can be lost to a signal while it is taken or left."""
+
+    def __init__(self, guard: Callable[[], object]) -> None:
+        self._lock, self._guard = threading.RLock(), guard
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        try:
+            self._guard()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def complete(change: Callable[[], object]) -> None:
+    """Call `change`, and call it again if an exception from a signal handler has interrupted it; then that is raised.
+
+    All that it does are assignments of what was computed before, so that a second call leads to the same. The native
+    twin withstands any number of signals, this one three.
+    """
+    try:
+        change()
+    except BaseException:
+        try:
+            change()
+        except BaseException:
+            change()
+        raise
 
 
 def lock_for(owner: Any, lock: Any = None) -> Any:

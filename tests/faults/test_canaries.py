@@ -22,7 +22,7 @@ from relive.kernels.priority import PriorityTree, priority_tree
 from relive.memory.rows import Rows
 from relive.replay.native_store import NativeStore
 from relive.replay.ring import Ring
-from relive.replay.samplers import Drawn, without_replacement
+from relive.replay.samplers import without_replacement
 from relive.replay.samplers.priority_run import PriorityRun
 from relive.rollout.storage import Storage as RolloutStorage
 from tests.buffers.test_threads import at_once
@@ -197,9 +197,11 @@ def test_a_buffer_that_does_not_refuse_as_it_should_is_noticed(
 # Histories beside a model
 
 _write, _locate, _restore = NativeStore.write, NativeStore.locate, rl.ReplayBuffer.load_state
+_draw = without_replacement._Run.draw
 
 
-def forgets_cuts(storage: NativeStore, env: torch.Tensor) -> None: ...
+def forgets_cuts(storage: NativeStore, env: torch.Tensor, then: Any) -> None:
+    then()
 
 
 def finds_what_is_gone(storage: NativeStore, ids: torch.Tensor) -> torch.Tensor:
@@ -207,8 +209,8 @@ def finds_what_is_gone(storage: NativeStore, ids: torch.Tensor) -> torch.Tensor:
 
 
 def begins_epochs_anew(draws: Any, count: int) -> Any:
-    draws._begin()
-    return Drawn(draws._next(count))
+    draws._ids, draws._at = draws._ids[:0], 0
+    return _draw(draws, count)
 
 
 def restores_no_flags(replay: rl.ReplayBuffer, saved: Any) -> None:

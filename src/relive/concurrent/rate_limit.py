@@ -17,7 +17,6 @@ from relive.fields.vocabulary import suggests_keywords
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View
 
-_KINDS = ("insert", "sample")
 _PAUSES = (0.0002, 0.005)
 """Seconds between two looks at the counts: the first pause, and the longest."""
 
@@ -134,14 +133,24 @@ class RateLimit:
             with self.replay._lock:
                 reason = self.waits_for(kind, rows)
                 if reason is None:
-                    result = call()
-                    self._counts[_KINDS.index(kind)] += rows
-                    return result
+                    return self._counted(kind, rows, call)
             waited = time.monotonic() - start
             if self.timeout is not None and waited >= self.timeout:
                 raise TimeoutError(f"{kind}: waited {waited:.3g} s. {reason}")
             time.sleep(min(pause, inf if self.timeout is None else self.timeout - waited))
             pause = min(2 * pause, _PAUSES[1])
+
+    def _counted(self, kind: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:
+        """Make a call and count its rows; the caller holds the lock."""
+        if kind == "sample":
+            result = call()
+            self._counts[1] += rows
+            return result
+        try:
+            self.replay._inserted = self.inserted + rows  # counted with the write: a signal may come right after it
+            return call()
+        finally:
+            self.replay._inserted = None
 
     def waits_for(self, kind: Literal["insert", "sample"], rows: int) -> str | None:
         """A sentence that says why an insert or a sample of `rows` rows would wait now; None if it would not wait."""

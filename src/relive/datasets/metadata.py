@@ -15,8 +15,8 @@ MOST_BYTES = 1 << 21
 
 
 _SMALL_BUFFER, _EXPANSION = 1 << 24, 1000
-"""A new buffer takes at most so many bytes, and so many times the bytes of its file: deflate, which zip and HDF5 use, and
-videos come near that; bombs exceed it."""
+"""Limits of a new buffer: bytes, and bytes per byte of its file. Deflate, which zip and HDF5 use, and videos come near
+that; bombs exceed it."""
 
 
 def budget(nbytes: int) -> int:

@@ -8,6 +8,7 @@ torch without DLPack's C exchange API the classes of `bridge` stand in for those
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from relive import locking
 from relive.errors import SchemaError, explain
 from relive.kernels import torch_ops
 
@@ -41,6 +43,9 @@ _forced: Literal["torch", "triton"] | None = None
 
 crc32: Callable[..., int] = getattr(_native, "crc32", zlib.crc32)
 """The checksum of bytes, after those whose checksum is the second argument: zlib's, by the fastest code there is."""
+
+complete: Callable[[Callable[[], object]], None] = getattr(_native, "complete", locking.complete)
+"""Make a change that an exception from a signal handler (Ctrl-C) cannot leave half-done: see `locking.complete`."""
 
 
 def backend() -> Literal["native", "torch", "triton"]:
@@ -154,6 +159,13 @@ def lock_bytes() -> int:
 def process_lock(memory: torch.Tensor, is_new: bool, mend: Callable[[], None], seconds: float) -> Any:
     """A re-entrant lock in shared memory; `mend` is called when its last holder died."""
     return native().ProcessLock(buffer_of(memory), is_new, mend, seconds)
+
+
+def guarded_lock(guard: Callable[[], object]) -> Any:
+    """A re-entrant lock of threads. Whoever has taken it calls `guard` first, and has not taken it if that raises."""
+    if _native is None:
+        return locking.GuardedLock(guard)
+    return _native.GuardedLock(threading.RLock(), guard)
 
 
 def exchange() -> bool:

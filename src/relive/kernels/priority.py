@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -70,11 +70,12 @@ class PriorityTree(Protocol):
         ...
 
     def update(
-        self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float
-    ) -> tuple[int, int, float] | None:
-        """`set` to (priority + eps)^alpha, checked: (first bad position or -1, skipped leaves of -1, largest given).
+        self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any
+    ) -> tuple[int, int] | None:
+        """`set` to (priority + eps)^alpha, checked: (first bad position or -1, skipped leaves of -1).
 
-        None: this tree cannot, and nothing has changed. So has nothing after a bad position.
+        The first of `numbers` becomes the largest priority if that is larger. None: this tree cannot, and nothing has
+        changed. So has nothing after a bad position.
         """
         ...
 
@@ -230,7 +231,9 @@ class _TorchTree:
         priorities = self._leaves.index_select(0, leaves)
         return leaves, weights(priorities, self.smallest() if by_smallest else priorities.min(), beta)
 
-    def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float) -> None:
+    def update(
+        self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any
+    ) -> None:
         """It would look at the priorities, which other devices are not asked for."""
 
     def leaves_view(self) -> torch.Tensor:

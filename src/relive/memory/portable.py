@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NamedTuple, NoReturn
 
@@ -16,6 +17,7 @@ import torch
 
 from relive.errors import CheckpointError, InvariantError, SchemaError, explain
 from relive.fields.conversion import with_own_storage
+from relive.kernels import complete
 from relive.memory.device import Memory
 from relive.memory.documents import Node
 from relive.memory.saved import DTYPES, Arrays, Given, Saved, State, bytes_of, dtype_name, memory_of
@@ -67,7 +69,7 @@ class Portable:
             for root, base in vars(self).get("_checkpoints", {}).items():
                 self._checkpoints[root] = base.without_rows()  # they are replaced
             with getattr(self, "_refilled", nullcontext)():
-                taken.fill(self)
+                complete(partial(taken.fill, self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         with self._lock:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from relive.memory.mapped import zeros
-from relive.memory.stream_lock import StreamLock
+from relive.memory.stream_lock import stream_lock
 
 
 class Keeper(Protocol):
@@ -84,4 +84,4 @@ class Heap:
             return torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self._is_pinned)
 
     def lock(self, mend: Callable[[], None]) -> AbstractContextManager[Any]:
-        return StreamLock(self.device) if self.device.type == "cuda" else threading.RLock()
+        return stream_lock(self.device) if self.device.type == "cuda" else threading.RLock()

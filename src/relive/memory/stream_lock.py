@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
 
+from relive import kernels
 
-class StreamLock:
+
+def stream_lock(device: torch.device) -> Any:
     """A re-entrant lock: what its holder launches comes after what earlier holders have launched.
 
     A holder on another stream than the last one lets its stream wait for that one, on the device; the host does not
     wait. While a graph is captured nothing of other streams may be waited for: `torch.cuda.graph` has waited before.
     """
+    return kernels.guarded_lock(_Follower(device))
+
+
+class _Follower:
+    """Lets the stream of a new holder wait for that of the last one."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._lock = device, threading.RLock()
+        self._device = device
         self._last: Any = None
         """The stream of the last holder."""
 
-    def __enter__(self) -> StreamLock:
-        self._lock.acquire()
-        try:
-            self._follow()
-        except BaseException:
-            self._lock.release()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def _follow(self) -> None:
+    def __call__(self) -> None:
         stream = torch.cuda.current_stream(self._device)
         if stream == self._last or torch.cuda.is_current_stream_capturing():
             return

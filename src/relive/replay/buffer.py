@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from os import PathLike
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from relive.fields.conversion import as_numpy_if_cpu, as_tensor, row_ids
 from relive.fields.display import buffer_html, size_text
 from relive.fields.schema import DTYPES, Declaration, Path
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
+from relive.kernels import complete
 from relive.locking import ClosedLock, lock_for, mend_callback
 from relive.memory import Heap, Memory
 from relive.memory.documents import Node
@@ -119,6 +121,8 @@ class ReplayBuffer(Portable):
         self._chooser = None if self.run.is_uniform else self.run
         self._traffic = (room if room.outlives else Heap(torch.device("cpu"))).allocate("traffic", (2,), torch.int64)
         """How many steps and samples a RateLimit has let through."""
+        self._inserted: int | None = None
+        """The number of steps that a RateLimit has let through with the write that it is making."""
         self._lock = lock_for(self, room.lock(mend_callback(self)))
         self._keeper = room.keeper
         if self._keeper is not None:
@@ -223,8 +227,8 @@ class ReplayBuffer(Portable):
     def cut(self, env_ids: Any = None) -> None:
         """The current episodes were abandoned: the coming observation starts a new one."""
         with self._lock:
-            self.storage.cut(self._given.envs(env_ids))
-            self._observers.restarted(env_ids)
+            envs = self._given.envs(env_ids)
+            self.storage.cut(envs, partial(self._observers.restarted, envs))
 
     def clear(self) -> None:
         """Forget every row, priority and open episode; ids go on, and pending resets are remembered.
@@ -232,10 +236,13 @@ class ReplayBuffer(Portable):
         Statistics are of the environments, not of what is stored: their running episodes go on. `cut()` ends these.
         """
         with self._lock:
-            self.storage.clear()
-            self._given.staged.clear()
-            self.run.cleared()
+            complete(self._forget)
             self.commit()
+
+    def _forget(self) -> None:
+        self.storage.clear()
+        self._given.staged.clear()
+        self.run.cleared()
 
     def commit(self) -> None:
         """Wait until everything is on the disk, where the data lives on one (device=Memory.disk(…)).
@@ -295,16 +302,28 @@ class ReplayBuffer(Portable):
     ) -> None:  # fmt: skip
         """Write a step or a block."""
         observers, storage = self._observers, self.storage
-        told = observed_block(storage.memory, observers, leaves, envs, steps) if observers.columns else None
+        then = self.run.written if self.run.wants_touched else None
+        if observers.columns or self._given.staged or self._inserted is not None:
+            tell = None
+            if observers.columns:
+                told = observed_block(storage.memory, observers, leaves, envs, steps)
+                tell = observers.plan(*told, measured, None if envs is None else as_numpy_if_cpu(envs))
+            then = partial(self._follow, then, tell, self._inserted)
         if self._keeper is not None:
             self._keeper.expect(steps or 1)
-        storage.write(leaves, nexts, envs, steps)
-        if self._given.staged:
-            self._given.staged.clear()
-        if self.run.wants_touched:
-            self.run.written()
-        if told is not None:
-            observers.tell(*told, measured, None if envs is None else as_numpy_if_cpu(envs))
+        storage.write(leaves, nexts, envs, steps, then)
+
+    def _follow(
+        self, mark: Callable[[], None] | None, tell: Callable[[], None] | None, inserted: int | None
+    ) -> None:
+        """The rest of a write; doing it twice leads to the same."""
+        self._given.staged.clear()
+        if inserted is not None:
+            self._traffic.numpy()[0] = inserted
+        if mark is not None:
+            mark()
+        if tell is not None:
+            tell()
 
     def _issue_warning(self) -> None:
         """Warn of earlier steps that look like a mistake, before a call changes anything."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -70,23 +70,24 @@ class NativeStore(RowStore):
     # Writing
 
     def write(
-        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
-    ) -> None:
+        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         count = 1 if steps is None else steps
         if self._rows_left < MOST_ROWS * count:
             self._rows_left = self.memory.ring.require_rows_left(count)
         self._few = None
-        status = self._core.write(leaves, nexts, envs, count, steps is not None)
+        self._rows_left -= MOST_ROWS * count
+        status = self._core.write(leaves, nexts, envs, count, steps is not None, then)
         if status >= 0:
             leaves, nexts = self.memory.conformed(leaves, nexts, envs, steps)
-            status = self._core.write(leaves, nexts, envs, count, steps is not None)
+            status = self._core.write(leaves, nexts, envs, count, steps is not None, then)
             if status >= 0:
                 raise self.memory.misplaced(status)
         if status < -1:
             if status not in _DOUBTS:
                 raise self.memory.unstackable(-2 - status)
             self.warning = _DOUBTS[status](self.chains())
-        self._rows_left -= MOST_ROWS * count
 
     def put(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
         self._write_back.write(slots, tuple(leaves.get(i) for i in self.memory.mutable))
@@ -101,9 +102,9 @@ class NativeStore(RowStore):
     def touched(self) -> Touched:
         return torch.tensor(self._core.touched.slots, dtype=torch.int64, device="cpu"), None
 
-    def cut(self, envs: torch.Tensor | None) -> None:
+    def cut(self, envs: torch.Tensor | None, then: Callable[[], None]) -> None:
         self._few = None
-        self.memory.ring.cut(envs)
+        self.memory.ring.cut(envs, then)
 
     def clear(self) -> None:
         self._few = None

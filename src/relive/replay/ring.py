@@ -11,6 +11,7 @@ the ring's device, without a host synchronisation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torch.nn.functional import pad
 
 from relive.errors import explain
+from relive.kernels import complete
 from relive.kernels.constants import count_from
 from relive.memory import Room
 
@@ -262,18 +264,29 @@ class Ring:
         self.kind.copy_(torch.where(torn & (self.kind == TRANSITION), HISTORY, self.kind).to(torch.uint8))
         self.count.copy_((self.kind == TRANSITION).sum(0))
 
-    def cut(self, envs: torch.Tensor | None = None) -> None:
-        """End the open episodes of these environments, or of all, with the newest observation."""
+    def cut(self, envs: torch.Tensor | None = None, then: Callable[[], None] | None = None) -> None:
+        """End the open episodes of these environments, or of all, with the newest observation.
+
+        `then` is the rest of the change: see `kernels.complete`.
+        """
         env = self.first_ids[0] if envs is None else envs
-        kind, pending, is_open = self.kind.view(-1), self.at(self.head[env], env), self.open[env]
-        if self.journal is not None:
-            self.journal[env] = 1 + 2 * self.head[env] + is_open
-        kind[pending] = torch.where(is_open, FINAL, kind[pending]).to(torch.uint8)
-        self.head[env] += is_open.long()
-        self.open[env] = False
-        self.resetting[env] = False
-        if self.journal is not None:
-            self.journal[env] = 0
+        kind, head, is_open = self.kind.view(-1), self.head[env], self.open[env]
+        pending, after = self.at(head, env), head + is_open.long()
+        ended = torch.where(is_open, FINAL, kind[pending]).to(torch.uint8)
+
+        def change() -> None:
+            if self.journal is not None:
+                self.journal[env] = 1 + 2 * head + is_open
+            kind[pending] = ended
+            self.head[env] = after
+            self.open[env] = False
+            self.resetting[env] = False
+            if self.journal is not None:
+                self.journal[env] = 0
+            if then is not None:
+                then()
+
+        complete(change)
 
     def rows_left(self) -> int:
         """How many more rows an environment can be given, at least, whose ids are below 2^63; waits."""

@@ -7,7 +7,7 @@ tensor of the schema; a *field* is what the user declared. -1 is no slot; reader
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
@@ -67,9 +67,13 @@ class ReplayStore(Protocol):
     # Writing
 
     def write(
-        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
-    ) -> None:
-        """Write a step, or a block of `steps` steps in time order, of all environments or of `envs`."""
+        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Write a step, or a block of `steps` steps in time order, of all environments or of `envs`.
+
+        `then` is the rest of the change, as in `kernels.complete`: a signal interrupts neither without the other.
+        """
         ...
 
     def put(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
@@ -84,12 +88,12 @@ class ReplayStore(Protocol):
         """The slots that the last write made transitions or took away, in the order it happened."""
         ...
 
-    def cut(self, envs: torch.Tensor | None) -> None:
-        """The current episodes of these environments (or of all) were abandoned."""
+    def cut(self, envs: torch.Tensor | None, then: Callable[[], None]) -> None:
+        """The current episodes of these environments (or of all) were abandoned. `then` is the rest of the change."""
         ...
 
     def clear(self) -> None:
-        """Forget every row."""
+        """Forget every row; doing it twice leads to the same."""
         ...
 
     def found(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
 from relive.fields.conversion import as_numpy_if_cpu, bits_of
 from relive.fields.invariants import require, require_all
+from relive.kernels import complete
 from relive.kernels.priority import PriorityTree, priority_tree
 from relive.kernels.torch_ops import wide
 from relive.randomness import Randomness
@@ -22,7 +24,7 @@ from relive.replay.ring import MOST_IDS, MOST_ROWS, NO_ID, TRANSITION
 from relive.replay.row_memory import RowMemory
 from relive.replay.row_store import RowStore, never_issued
 from relive.replay.store import Leaves, Touched
-from relive.replay.torch_write_back import rewrite
+from relive.replay.torch_write_back import rewriting
 from relive.replay.torch_writer import TorchWriter, Written
 
 
@@ -58,26 +60,39 @@ class TorchStore(RowStore):
     # Writing
 
     def write(
-        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
-    ) -> None:
+        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         count = 1 if steps is None else steps
         if self._rows_left < MOST_ROWS * count:
             self._rows_left = self.memory.ring.require_rows_left(count)
             self._rows = None
         leaves, nexts = self.memory.conformed(leaves, nexts, envs, steps)
         writer = TorchWriter(self.memory, leaves, nexts, envs, steps is not None, counts=self.counter.is_on)
-        self._drawn = None
-        self._written = writer.write()
-        self._queues.follow(self._written)
-        self._renew_rows()
-        self.is_empty = False
         self._rows_left -= MOST_ROWS * count
+        complete(partial(self._write, writer, self.counter.seen, then))
+        if writer.refusal is not None:
+            raise writer.refusal
         if self.counter.is_on:
-            self.counter.seen += writer.counted
             self.warning = self.counter.doubt(self.counter.seen)
 
+    def _write(self, writer: TorchWriter, seen: Chains, then: Callable[[], None] | None) -> None:
+        """All of a write; after an interruption it goes on where it was."""
+        has_tables, writer.has_tables = writer.has_tables, False
+        self._written = writer.write()
+        if writer.refusal is not None:
+            return
+        self._drawn, self.counter.seen, self.is_empty = None, seen + writer.counted, False
+        if has_tables:
+            self._queues.follow(self._written)
+            self._renew_rows()
+        else:  # they may have followed in part
+            self._forget_tables()
+        if then is not None:
+            then()
+
     def put(self, slots: torch.Tensor, leaves: dict[int, torch.Tensor]) -> None:
-        rewrite(self.memory, slots, leaves)
+        complete(rewriting(self.memory, slots, leaves))
 
     def chains(self) -> Chains:
         """How the steps that were written here are joined."""
@@ -90,8 +105,8 @@ class TorchStore(RowStore):
         slots = [each for step in self._written for each in (step.slots.view(-1), step.left) if each is not None]
         return slots[0] if len(slots) == 1 else torch.cat(slots), None
 
-    def cut(self, envs: torch.Tensor | None) -> None:
-        self.memory.ring.cut(envs)
+    def cut(self, envs: torch.Tensor | None, then: Callable[[], None]) -> None:
+        self.memory.ring.cut(envs, then)
 
     def clear(self) -> None:
         self.memory.ring.clear()

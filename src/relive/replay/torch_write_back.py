@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -10,8 +10,8 @@ from relive.fields.conversion import bits_of
 from relive.replay.row_memory import RowMemory
 
 
-def rewrite(memory: RowMemory, slots: torch.Tensor, leaves: Mapping[int, torch.Tensor]) -> None:
-    """Write K > 0 rows of leaves to flat slots [K]: none for -1, and the last of the rows that a slot is given.
+def rewriting(memory: RowMemory, slots: torch.Tensor, leaves: Mapping[int, torch.Tensor]) -> Callable[[], None]:
+    """A change that writes K > 0 rows of leaves to flat slots [K]: none for -1, the last of those that a slot is given.
 
     A device may write the rows of one slot in any order. So each row takes the values of the last row for its slot, and
     a row without a slot is written as the row of the highest slot is.
@@ -22,6 +22,11 @@ def rewrite(memory: RowMemory, slots: torch.Tensor, leaves: Mapping[int, torch.T
     target = torch.where(slots < 0, highest, slots)
     last = order[torch.searchsorted(ordered, target, right=True) - 1]
     has_row, at = highest >= 0, target.clamp(min=0)
-    for i, values in leaves.items():
-        column = bits_of(memory.leaves[i].flatten(0, 1))
-        column[at] = torch.where(has_row, bits_of(values)[last], column[at])
+    columns = {i: bits_of(memory.leaves[i].flatten(0, 1)) for i in leaves}
+    rows = {i: torch.where(has_row, bits_of(values)[last], columns[i][at]) for i, values in leaves.items()}
+
+    def change() -> None:
+        for i, column in columns.items():
+            column[at] = rows[i]
+
+    return change

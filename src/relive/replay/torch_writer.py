@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,11 +33,28 @@ class Written(NamedTuple):
     """Slots of rows that may no longer be drawn [2 K]; None: they were overwritten."""
 
 
+class Changes:
+    """Assignments that are made later, in their order; making them twice leads to the same."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], Any]] = []
+
+    def add(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        """Call a function of tensors later."""
+        self._calls.append(partial(function, *arguments, **options))
+
+    def make(self) -> None:
+        """Make all changes."""
+        for call in self._calls:
+            call()
+
+
 class TorchWriter:
     """One write into a memory: all of it, or a SchemaError and nothing.
 
-    One step, or with `blocks` several in time order, of all environments or of `envs`. `counts` says whether `counted`
-    tells afterwards how the steps are joined, which waits for the device.
+    One step, or with `blocks` several in time order, of all environments or of `envs`. A step is computed from what is
+    stored, without changing it, and then assigned: `write` may be interrupted anywhere and called again. With `counts`,
+    `counted` tells afterwards how the steps are joined, which waits for the device.
     """
 
     def __init__(
@@ -53,136 +72,153 @@ class TorchWriter:
         ids = self._ring.first_ids[:1] if memory.keeps_next else self._ring.first_ids
         self._first_ids = ids if envs is None else ids[:, envs]
         self._steps, self._next_steps = ([self._lifted(leaf, blocks) for leaf in group] for group in (leaves, nexts))
-        self._blocks = blocks
         ring, self._kind, self._first = self._ring, self._ring.kind.view(-1), self._ring.first.view(-1)
         self._own = (ring.head, ring.open, ring.resetting, ring.count)
         """What the ring knows of these environments: its own tensors, or copies that are put back at the end."""
         if envs is not None:
             self._own = tuple(each[envs] for each in self._own)
         self._head, self._open, self._resetting, self._count = self._own
+        self._written: list[Written] = []
+        """The steps that are stored."""
+        self._coming: tuple[Written, Changes, Chains] | None = None
+        """The step that is being stored, its assignments, and how it is joined."""
+        # Only the stacks of a later step of a block can be refused when something has been written already.
+        undone = memory.stacked and blocks and memory.device.type == "cpu"
+        undo = (*self._own, ring.kind, ring.first, *memory.leaves) if undone else ()
+        self._undo = [(tensor, tensor.clone()) for tensor in undo]
+        self.refusal: SchemaError | None = None
+        """Why nothing was written."""
+        self.has_tables = True
+        """Tables of the stored rows have not begun to follow."""
 
     def write(self) -> list[Written]:
-        """Store the steps."""
-        memory, ring, steps, next_steps = self._memory, self._ring, self._steps, self._next_steps
-        # Only the stacks of a later step of a block can be refused when something has been written already.
-        undone = memory.stacked and self._blocks and memory.device.type == "cpu"
-        undo = (*ring.state.values(), *memory.leaves) if undone else ()
-        before = [tensor.clone() for tensor in undo]
-        written: list[Written] = []
-        for t in range(len(steps[0])):
+        """Store the steps, or those that are left after an interruption."""
+        ring, steps, next_steps = self._ring, self._steps, self._next_steps
+        while self.refusal is None and len(self._written) < len(steps[0]):
+            t = len(self._written)
             try:
-                written.append(self._write_step([leaf[t] for leaf in steps], [leaf[t] for leaf in next_steps]))
-            except SchemaError:
-                for tensor, old in zip(undo, before, strict=True):
-                    tensor.copy_(old)
-                raise
-        if self._envs is not None:
+                if self._coming is None:
+                    self._coming = self._planned([leaf[t] for leaf in steps], [leaf[t] for leaf in next_steps])
+                written, changes, counted = self._coming
+                changes.make()
+                after, counted = [*self._written, written], self.counted + counted
+                self._written, self.counted, self._coming = after, counted, None  # no call: no signal comes
+            except SchemaError as error:
+                self.refusal = error
+        if self.refusal is not None:
+            for tensor, old in self._undo:
+                tensor.copy_(old)
+        elif self._envs is not None:
             for tensor, own in zip((ring.head, ring.open, ring.resetting, ring.count), self._own, strict=True):
                 tensor[self._envs] = own
-        return written
+        return self._written
 
     def _lifted(self, leaf: torch.Tensor, blocks: bool) -> torch.Tensor:
         leaf = leaf if blocks else leaf.unsqueeze(0)
         return leaf if self._memory.lead else leaf.unsqueeze(1)
 
-    def _write_step(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor]) -> Written:
-        memory, ring = self._memory, self._ring
+    def _planned(self, leaves: list[torch.Tensor], nexts: list[torch.Tensor]) -> tuple[Written, Changes, Chains]:
+        """One step as it will be stored, the assignments that store it, and what it adds to `counted`."""
+        memory, ring, changes = self._memory, self._ring, Changes()
+        counted = Chains()
         if self._counts:
             obs, env = [leaves[i] for i in memory.observed], self._first_ids[0]
-            self.counted += of_step(memory, obs, env, self._head, self._open, self._resetting)
+            counted = of_step(memory, obs, env, self._head, self._open, self._resetting)
         reset = self._resetting.clone() if memory.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
-        fresh = self._cut(leaves, nexts, pending, reset)
-        ids = torch.add(self._first_ids, self._head, alpha=ring.num_envs)
+        goes_on = self._continuing(leaves, nexts, pending, reset, changes)
+        head = self._head + (self._open > goes_on)  # of flags: open, and not going on
+        ids = torch.add(self._first_ids, head, alpha=ring.num_envs)
         slots = ids % ring.size
-        left = self._retire(ids, slots)
-        self._kind.index_fill_(0, pending, FINAL)  # or else what the row itself is, which takes this slot if not cut
-        self._write_row(leaves, slots[0], fresh, reset)
+        left, count = self._retire(ids, slots, changes)
+        # The pending row is final, or else what the row itself is, which takes this slot if it is not cut.
+        changes.add(self._kind.index_fill_, 0, pending, FINAL)
+        self._write_row(leaves, slots[0], ~goes_on, reset, changes)
+        changes.add(torch.add, count, 1 if reset is None else ~reset, out=self._count)
         terminated, truncated = (leaves[memory.schema.leaf_indices[name][0]] for name in ("terminated", "truncated"))
         end = terminated | truncated
         if memory.keeps_next:
             for column, leaf in zip(memory.next_leaves, nexts, strict=True):
-                bits_of(column.flatten(0, 1)).index_copy_(0, slots[0], bits_of(leaf))
-            self._head += 1
+                changes.add(bits_of(column.flatten(0, 1)).index_copy_, 0, slots[0], bits_of(leaf))
+            changes.add(torch.add, head, 1, out=self._head)
         else:
-            self._write_next(nexts, slots[1], reset, None if memory.next_step else end)
+            self._write_next(nexts, slots[1], head, reset, None if memory.next_step else end, changes)
         if reset is not None:
-            self._resetting.copy_(end & ~reset)
-        return Written(self._envs, ids, slots, reset, left)
+            changes.add(self._resetting.copy_, end & ~reset)
+        return Written(self._envs, ids, slots, reset, left), changes, counted
 
-    def _cut(
-        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], pending: torch.Tensor, reset: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Let heads pass the pending observations that steps do not start from; returns who starts an episode."""
+    def _continuing(
+        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], pending: torch.Tensor, reset: torch.Tensor | None,
+        changes: Changes,
+    ) -> torch.Tensor:  # fmt: skip
+        """Which steps start from the pending observations, or reset there; heads pass those of the others."""
         memory = self._memory
         same = self._open
         for i in memory.observed if not memory.keeps_next else ():
             same = same & _equal_bits(leaf_at(memory, i, pending), leaves[i])
         if memory.stacked:
-            self._check_stacks(leaves, nexts, same, reset)
-        goes_on = same if reset is None else same | (self._open & reset)
-        self._head += self._open > goes_on  # of flags: open, and not going on
-        return ~goes_on
+            self._check_stacks(leaves, nexts, same, reset, changes)
+        return same if reset is None else same | (self._open & reset)
 
-    def _retire(self, ids: torch.Tensor, slots: torch.Tensor) -> torch.Tensor | None:
-        """Count the transitions that leave the window as rows enter it; mark them where they stay as history."""
+    def _retire(
+        self, ids: torch.Tensor, slots: torch.Tensor, changes: Changes
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Mark the transitions that leave the window as rows enter it, where they stay as history; count the others."""
         ring = self._ring
         stay = ring.slots > ring.alive
         leaving = ((ids - ring.alive * ring.num_envs) % ring.size if stay else slots).view(-1)
         kind = self._kind.index_select(0, leaving)
         leave = kind == TRANSITION
-        self._count -= leave.view(ids.shape).sum(0)
         if stay:
-            self._kind.index_copy_(0, leaving, kind.masked_fill_(leave, HISTORY))
-        return leaving if stay else None
+            changes.add(self._kind.index_copy_, 0, leaving, kind.masked_fill_(leave, HISTORY))
+        return leaving if stay else None, self._count - leave.view(ids.shape).sum(0)
 
     def _write_row(
-        self, leaves: list[torch.Tensor], slots: torch.Tensor, fresh: torch.Tensor, reset: torch.Tensor | None
-    ) -> None:
+        self, leaves: list[torch.Tensor], slots: torch.Tensor, fresh: torch.Tensor, reset: torch.Tensor | None,
+        changes: Changes,
+    ) -> None:  # fmt: skip
         """The step itself: a transition, or final where it only resets."""
         memory = self._memory
         for i, (column, leaf) in enumerate(zip(memory.leaves, leaves, strict=True)):
             flat, kept = bits_of(column.flatten(0, 1)), bits_of(self._kept(i, leaf))
             if reset is not None and i in memory.observed:  # of a reset, what the step before led to
                 kept = torch.where(wide(fresh, kept), kept, flat.index_select(0, slots))
-            flat.index_copy_(0, slots, kept)
+            changes.add(flat.index_copy_, 0, slots, kept)
         if reset is None:
-            self._kind.index_fill_(0, slots, TRANSITION)
-            self._count += 1
+            changes.add(self._kind.index_fill_, 0, slots, TRANSITION)
         else:
-            self._kind.index_copy_(0, slots, reset.view(torch.uint8) + TRANSITION)  # FINAL is one more
-            self._count += ~reset
+            changes.add(self._kind.index_copy_, 0, slots, reset.view(torch.uint8) + TRANSITION)  # FINAL is one more
             fresh |= self._first.index_select(0, slots)  # a reset that a step led to starts an episode
-        self._first.index_copy_(0, slots, fresh)
+        changes.add(self._first.index_copy_, 0, slots, fresh)
 
     def _write_next(
-        self,
-        nexts: list[torch.Tensor],
-        slots: torch.Tensor,
-        starts: torch.Tensor | None,
-        closes: torch.Tensor | None,
-    ) -> None:
+        self, nexts: list[torch.Tensor], slots: torch.Tensor, head: torch.Tensor, starts: torch.Tensor | None,
+        closes: torch.Tensor | None, changes: Changes,
+    ) -> None:  # fmt: skip
         """The next observations as the newest rows: pending, or final where the episode is over."""
         memory = self._memory
         for i, leaf in zip(memory.observed, nexts, strict=True):
-            bits_of(memory.leaves[i].flatten(0, 1)).index_copy_(0, slots, bits_of(self._kept(i, leaf)))
+            flat = bits_of(memory.leaves[i].flatten(0, 1))
+            changes.add(flat.index_copy_, 0, slots, bits_of(self._kept(i, leaf)))
         if starts is None:
-            self._first.index_fill_(0, slots, False)
+            changes.add(self._first.index_fill_, 0, slots, False)
         else:
-            self._first.index_copy_(0, slots, starts)
-        self._head += 1
+            changes.add(self._first.index_copy_, 0, slots, starts)
         if closes is None:
-            self._kind.index_fill_(0, slots, PENDING)
-            self._open.fill_(True)
+            changes.add(self._kind.index_fill_, 0, slots, PENDING)
+            changes.add(torch.add, head, 1, out=self._head)
+            changes.add(self._open.fill_, True)
         else:
-            self._kind.index_copy_(0, slots, PENDING - closes.view(torch.uint8))  # FINAL is one less
-            self._head += closes
-            torch.logical_not(closes, out=self._open)
+            changes.add(self._kind.index_copy_, 0, slots, PENDING - closes.view(torch.uint8))  # FINAL is one less
+            changes.add(torch.add, head + 1, closes, out=self._head)
+            changes.add(torch.logical_not, closes, out=self._open)
 
     def _check_stacks(
-        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], same: torch.Tensor, reset: torch.Tensor | None
-    ) -> None:
+        self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], same: torch.Tensor, reset: torch.Tensor | None,
+        changes: Changes,
+    ) -> None:  # fmt: skip
         memory = self._memory
+        broken = memory.broken
         reset = torch.zeros_like(same) if reset is None else reset
         for place, i in enumerate(memory.observed):
             field = memory.schema.fields[i]
@@ -193,11 +229,13 @@ class TorchWriter:
             bad = ~(same | reset | _equal_bits(stack[:, :-1], padding.expand_as(stack[:, :-1])))
             bad_next = ~(reset | _equal_bits(follower[:, :-1], stack[:, 1:]))
             if memory.device.type != "cpu":
-                memory.broken += (bad | bad_next).sum()
+                broken = broken + (bad | bad_next).sum()
             elif bad.any():
                 raise memory.unstackable(i)
             elif bad_next.any():
                 raise memory.unstackable(len(memory.leaves) + place)
+        if broken is not memory.broken:
+            changes.add(memory.broken.copy_, broken)
 
     def _kept(self, column: int, leaf: torch.Tensor) -> torch.Tensor:
         """What is stored of a leaf: all of it, or the newest frame of a stack."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from relive import lazy
 from relive.fields.assembly import assemble, checked_targets
+from relive.kernels import complete
 from relive.kernels.priority import PriorityTree
 from relive.kernels.triton.draw import draw_slots
 from relive.kernels.triton.priority_tree import TritonTree
@@ -54,8 +56,9 @@ class TritonStore(TorchStore):
     # Writing
 
     def write(
-        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None
-    ) -> None:
+        self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         count = 1 if steps is None else steps
         if self._rows_left < MOST_ROWS * count:
             self._rows_left = self.memory.ring.require_rows_left(count)
@@ -68,6 +71,8 @@ class TritonStore(TorchStore):
         self._forget_tables()
         self.is_empty = False
         self._rows_left -= MOST_ROWS * count
+        if then is not None:
+            complete(then)
 
     def _room_for_touched(self, steps: int, writers: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         if not self._keeps_touched:

@@ -15,6 +15,7 @@ from relive.fields.buffer_schemas import MADE_BY_ROLLOUT, agents_of
 from relive.fields.conversion import as_tensor, convert, path_name
 from relive.fields.invariants import require, same_bits
 from relive.fields.schema import Field, Path, named_leaves
+from relive.kernels import complete
 from relive.memory.saved import Saved, State
 from relive.rollout.episode_flags import EpisodeFlags
 from relive.rollout.storage import Storage
@@ -43,9 +44,13 @@ class Advantages:
             leaves = observation_leaves(self._schema, last_obs, lead, storage.device, prefix="last_")
             last["obs"] = [leaf.clone() for leaf in leaves]
         targets = self._estimated(steps, last["value"], final_value, bootstrap, gamma, lam)
-        self.last.keep(last)
-        self.last.write()
-        storage.attach(targets)
+
+        def change() -> None:
+            self.last.keep(last)
+            self.last.write()
+            storage.attach(targets)
+
+        complete(change)
 
     def _require_values(self, steps: int) -> None:
         """Refuse to estimate where the steps have no value, or where a reward has none."""

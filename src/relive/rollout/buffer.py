@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from os import PathLike
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from relive.fields.buffer_schemas import OPTIONAL, rollout_schema
 from relive.fields.display import buffer_html
 from relive.fields.schema import Declaration, Path, positive
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
+from relive.kernels import complete
 from relive.kernels.sequence_reader import Layout
 from relive.locking import lock_for
 from relive.memory import Memory
@@ -132,10 +134,15 @@ class RolloutBuffer(Portable):
             if row == self.num_steps:
                 raise _full(row)
             found = None if final_obs is None else self._flags.of_add(row, final_obs, terminated, truncated)
-            storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            if found is not None or self._flags.is_observed:
-                self._follow(row, found, _NOTHING)
-            storage.commit(row)
+            try:
+                storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
+                if found is not None or self._flags.is_observed:
+                    self._follow(row, found, _NOTHING)
+                else:
+                    storage.commit(row)
+            except BaseException:
+                complete(self._advantages.last.write_again)
+                raise
 
     def add_step(
         self, obs: Any = None, action: Any = None, step: tuple[Any, Any, Any, Any, Mapping[str, Any]] | None = None,
@@ -155,16 +162,23 @@ class RolloutBuffer(Portable):
             refuse_reused_obs(self._schema, obs, next_obs)
             measured = self._observers.measured(info, storage.lead, self.autoreset)
             found = self._flags.of_step(row, unpacked)
-            storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
-            self._follow(row, found, measured)
-            storage.commit(row)
+            try:
+                storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
+                self._follow(row, found, measured)
+            except BaseException:
+                complete(self._advantages.last.write_again)
+                raise
 
     def stage(self, **fields: Any) -> None:
         """Copy some fields of the coming step now, before the environment overwrites them; `add` gives the others."""
         with self._lock:
             if self.is_full:
                 raise _full(self.num_steps)
-            self._storage.stage(fields)
+            try:
+                self._storage.stage(fields)
+            except BaseException:
+                complete(self._advantages.last.write_again)
+                raise
 
     def lend(self) -> lazy.TensorDict:
         """All of the memory as a TensorDict `[N, T + 1]`, for a collector that writes steps there itself.
@@ -186,11 +200,17 @@ class RolloutBuffer(Portable):
             storage = self._storage
             storage.adopt()
             self._advantages.last.keep({})  # the collector may have written a newer one
-            self._flags.tell_rows(storage.num_stored, count)
-            self._empty()
-            storage.take_back(count)
-            self._flags.take_back()
-            self._advantages.last.keep({name: storage.row(name, count) for name in ("value", "obs")})
+            tell = self._flags.plan_rows(storage.num_stored, count)
+            last = {name: storage.row(name, count) for name in ("value", "obs")}
+
+            def change() -> None:
+                tell()
+                self._empty()
+                storage.take_back(count)
+                self._flags.take_back()
+                self._advantages.last.keep(last)
+
+            complete(change)
 
     def clear(self, *, restarted: bool = False) -> None:
         """Forget the stored steps and what was attached; the environments' pending resets are remembered.
@@ -200,12 +220,17 @@ class RolloutBuffer(Portable):
         running episodes will not be finished.
         """
         with self._lock:
-            if restarted:
-                self._flags.restarted()
-                self._observers.restarted()
-            elif self._storage.num_stored:
-                self._flags.go_on()
-            self._empty()
+            coming = None if restarted or not self._storage.num_stored else self._flags.coming()
+
+            def change() -> None:
+                if restarted:
+                    self._flags.restarted()
+                    self._observers.restarted()
+                elif coming is not None:
+                    self._flags.go_on(*coming)
+                self._empty()
+
+            complete(change)
 
     def save(self, path: str | PathLike[str], *, keep: int = 2) -> int:
         """Write a checkpoint below the folder `path`, whole or not at all, and return its number.
@@ -223,12 +248,14 @@ class RolloutBuffer(Portable):
         self._flags.begin()
 
     def _follow(self, row: int, found: Found | None, measured: Mapping[str, Any]) -> None:
-        """Let every part take in a row that was written; if observers refuse it, nothing has changed for anybody."""
-        try:
-            self._flags.commit(row, found, measured)
-        except BaseException:
-            self._advantages.last.write_again()
-            raise
+        """Make a written row a stored step, and let every part take it in; if observers refuse it, none has."""
+        flags = self._flags.plan(row, found, measured)
+
+        def change() -> None:
+            flags()
+            self._storage.commit(row)
+
+        complete(change)
 
     # Targets
 
@@ -267,7 +294,7 @@ class RolloutBuffer(Portable):
         """
         with self._lock:
             trees = [*({} if named is None else named).items(), *fields.items()]
-            self._storage.attach(attachable(trees, self._storage))
+            complete(partial(self._storage.attach, attachable(trees, self._storage)))
 
     # Reading
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,13 +48,17 @@ class EpisodeFlags:
         self.resetting.zero_()
         self.starting.fill_(True)
 
-    def go_on(self) -> None:
-        """The next rollout begins after the stored steps."""
+    def coming(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Where the row after the stored steps starts an episode [N], and where it resets."""
         steps = self._storage.num_stored
-        # One row further than what is stored: whether the coming one starts an episode, and whether it resets.
-        self.starting.copy_(self.starts(steps + 1)[-1])
-        if self.has_reset_rows:
-            self.resetting.copy_(self.resets(steps + 1)[-1])
+        starting = self.starts(steps + 1)[-1].clone()
+        return starting, self.resets(steps + 1)[-1].clone() if self.has_reset_rows else None
+
+    def go_on(self, starting: torch.Tensor, resetting: torch.Tensor | None) -> None:
+        """The next rollout begins after the stored steps, with a row that is `coming`."""
+        self.starting.copy_(starting)
+        if resetting is not None:
+            self.resetting.copy_(resetting)
 
     # Rows
 
@@ -135,27 +139,44 @@ class EpisodeFlags:
         )
         return (cut & ~ended).nonzero().squeeze(1).tolist()
 
-    def commit(self, row: int, found: Found | None, measured: Mapping[str, Any]) -> None:
-        """Take in a row that was written; if observers refuse it, nothing has changed."""
+    def plan(self, row: int, found: Found | None, measured: Mapping[str, Any]) -> Callable[[], None]:
+        """A change that takes in a row that was written; calling it twice leads to the same."""
+        tell, coming = None, self._coming
         if self.is_observed:
-            self._tell(row, self._storage.missing, measured)
-        if found is not None:
-            self.final_observations.keep(found)
+            tell, coming = self._planned(row, self._storage.missing, measured, coming)
+        finals = self.final_observations.with_others(found)
 
-    def tell_rows(self, start: int, stop: int) -> None:
-        """Tell observers of rows that somebody else wrote, with every field."""
+        def change() -> None:
+            if tell is not None:
+                tell()
+            self._coming = coming
+            self.final_observations.replace(finals)
+
+        return change
+
+    def plan_rows(self, start: int, stop: int) -> Callable[[], None]:
+        """A change that tells observers of rows that somebody else wrote, with every field, once."""
+        plans, coming = [], self._coming
         for row in range(start, stop if self.is_observed else 0):
-            self._tell(row, frozenset(), {})
+            tell, coming = self._planned(row, frozenset(), {}, coming)
+            plans.append(tell)
 
-    def _tell(self, row: int, missing: frozenset[str], measured: Mapping[str, Any]) -> None:
-        """Tell observers of a row that was written, but for the fields that its step did not give."""
+        def change() -> None:
+            for tell in plans:
+                tell()
+
+        return change
+
+    def _planned(
+        self, row: int, missing: frozenset[str], measured: Mapping[str, Any], coming: Any
+    ) -> tuple[Callable[[], None], Any]:
+        """What tells observers of a row that was written, but for the fields that its step did not give; and which
+        environments only reset in the row after it."""
         storage, observers = self._storage, self._observers
         paths = storage.schema.paths
         block = {i: storage.array(i, row) for i in observers.columns if paths[i][0] not in missing}
-        mask = ~self._coming if self.has_reset_rows else None
-        observers.tell(block, mask, measured)
-        if mask is not None:
-            self._coming = observers.ended(block) & mask
+        mask = ~coming if self.has_reset_rows else None
+        return observers.plan(block, mask, measured), coming if mask is None else observers.ended(block) & mask
 
     def take_back(self) -> None:
         """Go on after rows that somebody else wrote."""
@@ -224,9 +245,13 @@ class FinalObservations:
             return None
         return Found(step, envs, leaves if self._storage.lead else [leaf.unsqueeze(0).clone() for leaf in leaves])
 
-    def keep(self, found: Found) -> None:
-        """Make what was found part of the rollout."""
-        self._found.append(found)
+    def with_others(self, found: Found | None) -> list[Found]:
+        """All of them, and what was found."""
+        return self._found if found is None else [*self._found, found]
+
+    def replace(self, found: list[Found]) -> None:
+        """Make these the final observations of the rollout."""
+        self._found = found
 
     def clear(self) -> None:
         """Forget them."""
@@ -268,7 +293,7 @@ class FinalObservations:
         for i, (step, env) in enumerate(places):
             if not (0 <= step < steps and 0 <= env < num_envs):
                 raise Node("state: finals.places", [step, env]).wrong("a stored step and its environment")
-            self.keep(Found(step, [env], [leaf[i : i + 1] for leaf in leaves]))
+            self._found.append(Found(step, [env], [leaf[i : i + 1] for leaf in leaves]))
 
     def check(self) -> None:
         """Verify that each belongs to a truncated step, and that they are in order."""

@@ -173,8 +173,9 @@ class Storage:
     def commit(self, row: int) -> None:
         """Make the written row a stored step."""
         if self.staged or self.attached:
-            self.staged.clear()
-            self.attached.clear()
+            staged: set[str] = set()
+            self.staged, self.attached, self.num_stored = staged, {}, row + 1  # without a call: no signal comes between
+            return
         self.num_stored = row + 1
 
     def take_back(self, steps: int) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import convert, device_of, env_numbers, numpy_view, restored_snapshot
 from relive.fields.invariants import require, require_all, require_form
@@ -63,16 +64,15 @@ class EpisodeStats:
         self._columns = ("step", *self._sums, "terminated", *self.reasons)
         self._lead = () if self.num_envs is None else (self.num_envs,)
         self._lock = threading.Lock()
-        self.device = device_of(device)
-        envs = self.num_envs or 1
+        device, envs = device_of(device), self.num_envs or 1
         # float64: a return keeps its digits over long episodes, and every count is exact.
-        self._tensors = {
-            "open": torch.zeros((len(self._sums), envs), dtype=torch.float64, device=self.device),
+        tensors = {
+            "open": torch.zeros((len(self._sums), envs), dtype=torch.float64, device=device),
             # One row more than the window: what is written there is written nowhere, and needs no synchronisation.
-            "ring": torch.zeros((self.window + 1, len(self._columns)), dtype=torch.float64, device=self.device),
-            "counts": torch.zeros(2, dtype=torch.int64, device=self.device),
+            "ring": torch.zeros((self.window + 1, len(self._columns)), dtype=torch.float64, device=device),
+            "counts": torch.zeros(2, dtype=torch.int64, device=device),
         }
-        self._bind()
+        self._bind(tensors)
 
     def __repr__(self) -> str:
         summary = self.summary()
@@ -83,23 +83,25 @@ class EpisodeStats:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_lock", "_ops", "_open", "_ring", "_counts", "_none", "_tensors")
+        left_out = ("_lock", "_ops", "_open", "_ring", "_counts", "_none", "_tensors", "_version")
         kept = {name: value for name, value in vars(self).items() if name not in left_out}
         return kept | {"_packed": packed(self.snapshot())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         arrays = unpacked(state.pop("_packed"))
         vars(self).update(state, _lock=threading.Lock())
-        self._tensors = {name: tensor.to(self.device) for name, tensor in arrays.items()}
-        self._bind()
+        self._bind({name: tensor.to(self.device) for name, tensor in arrays.items()})
 
-    def _bind(self) -> None:
-        """Find the memory again: numpy is much faster than torch for few numbers, and both write the same formulas."""
-        self.device = self._tensors["open"].device  # "cuda" is "cuda:0"
-        self._ops: Any = _array_library(self.device)
-        arrays: Any = [x.numpy() if self._ops is np else x for x in self._tensors.values()]
-        self._open, self._ring, self._counts = arrays
-        self._none = self._as_array(torch.zeros(self.num_envs or 1, dtype=torch.bool, device=self.device))
+    def _bind(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Keep the counts in other memory; numpy is much faster than torch for few numbers, with the same formulas."""
+        device = tensors["open"].device  # "cuda" is "cuda:0"
+        ops: Any = _array_library(device)
+        none = torch.zeros(self.num_envs or 1, dtype=torch.bool, device=device)
+        arrays: Any = [x.numpy() if ops is np else x for x in (*tensors.values(), none)]
+        version = object()
+        # Assignments without a call: no signal comes between them.
+        self._tensors, self.device, self._ops, self._version = tensors, device, ops, version
+        self._open, self._ring, self._counts, self._none = arrays
 
     def _as_array(self, tensor: torch.Tensor) -> Any:
         return tensor.numpy() if self._ops is np else tensor
@@ -122,6 +124,13 @@ class EpisodeStats:
         `reasons` is a flag [N] for each name, or a name or None for each environment; they count where an episode ends.
         An episode that is both terminated and truncated is terminated.
         """
+        self.plan([self.step(reward, terminated, truncated, mask=mask, metrics=metrics, reasons=reasons)])()
+
+    def step(
+        self, reward: Any, terminated: Any, truncated: Any, *, mask: Any = None,
+        metrics: Mapping[str, Any] | None = None, reasons: Any = None,
+    ) -> _Step:  # fmt: skip
+        """One step of every environment, checked; see `update`."""
         gained = [self._given("reward", NUMBER, reward), *self._metrics_of(metrics)]
         flags = [self._given("terminated", FLAG, terminated), *self._reasons_of(reasons)]
         ended = flags[0] | self._given("truncated", FLAG, truncated)
@@ -130,27 +139,47 @@ class EpisodeStats:
             played = self._given("mask", FLAG, mask)
             ended = ended & played
             gained = [self._ops.where(played, x, 0.0) for x in gained]
+        return _Step((gained[0], played, *gained[1:]), flags, ended, len(ended) if mask is None else played.sum())
+
+    def plan(self, steps: Sequence[_Step]) -> PlannedSteps:
+        """Steps in time order, to be counted when the plan is called."""
         with self._lock:
-            if self._ops is np and self._counts[1] > _MOST_STEPS - len(ended):  # elsewhere nobody looks
-                got = f"{self.num_steps} and {len(ended)} more"
+            return PlannedSteps(self, steps, self._changed(steps))
+
+    def _changed(self, steps: Sequence[_Step]) -> _Changes:
+        """What the counts will be after these steps; the caller holds the lock."""
+        running, counts = (x.clone() if self._ops is torch else x.copy() for x in (self._open, self._counts))
+        finished: list[tuple[Any, Any]] = []
+        for gained, flags, ended, count in steps:
+            if self._ops is np and counts[1] > _MOST_STEPS - len(ended):  # elsewhere nobody looks
+                got = f"{int(counts[1])} and {len(ended)} more"
                 raise OverflowError(explain("update", "at most 2^53 steps", got, "Call clear()."))
-            for i, x in enumerate((gained[0], played, *gained[1:])):
-                self._open[i] += x
-            self._counts[1] += len(ended) if mask is None else played.sum()
+            for i, x in enumerate(gained):
+                running[i] += x
+            counts[1] += count
             # Looking is free on the host. Elsewhere it would be a synchronisation: all rows go on, and few are kept.
             at: Any = ended.nonzero()[0] if self._ops is np else slice(None)
             if self._ops is torch or len(at):
-                self._finish(at, ended[at], [flag[at] for flag in flags])
+                finished.append(self._finished_at(at, ended[at], [flag[at] for flag in flags], running, counts))
+        return _Changes(self._version, running, counts, finished)
 
-    def _finish(self, at: Any, ended: Any, flags: list[Any]) -> None:
-        """Move the episodes that ended, of the environments `at`, into the ring."""
+    def _finished_at(self, at: Any, ended: Any, flags: list[Any], running: Any, counts: Any) -> tuple[Any, Any]:
+        """The places in the ring, and the rows there, of the episodes that ended in the environments `at`."""
         rank = ended.cumsum(0)
         kept = ended & (rank > rank[-1] - self.window)
-        slots = self._ops.where(kept, (self._counts[0] + rank - 1) % self.window, self.window)
-        sums = self._open[:, at]
-        self._ring[slots] = self._ops.stack([self._counts[1] + 0 * rank, *sums, *flags], 1)
-        self._counts[0] += rank[-1]
-        self._open[:, at] = self._ops.where(ended, 0.0, sums)
+        slots = self._ops.where(kept, (counts[0] + rank - 1) % self.window, self.window)
+        sums = running[:, at]
+        rows = self._ops.stack([counts[1] + 0 * rank, *sums, *flags], 1)
+        counts[0] += rank[-1]
+        running[:, at] = self._ops.where(ended, 0.0, sums)
+        return slots, rows
+
+    def _assign(self, changes: _Changes) -> None:
+        self._version = changes
+        self._open[:] = changes.running
+        for slots, rows in changes.finished:
+            self._ring[slots] = rows
+        self._counts[:] = changes.counts
 
     def _given(self, name: str, field: Field, value: Any) -> Any:
         if self._ops is np:
@@ -184,13 +213,13 @@ class EpisodeStats:
         """The running episodes were abandoned (of these environments, or of all): they will never be finished."""
         at = slice(None) if env_ids is None else self._as_array(env_numbers(env_ids, self.num_envs, self.device))
         with self._lock:
+            self._version = object()
             self._open[:, at] = 0.0
 
     def clear(self) -> None:
         """Forget all episodes, the running ones too."""
         with self._lock:
-            for tensor in self._tensors.values():
-                tensor.zero_()
+            self._bind({name: torch.zeros_like(tensor) for name, tensor in self._tensors.items()})
 
     # Reading
 
@@ -275,8 +304,7 @@ class EpisodeStats:
         """Move to another device, where the coming steps will be; returns itself."""
         there = device_of(device)
         with self._lock:
-            self._tensors = {name: tensor.to(there) for name, tensor in self._tensors.items()}
-            self._bind()
+            self._bind({name: tensor.to(there) for name, tensor in self._tensors.items()})
         return self
 
     def config(self) -> dict[str, Any]:
@@ -290,8 +318,7 @@ class EpisodeStats:
     def load_state(self, saved: Saved) -> None:
         """Continue from a saved state of statistics with the same arguments."""
         with self._lock:
-            self._tensors = saved.arrays_like(self._tensors)
-            self._bind()
+            self._bind(saved.arrays_like(self._tensors))
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Everything that steps change, as tensors of its own."""
@@ -301,8 +328,49 @@ class EpisodeStats:
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
         """Go back to a snapshot, of these statistics or of others with the same arguments."""
         with self._lock:
-            self._tensors = restored_snapshot("EpisodeStats", snapshot, self._tensors)
-            self._bind()
+            self._bind(restored_snapshot("EpisodeStats", snapshot, self._tensors))
+
+
+class _Step(NamedTuple):
+    """One step of every environment."""
+
+    gained: tuple[Any, ...]
+    """What is added to each sum of the running episodes."""
+    flags: list[Any]
+    ended: Any
+    count: Any
+    """How many environments took it."""
+
+
+class _Changes(NamedTuple):
+    """Statistics as they will be."""
+
+    version: object
+    """The statistics that they are computed from."""
+    running: Any
+    counts: Any
+    finished: list[tuple[Any, Any]]
+    """Places in the ring, and the rows there."""
+
+
+class PlannedSteps:
+    """Steps that are counted once, all of them or none, however often this is called: a signal may interrupt it."""
+
+    def __init__(self, stats: EpisodeStats, steps: Sequence[_Step], changes: _Changes) -> None:
+        self._stats, self._steps, self._changes = stats, steps, changes
+        self._is_done = False
+
+    def __call__(self) -> None:
+        with self._stats._lock:
+            if self._is_done:
+                return
+            if self._changes.version is not self._stats._version:  # somebody else has changed them since
+                self._changes = self._stats._changed(self._steps)
+            kernels.complete(self._assign)
+
+    def _assign(self) -> None:
+        self._stats._assign(self._changes)
+        self._is_done = True
 
 
 def _array_library(device: torch.device) -> Any:

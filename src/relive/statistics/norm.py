@@ -92,6 +92,11 @@ class RunningNorm:
     @torch.no_grad()
     def update(self, x: Any, mask: Any = None) -> None:
         """Take in the rows of `x` […, *shape], over all leading axes; those where `mask` […] is False are ignored."""
+        self.plan(x, mask)()
+
+    @torch.no_grad()
+    def plan(self, x: Any, mask: Any = None) -> PlannedRows:
+        """Rows that are taken in when the plan is called; see `update`."""
         x, lead = self._checked(x)
         kept = None if mask is None else convert("mask", FLAG, mask, lead, self.device)
         # A copy of our own, worked on in place: at thousands of rows the time goes into fresh memory.
@@ -104,29 +109,14 @@ class RunningNorm:
         rows.sub_(mean)
         if ignored is not None:
             rows.masked_fill_(ignored, 0.0)
-        self._merge(count, mean, rows.square_().sum(0))
+        return PlannedRows(self, (count, mean, rows.square_().sum(0)))
 
     def merge(self, other: RunningNorm) -> None:
         """Take in everything that `other` was told, as if it had been told here."""
         shape = other.shape if isinstance(other, RunningNorm) else type(other).__name__
         if shape != self.shape:
             raise SchemaError(explain("merge", f"a norm of shape {self.shape}", shape, "Merge norms of equal shape."))
-        self._merge(*(tensor.to(self.device) for tensor in other._state.values()))
-
-    def _merge(self, count: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:
-        with self._lock:
-            before = self._state
-            total = before["count"] + count
-            if total.device.type == "cpu" and total >= _MOST_ROWS:  # elsewhere nobody looks
-                got = f"{self.count} and {int(count)} more"
-                raise OverflowError(explain("update", "fewer than 2^53 rows", got, "Call clear()."))
-            share = count / total.clamp(min=1)
-            apart = mean - before["mean"]
-            self._state = {
-                "count": total,
-                "mean": before["mean"] + apart * share,
-                "squares": before["squares"] + squares + apart.square() * (before["count"] * share),
-            }
+        PlannedRows(self, tuple(tensor.to(self.device) for tensor in other._state.values()))()
 
     def clear(self) -> None:
         """Forget every row."""
@@ -261,6 +251,39 @@ class RunningNorm:
         """Go back to a snapshot, of this norm or of another of the same shape."""
         with self._lock:
             self._state = restored_snapshot("RunningNorm", snapshot, self._state)
+
+
+class PlannedRows:
+    """Rows that a norm takes in once, however often this is called: a signal may interrupt it."""
+
+    def __init__(self, norm: RunningNorm, moments: tuple[torch.Tensor, ...]) -> None:
+        self._norm, self._moments = norm, moments
+        self._before = norm._state
+        self._after = self._merged()
+        self._is_done = False
+
+    def __call__(self) -> None:
+        with self._norm._lock:
+            if self._is_done:
+                return
+            if self._norm._state is not self._before:  # somebody else has changed it since
+                self._before = self._norm._state
+                self._after = self._merged()
+            self._norm._state, self._is_done = self._after, True  # without a call: no signal comes between
+
+    def _merged(self) -> dict[str, torch.Tensor]:
+        before, (count, mean, squares) = self._before, self._moments
+        total = before["count"] + count
+        if total.device.type == "cpu" and total >= _MOST_ROWS:  # elsewhere nobody looks
+            got = f"{int(before['count'])} and {int(count)} more"
+            raise OverflowError(explain("update", "fewer than 2^53 rows", got, "Call clear()."))
+        share = count / total.clamp(min=1)
+        apart = mean - before["mean"]
+        return {
+            "count": total,
+            "mean": before["mean"] + apart * share,
+            "squares": before["squares"] + squares + apart.square() * (before["count"] * share),
+        }
 
 
 Norms: TypeAlias = Mapping[str, RunningNorm] | Mapping[Path, RunningNorm] | Mapping[str | Path, RunningNorm]

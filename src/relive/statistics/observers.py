@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import add
 from typing import Any
@@ -77,21 +77,30 @@ class Observers:
         told = {name: info_numbers(info or {}, name, lead, self._device, mode) for name in self._asked}
         return {name: as_numpy_if_cpu(value.view(1, -1)) for name, value in told.items() if value is not None}
 
-    def tell(self, block: Mapping[int, Any], mask: Any, measured: Mapping[str, Any], envs: Any = None) -> None:
-        """Steps in time order: columns [T, K, …] of the environments `envs` (or of all), transitions where `mask`.
+    def plan(
+        self, block: Mapping[int, Any], mask: Any, measured: Mapping[str, Any], envs: Any = None
+    ) -> Callable[[], None]:
+        """A function that tells all observers of some steps, once, however often it is called.
 
+        Steps are in time order: columns [T, K, …] of the environments `envs` (or of all), transitions where `mask`.
         Everything is as `as_numpy_if_cpu` makes it. A field that the steps did not give is not in the block. `measured`
         belongs to a block of one step.
         """
+        plans: list[Callable[[], None]] = []
         if self.stats is not None:
-            self._tell_stats(self.stats, block, mask, measured, envs)
-        for column, norm in self._norms.items():
-            if column in block:
-                norm.update(block[column], mask)
+            plans.append(self.stats.plan(self._steps(self.stats, block, mask, measured, envs)))
+        plans += [norm.plan(block[column], mask) for column, norm in self._norms.items() if column in block]
 
-    def _tell_stats(
+        def tell() -> None:
+            for plan in plans:
+                plan()
+
+        return tell
+
+    def _steps(
         self, stats: EpisodeStats, block: Mapping[int, Any], mask: Any, measured: Mapping[str, Any], envs: Any
-    ) -> None:
+    ) -> list[Any]:
+        """The steps of a block as the statistics count them."""
         named = {name: block[column] for name, column in self._fields.items() if column in block}
         named.update(measured)
         named["reward"] = _of_all_agents([block[column] for column in self._rewards])
@@ -99,11 +108,14 @@ class Observers:
             named["mask"] = mask
         elif envs is not None:
             named["mask"] = named["terminated"] | True
+        steps = []
         for t in range(len(named["reward"])):
             step = {name: self._whole(values[t], envs) for name, values in named.items()}
             metrics = {name: step[name] for name in stats.metrics if name in step}
             reasons = {name: step[name] != 0 for name in stats.reasons if name in step}
-            stats.update(*(step[name] for name in _STEP), mask=step.get("mask"), metrics=metrics, reasons=reasons)
+            flags = (step[name] for name in _STEP)
+            steps.append(stats.step(*flags, mask=step.get("mask"), metrics=metrics, reasons=reasons))
+        return steps
 
     def ended(self, block: Mapping[int, Any]) -> Any:
         """Which steps of a block end an episode [T, K], by their flags."""

@@ -19,7 +19,6 @@ from relive.errors import SchemaError, explain
 from relive.fields.conversion import path_name
 from relive.fields.schema import leaves_of
 
-
 _MOST_METADATA = 1 << 24
 """The longest metadata.json: the limits of every pixel of an image are in it."""
 _MOST_NUMBERS = 1 << 22

@@ -7,7 +7,6 @@ import math
 import mmap
 import os
 import re
-import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
-from relive.locking import ClosedLock
 from relive.memory.disk.records import NAMES, READERS, Record, newest
 from relive.memory.documents import reader_of
 from relive.memory.files import Files, unreadable
@@ -220,22 +218,6 @@ class Folder:
         """Let others have the folder."""
         self.is_open = False
         self._end()
-
-
-class Door:
-    """A re-entrant lock that nobody passes once the folder is closed, not even who waited for it meanwhile."""
-
-    def __init__(self, folder: Folder) -> None:
-        self._lock, self._folder = threading.RLock(), folder
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        if not self._folder.is_open:
-            self._lock.release()
-            ClosedLock().__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 _held: weakref.WeakSet[_Holdings] = weakref.WeakSet()

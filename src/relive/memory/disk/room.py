@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from relive import kernels
 from relive.errors import CheckpointError, explain
+from relive.locking import ClosedLock
 from relive.memory.disk import records
-from relive.memory.disk.folder import ROWS, Door, Folder
+from relive.memory.disk.folder import ROWS, Folder
 from relive.memory.disk.owner import Owner
 from relive.memory.disk.records import Record, dump
 from relive.memory.saved import bytes_of
@@ -43,6 +45,8 @@ class DiskRoom:
         """The open files of commits."""
         self._left = self._due = self._until_behind = math.inf
         """Rows that may be written, and time that may pass, before a commit; steps before the disk is told to begin."""
+        self._is_closing = False
+        """The last record says that the buffer is closed."""
         self.in_order = folder.in_order
 
     @property
@@ -50,7 +54,14 @@ class DiskRoom:
         return self
 
     def lock(self, mend: Callable[[], None]) -> AbstractContextManager[Any]:
-        return Door(self._folder)
+        return kernels.guarded_lock(self._enter)
+
+    def _enter(self) -> None:
+        """Called by whoever has taken the lock, maybe after a wait for somebody who has closed the folder meanwhile."""
+        if not self._folder.is_open:
+            ClosedLock().__enter__()
+        if self._is_closing:  # a close() that was interrupted
+            self._commit(0, is_closed=False)
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         with self._folder.or_let_go():
@@ -106,13 +117,15 @@ class DiskRoom:
         record = self._record(reach, is_closed)
         try:
             self._folder.sync()
+            self._is_closing |= is_closed
             self._write(record)
         except OSError as error:
             remedy = "Check the disk; everything committed before is intact."
             raise CheckpointError(
                 explain(f"commit to {self._folder.root}", "a writable disk", error, remedy)
             ) from error
-        self._number, self._committed, self._reach = record.number, self._owner.head.clone(), reach
+        head = self._owner.head.clone()
+        self._number, self._committed, self._reach, self._is_closing = record.number, head, reach, is_closed
         self._left, self._due = reach - coming, time.monotonic() + COMMIT_SECONDS
         self._until_behind = self._slots_behind
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from relive import kernels
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.conversion import as_numpy_if_cpu
 from relive.fields.invariants import require, require_all
@@ -84,23 +86,27 @@ class PriorityRun(Draws):
         return settings.beta_after(self._num_drawn)
 
     def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor | int:
-        done = self.tree.update(slots, priority, self._settings.alpha, self._settings.eps)
+        done = self.tree.update(slots, priority, self._settings.alpha, self._settings.eps, self._numbers)
         if done is not None and done[0] < 0:
-            self._largest = max(self._largest, done[2])
             return done[1]
         values, mass = self._settings.accept(priority, len(slots))
         is_gone = slots < 0
+        largest = self._largest
         if len(values):
-            self._accept(as_numpy_if_cpu(values.masked_fill(is_gone, 0.0)).max())
-        self.tree.set(slots.masked_fill(is_gone, self._slots), mass.masked_fill_(is_gone, 0.0))
+            largest = self._larger(as_numpy_if_cpu(values.masked_fill(is_gone, 0.0)).max())
+        leaves, masses = slots.masked_fill(is_gone, self._slots), mass.masked_fill_(is_gone, 0.0)
+        kernels.complete(partial(self._set, leaves, masses, largest))
         stale = as_numpy_if_cpu(is_gone).sum()
         return stale if isinstance(stale, torch.Tensor) else int(stale)
 
-    def _accept(self, largest: Any) -> None:
+    def _larger(self, largest: Any) -> Any:
         if isinstance(largest, torch.Tensor):
-            self._largest = largest.clamp_(min=self._largest)
-        else:
-            self._largest = max(self._largest, float(largest))
+            return largest.clamp_(min=self._largest)
+        return max(self._largest, float(largest))
+
+    def _set(self, leaves: torch.Tensor, masses: torch.Tensor, largest: Any) -> None:
+        self.tree.set(leaves, masses)
+        self._largest = largest
 
     def written(self) -> None:
         self._store.mark(self._settings.mass(self._largest))

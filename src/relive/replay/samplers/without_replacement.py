@@ -54,23 +54,22 @@ class _Run(Draws):
         if count > stored:
             remedy = "Add steps or pass a smaller batch_size: without replacement a batch holds each transition once."
             raise NotReadyError(explain("sample", f"at least {count} stored transitions", stored, remedy))
-        slots = self._next(count)
+        ids, (slots, at) = self._ids, self._next(self._ids, self._at, count)
         if len(slots) < (count if self._drop_last else 1):
-            self._begin()
-            slots = self._next(count)
-        return Drawn(slots)
+            ids = self._store.ids(shuffled(self._store.stored(), self._random))
+            slots, at = self._next(ids, 0, count)
+        drawn = Drawn(slots)
+        self._ids, self._at = ids, at
+        return drawn
 
-    def _begin(self) -> None:
-        self._ids, self._at = self._store.ids(shuffled(self._store.stored(), self._random)), 0
-
-    def _next(self, count: int) -> torch.Tensor:
-        """The next `count` rows of the epoch that are still stored, or the fewer that are left."""
-        found = self._ids[:0]
-        while len(found) < count and self._at < len(self._ids):
-            stop = self._at + count - len(found)
-            slots, _ = self._ring.locate(self._ids[self._at : stop])
-            found, self._at = torch.cat([found, slots[slots >= 0]]), stop
-        return found
+    def _next(self, ids: torch.Tensor, at: int, count: int) -> tuple[torch.Tensor, int]:
+        """The next `count` rows of an epoch that are still stored, or the fewer that are left; and the place after."""
+        found = ids[:0]
+        while len(found) < count and at < len(ids):
+            stop = at + count - len(found)
+            slots, _ = self._ring.locate(ids[at:stop])
+            found, at = torch.cat([found, slots[slots >= 0]]), stop
+        return found, at
 
     def check(self) -> None:
         """What is left of the epoch are rows that were issued since the last clear, each once."""

@@ -1,0 +1,113 @@
+"""Exceptions from a signal handler at every point where Python runs signal handlers inside a call.
+
+CPython looks for signals when a function begins, at backward jumps and after calls. A trace function makes a signal
+pending right before an instruction; the interpreter itself then delivers it where it would deliver any other one.
+"""
+
+from __future__ import annotations
+
+import _thread
+import opcode
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+_LOOKS = tuple(
+    number
+    for name, number in opcode.opmap.items()
+    if name.startswith(("CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "FOR_ITER", "SEND", "INSTRUMENTED"))
+)
+"""Instructions that signals may be delivered at the end of."""
+
+
+class Interrupt(KeyboardInterrupt):
+    """Raised by the signal handler."""
+
+
+@contextmanager
+def handler(signum: int = signal.SIGUSR1) -> Iterator[None]:
+    """Let a signal raise an `Interrupt`."""
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise Interrupt
+
+    before = signal.signal(signum, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signum, before)
+
+
+class _Tracer:
+    """Counts the events of a call; makes a signal pending at one of them."""
+
+    def __init__(self, target: int | None) -> None:
+        self.target, self.count = target, 0
+        self.points: list[int] = []
+        """The events right after which signals are looked for."""
+        self._codes: dict[Any, bytes] = {}
+
+    def _looks(self, frame: FrameType) -> bool:
+        code = self._codes.get(frame.f_code)
+        if code is None:
+            code = self._codes[frame.f_code] = frame.f_code.co_code
+        return code[frame.f_lasti] in _LOOKS
+
+    def begin(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if self.count and self.points[-1:] != [self.count - 1]:
+            self.points.append(self.count - 1)  # a function begins after it
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self.local(frame, event, arg)
+
+    def local(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "opcode" and self._looks(frame):
+            self.points.append(self.count)
+        if self.count == self.target:
+            sys.settrace(None)
+            # No call: after one, the handler would run here.
+            (_,) = map(_thread.interrupt_main, (signal.SIGUSR1,))
+            return None
+        self.count += 1
+        return self.local
+
+
+def _traced(call: Callable[[], Any], tracer: _Tracer) -> bool:
+    """Whether a call was interrupted."""
+    before = sys.gettrace()
+    try:
+        sys.settrace(tracer.begin)
+        call()
+        sys.settrace(None)
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def points(call: Callable[[], Any]) -> list[int]:
+    """Call, and return the points where a signal can interrupt that call."""
+    tracer = _Tracer(None)
+    _traced(call, tracer)
+    return tracer.points
+
+
+def interrupted(call: Callable[[], Any], point: int) -> bool:
+    """Call with a signal at one of its `points`; whether that has interrupted it."""
+    return _traced(call, _Tracer(point))
+
+
+def is_free(lock: Callable[[], Any], seconds: float = 10.0) -> bool:
+    """Whether another thread can take a lock."""
+
+    def take() -> None:
+        with lock():
+            taken.set()
+
+    taken = threading.Event()
+    threading.Thread(target=take, daemon=True).start()
+    return taken.wait(seconds)

@@ -1,0 +1,579 @@
+"""A8: Ctrl-C at every point of a public call leaves it whole or absent."""
+
+from __future__ import annotations
+
+import gc
+import random
+import shutil
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import relive as rl
+from relive import locking
+from relive.replay import torch_store
+from relive.replay.native_store import NativeStore
+from tests.faults.interrupts import Interrupt, handler, interrupted, is_free, points
+from tests.totals import SEED, tell, trials
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::relive.DataWarning"),  # steps that lead nowhere
+    pytest.mark.filterwarnings("ignore:load. .* memory became own memory"),
+    # Python prints and forgets what is raised in the callback of a weak reference.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+NUM_ENVS, CAPACITY = 2, 24
+PATIENCE = 10.0
+"""Seconds that a thread waits for the lock of a buffer."""
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    gc.collect()
+    gc.disable()  # a signal that is delivered in a finalizer is printed and lost
+    with handler():
+        yield
+    gc.enable()
+
+
+# What a buffer is
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return np.ascontiguousarray(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()).tobytes()
+
+
+def state_of(buffer: Any) -> dict[str, Any]:
+    """Everything that a buffer is, but for its generator: what may be read, saved and drawn."""
+    values, arrays = buffer.state()
+    state = {f"array {name}": bits(x) for name, x in arrays.items() if not name.startswith("random")}
+    state |= {f"value {name}": repr(value) for name, value in values.items() if name != "random"}
+    if isinstance(buffer, rl.ReplayBuffer):
+        names = ("obs", "action", "reward", "next_obs", *buffer._schema.names[5:]) if len(buffer) else ()
+        rows = buffer[buffer.ids()]
+        state |= {f"row {name}": bits(rows[name]) for name in names}
+        state["traffic"] = bits(buffer._traffic)
+    if isinstance(buffer, rl.RolloutBuffer):  # the row after the stored ones may hold half of a step
+        for i, tensor in enumerate(buffer._storage.tensors):
+            state[f"array rows.column{i}"] = bits(tensor[: num_steps(buffer)]) if len(tensor) > 1 else b""
+    if isinstance(buffer, rl.DistillationBuffer):
+        ring = buffer._ring
+        rows = torch.arange(ring.oldest, ring.head) % ring.capacity
+        state |= {f"row {i}": bits(column[rows]) for i, column in enumerate(buffer._columns)}
+    return state
+
+
+def num_steps(buffer: rl.RolloutBuffer) -> int:
+    return buffer._storage.num_stored
+
+
+def difference(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
+
+
+# Calls
+
+
+@dataclass
+class Call:
+    """A public call that is tried at every point; `prepare` is called before, without signals."""
+
+    name: str
+    make: Callable[[Any, int], Callable[[], Any]]
+    prepare: Callable[[Any, int], Any] | None = None
+    draws: bool = False
+    """Parts of the sampler may each be as before or as after."""
+
+
+@dataclass
+class Trial:
+    """A buffer that is interrupted, beside one that is not."""
+
+    live: Any
+    twin: Any
+    folder: Path
+    rng: random.Random
+    number: int = 0
+    tried: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def run(self, call: Call, most: int) -> int:
+        """Interrupt a call at up to `most` points; returns how many there were."""
+        place, total = 0, 1
+        stride = 1
+        while place < total:
+            self.number += 1
+            if call.prepare is not None:
+                for buffer in (self.live, self.twin):
+                    call.prepare(buffer, self.number)
+            self._same_generators()
+            before = state_of(self.live)
+            found = points(call.make(self.twin, self.number))
+            total, stride = len(found), max(len(found) // most, 1)
+            if place >= total:
+                interrupted(call.make(self.live, self.number), -1)
+                break
+            offset = self.rng.randrange(stride)
+            at = found[min(place + offset, total - 1)]
+            action = call.make(self.live, self.number)
+            try:
+                was = interrupted(action, at)
+                wrong = self._wrong(call, before, was)
+            except Exception as error:  # the buffer is broken: whatever is raised now is the failure
+                was, wrong = True, [f"{type(error).__name__}: {error}"]
+            self.tried += 1
+            if wrong:
+                self.failures.append(f"{call.name} at {at} ({place + offset} of {total}): {wrong}")
+                raise AssertionError(self.failures[-1])
+            place += stride
+        return total
+
+    def _wrong(self, call: Call, before: dict[str, Any], was: bool) -> list[str]:
+        live, twin = self.live, self.twin
+        if not is_free(lambda: live._lock, PATIENCE):
+            return ["the lock is held"]
+        live.check()
+        now, after = state_of(live), state_of(twin)
+        if call.draws:
+            mixed = [name for name in now if now[name] not in (before.get(name), after.get(name))]
+            if mixed:
+                return mixed
+        elif not difference(now, after):
+            pass
+        elif difference(now, before) or not was:
+            return [f"not as after: {difference(now, after)}; not as before: {difference(now, before)}"]
+        if self.tried % 25 == 0:
+            wrong = self._saved_otherwise(now)
+            if wrong:
+                return wrong
+        if not call.draws and difference(now, after):
+            call.make(live, self.number)()
+            return difference(state_of(live), after)
+        if call.draws:  # neither is ahead of the other
+            for buffer in (live, twin):
+                buffer.run.restore(buffer.run.snapshot())
+            self._synchronise()
+        return []
+
+    def _synchronise(self) -> None:
+        if difference(state_of(self.live), state_of(self.twin)):
+            state = {name: x.clone() for name, x in self.twin.run.state().items()}
+            self.live.run.load_state(state)
+
+    def _same_generators(self) -> None:
+        self.live._random.restore(self.twin._random.snapshot())
+
+    def _saved_otherwise(self, now: dict[str, Any]) -> list[str]:
+        folder = self.folder / f"saved{self.tried}"
+        self.live.save(folder)
+        loaded = rl.load(folder, device="cpu") if isinstance(self.live, rl.ReplayBuffer) else rl.load(folder)
+        loaded.check()
+        other = state_of(loaded)
+        skipped = ("value memory", "traffic")
+        return [name for name in difference(now, other) if name not in skipped]
+
+
+def step(number: int, envs: int = NUM_ENVS) -> dict[str, Any]:
+    """Steps whose numbers tell where they come from; an episode ends now and then."""
+    obs = np.arange(envs, dtype=np.float32) * 1000 + number
+    ends = np.array([(number + env) % 7 == 0 for env in range(envs)])
+    return {
+        "obs": np.stack([obs, -obs], 1),
+        "action": obs * 2,
+        "reward": obs * 3,
+        "terminated": ends,
+        "truncated": np.zeros(envs, bool),
+        "next_obs": np.stack([obs + 1, -obs - 1], 1),
+    }
+
+
+EXTRA = {"mark": rl.Mutable(rl.Field()), "number": rl.Field((), torch.int64)}
+
+
+def made(where: Any, sampler: Any, **settings: Any) -> rl.ReplayBuffer:
+    return rl.ReplayBuffer(
+        CAPACITY, obs=2, action=(), num_envs=NUM_ENVS, sampler=sampler, device=where, extra=EXTRA, seed=0,
+        stats=rl.EpisodeStats(NUM_ENVS, window=4), norm={"obs": rl.RunningNorm(2)}, **settings,
+    )  # fmt: skip
+
+
+def extras(number: int) -> dict[str, Any]:
+    return {"mark": np.full(NUM_ENVS, number, np.float32), "number": np.full(NUM_ENVS, number)}
+
+
+def add(buffer: Any, number: int) -> Callable[[], Any]:
+    return partial(buffer.add, **step(number), **extras(number))
+
+
+def add_some(buffer: Any, number: int) -> Callable[[], Any]:
+    rows = {name: value[1:] for name, value in (step(number) | extras(number)).items()}
+    return partial(buffer.add, **rows, env_ids=[1])
+
+
+def extend(buffer: Any, number: int) -> Callable[[], Any]:
+    blocks = [step(10 * number + t) | extras(number) for t in range(3)]
+    return partial(buffer.extend, {name: np.stack([block[name] for block in blocks]) for name in blocks[0]})
+
+
+def add_step(buffer: Any, number: int) -> Callable[[], Any]:
+    one = step(number)
+    info = {"final_obs": one["next_obs"], "_final_obs": one["terminated"]}
+    result = one["next_obs"], one["reward"], one["terminated"], one["truncated"], info
+    return partial(buffer.add_step, one["obs"], one["action"], result, **extras(number))
+
+
+def add_more(buffer: Any, number: int, count: int = 4) -> None:
+    for t in range(count):
+        add(buffer, 1000 + 10 * number + t)()
+
+
+def stage(buffer: Any, number: int) -> Callable[[], Any]:
+    return partial(buffer.stage, obs=step(number)["obs"], number=extras(number)["number"])
+
+
+def complete_staged(buffer: Any, number: int) -> None:
+    if buffer._given.staged:
+        rest = step(number) | extras(number)
+        buffer.add(**{name: value for name, value in rest.items() if name not in ("obs", "number")})
+
+
+def stage_some(buffer: Any, number: int) -> None:
+    if not buffer._given.staged:
+        stage(buffer, number)()
+
+
+def add_staged(buffer: Any, number: int) -> Callable[[], Any]:
+    return partial(complete_staged, buffer, number)
+
+
+def update(buffer: Any, number: int) -> Callable[[], Any]:
+    ids = buffer.ids()[:5]
+    return partial(buffer.update_priority, ids, torch.arange(1, len(ids) + 1) * float(number))
+
+
+def write(buffer: Any, number: int) -> Callable[[], Any]:
+    ids = buffer.ids()[2:6]
+    return partial(buffer.write, ids, mark=torch.full((len(ids),), float(number)))
+
+
+def sample(buffer: Any, number: int) -> Callable[[], Any]:
+    return partial(buffer.sample, 6)
+
+
+def sample_steps(buffer: Any, number: int) -> Callable[[], Any]:
+    return partial(buffer.sample, 6, rl.NStep(2, 0.9))
+
+
+CALLS = {
+    "add": Call("add", add),
+    "add of one": Call("add of one", add_some),
+    "extend": Call("extend", extend),
+    "add_step": Call("add_step", add_step),
+    "stage": Call("stage", stage, complete_staged),
+    "add of the rest": Call("add of the rest", add_staged, stage_some),
+    "update_priority": Call("update_priority", update),
+    "write": Call("write", write),
+    "cut": Call("cut", lambda buffer, _: buffer.cut, partial(add_more, count=1)),
+    "clear": Call("clear", lambda buffer, _: buffer.clear, add_more),
+    "commit": Call("commit", lambda buffer, _: buffer.commit),
+    "sample": Call("sample", sample, draws=True),
+    "sample of steps": Call("sample of steps", sample_steps, draws=True),
+    "load_state_dict": Call(
+        "load_state_dict", lambda buffer, _: partial(buffer.load_state_dict, COPIES[id(buffer)]),
+        lambda buffer, number: copy_state(buffer, number),
+    ),
+}  # fmt: skip
+COPIES: dict[int, Any] = {}
+
+
+def copy_state(buffer: Any, number: int) -> None:
+    """A state that the buffer has left behind."""
+    taken = buffer.state_dict()
+    COPIES[id(buffer)] = {**taken, "rows": _copied(taken["rows"]), "arrays": _copied(taken["arrays"])}
+    add_more(buffer, number, 2)
+
+
+def _copied(arrays: Any) -> Any:
+    return {name: x.clone() for name, x in arrays.items()}
+
+
+WRITES = ("add", "add of one", "extend", "add_step", "stage", "add of the rest", "cut", "clear", "write")
+DRAWS = ("add", "sample", "sample of steps", "clear")
+SAMPLERS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "uniform": (rl.Uniform(), (*WRITES, "sample", "load_state_dict")),
+    "prioritized": (rl.Prioritized(), (*WRITES, "update_priority", "sample", "load_state_dict")),
+    "counted": (rl.Counted(rl.Prioritized()), (*DRAWS, "update_priority")),
+    "epochs": (rl.WithoutReplacement(), DRAWS),
+    "new": (rl.NewFirst(), DRAWS),
+    "recent": (rl.Recent(4), DRAWS),
+}
+PLACES = ("heap", "torch", "shared", "disk")
+
+
+def tried(folder: Path, place: str, name: str, most: int, seed: int, **settings: Any) -> int:
+    """Interrupt the calls of one kind of replay buffer; returns at how many points."""
+    sampler, names = SAMPLERS[name]
+    with rl.kernels.force_torch() if place == "torch" else nullcontext():
+        live, twin = (made(memory(place, folder / f"{place} {name} {i}"), sampler, **settings) for i in range(2))
+        trial = Trial(live, twin, folder / f"{place} {name}", random.Random(seed), 100)
+        for each in names:
+            for buffer in (live, twin):
+                complete_staged(buffer, trial.number)
+                add_more(buffer, trial.number, 12)
+            if each != "load_state_dict" or place in ("heap", "torch"):
+                trial.run(CALLS[each], most)
+        for buffer in (live, twin):
+            buffer.close()
+    return trial.tried
+
+
+def memory(place: str, folder: Path) -> Any:
+    if place == "shared":
+        return rl.Memory.shared()
+    return rl.Memory.disk(folder) if place == "disk" else "cpu"
+
+
+# Rollouts and rows to imitate
+
+
+def rollout(**settings: Any) -> rl.RolloutBuffer:
+    return rl.RolloutBuffer(
+        5, NUM_ENVS, obs=2, action=(), stats=rl.EpisodeStats(NUM_ENVS, window=4), norm={"obs": rl.RunningNorm(2)},
+        extra={"hidden": rl.Carry(3, every=2)}, seed=0, **settings,
+    )  # fmt: skip
+
+
+def rollout_step(number: int) -> dict[str, Any]:
+    one = step(number)
+    del one["next_obs"]
+    hidden = np.full((NUM_ENVS, 3), number, np.float32)
+    return one | {"value": one["reward"] / 2, "log_prob": one["reward"] / 4, "hidden": hidden}
+
+
+def room(buffer: rl.RolloutBuffer, number: int) -> None:
+    """Make room for a step after one whose advantage is known, or after few steps."""
+    if num_steps(buffer) == buffer.num_steps:
+        buffer.clear()
+    if num_steps(buffer) == 3:
+        buffer.compute_advantage(np.full(NUM_ENVS, number, np.float32), bootstrap_truncated=False)
+
+
+def rollout_add(buffer: rl.RolloutBuffer, number: int) -> Callable[[], Any]:
+    return partial(buffer.add, **rollout_step(number))
+
+
+def rollout_add_step(buffer: rl.RolloutBuffer, number: int) -> Callable[[], Any]:
+    one = rollout_step(number)
+    obs, action, reward, terminated, truncated = (one.pop(name) for name in list(one)[:5])
+    return partial(buffer.add_step, obs, action, (obs + 1, reward, terminated, truncated, {}), **one)
+
+
+def rollout_stage(buffer: rl.RolloutBuffer, number: int) -> Callable[[], Any]:
+    return partial(buffer.stage, obs=rollout_step(number)["obs"])
+
+
+def rollout_rest(buffer: rl.RolloutBuffer, number: int) -> Callable[[], Any]:
+    return partial(buffer.add, **{name: x for name, x in rollout_step(number).items() if name != "obs"})
+
+
+def room_without_stage(buffer: rl.RolloutBuffer, number: int) -> None:
+    if buffer._storage.staged:
+        rollout_rest(buffer, number)()
+    room(buffer, number)
+
+
+def room_with_stage(buffer: rl.RolloutBuffer, number: int) -> None:
+    if not buffer._storage.staged:
+        room(buffer, number)
+        rollout_stage(buffer, number)()
+
+
+def some_steps(buffer: rl.RolloutBuffer, number: int) -> None:
+    room(buffer, number)
+    rollout_add(buffer, 1000 + number)()
+
+
+def advantage(buffer: rl.RolloutBuffer, number: int) -> Callable[[], Any]:
+    last = np.full(NUM_ENVS, number, np.float32)
+    return partial(buffer.compute_advantage, last, last_obs=step(number)["obs"], bootstrap_truncated=False)
+
+
+def attached(buffer: rl.RolloutBuffer, number: int) -> Callable[[], Any]:
+    return partial(buffer.attach, note=torch.full((num_steps(buffer), NUM_ENVS), float(number)))
+
+
+ROLLOUT_CALLS = [
+    Call("add", rollout_add, room),
+    Call("add_step", rollout_add_step, room),
+    Call("stage", rollout_stage, room_without_stage),
+    Call("add of the rest", rollout_rest, room_with_stage),
+    Call("compute_advantage", advantage, some_steps),
+    Call("attach", attached, some_steps),
+    Call("clear", lambda buffer, _: buffer.clear, some_steps),
+    Call("restart", lambda buffer, _: partial(buffer.clear, restarted=True), some_steps),
+]
+
+
+def rows(buffer: Any, number: int, count: int = 4) -> Callable[[], Any]:
+    values = np.arange(count * 2, dtype=np.float32).reshape(count, 2) + 100 * number
+    return partial(buffer.add, values, -values)
+
+
+DISTILLATION_CALLS = [
+    Call("add", rows),
+    Call("next_round", lambda buffer, _: buffer.next_round),
+    Call("clear", lambda buffer, _: buffer.clear, lambda buffer, number: rows(buffer, number)()),
+]
+
+
+def tried_others(folder: Path, place: str, most: int, seed: int) -> int:
+    """Interrupt the calls of rollouts and of rows to imitate; returns at how many points."""
+    with rl.kernels.force_torch() if place == "torch" else nullcontext():
+        live, twin = (rollout(autoreset="NEXT_STEP") for _ in range(2))
+        trial = Trial(live, twin, folder / f"{place} rollout", random.Random(seed))
+        for call in ROLLOUT_CALLS:
+            trial.run(call, most)
+        live, twin = (rl.DistillationBuffer(10, obs=2, action=2, seed=0) for _ in range(2))
+        other = Trial(live, twin, folder / f"{place} rows", random.Random(seed))
+        for call in DISTILLATION_CALLS:
+            other.run(call, most)
+    return trial.tried + other.tried
+
+
+# Tests
+
+
+def require_place(place: str) -> None:
+    if place in ("shared", "disk") and not hasattr(rl.kernels.native(), "ProcessLock"):
+        pytest.skip("needs Linux and a compiler")
+
+
+def tried_everywhere(folder: Path, place: str, most: int, seed: int, names: Iterable[str]) -> int:
+    total = sum(tried(folder, place, name, most, seed, autoreset="SAME_STEP") for name in names)
+    return total + (tried_others(folder, place, most, seed) if place in ("heap", "torch") else 0)
+
+
+@pytest.mark.promise("A8")
+@pytest.mark.parametrize("place", PLACES)
+def test_an_interrupted_call_is_whole_or_absent(tmp_path: Path, place: str) -> None:
+    require_place(place)
+    most = trials("A8", 16)
+    names = SAMPLERS if place == "heap" else ("prioritized", "epochs")
+    total = tried_everywhere(tmp_path, place, most, SEED, names)
+    tell(f"A8: {total} interrupts in {place} memory, seed {SEED}")
+    assert total >= 12 * most
+
+
+@pytest.mark.long
+@pytest.mark.promise("A8")
+@pytest.mark.parametrize("place", PLACES)
+def test_interrupted_calls_are_whole_or_absent_at_every_point(tmp_path: Path, place: str) -> None:
+    require_place(place)
+    least, total, seed = trials("A8_LONG", 100_000) // len(PLACES), 0, SEED
+    while total < least:
+        for mode in ("SAME_STEP", "NEXT_STEP", "DISABLED", None):
+            folder = tmp_path / f"{seed} {mode}"
+            total += sum(tried(folder, place, name, 10**6, seed, autoreset=mode) for name in SAMPLERS)
+            shutil.rmtree(folder, ignore_errors=True)
+        if place in ("heap", "torch"):
+            total += tried_others(tmp_path / f"{seed}", place, 10**6, seed)
+        seed += 1
+    tell(f"A8: {total} interrupts in {place} memory, seeds {SEED} to {seed - 1}")
+
+
+def test_a_rate_limit_counts_what_was_added() -> None:
+    live, twin = (made("cpu", rl.Prioritized(), autoreset="SAME_STEP") for _ in range(2))
+    limits = {id(each): rl.RateLimit(each, samples_per_insert=1.0, tolerance=1e9) for each in (live, twin)}
+    trial = Trial(live, twin, Path(), random.Random(SEED), tried=1)
+    add_limited = lambda buffer, number: partial(limits[id(buffer)].add, **step(number), **extras(number))  # noqa: E731
+    trial.run(Call("limit.add", add_limited), 25)
+    assert trial.tried > 20
+    assert limits[id(live)].inserted == limits[id(twin)].inserted > 0
+
+
+def test_real_signals_leave_a_write_whole_or_absent() -> None:
+    """The timer of the system instead of a trace function: what is simulated above is what happens."""
+    live, twin = (made("cpu", rl.Prioritized(), autoreset="SAME_STEP") for _ in range(2))
+    rng, number, done = random.Random(SEED), 0, 0
+    for _ in range(trials("A8_REAL", 100)):
+        with handler(signal.SIGALRM):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 2e-3))
+                while True:
+                    number += 1
+                    add(live, number)()
+                    update(live, number)()
+            except Interrupt:
+                pass
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for each in range(done + 1, number):
+            add(twin, each)()
+            update(twin, each)()
+        now = state_of(live)
+        for rest in (lambda: None, add(twin, number), lambda: update(twin, number)()):
+            rest()
+            if not difference(now, state_of(twin)):
+                break
+        else:
+            raise AssertionError(f"neither before nor after: {difference(now, state_of(twin))}, seed {SEED}")
+        done = number
+        live.load_state_dict(twin.state_dict())
+        live.check()
+    tell(f"A8: {trials('A8_REAL', 100)} real signals in {number} steps, seed {SEED}")
+
+
+# Deliberately broken variants
+
+
+def found_wrong(folder: Path, place: str = "heap") -> str:
+    with pytest.raises(AssertionError) as caught:
+        tried(folder, place, "prioritized", 40, SEED, autoreset="SAME_STEP")
+    return str(caught.value)
+
+
+def test_a_write_whose_rest_is_not_completed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(store: NativeStore, leaves: Any, nexts: Any, envs: Any, steps: Any = None, then: Any = None) -> Any:
+        doubt = _write(store, leaves, nexts, envs, steps, None)
+        if doubt is None and then is not None:
+            then()
+        return doubt
+
+    _write = NativeStore.write
+    monkeypatch.setattr(NativeStore, "write", careless)
+    assert "add at" in found_wrong(tmp_path)
+
+
+def test_torch_ops_that_are_not_completed_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_store, "complete", lambda change: change())
+    assert "add at" in found_wrong(tmp_path, "torch")
+
+
+def test_a_lock_in_python_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_place("disk")
+    monkeypatch.setattr(rl.kernels, "guarded_lock", locking.GuardedLock)
+    monkeypatch.setattr("tests.faults.test_a8_interrupts.PATIENCE", 0.2)
+    assert "the lock is held" in found_wrong(tmp_path, "disk")
+
+
+def test_without_the_native_core_a_change_is_completed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = [0, 0]
+
+    def change() -> None:
+        for i in range(2):
+            numbers[i] = int("7")
+
+    found = points(partial(locking.complete, change))
+    for point in found[2:]:
+        numbers[:] = [0, 0]
+        assert interrupted(partial(locking.complete, change), point)
+        assert numbers in ([0, 0], [7, 7])
