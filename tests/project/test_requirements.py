@@ -1,4 +1,4 @@
-"""What builds and checks the package is pinned, by hash, in one place."""
+"""What builds and checks the packages is pinned, by hash, in one place."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def test_every_tool_is_pinned_with_hashes(name: str) -> None:
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry
 
 
-def test_the_tools_are_those_that_the_package_asks_for_and_are_pinned_once() -> None:
-    asked = re.search(r"^requires = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert asked is not None
-    assert set(re.findall(r'"([a-z-]+)', asked[1])) <= entries(FILES[0]).keys()
+def test_the_tools_are_those_that_the_packages_ask_for_and_are_pinned_once() -> None:
+    for project in (ROOT, ROOT / "conformance"):
+        asked = re.search(r"^requires = \[(.*)\]", (project / "pyproject.toml").read_text(), re.MULTILINE)
+        assert asked is not None
+        assert set(re.findall(r'"([a-z-]+)', asked[1])) <= entries(FILES[0]).keys()
     assert {"ruff", "pyright", "pytest", "pytest-xdist", "hypothesis"} <= entries(FILES[1]).keys()
     pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
     assert not pinned & (entries(FILES[0]).keys() | entries(FILES[1]).keys())
