@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import opcode
+import queue
 import signal
 import sys
 import threading
@@ -101,13 +102,30 @@ def interrupted(call: Callable[[], Any], point: int) -> bool:
     return _traced(call, _Tracer(point))
 
 
-def is_free(lock: Callable[[], Any], seconds: float = 10.0) -> bool:
+class _Worker:
+    """A thread that takes locks."""
+
+    def __init__(self) -> None:
+        self.locks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.taken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self.locks.get():
+                self.taken.put(None)
+
+
+_workers: list[_Worker] = []
+
+
+def is_free(lock: Any, seconds: float) -> bool:
     """Whether another thread can take a lock."""
-
-    def take() -> None:
-        with lock():
-            taken.set()
-
-    taken = threading.Event()
-    threading.Thread(target=take, daemon=True).start()
-    return taken.wait(seconds)
+    worker = _workers.pop() if _workers else _Worker()
+    worker.locks.put(lock)
+    try:
+        worker.taken.get(timeout=seconds)
+    except queue.Empty:
+        return False
+    _workers.append(worker)
+    return True

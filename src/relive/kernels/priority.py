@@ -231,9 +231,7 @@ class _TorchTree:
         priorities = self._leaves.index_select(0, leaves)
         return leaves, weights(priorities, self.smallest() if by_smallest else priorities.min(), beta)
 
-    def update(
-        self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any
-    ) -> None:
+    def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any) -> None:
         """It would look at the priorities, which other devices are not asked for."""
 
     def leaves_view(self) -> torch.Tensor:

@@ -313,9 +313,7 @@ class ReplayBuffer(Portable):
             self._keeper.expect(steps or 1)
         storage.write(leaves, nexts, envs, steps, then)
 
-    def _follow(
-        self, mark: Callable[[], None] | None, tell: Callable[[], None] | None, inserted: int | None
-    ) -> None:
+    def _follow(self, mark: Callable[[], None] | None, tell: Callable[[], None] | None, inserted: int | None) -> None:
         """The rest of a write; doing it twice leads to the same."""
         self._given.staged.clear()
         if inserted is not None:
