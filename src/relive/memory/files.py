@@ -7,6 +7,7 @@ part below.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from relive import locking
 from relive.errors import CheckpointError, CorruptCheckpoint, explain
@@ -24,6 +26,12 @@ Stamp = tuple[int, int, int, int, int]
 
 _MOMENTARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)
 FOLDERS = ("manifests", "segments", "state", "tmp")
+
+_KEEP_SIZE = 1
+_fallocate: Any = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+"""Linux's own, where there is one: Python has only the one of POSIX, which makes files longer."""
+if _fallocate is not None:
+    _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # A FIFO in place of a file would block: it is opened without waiting, and refused as no regular file.
@@ -129,16 +137,29 @@ class Files:
         """Give a file this many bytes of the disk, where it has them not: no page can be missing later."""
         os.posix_fallocate(file, 0, nbytes)
 
+    def reserve(self, file: int, nbytes: int) -> None:
+        """Give a file this many bytes of the disk, which it may grow into; its length stays.
+
+        A file system that cannot do so is left as it is.
+        """
+        while _fallocate is not None and _fallocate(file, _KEEP_SIZE, 0, nbytes) != 0:
+            error = ctypes.get_errno()
+            if error in (errno.EOPNOTSUPP, errno.ENOSYS):
+                return
+            if error != errno.EINTR:
+                raise OSError(error, os.strerror(error))
+
     def sync_kept(self, file: int) -> None:
         """Wait until what was stored, also through a mapping, is on the disk."""
         os.fdatasync(file)
 
     def overwrite(self, file: int, data: bytes) -> None:
-        """Make `data` all that a file holds."""
+        """Make `data` all that a file holds. If that makes it shorter, what was reserved for it is free again."""
         done = 0
         while done < len(data):
             done += os.pwrite(file, memoryview(data)[done:], done)
-        os.truncate(file, len(data))
+        if os.fstat(file).st_size > len(data):
+            os.truncate(file, len(data))
 
     def lock_kept(self, *, only_reads: bool) -> int:
         """The root's lock, taken until the file is closed; -1 if it cannot be had. A reader needs none in a copy."""

@@ -118,11 +118,16 @@ class GivenSteps:
         arrays = {f"{name}.{i}": leaf for name, leaves in self.staged.items() for i, leaf in enumerate(leaves)}
         return State({"names": list(self.staged)}, arrays)
 
+    @property
+    def most_bytes(self) -> int:
+        """What all fields of a step take."""
+        given = (math.prod(caller_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
+        return self._memory.ring.num_envs * sum(given)
+
     def load_state(self, saved: Saved) -> None:
         """Become what was saved."""
         memory, columns = self._memory, self._schema.leaf_indices
-        given = (math.prod(caller_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
-        arrays, staged = saved.tensors(memory.ring.num_envs * sum(given)), {}
+        arrays, staged = saved.tensors(self.most_bytes), {}
         for node in saved.values.entry("names").items():
             name = node.text()
             if name not in columns:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from relive.replay.buffer import ReplayBuffer
 
 
+_MOST_OF_NAME = 512
+"""Bytes that describe an array in a commit."""
+
+
 class Durable:
     """A replay buffer as its disk memory sees it (an `Owner`). It does not keep the buffer alive."""
 
@@ -34,6 +38,13 @@ class Durable:
         self._buffer = weakref.ref(buffer)
         self._ring = buffer.storage.memory.ring
         self.slots, self.nbytes = self._ring.slots, buffer.nbytes
+
+    @property
+    def most_growth(self) -> int:
+        """How many bytes a commit may outgrow that of an empty buffer by: staged fields, and the ids of an epoch."""
+        buffer, given = self._alive, self._alive.parts.given
+        drawn = 0 if buffer.run.beside_rows or not buffer.run.state() else 8 * self._ring.kind.numel()
+        return given.most_bytes + _MOST_OF_NAME * len(buffer.storage.memory.schema.fields) + drawn
 
     @property
     def is_alive(self) -> bool:

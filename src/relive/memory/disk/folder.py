@@ -8,7 +8,7 @@ import mmap
 import os
 import re
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from relive.memory.files import Files, unreadable
 from relive.memory.mapped import tensor_in
 
 FORMAT = "FORMAT"
+_COMING = "FORMAT.new"
 HEADER = b"recollect disk memory 1\n"
 _OURS = re.compile(r"LOCK|FORMAT\.new|commit[01]|(column|next)[0-9]+|seals|broken|traffic|(ring|tree|sampler)\.[a-z]+")
 """What a process that died may have left of memory that it was making."""
@@ -67,10 +68,6 @@ class Folder:
         except BaseException:
             self.close()
             raise
-
-    def hold(self, file: int) -> None:
-        """Another file to be closed with the folder."""
-        self._holdings.others.append(file)
 
     # Finding and taking the folder
 
@@ -135,16 +132,39 @@ class Folder:
 
     def publish(self) -> None:
         """All arrays are complete: from now on this is disk memory."""
-        self.files.place(f"{FORMAT}.new", FORMAT, [HEADER])
+        if _COMING in self.files.names(""):  # withdrawn before
+            self.files.rename(_COMING, FORMAT)
+        else:
+            self.files.place(_COMING, FORMAT, [HEADER])
         self.files.sync_folder("")
         self._holdings.is_whole = True
 
-    def withdraw(self) -> None:
-        """What is here is being replaced: if it is not published again, it is nothing."""
-        for name in (FORMAT, *NAMES):
-            self.files.remove(name)
-        self.files.sync_folder("")
+    def withdraw(self, commits: Iterable[int]) -> None:
+        """What is here is being replaced: if it is not published again, it is nothing.
+
+        Every file keeps its bytes of the disk: publishing again needs no more of them.
+        """
         self._holdings.is_whole = False
+        if FORMAT in self.files.names(""):
+            self.files.rename(FORMAT, _COMING)
+        for file in commits:
+            self.files.overwrite(file, bytes(os.fstat(file).st_size))
+        self.files.sync_folder("")
+        for file in commits:
+            self.files.sync_kept(file)
+
+    def open_commit(self, name: str, nbytes: int) -> int:
+        """The file of every other commit, with so many bytes of the disk reserved."""
+        is_there = name in self.files.names("")
+        file = self.files.open_kept(name, only_reads=False) if is_there else self.files.create_kept(name)
+        self._holdings.others.append(file)
+        try:
+            self.files.reserve(file, nbytes)
+        except OSError as error:
+            free = f"{self.files.free_bytes():,} bytes free ({error.strerror})"
+            kind, remedy = CheckpointError if self.record else MemoryError, "Free disk space; what is there is intact."
+            raise kind(explain(f"{self.root}: {name}", f"room for {nbytes:,} bytes", free, remedy)) from error
+        return file
 
     # Arrays
 
@@ -240,7 +260,7 @@ class _Holdings:
         for file in (*(array.file for array in arrays.values()), *self.others):
             self._files.close(file)
         if not self.is_whole:
-            for name in (*arrays, *NAMES, FORMAT):
+            for name in (*arrays, *NAMES, FORMAT, _COMING):
                 with contextlib.suppress(OSError):
                     self._files.remove(name)
         self._files.unlock(self._lock)

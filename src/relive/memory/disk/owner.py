@@ -22,6 +22,11 @@ class Owner(Protocol):
     """How many rows of an environment one step may take, at most."""
 
     @property
+    def most_growth(self) -> int:
+        """How many bytes a commit may outgrow that of an empty buffer by."""
+        ...
+
+    @property
     def is_alive(self) -> bool:
         """Whether there is anything left to commit."""
         ...

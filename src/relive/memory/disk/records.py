@@ -75,8 +75,11 @@ def boot() -> str:
     return _RUN_OF_MACHINE.read_text().strip()
 
 
-def dump(record: Record) -> bytes:
-    """A record as bytes: a line with a checksum, a line of JSON, and arrays."""
+def dump(record: Record, length: int = 0) -> bytes:
+    """A record as bytes: a line with a checksum, a line of JSON, and arrays.
+
+    Spaces after the JSON make it as long as `length`, if they fit into a description.
+    """
     assert isinstance(record.arrays, dict)
     document = {
         "number": record.number,
@@ -97,6 +100,9 @@ def dump(record: Record) -> bytes:
         if nbytes > most:
             remedy = "Declare fewer fields or environments."
             raise CheckpointError(explain(f"commit: {what}", f"at most {most} bytes", nbytes, remedy))
+    missing = length - len(wrapped(b"")) - len(head) - 1 - len(arrays)
+    if missing <= MOST_BYTES - len(head):
+        head += b" " * missing
     return wrapped(b"\n".join([head, arrays]))
 
 

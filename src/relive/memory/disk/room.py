@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from relive.memory.saved import bytes_of
 
 COMMIT_BYTES = 1 << 28
 COMMIT_SECONDS = 60.0
+_GROWTH_OF_NUMBERS = 1 << 12
 _FEWEST_ROWS = 32
 """Between commits of small buffers: waiting for the disk takes milliseconds."""
 _BEHIND_BYTES = 1 << 24
@@ -75,6 +77,7 @@ class DiskRoom:
             if self._folder.only_reads:
                 return
             self._plan()
+            self._reserve()
             self.commit()
             if not self.is_found:
                 self._folder.publish()
@@ -87,6 +90,13 @@ class DiskRoom:
         self._slots_behind = max(_BEHIND_BYTES // step, 1)
         self._behind = int(self._owner.head.max())
         """The row that the disk was told of last."""
+
+    def _reserve(self) -> None:
+        """Open both files of commits with all the room that they will need: no commit fails because a disk is full."""
+        record = self._record(self._usual_reach, is_closed=False)
+        self._room_of_record = len(dump(record)) + self._owner.most_growth + _GROWTH_OF_NUMBERS
+        for name in records.NAMES:
+            self._records[name] = self._folder.open_commit(name, self._room_of_record)
 
     # Committing
 
@@ -145,14 +155,14 @@ class DiskRoom:
         return total
 
     def _write(self, record: Record) -> None:
-        files = self._folder.files
-        if record.name not in self._records:
-            exists = record.name in files.names("")
-            file = files.open_kept(record.name, only_reads=False) if exists else files.create_kept(record.name)
-            self._folder.hold(file)
-            self._records[record.name] = file
-        files.overwrite(self._records[record.name], dump(record))
-        files.sync_kept(self._records[record.name])
+        files, file = self._folder.files, self._records[record.name]
+        length = os.fstat(file).st_size
+        data = dump(record, length)  # a file that got shorter would lose its room
+        files.overwrite(file, data)
+        if len(data) < length:
+            with suppress(OSError):
+                files.reserve(file, self._room_of_record)
+        files.sync_kept(file)
 
     def _write_behind(self) -> None:
         """Let the disk begin to write what was added, and to read what is overwritten next."""
@@ -170,8 +180,7 @@ class DiskRoom:
     @contextmanager
     def refilled(self) -> Iterator[None]:
         had_rows = bool(self._owner.head.any())
-        self._folder.withdraw()
-        self._records.clear()  # they are gone
+        self._folder.withdraw(self._records.values())
         try:
             yield
         except BaseException:

@@ -1,0 +1,89 @@
+"""A small disk that others fill: a file system of its own where one may be mounted, else one that only pretends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relive.memory.files import Files
+
+
+class MountedDisk:
+    """A tmpfs of its own."""
+
+    is_real = True
+
+    def __init__(self, root: Path) -> None:
+        self.root, self._filler = root, root / "filler"
+
+    def fill(self) -> None:
+        """Let somebody else have every byte that is free."""
+        with self._filler.open("ab", buffering=0) as file:
+            for size in (1 << 20, 1 << 12, 1):
+                with suppress(OSError):
+                    while True:
+                        file.write(bytes(size))
+        assert os.statvfs(self.root).f_bavail == 0
+
+    def empty(self) -> None:
+        """Let everybody have it again."""
+        self._filler.unlink()
+
+
+class PretendedDisk:
+    """The real disk, on which a file that is filled up gets no byte that was not reserved for it."""
+
+    is_real = False
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.root, self._is_full, self._reserved = root, False, dict[int, int]()
+        for name in ("create", "create_kept", "grow", "overwrite", "reserve"):
+            patch.setattr(Files, name, self._limited(name, getattr(Files, name)))
+
+    def _limited(self, name: str, original: Any) -> Any:
+        def call(files: Files, file: Any, *arguments: Any) -> Any:
+            if name == "reserve" and not self._is_full:
+                self._reserved[os.fstat(file).st_ino] = arguments[0]
+            if self._is_full and self._needs_more(name, file, *arguments):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return original(files, file, *arguments)
+
+        return call
+
+    def _needs_more(self, name: str, file: Any, *arguments: Any) -> bool:
+        if name.startswith("create"):
+            return True
+        nbytes = len(arguments[0]) if name == "overwrite" else arguments[0]
+        return nbytes > max(os.fstat(file).st_size, self._reserved.get(os.fstat(file).st_ino, 0))
+
+    def fill(self) -> None:
+        self._is_full = True
+
+    def empty(self) -> None:
+        self._is_full = False
+
+
+@contextmanager
+def small_disk(root: Path, nbytes: int) -> Iterator[MountedDisk | PretendedDisk]:
+    """A disk of so many bytes; without the right to mount one (no root, most containers), a pretended one."""
+    root.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "tmpfs", str(root)]
+    try:
+        is_mounted = subprocess.run(mount, check=False, capture_output=True, timeout=60).returncode == 0
+    except FileNotFoundError:
+        is_mounted = False
+    if not is_mounted:
+        with pytest.MonkeyPatch.context() as patch:
+            yield PretendedDisk(root, patch)
+        return
+    try:
+        yield MountedDisk(root)
+    finally:
+        subprocess.run(["umount", "--lazy", str(root)], check=True, timeout=60)
