@@ -32,7 +32,7 @@ from relive.fields.invariants import require, require_all, require_form
 from relive.fields.mutable import refuse_mutable
 from relive.fields.schema import Declaration, Field, Schema, Tree, declare_whole, kept_dtype, positive, refuse_reserved
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
-from relive.kernels.reader import reader
+from relive.kernels.reader import bits_of, reader
 from relive.locking import lock_for
 from relive.memory import Memory
 from relive.memory.documents import Node
@@ -301,7 +301,7 @@ class DistillationBuffer(Portable):
             student = _conformed(schema, "action", student_action, lead, self.device, "student_")
             first = self._random.uniform(lead[0] if lead else 1, self.device) < share
             leaves = [
-                torch.where(first.view((*lead, *(1,) * (a.ndim - len(lead)))), a, b)
+                torch.where(first.view((*lead, *(1,) * (a.ndim - len(lead)))), bits_of(a), bits_of(b)).view(a.dtype)
                 for a, b in zip(teacher, student, strict=True)
             ]
             return value_of(schema, "action", leaves, torch.Size(lead))
