@@ -6,6 +6,11 @@ HASHED := $(BIN)/pip install --quiet --disable-pip-version-check --require-hashe
 SOURCES := $(shell find src csrc conformance -name '*.py' -o -name '*.pyi' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.md') pyproject.toml conformance/pyproject.toml CMakeLists.txt
 
 SANITIZERS := address undefined thread
+# torch and tensordict of each environment; the first has the oldest of everything that pyproject.toml allows.
+COMPATIBILITY := 2.6.0/0.7.2 2.10.0/0.10.0 2.10.0/0.13.0 2.13.0/0.13.0 2.13.0/0.15.3
+COMPATIBLE := tests/test_lazy.py tests/test_distillation.py tests/estimators tests/fields tests/replay/test_buffer.py \
+	tests/replay/test_mixture.py tests/rollout tests/statistics tests/concurrent/test_prefetch.py
+OLDEST := numpy==1.26.4 gymnasium==1.1.0
 BASELINE := e26eac50af766fd3c26911e5a44a5ef22a2a94b1
 PINNED_torchrl := torch==2.14.1 torchrl==0.14.1
 PINNED_agilerl := torch==2.13.0 agilerl==2.58.0 peft==0.21.2 pytest
@@ -14,7 +19,7 @@ ORIGINALS := --checkouts build/originals --python agilerl=.venv/agilerl/bin/pyth
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 APART := build/originals/apexrl/src:build/originals/rl_buffer/src:build/originals/wheels
 
-.PHONY: demo test test-all test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep originals originals-full check format docs clean
+.PHONY: demo test test-all test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep originals originals-full compatibility check stub format docs clean
 
 demo: .venv/package
 	$(BIN)/python -m examples.demo
@@ -84,10 +89,30 @@ originals-full: originals
 build/originals/wheels:
 	$(PIP) --no-deps --target $@ embodichain==0.3.2
 
+# A selection with each pair of torch and tensordict, each torch in an environment of its own. Those but 2.13.0 bring CUDA, 5 GB each,
+# unless pip is told of an index without it (PIP_INDEX_URL).
+compatibility: $(COMPATIBILITY:%=.venv/compatibility/%)
+
+.venv/compatibility/%: build/compatibility
+	$(PYTHON) -m venv .venv/torch-$(*D)
+	.venv/torch-$(*D)/bin/pip install --quiet --disable-pip-version-check torch==$(*D) tensordict==$(*F) pytest pytest-xdist hypothesis \
+		$(if $(filter 2.6.0,$(*D)),$(OLDEST)) $</*.whl
+	.venv/torch-$(*D)/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $</*.whl
+	.venv/torch-$(*D)/bin/python -m pytest -m "not long and not thorough" $(PARALLEL) $(COMPATIBLE)
+	mkdir -p $(@D) && touch $@
+
+build/compatibility: .venv/build $(SOURCES)
+	rm -rf $@
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w $@ .
+
 check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+# The stub of the native core, as it is installed.
+stub: .venv/installed
+	$(BIN)/python -m nanobind.stubgen --quiet -m relive.kernels._native -o src/relive/kernels/_native.pyi
 
 docs: .venv/docs
 	$(BIN)/mkdocs build --strict

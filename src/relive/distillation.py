@@ -24,7 +24,7 @@ from relive.fields.assembly import (
     to_device,
     value_of,
 )
-from relive.fields.conversion import as_tensor, convert, path_name, row_ids
+from relive.fields.conversion import as_tensor, bits_of, convert, path_name, row_ids
 from relive.fields.declarations import device_of as saved_device
 from relive.fields.declarations import tree_of
 from relive.fields.display import buffer_html, size_text
@@ -316,7 +316,7 @@ class DistillationBuffer(Portable):
             student = _conformed(schema, "action", student_action, lead, self.device, "student_")
             first = self._random.uniform(lead[0] if lead else 1, self.device) < share
             leaves = [
-                torch.where(first.view((*lead, *(1,) * (a.ndim - len(lead)))), a, b)
+                torch.where(first.view((*lead, *(1,) * (a.ndim - len(lead)))), bits_of(a), bits_of(b)).view(a.dtype)
                 for a, b in zip(teacher, student, strict=True)
             ]
             return value_of(schema, "action", leaves, torch.Size(lead))

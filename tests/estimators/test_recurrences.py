@@ -118,7 +118,8 @@ def test_the_native_core_takes_any_strides_without_a_copy(name: str, layout: str
     arguments = [tensors[k] for k in ARGUMENTS[name]]
     if name == "vtrace":
         arguments[0] = laid_out(arguments[0].exp(), layout)  # pyright: ignore[reportOptionalMemberAccess]
-    assert getattr(native, name)(*arguments, None, *SETTINGS[name].values(), None) is not None
+    arrays = map(kernels.buffer_of, arguments)
+    assert getattr(native, name)(*arrays, None, *SETTINGS[name].values(), None) is not None
 
 
 @every_estimator

@@ -561,7 +561,7 @@ class TestFailing:
             assert torch.equal(found["discount"], 0.5 ** (5.0 - found["obs"][:, 0]))
             assert (found["next_obs"] == 5.0).all()
 
-    def test_defaults_of_torch_do_not_matter(self) -> None:
+    def test_defaults_of_torch_do_not_matter(self, backend: str) -> None:
         replay = fill(9, sampler=rl.Prioritized())
         with torch.device("meta"):
             batches = [replay.sample(3, view) for view in (None, rl.NStep(2, 0.9), rl.Sequence(2, 1))]
