@@ -87,5 +87,5 @@ def test_the_tests_have_the_same_rooms() -> None:
     tests = Path(__file__).parents[1]
     assert {path.stem.removeprefix("test_") for path in tests.glob("test_*.py")} <= set(ROOMS)
     folders = {path.parent.name for path in tests.glob("*/__init__.py")}
-    beside = {"benchmarks", "buffers", "devices", "examples", "faults", "project", "reference", "sanitizers"}
+    beside = {"benchmarks", "buffers", "devices", "examples", "faults", "project", "reference", "sanitizers", "tools"}
     assert folders - beside == {room for room in ROOMS if (SOURCE / room).is_dir()}

@@ -6,10 +6,7 @@ from typing import Any
 
 from relive.compat.agilerl import sequences
 from relive.compat.agilerl.original import original_or
-from relive.compat.forwarding import names_of
 
 __all__ = ["BPTTSequenceType"]
 
 BPTTSequenceType: Any = original_or("typing", sequences.BPTTSequenceType)
-
-__getattr__ = names_of("agilerl.typing")

@@ -14,15 +14,12 @@ from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSeg
 from relive.compat.agilerl.memory import Memory
 from relive.compat.agilerl.original import original
 from relive.compat.agilerl.rows import columns, fields_of, placed, shapes
-from relive.compat.forwarding import names_of
 from relive.compat.seeding import experiment_seed
 from relive.errors import SchemaError, explain
 from relive.fields.schema import positive
 from relive.locking import use_copy
 from relive.memory.portable import load_packed_state, packed_state
 from relive.replay.samplers import Sampler
-
-__getattr__ = names_of("agilerl.components.replay_buffer")
 
 _DISTINCT_BELOW = 16_384
 """The rows of a batch differ while fewer than this are stored; from here on they are drawn with replacement."""

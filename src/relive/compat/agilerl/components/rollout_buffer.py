@@ -16,13 +16,10 @@ from relive.compat.agilerl.memory import Memory
 from relive.compat.agilerl.original import original
 from relive.compat.agilerl.sequences import BPTTSequenceType, Prepared, mode_of
 from relive.compat.agilerl.spaces import by_env, num_actions, observation, observation_tree, tensor_on
-from relive.compat.forwarding import names_of
 from relive.compat.seeding import experiment_seed
 from relive.errors import NotReadyError, explain
 from relive.fields.conversion import convert
 from relive.fields.schema import Field, positive
-
-__getattr__ = names_of("agilerl.components.rollout_buffer")
 
 _NAMES = {
     "observations": "obs",

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from relive.compat.forwarding import names_of
 from relive.compat.stable_baselines3.arrays import array
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
 from relive.compat.stable_baselines3.seeding import algorithm_seed
@@ -24,7 +23,6 @@ from relive.compat.stable_baselines3.seeding import algorithm_seed
 __all__ = ["RecurrentDictRolloutBuffer", "RecurrentRolloutBuffer"]
 
 theirs: Any = importlib.import_module("sb3_contrib.common.recurrent.buffers")
-__getattr__ = names_of("sb3_contrib.common.recurrent.buffers")
 RNNStates: Any = theirs.RNNStates
 
 _STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
