@@ -46,8 +46,7 @@ def train(original: str, name: str, side: str, seed: int) -> float:
     np.random.seed(seed)  # noqa: NPY002 the originals draw from it
     torch.manual_seed(seed)
     trainer = trainers_of(original)[name]
-    ours = "sb3_contrib" if original == "stable_baselines3" else original  # with what it needs: both
-    with patch(ours) if side == "relive" else nullcontext():
+    with patch(original) if side == "relive" else nullcontext():
         return trainer.train(seed)
 
 

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 
 from relive.compat import patch
+from relive.compat.agilerl import BPTTSequenceType
 from relive.compat.agilerl.components.replay_buffer import MultiStepReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
 from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
 
@@ -156,3 +159,26 @@ def test_a_trainer_of_specifications_makes_our_buffers(algorithm: str, kinds: tu
         assert [type(agent.clone().rollout_buffer) for agent in trainer.population] == [RolloutBuffer] * 2
     else:
         assert trainer.memory.max_size == 300
+
+
+def test_there_is_one_kind_of_sequences_with_the_documented_name() -> None:
+    theirs = importlib.import_module("agilerl.typing").BPTTSequenceType
+    assert BPTTSequenceType is theirs is importlib.import_module("relive.compat.agilerl.typing").BPTTSequenceType
+    assert BPTTSequenceType.FIFTY_PERCENT_OVERLAPPING is theirs.FIFTY_PERCENT_OVERLAP
+    assert list(BPTTSequenceType) == [theirs.CHUNKED, theirs.MAXIMUM, theirs.FIFTY_PERCENT_OVERLAP]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_buffer_that_agilerl_pickled_is_ours_where_it_is_patched(masked: bool) -> None:
+    space, action = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(3)
+    theirs = agilerl("components.rollout_buffer").RolloutBuffer(4, space, action, num_envs=2)
+    mask: dict[str, Any] = {"action_mask": np.ones((2, 3))} if masked else {}
+    for step in range(3):
+        theirs.add(np.ones((2, 2)), np.zeros(2), np.full(2, step), np.zeros(2), np.zeros(2), np.zeros(2), **mask)
+    pickled = pickle.dumps(theirs)
+    with patch("agilerl"):
+        ours = pickle.loads(pickled)
+    assert type(ours) is RolloutBuffer
+    np.testing.assert_array_equal(ours.get()["rewards"], theirs.get()["rewards"])
+    ours.add(np.ones((2, 2)), np.zeros(2), np.full(2, 3), np.zeros(2), np.zeros(2), np.zeros(2), **mask)
+    assert ours.get()["rewards"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -27,14 +27,14 @@ class Original:
     """The versions, as major.minor, that our adapter was tested with."""
     modules: tuple[str, ...]
     """Its modules with buffers; ours have the same paths below `relive.compat`. Releases may lack some of them."""
-    needs: tuple[str, ...] = ()
-    """Originals whose buffers it uses."""
+    beside: str | None = None
+    """The original that is patched with it, where it is installed: one has subclasses of the other's buffers."""
 
 
 ORIGINALS = {
     "agilerl": Original(
         "agilerl", ("2.58",),
-        tuple(f"components.{each}" for each in ("segment_tree", "replay_buffer", "data", "sampler", "rollout_buffer")),
+        tuple(f"components.{each}" for each in ("segment_tree", "replay_buffer", "data", "rollout_buffer")),
     ),
     "apexrl": Original(
         "apexrl", ("0.2",),
@@ -60,9 +60,11 @@ ORIGINALS = {
         ),
     ),
     "rsl_rl": Original("rsl-rl-lib", ("5.4", "5.5"), ("storage.rollout_storage",)),
-    "stable_baselines3": Original("stable-baselines3", ("2.9",), ("common.buffers", "her.her_replay_buffer")),
+    "stable_baselines3": Original(
+        "stable-baselines3", ("2.9",), ("common.buffers", "her.her_replay_buffer"), "sb3_contrib"
+    ),
     "sb3_contrib": Original(
-        "sb3-contrib", ("2.9",), ("common.maskable.buffers", "common.recurrent.buffers"), ("stable_baselines3",)
+        "sb3-contrib", ("2.9",), ("common.maskable.buffers", "common.recurrent.buffers"), "stable_baselines3"
     ),
 }  # fmt: skip
 
@@ -108,9 +110,10 @@ def patch(name: str) -> Patch:
     """
     original = _known("patch", name)
     is_new = name not in _patched
-    for each in (*original.needs, name) if is_new else ():
-        if each not in _rebindings:
-            _rebindings[each] = _rebind(each, _known("patch", each))
+    beside = [original.beside] if original.beside and _exists(original.beside) else []
+    found = {root: list(replacements(root)) for root in (name, *beside) if root not in _rebindings}
+    for root, pairs in found.items():  # after all imports, which must see the originals' own
+        _rebindings[root] = _rebind(root, pairs)
     _patched.add(name)
     return Patch(name, is_new)
 
@@ -119,7 +122,7 @@ def unpatch(name: str) -> None:
     """Bind the names of an original's buffers to its own again; without a patch in force it does nothing."""
     _known("unpatch", name)
     _patched.discard(name)
-    needed = {each for still in _patched for each in (still, *ORIGINALS[still].needs)}
+    needed = {each for still in _patched for each in (still, ORIGINALS[still].beside)}
     for each in _rebindings.keys() - needed:
         _undo(each, _rebindings.pop(each))
 
@@ -130,10 +133,10 @@ def _known(where: str, name: str) -> Original:
     return ORIGINALS[name]
 
 
-def _rebind(root: str, original: Original) -> Rebinding:
-    rebinding = Rebinding(list(replacements(root)))
-    _check_version(root, original, rebinding.pairs)
-    in_place = {id(theirs): ours for _, theirs, ours in rebinding.pairs}
+def _rebind(root: str, pairs: list[tuple[str, Any, Any]]) -> Rebinding:
+    _check_version(root, ORIGINALS[root], pairs)
+    rebinding = Rebinding(pairs)
+    in_place = {id(theirs): ours for _, theirs, ours in pairs}
     ours_too = {id(ours) for ours in in_place.values()}
     for module, name, value in list(_bindings(root, in_place.keys() | ours_too)):
         if id(value) in ours_too:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from typing import Any
 
@@ -162,7 +163,7 @@ class ReplayBuffer(_Plain):
     def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> TensorDict:
         """`batch_size` rows, or all there are; with `return_idx` their indices as "idxs" `[B]`. `beta` is not used."""
         core = self._require_rows()
-        size, count = len(core), max(min(batch_size, len(core)), 0)
+        size, count = len(core), max(min(operator.index(batch_size), len(core)), 0)
         if size < _DISTINCT_BELOW:
             drawn = torch.from_numpy(self._random.choice(size, count, replace=False))
         else:
@@ -337,7 +338,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
     def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> TensorDict:
         """`batch_size` rows with their importance "weights" and "idxs", each `[B, 1]`."""
         core, self._beta = self._require_rows(), beta
-        batch = core.sample(batch_size)
+        batch = core.sample(operator.index(batch_size))
         weights, idxs = batch["weight"].unsqueeze(1), self._identities(batch["index"]).unsqueeze(1)
         return placed(batch["action"], weights=weights, idxs=idxs)
 

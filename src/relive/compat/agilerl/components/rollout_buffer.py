@@ -364,6 +364,9 @@ class RolloutBuffer(_Rollout):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a state of this class, or of AgileRL's own, which lacks what is private here."""
+        self._is_masked, self._random = False, np.random.default_rng(experiment_seed())
+        self.reset()
         self.__dict__.update(state)
         stored = state.get("buffer")
         if not isinstance(stored, TensorDict):
@@ -379,6 +382,7 @@ class RolloutBuffer(_Rollout):
             message = f"Unpickling: expected batch_size {expected}, got {stored.batch_size}. The buffer starts empty."
             warnings.warn(message, stacklevel=2)
             stored = None
+        self._is_masked = stored is not None and "action_masks" in stored.keys()
         self._allocate()
         if stored is None:
             self.reset()
