@@ -77,12 +77,12 @@ conformance-keep: .venv/installed
 # EmbodiChain's package is taken without its dependencies: its simulator is not needed.
 originals: .venv/bench .venv/agilerl build/originals/wheels
 	$(PIP) tqdm
-	$(BIN)/python -m benchmarks.original_tests --clone $(ORIGINALS)
+	$(BIN)/python -m tools.original_tests --clone $(ORIGINALS)
 	$(BIN)/python docs/front_page.py
 
 # Hours: also their trainers on both sides, and the time of every call.
 originals-full: originals
-	$(BIN)/python -m benchmarks.original_trainers $(ORIGINALS)
+	$(BIN)/python -m tools.original_trainers $(ORIGINALS)
 	PYTHONPATH=$(APART) $(BIN)/python -m benchmarks.adapters --python .venv/agilerl/bin/python
 	$(BIN)/python docs/front_page.py
 

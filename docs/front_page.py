@@ -72,7 +72,7 @@ def adapter(system: str) -> Iterator[str]:
     kept = _kept(system)
     yield f"| with {kept['title']} {kept['version']} | |"
     yield "|---|---|"
-    yield f"| names found under our prefix | {kept['names']} of {kept['names']} |"
+    yield f"| names found at their paths below `relive.compat` | {kept['names']} of {kept['names']} |"
     for tests in kept["tests"].values():
         yield f"| its own tests on our classes: {tests['of']} | {tests['passed']} of {tests['total']} |"
 

@@ -636,6 +636,32 @@ def draws(target: RolloutBuffer) -> list[Any]:
     return flat + [unpadded["values"].tolist() for _, unpadded in target.get_minibatch_sequences(3)]
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_state_of_agilerls_own_buffer_is_taken(masked: bool) -> None:
+    theirs = {
+        "observations": torch.arange(12.0).view(3, 2, 2), "next_observations": torch.zeros(3, 2, 2),
+        "actions": torch.ones(3, 2, 1), "rewards": torch.arange(6.0).view(3, 2), "values": torch.zeros(3, 2),
+        "log_probs": torch.zeros(3, 2), "advantages": torch.zeros(3, 2), "returns": torch.zeros(3, 2),
+        "dones": torch.zeros(3, 2, dtype=torch.bool), "hidden_states": {"actor": torch.ones(3, 2, 1, 4)},
+    } | ({"action_masks": torch.ones(3, 2, 3)} if masked else {})  # fmt: skip
+    state = {
+        "capacity": 3, "observation_space": BOX, "action_space": spaces.Discrete(3), "num_envs": 2, "device": "cpu",
+        "gae_lambda": 0.95, "gamma": 0.99, "recurrent": True, "hidden_state_architecture": {"actor": (1, 2, 4)},
+        "use_gae": True, "wrap_at_capacity": False, "max_seq_len": 2, "bptt_sequence_type": BPTTSequenceType.CHUNKED,
+        "pos": 2, "full": False, "buffer": TensorDict(theirs, batch_size=[3, 2]),
+    }  # fmt: skip
+    buffer = RolloutBuffer.__new__(RolloutBuffer)
+    buffer.__setstate__(state)
+    assert buffer.size() == 4
+    assert buffer.get()["rewards"].tolist() == [0, 1, 2, 3]
+    assert ("action_masks" in buffer.get()) == masked
+    buffer.add(torch.full((2, 2), 9.0), torch.zeros(2), torch.full((2,), 7.0), [False] * 2, [0.0] * 2, [0.0] * 2)
+    assert buffer.get()["rewards"].tolist() == [0, 1, 2, 3, 7, 7]
+    buffer.compute_returns_and_advantages(torch.zeros(2), torch.zeros(2))
+    assert buffer.prepare_sequence_tensors()["observations"].shape[-1] == 2
+    assert next(buffer.get_minibatch_sequences(1))[0]["initial_hidden_states"]["actor"].eq(1).all()
+
+
 def test_a_seed_repeats_all_draws_also_in_a_pickled_copy() -> None:
     found = []
     before = torch.get_rng_state()

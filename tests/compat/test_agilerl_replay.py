@@ -67,6 +67,14 @@ def steps(start: int, count: int, done: Any = False) -> TensorDict:
     )
 
 
+@pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
+@pytest.mark.parametrize("count", [torch.tensor(2), np.int64(2)])
+def test_a_count_may_be_a_number_of_torch_or_numpy(kind: Any, count: Any) -> None:
+    memory = kind(8)
+    memory.add(steps(0, 5))
+    assert len(memory.sample(count)) == 2
+
+
 def numbers(batch: TensorDict) -> list[int]:
     """Which transitions a batch has, after a look whether their numbers belong together."""
     found = batch["obs"][:, 0]

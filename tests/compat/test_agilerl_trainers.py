@@ -1,17 +1,21 @@
 # pyright: reportMissingImports=false
-"""AgileRL's own trainers on our buffers, where AgileRL is installed."""
+"""AgileRL's own trainers on our buffers, where AgileRL is installed: those that make buffers are patched."""
 
 from __future__ import annotations
 
 import importlib
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 
+from relive.compat import patch
+from relive.compat.agilerl import BPTTSequenceType
 from relive.compat.agilerl.components.replay_buffer import MultiStepReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
 from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
 
@@ -24,8 +28,14 @@ SETTINGS: dict[str, Any] = {"max_steps": 400, "evo_steps": 200, "eval_loop": 1, 
 
 
 def agilerl(module: str) -> Any:
-    """A module of AgileRL, below our prefix."""
-    return importlib.import_module(f"relive.compat.agilerl.{module}")
+    """A module of AgileRL."""
+    return importlib.import_module(f"agilerl.{module}")
+
+
+@pytest.fixture
+def patched() -> Iterator[None]:
+    with patch("agilerl"):
+        yield
 
 
 def environments(name: str, num_envs: int = 4) -> Any:
@@ -61,6 +71,7 @@ def test_rainbow_updates_the_priorities_of_its_rows() -> None:
     assert len({round(tree[i], 6) for i in range(300)}) > 50
 
 
+@pytest.mark.usefixtures("patched")
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_ppo_trains_is_cloned_and_saved_with_our_buffer(recurrent: bool, tmp_path: Path) -> None:
     env = environments("CartPole-v1")
@@ -79,15 +90,7 @@ def test_ppo_trains_is_cloned_and_saved_with_our_buffer(recurrent: bool, tmp_pat
     assert type(type(agent).load(tmp_path / "agent.pt").rollout_buffer) is RolloutBuffer
 
 
-def test_one_line_gives_agilerls_own_ppo_our_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = importlib.import_module("agilerl.algorithms.ppo")
-    monkeypatch.setattr(theirs, "RolloutBuffer", RolloutBuffer)
-    env = environments("CartPole-v1")
-    agent = theirs.PPO(env.single_observation_space, env.single_action_space, num_envs=4, learn_step=64)
-    env.close()
-    assert type(agent.rollout_buffer) is RolloutBuffer
-
-
+@pytest.mark.usefixtures("patched")
 def test_observations_are_normalised_in_our_buffer_by_its_wrapper() -> None:
     env = environments("CartPole-v1")
     agent = agilerl("algorithms.ppo").PPO(
@@ -115,6 +118,7 @@ def test_a_multi_agent_algorithm_trains() -> None:
     assert len(memory) > 200
 
 
+@pytest.mark.usefixtures("patched")
 def test_a_population_is_made_with_our_buffer_and_evolves_with_it() -> None:
     env, hp = environments("CartPole-v1"), {"BATCH_SIZE": 8, "LEARN_STEP": 32}
     spaces = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
@@ -130,12 +134,7 @@ def test_a_population_is_made_with_our_buffer_and_evolves_with_it() -> None:
     assert [type(agent.rollout_buffer) for agent in pop] == [RolloutBuffer] * 2
 
 
-def test_names_that_are_not_about_buffers_are_those_of_agilerl() -> None:
-    names = {"components": "Trajectory", "algorithms": "DQN", "typing": "PopulationType", "algorithms.ppo": "np"}
-    for module, name in names.items():
-        assert getattr(agilerl(module), name) is getattr(importlib.import_module(f"agilerl.{module}"), name)
-
-
+@pytest.mark.usefixtures("patched")
 @pytest.mark.parametrize(
     ("algorithm", "kinds"),
     [
@@ -160,10 +159,26 @@ def test_a_trainer_of_specifications_makes_our_buffers(algorithm: str, kinds: tu
         assert [type(agent.clone().rollout_buffer) for agent in trainer.population] == [RolloutBuffer] * 2
     else:
         assert trainer.memory.max_size == 300
-    assert isinstance(trainer, importlib.import_module("agilerl.training.trainer").LocalTrainer)
 
 
-def test_a_function_that_makes_our_buffers_can_be_pickled() -> None:
-    made = agilerl("utils.utils").create_population
-    assert pickle.loads(pickle.dumps(made)) is made
-    assert importlib.import_module("agilerl.utils").utils.create_population is not made
+def test_there_is_one_kind_of_sequences_with_the_documented_name() -> None:
+    theirs = importlib.import_module("agilerl.typing").BPTTSequenceType
+    assert BPTTSequenceType is theirs is importlib.import_module("relive.compat.agilerl.typing").BPTTSequenceType
+    assert BPTTSequenceType.FIFTY_PERCENT_OVERLAPPING is theirs.FIFTY_PERCENT_OVERLAP
+    assert list(BPTTSequenceType) == [theirs.CHUNKED, theirs.MAXIMUM, theirs.FIFTY_PERCENT_OVERLAP]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_buffer_that_agilerl_pickled_is_ours_where_it_is_patched(masked: bool) -> None:
+    space, action = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(3)
+    theirs = agilerl("components.rollout_buffer").RolloutBuffer(4, space, action, num_envs=2)
+    mask: dict[str, Any] = {"action_mask": np.ones((2, 3))} if masked else {}
+    for step in range(3):
+        theirs.add(np.ones((2, 2)), np.zeros(2), np.full(2, step), np.zeros(2), np.zeros(2), np.zeros(2), **mask)
+    pickled = pickle.dumps(theirs)
+    with patch("agilerl"):
+        ours = pickle.loads(pickled)
+    assert type(ours) is RolloutBuffer
+    np.testing.assert_array_equal(ours.get()["rewards"], theirs.get()["rewards"])
+    ours.add(np.ones((2, 2)), np.zeros(2), np.full(2, 3), np.zeros(2), np.zeros(2), np.zeros(2), **mask)
+    assert ours.get()["rewards"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 import relive as rl
-from relive.compat import embodichain
+from relive.compat import embodichain, patch
 from relive.compat.embodichain.agents.rl.buffer import RolloutBuffer as OlderBuffer
 from relive.compat.embodichain.learning.rl.algo.common import compute_gae
 from relive.compat.embodichain.learning.rl.buffer import RolloutBuffer, iterate_minibatches, transition_view
@@ -195,9 +195,11 @@ class Line:
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_its_collector_and_algorithms_learn_on_ours(name: str) -> None:
     pytest.importorskip("embodichain.learning.rl.algo", reason="no extra installs embodichain: it needs a simulator")
-    ours = "relive.compat.embodichain.learning.rl"
-    algorithm, policies = (importlib.import_module(f"{ours}.{part}") for part in ("algo", "policies"))
-    collector = importlib.import_module(f"{ours}.collector.sync_collector")
+    theirs = "embodichain.learning.rl"
+    algorithm, policies, collector, buffers = (
+        importlib.import_module(f"{theirs}.{part}")
+        for part in ("algo", "policies", "collector.sync_collector", "buffer")
+    )
     torch.manual_seed(0)
     cpu, envs = torch.device("cpu"), 16
 
@@ -211,11 +213,13 @@ def test_its_collector_and_algorithms_learn_on_ours(name: str) -> None:
         policy = policies.ActorOnly(1, 1, cpu, network())
         learner = algorithm.GRPO(algorithm.GRPOCfg(batch_size=128, n_epochs=5, group_size=8, kl_coef=0.0), policy)
     collect = collector.SyncCollector(env=Line(envs), policy=policy, device=cpu, reset_every_rollout=name == "grpo")
-    buffer = RolloutBuffer(envs, 32, 1, 1, cpu)
     rewards = []
-    for _ in range(25):
-        buffer.add(collect.collect(num_steps=32, rollout=buffer.start_rollout()))
-        rollout = buffer.get(flatten=False)
-        rewards.append(float(rollout["reward"][:, :-1].mean()))
-        learner.update(rollout)
+    with patch("embodichain"):
+        buffer = buffers.RolloutBuffer(envs, 32, 1, 1, cpu)
+        assert type(buffer) is RolloutBuffer
+        for _ in range(25):
+            buffer.add(collect.collect(num_steps=32, rollout=buffer.start_rollout()))
+            rollout = buffer.get(flatten=False)
+            rewards.append(float(rollout["reward"][:, :-1].mean()))
+            learner.update(rollout)
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.3

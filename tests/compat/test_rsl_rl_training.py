@@ -133,18 +133,6 @@ def test_the_configuration_alone_switches_to_our_storage(tmp_path: Any) -> None:
     assert type(trained(theirs, "DistillationRunner", distilled, 0).alg.storage) is RolloutStorage
 
 
-def test_every_module_of_rsl_rl_is_below_our_prefix_and_names_mean_our_algorithms() -> None:
-    for module in ("env", "extensions.rnd", "models", "modules.cnn", "utils.utils"):
-        assert importlib.import_module(f"relive.compat.rsl_rl.{module}") is importlib.import_module(f"rsl_rl.{module}")
-    utils: Any = importlib.import_module("relive.compat.rsl_rl.utils")
-    assert utils.split_and_pad_trajectories is importlib.import_module("rsl_rl.utils").split_and_pad_trajectories
-    for name in ("PPO", "rsl_rl.algorithms:PPO", "rsl_rl.algorithms.PPO", "relive.compat.rsl_rl.algorithms:PPO"):
-        assert utils.resolve_callable(name) is algorithms.PPO
-    original = algorithms.PPO.__base__
-    assert utils.resolve_callable(original) is original
-    assert issubclass(runners.DistillationRunner, runners.OnPolicyRunner)
-
-
 def test_a_storage_of_ours_or_of_a_user_is_kept() -> None:
     original: Any = importlib.import_module("rsl_rl.storage").RolloutStorage
     module = importlib.import_module("relive.compat.rsl_rl.storage.exchange")
@@ -283,9 +271,3 @@ def test_the_diff_of_the_migrating_page_changes_only_the_prefix() -> None:
     assert after == before.replace("from ", "from relive.compat.", 1)
     for line in (before, after):
         exec(line, {})
-
-
-@pytest.mark.parametrize("path", ["algorithms.ppo", "algorithms.distillation", "runners.on_policy_runner"])
-def test_modules_have_all_names_of_the_originals(path: str) -> None:
-    original, mine = (importlib.import_module(f"{prefix}rsl_rl.{path}") for prefix in ("", "relive.compat."))
-    assert [name for name in vars(original) if not name.startswith("__") and not hasattr(mine, name)] == []

@@ -1,4 +1,4 @@
-"""Adapters without a seed repeat in a seeded experiment, differ otherwise, and leave global generators alone."""
+"""Adapters without a seed repeat after `torch.manual_seed`, differ otherwise, and leave global generators alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relive.compat.seeding import experiment_seed
 for before in sys.argv[1:]:
     if os.fork() == 0:  # a process that has made no seed yet
         exec(before)
-        print(experiment_seed(), experiment_seed(), flush=True)
+        print(experiment_seed(), torch.rand(1) and experiment_seed(), flush=True)
         os._exit(0)
     os.wait()
 """
@@ -40,7 +40,7 @@ def seeds() -> dict[str, list[str]]:
     return dict(zip(cases, made_after(*cases.values()), strict=True))
 
 
-def test_a_seeded_process_repeats_its_seeds_and_gives_each_buffer_its_own(seeds: dict[str, list[str]]) -> None:
+def test_a_seeded_process_repeats_its_seeds_and_has_others_when_torch_has_drawn(seeds: dict[str, list[str]]) -> None:
     assert seeds["seed 3"] == seeds["seed 3 again"]
     assert len({*seeds["seed 3"], *seeds["seed 4"]}) == 4
 
@@ -53,6 +53,15 @@ def test_a_process_that_nobody_seeded_takes_the_entropy_of_the_system(seeds: dic
 
 def test_ranks_differ(seeds: dict[str, list[str]]) -> None:
     assert seeds["rank 0"] != seeds["rank 1"]
+
+
+def test_the_same_seed_in_the_same_process_gives_the_same_seeds() -> None:
+    with torch.random.fork_rng():
+        found = []
+        for seed in (5, 5, 6):
+            torch.manual_seed(seed)
+            found.append([experiment_seed(), torch.rand(1) and experiment_seed()])
+    assert found[0] == found[1] != found[2]
 
 
 def test_no_global_generator_moves() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
-from relive.compat import apexrl, embodichain, rl_buffer, seeding
+from relive.compat import agilerl, apexrl, embodichain, rl_buffer
 
 N = 16
 
@@ -72,20 +74,53 @@ def rl_buffer_rollout() -> list[float]:
     return next(buffer.get(N)).values.tolist()
 
 
+def agilerl_steps(memory: Any) -> Any:
+    memory.add(TensorDict({"reward": torch.arange(float(N))}, [N]))
+    return memory
+
+
+def agilerl_replay() -> list[float]:
+    return agilerl_steps(agilerl.ReplayBuffer(N)).sample(N)["reward"].flatten().tolist()
+
+
+def agilerl_prioritized() -> list[float]:
+    return agilerl_steps(agilerl.PrioritizedReplayBuffer(N)).sample(3)["reward"].flatten().tolist()
+
+
+def agilerl_rollout() -> list[float]:
+    space = gymnasium.spaces.Box(-1, 1, (1,))
+    buffer, rows = agilerl.RolloutBuffer(1, space, space, num_envs=N), torch.arange(float(N))
+    buffer.add(rows.unsqueeze(1), rows.unsqueeze(1), rows, rows < 0, rows, rows)
+    return buffer.get(N - 1)["rewards"].flatten().tolist()
+
+
 DRAWS = [
+    agilerl_replay, agilerl_prioritized, agilerl_rollout,
     apexrl_rollout, apexrl_replay, apexrl_sequences, apexrl_distillation, older_embodichain, embodichain_batches,
     rl_buffer_replay, rl_buffer_prioritized, rl_buffer_rollout,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_an_experiment_repeats(draw: Callable[[], list[float]], monkeypatch: pytest.MonkeyPatch) -> None:
-    found, before, of_numpy = [], torch.get_rng_state(), repr(np.random.get_state())  # noqa: NPY002
-    for seed in (1, 1, 2):
-        monkeypatch.setattr(seeding, "_made", itertools.count())
-        monkeypatch.setattr(torch, "initial_seed", lambda seed=seed: seed)
-        found.append([draw(), draw()])
+def test_the_same_seed_of_torch_gives_the_same_draws_in_one_process(draw: Callable[[], list[float]]) -> None:
+    of_numpy = repr(np.random.get_state())  # noqa: NPY002
+    found = []
+    with torch.random.fork_rng():
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            before = torch.get_rng_state()
+            first = draw()
+            assert torch.equal(torch.get_rng_state(), before)
+            torch.rand(1)
+            found.append([first, draw()])
     assert found[0] == found[1] != found[2]
     assert found[0][0] != found[0][1]
-    assert torch.equal(torch.get_rng_state(), before)
     assert repr(np.random.get_state()) == of_numpy  # noqa: NPY002
+
+
+def test_every_epoch_of_a_rollout_has_another_order() -> None:
+    rollout = embodichain.RolloutBuffer(N, 1, 1, 1, "cpu").start_rollout()
+    rollout["reward"][:, 0] = torch.arange(float(N))
+    flat = embodichain.transition_view(rollout, flatten=True)
+    epochs = [next(embodichain.iterate_minibatches(flat, N, "cpu"))["reward"].tolist() for _ in range(3)]
+    assert len(set(map(tuple, epochs))) == 3

@@ -99,6 +99,7 @@ def test_the_tests_have_the_same_rooms() -> None:
         "project",
         "reference",
         "sanitizers",
+        "tools",
     }
     assert folders - beside == {room for room in ROOMS if (SOURCE / room).is_dir()}
 
@@ -113,7 +114,7 @@ def used_modules(file: Path) -> set[str]:
 
 def test_the_package_imports_no_tool_beside_it() -> None:
     # `relive conformance` runs relive_conformance by its name, where it is installed.
-    tools = {"relive_conformance", "benchmarks", "examples", "tests"}
+    tools = {"relive_conformance", "benchmarks", "examples", "tests", "tools"}
     assert {file.name for file in SOURCE.rglob("*.py") if used_modules(file) & tools} == set()
 
 

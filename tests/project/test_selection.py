@@ -20,8 +20,8 @@ from tests.tiers import select
 from tests.times import Times
 
 ROOT = Path(__file__).parents[2]
-SHARED = {"forwarding", "seeding", "step_rows"}
-"""What several adapters use."""
+SHARED = {"__main__", "patching", "seeding", "step_rows"}
+"""Modules that are no adapters."""
 ADAPTERS = [module.name for module in iter_modules(compat.__path__) if module.name not in SHARED]
 UNTESTED = {"D5"}
 """Promises that no test here keeps: `make sanitize` does."""

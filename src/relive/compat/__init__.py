@@ -1,1 +1,5 @@
-"""Other libraries' signatures on our core, one module each."""
+"""Other libraries' signatures on our core, one package each; `patch` puts our buffers into their trainers."""
+
+from relive.compat.patching import patch, unpatch
+
+__all__ = ["patch", "unpatch"]

@@ -1,24 +1,23 @@
-"""Seeds of adapters that are given none: an experiment that is seeded repeats, and no global generator is touched."""
+"""Seeds of adapters that are given none: an experiment that is seeded repeats, and no global generator is moved."""
 
 from __future__ import annotations
 
-import itertools
 import os
+import zlib
 
 import numpy as np
 import torch
 
-_made = itertools.count()
-"""How many buffers this process has made seeds for."""
-
 
 def experiment_seed() -> int:
-    """A seed of its own for each buffer: the same in every run of a process whose torch is seeded.
+    """A seed made of the state of torch's generator and of the process's rank: the same after the same `manual_seed`.
 
-    It is made of torch's initial seed (which the system draws where nobody seeded torch), how many such buffers were
-    made before, and the rank of the process.
+    The state is read and not moved, so that buffers made one after the other draw alike unless torch has drawn in
+    between. A count of the buffers made before would tell them apart, but a second run in the same process would not
+    repeat the first.
     """
-    entropy = torch.initial_seed() % 2**64, next(_made), _rank()
+    state = zlib.crc32(torch.random.get_rng_state().numpy().tobytes())
+    entropy = torch.initial_seed() % 2**64, state, _rank()
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
 
 

@@ -1,4 +1,4 @@
-"""ApexRL's own PPO, DQN and SAC with our prefix and so our buffers, in a world that is quickly learnt."""
+"""ApexRL's own PPO, DQN and SAC patched to make our buffers, in a world that is quickly learnt."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+
+from relive.compat import patch
 
 REASON = "ApexRL is in no registry: put its src on the path"
 
@@ -52,9 +54,8 @@ def vector(continuous: bool = False) -> Any:
 
 
 def runner(name: str) -> Any:
-    pytest.importorskip("apexrl.agent.off_policy_runner", reason=REASON)
     models, cpu = importlib.import_module("apexrl.models"), torch.device("cpu")
-    settings, agents = (importlib.import_module(f"relive.compat.apexrl.{x}") for x in (f"algorithms.{name}", "agent"))
+    settings, agents = (importlib.import_module(f"apexrl.{x}") for x in (f"algorithms.{name}", "agent"))
     if name == "ppo":
         config = settings.PPOConfig(
             num_steps=32, num_epochs=4, minibatch_size=32, learning_rate=3e-3, learning_rate_schedule="constant",
@@ -73,10 +74,13 @@ def runner(name: str) -> Any:
     return agents.OffPolicyRunner(env=world, agent=learner, device=cpu)
 
 
+@pytest.mark.filterwarnings("ignore:patch\\('apexrl'\\)")  # a source tree has no version
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
 def test_its_trainers_learn_save_and_load_on_our_buffers(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    trainer = runner(name)
+    pytest.importorskip("apexrl.agent.off_policy_runner", reason=REASON)
+    with patch("apexrl"):
+        trainer = runner(name)
     buffer = trainer.agent.rollout_buffer if name == "ppo" else trainer.agent.replay_buffer
     assert type(buffer).__module__.startswith("relive.compat.apexrl")
     if name == "ppo":

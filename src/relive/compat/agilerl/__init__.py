@@ -2,11 +2,10 @@
 
     from relive.compat.agilerl.components.replay_buffer import PrioritizedReplayBuffer, ReplayBuffer
     from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
-    from relive.compat.agilerl.algorithms.ppo import PPO    # AgileRL's, with our rollout buffer
 
-Where AgileRL is installed, our classes are subclasses of its own, so that its trainers recognise them, and every other
-module of it can be imported below this package too. What is done differently, because it was wrong, is said in each
-class.
+Where AgileRL is installed, our classes are subclasses of its own, so that its trainers recognise them.
+`relive.compat.patch("agilerl")` lets its algorithms and trainers make ours. What is done differently, because it was
+wrong, is said in each class.
 """
 
 from relive.compat.agilerl.components.data import MultiAgentTransition, ReplayDataset, Transition
@@ -14,9 +13,7 @@ from relive.compat.agilerl.components.replay_buffer import MultiStepReplayBuffer
 from relive.compat.agilerl.components.rollout_buffer import RolloutBuffer
 from relive.compat.agilerl.components.sampler import Sampler
 from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSegmentTree
-from relive.compat.agilerl.makers import MAKERS
 from relive.compat.agilerl.sequences import BPTTSequenceType
-from relive.compat.forwarding import forward, names_of
 
 __all__ = [
     "BPTTSequenceType",
@@ -31,7 +28,3 @@ __all__ = [
     "SumSegmentTree",
     "Transition",
 ]
-
-forward("agilerl", ours=MAKERS)
-
-__getattr__ = names_of("agilerl")

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from relive.compat.agilerl.original import original_or
+
 
 class BPTTSequenceType(Enum):
     """How episodes are cut into sequences of `max_seq_len` steps; what is left over at an episode's end is dropped."""
@@ -23,11 +25,17 @@ class BPTTSequenceType(Enum):
     """The same, as the documentation spells it."""
 
 
+# One enumeration: AgileRL's own where it is installed, with the name that its documentation has for the third kind.
+_only: Any = original_or("typing", BPTTSequenceType)
+if not hasattr(_only, "FIFTY_PERCENT_OVERLAPPING"):
+    _only.FIFTY_PERCENT_OVERLAPPING = _only.FIFTY_PERCENT_OVERLAP
+BPTTSequenceType = _only
+
 _MODES = {"chunked": "chunked", "maximum": "every", "fifty_percent_overlap": "overlap"}
 
 
 def mode_of(sequence_type: Any) -> Any:
-    """What the core calls a sequence type, ours or AgileRL's own."""
+    """What the core calls a sequence type, or its value."""
     mode = _MODES.get(getattr(sequence_type, "value", sequence_type))
     if mode is None:
         known = ", ".join(kind.name for kind in BPTTSequenceType)

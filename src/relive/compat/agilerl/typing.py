@@ -1,15 +1,5 @@
-"""AgileRL's `typing`: how sequences are cut; where AgileRL is installed, all of its names are its own."""
+"""AgileRL's `typing`: how sequences are cut."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from relive.compat.agilerl import sequences
-from relive.compat.agilerl.original import original_or
-from relive.compat.forwarding import names_of
+from relive.compat.agilerl.sequences import BPTTSequenceType
 
 __all__ = ["BPTTSequenceType"]
-
-BPTTSequenceType: Any = original_or("typing", sequences.BPTTSequenceType)
-
-__getattr__ = names_of("agilerl.typing")

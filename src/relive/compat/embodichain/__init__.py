@@ -12,14 +12,12 @@ different here, because it matters for learning:
 - Extras of another shape, and flags or numbers of another kind, are refused instead of left out or cast.
 - No global generator is used: a seeded experiment repeats, and `seed=` repeats one buffer's batches.
 
-Where EmbodiChain is installed, its trainer, PPO and GRPO are here too, with these buffers and functions, and all of its
-other modules.
+`relive.compat.patch("embodichain")` lets its trainer, PPO and GRPO use these buffers and functions.
 """
 
 from relive.compat.embodichain.agents.rl.buffer.rollout_buffer import RolloutBuffer as StepRolloutBuffer
 from relive.compat.embodichain.learning.rl.algo.common import compute_gae, compute_group_advantage
 from relive.compat.embodichain.learning.rl.buffer import RolloutBuffer, iterate_minibatches, transition_view
-from relive.compat.forwarding import forward, names_of
 
 __all__ = [
     "RolloutBuffer",
@@ -29,9 +27,3 @@ __all__ = [
     "iterate_minibatches",
     "transition_view",
 ]
-
-_ROOTS = ("learning.rl", "agents.rl")  # the second in releases before 0.2.3
-_ON_BUFFERS = ("algo", "differentiable_trainer", "routing", "train", "utils.trainer")
-forward("embodichain", again=[f"{root}.{name}" for root in _ROOTS for name in _ON_BUFFERS])
-
-__getattr__ = names_of("embodichain")

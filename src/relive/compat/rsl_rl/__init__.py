@@ -1,12 +1,10 @@
 """rsl_rl's rollout storage on our core, and its algorithms and runners with this storage.
 
 The modules have the paths of the original below this one: `relive.compat.rsl_rl.storage`, `.algorithms`, `.runners`.
-The storage needs no rsl_rl; the other two are subclasses of the installed classes. All other modules are rsl_rl's own.
+The storage needs no rsl_rl; the other two are subclasses of the installed classes. `relive.compat.patch("rsl_rl")` lets
+rsl_rl's own algorithms make our storage.
 """
 
-from relive.compat.forwarding import forward
 from relive.compat.rsl_rl.storage import RolloutStorage
 
 __all__ = ["RolloutStorage"]
-
-forward("rsl_rl")

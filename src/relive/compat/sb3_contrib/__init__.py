@@ -3,10 +3,9 @@
 
     from relive.compat.sb3_contrib import MaskablePPO, RecurrentPPO       # on our rollout buffers
 
-Every module and name of sb3-contrib can be imported below this package: what is not ours is its own.
+`relive.compat.patch("sb3_contrib")` lets its own algorithms choose our buffers.
 """
 
-from relive.compat.forwarding import forward, in_place, names_of
 from relive.errors import explain
 
 try:
@@ -19,7 +18,3 @@ except ImportError as error:
 from relive.compat.sb3_contrib.algorithms import QRDQN, TQC, TRPO, CrossQ, MaskablePPO, RecurrentPPO
 
 __all__ = ["ARS", "QRDQN", "TQC", "TRPO", "CrossQ", "MaskablePPO", "RecurrentPPO"]
-
-forward("sb3_contrib", ours=in_place(QRDQN, TQC, TRPO, CrossQ, MaskablePPO, RecurrentPPO))
-
-__getattr__ = names_of("sb3_contrib")

@@ -3,11 +3,10 @@
     from relive.compat.stable_baselines3 import SAC                       # chooses our buffers itself
     from relive.compat.stable_baselines3.common.buffers import ReplayBuffer
 
-Signatures, sample types and meanings are those of Stable-Baselines3, whose algorithms need no change. Every module and
-name of it can be imported below this package: what is not ours is its own.
+Signatures, sample types and meanings are those of Stable-Baselines3, whose algorithms need no change.
+`relive.compat.patch("stable_baselines3")` lets its own algorithms choose our buffers.
 """
 
-from relive.compat.forwarding import forward, in_place, names_of
 from relive.errors import explain
 
 try:
@@ -23,17 +22,8 @@ except ImportError as error:
     ) from error
 
 from relive.compat.stable_baselines3.algorithms import PrioritizedDQN, PrioritizedSAC, PrioritizedTD3
-from relive.compat.stable_baselines3.defaults import (
-    A2C,
-    DDPG,
-    DQN,
-    PPO,
-    SAC,
-    TD3,
-    OffPolicyAlgorithm,
-    OnPolicyAlgorithm,
-)
-from relive.compat.stable_baselines3.hindsight import HerReplayBuffer
+from relive.compat.stable_baselines3.defaults import A2C, DDPG, DQN, PPO, SAC, TD3
+from relive.compat.stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from relive.compat.stable_baselines3.prioritized import PrioritizedReplayBuffer, PrioritizedReplayBufferSamples
 from relive.compat.stable_baselines3.replay import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
@@ -58,11 +48,3 @@ __all__ = [
     "RolloutBuffer",
     "get_system_info",
 ]
-
-_ours = in_place(
-    A2C, DDPG, DQN, PPO, SAC, TD3, OffPolicyAlgorithm, OnPolicyAlgorithm, DictReplayBuffer, DictRolloutBuffer,
-    HerReplayBuffer, NStepReplayBuffer, ReplayBuffer, RolloutBuffer,
-)  # fmt: skip
-forward("stable_baselines3", ours=_ours)
-
-__getattr__ = names_of("stable_baselines3")

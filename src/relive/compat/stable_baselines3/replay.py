@@ -17,6 +17,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
+from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import Arrays, array, overwrite
 from relive.compat.stable_baselines3.layout import (
     fields_of,
@@ -27,7 +28,6 @@ from relive.compat.stable_baselines3.layout import (
     stacked,
     torch_of,
 )
-from relive.compat.stable_baselines3.seeding import algorithm_seed
 from relive.compat.stable_baselines3.shared import SharedRows
 from relive.compat.stable_baselines3.stored import NormalisedSteps, StoredRows
 from relive.compat.stable_baselines3.subclasses import overrides
@@ -88,7 +88,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self.n_stack = n_stack
-        self._random = np.random.default_rng(algorithm_seed())
+        self._random = np.random.default_rng(experiment_seed())
         self._is_custom = overrides(self, "_get_samples", *CONVERSIONS)
         """Whether batches are made by the user's code, from positions."""
         self._next_obs = self._storage_of(next_obs)

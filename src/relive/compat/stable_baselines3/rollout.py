@@ -17,9 +17,9 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 
+from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import ExchangedArrays, array, overwrite
 from relive.compat.stable_baselines3.layout import fields_of, given_shapes, numpy_of, shaped
-from relive.compat.stable_baselines3.seeding import algorithm_seed
 from relive.compat.stable_baselines3.subclasses import overrides
 from relive.errors import NotReadyError, explain
 from relive.estimators import gae
@@ -88,7 +88,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
             self.n_envs,
             obs=fields_of(self.observation_space),
             action=Field(self.action_dim, self._action_dtype),
-            seed=algorithm_seed(),
+            seed=experiment_seed(),
         )
         memory = self._core.columns
         self._arrays: dict[str, Any] = {name: numpy_of(memory[ours]) for name, ours in _STORED.items()}

@@ -13,9 +13,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from relive.compat.agilerl.components.replay_buffer import ReplayBuffer
 from relive.compat.agilerl.original import original, original_or
-from relive.compat.forwarding import names_of
-
-__getattr__ = names_of("agilerl.components.data")
 
 _Dataset: Any = original("components.data", "ReplayDataset")
 _Dataset = IterableDataset if _Dataset is object else _Dataset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from typing import Any
 
@@ -14,15 +15,12 @@ from relive.compat.agilerl.components.segment_tree import MinSegmentTree, SumSeg
 from relive.compat.agilerl.memory import Memory
 from relive.compat.agilerl.original import original
 from relive.compat.agilerl.rows import columns, fields_of, placed, shapes
-from relive.compat.forwarding import names_of
 from relive.compat.seeding import experiment_seed
 from relive.errors import SchemaError, explain
 from relive.fields.schema import positive
 from relive.locking import use_copy
 from relive.memory.portable import load_packed_state, packed_state
 from relive.replay.samplers import Sampler
-
-__getattr__ = names_of("agilerl.components.replay_buffer")
 
 _DISTINCT_BELOW = 16_384
 """The rows of a batch differ while fewer than this are stored; from here on they are drawn with replacement."""
@@ -165,7 +163,7 @@ class ReplayBuffer(_Plain):
     def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> TensorDict:
         """`batch_size` rows, or all there are; with `return_idx` their indices as "idxs" `[B]`. `beta` is not used."""
         core = self._require_rows()
-        size, count = len(core), max(min(batch_size, len(core)), 0)
+        size, count = len(core), max(min(operator.index(batch_size), len(core)), 0)
         if size < _DISTINCT_BELOW:
             drawn = torch.from_numpy(self._random.choice(size, count, replace=False))
         else:
@@ -340,7 +338,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
     def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> TensorDict:
         """`batch_size` rows with their importance "weights" and "idxs", each `[B, 1]`."""
         core, self._beta = self._require_rows(), beta
-        batch = core.sample(batch_size)
+        batch = core.sample(operator.index(batch_size))
         weights, idxs = batch["weight"].unsqueeze(1), self._identities(batch["index"]).unsqueeze(1)
         return placed(batch["action"], weights=weights, idxs=idxs)
 

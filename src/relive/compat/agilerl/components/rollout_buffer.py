@@ -16,13 +16,10 @@ from relive.compat.agilerl.memory import Memory
 from relive.compat.agilerl.original import original
 from relive.compat.agilerl.sequences import BPTTSequenceType, Prepared, mode_of
 from relive.compat.agilerl.spaces import by_env, num_actions, observation, observation_tree, tensor_on
-from relive.compat.forwarding import names_of
 from relive.compat.seeding import experiment_seed
 from relive.errors import NotReadyError, explain
 from relive.fields.conversion import convert
 from relive.fields.schema import Field, positive
-
-__getattr__ = names_of("agilerl.components.rollout_buffer")
 
 _NAMES = {
     "observations": "obs",
@@ -367,6 +364,9 @@ class RolloutBuffer(_Rollout):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a state of this class, or of AgileRL's own, which lacks what is private here."""
+        self._is_masked, self._random = False, np.random.default_rng(experiment_seed())
+        self.reset()
         self.__dict__.update(state)
         stored = state.get("buffer")
         if not isinstance(stored, TensorDict):
@@ -382,6 +382,7 @@ class RolloutBuffer(_Rollout):
             message = f"Unpickling: expected batch_size {expected}, got {stored.batch_size}. The buffer starts empty."
             warnings.warn(message, stacklevel=2)
             stored = None
+        self._is_masked = stored is not None and "action_masks" in stored.keys()
         self._allocate()
         if stored is None:
             self.reset()

@@ -12,10 +12,7 @@ from torch.utils.data import DataLoader
 
 from relive.compat.agilerl.components import data, replay_buffer
 from relive.compat.agilerl.original import original_or
-from relive.compat.forwarding import names_of
 from relive.errors import explain
-
-__getattr__ = names_of("agilerl.components.sampler")
 
 # AgileRL's own classes where it is installed: ours are instances of them too.
 ReplayBuffer: Any = original_or("components.replay_buffer", replay_buffer.ReplayBuffer)

@@ -20,7 +20,6 @@ from relive.compat.apexrl.utils.observation import (
     stack_observations,
     zeros_like_observation,
 )
-from relive.compat.forwarding import names_of
 
 __all__ = [
     "TensorDict",
@@ -42,5 +41,3 @@ __all__ = [
     "stack_observations",
     "zeros_like_observation",
 ]
-
-__getattr__ = names_of("apexrl.utils")

@@ -6,13 +6,10 @@ from typing import Any
 
 import rsl_rl.algorithms
 
-from relive.compat.forwarding import names_of
 from relive.compat.rsl_rl.storage.exchange import ours
 from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage
 
 __all__ = ["Distillation", "RolloutStorage"]
-
-__getattr__ = names_of("rsl_rl.algorithms.distillation")
 
 
 class Distillation(rsl_rl.algorithms.Distillation):

@@ -2,10 +2,7 @@
 
 import rsl_rl.runners
 
-from relive.compat.forwarding import names_of
 from relive.compat.rsl_rl.runners.on_policy_runner import OnPolicyRunner
-
-__getattr__ = names_of("rsl_rl.runners.distillation_runner")
 
 
 class DistillationRunner(OnPolicyRunner, rsl_rl.runners.DistillationRunner):

@@ -6,10 +6,7 @@ from typing import Any
 
 import rsl_rl.runners
 
-from relive.compat.forwarding import names_of
 from relive.compat.rsl_rl.storage.exchange import ours
-
-__getattr__ = names_of("rsl_rl.runners.on_policy_runner")
 
 
 class OnPolicyRunner(rsl_rl.runners.OnPolicyRunner):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import relive as rl
 from relive.compat.rsl_rl.storage import transition as step
 from relive.compat.rsl_rl.storage.attributes import PARAMS, STATES, Shared, follow, memory_of, parts_of
 from relive.compat.rsl_rl.storage.transition import Batch, HiddenState
+from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import Rows
 from relive.errors import SchemaError, explain
 
@@ -77,7 +77,7 @@ class RolloutStorage:
             self._extra = {"privileged_actions": rl.Field(actions_shape)}
         self._late: dict[str, rl.Field] = {}
         """Distribution parameters and hidden states, which the first step that has them declares."""
-        self._seed = _seed_of_the_run()
+        self._seed = experiment_seed()
         self._adopt(self._made(self._late), self._late)
         self._step, self._is_told = 0, True
 
@@ -257,16 +257,6 @@ def _share(what: str, total: int, num_mini_batches: int) -> int:
         remedy = "Add transitions first." if not total else "Pass fewer mini-batches."
         raise SchemaError(explain("num_mini_batches", f"1 to {total} ({what})", num_mini_batches, remedy))
     return total // num_mini_batches
-
-
-def _seed_of_the_run() -> int:
-    """A seed made of the state of torch's generator, which is only read.
-
-    Not `experiment_seed`, which counts buffers: rsl_rl promises that a run repeats after `torch.manual_seed`, also in
-    the same process.
-    """
-    state = torch.random.get_rng_state().numpy().tobytes()
-    return int.from_bytes(hashlib.blake2b(state, digest_size=7).digest(), "little")
 
 
 def _as_column(numbers: torch.Tensor | None) -> torch.Tensor | None:

@@ -1,5 +1,1 @@
-"""sb3-contrib's `common`: rollout buffers are ours, all other modules its own."""
-
-from relive.compat.forwarding import names_of
-
-__getattr__ = names_of("sb3_contrib.common")
+"""A part of the path that sb3-contrib has its buffers at."""

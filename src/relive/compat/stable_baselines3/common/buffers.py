@@ -3,7 +3,6 @@
 
 from stable_baselines3.common.buffers import BaseBuffer
 
-from relive.compat.forwarding import names_of
 from relive.compat.stable_baselines3.replay import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
 
@@ -15,5 +14,3 @@ __all__ = [
     "ReplayBuffer",
     "RolloutBuffer",
 ]
-
-__getattr__ = names_of("stable_baselines3.common.buffers")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from relive.compat.forwarding import names_of
 from relive.compat.stable_baselines3.arrays import array
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
 from relive.errors import explain
@@ -22,7 +21,6 @@ __all__ = [
 ]
 
 theirs: Any = importlib.import_module("sb3_contrib.common.maskable.buffers")
-__getattr__ = names_of("sb3_contrib.common.maskable.buffers")
 MaskableRolloutBufferSamples = theirs.MaskableRolloutBufferSamples
 MaskableDictRolloutBufferSamples = theirs.MaskableDictRolloutBufferSamples
 

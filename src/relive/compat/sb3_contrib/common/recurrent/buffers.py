@@ -16,15 +16,13 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from relive.compat.forwarding import names_of
+from relive.compat.seeding import experiment_seed
 from relive.compat.stable_baselines3.arrays import array
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
-from relive.compat.stable_baselines3.seeding import algorithm_seed
 
 __all__ = ["RecurrentDictRolloutBuffer", "RecurrentRolloutBuffer"]
 
 theirs: Any = importlib.import_module("sb3_contrib.common.recurrent.buffers")
-__getattr__ = names_of("sb3_contrib.common.recurrent.buffers")
 RNNStates: Any = theirs.RNNStates
 
 _STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
@@ -52,7 +50,7 @@ class _Recurrent(RolloutBuffer):
         n_envs: int = 1,
     ) -> None:
         self.hidden_state_shape = hidden_state_shape
-        self._random = np.random.default_rng(algorithm_seed())
+        self._random = np.random.default_rng(experiment_seed())
         RolloutBuffer.__init__(self, buffer_size, observation_space, action_space, device, gae_lambda, gamma, n_envs)
 
     @classmethod

@@ -7,7 +7,6 @@ from tensordict import TensorDict
 from torch.nn.functional import pad
 
 from relive.compat.embodichain.learning.rl.buffer.utils import next_value_of
-from relive.compat.forwarding import names_of
 from relive.errors import SchemaError, explain
 from relive.estimators import gae, group_advantage
 
@@ -72,6 +71,3 @@ def _attach(rollout: TensorDict, name: str, steps: torch.Tensor) -> torch.Tensor
     """Make `steps` [T, N] a field [N, T + 1] of the rollout, zero in the last slot; returns it without that."""
     rollout[name] = pad(steps, (0, 0, 0, 1)).T
     return rollout[name][:, :-1]
-
-
-__getattr__ = names_of("embodichain.learning.rl.algo.common")

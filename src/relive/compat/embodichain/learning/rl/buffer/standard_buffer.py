@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from inspect import Signature, signature
 from typing import Any
 
@@ -19,8 +20,10 @@ __all__ = ["RolloutBuffer"]
 _ARGUMENTS = (
     "num_envs", "rollout_len", "obs_dim", "action_dim", "device", "critic_obs_dim", "distribution_param_dim",
 )  # fmt: skip
-_MADE = ("_core", "_shared", "_padding", "_rollout")
+_MADE = ("_make", "_core", "_shared", "_padding", "_rollout")
 """Attributes that the constructor makes of the arguments."""
+_THEIRS = {"log_prob": "sample_log_prob"}
+"""EmbodiChain's name of a field, where it is another."""
 _LAST = ("obs", "critic_obs", "value")
 """Fields whose last slot is the state after the rollout."""
 _OLDER = ("set_extras", "iterate_minibatches", "step", "num_steps", "obs", "actions", "rewards", "dones", "logprobs")
@@ -29,8 +32,8 @@ _OLDER = ("set_extras", "iterate_minibatches", "step", "num_steps", "obs", "acti
 class RolloutBuffer:
     """One rollout as a TensorDict `[N, T + 1]` that collector, environment and algorithm write into.
 
-    It is a view of time-major memory and one object for the buffer's life. The last slot holds the last observation and
-    its value; it is zero in the other fields. `core` is the relive buffer underneath.
+    Its fields are contiguous, and it is one object for the buffer's life. The last slot holds the last observation and
+    its value; it is zero in the other fields.
     """
 
     def __init__(
@@ -52,9 +55,13 @@ class RolloutBuffer:
             "action_std": distribution_param_dim,
         }
         extra = {"done": Field((), torch.bool), **{name: size for name, size in sizes.items() if size is not None}}
-        self._core = _Rollout(rollout_len, num_envs, obs_dim, action_dim, extra=extra, device=device)
-        memory: dict[str, Any] = dict(self._core.lend().items())
-        self._shared: dict[str, torch.Tensor] = {"sample_log_prob": memory.pop("log_prob"), **memory}
+        self._make = partial(_Rollout, rollout_len, num_envs, obs_dim, action_dim, extra=extra)
+        self._core: _Rollout | None = None
+        layout: dict[str, Any] = dict(self._make(device="meta").lend().items())
+        self._shared: dict[str, torch.Tensor] = {
+            _THEIRS.get(name, name): torch.zeros(field.shape, dtype=field.dtype, device=device)
+            for name, field in layout.items()
+        }
         self._padding = [shared[:, -1] for name, shared in self._shared.items() if name not in _LAST]
         """The last slot of what only transitions have."""
         self._rollout = TensorDict(dict(self._shared), batch_size=[num_envs, rollout_len + 1], device=device)
@@ -71,7 +78,12 @@ class RolloutBuffer:
 
     @property
     def core(self) -> _Rollout:
-        """The relive buffer underneath, with the rollout if one waits to be consumed."""
+        """A relive buffer with a copy of the shared memory, and its steps if a rollout waits to be consumed."""
+        if self._core is None:
+            self._core = self._make(device=self.device)
+        memory: dict[str, Any] = dict(self._core.lend().items())
+        for name, field in memory.items():
+            field.copy_(self._shared[_THEIRS.get(name, name)])
         if self._is_full:
             self._core.take_back()
         else:

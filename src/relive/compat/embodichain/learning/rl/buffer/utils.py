@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -43,15 +44,35 @@ def iterate_minibatches(
     *,
     seed: int | None = None,
 ) -> Iterator[TensorDict]:
-    """Every row of a flat rollout `[B]` once, shuffled, in batches on `device`; the last one may be shorter."""
+    """Every row of a flat rollout `[B]` once, shuffled, in batches on `device`; the last one may be shorter.
+
+    Without a `seed`, the epochs of a rollout are drawn one after the other from one generator.
+    """
     positive("batch_size", batch_size)
     first: Any = next(iter(rollout.values(True, True)))
     there, here = device_of(device), first.device
-    generator = torch.Generator("cpu" if here.type == "meta" else here)
-    generator.manual_seed(experiment_seed() if seed is None else seed)
+    generator = _generator_of(rollout, here) if seed is None else _seeded(here, seed)
     order = torch.randperm(len(rollout), generator=generator, device=here)
     batches = _read(rollout, order.split(batch_size))
     return batches if here == there else (to_device(batch, there) for batch in batches)
+
+
+_generators: dict[int, tuple[int, torch.Generator]] = {}
+"""By the id of a rollout that is alive, the seed of its first epoch and its generator."""
+
+
+def _generator_of(rollout: TensorDict, device: torch.device) -> torch.Generator:
+    """The generator of a rollout's epochs, which starts anew when torch was seeded or has drawn."""
+    seed, key = experiment_seed(), id(rollout)
+    if key not in _generators:
+        weakref.finalize(rollout, _generators.pop, key, None).atexit = False
+    if key not in _generators or _generators[key][0] != seed:
+        _generators[key] = seed, _seeded(device, seed)
+    return _generators[key][1]
+
+
+def _seeded(device: torch.device, seed: int) -> torch.Generator:
+    return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
 
 
 def _read(rollout: TensorDict, parts: Iterable[torch.Tensor]) -> Iterator[TensorDict]:

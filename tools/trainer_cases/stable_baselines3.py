@@ -43,31 +43,29 @@ def _reached(model: Any, steps: int) -> float:
     return float(np.mean([episode["r"] for episode in list(model.ep_info_buffer)[-20:]]))
 
 
-def _hindsight(prefix: str, seed: int) -> float:
+def _hindsight(seed: int) -> float:
     flips = import_module("stable_baselines3.common.envs").BitFlippingEnv(n_bits=12, continuous=False, max_steps=12)
     model = import_module("stable_baselines3").DQN(
         "MultiInputPolicy", flips, seed=seed, device="cpu", learning_rate=1e-3, learning_starts=200, gamma=0.95,
         train_freq=2, exploration_fraction=0.5, target_update_interval=200, buffer_size=10_000,
-        replay_buffer_class=import_module(f"{prefix}stable_baselines3.her").HerReplayBuffer,
+        replay_buffer_class=import_module("stable_baselines3.her").HerReplayBuffer,
         replay_buffer_kwargs={"n_sampled_goal": 4, "goal_selection_strategy": "future"}, **_SMALL,
     )  # fmt: skip
     return _reached(model, 8_000)
 
 
-def _maskable(prefix: str, seed: int) -> float:
+def _maskable(seed: int) -> float:
     envs = import_module("sb3_contrib.common.envs")
     env = envs.InvalidActionEnvDiscrete(dim=40, n_invalid_actions=20)
-    model = import_module(f"{prefix}sb3_contrib").MaskablePPO(
-        "MlpPolicy", env, seed=seed, device="cpu", n_steps=256, gamma=0.4
-    )
+    model = import_module("sb3_contrib").MaskablePPO("MlpPolicy", env, seed=seed, device="cpu", n_steps=256, gamma=0.4)
     return _reached(model, 12_000)
 
 
-def _contrib(name: str, policy: str, steps: int, prefix: str, seed: int, **options: Any) -> float:
+def _contrib(name: str, policy: str, steps: int, seed: int, **options: Any) -> float:
     task = "Pendulum-v1" if name in ("TQC", "CrossQ") else "CartPole-v1"
     on_policy = name in ("RecurrentPPO", "TRPO")
     make = import_module("stable_baselines3.common.env_util").make_vec_env
     env = make(task, n_envs=4 if on_policy else 1, seed=seed)
     settings = {"n_steps": 128, "batch_size": 128, **_SMALL} if on_policy else {}
-    algorithm = getattr(import_module(f"{prefix}sb3_contrib"), name)
+    algorithm = getattr(import_module("sb3_contrib"), name)
     return _reached(algorithm(policy, env, seed=seed, device="cpu", **settings | options), steps)

@@ -1,6 +1,6 @@
 """Find what our adapters share with an original word by word: lines of code, and sentences in strings and comments.
 
-Run it as `python -m benchmarks.original_words agilerl CHECKOUT`. Signatures, names and defaults are interface, and so
+Run it as `python -m tools.original_words agilerl CHECKOUT`. Signatures, names and defaults are interface, and so
 stay in the list; sentences and bodies of functions are to be our own. The exit code is 1 if a sentence is shared.
 """
 
@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import relive
-
-from .adapters import ORIGINALS
+from benchmarks.adapters import ORIGINALS
 
 SHORTEST = 30
 """Shorter lines are too common to say anything."""
@@ -70,7 +69,7 @@ def shared(ours: Sequence[Path], theirs: Sequence[Path]) -> tuple[list[str], lis
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what is shared."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.original_words", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.original_words", description=__doc__)
     parser.add_argument("original", choices=[*ORIGINALS, "sb3_contrib"], help="whose words")
     parser.add_argument("checkout", type=Path, help="a clone of the original, or the folder of its package")
     options = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
 """Train with an original's own trainers on its buffers and on ours, and keep how well for the tables of docs/migrating.
 
-Run it as `python -m benchmarks.original_trainers [NAMES] [--only DQN,TD3] [--seeds 3]`, with the options of
-`benchmarks.original_tests` about places. Without names it trains with every original. Both sides get the same seeds,
+Run it as `python -m tools.original_trainers [NAMES] [--only DQN,TD3] [--seeds 3]`, with the options of
+`tools.original_tests` about places. Without names it trains with every original. Both sides get the same seeds,
 and every training a process of its own.
 """
 
@@ -16,18 +16,20 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from .adapters import copy_sources
-from .kept_originals import KEPT, change
-from .original_tests import package_of, parsed, parser_of
-from .trainer_cases import OURS, Trainer
+from relive.compat import patch
 
-SIDES = {"original": "", "relive": OURS}
+from .kept_originals import KEPT, change
+from .original_tests import copy_sources, package_of, parsed, parser_of
+from .trainer_cases import Trainer
+
+SIDES = ("original", "relive")
 WITH_TRAINERS = ("agilerl", "apexrl", "embodichain", "rsl_rl", "stable_baselines3")
 
 
@@ -43,11 +45,13 @@ def train(original: str, name: str, side: str, seed: int) -> float:
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 the originals draw from it
     torch.manual_seed(seed)
-    return trainers_of(original)[name].train(SIDES[side], seed)
+    trainer = trainers_of(original)[name]
+    with patch(original) if side == "relive" else nullcontext():
+        return trainer.train(seed)
 
 
 class Elsewhere:
-    """Starts trainings in processes of an interpreter, with copies of our packages on its path."""
+    """Starts trainings in processes of an interpreter, with copies of relive and of these tools on its path."""
 
     def __init__(self, folder: Path, python: str, paths: Sequence[Path]) -> None:
         copy_sources(folder)

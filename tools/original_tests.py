@@ -1,18 +1,17 @@
 """Run the originals' own tests on our adapters, and keep how many pass for the tables of docs/migrating.
 
-Run it as `python -m benchmarks.original_tests [NAMES] --checkouts FOLDER [--python agilerl=PATH] [--path NAME=FOLDER]`.
+Run it as `python -m tools.original_tests [NAMES] --checkouts FOLDER [--python agilerl=PATH] [--path NAME=FOLDER]`.
 Without names it runs every suite. FOLDER has a clone of each original at its commit, `FOLDER/agilerl` and so on: an
-original's package seldom has the tests. `--clone` makes those that are missing. The tests are copied, and their imports
-get our prefix, as a user's would. `--python` names the interpreter that has an original, if not this one; `--path`
-a folder with its package, if it is not installed. `python docs/front_page.py` then writes the tables; `make originals`
-does it all.
+original's package seldom has the tests. `--clone` makes those that are missing. The tests are copied away from the
+package beside them and run unchanged, after `relive.compat.patch`. `--python` names the interpreter that has an
+original, if not this one; `--path` a folder with its package, if it is not installed. `python docs/front_page.py` then
+writes the tables; `make originals` does it all.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from .adapters import ORIGINALS, copy_sources, interpreter
+from benchmarks import adapters
+from benchmarks.adapters import ORIGINALS, interpreter
+
 from .kept_originals import KEPT, change
 
 
@@ -34,8 +35,6 @@ class Suite:
     """The folder of all tests, which is copied."""
     chosen: tuple[str, ...]
     """The files or folders in it that are run."""
-    modules: tuple[str, ...]
-    """What they import from our adapter instead."""
     about: str = ""
     """What the chosen tests are about, for the table."""
     source: str = ""
@@ -57,18 +56,16 @@ _SIMULATOR = (
 
 SUITES = {
     "agilerl": Suite(
-        "tests", ("test_components",),
-        ("agilerl.components", "agilerl.typing"), "components",
-        "AgileRL/AgileRL", "549d85e4",
+        "tests", ("test_components",), "components", "AgileRL/AgileRL", "549d85e4",
     ),
-    "apexrl": Suite("test", ("",), ("apexrl.buffer",), "all", "Atticlmr/Apex_rl", "49815f4", "src"),
+    "apexrl": Suite("test", ("",), "all", "Atticlmr/Apex_rl", "49815f4", "src"),
     "embodichain": Suite(
         "tests", ("learning/test_shared_rollout.py::test_shared_rollout_collects_policy_and_env_fields",),
-        ("embodichain.learning.rl.buffer",), "the one of the shared rollout that needs no simulator",
+        "the one of the shared rollout that needs no simulator",
         "DexForce/EmbodiChain", "df06818a", absent=_SIMULATOR,
     ),
-    "rl_buffer": Suite("tests", ("",), ("rl_buffer",), "all", "WindLX/rl_buffer", "1d8b3f3", "src"),
-    "rsl_rl": Suite("tests", ("",), ("rsl_rl",), "all", "leggedrobotics/rsl_rl", "c281c32"),
+    "rl_buffer": Suite("tests", ("",), "all", "WindLX/rl_buffer", "1d8b3f3", "src"),
+    "rsl_rl": Suite("tests", ("",), "all", "leggedrobotics/rsl_rl", "c281c32"),
     "stable_baselines3": Suite(
         "tests",
         (
@@ -76,11 +73,11 @@ SUITES = {
             "test_identity.py", "test_n_step_replay.py", "test_run.py", "test_save_load.py", "test_spaces.py",
             "test_train_eval_mode.py", "test_vec_normalize.py",
         ),
-        ("stable_baselines3",), "the 12 files about buffers, training and saving",
+        "the 12 files about buffers, training and saving",
         "DLR-RM/stable-baselines3", "e05d2dbe",
     ),
     "sb3_contrib": Suite(
-        "tests", ("",), ("sb3_contrib", "stable_baselines3"), "sb3-contrib, all",
+        "tests", ("",), "sb3-contrib, all",
         "Stable-Baselines-Team/stable-baselines3-contrib", "0ca7fdd", page="stable_baselines3",
     ),
 }  # fmt: skip
@@ -95,33 +92,37 @@ class Found:
     failed: list[str]
 
 
-def prefixed(code: str, modules: Sequence[str]) -> str:
-    """The code with our prefix at the imports of these modules and of what is in them."""
-    names = "|".join(map(re.escape, modules))
-    return re.sub(rf"^(\s*)(from|import) (?=(?:{names})\b)", r"\1\2 relive.compat.", code, flags=re.MULTILINE)
+_PATCHED = """
+import sys, unittest.mock, pytest
+for absent in {absent}: sys.modules[absent] = unittest.mock.MagicMock()
+from relive.compat import patch
+patch({name!r})
+sys.exit(pytest.main(sys.argv[1:]))
+"""
 
 
-def run(suite: Suite, checkout: Path, python: str, paths: Sequence[Path] = ()) -> Found:
+def run(name: str, suite: Suite, checkout: Path, python: str, paths: Sequence[Path] = ()) -> Found:
     """Run the tests; skipped ones do not count."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         copy_sources(folder)
         shutil.copytree(checkout / suite.folder, folder / suite.folder)
-        for file in (folder / suite.folder).rglob("*.py"):
-            file.write_text(prefixed(file.read_text(encoding="utf-8"), suite.modules), encoding="utf-8")
-        absent = (
-            f"import sys, unittest.mock\nfor name in {suite.absent}: sys.modules[name] = unittest.mock.MagicMock()\n"
-        )
-        (folder / "absent_modules.py").write_text(absent, encoding="utf-8")
         found = folder / "found.xml"
         chosen = [str(folder / suite.folder / each) for each in suite.chosen]
-        options = ["-q", "-p", "no:cacheprovider", "-p", "absent_modules", f"--junitxml={found}"]
+        options = ["-q", "-p", "no:cacheprovider", f"--junitxml={found}"]
         parts = [place, *map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])]
         settings = {**os.environ, "PYTHONPATH": os.pathsep.join(parts)}
-        subprocess.run([python, "-m", "pytest", *options, *chosen], cwd=place, env=settings, check=False)
+        code = _PATCHED.format(name=name, absent=suite.absent)
+        subprocess.run([python, "-c", code, *options, *chosen], cwd=place, env=settings, check=False)
         if not found.exists():
             raise SystemExit(f"{python} made no report. It needs pytest and the dependencies of relive.")
         return counted(found.read_text(encoding="utf-8"))
+
+
+def copy_sources(folder: Path) -> None:
+    """Copy relive, the benchmarks and these tools into a folder."""
+    adapters.copy_sources(folder)
+    shutil.copytree(Path(__file__).parent, folder / "tools", ignore=shutil.ignore_patterns("*.pyc"))
 
 
 def counted(report: str) -> Found:
@@ -150,7 +151,7 @@ def clone(suite: Suite, place: Path) -> None:
 
 def parser_of(module: str, told: str) -> argparse.ArgumentParser:
     """The options about originals and their places."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=told)
+    parser = argparse.ArgumentParser(prog=f"python -m tools.{module}", description=told)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(SUITES)}; all without one")
     parser.add_argument("--checkouts", type=Path, default=Path("build/originals"), help="has a clone of each original")
     for option, about in (
@@ -191,7 +192,7 @@ def tried(name: str, options: argparse.Namespace) -> None:
             return
         clone(suite, checkout)
     python = options.python.get(name, sys.executable)
-    found = run(suite, checkout, python, package_of(name, options.checkouts, options.path))
+    found = run(name, suite, checkout, python, package_of(name, options.checkouts, options.path))
     keep(name, suite, found)
     print(f"{ORIGINALS[suite.page or name]}: {found.passed} of {found.total} tests pass: {suite.about}")
     for failed in found.failed:

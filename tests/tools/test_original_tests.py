@@ -1,4 +1,4 @@
-"""The originals' own tests on our adapters: what is rewritten, counted and kept."""
+"""The originals' own tests on our adapters: how they are run, counted and kept."""
 
 from __future__ import annotations
 
@@ -9,27 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.adapters import ORIGINALS
-from benchmarks.original_tests import SUITES, Found, Suite, counted, keep, main, parsed, parser_of, prefixed, run
+from tools.original_tests import SUITES, Found, Suite, counted, keep, main, parsed, parser_of, run
 
 KEPT = json.loads((Path(__file__).parents[2] / "docs" / "migrating" / "originals.json").read_text(encoding="utf-8"))
-
-
-def test_imports_of_the_chosen_modules_get_our_prefix() -> None:
-    code = """
-from rsl_rl.storage import RolloutStorage
-import rsl_rl.storage.rollout_storage as module
-    from rsl_rl.storage.rollout_storage import RolloutStorage
-from rsl_rl.storage_of_others import X
-from rsl_rl.models import MLPModel
-text = "from rsl_rl.storage import"
-"""
-    changed = prefixed(code, ["rsl_rl.storage"])
-    assert [line for line in changed.splitlines() if "relive" in line] == [
-        "from relive.compat.rsl_rl.storage import RolloutStorage",
-        "import relive.compat.rsl_rl.storage.rollout_storage as module",
-        "    from relive.compat.rsl_rl.storage.rollout_storage import RolloutStorage",
-    ]
-    assert changed.replace("relive.compat.", "") == code
 
 
 def test_an_interpreter_below_this_folder_is_found_from_another_and_stays_that_of_its_environment(
@@ -62,23 +44,23 @@ from rsl_rl.storage import RolloutStorage
 def test_whose(): assert RolloutStorage.__module__.startswith("relive.compat.rsl_rl")
 def test_wrong(): assert RolloutStorage is None
 """
-    suite = Suite("tests", ("test_storage.py",), ("rsl_rl.storage",))
-    assert run(suite, checkout(tmp_path, lines), sys.executable) == Found(1, 2, ["test_wrong"])
+    suite = Suite("tests", ("test_storage.py",))
+    assert run("rsl_rl", suite, checkout(tmp_path, lines), sys.executable) == Found(1, 2, ["test_wrong"])
 
 
 def test_a_package_that_is_not_installed_and_one_that_is_absent_are_found(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "uninstalled.py").write_text("here = 1")
     lines = "import uninstalled, a_simulator.scene\ndef test_it(): assert uninstalled.here == 1\n"
-    suite = Suite("tests", ("",), ("none",), absent=("a_simulator", "a_simulator.scene"))
-    found = run(suite, checkout(tmp_path / "clone", lines), sys.executable, [tmp_path / "elsewhere"])
+    suite = Suite("tests", ("",), absent=("a_simulator", "a_simulator.scene"))
+    found = run("rsl_rl", suite, checkout(tmp_path / "clone", lines), sys.executable, [tmp_path / "elsewhere"])
     assert found == Found(1, 1, [])
 
 
 def test_counts_are_kept_beside_what_is_known_already(tmp_path: Path) -> None:
     path = tmp_path / "originals.json"
     path.write_text(json.dumps({"rsl_rl": {"title": "rsl_rl", "tests": {"other": {}}}}))
-    suite = Suite("tests", (), (), about="storage")
+    suite = Suite("tests", (), about="storage")
     keep("rsl_rl", suite, Found(8, 9, ["test_x"]), path)
     told = {"passed": 8, "total": 9, "of": "storage", "failed": ["test_x"]}
     assert json.loads(path.read_text(encoding="utf-8")) == {

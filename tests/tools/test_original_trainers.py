@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import original_trainers, trainer_cases
-from benchmarks.original_trainers import WITH_TRAINERS, Elsewhere, keep, main, train, trainers_of
-from benchmarks.trainer_cases import OURS, Trainer
+from tools import original_trainers
+from tools.original_trainers import WITH_TRAINERS, Elsewhere, keep, main, train, trainers_of
+from tools.trainer_cases import Trainer
 
 
 @pytest.fixture
 def invented(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """One trainer that notes how it was called, and draws."""
+    """One trainer that notes whose storage it would make and its seed, and draws."""
     calls: list[tuple[str, int]] = []
 
-    def note(prefix: str, seed: int) -> float:
-        calls.append((prefix, seed))
+    def note(seed: int) -> float:
+        storage: Any = import_module("rsl_rl.algorithms.ppo").RolloutStorage
+        calls.append((storage.__module__.partition(".")[0], seed))
         return float(original_trainers.np.random.random())
 
     monkeypatch.setattr(original_trainers, "trainers_of", lambda _: {"X": Trainer("X", "a task", note)})
@@ -31,7 +34,7 @@ def test_both_sides_start_from_the_same_seed(invented: list[tuple[str, int]]) ->
     theirs, ours, another = (
         train("rsl_rl", "X", side, seed) for side, seed in (("original", 3), ("relive", 3), ("relive", 4))
     )
-    assert invented == [("", 3), (OURS, 3), (OURS, 4)]
+    assert invented == [("rsl_rl", 3), ("relive", 3), ("relive", 4)]
     assert theirs == ours != another
 
 
@@ -62,4 +65,3 @@ def test_the_figures_of_a_trainer_are_kept(tmp_path: Path) -> None:
 def test_the_trainers_of_one_original_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["agilerl", "--list"]) == 0
     assert "Rainbow" in capsys.readouterr().out
-    assert trainer_cases.OURS == "relive.compat."

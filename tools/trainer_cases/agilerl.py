@@ -84,13 +84,13 @@ def _reached(population: Any) -> float:
     return float(np.mean(population[0].fitness[-4:]))
 
 
-def _on_policy(prefix: str, seed: int, *, recurrent: bool, steps: int) -> float:
+def _on_policy(seed: int, *, recurrent: bool, steps: int) -> float:
     env = _environments("CartPole-v1", 8, seed)
     options: dict[str, Any] = {"num_envs": 8, "learn_step": 1024, "lr": 1e-3, "update_epochs": 4}
     if recurrent:
         options |= {"recurrent": True, "max_seq_len": 16, "batch_size": 16}
         options["net_config"] = {"encoder_config": {"hidden_state_size": 32}}
-    agent = import_module(f"{prefix}agilerl.algorithms.ppo").PPO(
+    agent = import_module("agilerl.algorithms.ppo").PPO(
         env.single_observation_space, env.single_action_space, **options
     )
     train = import_module("agilerl.training.train_on_policy").train_on_policy
@@ -114,20 +114,20 @@ def _agent(name: str, env: Any, **options: Any) -> Any:
     return kind(*spaces, **_OFF_POLICY, net_config=_NETWORK, **options)
 
 
-def _dqn(prefix: str, seed: int) -> float:
-    buffers, env = import_module(f"{prefix}agilerl.components.replay_buffer"), _environments("CartPole-v1", 4, seed)
+def _dqn(seed: int) -> float:
+    buffers, env = import_module("agilerl.components.replay_buffer"), _environments("CartPole-v1", 4, seed)
     return _off_policy(env, _agent("DQN", env, lr=1e-3, learn_step=4), 30_000, buffers.ReplayBuffer(10_000))
 
 
-def _rainbow(prefix: str, seed: int) -> float:
-    buffers, env = import_module(f"{prefix}agilerl.components.replay_buffer"), _environments(Shown, 4, seed)
+def _rainbow(seed: int) -> float:
+    buffers, env = import_module("agilerl.components.replay_buffer"), _environments(Shown, 4, seed)
     agent = _agent("RainbowDQN", env, lr=1e-3, v_min=0, v_max=8, gamma=0.5, tau=0.02, n_step=3, learn_step=4)
     memory = buffers.PrioritizedReplayBuffer(10_000)
     return _off_policy(env, agent, 10_000, memory, buffers.MultiStepReplayBuffer(10_000, n_step=3, gamma=0.5))
 
 
-def _td3(prefix: str, seed: int) -> float:
-    buffers, env = import_module(f"{prefix}agilerl.components.replay_buffer"), _environments(Number, 4, seed)
+def _td3(seed: int) -> float:
+    buffers, env = import_module("agilerl.components.replay_buffer"), _environments(Number, 4, seed)
     agent = _agent("TD3", env, lr_actor=1e-3, lr_critic=1e-3, gamma=0.5, learn_step=4, vect_noise_dim=4)
     return _off_policy(env, agent, 6_000, buffers.ReplayBuffer(20_000))
 
@@ -167,7 +167,7 @@ def _by_agent(told: dict[str, tuple[Any, ...]]) -> tuple[dict[str, Any], ...]:
     return tuple(dict(zip(told, values, strict=True)) for values in zip(*told.values(), strict=True))
 
 
-def _maddpg(prefix: str, seed: int) -> float:
+def _maddpg(seed: int) -> float:
     vector = import_module("agilerl.vector.pz_async_vec_env").AsyncPettingZooVecEnv
     env = vector([_pair] * 4)
     env.reset(seed=seed)
@@ -178,7 +178,7 @@ def _maddpg(prefix: str, seed: int) -> float:
         *spaces_of, agent_ids=env.agents, vect_noise_dim=4, batch_size=64, learn_step=4, gamma=0.5, lr_actor=1e-3,
         lr_critic=1e-3, net_config=_NETWORK,
     )  # fmt: skip
-    memory = import_module(f"{prefix}agilerl.components.replay_buffer").ReplayBuffer(10_000)
+    memory = import_module("agilerl.components.replay_buffer").ReplayBuffer(10_000)
     train = import_module("agilerl.training.train_multi_agent_off_policy").train_multi_agent_off_policy
     population, _ = train(env, "", "MADDPG", [agent], memory, **_settings(6_000))
     env.close()

@@ -86,16 +86,16 @@ def _reward(runner: Any) -> float:
     return total / 480
 
 
-def _ppo(prefix: str, seed: int, *, recurrent: bool) -> float:
-    runners = import_module(f"{prefix}rsl_rl.runners")
+def _ppo(seed: int, *, recurrent: bool) -> float:
+    runners = import_module("rsl_rl.runners")
     with redirect_stdout(StringIO()):
         runner = runners.OnPolicyRunner(_world(16, seed), _settings(recurrent))
         runner.learn(_ITERATIONS)
     return _reward(runner)
 
 
-def _distillation(prefix: str, seed: int) -> float:
-    runners = import_module(f"{prefix}rsl_rl.runners")
+def _distillation(seed: int) -> float:
+    runners = import_module("rsl_rl.runners")
     settings = copy.deepcopy(_settings(recurrent=False))
     settings["student"], settings["teacher"] = settings.pop("actor"), copy.deepcopy(settings.pop("critic"))
     settings["teacher"]["distribution_cfg"] = dict(settings["student"]["distribution_cfg"])

@@ -30,9 +30,9 @@ def trainers() -> list[Trainer]:
     ]
 
 
-def _train(name: str, steps: int, prefix: str, seed: int) -> float:
+def _train(name: str, steps: int, seed: int) -> float:
     with redirect_stdout(StringIO()):
-        runner = {"ppo": _ppo, "dqn": _dqn, "sac": _sac}[name](prefix, seed)
+        runner = {"ppo": _ppo, "dqn": _dqn, "sac": _sac}[name](seed)
         if name == "ppo":
             runner.learn(num_iterations=steps // 512)
         else:
@@ -62,13 +62,13 @@ def _seeded(task: str, seed: int) -> Callable[[], Any]:
     return make
 
 
-def _ppo(prefix: str, seed: int) -> Any:
-    algorithm, models = import_module(f"{prefix}apexrl.algorithms.ppo"), import_module("apexrl.models")
+def _ppo(seed: int) -> Any:
+    algorithm, models = import_module("apexrl.algorithms.ppo"), import_module("apexrl.models")
     settings = algorithm.PPOConfig(
         num_steps=64, num_epochs=6, minibatch_size=128, learning_rate=1e-3, learning_rate_schedule="constant",
         max_iterations=60, device="cpu",
     )  # fmt: skip
-    return import_module(f"{prefix}apexrl.agent.on_policy_runner").OnPolicyRunner(
+    return import_module("apexrl.agent.on_policy_runner").OnPolicyRunner(
         env=_vector("CartPole-v1", 8, seed),
         cfg=settings,
         actor_class=models.MLPDiscreteActor,
@@ -76,21 +76,21 @@ def _ppo(prefix: str, seed: int) -> Any:
     )
 
 
-def _dqn(prefix: str, seed: int) -> Any:
-    algorithm, models = import_module(f"{prefix}apexrl.algorithms.dqn"), import_module("apexrl.models")
+def _dqn(seed: int) -> Any:
+    algorithm, models = import_module("apexrl.algorithms.dqn"), import_module("apexrl.models")
     settings = algorithm.DQNConfig(
         **_OFF_POLICY, target_update_interval=100, epsilon_decay_steps=4_000, learning_rate=1e-3
     )
-    return import_module(f"{prefix}apexrl.agent.off_policy_runner").OffPolicyRunner(
+    return import_module("apexrl.agent.off_policy_runner").OffPolicyRunner(
         env=_vector("CartPole-v1", 4, seed), cfg=settings, q_network_class=models.MLPQNetwork, device=_CPU
     )
 
 
-def _sac(prefix: str, seed: int) -> Any:
-    algorithm, env = import_module(f"{prefix}apexrl.algorithms.sac"), _vector("Pendulum-v1", 4, seed)
+def _sac(seed: int) -> Any:
+    algorithm, env = import_module("apexrl.algorithms.sac"), _vector("Pendulum-v1", 4, seed)
     settings = algorithm.SACConfig(
         **_OFF_POLICY | {"gradient_steps": 4}, actor_learning_rate=1e-3, critic_learning_rate=1e-3,
         actor_hidden_dims=[64, 64], critic_hidden_dims=[64, 64], device="cpu",
     )  # fmt: skip
     agent = algorithm.SAC(env=env, cfg=settings, device=_CPU)
-    return import_module(f"{prefix}apexrl.agent.off_policy_runner").OffPolicyRunner(env=env, agent=agent, device=_CPU)
+    return import_module("apexrl.agent.off_policy_runner").OffPolicyRunner(env=env, agent=agent, device=_CPU)

@@ -52,9 +52,9 @@ def _network() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
 
 
-def _learner(name: str, prefix: str) -> tuple[Any, Any]:
+def _learner(name: str) -> tuple[Any, Any]:
     """A policy and its algorithm."""
-    module: Any = import_module(f"{prefix}embodichain.learning.rl.algo")
+    module: Any = import_module("embodichain.learning.rl.algo")
     policies: Any = import_module("embodichain.learning.rl.policies")
     settings: dict[str, Any] = {"batch_size": 128, "n_epochs": 5}
     if name == "PPO":
@@ -64,11 +64,11 @@ def _learner(name: str, prefix: str) -> tuple[Any, Any]:
     return policy, module.GRPO(module.GRPOCfg(**settings, group_size=8, kl_coef=0.0), policy)
 
 
-def _train(name: str, prefix: str, seed: int) -> float:
+def _train(name: str, seed: int) -> float:
     """The mean reward of a step in the last five rollouts."""
     collector: Any = import_module("embodichain.learning.rl.collector.sync_collector").SyncCollector
-    buffer = import_module(f"{prefix}embodichain.learning.rl.buffer").RolloutBuffer(_ENVS, _STEPS, 2, 1, _CPU)
-    policy, algorithm = _learner(name, prefix)
+    buffer = import_module("embodichain.learning.rl.buffer").RolloutBuffer(_ENVS, _STEPS, 2, 1, _CPU)
+    policy, algorithm = _learner(name)
     collecting = collector(env=Line(_ENVS), policy=policy, device=_CPU, reset_every_rollout=name == "GRPO")
     rewards = []
     for _ in range(_ROLLOUTS):

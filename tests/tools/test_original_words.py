@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.original_words import runs, sentences, shared
+from tools.original_words import runs, sentences, shared
 
 
 def written(path: Path, code: str) -> Path:
