@@ -102,7 +102,7 @@ class HiddenStates:
         for i, kept in self._kept.items():
             due = valid & ((self._in_episode % kept.every == 0) | (self._in_rollout % kept.every == 0))
             envs = due.nonzero().squeeze(1)
-            plans.append(partial(kept.put, kept.count, row * len(due) + envs, self._storage.tensors[i][0][envs]))
+            plans.append(kept.plan(row * len(due) + envs, self._storage.tensors[i][0][envs]))
         in_rollout = self._in_rollout + valid
         after_end = -1 if self._flags.has_reset_rows else 0
         in_episode = torch.where(self._flags.ended(row) & valid, after_end, self._in_episode + 1)
@@ -191,40 +191,43 @@ class _Kept:
         self._place = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._rows = torch.zeros(0, dtype=torch.int64, device=device)
         """Which rows the values are of."""
-        self.count = 0
+        self._count = 0
 
     def clear(self) -> None:
-        self.count = 0
+        self._count = 0
+
+    def plan(self, rows: torch.Tensor, values: torch.Tensor) -> Callable[[], None]:
+        """A change that lets these come after the rows that are kept; calling it twice leads to the same."""
+        return partial(self._put, self._count, rows, values)
 
     @torch.inference_mode(False)  # what grows now is written later, in whatever mode
-    def put(self, start: int, rows: torch.Tensor, values: torch.Tensor) -> None:
-        """Let these come after the first `start` rows; calling it twice leads to the same."""
+    def _put(self, start: int, rows: torch.Tensor, values: torch.Tensor) -> None:
         count = start + len(rows)
         if count > len(self._values):
             size = max(count, 2 * len(self._values))
             self._values, self._rows = (_grown(x, size, start) for x in (self._values, self._rows))
         self._values[start:count], self._rows[start:count] = values, rows
         self._place[rows] = torch.arange(start, count, device=rows.device)
-        self.count = count
+        self._count = count
 
     def carried(self) -> Carried:
         return Carried(self._values, 1, self._place)
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        return {"rows": self._rows[: self.count], "values": self._values[: self.count]}
+        return {"rows": self._rows[: self._count], "values": self._values[: self._count]}
 
     def load(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         if len(rows) != len(values) or not bool(((rows >= 0) & (rows < len(self._place))).all()):
             got = f"{len(values)} values for {len(rows)} rows, first {rows[:8].tolist()}"
             expected = f"one value for each row, rows below {len(self._place)}"
             raise _wrong(f"carries: expected {expected}, got {got}")
-        self.put(0, rows.to(self._rows.device), values.to(self._rows.device))
+        self._put(0, rows.to(self._rows.device), values.to(self._rows.device))
 
     def check(self, due: torch.Tensor) -> None:
         """What is kept is that of the steps `due` [T, N], one after the other."""
         where, rows = path_name(self.path), due.flatten().nonzero().squeeze(1)
-        require(self.count == len(rows), where, f"{len(rows)} kept rows", self.count)
-        shape = (max(self.count, len(self._values)), *self._field.shape)
+        require(self._count == len(rows), where, f"{len(rows)} kept rows", self._count)
+        shape = (max(self._count, len(self._values)), *self._field.shape)
         require_form(where, self._values, shape, self._field.dtype, due.device)
         place = self._place[rows]
         require_all(place == torch.arange(len(rows), device=due.device), where, "rows in order", place)
