@@ -298,7 +298,7 @@ class TestStatistics:
         rollout.add(**step(0))
         rollout.compute_advantage(np.full(N, 5.0), last_obs=np.full((N, 2), 9.0))
         before = rollout.env_major().clone()
-        monkeypatch.setattr(stats, "update", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(stats, "_step", lambda *_, **__: 1 / 0)
         with pytest.raises(ArithmeticError):
             rollout.add(**step(7))
         assert (rollout.env_major() == before).all()
@@ -310,7 +310,7 @@ class TestStatistics:
         rollout.compute_advantage(np.full(N, 5.0))
         rest = step(7)
         rollout.stage(obs=rest.pop("obs"))
-        monkeypatch.setattr(stats, "update", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(stats, "_step", lambda *_, **__: 1 / 0)
         with pytest.raises(ArithmeticError):
             rollout.add(**rest)
         monkeypatch.undo()
@@ -330,9 +330,13 @@ class TestStatistics:
     def test_are_told_of_every_step_and_which_rows_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         told: list[tuple[list[float], list[bool]]] = []
         stats = rl.EpisodeStats(N)
-        monkeypatch.setattr(
-            stats, "update", lambda reward, *_, mask, **__: told.append((reward.tolist(), mask.tolist()))
-        )
+        count = stats._step
+
+        def tell(reward: Any, *flags: Any, mask: Any, **options: Any) -> Any:
+            told.append((reward.tolist(), mask.tolist()))
+            return count(reward, *flags, mask=mask, **options)
+
+        monkeypatch.setattr(stats, "_step", tell)
         rollout = make(filled=0, autoreset="NEXT_STEP", stats=stats)
         rollout.add(**step(0, terminated=np.array([False, True, False])))
         rollout.add(**step(1))

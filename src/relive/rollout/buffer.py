@@ -248,7 +248,7 @@ class RolloutBuffer(Portable):
         self._flags.begin()
 
     def _follow(self, row: int, found: Found | None, measured: Mapping[str, Any]) -> None:
-        """Make a written row a stored step, and let every part take it in; if observers refuse it, none has."""
+        """Make a written row a stored step, which every part takes in; if observers refuse it, nothing has changed."""
         flags = self._flags.plan(row, found, measured)
 
         def change() -> None:

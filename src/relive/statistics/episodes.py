@@ -124,9 +124,9 @@ class EpisodeStats:
         `reasons` is a flag [N] for each name, or a name or None for each environment; they count where an episode ends.
         An episode that is both terminated and truncated is terminated.
         """
-        self.plan([self.step(reward, terminated, truncated, mask=mask, metrics=metrics, reasons=reasons)])()
+        self._plan([self._step(reward, terminated, truncated, mask=mask, metrics=metrics, reasons=reasons)])()
 
-    def step(
+    def _step(
         self, reward: Any, terminated: Any, truncated: Any, *, mask: Any = None,
         metrics: Mapping[str, Any] | None = None, reasons: Any = None,
     ) -> _Step:  # fmt: skip
@@ -141,7 +141,7 @@ class EpisodeStats:
             gained = [self._ops.where(played, x, 0.0) for x in gained]
         return _Step((gained[0], played, *gained[1:]), flags, ended, len(ended) if mask is None else played.sum())
 
-    def plan(self, steps: Sequence[_Step]) -> PlannedSteps:
+    def _plan(self, steps: Sequence[_Step]) -> PlannedSteps:
         """Steps in time order, to be counted when the plan is called."""
         with self._lock:
             return PlannedSteps(self, steps, self._changed(steps))

@@ -92,10 +92,10 @@ class RunningNorm:
     @torch.no_grad()
     def update(self, x: Any, mask: Any = None) -> None:
         """Take in the rows of `x` […, *shape], over all leading axes; those where `mask` […] is False are ignored."""
-        self.plan(x, mask)()
+        self._plan(x, mask)()
 
     @torch.no_grad()
-    def plan(self, x: Any, mask: Any = None) -> PlannedRows:
+    def _plan(self, x: Any, mask: Any = None) -> PlannedRows:
         """Rows that are taken in when the plan is called; see `update`."""
         x, lead = self._checked(x)
         kept = None if mask is None else convert("mask", FLAG, mask, lead, self.device)

@@ -88,8 +88,8 @@ class Observers:
         """
         plans: list[Callable[[], None]] = []
         if self.stats is not None:
-            plans.append(self.stats.plan(self._steps(self.stats, block, mask, measured, envs)))
-        plans += [norm.plan(block[column], mask) for column, norm in self._norms.items() if column in block]
+            plans.append(self.stats._plan(self._steps(self.stats, block, mask, measured, envs)))
+        plans += [norm._plan(block[column], mask) for column, norm in self._norms.items() if column in block]
 
         def tell() -> None:
             for plan in plans:
@@ -114,7 +114,7 @@ class Observers:
             metrics = {name: step[name] for name in stats.metrics if name in step}
             reasons = {name: step[name] != 0 for name in stats.reasons if name in step}
             flags = (step[name] for name in _STEP)
-            steps.append(stats.step(*flags, mask=step.get("mask"), metrics=metrics, reasons=reasons))
+            steps.append(stats._step(*flags, mask=step.get("mask"), metrics=metrics, reasons=reasons))
         return steps
 
     def ended(self, block: Mapping[int, Any]) -> Any:

@@ -55,7 +55,7 @@ class TritonTree:
             priorities = torch.full_like(leaves, priorities, dtype=torch.float64)
         self._update(leaves, priorities, None, 1.0, 0.0, is_mass=True)
 
-    def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float) -> None:
+    def update(self, leaves: torch.Tensor, priorities: torch.Tensor, alpha: float, eps: float, numbers: Any) -> None:
         """`accept` does this, and waits for nothing."""
 
     def accept(
