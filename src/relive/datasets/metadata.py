@@ -15,7 +15,7 @@ MOST_BYTES = 1 << 21
 
 
 _SMALL_BUFFER, _EXPANSION = 1 << 24, 1000
-"""A new buffer takes at most so many bytes, and so many times the bytes of its file: deflate, which zip and HDF5 use, and
+"""A new buffer takes at most so many bytes, and so many times the bytes of its file: deflate (in zip and HDF5) and
 videos come near that; bombs exceed it."""
 
 

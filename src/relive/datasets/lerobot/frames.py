@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from relive.datasets.installed import required
 from relive.datasets.lerobot.info import Feature, Info, own_file
 from relive.datasets.lerobot.parquet import batches
 from relive.datasets.lerobot.pictures import Video, image
-from relive.datasets.metadata import damage_named, wrong
+from relive.datasets.metadata import wrong
 
 
 class Place(NamedTuple):

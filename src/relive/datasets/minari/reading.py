@@ -10,8 +10,8 @@ import torch
 
 from relive.datasets.blocks import Block, sliced
 from relive.datasets.filling import extra_of, fill
-from relive.datasets.minari.dataset import Episode, episodes_of, opened, stored_bytes
 from relive.datasets.metadata import require_similar_size
+from relive.datasets.minari.dataset import Episode, episodes_of, opened, stored_bytes
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import as_tensor
 from relive.fields.schema import Field, kept_dtype, leaves_of, map_leaves
