@@ -1,4 +1,4 @@
-"""C12: chunks of every codec that are forged or cut: read for what they are or refused, and nothing beside them is read."""
+"""C12: forged and cut chunks of every codec are read for what they are, or refused; nothing beside them is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C13: files and folders of the user beside what a writer writes stay as they are, and so does what was there before."""
+"""C13: a writer leaves files and folders of the user alone, beside what it writes and in its place."""
 
 from __future__ import annotations
 
