@@ -126,6 +126,8 @@ def _to_replay(name: str, replay: ReplayBuffer, blocks: Iterable[Block]) -> int:
     finally:
         if env is not None:  # the file broke off inside an episode
             _cut(replay, env)
+    if int((replay.storage.heads - before).max()) <= replay.capacity // len(taken):
+        return sum(taken)  # nothing was overwritten; the ids of all rows take memory
     row, column = replay.ids() // len(taken), replay.ids() % len(taken)
     return int((row >= before[column]).sum())
 

@@ -45,21 +45,26 @@ class Episode(NamedTuple):
 def opened(dataset: Any) -> Any:
     """The MinariDataset of an object, a path or an id, after checks of its files."""
     minari = import_minari()
-    from minari.storage import get_dataset_path  # noqa: PLC0415 (an extra)
-
     if isinstance(dataset, minari.MinariDataset):
         _require_own_bytes(Path(dataset.storage.data_path))
         return dataset
     if not isinstance(dataset, str | PathLike):
         remedy = "Pass a MinariDataset, its id or its path."
         raise SchemaError(explain("dataset", "a Minari dataset", type(dataset).__name__, remedy))
-    folder = dataset_folder(Path(dataset)) or dataset_folder(get_dataset_path(str(dataset)))
+    folder = dataset_folder(Path(dataset)) or dataset_folder(dataset_path(str(dataset)))
     if folder is None:
         return minari.load_dataset(str(dataset))  # raises an error that names the missing dataset
     _require_spaces(folder)
     _require_own_bytes(folder)
     with damage_named(str(folder), "a Minari dataset that can be read"):
         return minari.MinariDataset(folder)
+
+
+def dataset_path(dataset_id: str) -> Path:
+    """The folder of a local dataset."""
+    from minari.storage import get_dataset_path  # noqa: PLC0415 (an extra)
+
+    return Path(get_dataset_path(dataset_id))
 
 
 def stored_bytes(dataset: Any) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -11,7 +13,7 @@ import torch
 
 from relive.datasets.blocks import STEP, joined, sliced
 from relive.datasets.episodes import require_ordered, written
-from relive.datasets.minari.dataset import import_minari
+from relive.datasets.minari.dataset import dataset_path, import_minari
 from relive.fields.schema import DTYPES, Tree, caller_shape, map_leaves
 from relive.replay.buffer import ReplayBuffer
 
@@ -38,9 +40,19 @@ def to_minari(replay: ReplayBuffer, dataset_id: str, **options: Any) -> Any:
     with warnings.catch_warnings():
         # Minari warns about missing authors and sources, which callers may leave out.
         warnings.filterwarnings("ignore", category=UserWarning, module="minari")
-        return minari.create_dataset_from_buffers(
-            dataset_id, (_written(one, spaces) for one in written(replay)), **options
-        )
+        is_ours = False
+
+        def buffers() -> Iterator[Any]:
+            nonlocal is_ours
+            is_ours = True  # Minari has made the folder, which was not there before
+            yield from (_written(one, spaces) for one in written(replay))
+
+        try:
+            return minari.create_dataset_from_buffers(dataset_id, buffers(), **options)
+        except BaseException:
+            if is_ours:
+                shutil.rmtree(dataset_path(dataset_id), ignore_errors=True)
+            raise
 
 
 def _written(tree: dict[str, Any], spaces: list[Any]) -> Any:

@@ -1,0 +1,404 @@
+"""C12: datasets that are small and ask for much are refused; a reader takes at most 64 MiB and 20 times the file."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import sys
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relive as rl
+from relive.datasets import from_hdf5, from_lerobot, from_minari, from_zarr, to_hdf5, to_lerobot, to_minari, to_zarr
+from relive.datasets.metadata import budget
+from tests.datasets.guarded import peak
+from tests.datasets.test_damaged_datasets import READERS, SAMPLES, damaged
+from tests.faults.processes import apart
+from tests.tiers import select
+from tests.totals import SEED, tell, trials
+
+h5py = pytest.importorskip("h5py", reason='needs HDF5: pip install ".[hdf5]"')
+numcodecs = pytest.importorskip("numcodecs", reason='needs zarr: pip install ".[zarr]"')
+pyarrow = pytest.importorskip("pyarrow", reason='needs pyarrow: pip install ".[lerobot]"')
+parquet = pytest.importorskip("pyarrow.parquet", reason='needs pyarrow: pip install ".[lerobot]"')
+pytest.importorskip("minari", reason='needs Minari: pip install ".[minari]"')
+pytest.importorskip("av", reason='needs PyAV: pip install ".[lerobot]"')
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/clear_refs")
+
+READ = {".hdf5": from_hdf5, ".zarr": from_zarr, ".zip": from_zarr, ".lerobot": from_lerobot, ".minari": from_minari}
+
+
+def steps(count: int = 4) -> rl.ReplayBuffer:
+    replay = rl.ReplayBuffer(2 * count, 2, 1, seed=0)
+    for t in range(count):
+        replay.add([t, t], [0.0], float(t), t == count - 1, False, [t + 1, t + 1])
+    return replay
+
+
+def bytes_of(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+# Forgeries: each makes a dataset in a folder, and returns its path and what the reader is asked beside
+
+
+def small_store(folder: Path, name: str = "s.zarr") -> Path:
+    to_zarr(steps(), folder / name)
+    return folder / name
+
+
+def about(store: Path, array: str, **changes: Any) -> None:
+    file = store / "data" / array / ".zarray"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def unbounded_chunks(folder: Path) -> tuple[Path, dict[str, Any]]:
+    store = small_store(folder)
+    (store / "data/obs/0.0").unlink()
+    about(store, "obs", chunks=[100_000_000, 2])
+    return store, {}
+
+
+def chunk_of_zeros(folder: Path) -> tuple[Path, dict[str, Any]]:
+    store, rows = small_store(folder), 1 << 26
+    body = numcodecs.Zstd(19).encode(np.zeros((rows, 2), np.float32))
+    (store / "data/obs/0.0").write_bytes(body)
+    about(store, "obs", chunks=[rows, 2], compressor={"id": "zstd"})
+    return store, {}
+
+
+def many_rows(folder: Path) -> tuple[Path, dict[str, Any]]:
+    store, chunks = small_store(folder), 200
+    rows = 1 << 20
+    for array, item in (
+        ("obs", "<f4"),
+        ("action", "<f4"),
+        ("reward", "<f4"),
+        ("terminated", "|b1"),
+        ("truncated", "|b1"),
+    ):
+        wide = json.loads((store / "data" / array / ".zarray").read_text())["shape"][1:]
+        body = bytes(numcodecs.Zstd(19).encode(np.zeros((rows, *wide), item)))
+        for number in range(chunks):
+            (store / "data" / array / ".".join(map(str, (number, *[0] * len(wide))))).write_bytes(body)
+        about(store, array, shape=[rows * chunks, *wide], chunks=[rows, *wide], compressor={"id": "zstd"})
+    (store / "meta/episode_ends/0").write_bytes(np.int64([rows * chunks]).tobytes())
+    ends = json.loads((store / "meta/episode_ends/.zarray").read_text())
+    (store / "meta/episode_ends/.zarray").write_text(json.dumps(ends | {"compressor": None, "chunks": [1]}))
+    return store, {}
+
+
+def lying_zip(folder: Path) -> tuple[Path, dict[str, Any]]:
+    small_store(folder, "s.zip")
+    path, body = folder / "s.zip", bytes(1 << 29)
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(folder / "t.zip", "w") as new:
+        for entry in old.namelist():
+            new.writestr(entry, body if entry == "data/obs/0.0" else old.read(entry), zipfile.ZIP_DEFLATED)
+    forged = (folder / "t.zip").read_bytes()
+    (folder / "t.zip").write_bytes(forged.replace((1 << 29).to_bytes(4, "little"), (100).to_bytes(4, "little")))
+    return folder / "t.zip", {}
+
+
+def zip_of_bzip2(folder: Path) -> tuple[Path, dict[str, Any]]:
+    path = folder / "s.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as new:
+        new.writestr("data/obs/.zarray", bytes(1 << 26))
+    return path, {}
+
+
+def demonstration(folder: Path) -> Any:
+    to_hdf5(steps(), folder / "f.hdf5")
+    return h5py.File(folder / "f.hdf5", "a")
+
+
+def shared_text(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Every text of an array is the same one, of a megabyte."""
+    rows = 20_000
+    with h5py.File(folder / "f.hdf5", "w") as file:
+        demo = file.create_group("data/demo_0")
+        demo["obs/x"], demo["actions"] = np.zeros((rows, 1), np.float32), np.zeros((rows, 1), np.float32)
+        texts = demo.create_dataset("text", (rows,), h5py.string_dtype())
+        texts[0] = "x" * 1_000_000
+        texts[1:] = "y"
+    body = bytearray((folder / "f.hdf5").read_bytes())
+    with h5py.File(folder / "f.hdf5") as file:
+        offset = file["data/demo_0/text"].id.get_offset()
+    body[offset : offset + 16 * rows] = bytes(body[offset : offset + 16]) * rows
+    (folder / "f.hdf5").write_bytes(body)
+    return folder / "f.hdf5", {"encode": {"text": len}, "final_obs": "drop"}
+
+
+def swelling_chunk(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """A chunk of 8 bytes that inflates to 1 GiB."""
+    with demonstration(folder) as file:
+        del file["data/demo_0/rewards"]
+        data = file.create_dataset("data/demo_0/rewards", (4,), np.float32, chunks=(4,), compression="gzip")
+        press = zlib.compressobj(9)
+        body = b"".join(press.compress(bytes(1 << 24)) for _ in range(64)) + press.flush()
+        data.id.write_direct_chunk((0,), body)
+    return folder / "f.hdf5", {}
+
+
+def huge_hdf5_chunk(folder: Path) -> tuple[Path, dict[str, Any]]:
+    with demonstration(folder) as file:
+        del file["data/demo_0/rewards"]
+        options = {"chunks": (1 << 27,), "maxshape": (None,), "compression": "gzip"}
+        data = file.create_dataset("data/demo_0/rewards", (4,), np.float64, **options)
+        press = zlib.compressobj(9)
+        body = b"".join(press.compress(bytes(1 << 24)) for _ in range(64)) + press.flush()
+        data.id.write_direct_chunk((0,), body)
+    return folder / "f.hdf5", {}
+
+
+def scale_offset(folder: Path) -> tuple[Path, dict[str, Any]]:
+    with demonstration(folder) as file:
+        del file["data/demo_0/rewards"]
+        file.create_dataset("data/demo_0/rewards", data=np.arange(4), chunks=(4,), scaleoffset=0)
+    return folder / "f.hdf5", {}
+
+
+def many_flags(folder: Path) -> tuple[Path, dict[str, Any]]:
+    rows = 200_000_000
+    with h5py.File(folder / "f.hdf5", "w") as file:
+        for name in ("observations", "actions", "rewards", "terminals", "timeouts"):
+            data = file.create_dataset(name, (rows,), np.uint8, chunks=(rows // 50,), compression="gzip")
+            body = zlib.compress(bytes(rows // 50))
+            for start in range(0, rows, rows // 50):
+                data.id.write_direct_chunk((start,), body)
+    return folder / "f.hdf5", {}
+
+
+def scalar_rewards(folder: Path) -> tuple[Path, dict[str, Any]]:
+    to_hdf5(steps(), folder / "f.hdf5", layout="d4rl")
+    with h5py.File(folder / "f.hdf5", "a") as file:
+        del file["rewards"]
+        file["rewards"] = 1.0
+    return folder / "f.hdf5", {}
+
+
+def empty_rewards(folder: Path) -> tuple[Path, dict[str, Any]]:
+    to_hdf5(steps(), folder / "f.hdf5", layout="d4rl")
+    with h5py.File(folder / "f.hdf5", "a") as file:
+        del file["rewards"]
+        file["rewards"] = h5py.Empty(np.float32)
+    return folder / "f.hdf5", {}
+
+
+def scalar_actions(folder: Path) -> tuple[Path, dict[str, Any]]:
+    with demonstration(folder) as file:
+        del file["data/demo_0/actions"]
+        file["data/demo_0/actions"] = 1.0
+    return folder / "f.hdf5", {}
+
+
+def frames(
+    folder: Path, values: Callable[[int], Any], rows: int, feature: dict[str, Any]
+) -> tuple[Path, dict[str, Any]]:
+    """A dataset of `rows` frames whose column "action" is `values(rows)`."""
+    path = folder / "d.lerobot"
+    to_lerobot(steps(), path, fps=10)
+    info = json.loads((path / "meta/info.json").read_text())
+    numbers = {"dtype": "int64", "shape": [1], "names": None}
+    info["features"] = {"observation.state": numbers, "action": feature, "episode_index": numbers}
+    (path / "meta/info.json").write_text(json.dumps(info))
+    (path / "meta/final_obs.parquet").unlink()
+    zeros = pyarrow.array(np.zeros(rows, np.int64))
+    table = pyarrow.table({"observation.state": zeros, "action": values(rows), "episode_index": zeros})
+    parquet.write_table(table, path / "data/chunk-000/file-000.parquet", compression="zstd")
+    return path, {}
+
+
+def shared_picture(folder: Path) -> tuple[Path, dict[str, Any]]:
+    body = (b"\x89PNG" + np.random.default_rng(0).bytes(500_000)).ljust(1_000_000, b"x")
+
+    def values(rows: int) -> Any:
+        bodies = pyarrow.DictionaryArray.from_arrays(np.zeros(rows, np.int32), pyarrow.array([body], pyarrow.binary()))
+        return pyarrow.StructArray.from_arrays([bodies, pyarrow.nulls(rows, pyarrow.string())], ["bytes", "path"])
+
+    return frames(folder, values, 20_000, {"dtype": "image", "shape": [8, 8, 3], "names": None})
+
+
+def one_long_list(folder: Path) -> tuple[Path, dict[str, Any]]:
+    def values(rows: int) -> Any:
+        offsets = np.full(rows + 1, 1 << 26, np.int32)
+        offsets[0] = 0
+        return pyarrow.ListArray.from_arrays(offsets, np.zeros(1 << 26, np.float32))
+
+    return frames(folder, values, 1000, {"dtype": "float32", "shape": [4], "names": None})
+
+
+def endless_frames(folder: Path) -> tuple[Path, dict[str, Any]]:
+    def values(rows: int) -> Any:
+        return pyarrow.array(np.zeros(rows, np.int64))
+
+    return frames(folder, values, 12_000_000, {"dtype": "int64", "shape": [1], "names": None})
+
+
+def times(folder: Path) -> tuple[Path, dict[str, Any]]:
+    def values(rows: int) -> Any:
+        return pyarrow.array(np.zeros(rows, np.int64)).cast(pyarrow.time64("us"))
+
+    return frames(folder, values, 4, {"dtype": "int64", "shape": [1], "names": None})
+
+
+def minari_dataset(folder: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINARI_DATASETS_PATH", str(folder))
+        to_minari(steps(), "d-v0")
+    (folder / "d-v0/data").rename(folder / "d.minari")
+    return folder / "d.minari"
+
+
+def metadata(path: Path, **changes: Any) -> tuple[Path, dict[str, Any]]:
+    file = path / "metadata.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return path, {}
+
+
+def claimed_steps(folder: Path) -> tuple[Path, dict[str, Any]]:
+    return metadata(minari_dataset(folder), total_steps=1 << 33)
+
+
+def claimed_space(folder: Path) -> tuple[Path, dict[str, Any]]:
+    space = {"type": "Box", "dtype": "float32", "shape": [1 << 29], "low": 0.0, "high": 1.0}
+    return metadata(minari_dataset(folder), observation_space=json.dumps(space))
+
+
+def shared_info(folder: Path) -> tuple[Path, dict[str, Any]]:
+    path, rows = minari_dataset(folder), 20_000
+    with h5py.File(path / "main_data.hdf5", "a") as file:
+        texts = file["episode_0"].create_dataset("infos/text", (rows,), h5py.string_dtype())
+        texts[0] = "x" * 1_000_000
+        texts[1:] = "y"
+        offset = texts.id.get_offset()
+    body = bytearray((path / "main_data.hdf5").read_bytes())
+    body[offset : offset + 16 * rows] = bytes(body[offset : offset + 16]) * rows
+    (path / "main_data.hdf5").write_bytes(body)
+    return path, {"infos": ()}
+
+
+FORGERIES: dict[str, tuple[Callable[[Path], tuple[Path, dict[str, Any]]], str]] = {
+    "chunks without bound": (unbounded_chunks, "data/obs: expected chunks of at most"),
+    "a chunk of zeros": (chunk_of_zeros, "data/obs: expected chunks of at most"),
+    "rows without end": (many_rows, "expected steps of at most"),
+    "a zip that lies": (lying_zip, "data/obs/0.0: expected a file that can be read"),
+    "a zip of bzip2": (zip_of_bzip2, "expected an entry that is stored or deflated"),
+    "a text for all": (shared_text, "text: expected texts of their own"),
+    "a chunk that swells": (swelling_chunk, "rewards: chunk .* expected at most 16 bytes"),
+    "a huge chunk of HDF5": (huge_hdf5_chunk, "rewards: expected chunks of at most"),
+    "a filter of HDF5": (scale_offset, "rewards: expected at most one of the filters gzip and lzf"),
+    "flags without end": (many_flags, "rewards: expected fewer steps"),
+    "rewards that are one number": (scalar_rewards, "rewards: expected an axis of steps"),
+    "rewards that are empty": (empty_rewards, "rewards: expected an axis of steps"),
+    "actions that are one number": (scalar_actions, "actions: expected an axis of steps"),
+    "a picture for all": (shared_picture, "action: expected a PNG or JPEG"),
+    "one long list": (one_long_list, "expected pages and lists of at most"),
+    "frames without end": (endless_frames, "expected steps of at most"),
+    "times as numbers": (times, "action: expected (int64|numbers)"),
+    "steps that are claimed": (claimed_steps, "expected steps of at most"),
+    "a space without bound": (claimed_space, "observation_space: shape: expected at most"),
+    "an info for all": (shared_info, "text: expected texts of their own"),
+}
+QUICK = (
+    "chunks without bound",
+    "a text for all",
+    "a chunk that swells",
+    "rewards that are one number",
+    "times as numbers",
+)
+
+
+def forge_all(names: list[str], folder: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
+    found = {}
+    for name in names:
+        (folder / name).mkdir()
+        found[name] = FORGERIES[name][0](folder / name)
+    return found
+
+
+def costs(datasets: dict[str, tuple[Path, dict[str, Any]]]) -> dict[str, tuple[str, str, int]]:
+    """Read datasets: the error and its message, and the bytes by which this process grew."""
+    import_readers()
+    return {name: cost(*dataset) for name, dataset in datasets.items()}
+
+
+def cost(path: Path, options: dict[str, Any]) -> tuple[str, str, int]:
+    def read() -> tuple[str, str, int]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                made = READ[path.suffix](path, **options)
+            except Exception as error:
+                return type(error).__name__, str(error), 0
+        return "read", "", made.nbytes
+
+    (kind, said, owned), grown = peak(read)
+    return kind, said, grown - owned
+
+
+def import_readers() -> None:
+    """Import what readers import when they are called: libraries are no memory of a file."""
+    for name, read in READERS.items():
+        read(SAMPLES / name)
+
+
+@pytest.mark.parametrize("part", select("some", of=["some", "all"]))
+def test_small_datasets_that_ask_for_much_are_refused(part: str, tmp_path: Path) -> None:
+    datasets = apart(forge_all, list(QUICK if part == "some" else FORGERIES), tmp_path)
+    for name, (kind, said, grown) in apart(costs, datasets, timeout=600).items():
+        nbytes = bytes_of(datasets[name][0])
+        tell(f"C12: {name}: {nbytes:,} bytes, {kind}, {grown >> 20} MiB")
+        assert kind == "SchemaError", (name, kind, said)
+        assert re.search(FORGERIES[name][1], said), (name, said)
+        assert grown <= budget(nbytes), name
+
+
+def cost_of_damage(name: str, count: int, seed: int, folder: Path) -> tuple[int, int]:
+    """Read damaged copies: how many were refused, and the most bytes above the budget of one."""
+    import_readers()
+    refused, most = 0, -(1 << 62)
+    for trial in range(count):
+        target = folder / name
+        damaged(SAMPLES / name, target, random.Random(f"{name} {seed} {trial}"))
+
+        def read(target: Path = target) -> int:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    READERS[name](target).check()
+                except rl.SchemaError:
+                    return 1
+            return 0
+
+        was_refused, grown = peak(read)
+        refused, most = refused + was_refused, max(most, grown - budget(bytes_of(target)))
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+    return refused, most
+
+
+@pytest.mark.parametrize("name", select("d4rl.hdf5", "diffusion_policy.zarr", of=READERS))
+def test_damaged_datasets_take_little_memory(name: str, tmp_path: Path) -> None:
+    measure(name, trials("C12_DAMAGE", 20), tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", READERS)
+def test_many_damaged_datasets_take_little_memory(name: str, tmp_path: Path) -> None:
+    measure(name, trials("C12_DAMAGE_LONG", 2_000), tmp_path)
+
+
+def measure(name: str, count: int, folder: Path) -> None:
+    refused, most = apart(cost_of_damage, name, count, SEED, folder, timeout=7200)
+    tell(f"C12: {name}: {count} damaged, {refused} refused, at least {-most >> 20} MiB below the budget, seed {SEED}")
+    assert most <= 0

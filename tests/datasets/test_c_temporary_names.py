@@ -1,0 +1,136 @@
+"""C13: a writer leaves files and folders of the user alone, beside what it writes and in its place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import relive as rl
+from relive.datasets import episodes, to_hdf5, to_lerobot, to_minari, to_zarr
+from relive.datasets.hdf5 import writing as hdf5_writing
+from relive.datasets.lerobot import writing as lerobot_writing
+from relive.datasets.minari import writing as minari_writing
+from relive.datasets.zarr import writing as zarr_writing
+
+pytest.importorskip("h5py", reason='needs HDF5: pip install ".[hdf5]"')
+pytest.importorskip("numcodecs", reason='needs zarr: pip install ".[zarr]"')
+pytest.importorskip("pyarrow", reason='needs pyarrow: pip install ".[lerobot]"')
+pytest.importorskip("minari", reason='needs Minari: pip install ".[minari]"')
+
+WRITERS: dict[str, tuple[Callable[[rl.ReplayBuffer, Path], Any], Any]] = {
+    "f.hdf5": (to_hdf5, hdf5_writing),
+    "d4rl.hdf5": (lambda replay, path: to_hdf5(replay, path, layout="d4rl"), hdf5_writing),
+    "s.zarr": (to_zarr, zarr_writing),
+    "s.zip": (to_zarr, zarr_writing),
+    "set": (lambda replay, path: to_lerobot(replay, path, fps=10), lerobot_writing),
+    "small-v0": (lambda replay, path: to_minari(replay, path.name), minari_writing),
+}
+"""Each writer by the name of what it writes, and the module that asks for the episodes."""
+
+
+@pytest.fixture
+def replay() -> rl.ReplayBuffer:
+    replay = rl.ReplayBuffer(16, 2, 1, seed=0)
+    for t in range(8):
+        replay.add([t, t], [0.0], float(t), t % 4 == 3, False, [t + 1, t + 1])
+    return replay
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    return tmp_path
+
+
+def neighbours(folder: Path, name: str) -> None:
+    """Files and folders of a user, under every name that a writer may think of."""
+    for other in (f"{name}.unfinished", f"{name}.tmp", f"{name}~", f".{name}", f"{name}.part", ".relive-", "tmp"):
+        (folder / other).write_text("mine")
+        (folder / f"{other}.d" / name).mkdir(parents=True)
+        (folder / f"{other}.d" / name / "file").write_text("mine")
+
+
+def tree(folder: Path) -> dict[str, str | None]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes().hex() if path.is_file() else None for path in folder.rglob("*")
+    }
+
+
+@pytest.mark.promise("C13")
+@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_lies_beside_stays(name: str, kind: str, folder: Path, replay: rl.ReplayBuffer) -> None:
+    neighbours(folder, name)
+    if kind == "folder":
+        (folder / f"{name}.unfinished").unlink()
+        (folder / f"{name}.unfinished" / "data").mkdir(parents=True)
+        (folder / f"{name}.unfinished" / "data" / "file").write_text("mine")
+    before = tree(folder)
+    WRITERS[name][0](replay, folder / name)
+    after = {path: body for path, body in tree(folder).items() if path.split("/")[0] != name}
+    assert (folder / name).exists()
+    assert {path: body for path, body in after.items() if not path.endswith("namespace_metadata.json")} == before
+
+
+@pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_writer_that_is_interrupted_leaves_nothing(
+    name: str, error: BaseException, folder: Path, replay: rl.ReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neighbours(folder, name)
+    before = tree(folder)
+
+    def broken_off(replay: Any) -> Any:
+        yield next(episodes.written(replay))
+        raise error
+
+    monkeypatch.setattr(WRITERS[name][1], "written", broken_off)
+    with pytest.raises(type(error)):
+        WRITERS[name][0](replay, folder / name)
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_there_is_refused_and_stays(name: str, folder: Path, replay: rl.ReplayBuffer) -> None:
+    for make in (Path.mkdir, Path.touch, lambda path: path.symlink_to("nowhere")):
+        make(folder / name)
+        before = tree(folder)
+        with pytest.raises((OSError, ValueError)):  # ValueError: Minari's own
+            WRITERS[name][0](replay, folder / name)
+        assert tree(folder) == before
+        (folder / name).rmdir() if (folder / name).is_dir() else (folder / name).unlink()
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "small-v0"])
+def test_of_two_writers_to_one_path_one_wins_whole(
+    name: str, folder: Path, replay: rl.ReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+    raised: list[BaseException] = []
+
+    def together(replay: Any) -> Any:
+        both.wait(60)
+        yield from episodes.written(replay)
+        both.wait(60)
+
+    def write() -> None:
+        try:
+            WRITERS[name][0](replay, folder / name)
+        except FileExistsError as error:
+            raised.append(error)
+
+    monkeypatch.setattr(WRITERS[name][1], "written", together)
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(raised) == 1
+    assert [path.name for path in folder.iterdir()] == [name]
+    monkeypatch.undo()
+    WRITERS[name][0](replay, folder / f"alone-{name}")
+    assert dict.fromkeys(tree(folder / name)) == dict.fromkeys(tree(folder / f"alone-{name}"))
