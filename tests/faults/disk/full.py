@@ -51,7 +51,8 @@ class PretendedDisk:
         def call(files: Files, file: Any, *arguments: Any) -> Any:
             if name == "reserve" and not self._is_full:
                 self._reserved[os.fstat(file).st_ino] = arguments[0]
-            if self._is_full and self._needs_more(name, file, *arguments):
+            is_here = self.root in (files.root, *files.root.parents)
+            if self._is_full and is_here and self._needs_more(name, file, *arguments):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return original(files, file, *arguments)
 
