@@ -212,7 +212,7 @@ class TestAttach:
         numbers = np.zeros((1, N))
         wrongs: tuple[tuple[dict[str, Any], str], ...] = (
             ({"tag": {}}, "^tag: expected at least one field, got an empty dict"),
-            ({"tag": {3: numbers}}, "^tag: expected field names that are strings, got 3"),
+            ({"tag": {3: numbers}}, "^tag: expected names like .*, got 3"),
             ({"tag": {"a": numbers, "b": np.zeros((N, 1))}}, r"^tag.b: expected shape \(1, 3\)"),
             ({"reward": {"fox": numbers}}, "^attach: expected an unused name, got 'reward'"),
         )

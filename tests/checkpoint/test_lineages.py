@@ -87,7 +87,7 @@ def test_a_buffer_that_is_saved_into_two_folders_in_turn_goes_on_in_both(tmp_pat
 def test_a_loaded_buffer_continues_its_lineage_and_copies_do_not(tmp_path: Path) -> None:
     replay = made()
     replay.save(tmp_path)
-    loaded = rl.load(tmp_path)
+    loaded = rl.load(tmp_path, rl.ReplayBuffer)
     step_replay(loaded, 50)
     loaded.save(tmp_path)
     with pytest.warns(UserWarning, match="capacity 24 became 48"):

@@ -223,14 +223,6 @@ def test_another_sampler_is_refused(tmp_path: Path) -> None:
         rl.load(tmp_path, sampler=rl.Prioritized())
 
 
-def test_names_that_are_no_names_are_refused_when_saving(tmp_path: Path) -> None:
-    replay = rl.ReplayBuffer(4, obs={"a b": 1}, action=())
-    with pytest.raises(rl.CheckpointError, match="save: expected field names like .*, got 'a b'"):
-        replay.save(tmp_path)
-    with pytest.raises(rl.NoCheckpoint):
-        rl.load(tmp_path)
-
-
 def test_stacks_and_their_history_are_saved(tmp_path: Path) -> None:
     frame = rl.Stacked(rl.Field((2, 2), torch.uint8), 3)
     replay = rl.ReplayBuffer(6, obs=frame, action=(), num_envs=1, seed=0)

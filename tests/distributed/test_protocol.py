@@ -237,8 +237,11 @@ def test_a_failing_save_costs_no_push_and_is_told(tmp_path: Path) -> None:
     (folder / "shard-0").rename(tmp_path / "elsewhere")
     (folder / "shard-0").write_text("no folder")
     service.extend(steps_of([0], 0, 5))
+    with pytest.warns(UserWarning, match=r"^shard 0: cannot write checkpoints, .* save to .*: expected a writable"):
+        service.flush()
+    service.extend(steps_of([0], 5, 5))  # which is told once
     service.flush()
-    assert len(service) == 5
+    assert len(service) == 10
     assert "save to" in service.stats()["shards"][0]["trouble"]
     (folder / "shard-0").unlink()
     service.save()

@@ -17,6 +17,7 @@ from rich.console import Console
 
 import relive as rl
 from relive.compat import apexrl
+from relive.fields import schema
 from relive.inspector import measures, report
 from relive.inspector.measures import histogram
 from relive.inspector.remarks import number, percent
@@ -429,7 +430,8 @@ def test_a_terminal_sees_colours_and_a_text_has_none() -> None:
     assert "terminated 1 (33 %), truncated 1 (33 %), cut 1 (33 %), running 1\n" in str(found)
 
 
-def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
+def test_names_that_look_like_markup_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "NAME", re.compile(".*"))  # which refuses such names
     replay = rl.ReplayBuffer(9, obs={"[red]x[/red]": 1}, action=())
     replay.add({"[red]x[/red]": [1.0]}, 0.0, 0.0, False, False, next_obs={"[red]x[/red]": [2.0]})
     assert "obs.[red]x[/red]" in str(rl.inspect(replay))

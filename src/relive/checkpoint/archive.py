@@ -180,7 +180,7 @@ class Archive:
         try:
             self._place(manifest_file(manifest.number), [data])
         finally:
-            if self._exists(manifest_file(manifest.number)):  # also if whoever waited for it was interrupted
+            if self.exists(manifest.number):  # also if whoever waited for it was interrupted
                 self._placed.clear()
         self.files.sync_folder("manifests")
 
@@ -259,7 +259,7 @@ class Archive:
     def manifest(self, number: int) -> Manifest:
         """A checkpoint's manifest, checked for itself."""
         name = manifest_file(number)
-        if not 0 <= number < 10**18 or not self._exists(name):
+        if not 0 <= number < 10**18 or not self.exists(number):
             known = ", ".join(map(str, self.numbers()[-_MOST_TOLD:])) or "none"
             raise NoCheckpoint(explain(name, f"one of the checkpoints {known}", number, "Pass one of these numbers."))
         with self._readable(name) as file:
@@ -269,9 +269,10 @@ class Archive:
             raise CorruptCheckpoint(explain(place, f"at most {MOST_BYTES} bytes", "a longer file", "Copy it again."))
         return parse(data, number)
 
-    def _exists(self, name: str) -> bool:
+    def exists(self, number: int) -> bool:
+        """Whether there is a manifest of this number, valid or not."""
         try:
-            self.files.size(name)
+            self.files.size(manifest_file(number))
         except FileNotFoundError:
             return False
         except OSError:

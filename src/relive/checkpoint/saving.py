@@ -94,8 +94,11 @@ def save(
             file = archive.put("state", f"{number:08}.bin", arrays, map(bytes_of, state.arrays.values()))
             files_of_rows = tuple(segment.file for segment in segments)
             manifest = Manifest(number, lineage, kind, config, state.values, file, files_of_rows)
-            archive.commit(manifest)
-            remember(buffer, root, Base(lineage, number, segments, None if rows is None else rows.stop))
+            try:
+                archive.commit(manifest)
+            finally:
+                if archive.exists(number):  # also if the disk has refused only what comes after
+                    remember(buffer, root, Base(lineage, number, segments, None if rows is None else rows.stop))
             archive.collect(keep, lineage, {**entries, number: Entry(lineage, manifest.files)})
     for wrong in damaged:  # now: what a filter makes of a warning must not keep a buffer from being saved
         warnings.warn(

@@ -63,6 +63,8 @@ class Ack(NamedTuple):
     """The error of a block that the buffer refused."""
     warnings: tuple[str, ...] = ()
     """Sentences about stored data that looks like a mistake."""
+    trouble: str | None = None
+    """Why the shard cannot write checkpoints, told once to each client."""
 
 
 class Shard(ShardReader):
@@ -82,6 +84,8 @@ class Shard(ShardReader):
         """Why the shard has no buffer; every call raises it. (Ray would hide the error of a constructor.)"""
         self._trouble: str | None = None
         """Why the last automatic save failed."""
+        self._told: set[str] = set()
+        """Clients that know of it."""
         self._saved_at, self._unsaved, self._checkpoint = time.monotonic(), 0, 0
         try:
             self._start()
@@ -190,7 +194,10 @@ class Shard(ShardReader):
                 except Exception as error:
                     refused = refused or error
         self._save_if_due()
-        return self._ack(client)._replace(refused=refused, warnings=tuple(warnings))
+        trouble = None if client in self._told else self._trouble
+        if trouble is not None:
+            self._told.add(client)
+        return self._ack(client)._replace(refused=refused, warnings=tuple(warnings), trouble=trouble)
 
     def _write(self, push: Push) -> list[str]:
         """Store a block; returns sentences about data that looks like a mistake, for the client to warn with."""
@@ -261,6 +268,7 @@ class Shard(ShardReader):
         self._checkpoint = save(self._buffer, path, keep=checkpoint.keep, note=(note, arrays))
         self._durable = dict(self._applied)
         self._saved_at, self._unsaved, self._trouble = time.monotonic(), 0, None
+        self._told.clear()
         return self._checkpoint
 
     def _save_if_due(self) -> None:

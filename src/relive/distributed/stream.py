@@ -111,6 +111,11 @@ class Stream:
         self._send()
         for message in ack.warnings:
             warn_user(message)
+        if ack.trouble is not None:
+            warnings.warn(
+                f"shard {self._shard}: cannot write checkpoints, so that a restart loses newer rows. {ack.trouble}",
+                stacklevel=2,
+            )
         if ack.refused is not None:
             raise ack.refused
 

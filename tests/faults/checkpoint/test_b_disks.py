@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import relive as rl
+from relive.checkpoint.archive import Archive
 from relive.checkpoint.saving import save
 from relive.memory.files import Files
 from tests.checkpoint.traffic import KINDS, digest, equal
@@ -52,6 +53,7 @@ def test_whichever_operation_fails_the_old_checkpoint_loads(kind: str, code: int
         if told is not None:
             raised += 1
             assert os.strerror(code) in told
+            assert leftovers(root) == set(), f"{code} at {point}"
             assert one_of(loaded(root), old, new)
             assert equal(digest(rl.load(root, number=2)), old)
         else:  # what cannot be removed now is removed by a later save
@@ -61,6 +63,14 @@ def test_whichever_operation_fails_the_old_checkpoint_loads(kind: str, code: int
         assert equal(loaded(root), new)
     tell(f"B1: {kind}, {errno.errorcode[code]} at {len(operations)} operations, {raised} raised")
     assert raised >= 10
+
+
+def leftovers(root: Path) -> set[str]:
+    """The files of a folder that no checkpoint in it needs."""
+    archive = Archive(root)
+    needed = {name for number in archive.numbers() for name in archive.manifest(number).files}
+    found = (path for folder in ("tmp", "segments", "state") for path in (root / folder).glob("*"))
+    return {str(path.relative_to(root)) for path in found} - needed
 
 
 @pytest.mark.promise("B2")

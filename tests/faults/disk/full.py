@@ -43,15 +43,14 @@ class PretendedDisk:
     is_real = False
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
-        self.root, self._is_full, self._reserved = root, False, dict[int, int]()
+        self.root, self._is_full = root, False
         for name in ("create", "create_kept", "grow", "overwrite", "reserve"):
             patch.setattr(Files, name, self._limited(name, getattr(Files, name)))
 
     def _limited(self, name: str, original: Any) -> Any:
         def call(files: Files, file: Any, *arguments: Any) -> Any:
-            if name == "reserve" and not self._is_full:
-                self._reserved[os.fstat(file).st_ino] = arguments[0]
-            if self._is_full and self._needs_more(name, file, *arguments):
+            is_here = self.root in (files.root, *files.root.parents)
+            if self._is_full and is_here and self._needs_more(name, file, *arguments):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return original(files, file, *arguments)
 
@@ -61,7 +60,7 @@ class PretendedDisk:
         if name.startswith("create"):
             return True
         nbytes = len(arguments[0]) if name == "overwrite" else arguments[0]
-        return nbytes > max(os.fstat(file).st_size, self._reserved.get(os.fstat(file).st_ino, 0))
+        return nbytes > 512 * os.fstat(file).st_blocks  # what was really given to it
 
     def fill(self) -> None:
         self._is_full = True

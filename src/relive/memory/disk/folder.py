@@ -161,9 +161,10 @@ class Folder:
         try:
             self.files.reserve(file, nbytes)
         except OSError as error:
-            free = f"{self.files.free_bytes():,} bytes free ({error.strerror})"
-            kind, remedy = CheckpointError if self.record else MemoryError, "Free disk space; what is there is intact."
-            raise kind(explain(f"{self.root}: {name}", f"room for {nbytes:,} bytes", free, remedy)) from error
+            if self.record is not None:
+                return file  # whoever made it has reserved what it needs
+            free, remedy = f"{self.files.free_bytes():,} bytes free ({error.strerror})", "Free disk space."
+            raise MemoryError(explain(f"{self.root}: {name}", f"room for {nbytes:,} bytes", free, remedy)) from error
         return file
 
     # Arrays
