@@ -112,7 +112,7 @@ def test_compiling_the_other_functions_gives_one_graph_and_the_same_numbers() ->
         assert mine.dtype == want.dtype
 
 
-def test_vmap_over_several_rollouts_is_the_same_as_one_by_one() -> None:
+def test_vmap_over_several_rollouts_is_the_same_as_one_by_one(backend: str) -> None:
     tensors = [sample(7, 5, seed=seed) for seed in range(3)]
     stacked = [torch.stack([t[k] for t in tensors]) for k in ARGUMENTS["gae"]]  # pyright: ignore[reportArgumentType, reportCallIssue]
     mapped = torch.func.vmap(partial(rl.gae, **SETTINGS["gae"]))(*stacked)

@@ -227,9 +227,14 @@ def _estimate_natively(
     kernel = getattr(core, name)
     if like is None or not all(t is None or (type(t) is torch.Tensor and t.device.type == "cpu") for t in tensors):
         return None
-    out = None if core.exchange() else tuple(torch.empty(like.shape, dtype=like.dtype) for _ in range(outputs))
+    out = None
+    if not core.exchange():
+        out = tuple(torch.empty(like.shape, dtype=like.dtype, device="cpu") for _ in range(outputs))
     into = None if out is None else tuple(map(buffer_of, out))
-    result = kernel(*map(buffer_of, tensors), *settings, into)
+    try:
+        result = kernel(*map(buffer_of, tensors), *settings, into)
+    except RuntimeError:  # of numpy(): tensors of torch.func have no memory
+        return None
     if result is None:  # axes after time that are not one stride apart
         result = kernel(*(buffer_of(None if t is None else t.contiguous()) for t in tensors), *settings, into)
     if result is None or out is None:
