@@ -216,10 +216,15 @@ class TestNothingIsLost:
 
     def test_a_seed_of_torch_repeats_the_draws_of_a_process_and_no_global_generator_moves(self) -> None:
         before, numbers = torch.random.get_rng_state(), np.random.get_state()  # noqa: NPY002 (that it stays is the test)
-        first, second = ReplayBuffer(50), ReplayBuffer(50)
-        for memory in (first, second):
-            memory.add(rows(50))
-        assert first.sample(10)["obs"].tolist() != second.sample(10)["obs"].tolist()
+        drawn = []
+        with torch.random.fork_rng():
+            for seed in (3, 3, 4):
+                torch.manual_seed(seed)
+                memory = ReplayBuffer(50)
+                memory.add(rows(50))
+                drawn.append(memory.sample(10)["obs"].tolist())
+                assert torch.equal(torch.random.get_rng_state(), torch.Generator().manual_seed(seed).get_state())
+        assert drawn[0] == drawn[1] != drawn[2]
         assert torch.equal(torch.random.get_rng_state(), before)
         np.testing.assert_equal(np.random.get_state(), numbers)  # noqa: NPY002
 

@@ -26,7 +26,7 @@ POINTING = re.compile(
 """Phrases that point at a noun instead of naming it, anywhere in `expected`, `got` or `remedy`."""
 
 ALLOWED = {
-    ("compat.stable_baselines3.hindsight", "one with {}"),
+    ("compat.stable_baselines3.her.her_replay_buffer", "one with {}"),
     ("memory.device", "a machine without one"),
     ("memory.files", "it held by {} all the time"),
     ("memory.shared", "others"),
