@@ -237,7 +237,7 @@ class DistillationBuffer(Portable):
     def state(self) -> State:
         """Everything that changes, but for the rows."""
         ring = {"head": self._ring.head, "floor": self._ring.floor, "known": bool(self._columns)}
-        parts = {"ring": (ring, {"starts": torch.tensor(self._starts)}), "random": self._random.state()}
+        parts = {"ring": (ring, {"starts": torch.tensor(self._starts, device="cpu")}), "random": self._random.state()}
         return State.of_parts(parts)
 
     def rows(self) -> Rows | None:
@@ -245,7 +245,9 @@ class DistillationBuffer(Portable):
         if not self._columns:
             return None
         columns = {f"column{i}": column.unsqueeze(1) for i, column in enumerate(self._columns)}
-        return Rows(columns, torch.tensor([self._ring.oldest]), torch.tensor([self._ring.head]))
+        return Rows(
+            columns, torch.tensor([self._ring.oldest], device="cpu"), torch.tensor([self._ring.head], device="cpu")
+        )
 
     def load_state(self, saved: Saved) -> None:
         """Become what was saved, but for the rows; a CorruptCheckpoint says what no buffer can have been."""

@@ -215,7 +215,11 @@ def _estimate_natively(
     kernel = getattr(core, name)
     if like is None or not all(t is None or (type(t) is torch.Tensor and t.device.type == "cpu") for t in tensors):
         return None
-    out = None if core.exchange() else tuple(torch.empty(like.shape, dtype=like.dtype) for _ in range(outputs))
+    out = (
+        None
+        if core.exchange()
+        else tuple(torch.empty(like.shape, dtype=like.dtype, device="cpu") for _ in range(outputs))
+    )
     into = None if out is None else tuple(map(buffer_of, out))
     result = kernel(*map(buffer_of, tensors), *settings, into)
     if result is None:  # axes after time that are not one stride apart

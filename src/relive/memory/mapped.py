@@ -22,14 +22,18 @@ def mapped(file: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tenso
 def tensor_in(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """The tensor whose bytes are the first ones of a mapping."""
     count = math.prod(shape)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape) if count else torch.empty(shape, dtype=dtype)
+    return (
+        torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+        if count
+        else torch.empty(shape, dtype=dtype, device="cpu")
+    )
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Memory of this process alone, all of it there now; in large pages where the system has them."""
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype, device="cpu")
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     tensor = tensor_in(memory, shape, dtype)
     try:

@@ -120,8 +120,11 @@ class ReplayBuffer(Portable):
         """Everything that is saved."""
         self._may_fuse = self.storage.fuses and self.run.atomic_draws
         self._chooser = None if self.run.is_uniform else self.run
-        self._traffic = (room if room.outlives else Heap(torch.device("cpu"))).allocate("traffic", (2,), torch.int64)
+        shared = room if room.outlives else Heap(torch.device("cpu"))
+        self._traffic = shared.allocate("traffic", (2,), torch.int64)
         """How many steps and samples a RateLimit has let through."""
+        self._limit_closed = shared.allocate("closed", (1,), torch.bool)
+        """Whether a RateLimit of this buffer was closed; not saved."""
         self._lock = lock_for(self, room.lock(mend_callback(self)))
         self._keeper = room.keeper
         if self._keeper is not None:

@@ -24,7 +24,7 @@ class Moved(NamedTuple):
 
     def numbers(self, saved: torch.Tensor, drawable: torch.Tensor) -> torch.Tensor:
         """Numbers of the saved slots at their new places; zero where no row may be drawn."""
-        moved = torch.zeros(drawable.shape, dtype=saved.dtype)
+        moved = torch.zeros(drawable.shape, dtype=saved.dtype, device="cpu")
         moved[self.target] = saved[self.source]
         return torch.where(drawable.cpu(), moved, 0)
 
