@@ -32,10 +32,12 @@ struct SequenceIndex {
         if (length < 0 || stride < 1 || (length && stride > length))
             throw std::invalid_argument("length, stride: expected 1 <= stride <= length, got " + std::to_string(length) + ", " + std::to_string(stride));
         rows = steps * ends.shape[1];
-        const Flags flags{ends.as<const bool>(),
-                          memory_of<bool>(truncated, kBool, ends.elements(), "truncated"),
-                          mask.is_none() ? nullptr : memory_of<bool>(mask, kBool, rows, "mask"),
-                          memory_of<bool>(starting, kBool, ends.shape[1], "starting"),
+        require_memory(9 * rows);
+        require_memory(ends.shape[0] + ends.shape[1]);
+        const Flags flags{ends.as<const uint8_t>(),
+                          memory_of<const uint8_t>(truncated, kBool, ends.elements(), "truncated"),
+                          mask.is_none() ? nullptr : memory_of<const uint8_t>(mask, kBool, rows, "mask"),
+                          memory_of<const uint8_t>(starting, kBool, ends.shape[1], "starting"),
                           steps,
                           ends.shape[1]};
         found = find_sequences(flags, {length, stride, split, keep_tail});
@@ -51,7 +53,7 @@ public:
         : index_(nb::cast<const SequenceIndex&>(index)),
           reader_(index_.found, index_.rows, length, layout_of(layout), read_sources(steps, step_ndims, index_.rows),
                   read_sources(carried, carried_ndims, 0), read_kept(kept, carried.size(), index_.rows)),
-          owner_(nb::make_tuple(index, steps, carried, kept)) {
+          owner_(nb::make_tuple(index, nb::tuple(steps), nb::tuple(carried), nb::tuple(kept))) {
         if (length < index_.found.longest)
             throw std::invalid_argument("length: expected at least " + std::to_string(index_.found.longest) + ", got " + std::to_string(length));
     }
@@ -77,7 +79,9 @@ public:
 private:
     static SequenceReader::Layout layout_of(const char* layout) {
         if (std::strcmp(layout, "packed") == 0) return SequenceReader::Layout::kPacked;
-        return std::strcmp(layout, "time_first") == 0 ? SequenceReader::Layout::kTimeFirst : SequenceReader::Layout::kBatchFirst;
+        if (std::strcmp(layout, "time_first") == 0) return SequenceReader::Layout::kTimeFirst;
+        if (std::strcmp(layout, "batch_first") == 0) return SequenceReader::Layout::kBatchFirst;
+        throw std::invalid_argument(std::string("layout: expected packed, time_first or batch_first, got ") + layout);
     }
 
     static std::vector<const int64_t*> read_kept(nb::list kept, size_t carried, int64_t rows) {
@@ -86,7 +90,7 @@ private:
         std::vector<const int64_t*> read;
         for (nb::handle places : kept) {
             const Array array = places.is_none() ? Array{} : read_index(places);
-            if (array.data && array.shape[0] < rows)
+            if (!places.is_none() && array.shape[0] < rows)
                 throw std::invalid_argument("kept: expected " + std::to_string(rows) + " rows, got " + std::to_string(array.shape[0]));
             read.push_back(array.as<const int64_t>());
         }

@@ -138,6 +138,8 @@ class DistillationBuffer(Portable):
             ]
             if not self._columns:
                 self._allocate(schema)
+            elif schema is not self._schema:  # the conversion of a value ran code that added rows
+                return self.add(obs, action, **extra)
             count = lead[0] if lead else 1
             for rows, slots in self._ring.coming(count):
                 for column, leaf in zip(self._columns, leaves, strict=True):

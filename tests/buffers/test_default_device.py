@@ -96,7 +96,8 @@ def test_disk_and_shared_memory_are_on_the_host_under_any_default_device(
         replay.check()
         assert replay.sample(4)["obs"].device.type == "cpu"
         replay.close()
-    assert rl.load(tmp_path / "disk").sample(4)["obs"].is_cpu
+    reopened: Any = rl.load(tmp_path / "disk")
+    assert reopened.sample(4)["obs"].is_cpu
 
 
 def test_every_tensor_that_the_library_makes_says_where_it_is() -> None:

@@ -134,7 +134,8 @@ class TestClosing:
         add(limit, 3)
         limit.close()
         limit.replay.save(tmp_path)
-        add(rl.RateLimit(rl.load(tmp_path), samples_per_insert=4, tolerance=100))
+        loaded: Any = rl.load(tmp_path)
+        add(rl.RateLimit(loaded, samples_per_insert=4, tolerance=100))
 
     def test_threads_that_wait_return_at_once(self) -> None:
         limit = rl.RateLimit(buffer(), samples_per_insert=1, min_size=1, tolerance=2)

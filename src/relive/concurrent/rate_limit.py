@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from relive.errors import ClosedError, SchemaError, explain
 from relive.fields.assembly import check_batch_size
 from relive.fields.conversion import env_numbers
-from relive.fields.schema import positive
+from relive.fields.schema import as_float, positive
 from relive.fields.vocabulary import suggests_keywords
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View
@@ -192,7 +192,7 @@ class RateLimit:
 
 
 def _finite(where: str, number: Any, *, may_be_zero: bool = True) -> float:
-    known = float(number) if isinstance(number, Real) and not isinstance(number, bool) else inf
+    known = as_float(number) if isinstance(number, Real) and not isinstance(number, bool) else inf
     if not 0 <= known < inf or (known == 0 and not may_be_zero):
         expected = f"a finite number {'of at least' if may_be_zero else 'above'} 0"
         raise SchemaError(explain(where, expected, repr(number), f"Pass {expected}."))

@@ -8,6 +8,9 @@ import os
 
 import torch
 
+from relive.errors import explain
+from relive.memory.space import in_gibibytes
+
 _LARGE = 1 << 22
 """Bytes from which on pages of 2 MiB are worth their size."""
 _POPULATE = 23
@@ -34,7 +37,11 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(shape, dtype=dtype, device="cpu")
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        remedy = "Make a smaller buffer, or raise the limit of this process."
+        raise MemoryError(explain("memory", in_gibibytes(nbytes), error.strerror, remedy)) from error
     tensor = tensor_in(memory, shape, dtype)
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)

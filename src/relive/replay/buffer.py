@@ -40,7 +40,7 @@ from relive.replay.settings import ReplaySettings, arguments_of, require_backing
 from relive.replay.store import ReplayStore, durable
 from relive.replay.views import View
 from relive.replay.views.protocol import fused_of
-from relive.replay.write_back import mutable_leaves, named_rows, updated_priority, write_back
+from relive.replay.write_back import flat_ids, mutable_leaves, updated_priority, write_back
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 
@@ -368,7 +368,7 @@ class ReplayBuffer(Portable):
             if self._keeper is not None:
                 self._keeper.expect(0)
             leaves = mutable_leaves(self._schema, fields)
-            return write_back(self.storage, named_rows(self.storage, index), leaves)
+            return write_back(self.storage, *flat_ids(index, self.device), leaves)
 
     @property
     def is_open(self) -> torch.Tensor:
