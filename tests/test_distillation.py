@@ -756,3 +756,17 @@ class TestAround:
                 os._exit(7 if "forked child" in str(error) else 1)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_first_value_that_adds_rows_meanwhile_is_added_after_them() -> None:
+    buffer = rl.DistillationBuffer(8, 1, seed=0)
+
+    class Adding:
+        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+            if not len(buffer):
+                buffer.add([[1.0]], [[2, 3]], note=[4.0])
+            return np.array([[5.0]])
+
+    with pytest.raises(rl.SchemaError):
+        buffer.add([[6.0]], Adding())
+    assert len(buffer) == 1

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "../core/random.hpp"
 #include "conversion.hpp"
@@ -23,21 +24,31 @@ inline Array read_or_throw(nb::handle object, const char* what) {
     return array;
 }
 
+inline Array read_output(nb::handle object, const char* what) {
+    Array array = read_or_throw(object, what);
+    if (!array.is_writable) throw std::invalid_argument(std::string(what) + ": expected memory that can be written");
+    return array;
+}
+
 inline Array read_index(nb::handle object) {
     Array array = read_or_throw(object, "index");
     if (array.dtype != kInt64 || array.ndim != 1) throw std::invalid_argument("index: expected a vector of int64");
     return array;
 }
 
-// The memory of an array that must have this dtype and this many elements. Only the pointer is returned: the array is one
+// The memory of an array that must have this dtype and this many elements, to be written unless T is const. Only the pointer is returned: the array is one
 // of the core's own, and the caller keeps it alive.
 template <class T>
 T* memory_of(nb::handle object, DataType dtype, int64_t elements, const char* what) {
-    const Array array = read_or_throw(object, what);
+    const Array array = std::is_const_v<T> ? read_or_throw(object, what) : read_output(object, what);
     if (array.dtype != dtype || array.elements() != elements)
         throw std::invalid_argument(std::string(what) + ": expected " + std::to_string(elements) + " elements of the declared dtype, got " +
                                     std::to_string(array.elements()));
     return array.as<T>();
+}
+
+inline void check_count(int64_t count) {
+    if (count < 0) throw std::out_of_range("count: expected at least 0, got " + std::to_string(count));
 }
 
 // A Python number as an element of `dtype`; false for a pair of types that could lose digits.

@@ -16,10 +16,14 @@ class Columns {
 public:
     // `arrays[i]` is [rows, …]. A row of it is what a caller passes, without the `lead` leading axes of length one.
     Columns(nb::list arrays, nb::list optional, int lead) : owner_(arrays) {
+        if (optional.size() != arrays.size()) throw std::invalid_argument("optional: expected one for each column");
+        if (lead < 0 || lead > kMaxDims) throw std::invalid_argument("lead: expected a number of axes, got " + std::to_string(lead));
         for (size_t i = 0; i < arrays.size(); ++i) {
-            const Array array = read_or_throw(arrays[i], "column");
+            const Array array = read_output(arrays[i], "column");
             if (array.ndim < 1 + lead || array.shape[0] < 1)
                 throw std::invalid_argument("column: expected at least one row");
+            for (int axis = 1; axis <= lead; ++axis)
+                if (array.shape[axis] != 1) throw std::invalid_argument("column: expected leading axes of length one");
             columns_.push_back(column_over(array, nb::cast<bool>(optional[i]), lead));
             addresses_.push_back(array.data);
             rows_ = std::max(rows_, columns_.back().rows);
@@ -32,7 +36,7 @@ public:
     // fit; then nothing has been written.
     int64_t write(int64_t row, nb::tuple leaves, nb::handle which) {
         const auto count = static_cast<int64_t>(leaves.size());
-        check(row, count, which.is_none());
+        check(row, count, which);
         const OneWrite one_write(is_writing_, arrays_);
         if (writes_.size() < leaves.size()) {
             writes_.resize(leaves.size());
@@ -40,7 +44,7 @@ public:
         }
         int64_t bytes = 0;
         for (int64_t i = 0; i < count; ++i) {
-            const int64_t at = which.is_none() ? i : nb::cast<int64_t>(nb::borrow<nb::tuple>(which)[i]);
+            const int64_t at = which.is_none() ? i : nb::cast<int64_t>(nb::borrow<nb::tuple>(which)[static_cast<size_t>(i)]);
             if (!plan(PyTuple_GetItem(leaves.ptr(), i), columns_.at(static_cast<size_t>(at)), row, static_cast<size_t>(i)))
                 return i;
             bytes += writes_[static_cast<size_t>(i)].bytes;
@@ -58,10 +62,10 @@ public:
     }
 
 private:
-    void check(int64_t row, int64_t count, bool all) const {
+    void check(int64_t row, int64_t count, nb::handle which) const {
         if (row < 0 || row >= rows_)
             throw std::out_of_range("row: expected 0 to " + std::to_string(rows_ - 1) + ", got " + std::to_string(row));
-        if (all && count != static_cast<int64_t>(columns_.size()))
+        if (which.is_none() ? count != static_cast<int64_t>(columns_.size()) : !PyTuple_Check(which.ptr()) || PyTuple_Size(which.ptr()) != count)
             throw std::invalid_argument("leaves: expected " + std::to_string(columns_.size()) + ", got " + std::to_string(count));
         if (count > kMostLeaves)
             throw std::invalid_argument("leaves: expected at most " + std::to_string(kMostLeaves) + ", got " + std::to_string(count));
@@ -87,7 +91,7 @@ private:
     bool is_writing_ = false;
     std::vector<const char*> addresses_;
     int64_t rows_ = 0;
-    nb::list owner_;  // the tensors whose memory the columns are
+    nb::tuple owner_;  // the tensors whose memory the columns are
 };
 
 }  // namespace

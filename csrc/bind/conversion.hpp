@@ -104,6 +104,11 @@ public:
     // A torch tensor of memory that somebody else owns and gives away: a new reference, or null with a Python error set.
     PyObject* adopt(dlpack::ManagedTensor* tensor) const {
         void* object = nullptr;
+        if (!api_) {
+            tensor->deleter(tensor);
+            PyErr_SetString(PyExc_RuntimeError, "out: expected arrays for the results, got none, and this torch cannot take tensors");
+            return nullptr;
+        }
         return api_->to_object(tensor, &object) == 0 ? static_cast<PyObject*>(object) : nullptr;
     }
 
@@ -133,6 +138,7 @@ private:
         if (t.dtype.code == kFloat && truth(object, is_neg_)) return false;
         if (t.dtype.code == kComplex && (truth(object, is_neg_) || truth(object, is_conj_))) return false;
         out.data = static_cast<char*>(t.data) + t.byte_offset;
+        out.is_writable = true;
         out.dtype = t.dtype;
         out.ndim = t.ndim;
         for (int i = 0; i < t.ndim; ++i) {
@@ -184,6 +190,7 @@ private:
         if (!dtype_of(view->format, view->itemsize, out.dtype)) return false;
         if (reinterpret_cast<uintptr_t>(view->buf) % static_cast<size_t>(view->itemsize) != 0) return false;
         out.data = static_cast<char*>(view->buf);
+        out.is_writable = !view->readonly;
         out.ndim = view->ndim;
         for (int i = 0; i < view->ndim; ++i) {
             out.shape[i] = view->shape[i];

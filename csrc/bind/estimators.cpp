@@ -143,7 +143,7 @@ private:
     bool take(int i, const Array& like, nb::handle given, View<T>& view) {
         made_[i] = nb::borrow(given[i]);
         Array& array = held_[i];
-        return conversion().read(made_[i].ptr(), array) && array.dtype == like.dtype && same_shape(array, like) &&
+        return conversion().read(made_[i].ptr(), array) && array.is_writable && array.dtype == like.dtype && same_shape(array, like) &&
                as_columns(array, view);
     }
 
@@ -156,7 +156,7 @@ private:
 // Memory for the returns that an n-step scan carries; false if there is none. Other scans need none.
 template <class T>
 bool allocate_history(Job<T>& job, std::unique_ptr<char[]>& memory) {
-    if (job.n == 0) return true;
+    if (job.n == 0 || job.columns == 0) return true;
     const auto bytes = static_cast<size_t>(scan::history_bytes(job.n, job.columns * int64_t{sizeof(T)}));
     memory.reset(new (std::nothrow) char[bytes + scan::kAlignment]);
     if (!memory) return false;

@@ -1,6 +1,7 @@
 // Flattener: the leaves of a step, taken from nested dicts and tuples by the declared keys.
 #include <nanobind/nanobind.h>
 
+#include <stdexcept>
 #include <vector>
 
 namespace nb = nanobind;
@@ -16,15 +17,22 @@ struct Field {
     Py_ssize_t leaves = 1;
 };
 
+struct Depth {
+    ~Depth() { Py_LeaveRecursiveCall(); }
+};
+
 Field read_field(nb::handle key, nb::handle tree) {
     Field field{nb::borrow(key), {}, true, 1};
     if (tree.is_none()) return field;
     field.leaves = 0;
-    for (auto [name, part] : nb::borrow<nb::dict>(tree)) {
+    if (Py_EnterRecursiveCall(" in a tree of fields") != 0) throw nb::python_error();
+    const Depth depth;
+    for (auto [name, part] : nb::cast<nb::dict>(tree)) {
         field.numbered = field.numbered && nb::str(name).equal(nb::str(nb::int_(field.parts.size())));
         field.parts.push_back(read_field(name, part));
         field.leaves += field.parts.back().leaves;
     }
+    if (field.parts.empty()) throw std::invalid_argument("fields: expected at least one, got none");
     return field;
 }
 

@@ -17,7 +17,7 @@ namespace {
 class Gather {
 public:
     Gather(nb::list arrays, std::vector<int> item_ndims, int64_t items)
-        : sources_(read_sources(arrays, item_ndims, items)), items_(items), owner_(arrays) {}
+        : sources_(read_sources(arrays, item_ndims, items)), items_(items), owner_(nb::tuple(arrays)) {}
 
     // New tensors [count, …], one for each source, of the items index[start:stop]. `padded`: an index of -1 gives zeros.
     nb::list take(nb::handle index, int64_t start, int64_t stop, bool padded) const {
@@ -40,7 +40,7 @@ public:
         char* targets[kMostLeaves];
         std::vector<Array> held(sources_.size());
         for (size_t i = 0; i < sources_.size(); ++i) {
-            held[i] = read_or_throw(arrays[i], "out");
+            held[i] = read_output(arrays[i], "out");
             if (!sources_[i].matches(held[i], stop - start))
                 throw std::invalid_argument("out: expected the shape and dtype of the source");
             targets[i] = held[i].data;
@@ -82,6 +82,7 @@ constexpr int64_t kMostShuffled = int64_t{1} << 32;
 
 void shuffle_index(nb::handle index, nb::handle capsule) {
     const Array array = read_index(index);
+    read_output(index, "index");
     if (array.shape[0] >= kMostShuffled)
         throw std::invalid_argument("index: expected fewer than 2^32 entries, got " + std::to_string(array.shape[0]));
     const BitGenerator& random = generator_in(capsule);

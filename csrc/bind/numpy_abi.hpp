@@ -30,7 +30,7 @@ struct Descr {
     int number;
 };
 
-constexpr int kContiguous = 0x0001, kAligned = 0x0100;
+constexpr int kContiguous = 0x0001, kAligned = 0x0100, kWriteable = 0x0400;
 
 // The dtype of numpy's number for it; false for what is not a plain number.
 inline bool dtype_of(int number, DataType& out) {
@@ -51,6 +51,7 @@ inline bool read(PyObject* object, ArrayView& out) {
     if (!(array->flags & kAligned) || (descr->byteorder != '=' && descr->byteorder != '|')) return false;
     if (array->ndim > kMaxDims || !dtype_of(descr->number, out.dtype)) return false;
     out.data = array->data;
+    out.is_writable = array->flags & kWriteable;
     out.ndim = array->ndim;
     // An axis of an empty array, or of length one, may have any stride; the buffer protocol gives it the usual one too.
     const bool is_contiguous = array->flags & kContiguous;

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -23,9 +24,9 @@ public:
                  int truncated, nb::list groups, std::vector<int> leaf_groups, std::vector<int> next_groups, bool zeros,
                  int64_t n, double gamma)
         : memory_(read_memory(columns, stacks, std::move(observed), nb::list(), state)),
-          plan_{read_groups(groups), std::move(leaf_groups), std::move(next_groups), zeros, n, gamma},
+          plan_{read_groups(groups), std::move(leaf_groups), std::move(next_groups), zeros, std::min(n, memory_.ring.slots), gamma},
           requests_(memory_),
-          owner_(nb::make_tuple(columns, state.values())) {
+          owner_(nb::make_tuple(nb::tuple(columns), state.values())) {
         memory_.reward = reward;
         memory_.terminated = terminated;
         memory_.truncated = truncated;
@@ -54,7 +55,8 @@ private:
     static std::vector<OffsetGroup> read_groups(nb::list groups) {
         std::vector<OffsetGroup> read;
         for (nb::handle each : groups) {
-            const nb::tuple group = nb::borrow<nb::tuple>(each);
+            const auto group = nb::cast<nb::tuple>(each);
+            if (group.size() != 2) throw std::invalid_argument("groups: expected (what is counted, offsets)");
             const int of = nb::cast<int>(group[0]);
             if (of < 0 || of > 2) throw std::invalid_argument("groups: expected 0, 1 or 2, got " + std::to_string(of));
             read.push_back({nb::cast<std::vector<int64_t>>(group[1]), static_cast<OffsetGroup::Of>(of)});
@@ -77,9 +79,7 @@ private:
         if (memory_.reward < 0 || memory_.reward >= static_cast<int>(memory_.leaves.size()))
             throw std::out_of_range("reward: expected a leaf, got " + std::to_string(memory_.reward));
         const auto reward = static_cast<size_t>(memory_.reward);
-        const DataType dtype = memory_.leaves[reward].dtype;
-        if (plan_.n > 0 && plan_.leaf_groups[reward] < 0 && !(dtype == kFloat32) && !(dtype == kFloat64))
-            throw std::invalid_argument("reward: expected float32 or float64 to sum");
+        if (plan_.n > 0 && plan_.leaf_groups[reward] < 0) check_summed(memory_);
     }
 
     // Request the pages of a batch of a file that may be larger than memory.

@@ -15,6 +15,7 @@
 namespace relive::bind {
 namespace {
 
+constexpr int64_t kMostLeavesOfTree = int64_t{1} << 48;
 constexpr int64_t kBytesPerLeaf = 64;  // a leaf's cache line, to decide whether the GIL is released
 
 bool read_vector(nb::handle object, DataType dtype, Array& out) {
@@ -31,8 +32,8 @@ public:
 
     // How many numbers the leaves, their sums, their minima and the summary take.
     static nb::tuple sizes(int64_t num_leaves) {
-        if (num_leaves < 1)
-            throw std::invalid_argument("num_leaves: expected at least 1, got " + std::to_string(num_leaves));
+        if (num_leaves < 1 || num_leaves > kMostLeavesOfTree)
+            throw std::invalid_argument("num_leaves: expected 1 to 2^48, got " + std::to_string(num_leaves));
         const int64_t levels = TreeLevels::size(num_leaves);
         return nb::make_tuple(PriorityTree::padded(num_leaves), levels, levels,
                               static_cast<int64_t>(sizeof(TreeSummary) / sizeof(double)));
@@ -73,6 +74,7 @@ public:
         TensorPlans plans;
         plans.add(kInt64, 1, &count);
         plans.add(kFloat32, 1, &count);
+        require_memory(plans.bytes() + 8 * count);
         const nb::list made = make_tensors(plans);
         std::vector<double> priorities(static_cast<size_t>(count));
         draw_into(reinterpret_cast<int64_t*>(plans.data(0)), priorities.data(), count, capsule);
@@ -116,6 +118,7 @@ public:
 
 private:
     static double* part(nb::tuple memory, size_t which, int64_t num_leaves) {
+        if (memory.size() != 4) throw std::invalid_argument("memory: expected 4 arrays, got " + std::to_string(memory.size()));
         return memory_of<double>(memory[which], kFloat64, nb::cast<int64_t>(sizes(num_leaves)[which]), "memory");
     }
 
@@ -138,7 +141,7 @@ private:
     }
 
     bool can_draw(int64_t count) const {
-        if (count < 0) throw std::out_of_range("count: expected at least 0, got " + std::to_string(count));
+        check_count(count);
         return !tree_.empty();
     }
 

@@ -26,10 +26,12 @@ public:
     // `memory` is uint8 [128], zeros if `is_new`. `mend` is called by the first holder after one that died. Nobody waits
     // for longer than `patience` seconds: a holder may be stopped, which is not death.
     ProcessLock(nb::object memory, bool is_new, nb::callable mend, double patience)
-        : mutex_(memory_of<uint8_t>(memory, kUInt8, ProcessMutex::kBytes, "lock"), is_new),
-          owner_(std::move(memory)),
+        : owner_(std::move(memory)),
+          mutex_(memory_of<uint8_t>(owner_, kUInt8, ProcessMutex::kBytes, "lock"), is_new),
           mend_(std::move(mend)),
-          patience_(patience) {}
+          patience_(patience) {
+        if (!(patience >= 0)) throw std::invalid_argument("patience: expected seconds, got " + std::to_string(patience));
+    }
 
     void enter() {
         if (enter_within(patience_)) return;
@@ -78,11 +80,13 @@ private:
 
     static Clock::time_point deadline_in(double seconds) {
         if (!(seconds < kForever)) return Clock::time_point::max();
+        if (seconds <= 0) return Clock::now();
         return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     }
 
+    nb::object owner_;  // the memory
     ProcessMutex mutex_;
-    nb::object owner_, mend_;  // the memory, and what repairs the data in it
+    nb::object mend_;  // what repairs the data
     double patience_;
 };
 
@@ -95,6 +99,7 @@ public:
 
     void exit() {
         if (is_mine_) lock_.exit();
+        is_mine_ = false;
     }
 
 private:

@@ -2,7 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -48,13 +48,14 @@ public:
           requests_(memory_),
           arrays_(writer_.block().size()),
           single_(single),
-          owner_(nb::make_tuple(columns, next_columns, state.values())) {
+          owner_(nb::make_tuple(nb::tuple(columns), nb::tuple(next_columns), state.values())) {
         memory_.ring.alive = alive;
         memory_.ring.next_step = next_step;
         memory_.same_step = same_step;
         memory_.reward = reward;
         memory_.terminated = terminated;
         memory_.truncated = truncated;
+        check_settings();
     }
     BoundRing(const BoundRing&) = delete;
 
@@ -77,9 +78,10 @@ public:
     int64_t store(nb::tuple& values, nb::tuple& nexts, nb::handle env_ids, int64_t steps, bool blocks) {
         const OneWrite one_write(is_writing_, arrays_);
         StepBlock& block = writer_.block();
-        begin(block, env_ids, steps);
+        begin(block, env_ids, steps, blocks);
         if (values.size() != memory_.leaves.size() || nexts.size() != memory_.observed.size())
             throw std::invalid_argument("leaves: expected one for each column");
+        if (block.envs() == 0) return -1;
         const LeadingAxes lead{steps, block.envs(), blocks, !single_};
         int64_t bytes = 0;
         for (size_t i = 0; i < block.size(); ++i) {
@@ -120,8 +122,8 @@ public:
 
     // out[slot] = 1 if a row from `since[env]` on and before `until[env]` differs from its checksums.
     void find_broken(nb::handle since, nb::handle until, nb::handle out) const {
-        const auto* first = memory_of<int64_t>(since, kInt64, memory_.ring.envs, "since");
-        const auto* end = memory_of<int64_t>(until, kInt64, memory_.ring.envs, "until");
+        const auto* first = memory_of<const int64_t>(since, kInt64, memory_.ring.envs, "since");
+        const auto* end = memory_of<const int64_t>(until, kInt64, memory_.ring.envs, "until");
         auto* broken = memory_of<uint8_t>(out, kBool, memory_.ring.num_flat(), "out");
         MaybeReleased released(kReleaseBytes);
         find_broken_rows(memory_, first, end, broken);
@@ -144,12 +146,18 @@ public:
     }
 
     // Memory for `count` rows, which `fill` reads: as `n_steps` does if n > 0, else as `transitions` does.
-    ReservedBatch reserve(int64_t count, int64_t n) const { return {memory_, count, n}; }
+    ReservedBatch reserve(int64_t count, int64_t n) const {
+        check_count(count);
+        if (n < 0) throw std::out_of_range("n: expected at least 0, got " + std::to_string(n));
+        if (n > 0) check_summed(memory_);
+        return {memory_, count, n};
+    }
 
     nb::list fill(ReservedBatch& batch, nb::handle slots, double gamma) const {
         const Array in = read_slots(slots);
+        if (!batch.rows.is_of(memory_)) throw std::invalid_argument("batch: expected one that this memory reserved");
         if (in.shape[0] != batch.rows.count()) throw std::invalid_argument("slots: another number than was reserved");
-        std::memcpy(batch.rows.slots(), in.data, static_cast<size_t>(in.shape[0]) * sizeof(int64_t));
+        std::copy_n(in.as<int64_t>(), in.shape[0], batch.rows.slots());
         return read_rows(batch, gamma);
     }
 
@@ -187,7 +195,7 @@ public:
     // Whether every slot still holds the row of this id, and it can be drawn.
     bool holds(nb::handle slots, nb::handle ids) const {
         const Array in = read_slots(slots);
-        const auto* expected = memory_of<int64_t>(ids, kInt64, in.shape[0], "ids");
+        const auto* expected = memory_of<const int64_t>(ids, kInt64, in.shape[0], "ids");
         return hold(memory_.ring, in.as<int64_t>(), expected, in.shape[0]);
     }
 
@@ -238,7 +246,8 @@ public:
     void stack(nb::handle slots, int64_t leaf_index, nb::handle out) const {
         const Array in = read_slots_or_none(slots);
         const Leaf& leaf = memory_.leaves.at(static_cast<size_t>(leaf_index));
-        const Array stacks = read_or_throw(out, "out");
+        if (!leaf.stacked()) read_slots(slots);  // has no zeros to give
+        const Array stacks = read_output(out, "out");
         if (stacks.elements() * stacks.itemsize() != leaf.given_bytes * in.shape[0])
             throw std::invalid_argument("out: expected the bytes of one leaf per row");
         MaybeReleased released(leaf.given_bytes * in.shape[0]);
@@ -251,11 +260,27 @@ private:
         ~CastsForgotten() { block.forget_casts(); }
     };
 
-    void begin(StepBlock& block, nb::handle env_ids, int64_t steps) const {
+    void check_settings() const {
+        const Ring& ring = memory_.ring;
+        if (single_ && ring.envs != 1) throw std::invalid_argument("single: expected one environment, got " + std::to_string(ring.envs));
+        if (ring.alive < 1 || ring.alive > ring.slots)
+            throw std::out_of_range("alive: expected 1 to " + std::to_string(ring.slots) + ", got " + std::to_string(ring.alive));
+        check_leaf_numbers({memory_.reward}, memory_.leaves.size(), "reward");
+        for (const int flag : {memory_.terminated, memory_.truncated}) {
+            check_leaf_numbers({flag}, memory_.leaves.size(), "terminated, truncated");
+            const Leaf& leaf = memory_.leaves[static_cast<size_t>(flag)];
+            if (leaf.dtype != kBool || leaf.ndim != 0) throw std::invalid_argument("terminated, truncated: expected one bool per step");
+        }
+    }
+
+    void begin(StepBlock& block, nb::handle env_ids, int64_t steps, bool blocks) const {
+        if (steps < 1 || (!blocks && steps != 1))
+            throw std::out_of_range("steps: expected 1, or the steps of a block, got " + std::to_string(steps));
         if (env_ids.is_none()) return block.begin(steps);
         const Array array = read_index(env_ids);
         const auto* ids = array.as<int64_t>();
         const int64_t envs = memory_.ring.envs;
+        if (single_ && array.shape[0] != 1) throw std::invalid_argument("env_ids: expected one, got " + std::to_string(array.shape[0]));
         for (int64_t i = 0; i < array.shape[0]; ++i)
             if (ids[i] < 0 || ids[i] >= envs)
                 throw std::out_of_range("env_ids: expected 0 to " + std::to_string(envs - 1) + ", got " + std::to_string(ids[i]));
@@ -296,18 +321,12 @@ private:
         return out;
     }
 
-    // Slots of the ring, or negative numbers for no slot.
-    Array read_slots_or_none(nb::handle slots) const {
-        Array in = read_index(slots);
-        const auto* from = in.as<int64_t>();
-        for (int64_t i = 0; i < in.shape[0]; ++i)
-            if (from[i] >= memory_.ring.num_flat()) throw std::out_of_range("slot: expected slots of the ring");
-        return in;
-    }
+    // Slots of the ring, or -1 for no slot.
+    Array read_slots_or_none(nb::handle slots) const { return read_slots(slots, -1); }
 
-    Array read_slots(nb::handle slots) const {
+    Array read_slots(nb::handle slots, int64_t lowest = 0) const {
         Array in = read_index(slots);
-        if (!in_range(in.as<int64_t>(), in.shape[0], memory_.ring.num_flat()))
+        if (!in_range(in.as<int64_t>(), in.shape[0], memory_.ring.num_flat(), lowest))
             throw std::out_of_range("slot: expected slots of the ring");
         return in;
     }

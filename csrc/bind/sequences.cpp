@@ -32,10 +32,12 @@ struct SequenceIndex {
         if (length < 0 || stride < 1 || (length && stride > length))
             throw std::invalid_argument("length, stride: expected 1 <= stride <= length, got " + std::to_string(length) + ", " + std::to_string(stride));
         rows = steps * ends.shape[1];
-        const Flags flags{ends.as<const bool>(),
-                          memory_of<bool>(truncated, kBool, ends.elements(), "truncated"),
-                          mask.is_none() ? nullptr : memory_of<bool>(mask, kBool, rows, "mask"),
-                          memory_of<bool>(starting, kBool, ends.shape[1], "starting"),
+        require_memory(9 * rows);
+        require_memory(ends.shape[0] + ends.shape[1]);
+        const Flags flags{ends.as<const uint8_t>(),
+                          memory_of<const uint8_t>(truncated, kBool, ends.elements(), "truncated"),
+                          mask.is_none() ? nullptr : memory_of<const uint8_t>(mask, kBool, rows, "mask"),
+                          memory_of<const uint8_t>(starting, kBool, ends.shape[1], "starting"),
                           steps,
                           ends.shape[1]};
         found = find_sequences(flags, {length, stride, split, keep_tail});
@@ -50,7 +52,7 @@ public:
         : index_(nb::cast<const SequenceIndex&>(index)),
           reader_(index_.found, index_.rows, length, layout_of(layout), read_sources(steps, step_ndims, index_.rows),
                   read_sources(carried, carried_ndims, index_.rows)),
-          owner_(nb::make_tuple(index, steps, carried)) {
+          owner_(nb::make_tuple(index, nb::tuple(steps), nb::tuple(carried))) {
         if (length < index_.found.longest)
             throw std::invalid_argument("length: expected at least " + std::to_string(index_.found.longest) + ", got " + std::to_string(length));
     }
@@ -76,7 +78,9 @@ public:
 private:
     static SequenceReader::Layout layout_of(const char* layout) {
         if (std::strcmp(layout, "packed") == 0) return SequenceReader::Layout::kPacked;
-        return std::strcmp(layout, "time_first") == 0 ? SequenceReader::Layout::kTimeFirst : SequenceReader::Layout::kBatchFirst;
+        if (std::strcmp(layout, "time_first") == 0) return SequenceReader::Layout::kTimeFirst;
+        if (std::strcmp(layout, "batch_first") == 0) return SequenceReader::Layout::kBatchFirst;
+        throw std::invalid_argument(std::string("layout: expected packed, time_first or batch_first, got ") + layout);
     }
 
     const SequenceIndex& index_;

@@ -18,7 +18,7 @@ public:
     static TensorBlock* make(size_t count, int64_t bytes) {
         const auto size = static_cast<size_t>(round_up(kHeader + descriptions_bytes(count) + bytes));
         void* memory = BlockCache::instance().take(size);
-        if (!memory) throw std::bad_alloc();
+        if (!memory) throw OutOfMemory();
         auto* block = new (memory) TensorBlock;
         block->size_ = size;
         return block;
@@ -100,6 +100,7 @@ inline nb::list make_tensors(TensorPlans& plans) {
 // The memory to write `count` numbers to: that of a new tensor, or of `out` where tensors cannot be made from C.
 template <class T>
 T* target(nb::object& out, DataType dtype, int64_t count) {
+    check_count(count);
     if (!out.is_none()) return memory_of<T>(out, dtype, count, "out");
     TensorPlans plans;
     plans.add(dtype, 1, &count);

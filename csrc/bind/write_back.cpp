@@ -21,10 +21,12 @@ public:
     BoundWriteBack(RingMemory& memory, std::vector<int> leaves, nb::object checksums, nb::object journal)
         : memory_(memory), owner_(nb::make_tuple(checksums, journal)) {
         check(leaves);
-        memory_.rewritable.leaves = std::move(leaves);
-        const int64_t words = 1 + (rewritable_bytes(memory_) + 7) / 8;
+        int64_t bytes = 0;
+        for (const int leaf : leaves) bytes += memory_.leaves[static_cast<size_t>(leaf)].bytes;
+        const int64_t words = 1 + (bytes + 7) / 8;
         if (!checksums.is_none()) checksums_ = memory_of<uint64_t>(checksums, kInt64, memory_.ring.num_flat(), "checksums");
         if (!journal.is_none()) journal_ = memory_of<int64_t>(journal, kInt64, words, "journal");
+        memory_.rewritable.leaves = std::move(leaves);
         memory_.rewritable.checksums = checksums_;
         memory_.rewritable.journal = journal_;
     }

@@ -27,6 +27,7 @@ constexpr DataType kFloat32{kFloat, 32, 1}, kFloat64{kFloat, 64, 1}, kInt64{kInt
 struct ArrayView {
     char* data = nullptr;
     DataType dtype{};
+    bool is_writable = true;
     int ndim = 0;
     int64_t shape[kMaxDims];
     int64_t strides[kMaxDims];  // in elements

@@ -9,9 +9,9 @@ namespace relive {
 // pass the next context as the next observation.
 void ChainCounter::count_end(const StepBlock& block, int64_t env, int64_t i) {
     const Ring& ring = memory_.ring;
-    const int64_t row = ring.head[env] - 2;  // the step that ended; the row after it holds the observation that it led to
+    const int64_t row = minus(ring.head[env], 2);  // the step that ended; the row after it holds the observation that it led to
     if (ring.next_step || ring.keeps_next || row < ring.floor[env]) return;
-    const int64_t flat = ring.at(row, env), final = ring.at(row + 1, env);
+    const int64_t flat = ring.at(row, env), final = ring.at(plus(row, 1), env);
     const bool is_step = ring.kind[flat] == kTransition || ring.kind[flat] == kHistory;
     if (ring.kind[final] != kFinal || !is_step || ring.first[flat]) return;
     const bool terminated = memory_.leaves[static_cast<size_t>(memory_.terminated)].column[flat];

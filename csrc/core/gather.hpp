@@ -86,7 +86,7 @@ inline void gather_padded(char* out, const char* items, const int64_t* index, in
 inline bool in_range(const int64_t* index, int64_t count, int64_t items, int64_t lowest = 0) noexcept {
     uint64_t largest = 0;  // a value below the lowest is a huge unsigned one
     for (int64_t i = 0; i < count; ++i) {
-        const auto value = static_cast<uint64_t>(index[i] - lowest);
+        const uint64_t value = static_cast<uint64_t>(index[i]) - static_cast<uint64_t>(lowest);
         largest = value > largest ? value : largest;
     }
     return count == 0 || largest < static_cast<uint64_t>(items - lowest);

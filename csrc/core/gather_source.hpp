@@ -32,10 +32,12 @@ struct GatherSource {
 
 // An item has the last `item_ndim` axes of the array, which holds at least `items` of them.
 inline GatherSource source_of(const ArrayView& array, int item_ndim, int64_t items) {
+    if (item_ndim < 0 || item_ndim > array.ndim)
+        throw std::invalid_argument("item_ndim: expected 0 to " + std::to_string(array.ndim) + ", got " + std::to_string(item_ndim));
     GatherSource source{array.data, array.dtype, 1, array.itemsize(), item_ndim, {}};
     const int lead = array.ndim - item_ndim;
     for (int d = 0; d < lead; ++d) source.items *= array.shape[d];
-    if (source.items < items)
+    if (items < 0 || source.items < items)
         throw std::invalid_argument("items: expected at most " + std::to_string(source.items) + ", got " + std::to_string(items));
     for (int d = 0; d < item_ndim; ++d) {
         source.shape[d] = array.shape[lead + d];

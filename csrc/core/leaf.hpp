@@ -30,7 +30,7 @@ struct Stacking {
 
 inline void stack_leaf(Leaf& leaf, const Stacking& stacking) {
     const int axis = stacking.axis;
-    if (stacking.k > kMostFrames || axis < 0 || axis > leaf.ndim)
+    if (stacking.k < 1 || stacking.k > kMostFrames || axis < 0 || axis > leaf.ndim)
         throw std::invalid_argument("stack: expected fewer frames along an axis of the leaf");
     leaf.frames.k = stacking.k;
     leaf.frames.repeat = stacking.repeat;

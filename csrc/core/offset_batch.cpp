@@ -20,7 +20,7 @@ int64_t shifted(const Ring& ring, int64_t slot, int64_t steps) {
 OffsetBatch::OffsetBatch(const RingMemory& memory, const OffsetPlan& plan, const int64_t* drawn, int64_t count,
                          TensorPlans& plans)
     : memory_(memory), plan_(plan), drawn_(drawn), count_(count) {
-    if (count > kMostSteps * 2) throw std::bad_alloc();
+    if (count > kMostSteps * 2) throw OutOfMemory();
     const auto plan_leaf_of = [&](const Leaf& leaf, int group) {
         const int64_t lead[] = {count, group < 0 ? 0 : static_cast<int64_t>(plan.groups[static_cast<size_t>(group)].offsets.size())};
         plan_leaf(plans, leaf, group < 0 ? 1 : 2, lead);
@@ -33,6 +33,7 @@ OffsetBatch::OffsetBatch(const RingMemory& memory, const OffsetPlan& plan, const
         const int64_t shape[] = {count, static_cast<int64_t>(group.offsets.size())};
         plans.add(kBool, 2, shape);
     }
+    require_memory(plans.bytes() + count * 5 * 8);
     find_reach();
     const Ring ring = memory.ring;  // a copy: no store can change it, so that it stays in registers
     extents_.reserve(static_cast<size_t>(count));
@@ -77,7 +78,8 @@ OffsetBatch::Extent OffsetBatch::extent_of(const Ring& ring, int64_t slot) const
 void OffsetBatch::find_slots(size_t group) {
     const OffsetGroup& wanted = plan_.groups[group];
     const auto size = static_cast<int64_t>(wanted.offsets.size());
-    if (count_ > 0 && size > kMostSteps * 8 / count_) throw std::bad_alloc();
+    if (count_ > 0 && size > kMostSteps * 8 / count_) throw OutOfMemory();
+    require_memory(count_ * size * 9);
     std::vector<int64_t>& slots = slots_[group];
     std::vector<uint8_t>& inside = inside_[group];
     slots.resize(static_cast<size_t>(count_ * size));

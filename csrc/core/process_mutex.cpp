@@ -2,6 +2,7 @@
 
 #if defined(__linux__)
 #include <cerrno>
+#include <cstring>
 #include <ctime>
 #include <random>
 #include <stdexcept>
@@ -22,7 +23,12 @@ constexpr std::chrono::microseconds kLongestTurn{200};
 }  // namespace
 
 ProcessMutex::ProcessMutex(void* memory, bool is_new) : cell_(static_cast<Cell*>(memory)) {
-    if (!is_new) return;
+    if (reinterpret_cast<uintptr_t>(memory) % alignof(Cell) != 0) throw std::invalid_argument("lock: expected aligned memory");
+    if (!is_new) {
+        static constexpr char kZeros[sizeof(pthread_mutex_t)] = {};
+        if (std::memcmp(&cell_->mutex, kZeros, sizeof kZeros) == 0) throw std::invalid_argument("lock: expected the memory of a lock");
+        return;
+    }
     pthread_mutexattr_t kind;
     pthread_mutexattr_init(&kind);
     pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
@@ -47,7 +53,12 @@ ProcessMutex::Status ProcessMutex::wait_a_slice() {
     return taken(status);
 }
 
+ProcessMutex::~ProcessMutex() {
+    for (; depth_ > 0; --depth_) pthread_mutex_unlock(&cell_->mutex);
+}
+
 void ProcessMutex::leave() {
+    if (depth_ == 0) throw std::runtime_error("lock: expected to be held when it is left");
     --depth_;
     pthread_mutex_unlock(&cell_->mutex);
 }

@@ -17,6 +17,10 @@ public:
 
     // `memory` has kBytes bytes, zeros if `is_new`.
     ProcessMutex(void* memory, bool is_new);
+    ProcessMutex(const ProcessMutex&) = delete;
+
+    // Leaves the mutex if it is still held: the memory may be freed, and the list of a thread's mutexes leads through it.
+    ~ProcessMutex();
 
     // Take the mutex, or report that another thread or process holds it.
     Status try_enter();

@@ -6,12 +6,12 @@
 
 namespace relive {
 
-RowBatch::RowBatch(const RingMemory& memory, int64_t count, int64_t n, TensorPlans& plans) : memory_(&memory), n_(n) {
-    if (count < 0 || count > kMostSteps * 2) throw std::bad_alloc();
+RowBatch::RowBatch(const RingMemory& memory, int64_t count, int64_t n, TensorPlans& plans) : memory_(&memory), n_(std::min(n, memory.ring.slots)) {
     for (const Leaf& leaf : memory.leaves) plan_leaf(plans, leaf, 1, &count);
     for (size_t o = 0; o < memory.observed.size(); ++o) plan_leaf(plans, memory.observation(o), 1, &count);
     plans.add(kInt64, 1, &count);
     if (n > 0) plans.add(kFloat32, 1, &count);
+    require_memory(plans.bytes() + 3 * 8 * count);
     first_.resize(static_cast<size_t>(count));
     last_.resize(n > 0 ? first_.size() : 0);
     next_.resize(memory.ring.keeps_next ? 0 : first_.size());

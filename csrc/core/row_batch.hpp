@@ -23,6 +23,7 @@ public:
 
     void connect(const TensorPlans& plans);
 
+    bool is_of(const RingMemory& memory) const { return memory_ == &memory; }
     int64_t count() const { return static_cast<int64_t>(first_.size()); }
     int64_t* slots() { return first_.data(); }
 

@@ -18,10 +18,10 @@ struct Cuts {
 };
 
 struct Flags {
-    const bool* terminated;  // [steps, envs]
-    const bool* truncated;   // [steps, envs]
-    const bool* mask;        // [steps, envs] which steps are valid; null: all
-    const bool* starting;    // [envs] environments whose first step starts an episode
+    const uint8_t* terminated;  // [steps, envs]
+    const uint8_t* truncated;   // [steps, envs]
+    const uint8_t* mask;        // [steps, envs] which steps are valid; null: all
+    const uint8_t* starting;    // [envs] environments whose first step starts an episode
     int64_t steps, envs;
 };
 
@@ -64,8 +64,8 @@ inline Sequences find_sequences(const Flags& flags, const Cuts& cuts) {
     found.is_first.reset(new bool[static_cast<size_t>(rows + envs)]);
     // A step starts an episode if the one before ended, or only reset.
     bool* after = found.is_first.get() + envs;
-    std::memcpy(found.is_first.get(), flags.starting, static_cast<size_t>(envs));
-    for (int64_t row = 0; row < rows; ++row) after[row] = flags.terminated[row] | flags.truncated[row];
+    for (int64_t env = 0; env < envs; ++env) found.is_first[static_cast<size_t>(env)] = flags.starting[env] != 0;
+    for (int64_t row = 0; row < rows; ++row) after[row] = (flags.terminated[row] | flags.truncated[row]) != 0;
     const std::unique_ptr<bool[]> ended(new bool[static_cast<size_t>(steps)]);  // of the valid steps of an environment
     int64_t* next = found.order.get();
     for (int64_t env = 0; env < envs; ++env) {
@@ -73,7 +73,7 @@ inline Sequences find_sequences(const Flags& flags, const Cuts& cuts) {
         for (int64_t row = env; row < rows; row += envs) {
             next[valid] = row;
             ended[valid] = after[row];
-            valid += !flags.mask || flags.mask[row];
+            valid += !flags.mask || flags.mask[row] != 0;
         }
         int64_t begin = 0;
         while (const void* end = cuts.split ? std::memchr(ended.get() + begin, 1, static_cast<size_t>(valid - begin)) : nullptr) {

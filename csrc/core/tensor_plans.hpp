@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "array_view.hpp"
+#include "host_memory.hpp"
 
 namespace relive {
 
@@ -31,13 +32,17 @@ public:
     // Plan one more tensor. Its memory is `data(i)` once the tensors are made.
     void add(DataType dtype, int ndim, const int64_t* shape) {
         TensorPlan plan{dtype, ndim, {}, dtype.bytes(), false, nullptr};
+        bool is_empty = false;  // then strides are counted all the same
         for (int d = 0; d < ndim; ++d) {
             plan.shape[d] = shape[d];
-            if (shape[d] < 0 || (shape[d] > 0 && plan.bytes > kMostBytes / shape[d])) throw std::bad_alloc();
-            plan.bytes *= shape[d];
+            if (shape[d] < 0 || (shape[d] > 0 && plan.bytes > kMostBytes / shape[d])) throw OutOfMemory();
+            plan.bytes *= shape[d] ? shape[d] : 1;
+            is_empty = is_empty || shape[d] == 0;
         }
+        if (is_empty) plan.bytes = 0;
         total_ += round_up(plan.bytes);
-        if (total_ > kMostBytes) throw std::bad_alloc();
+        if (total_ > kMostBytes) throw OutOfMemory();
+        require_memory(total_);
         plan.in_shared_block = shared_bytes_ + round_up(plan.bytes) <= kSharedBytes;
         if (plan.in_shared_block) {
             ++shared_;

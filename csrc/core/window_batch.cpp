@@ -8,15 +8,17 @@
 namespace relive {
 
 void check_windows(int64_t before, int64_t after, int64_t count) {
-    if (before < 0 || after < 1) throw std::out_of_range("window");
-    if (before > kMostSteps || after > kMostSteps || count > kMostSteps) throw std::bad_alloc();
+    if (before < 0 || after < 1) throw std::out_of_range("window: expected at least 0 steps before and 1 from the row on");
+    if (before > kMostSteps || after > kMostSteps || count > kMostSteps) throw OutOfMemory();
+    require_memory(count * (before + after) > kMostSteps * 16 ? kMostSteps * kMostSteps : count * (before + after) * 2 * 8);
 }
 
 void find_windows(const Ring& ring, const int64_t* drawn, int64_t count, int64_t before, int64_t after, bool cross,
                   int64_t* slots, uint8_t* starts) {
     const int64_t length = before + after;
     for (int64_t i = 0; i < count; ++i) {
-        window_around(ring, drawn[i], before, after, cross, slots + i * length);
+        if (drawn[i] < 0) std::fill_n(slots + i * length, length, int64_t{-1});
+        else window_around(ring, drawn[i], before, after, cross, slots + i * length);
         for (int64_t j = i * length; j < (i + 1) * length; ++j) starts[j] = slots[j] >= 0 && ring.first[slots[j]];
     }
 }

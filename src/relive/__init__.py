@@ -7,6 +7,7 @@ from relive.distillation import DistillationBuffer
 from relive.errors import (
     BufferFullError,
     CheckpointError,
+    ClosedError,
     CorruptCheckpoint,
     DataWarning,
     IncompatibleCheckpoint,
@@ -52,6 +53,7 @@ __all__ = [
     "BufferFullError",
     "Carry",
     "CheckpointError",
+    "ClosedError",
     "CorruptCheckpoint",
     "Counted",
     "DataWarning",

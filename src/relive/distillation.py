@@ -157,6 +157,8 @@ class DistillationBuffer(Portable):
             ]
             if not self._columns:
                 self._allocate(schema)
+            elif schema is not self._schema:  # the conversion of a value ran code that added rows
+                return self.add(obs, action, **extra)
             count = lead[0] if lead else 1
             leaves = leaves if lead else [leaf.unsqueeze(0) for leaf in leaves]
             complete(partial(self._write, self._ring.coming(count), leaves, self._ring.head + count))
@@ -261,7 +263,7 @@ class DistillationBuffer(Portable):
     def state(self) -> State:
         """Everything that changes, but for the rows."""
         ring = {"head": self._ring.head, "floor": self._ring.floor, "known": bool(self._columns)}
-        parts = {"ring": (ring, {"starts": torch.tensor(self._starts)}), "random": self._random.state()}
+        parts = {"ring": (ring, {"starts": torch.tensor(self._starts, device="cpu")}), "random": self._random.state()}
         return State.of_parts(parts)
 
     def rows(self) -> Rows | None:
@@ -269,7 +271,9 @@ class DistillationBuffer(Portable):
         if not self._columns:
             return None
         columns = {f"column{i}": column.unsqueeze(1) for i, column in enumerate(self._columns)}
-        return Rows(columns, torch.tensor([self._ring.oldest]), torch.tensor([self._ring.head]))
+        return Rows(
+            columns, torch.tensor([self._ring.oldest], device="cpu"), torch.tensor([self._ring.head], device="cpu")
+        )
 
     def load_state(self, saved: Saved) -> None:
         """Become what was saved, but for the rows; a CorruptCheckpoint says what no buffer can have been."""

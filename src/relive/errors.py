@@ -20,6 +20,10 @@ class BufferFullError(RuntimeError):
     """The buffer has no space for one more step."""
 
 
+class ClosedError(RuntimeError):
+    """A buffer or a rate limit is used after its `close()`."""
+
+
 class PriorityError(ValueError):
     """A priority is negative, infinite or not a number."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from relive.errors import explain
+from relive.errors import ClosedError, explain
 
 
 def _seconds(name: str, otherwise: float) -> float:
@@ -54,9 +54,8 @@ class ClosedLock:
     """Replaces the lock of a closed buffer."""
 
     def __enter__(self) -> NoReturn:
-        raise RuntimeError(
-            "buffer: expected use before close(), got use after it. Make a new buffer, or relive.load() the saved one."
-        )
+        remedy = "Make a new buffer, or relive.load() the saved one."
+        raise ClosedError(explain("buffer", "use before close()", "use after it", remedy))
 
     def __exit__(self, *_: object) -> None: ...
 

@@ -97,14 +97,14 @@ def step_rollout(rollout: rl.RolloutBuffer, n: int) -> None:
             return
         rollout.clear()
     rng = np.random.default_rng(n)
-    obs = {"x": _numbers(n, N, 2), "y": torch.tensor(_numbers(n + 2, N, 1)).bfloat16()}
+    obs = {"x": _numbers(n, N, 2), "y": torch.tensor(_numbers(n + 2, N, 1), device="cpu").bfloat16()}
     if "hidden" not in rollout._storage.staged:
         rollout.stage(hidden={"a": _numbers(n, N, 2)})
     if n % 3 == 0:
         return
     rollout.add(
         obs, _numbers(n, N, 1), _numbers(n, N), rng.random(N) < 0.2, rng.random(N) < 0.2, value=_numbers(n, N),
-        final_obs={"x": _numbers(n + 9, N, 2), "y": torch.tensor(_numbers(n, N, 1)).bfloat16()},
+        final_obs={"x": _numbers(n + 9, N, 2), "y": torch.tensor(_numbers(n, N, 1), device="cpu").bfloat16()},
         tag=np.full(N, n % 100, np.uint16),
     )  # fmt: skip
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,6 +103,105 @@ def test_processes_are_held_together() -> None:
     process.join(60)
     assert process.exitcode == 0
     assert (limit.inserted, limit.sampled) == (110, 300)
+
+
+class TestClosing:
+    def test_calls_after_close_raise_and_the_buffer_stays_open(self) -> None:
+        limit = rl.RateLimit(buffer(sampler=rl.Prioritized()), samples_per_insert=4, tolerance=100)
+        add(limit, 3)
+        index = limit.sample(2)["index"]
+        limit.close()
+        limit.close()
+        block = {name: np.zeros((1, 1) if "obs" in name else 1) for name in ("obs", "action", "reward", "next_obs")}
+        block |= {name: np.zeros(1, bool) for name in ("terminated", "truncated")}
+        for call in (
+            lambda: add(limit),
+            lambda: limit.add_step([0.0], 0.0, ([0.0], 0.0, False, False, {})),
+            lambda: limit.extend(block),
+            lambda: limit.sample(1),
+            lambda: limit.update_priority(index, [1.0, 1.0]),
+            lambda: limit.write(index),
+            lambda: add(rl.RateLimit(limit.replay, samples_per_insert=1)),
+        ):
+            with pytest.raises(
+                rl.ClosedError, match=r": expected a RateLimit that is open, got one after close\(\)\. End"
+            ):
+                call()
+        assert (limit.inserted, limit.sampled, len(limit.replay.sample(4))) == (3, 2, 4)
+
+    def test_a_checkpoint_does_not_keep_it(self, tmp_path: Path) -> None:
+        limit = rl.RateLimit(buffer(), samples_per_insert=4, tolerance=100)
+        add(limit, 3)
+        limit.close()
+        limit.replay.save(tmp_path)
+        loaded: Any = rl.load(tmp_path)
+        add(rl.RateLimit(loaded, samples_per_insert=4, tolerance=100))
+
+    def test_threads_that_wait_return_at_once(self) -> None:
+        limit = rl.RateLimit(buffer(), samples_per_insert=1, min_size=1, tolerance=2)
+        add(limit, 3)
+        ended: list[type[BaseException]] = []
+
+        def wait(call: Callable[[], object]) -> None:
+            try:
+                call()
+            except BaseException as error:
+                ended.append(type(error))
+
+        learner = rl.RateLimit(buffer(), samples_per_insert=1, min_size=5, tolerance=50)
+        calls = [lambda: add(limit), lambda: add(limit), lambda: learner.sample(1)]
+        threads = [threading.Thread(target=wait, args=(call,), daemon=True) for call in calls]
+        for thread in threads:
+            thread.start()
+        threads[0].join(0.1)
+        assert all(thread.is_alive() for thread in threads)
+        limit.close()
+        learner.close()
+        for thread in threads:
+            thread.join(10)
+        assert ended == [rl.ClosedError] * 3
+
+    def test_a_buffer_that_is_closed_ends_the_waiting_too(self) -> None:
+        limit = rl.RateLimit(buffer(), samples_per_insert=1, min_size=1, tolerance=2)
+        add(limit, 3)
+        closer = threading.Timer(0.05, limit.replay.close)
+        closer.start()
+        with pytest.raises(
+            rl.ClosedError, match=r"buffer: expected use before close\(\), got use after it\. Make a new"
+        ):
+            add(limit)
+        with pytest.raises(RuntimeError):
+            limit.replay.sample(1)
+
+
+def _waiting(handle: Handle, ready: Any, answers: Any) -> None:
+    limit = rl.RateLimit(rl.connect(handle), samples_per_insert=1, min_size=1, tolerance=2)
+    ready.release()
+    try:
+        while True:
+            limit.add(np.zeros((1, 1)), [0.0], [0.0], [False], [False], np.ones((1, 1)))
+    except rl.ClosedError as error:
+        answers.put(str(error))
+
+
+@pytest.mark.skipif(not hasattr(rl.kernels.native(), "ProcessLock"), reason="needs Linux and a compiler")
+def test_processes_that_wait_return_at_once_after_close() -> None:
+    replay = rl.ReplayBuffer(1000, 1, (), num_envs=1, device=rl.Memory.shared(), seed=0)
+    limit = rl.RateLimit(replay, samples_per_insert=1, min_size=1, tolerance=2)
+    ready, answers = CONTEXT.Semaphore(0), CONTEXT.Queue()
+    processes: list[Any] = [CONTEXT.Process(target=_waiting, args=(replay.handle(), ready, answers)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for _ in processes:
+        assert ready.acquire(timeout=120)
+    while limit.waits_for("insert", 1) is None:
+        time.sleep(0.01)
+    assert all(process.is_alive() for process in processes)
+    limit.close()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert [answers.get(timeout=10).split(":")[0] for _ in processes] == ["insert", "insert"]
 
 
 class TestRefusals:

@@ -963,8 +963,62 @@ def n_steps(given: dict[str, Any], n: Any) -> None:
     rl.n_step_return(given["reward"], given["next_value"], given["terminated"], given["truncated"], gamma=0.9, n=n)
 
 
+def huge_cases() -> Iterator[Case]:
+    """Numbers that no machine has memory for, or that no machine number holds."""
+
+    def makes(name: str, make: Callable[[], object], error: type[Exception] = rl.SchemaError) -> Case:
+        return Case(name, nothing, lambda _: make(), error)
+
+    most = {"2^63": 2**63, "2^70": 2**70, "10^400": 10**400}
+    for label, huge in most.items():
+        yield Case(f"replay.save(keep: {label})", replay, lambda b, huge=huge: b.save("never", keep=huge))
+        yield makes(f"ReplayBuffer(capacity: {label})", lambda huge=huge: rl.ReplayBuffer(huge, 1, 1))
+        yield makes(f"ReplayBuffer(num_envs: {label})", lambda huge=huge: rl.ReplayBuffer(8, 1, 1, num_envs=huge))
+        yield makes(f"RolloutBuffer(num_steps: {label})", lambda huge=huge: rl.RolloutBuffer(huge, N, 1, 1))
+        yield makes(f"DistillationBuffer(capacity: {label})", lambda huge=huge: rl.DistillationBuffer(huge, 1, 1))
+        yield makes(f"ReplayBuffer(obs: {label})", lambda huge=huge: rl.ReplayBuffer(8, huge, 1), MemoryError)
+        yield makes(f"EpisodeStats(window: {label})", lambda huge=huge: rl.EpisodeStats(N, window=huge))
+        yield makes(f"EpisodeStats(num_envs: {label})", lambda huge=huge: rl.EpisodeStats(huge))
+        yield makes(f"RunningNorm({label})", lambda huge=huge: rl.RunningNorm(huge), MemoryError)
+        yield makes(f"Recent({label})", lambda huge=huge: rl.Recent(huge))
+        yield makes(f"NewFirst(length: {label})", lambda huge=huge: rl.NewFirst(length=huge))
+        yield makes(f"Window({label})", lambda huge=huge: rl.Window(action=(0, huge)))
+        yield makes(f"Window(-{label})", lambda huge=huge: rl.Window(action=(-huge, 0)))
+        yield Case(f"prefetch(depth: {label})", replay, lambda b, huge=huge: rl.prefetch(b, 4, depth=huge))
+        yield Case(f"prefetch({label})", replay, lambda b, huge=huge: rl.prefetch(b, huge))
+        yield Case(f"minibatches(epochs: {label})", rollout, lambda b, huge=huge: next(b.minibatches(2, epochs=huge)))
+        yield Case(f"sequences(epochs: {label})", rollout, lambda b, huge=huge: next(b.sequences(2, epochs=huge)))
+        yield Case(f"sequences(length: {label})", rollout, lambda b, huge=huge: next(b.sequences(huge)))
+        yield Case(f"limit(min_size: {label})", replay, lambda b, huge=huge: limited(b, min_size=huge))
+    for name in ("alpha", "beta", "eps"):
+        yield makes(f"Prioritized({name}: 10^400)", lambda name=name: rl.Prioritized(**{name: 10**400}))
+    yield Case("prioritized.sample(beta gives 10^400)", lambda: late_beta(10**400), lambda b: b.sample(4))
+    yield makes("NStep(gamma: 10^400)", lambda: rl.NStep(2, 10**400))
+    yield makes("Mixture(10^400)", lambda: rl.Mixture({"a": replay(), "b": prioritized()}, {"a": 10**400, "b": 1}))
+    for name in ("samples_per_insert", "tolerance", "timeout"):
+        yield Case(f"limit({name}: 10^400)", replay, lambda b, name=name: limited(b, **{name: 10**400}))
+    yield makes("EpisodeStats(window: 2^62)", lambda: rl.EpisodeStats(N, window=2**62), MemoryError)
+    yield makes("EpisodeStats(num_envs: 2^62)", lambda: rl.EpisodeStats(2**62), MemoryError)
+    yield makes("RunningNorm(2^62)", lambda: rl.RunningNorm(2**62), MemoryError)
+    yield Case("prefetch(depth: 2^62)", replay, lambda b: rl.prefetch(b, 4, depth=2**62))
+    yield Case("sequences(length: 2^62)", rollout, lambda b: next(b.sequences(2**62)), MemoryError)
+    for kind in ("replay", "prioritized"):
+        views = {"": None, "NStep": rl.NStep(3, 0.9), "Sequence": rl.Sequence(3), "Window": rl.Window(action=(0, 1))}
+        for label, view in views.items():
+            name = f"{kind}.sample(2^31 - 1, {label})"
+            yield Case(name, REPLAYS[kind], lambda b, view=view: b.sample(2**31 - 1, view), MemoryError)
+        for label, length in {"2^30": 2**30, "2^62": 2**62, "2^70": 2**70}.items():
+            name, call = f"{kind}.sample(Sequence({label}))", lambda b, n=length: b.sample(4, rl.Sequence(n))
+            yield Case(name, REPLAYS[kind], call, MemoryError)
+
+
+def limited(replay: rl.ReplayBuffer, **options: Any) -> rl.RateLimit:
+    return rl.RateLimit(replay, **{"samples_per_insert": 1, "tolerance": 100, **options})
+
+
 CASES = [
     *making_cases(),
+    *huge_cases(),
     *replay_cases(),
     *reading_cases(),
     *rollout_cases(),

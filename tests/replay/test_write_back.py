@@ -338,3 +338,43 @@ def test_writes_are_those_of_a_list_of_dicts(backend: str, operations: list[Oper
             replay.check()
             stored = replay[replay.ids()]
             assert stored["reward"].tolist() == [model[i] for i in stored["index"].tolist()]
+
+
+class Adding:
+    """Values that add rows to a buffer when they are converted."""
+
+    def __init__(self, replay: rl.ReplayBuffer, values: Any, steps: int) -> None:
+        self.replay, self.values, self.steps = replay, values, steps
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        for t in range(self.steps):
+            step(self.replay, 100 + t)
+        return np.asarray(self.values)
+
+
+@pytest.mark.parametrize("steps", [1, ROWS, 3 * ROWS])
+def test_values_that_add_rows_meanwhile_are_written_to_the_named_rows_only(kind: Any, steps: int) -> None:
+    replay, expected = filled(10, kind), filled(10, "cpu")
+    oldest = replay.ids()[:ENVS]
+    gone = replay.write(oldest, reward=Adding(replay, np.full(ENVS, -7.0), steps))
+    for t in range(steps):
+        step(expected, 100 + t)
+    is_there = torch.isin(oldest, expected.ids())
+    assert gone == int((~is_there).sum())
+    expected.write(oldest[is_there], reward=np.full(int(is_there.sum()), -7.0))
+    assert torch.equal(replay.ids(), expected.ids())
+    assert torch.equal(replay[replay.ids()]["reward"], expected[expected.ids()]["reward"])
+    replay.check()
+
+
+def test_names_and_priorities_that_add_rows_meanwhile_reach_the_named_rows_only() -> None:
+    replay = filled(10, sampler=rl.Prioritized(alpha=1.0, eps=0.0))
+    oldest = replay.ids()[:ENVS].clone()
+    assert replay.write(Adding(replay, oldest, ROWS), reward=np.full(ENVS, -7.0)) == ENVS
+    named = replay.ids()[:ENVS].clone()
+    assert replay.update_priority(named, Adding(replay, np.full(ENVS, 9.0), ROWS)) == ENVS
+    named = replay.ids()[:ENVS].clone()
+    assert replay.update_priority(Adding(replay, named, ROWS), np.full(ENVS, 9.0)) == ENVS
+    assert -7.0 not in replay[replay.ids()]["reward"]
+    assert float(replay.state_dict()["arrays"]["sampler.mass"].max()) == 1.0
+    replay.check()

@@ -49,7 +49,7 @@ SANITIZERS = {
         "bounds",
         ("libasan.so", "libstdc++.so"),
         "ASAN_OPTIONS",
-        "detect_leaks=0:allocator_may_return_null=1",
+        "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096",
         EVERYTHING,
     ),
     "undefined": Sanitizer("overflow", (), "UBSAN_OPTIONS", "print_stacktrace=1", EVERYTHING),

@@ -93,7 +93,7 @@ def _bounds(source: _Stream, file: File, envs: int, ended: torch.Tensor) -> tupl
     expected = tuple(Array(name, "int64", (envs,)) for name in ("first", "stop"))
     if file.arrays[:2] != expected:
         raise CorruptCheckpoint(explain(where, f"the arrays {expected} first", file.arrays[:2], remedy))
-    first, stop = (torch.empty(envs, dtype=torch.int64) for _ in range(2))
+    first, stop = (torch.empty(envs, dtype=torch.int64, device="cpu") for _ in range(2))
     for bound in (first, stop):
         source.fill(memory_of(bound))
     most = (1 << 62) // max(envs, 1)

@@ -9,10 +9,10 @@ from numbers import Real
 from typing import Any, Literal
 
 from relive import lazy
-from relive.errors import SchemaError, explain
+from relive.errors import ClosedError, SchemaError, explain
 from relive.fields.assembly import check_batch_size, check_destination
 from relive.fields.conversion import env_numbers
-from relive.fields.schema import positive
+from relive.fields.schema import as_float, positive
 from relive.fields.vocabulary import suggests_keywords
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.views import View
@@ -29,6 +29,9 @@ class RateLimit:
 
     Threads share one RateLimit. Each process makes its own, with the same settings, around the same buffer in shared
     memory. The counts include everything that went through a RateLimit since the buffer was made, also reset rows.
+
+    A learner that stops calls `close()`: whoever waits, in any process, and every later call get a ClosedError. One
+    that is killed closes nothing: pass `timeout` where that may happen.
 
     Args:
         replay: the buffer.
@@ -60,6 +63,7 @@ class RateLimit:
         self.samples_per_insert = _finite("samples_per_insert", samples_per_insert, may_be_zero=False)
         self.min_size = positive("min_size", min_size)
         self._counts = replay._traffic.numpy()
+        self._closed = replay._limit_closed.numpy()
         self._largest = {"insert": replay.num_envs or 1, "sample": 1}
         """The largest number of rows in one call of each kind."""
         default = self.samples_per_insert * max(self.min_size, replay.num_envs or 1)
@@ -104,11 +108,25 @@ class RateLimit:
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """`replay.update_priority`; never waits."""
+        self._require_open("update_priority")
         return self.replay.update_priority(index, priority)
 
     def write(self, index: Any, **fields: Any) -> int:
         """`replay.write`; never waits."""
+        self._require_open("write")
         return self.replay.write(index, **fields)
+
+    def close(self) -> None:
+        """End all waiting: every call through a RateLimit of this buffer, in any process, raises a ClosedError now.
+
+        The buffer stays open, and a copy of it that is loaded from a checkpoint has an open limit.
+        """
+        self._closed[0] = True
+
+    def _require_open(self, where: str) -> None:
+        if self._closed[0]:
+            remedy = "End this actor or learner, or go on with the buffer itself."
+            raise ClosedError(explain(where, "a RateLimit that is open", "one after close()", remedy))
 
     def __len__(self) -> int:
         return len(self.replay)
@@ -125,12 +143,14 @@ class RateLimit:
         self._in_turn("insert", steps * ((replay.num_envs or 1) if envs is None else len(envs)), write)
 
     def _in_turn(self, kind: Literal["insert", "sample"], rows: int, call: Callable[[], Any]) -> Any:
+        self._require_open(kind)
         if rows > self._largest[kind]:
             self._refuse_deadlock(kind, rows)
             self._largest[kind] = rows
         start, pause = time.monotonic(), _PAUSES[0]
         while True:
             with self.replay._lock:
+                self._require_open(kind)
                 reason = self.waits_for(kind, rows)
                 if reason is None:
                     return self._counted(kind, rows, call)
@@ -181,7 +201,7 @@ class RateLimit:
 
 
 def _finite(where: str, number: Any, *, may_be_zero: bool = True) -> float:
-    known = float(number) if isinstance(number, Real) and not isinstance(number, bool) else inf
+    known = as_float(number) if isinstance(number, Real) and not isinstance(number, bool) else inf
     if not 0 <= known < inf or (known == 0 and not may_be_zero):
         expected = f"a finite number {'of at least' if may_be_zero else 'above'} 0"
         raise SchemaError(explain(where, expected, repr(number), f"Pass {expected}."))

@@ -209,7 +209,8 @@ class Shard(ShardReader):
         with buffer._lock:
             if len(push.cut):
                 buffer.cut(push.cut)
-            buffer._write(*unpack(self._plan.schema, push.block), torch.as_tensor(np.array(push.envs)), steps)
+            envs = torch.as_tensor(np.array(push.envs), device="cpu")
+            buffer._write(*unpack(self._plan.schema, push.block), envs, steps)
             message, buffer.storage.warning = buffer.storage.warning, None
         self._counts["pushed"] += push.rows
         self._unsaved += push.rows
@@ -262,7 +263,7 @@ class Shard(ShardReader):
                 explain("save", "a service with a checkpoint", None, "Start the service with checkpoint=.")
             )
         note = {"plan": self._described(), "life": self._ids.life, "clients": list(self._applied)}
-        positions = torch.tensor(list(self._applied.values()), dtype=torch.int64)
+        positions = torch.tensor(list(self._applied.values()), dtype=torch.int64, device="cpu")
         arrays = {"positions": positions, "starts": torch.from_numpy(self._ids.starts)}
         path = checkpoint.of_shard(self._number)
         self._checkpoint = save(self._buffer, path, keep=checkpoint.keep, note=(note, arrays))

@@ -14,7 +14,7 @@ from relive.fields.schema import Path
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers import Prioritized
 from relive.replay.views import View
-from relive.replay.write_back import named_rows, write_back
+from relive.replay.write_back import flat_ids, write_back
 
 
 class ShardTotals(NamedTuple):
@@ -105,8 +105,8 @@ class ShardReader:
             buffer = self._buffer
             own_ids, kept = self._ids.to_shard(index, buffer.storage.heads.numpy())
             values = {i: to_tensor([array[kept]]) for i, array in leaves.items()}
-            rows = named_rows(buffer.storage, own_ids[kept])
-            return write_back(buffer.storage, rows, values) + int((~kept).sum())
+            named = flat_ids(own_ids[kept], buffer.device)
+            return write_back(buffer.storage, *named, values) + int((~kept).sum())
 
     def raise_largest_priority(self, priority: float) -> None:
         """Give new rows at least this priority, which another shard has accepted."""

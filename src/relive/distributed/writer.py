@@ -37,7 +37,9 @@ class Writer:
         self._schema: Schema = service.plan.schema
         self._autoreset = parse_autoreset(service.plan.autoreset)
         shapes = [(positive("block", block), len(envs), *caller_shape(field)) for field in self._schema.fields]
-        self._leaves = [torch.empty(s, dtype=f.dtype) for s, f in zip(shapes, self._schema.fields, strict=True)]
+        self._leaves = [
+            torch.empty(s, dtype=f.dtype, device="cpu") for s, f in zip(shapes, self._schema.fields, strict=True)
+        ]
         self._nexts = [torch.empty_like(self._leaves[i]) for i in self._schema.leaf_indices["obs"]]
 
     def add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -34,6 +35,7 @@ DTYPES: dict[torch.dtype, np.dtype | None] = {
 }
 """The dtypes that a field may have, with their numpy equivalents."""
 
+_MOST = 2**63 - 1
 MOST_NESTED = 64
 """Names on the path to a leaf."""
 
@@ -385,16 +387,31 @@ def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
         yield from _flatten(f"{where}.{key}", child, parts[key])
 
 
-def positive(where: str, number: object) -> int:
-    """`number` as an int; raises if it is not a positive int."""
+def positive(where: str, number: object, most: float = _MOST) -> int:
+    """`number` as an int; raises if it is not a positive int of at most `most`, by default below 2^63."""
     if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
         raise SchemaError(explain(where, "a positive int", repr(number), "Pass an int of at least 1."))
+    if number > most:
+        raise SchemaError(explain(where, "a positive int below 2^63", _short(number), "Pass a smaller int."))
     return int(number)
+
+
+def as_float(number: Any) -> float:
+    """A real number as a float; infinite if it is too large for one."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+
+
+def _short(number: Any) -> str:
+    """An int in at most some digits."""
+    return str(number) if number.bit_length() < 128 else f"an int of {number.bit_length()} bits"
 
 
 def require_share(where: str, number: object) -> None:
     """Raise if `number` is not a number from 0 to 1."""
-    if isinstance(number, bool) or not isinstance(number, Real) or not 0 <= float(number) <= 1:
+    if isinstance(number, bool) or not isinstance(number, Real) or not 0 <= as_float(number) <= 1:
         raise SchemaError(explain(where, "a number in [0, 1]", repr(number), "Pass such a number."))
 
 

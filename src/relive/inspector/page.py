@@ -37,7 +37,10 @@ def browsed(source: Source, found: Measured) -> dict[str, Any]:
     series, left_out = _series(source)
     pictures = [path for path, (shape, dtype) in source.columns.items() if is_picture(shape, _name(dtype))]
     room, chosen = _ALL_STEPS, []
-    sizes = [_shown(source, path, torch.zeros(source.columns[path][0], dtype=torch.uint8)).size for path in pictures]
+    sizes = [
+        _shown(source, path, torch.zeros(source.columns[path][0], dtype=torch.uint8, device="cpu")).size
+        for path in pictures
+    ]
     frames = _ALL_FRAME_BYTES // max(sum(sizes) * len(spans), 1)
     for span in spans:
         first = max(span["start"], span["stop"] - _MOST_STEPS)

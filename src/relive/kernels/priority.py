@@ -150,8 +150,7 @@ def _written(
 def weights(priorities: torch.Tensor, smallest: torch.Tensor | float, beta: float) -> torch.Tensor:
     """(smallest / priority)^beta, float32 [K] in (0, 1]."""
     # A tensor: torch divides a number by multiplying with a reciprocal, which is infinite for denormal priorities.
-    if not isinstance(smallest, torch.Tensor):
-        smallest = torch.tensor(smallest, dtype=torch.float64, device="cpu")
+    smallest = torch.as_tensor(smallest, dtype=torch.float64, device=priorities.device)
     # What is too small for a float32 is its smallest number: a weight of zero would hide the row.
     found = torch.empty(priorities.shape, dtype=torch.float32, device=priorities.device)
     return torch.pow(smallest / priorities, beta, out=found).clamp_(min=torch.finfo(torch.float32).tiny)

@@ -11,7 +11,7 @@ import torch
 from relive.errors import SchemaError, explain
 from relive.fields.conversion import device_of
 from relive.memory.room import Heap, Room
-from relive.memory.space import available_bytes
+from relive.memory.space import available_bytes, in_gibibytes
 
 
 class Place(Protocol):
@@ -107,6 +107,6 @@ class Memory:
         else:  # elsewhere: what a number of bytes can be
             free = available_bytes() if self.device.type == "cpu" else 1 << 62
         if free is not None and nbytes > free:
-            expected = f"at most {free / 2**30:.2f} GiB, the free memory of this machine"
+            expected = f"at most {in_gibibytes(free)}, the free memory of this machine"
             remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
-            raise MemoryError(explain(where, expected, f"{nbytes / 2**30:.2f} GiB", remedy))
+            raise MemoryError(explain(where, expected, in_gibibytes(nbytes), remedy))

@@ -8,6 +8,9 @@ import os
 
 import torch
 
+from relive.errors import explain
+from relive.memory.space import in_gibibytes
+
 _LARGE = 1 << 22
 """Bytes from which on pages of 2 MiB are worth their size."""
 _POPULATE = 23
@@ -22,15 +25,23 @@ def mapped(file: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tenso
 def tensor_in(memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """The tensor whose bytes are the first ones of a mapping."""
     count = math.prod(shape)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape) if count else torch.empty(shape, dtype=dtype)
+    return (
+        torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+        if count
+        else torch.empty(shape, dtype=dtype, device="cpu")
+    )
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Memory of this process alone, all of it there now; in large pages where the system has them."""
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(shape, dtype=dtype)
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.zeros(shape, dtype=dtype, device="cpu")
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        remedy = "Make a smaller buffer, or raise the limit of this process."
+        raise MemoryError(explain("memory", in_gibibytes(nbytes), error.strerror, remedy)) from error
     tensor = tensor_in(memory, shape, dtype)
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -192,7 +192,7 @@ def packed(arrays: Arrays) -> Packed:
 
 def unpacked(arrays: Packed) -> Arrays:
     """The arrays that `packed` was given."""
-    found = {name: torch.empty(shape, dtype=DTYPES[dtype]) for name, (dtype, shape, _) in arrays.items()}
+    found = {name: torch.empty(shape, dtype=DTYPES[dtype], device="cpu") for name, (dtype, shape, _) in arrays.items()}
     for name, tensor in found.items():
         memory_of(tensor)[:] = arrays[name][2].data
     return found

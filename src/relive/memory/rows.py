@@ -88,13 +88,13 @@ class Rows:
 
     def numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The row and the environment of each, in the order of a segment."""
-        envs = torch.arange(len(self.first))
+        envs = torch.arange(len(self.first), device="cpu")
         if self.is_even:
-            rows = torch.arange(int(self.first[0]), int(self.stop[0]))
+            rows = torch.arange(int(self.first[0]), int(self.stop[0]), device="cpu")
             return rows.repeat_interleave(len(envs)), envs.repeat(len(rows))
         sizes = self.stop - self.first
         env = envs.repeat_interleave(sizes)
-        return torch.arange(len(env)) - (sizes.cumsum(0) - sizes - self.first)[env], env
+        return torch.arange(len(env), device="cpu") - (sizes.cumsum(0) - sizes - self.first)[env], env
 
     def places(self, slots: int) -> torch.Tensor:
         """Their flat slots in columns of `slots`."""

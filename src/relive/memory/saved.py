@@ -124,7 +124,7 @@ class Stored:
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._found:
             array, offset = self._arrays[name]
-            tensor = torch.empty(array.shape, dtype=DTYPES[array.dtype])
+            tensor = torch.empty(array.shape, dtype=DTYPES[array.dtype], device="cpu")
             self._fill(offset, memory_of(tensor))
             require_flags(tensor, f"{self.where}: {name}")
             self._found[name] = tensor

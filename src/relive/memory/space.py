@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from relive.errors import explain
+
+_MUCH = 1 << 30
+"""Bytes that are asked for without a look at the free memory."""
+
 
 def available_bytes() -> int | None:
     """The host memory that could be used now, where the system tells."""
@@ -18,3 +23,16 @@ def available_bytes() -> int | None:
     except (OSError, ValueError):  # no limit, or no such file
         return free
     return min(free, limit)
+
+
+def require_memory(nbytes: int, where: str, remedy: str) -> None:
+    """Refuse a request for more bytes than the host has: the system grants pages first, and ends the process later."""
+    free = available_bytes() if nbytes > _MUCH else None
+    if free is not None and nbytes > free:
+        expected = f"at most {in_gibibytes(free)}, the free memory of this machine"
+        raise MemoryError(explain(where, expected, in_gibibytes(nbytes), remedy))
+
+
+def in_gibibytes(nbytes: int) -> str:
+    """A number of bytes, of any size, for a message."""
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes < 1 << 90 else "more than any machine has"

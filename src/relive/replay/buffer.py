@@ -42,7 +42,7 @@ from relive.replay.settings import ReplaySettings, arguments_of, require_backing
 from relive.replay.store import ReplayStore, durable
 from relive.replay.views import View
 from relive.replay.views.protocol import fused_of
-from relive.replay.write_back import mutable_leaves, named_rows, updated_priority, write_back
+from relive.replay.write_back import flat_ids, mutable_leaves, updated_priority, write_back
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 
@@ -119,10 +119,14 @@ class ReplayBuffer(Portable):
         """Everything that is saved."""
         self._may_fuse = self.storage.fuses and self.run.atomic_draws
         self._chooser = None if self.run.is_uniform else self.run
-        self._traffic = (room if room.outlives else Heap(torch.device("cpu"))).allocate("traffic", (2,), torch.int64)
+        shared = room if room.outlives else Heap(torch.device("cpu"))
+        self._traffic = shared.allocate("traffic", (2,), torch.int64)
         """How many steps and samples a RateLimit has let through."""
         self._inserted: int | None = None
         """The number of steps that a RateLimit has let through with the write that it is making."""
+        flags = shared if room.keeper is None else Heap(torch.device("cpu"))  # one process has a disk folder
+        self._limit_closed = flags.allocate("closed", (1,), torch.bool)
+        """Whether a RateLimit of this buffer was closed; not saved."""
         self._lock = lock_for(self, room.lock(mend_callback(self)))
         self._keeper = room.keeper
         if self._keeper is not None:
@@ -380,7 +384,7 @@ class ReplayBuffer(Portable):
             if self._keeper is not None:
                 self._keeper.expect(0)
             leaves = mutable_leaves(self._schema, fields)
-            return write_back(self.storage, named_rows(self.storage, index), leaves)
+            return write_back(self.storage, *flat_ids(index, self.device), leaves)
 
     @property
     def is_open(self) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, copy_into
+from relive.memory.space import require_memory
 from relive.randomness import Randomness
 from relive.replay.samplers.protocol import Draws
 from relive.replay.store import Leaves, Reading, ReplayStore, durable
@@ -20,6 +21,8 @@ from relive.replay.views.transition import Transition
 _TRANSITION = Transition()
 TRANSITION = _TRANSITION.fused
 """What is read where no view is given."""
+_MANY = 1 << 20
+"""Rows of a batch that are read without a look at the free memory."""
 
 
 class Drawing:
@@ -56,6 +59,10 @@ class Drawing:
         Where other processes write, the rows of independent draws are copied without the lock, and verified after.
         """
         store, run = self._store, self._run
+        steps = 1 if reading is None else max(1, reading.length + reading.burn_in)
+        if count * steps > _MANY:
+            row = store.memory.nbytes // store.memory.ring.kind.numel()
+            require_memory(count * steps * (2 * row + 64), "sample", "Pass a smaller batch_size or shorter sequences.")
         if store.has_neighbours and run.independent_draws and reading == TRANSITION and out is None:
             leaves = durable(store).copy_beside_writers(count, run, lock)
             if leaves is not None:

@@ -16,7 +16,7 @@ from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, check_batch_size, check_destination, copy_into, to_device
 from relive.fields.conversion import as_tensor, numpy_view, row_ids
 from relive.fields.display import html_card
-from relive.fields.schema import caller_shape
+from relive.fields.schema import as_float, caller_shape
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers.prioritized import refuse_priorities
 from relive.replay.store import Leaves
@@ -184,7 +184,7 @@ class Mixture:
 def _whole_parts(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:
     given = [ratios.get(name) for name in names] if isinstance(ratios, Mapping) else list(ratios)
     known = not isinstance(ratios, Mapping) or set(ratios) == set(names)
-    right = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= float(x) < float("inf") for x in given]
+    right = [isinstance(x, Real) and not isinstance(x, bool) and 0 <= as_float(x) < float("inf") for x in given]
     if not names or len(given) != len(names) or not known or not all(right) or not any(given):
         remedy = "Pass one ratio for each buffer, not all of them 0."
         raise SchemaError(
@@ -225,10 +225,11 @@ def _written(
     """Verify what is to be written into a buffer, or write it; returns how many rows were stale."""
     store = buffer.storage
     with buffer._lock:
-        leaves, rows = mutable_leaves(store.schema, fields), padded_rows(store, ids, lead)
+        leaves = mutable_leaves(store.schema, fields)
         if changes:
-            return write_back(store, rows, leaves)
-        conformed(store, rows, leaves)
+            return write_back(store, ids, lead, leaves, padded=True)
+        padded_rows(store, ids, lead)
+        conformed(store, lead, leaves)
         return 0
 
 

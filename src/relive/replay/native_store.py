@@ -134,7 +134,7 @@ class NativeStore(RowStore):
         """The same where transitions are so rare that the core does not find them by chance."""
         slots = self.stored() if self._few is None else self._few
         self._few = slots if self._is_alone else None
-        shares = torch.arange(1, len(slots) + 1, dtype=torch.float64) / len(slots)
+        shares = torch.arange(1, len(slots) + 1, dtype=torch.float64, device="cpu") / len(slots)
         return slots[torch.searchsorted(shares, random.uniform(count, slots.device), right=True)]
 
     def draw_and_read(

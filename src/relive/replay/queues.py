@@ -25,7 +25,7 @@ class Queues:
 
         Where rows are in no order, there is no following slot.
         """
-        self._ends = self._starts = self._bounds = self._total = torch.empty(0)
+        self._ends = self._starts = self._bounds = self._total = torch.empty(0, device="cpu")
 
     def forget(self) -> None:
         """The rows are others: look at all of them before the next draw."""

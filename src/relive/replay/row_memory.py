@@ -181,7 +181,7 @@ class RowMemory:
         tensors |= {f"next{i}": leaf for i, leaf in enumerate(self.next_leaves)}
         ring = self.ring
         if not self.has_values:
-            return Rows(tensors, *(torch.zeros(ring.num_envs, dtype=torch.int64) for _ in range(2)))
+            return Rows(tensors, *(torch.zeros(ring.num_envs, dtype=torch.int64, device="cpu") for _ in range(2)))
         oldest = torch.maximum(ring.newest() - ring.slots + 1, ring.floor).clamp(min=0)
         return Rows(tensors, torch.minimum(oldest, ring.head).cpu(), ring.head.cpu().clone())
 

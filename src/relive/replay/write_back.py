@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -50,7 +51,10 @@ def _count(which: torch.Tensor) -> Any:
 
 def named_rows(store: ReplayStore, index: Any) -> NamedRows:
     """The rows of ids [B], or of ids [B, L] and -1; an IndexError for ids that were never issued."""
-    flat, lead = flat_ids(index, store.device)
+    return _located(store, *flat_ids(index, store.device))
+
+
+def _located(store: ReplayStore, flat: torch.Tensor, lead: tuple[int, ...]) -> NamedRows:
     return NamedRows(store.locate(flat), lead) if len(lead) == 1 else padded_rows(store, flat, lead)
 
 
@@ -79,19 +83,26 @@ def flat_ids(index: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int,
     return ids, tuple(index.shape)
 
 
-def conformed(store: ReplayStore, rows: NamedRows, leaves: Mapping[int, Any]) -> dict[int, torch.Tensor]:
-    """Values of leaves for the named rows as tensors [K, …] that fit, or a SchemaError."""
+def conformed(store: ReplayStore, lead: tuple[int, ...], leaves: Mapping[int, Any]) -> dict[int, torch.Tensor]:
+    """Values of leaves for rows that were named by ids of the shape `lead`, as tensors [K, …] that fit."""
     values = {}
     for i, value in leaves.items():
         field, where = store.schema.fields[i], path_name(store.schema.paths[i])
-        given = convert(where, field, value, rows.lead, store.device, unit="rows")
-        values[i] = given.reshape(len(rows.slots), *field.shape)
+        given = convert(where, field, value, lead, store.device, unit="rows")
+        values[i] = given.reshape(math.prod(lead), *field.shape)
     return values
 
 
-def write_back(store: ReplayStore, rows: NamedRows, leaves: Mapping[int, Any]) -> Any:
-    """Write mutable leaves of the named rows; returns how many rows were overwritten meanwhile, and skipped."""
-    values = conformed(store, rows, leaves)
+def write_back(
+    store: ReplayStore, flat: torch.Tensor, lead: tuple[int, ...], leaves: Mapping[int, Any], *, padded: bool = False
+) -> Any:
+    """Write mutable leaves of the rows of ids [K]; returns how many rows were overwritten meanwhile, and skipped.
+
+    `lead` is the shape that the ids had; where it is (B, L), and where they are `padded`, -1 names no row.
+    """
+    values = conformed(store, lead, leaves)
+    # Only now: the conversion of a value may run code that adds rows.
+    rows = padded_rows(store, flat, lead) if padded else _located(store, flat, lead)
     if len(rows.slots):  # an empty tensor may have arbitrary strides, which the native core rejects
         store.put(rows.slots, values)
     return rows.stale

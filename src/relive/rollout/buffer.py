@@ -26,6 +26,7 @@ from relive.memory import Memory
 from relive.memory.documents import Node
 from relive.memory.portable import Portable
 from relive.memory.saved import Saved, State
+from relive.memory.space import require_memory
 from relive.randomness import Randomness
 from relive.rollout.advantages import Advantages, attachable
 from relive.rollout.batching import Epochs, order_of, read_fresh, read_into, stays
@@ -349,6 +350,9 @@ class RolloutBuffer(Portable):
         with self._lock:
             count, source, paths = sequences_of(self._storage, self._flags, cuts, layout, fields)
             size = max(count, 1) if batch_size is None else positive("batch_size", batch_size)
+            steps = min(size, count) * (length or self.num_steps)
+            row = self._storage.nbytes // (self.num_steps * self._storage.num_envs)
+            require_memory(steps * (row + 16), "sequences", "Pass a smaller length or batch_size.")
             plan = Epochs.of("sequences", count, size, epochs, drop_last, f"{size} or more sequences")
             # What is [L, B] or packed, and what is [B], have no leading axis in common.
             read = read_fresh(source, paths, layout == "batch_first")

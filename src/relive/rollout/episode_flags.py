@@ -187,7 +187,7 @@ class EpisodeFlags:
 
     def state(self) -> State:
         """What the environments did before the first row, and what observers expect of the coming one."""
-        coming = torch.as_tensor(self._coming)
+        coming = torch.as_tensor(self._coming, device=self._storage.device)
         return State({}, {"resetting": self.resetting, "starting": self.starting, "coming": coming})
 
     def load_state(self, saved: Saved) -> None:
@@ -276,7 +276,7 @@ class FinalObservations:
     def state(self) -> State:
         """All of them, with their places."""
         leaves = [torch.cat(parts) for parts in zip(*(found.leaves for found in self._found), strict=True)]
-        places = torch.tensor(self.places, dtype=torch.int64).view(-1, 2)
+        places = torch.tensor(self.places, dtype=torch.int64, device="cpu").view(-1, 2)
         return State({}, {"places": places, **{f"leaf{i}": leaf for i, leaf in enumerate(leaves)}})
 
     def load_state(self, saved: Saved) -> None:

@@ -17,6 +17,7 @@ from relive.fields.schema import FLAG, NUMBER, Field, positive
 from relive.fields.vocabulary import suggests_keywords
 from relive.memory.portable import packed, unpacked
 from relive.memory.saved import Saved, State
+from relive.memory.space import require_memory
 
 _FITS = {torch.float64: {np.dtype(np.float32), np.dtype(np.float64)}, torch.bool: {np.dtype(np.bool_)}}
 """What needs no conversion on the host."""
@@ -65,6 +66,8 @@ class EpisodeStats:
         self._lead = () if self.num_envs is None else (self.num_envs,)
         self._lock = threading.Lock()
         device, envs = device_of(device), self.num_envs or 1
+        nbytes = 8 * (len(self._sums) * envs + len(self._columns) * (self.window + 1))
+        require_memory(nbytes, "EpisodeStats", "Lower num_envs or window.")
         # float64: a return keeps its digits over long episodes, and every count is exact.
         tensors = {
             "open": torch.zeros((len(self._sums), envs), dtype=torch.float64, device=device),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -15,6 +16,7 @@ from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import DTYPES, FLAG, Field, Path
 from relive.memory.portable import packed, unpacked
 from relive.memory.saved import Saved, State
+from relive.memory.space import require_memory
 
 _MOST_ROWS = 2.0**53
 """Up to here float64 counts exactly."""
@@ -63,6 +65,7 @@ class RunningNorm:
         self.eps = above_zero("eps", eps)
         self.clip = None if clip is None else above_zero("clip", clip)
         device = device_of(device)
+        require_memory(16 * math.prod(self.shape), "RunningNorm", "Pass the shape of one row.")
         # Replaced as a whole by every update: a reader in another thread never sees half of one.
         self._state = {
             "count": torch.zeros((), dtype=torch.float64, device=device),

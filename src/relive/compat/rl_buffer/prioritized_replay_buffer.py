@@ -84,7 +84,7 @@ class PrioritizedReplayBuffer(StoredTransitions):
 
     def update_priorities(self, indices: Any, td_errors: Any) -> None:
         """Give the rows `indices` of a batch the priorities of their errors; rows overwritten meanwhile are skipped."""
-        rows, errors = (torch.as_tensor(x).detach().to(self.store_device).flatten() for x in (indices, td_errors))
+        rows, errors = (torch.as_tensor(x, device=self.store_device).detach().flatten() for x in (indices, td_errors))
         self.core.update_priority(rows.long(), (errors.double().abs() + self.epsilon).pow(self.alpha))
 
     @property
@@ -114,7 +114,7 @@ class RowTree(SumTree):
         row = self._ids[self._ids % self.capacity == idx]
         if not len(row):
             raise IndexError(explain("idx", "the leaf of a stored row", idx, "Add steps first."))
-        self._core.update_priority(row, torch.tensor([priority]))
+        self._core.update_priority(row, torch.tensor([priority], device="cpu"))
         super()._write(idx, priority)
 
     def add(self, priority: float) -> None:

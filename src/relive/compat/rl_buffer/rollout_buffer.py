@@ -277,7 +277,8 @@ def _deviation(x: torch.Tensor) -> float:
 
 
 def _flat(value: Any) -> torch.Tensor:
-    return torch.as_tensor(value).flatten()
+    tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
+    return tensor.flatten()
 
 
 def _rows_at(index: torch.Tensor, rows: Any) -> Any:

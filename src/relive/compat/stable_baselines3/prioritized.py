@@ -101,6 +101,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def update_priorities(self, indices: torch.Tensor, priorities: torch.Tensor | np.ndarray) -> None:
         """Give the rows `indices` of a batch new priorities, such as absolute TD errors; skip those overwritten."""
-        values = torch.as_tensor(priorities).detach().cpu().reshape(-1)
+        values = torch.as_tensor(priorities, device="cpu").detach().reshape(-1)
         self._core.update_priority(indices, values)
         self._is_updated = True

@@ -174,7 +174,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
         next_value = torch.empty_like(value)
         next_value[:-1] = value[1:]
         next_value[-1] = last_values.detach().reshape(self.n_envs)
-        terminated, never = torch.from_numpy(ended), torch.zeros(ended.shape, dtype=torch.bool)
+        terminated, never = torch.from_numpy(ended), torch.zeros(ended.shape, dtype=torch.bool, device="cpu")
         advantage, return_ = gae(reward, value, next_value, terminated, never, gamma=self.gamma, lam=self.gae_lambda)
         arrays["advantages"][:steps] = advantage.numpy()
         arrays["returns"][:steps] = return_.numpy()

@@ -78,7 +78,7 @@ class SharedRows:
 
     def read(self, positions: np.ndarray, envs: np.ndarray, view: Any) -> TensorDict:
         """The rows at these positions of these environments."""
-        index, stored = self._index_at(torch.as_tensor(positions), torch.as_tensor(envs))
+        index, stored = self._index_at(torch.as_tensor(positions, device="cpu"), torch.as_tensor(envs, device="cpu"))
         if not stored.all():
             gone = int(positions[int((~stored).nonzero()[0])])
             remedy = "Pass positions of stored transitions; the last observation of an episode takes a position too."
@@ -94,7 +94,7 @@ class SharedRows:
         others = steps["is_first"].clone()
         others[:, 0] = False
         going = steps["mask"] & (others.cumsum(1) == 0)
-        discount = view.gamma ** torch.arange(view.n)
+        discount = view.gamma ** torch.arange(view.n, device="cpu")
         batch.set("reward", (rewards * discount * going).sum(1).float())
         return batch
 
@@ -110,7 +110,9 @@ class SharedRows:
 
     def _all(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The same of all positions [size · n_envs]."""
-        positions, envs = torch.cartesian_prod(torch.arange(self.size), torch.arange(self.n_envs)).unbind(1)
+        positions, envs = torch.cartesian_prod(
+            torch.arange(self.size, device="cpu"), torch.arange(self.n_envs, device="cpu")
+        ).unbind(1)
         return self._index_at(positions, envs)
 
     # The arrays
@@ -130,7 +132,7 @@ class SharedRows:
     def put_newest(self, observations: Gathered) -> None:
         """Put the newest next observations where users of `optimize_memory_usage` read them: one position on."""
         if self.written:
-            envs = torch.arange(self.n_envs)
+            envs = torch.arange(self.n_envs, device="cpu")
             index, _ = self._index_at(torch.full_like(envs, self.written - 1), envs)
             observations.copied[self.written % self.size] = self.core.read(index)["next_obs"].numpy()
 

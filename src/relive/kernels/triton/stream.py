@@ -29,7 +29,7 @@ class DeviceStream(Randomness):
         self._begin()
 
     def _begin(self) -> None:
-        self.numbers.copy_(torch.tensor([self.seed(), 0, 0]))
+        self.numbers.copy_(torch.tensor([self.seed(), 0, 0], device="cpu"))
 
     def uniform(self, count: int, device: torch.device) -> torch.Tensor:
         if device != self.device:

@@ -26,8 +26,8 @@ _COMING = "FORMAT.new"
 HEADER = b"recollect disk memory 1\n"
 _OURS = re.compile(r"LOCK|FORMAT\.new|commit[01]|(column|next)[0-9]+|seals|broken|traffic|(ring|tree|sampler)\.[a-z]+")
 """What a process that died may have left of memory that it was making."""
-_DERIVED = ("tree.sums", "tree.least", "tree.summary")
-"""What is added up anew from the rest: not worth a file."""
+_DERIVED = ("tree.sums", "tree.least", "tree.summary", "closed")
+"""Arrays without a file: sums that are added up anew, and whether a RateLimit was closed in this process."""
 ROWS = re.compile(r"(column|next)[0-9]+")
 """The names of what is larger than memory."""
 
@@ -172,7 +172,7 @@ class Folder:
     def allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """See `Room`."""
         if name in _DERIVED:
-            return torch.zeros(shape, dtype=dtype)
+            return torch.zeros(shape, dtype=dtype, device="cpu")
         nbytes = max(math.prod(shape) * dtype.itemsize, 1)
         file = self._opened(name, nbytes) if self.record else self._created(name, nbytes)
         memory = mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY if self.only_reads else mmap.ACCESS_WRITE)

@@ -13,6 +13,7 @@ import torch
 
 from relive.errors import PriorityError, SchemaError, explain
 from relive.fields.conversion import as_numpy_if_cpu
+from relive.fields.schema import as_float
 from relive.fields.vocabulary import suggests_init_keywords
 from relive.randomness import Randomness
 from relive.replay.samplers.device_priority_run import DevicePriorityRun
@@ -97,7 +98,7 @@ def _power(base: float, exponent: float) -> float:
 
 
 def _check_rate(where: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= as_float(value) < math.inf:
         raise SchemaError(explain(where, "a finite number of at least 0", repr(value), "Pass such a number."))
 
 

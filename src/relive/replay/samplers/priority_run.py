@@ -125,8 +125,8 @@ class PriorityRun(Draws):
         self.tree.rebuild()
 
     def state(self) -> dict[str, torch.Tensor]:
-        largest = torch.as_tensor(self._largest, dtype=torch.float64)
-        drawn = torch.tensor(self._num_drawn)
+        largest = torch.as_tensor(self._largest, dtype=torch.float64, device=self._store.device)
+        drawn = torch.tensor(self._num_drawn, device="cpu")
         return {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": drawn}
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:

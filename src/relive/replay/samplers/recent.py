@@ -47,7 +47,7 @@ class _Run(Draws):
     def draw(self, count: int) -> Drawn:
         slots, up_to = self._newest(self._back)
         if up_to.is_cpu and not up_to[-1]:  # so many rows in a row are withheld: see `Ring.withhold`
-            slots, up_to = self._newest(torch.arange(self._ring.slots).unsqueeze(1))
+            slots, up_to = self._newest(torch.arange(self._ring.slots, device="cpu").unsqueeze(1))
         return Drawn(slots[torch.searchsorted(up_to, self._random.below(up_to[-1], count), right=True)])
 
     def _newest(self, back: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,7 +35,7 @@ class NStep:
     gamma: float
 
     def __post_init__(self) -> None:
-        positive("NStep.n", self.n)
+        positive("NStep.n", self.n, math.inf)
         require_share("NStep.gamma", self.gamma)
 
     @cached_property

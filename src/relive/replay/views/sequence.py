@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -45,7 +46,7 @@ class Sequence:
     step_index: bool = False
 
     def __post_init__(self) -> None:
-        positive("Sequence.length", self.length)
+        positive("Sequence.length", self.length, math.inf)  # `check` says what no memory holds
         if isinstance(self.burn_in, bool) or not isinstance(self.burn_in, Integral) or self.burn_in < 0:
             raise SchemaError(
                 explain("Sequence.burn_in", "a non-negative int", repr(self.burn_in), "Pass an int of at least 0.")

@@ -21,7 +21,7 @@ _Buffer: Any = original_or("components.replay_buffer", ReplayBuffer)
 
 def to_torch_tensor(data: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """An array, a number or a tensor as a tensor of `dtype`."""
-    return data.to(dtype=dtype) if isinstance(data, torch.Tensor) else torch.tensor(data, dtype=dtype)
+    return data.to(dtype=dtype) if isinstance(data, torch.Tensor) else torch.tensor(data, dtype=dtype, device="cpu")
 
 
 def to_tensordict(data: Any, dtype: torch.dtype = torch.float32) -> TensorDict:

@@ -167,7 +167,9 @@ class ReplayBuffer(_Plain):
         if size < _DISTINCT_BELOW:
             drawn = torch.from_numpy(self._random.choice(size, count, replace=False))
         else:
-            drawn = torch.randint(size, (count,), generator=torch.Generator().manual_seed(self._next_seed()))
+            drawn = torch.randint(
+                size, (count,), generator=torch.Generator().manual_seed(self._next_seed()), device="cpu"
+            )
         batch = core.read((drawn + (self._written - size)).to(core.device))
         return placed(batch["action"], **({"idxs": self._identities(batch["index"])} if return_idx else {}))
 
@@ -358,7 +360,9 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
         """Give the row in slot `idx` of `storage` a new priority."""
         if not 0 <= idx < self.size:
             raise AssertionError(f"idx: expected a stored slot below {self.size}, got {idx}.")
-        self._require_rows().update_priority(self._rows_in([idx]), torch.tensor([priority], dtype=torch.float64))
+        self._require_rows().update_priority(
+            self._rows_in([idx]), torch.tensor([priority], dtype=torch.float64, device="cpu")
+        )
 
     def _rows_in(self, slots: Any) -> torch.Tensor:
         """The core's ids of the rows in these slots of `storage`."""
@@ -396,7 +400,7 @@ class PrioritizedReplayBuffer(ReplayBuffer, _ByPriority):
         if self._alpha == 0:
             remedy = "Call update_priorities."
             raise SchemaError(explain("tree", "alpha above 0, to tell priorities from leaves", 0, remedy))
-        priority = torch.as_tensor(np.asarray(leaves, np.float64) ** (1 / self._alpha))
+        priority = torch.as_tensor(np.asarray(leaves, np.float64) ** (1 / self._alpha), device="cpu")
         self._require_rows().update_priority(self._rows_in(slots), priority)
 
 

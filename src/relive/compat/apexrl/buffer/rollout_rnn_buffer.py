@@ -160,4 +160,6 @@ class RolloutRNNBuffer(SteppedRollout):
 
 def _batch_first(hidden: Any) -> Any:
     """(layers, batch, hidden) as (batch, layers, hidden), and back."""
-    return hidden if hidden is None or hidden.ndim < 2 else torch.as_tensor(hidden).transpose(0, 1)
+    if hidden is None or hidden.ndim < 2:
+        return hidden
+    return (hidden if isinstance(hidden, torch.Tensor) else torch.as_tensor(hidden, device="cpu")).transpose(0, 1)
