@@ -152,10 +152,12 @@ def read_kernel(
         start = (piece - PIECES[i]) * CHUNK
         if (start >= 0) & (start < FORMS[i][0]):
             stop = tl.minimum(start + CHUNK, FORMS[i][0])
-            _copy(sources[i], outs[i], first, at, item, where, start, stop, num_envs, size, FORMS[i])
+            _copy(sources[i], outs[i], first, at, item, where, start, stop, num_envs, size, tl.constexpr(FORMS[i]))
     if piece == 0:
         for i in tl.static_range(len(REWARDS)):
-            _sum_rewards(rewards[i], sums[i], slot, place, valid, taken, num_envs, size, n, gamma, REWARDS[i])
+            _sum_rewards(
+                rewards[i], sums[i], slot, place, valid, taken, num_envs, size, n, gamma, tl.constexpr(REWARDS[i])
+            )
         if N > 0:
             tl.store(discounts + place, _discount(taken, n, gamma), valid)
         if HAS_IDS:

@@ -111,7 +111,7 @@ def _leaves_window(kind, row, env, where, slots, num_envs, alive):
 def _store_leaves(leaves, slot, given, item, where, FORMS: tl.constexpr):
     """`_store` every leaf."""
     for i in tl.static_range(len(FORMS)):
-        _store(leaves[i], slot, given[i], item, where, FORMS[i])
+        _store(leaves[i], slot, given[i], item, where, tl.constexpr(FORMS[i]))
 
 
 @triton.jit
@@ -121,11 +121,11 @@ def _continues(
     """Which steps start with the pending observation. Stacks that cannot be rebuilt are counted."""
     differs = valid.to(tl.int32) * 0
     for i in tl.static_range(len(OBS)):
-        differs |= _differs(obs[i], given[i], first, pending, item, valid, num_envs, size, OBS[i])
+        differs |= _differs(obs[i], given[i], first, pending, item, valid, num_envs, size, tl.constexpr(OBS[i]))
     same = opened & (differs == 0)
     for i in tl.static_range(len(OBS)):
         if OBS[i][2] > 1:
-            tl.atomic_add(broken, _misstacked(given[i], following[i], item, valid, same, resets, OBS[i]))
+            tl.atomic_add(broken, _misstacked(given[i], following[i], item, valid, same, resets, tl.constexpr(OBS[i])))
     return same
 
 
