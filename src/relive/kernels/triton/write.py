@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from relive.kernels.triton import words
+from relive.kernels.triton.launching import launch
 from relive.kernels.triton.slots import FINAL, HISTORY, PENDING, TRANSITION, earlier, slot_of
 from relive.kernels.triton.variants import Variant
 from relive.kernels.triton.words import INTERPRETED, Form, Leaf, Rings, blocks
@@ -258,7 +259,7 @@ class StepWriter:
         rings = self._rings
         block, programs = blocks(given.writers, self._most)
         slots, changed = (rings.head, rings.kind) if touched is None else touched
-        write_kernel[(programs,)](
+        launch(write_kernel, rings.kind, programs)(
             self._obs, given.obs, given.nexts, self._nexts, self._others, given.others,
             rings.head if envs is None else envs,
             rings.kind, rings.first, rings.head, rings.open, rings.resetting, rings.count, self._broken, slots, changed,
