@@ -64,8 +64,9 @@ def compiled(variant: Any, target: str, **options: Any) -> Usage:
     attributes = {path: [["tt.divisibility", 16]] for path in _aligned(variant, names)}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = True
-    if hasattr(knobs.amd, "lld_path"):  # Triton 3.4 calls ROCm's linker, which its wheel lacks: the assembly is enough
-        knobs.amd.lld_path = knobs.amd.lld_path or shutil.which("true")
+    amd: Any = knobs.amd
+    if hasattr(amd, "lld_path"):  # Triton 3.4 calls ROCm's linker, which its wheel lacks: the assembly is enough
+        amd.lld_path = amd.lld_path or shutil.which("true")
     told = io.StringIO()
     with redirect_stdout(told):  # what the assembler of NVIDIA says
         result: Any = triton.compile(source, target=GPUTarget(*TARGETS[target]), options={**variant.options, **options})

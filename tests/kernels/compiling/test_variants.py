@@ -83,7 +83,7 @@ def test_a_spill_is_reported(tmp_path: Path) -> None:
     few = ("--kernel", "reverse_scan", "--variant", "GAE float32", "--target", "sm_80", "--most-registers", "16")
     done = run(*few, cache=tmp_path)
     assert done.returncode == 1, done.stderr
-    assert rows(done.stdout)[0].spilled > 0
+    assert rows(done.stdout)[0].spilled
 
 
 @pytest.mark.thorough

@@ -102,7 +102,10 @@ def drive(gpus: Gpus) -> None:
 
     class Driver(DriverBase):
         launcher_cls, utils = Launcher, Utils
-        is_active = classmethod(lambda cls: True)
+
+        @classmethod
+        def is_active(cls) -> Any:
+            return True
 
         def get_current_device(self) -> int:
             return gpus.current()
@@ -113,14 +116,14 @@ def drive(gpus: Gpus) -> None:
         def get_current_target(self) -> Any:
             return GPUTarget("cuda", CAPABILITY, 32)
 
-        def get_active_torch_device(self) -> torch.device:
+        def get_active_torch_device(self) -> Any:
             return torch.device("cuda", gpus.current())
 
         def get_benchmarker(self) -> Any:
             return None
 
-        def map_python_to_cpp_type(self, type_: str) -> str:
-            return type_
+        def map_python_to_cpp_type(self, ty: str) -> str:
+            return ty
 
     driver.set_active(Driver())
 
