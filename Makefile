@@ -5,6 +5,12 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 HASHED := $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes
 SOURCES := $(shell find src csrc conformance -name '*.py' -o -name '*.pyi' -o -name '*.cpp' -o -name '*.hpp' -o -name '*.md') pyproject.toml conformance/pyproject.toml CMakeLists.txt
 
+# What torch 2.8 to 2.14 bring beside the version that is installed here, the last of each minor version; and a numpy with
+# which all of their interpreters run.
+TRITONS := 3.4.0 3.5.1 3.6.0 3.7.1 3.8.0
+TRITON := triton==3.9.0
+NUMPY := numpy==2.3.5
+
 SANITIZERS := address undefined thread
 # torch and tensordict of each environment; the first has the oldest of everything that pyproject.toml allows.
 COMPATIBILITY := 2.6.0/0.7.2 2.10.0/0.10.0 2.10.0/0.13.0 2.13.0/0.13.0 2.13.0/0.15.3
@@ -19,7 +25,7 @@ ORIGINALS := --checkouts build/originals --python agilerl=.venv/agilerl/bin/pyth
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 APART := build/originals/apexrl/src:build/originals/rl_buffer/src:build/originals/wheels
 
-.PHONY: demo test test-all test-long sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep originals originals-full compatibility check stub format docs clean
+.PHONY: demo test test-all test-long tritons kernels sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep originals originals-full compatibility check stub format docs clean
 
 demo: .venv/package
 	$(BIN)/python -m examples.demo
@@ -27,7 +33,7 @@ demo: .venv/package
 # A selection over everything: each public name, adapter, promise and conformance case at least once. Minutes.
 # On a device: make test DEVICE=cuda (or mps, xpu) runs the tests that take one.
 test: .venv/installed
-	$(BIN)/python -m pytest $(if $(DEVICE),tests/devices --device $(DEVICE),-m "not long and not thorough" $(PARALLEL))
+	$(BIN)/python -m pytest $(if $(DEVICE),tests/devices tests/kernels/compiling --device $(DEVICE),-m "not long and not thorough" $(PARALLEL))
 
 # Every test but the long ones, which is also what pytest runs by itself.
 test-all: .venv/installed
@@ -37,6 +43,23 @@ test-all: .venv/installed
 # RELIVE_A1_LONG=500 and the like (docs/reliability.md) make a part shorter.
 test-long: .venv/installed
 	$(BIN)/python -m pytest -m long -v $(PART)
+
+# A gigabyte, a minute and a half: other versions of Triton, for the thorough tests that compile every kernel with each of them.
+tritons: $(TRITONS:%=build/triton/%)
+
+build/triton/%: | .venv/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-compile --target $@ triton==$*
+
+build/triton/numpy: | .venv/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-compile --target $@ $(NUMPY)
+
+# Half an hour: each version of Triton compiles every kernel for three GPUs, and its interpreter's results are compared.
+kernels: .venv/installed tritons build/triton/numpy
+	for version in $(TRITONS); do \
+		PYTHONPATH=build/triton/$$version:src:. $(BIN)/python -m benchmarks.compile_kernels || exit 1; \
+		PYTHONPATH=build/triton/$$version:build/triton/numpy $(BIN)/python -m pytest -m "not thorough" $(PARALLEL) \
+			-W "ignore:Conversion of an array:DeprecationWarning" tests/kernels/triton || exit 1; \
+	done
 
 # The native core built with a sanitizer, in build/sanitize-*: a planted mistake is reported, and the tests have none.
 sanitize: $(SANITIZERS:%=sanitize-%)
@@ -138,9 +161,10 @@ format: .venv/installed
 	touch $@
 
 # "relive[...]" is the package that is installed already: pip adds what the extra asks for, and builds nothing.
+# With a DEVICE torch's wheel may be one of CUDA, which asks for its own Triton.
 .venv/installed: .venv/package requirements/check.txt
 	$(HASHED) -r requirements/check.txt
-	$(PIP) "relive[dev]"
+	$(PIP) "relive[dev]" $(if $(DEVICE),,$(TRITON))
 	touch $@
 
 .venv/docs .venv/bench: .venv/%: .venv/installed

@@ -15,6 +15,7 @@ import json
 import os
 import pkgutil
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
@@ -30,9 +31,9 @@ class Usage(NamedTuple):
     kernel: str
     variant: str
     target: str
-    registers: int
-    """Of a thread; on gfx942 the vector registers."""
-    spilled: int
+    registers: int | None
+    """Of a thread; on gfx942 the vector registers. Triton 3.4 does not say what NVIDIA's assembler told it."""
+    spilled: int | None
     """Bytes that a thread stores to and loads from memory for want of registers (registers on gfx942)."""
     shared: int
     """Bytes of memory that a program shares."""
@@ -63,6 +64,9 @@ def compiled(variant: Any, target: str, **options: Any) -> Usage:
     attributes = {path: [["tt.divisibility", 16]] for path in _aligned(variant, names)}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = True
+    amd: Any = knobs.amd
+    if hasattr(amd, "lld_path"):  # Triton 3.4 calls ROCm's linker, which its wheel lacks: the assembly is enough
+        amd.lld_path = amd.lld_path or shutil.which("true")
     told = io.StringIO()
     with redirect_stdout(told):  # what the assembler of NVIDIA says
         result: Any = triton.compile(source, target=GPUTarget(*TARGETS[target]), options={**variant.options, **options})
@@ -80,8 +84,10 @@ def _aligned(variant: Any, names: list[str]) -> Iterator[tuple[int, ...]]:
             yield (names.index(name),)
 
 
-def _nvidia(told: str) -> tuple[int, int]:
-    """Registers, and spilled bytes."""
+def _nvidia(told: str) -> tuple[int | None, int | None]:
+    """Registers, and spilled bytes; None where Triton hands nothing on."""
+    if not told:
+        return None, None
     return _number(r"Used (\d+) registers", told), sum(map(int, re.findall(r"(\d+) bytes spill", told)))
 
 
@@ -133,6 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if os.environ.pop("TRITON_INTERPRET", "0") == "1" and "triton" in sys.modules:
         parser.error("Triton was imported as an interpreter: run this in a process of its own")
+    import triton
+
+    print(f"Triton {triton.__version__}", file=sys.stderr)
     options = {} if chosen.most_registers is None else {"maxnreg": chosen.most_registers}
     rows = []
     for variant in chosen_variants(chosen.kernel, chosen.variant):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -11,8 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-if not torch.cuda.is_available():
-    # Read when Triton is imported, which anything below may do: its kernels then run on the host.
+if not (torch.cuda.is_available() and "cuda" in " ".join([os.environ.get("RELIVE_TEST_DEVICE", ""), *sys.argv])):
+    # Read when Triton is imported, which anything below may do: its kernels then run on the host, else on the GPU.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from relive import kernels

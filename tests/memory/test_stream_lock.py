@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from relive.memory import Heap
 from relive.memory.stream_lock import stream_lock
 
-DEVICE = torch.device("cuda")
+DEVICE = torch.device("cuda:1")
 
 
 class Stream:
@@ -28,9 +30,19 @@ class Streams:
     """What torch.cuda says of this thread."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.current, self.is_capturing = Stream(), False
+        self.current, self.is_capturing, self._device = Stream(), False, torch.device("cuda:0")
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _: self.current)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", self._captures)
+        monkeypatch.setattr(torch.cuda, "device", self._on)
+
+    def _captures(self) -> bool:
+        return self.is_capturing and self._device == DEVICE
+
+    @contextmanager
+    def _on(self, device: torch.device) -> Iterator[None]:
+        before, self._device = self._device, device
+        yield
+        self._device = before
 
 
 @pytest.fixture

@@ -35,3 +35,9 @@ def test_the_tools_are_those_that_the_packages_ask_for_and_are_pinned_once() -> 
     for name in entries(FILES[0]).keys() & entries(FILES[1]).keys():
         versions = {entries(file)[name].split(" ")[0] for file in FILES}
         assert len(versions) == 1, versions
+
+
+def test_nothing_is_pinned_that_a_torch_for_cuda_asks_for_in_its_own_version() -> None:
+    """pip finds no solution for `torch==x` of CUDA beside another Triton than its own."""
+    names = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert not [name for name in names if name in ("triton", "pytorch-triton-rocm") or name.startswith("nvidia-")]

@@ -8,7 +8,9 @@ torch without DLPack's C exchange API the classes of `bridge` stand in for those
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -64,12 +66,13 @@ def force(name: Literal["torch", "triton"]) -> Iterator[None]:
 
     "torch" runs CPU tensors as on a device that has no native kernels. "triton" runs them by Triton's interpreter as on
     CUDA: nothing waits for a result, and what only the device knows is counted until `check()`. It needs
-    TRITON_INTERPRET=1 in the environment of the process. A replay buffer keeps the backend that it was made with.
+    TRITON_INTERPRET=1 in the environment of the process, or an active driver of Triton that takes CPU tensors, such as
+    one that counts launches and runs nothing. A replay buffer keeps the backend that it was made with.
     """
     if name not in ("torch", "triton"):
         raise SchemaError(explain("kernels.force", '"torch" or "triton"', repr(name), "Pass one of them."))
     if name == "triton":
-        _require_interpreter()
+        _require_launches_on_the_host()
     global _active, _forced
     before = _active, _forced
     _active, _forced = None, name
@@ -79,17 +82,31 @@ def force(name: Literal["torch", "triton"]) -> Iterator[None]:
         _active, _forced = before
 
 
-def _require_interpreter() -> None:
+def _require_launches_on_the_host() -> None:
     if not _has_triton():
         remedy = "Install it: pip install 'relive[triton]'."
         raise RuntimeError(explain('kernels.force("triton")', "an installed Triton", "no module triton", remedy))
-    from triton.language import standard  # noqa: PLC0415 (optional)
-    from triton.runtime.jit import JITFunction  # noqa: PLC0415
+    try:
+        _probe(torch.device("cpu"))
+    except Exception as error:
+        expected = "Triton's interpreter, or a driver that takes CPU tensors"
+        remedy = (
+            "Set the environment variable TRITON_INTERPRET=1 before Python starts: it is read when Triton is imported."
+        )
+        raise RuntimeError(explain('kernels.force("triton")', expected, _failure(error), remedy)) from error
 
-    if isinstance(standard.zeros, JITFunction):  # decided when Triton was imported
-        remedy = "Set the environment variable TRITON_INTERPRET=1 before Python starts: it is read by that import."
-        got = "a Triton that was imported to compile"
-        raise RuntimeError(explain('kernels.force("triton")', "Triton's interpreter, for CPU tensors", got, remedy))
+
+def _probe(device: torch.device) -> None:
+    from relive.kernels.triton.launching import probe  # noqa: PLC0415 (which needs Triton)
+
+    probe(device)
+
+
+def _failure(error: Exception) -> str:
+    """The installed version of Triton, and the last line of an error of it."""
+    version = getattr(sys.modules.get("triton"), "__version__", "that cannot be imported")
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"Triton {version} ({type(error).__name__}: {lines[-1]})"
 
 
 @cache
@@ -101,13 +118,24 @@ def runs_triton(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether Triton's kernels work on the memory of all these tensors."""
     if _forced is not None or not tensors or not tensors[0].is_cuda:
         return _forced == "triton" and all(tensor.is_cpu for tensor in tensors)
-    return _has_triton() and _compiles(tensors[0].device) and all(tensor.is_cuda for tensor in tensors)
+    return _serves(tensors[0].device) and all(tensor.is_cuda for tensor in tensors)
 
 
 @cache
-def _compiles(device: torch.device) -> bool:
-    """Whether Triton compiles for a GPU: for AMD's, and for NVIDIA's from Turing on."""
-    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (7, 5)
+def _serves(device: torch.device) -> bool:
+    """Whether Triton serves a GPU: AMD's, and NVIDIA's from Turing on, where a small kernel compiles and is launched.
+
+    Asked once for each device. Where Triton is installed and fails, a warning says that torch ops serve instead.
+    """
+    if not _has_triton() or (torch.version.hip is None and torch.cuda.get_device_capability(device) < (7, 5)):
+        return False
+    try:
+        _probe(device)
+    except Exception as error:  # whatever Triton, its assembler or the compiler of its launcher raises
+        remedy = "Torch ops serve instead, with more launches per call; install the Triton that comes with your torch."
+        warnings.warn(explain("kernels", "Triton 3.4 or later that compiles", _failure(error), remedy), stacklevel=2)
+        return False
+    return True
 
 
 def force_torch() -> AbstractContextManager[None]:

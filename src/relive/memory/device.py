@@ -78,8 +78,14 @@ class Memory:
 
     @staticmethod
     def of(device: torch.device | str | Memory) -> Memory:
-        """The memory that a `device=` argument names."""
-        return device if isinstance(device, Memory) else Memory(device_of(device))
+        """The memory that a `device=` argument names; "cuda" names the device that is current in this thread."""
+        if isinstance(device, Memory):
+            return device
+        named = device_of(device)
+        if named.type == "cuda" and named.index is None and torch.cuda.is_available():
+            # Tensors of later calls belong there too, whatever device is current then.
+            named = torch.device("cuda", torch.cuda.current_device())
+        return Memory(named)
 
     def __repr__(self) -> str:
         if self.place is not None:

@@ -28,8 +28,11 @@ class _Follower:
 
     def __call__(self) -> None:
         stream = torch.cuda.current_stream(self._device)
-        if stream == self._last or torch.cuda.is_current_stream_capturing():
+        if stream == self._last:
             return
+        with torch.cuda.device(self._device):  # torch asks the current device
+            if torch.cuda.is_current_stream_capturing():
+                return
         if self._last is not None:
             stream.wait_stream(self._last)
         self._last = stream

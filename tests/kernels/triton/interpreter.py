@@ -61,6 +61,8 @@ def _patched_once(module: Any) -> Iterator[None]:
         if not languages:
             return None
         is_outermost, scope = not done, patch(function)
+        if scope is None:  # before Triton 3.6 nothing is restored, and so nothing can be patched once
+            return None
         done.update(languages)
         restore = scope.restore
         scope.restore = lambda: (done.clear(), restore()) if is_outermost else restore()

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from relive.kernels.triton.launching import launch
 from relive.kernels.triton.philox import count_call, random_pair
 from relive.kernels.triton.slots import TRANSITION, slot_of
 from relive.kernels.triton.variants import Variant
@@ -96,7 +97,7 @@ def draw_slots(rings: Rings, stream: torch.Tensor, rows: int) -> torch.Tensor:
     """Flat slots of transitions, uniformly and with replacement [rows]; some slot where there is no transition."""
     out = torch.empty(rows, dtype=torch.int64, device=stream.device)
     block, programs = blocks(rows, _rows(rings.num_envs))
-    draw_rows_kernel[(programs,)](
+    launch(draw_rows_kernel, stream, programs)(
         stream, rings.kind, rings.head, rings.open, rings.floor, rings.count, out, rings.slots, rings.num_envs,
         rings.alive, rows, **_groups(rings.num_envs), BLOCK=block, enable_fp_fusion=False,
     )  # fmt: skip

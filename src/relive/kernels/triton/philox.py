@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from relive.kernels.triton.launching import launch
 from relive.kernels.triton.variants import Variant
 from relive.kernels.triton.words import blocks
 
@@ -62,7 +63,7 @@ def uniform_numbers(stream: torch.Tensor, count: int) -> torch.Tensor:
     """So many float64 in [0, 1)."""
     out = torch.empty(count, dtype=torch.float64, device=stream.device)
     block, programs = blocks(count, 256)
-    uniform_kernel[(programs,)](stream, out, count, BLOCK=block, enable_fp_fusion=False)
+    launch(uniform_kernel, stream, programs)(stream, out, count, BLOCK=block, enable_fp_fusion=False)
     return out
 
 

@@ -12,6 +12,7 @@ import torch
 
 from relive.kernels.priority import RingTensors
 from relive.kernels.triton import priorities as kernels
+from relive.kernels.triton.launching import launch
 
 
 class TritonTree:
@@ -72,7 +73,7 @@ class TritonTree:
         """Give changed leaves the mass of the largest priority, or zero where by its `kind` a slot is no transition."""
         if not len(touched):
             return
-        kernels.mark_kernel[(1,)](
+        launch(kernels.mark_kernel, self._leaves, 1)(
             touched, changed.view(torch.uint8), kind, self._leaves, self._sums, self._least, self._state, self.largest,
             len(touched), self.num_leaves, self._levels, self._root, alpha, eps,
             LEAST=self._keeps_least, BLOCK=kernels.BLOCK, **kernels.OPTIONS,
@@ -90,7 +91,7 @@ class TritonTree:
         masses = torch.empty(count, dtype=torch.float64, device=self._device)
         where = (self._stamps, stale, stale) if ring is None else ring[:3]
         slots, num_envs, alive = (1, 1, 1) if ring is None else (*ring.kind.shape, ring.alive)
-        kernels.update_kernel[(1,)](
+        launch(kernels.update_kernel, self._leaves, 1)(
             index.contiguous(), priority.contiguous(), touched, masses, stale,
             self._leaves, self._sums, self._least, self._state, self._stamps, self.largest, self.faults, *where,
             count, self.num_leaves, self._levels, self._root, slots, num_envs, alive, alpha, eps,
@@ -129,7 +130,7 @@ class TritonTree:
             weights = torch.empty(count, dtype=torch.float32, device=self._device)
         leaves, priorities = self._draw(count, random, "global" if by_smallest else "batch", beta, weights)
         if count and not by_smallest:
-            kernels.weigh_kernel[(-(-count // kernels.BLOCK),)](
+            launch(kernels.weigh_kernel, self._leaves, -(-count // kernels.BLOCK))(
                 priorities, self._smallest, weights, count, beta,
                 NOTHING=kernels.NOTHING_DRAWN, BLOCK=kernels.BLOCK, **kernels.OPTIONS,
             )  # fmt: skip
@@ -141,7 +142,7 @@ class TritonTree:
         leaves = torch.empty(count, dtype=torch.int64, device=self._device)
         priorities = torch.empty(count, dtype=torch.float64, device=self._device)
         if count:
-            kernels.prioritized_draw_kernel[(-(-count // kernels.DRAW_BLOCK),)](
+            launch(kernels.prioritized_draw_kernel, self._leaves, -(-count // kernels.DRAW_BLOCK))(
                 random.numbers, self._leaves, self._sums, self._least, self._smallest, self.faults,
                 leaves, priorities, priorities if weights is None else weights,
                 count, self.num_leaves, self._levels, self._root, beta,
@@ -155,7 +156,7 @@ class TritonTree:
         return self._leaves
 
     def rebuild(self) -> None:
-        kernels.rebuild_kernel[(1,)](
+        launch(kernels.rebuild_kernel, self._leaves, 1)(
             self._leaves, self._sums, self._least, self._state, self._stamps, self.num_leaves, self._levels, self._root,
             LEAST=self._keeps_least, BLOCK=kernels.BLOCK, **kernels.OPTIONS,
         )  # fmt: skip

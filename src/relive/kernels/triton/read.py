@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from relive.kernels.triton.launching import launch
 from relive.kernels.triton.slots import TRANSITION, earlier, later, row_of
 from relive.kernels.triton.variants import Variant
 from relive.kernels.triton.words import INTERPRETED, Form, Leaf, Rings, blocks
@@ -152,10 +153,12 @@ def read_kernel(
         start = (piece - PIECES[i]) * CHUNK
         if (start >= 0) & (start < FORMS[i][0]):
             stop = tl.minimum(start + CHUNK, FORMS[i][0])
-            _copy(sources[i], outs[i], first, at, item, where, start, stop, num_envs, size, FORMS[i])
+            _copy(sources[i], outs[i], first, at, item, where, start, stop, num_envs, size, tl.constexpr(FORMS[i]))
     if piece == 0:
         for i in tl.static_range(len(REWARDS)):
-            _sum_rewards(rewards[i], sums[i], slot, place, valid, taken, num_envs, size, n, gamma, REWARDS[i])
+            _sum_rewards(
+                rewards[i], sums[i], slot, place, valid, taken, num_envs, size, n, gamma, tl.constexpr(REWARDS[i])
+            )
         if N > 0:
             tl.store(discounts + place, _discount(taken, n, gamma), valid)
         if HAS_IDS:
@@ -201,7 +204,7 @@ class RowReader:
         """Fill words `outs` in the order of the sources; `length`: slots are sequences of so many steps."""
         rings = self._rings
         block, programs = blocks(slots.numel(), _rows(self._pieces))
-        read_kernel[(programs, self._pieces)](
+        launch(read_kernel, slots, programs, self._pieces)(
             slots, self._words, tuple(outs), self._rewards or (rings.head,), tuple(sums) or (rings.head,),
             slots if ids is None else ids, slots if discount is None else discount,
             rings.kind, rings.first, rings.head, rings.open, rings.slots, rings.num_envs, rings.size, slots.numel(),

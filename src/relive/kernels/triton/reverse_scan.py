@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from relive.kernels.triton.launching import launch
 from relive.kernels.triton.variants import Variant
 
 BLOCK = 64
@@ -103,7 +104,7 @@ def scan(
         read = [_three_axes(reward if tensor is None else tensor) for tensor in order]
         steps, envs, agents = read[0].shape
         gamma, lam, rho_bar, c_bar = (*settings, 0.0, 0.0)[:4]
-        reverse_scan_kernel[(triton.cdiv(envs * agents, BLOCK),)](
+        launch(reverse_scan_kernel, first, triton.cdiv(envs * agents, BLOCK))(
             first, second, *read, *(tensor.stride() for tensor in read), steps, envs, agents,
             gamma, lam, rho_bar, c_bar,
             RULE=rule, MASKED=mask is not None, KEEPS=lam != 1, BLOCK=BLOCK, **OPTIONS,

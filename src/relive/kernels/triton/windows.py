@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from relive.kernels.triton.launching import launch
 from relive.kernels.triton.slots import FINAL, TRANSITION
 from relive.kernels.triton.variants import Variant
 from relive.kernels.triton.words import Rings, blocks
@@ -128,7 +129,7 @@ def find_windows(rings: Rings, drawn: torch.Tensor, before: int, after: int, cro
     """The windows of the drawn slots [B], at most `MOST_STEPS` steps each."""
     rows, tiles = len(drawn), _tiles(before, after, cross)
     block, programs = blocks(rows, _rows(tiles))
-    windows_kernel[(programs,)](
+    launch(windows_kernel, drawn, programs)(
         drawn, out.slots, out.mask, out.train, out.is_first, out.ids, rings.kind, rings.first, rings.head, rings.open,
         rings.slots, rings.num_envs, rows, before, after, CROSS=cross, BLOCK=block, **tiles, **_options(tiles),
     )  # fmt: skip

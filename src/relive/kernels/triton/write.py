@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from relive.kernels.triton import words
+from relive.kernels.triton.launching import launch
 from relive.kernels.triton.slots import FINAL, HISTORY, PENDING, TRANSITION, earlier, slot_of
 from relive.kernels.triton.variants import Variant
 from relive.kernels.triton.words import INTERPRETED, Form, Leaf, Rings, blocks
@@ -111,7 +112,7 @@ def _leaves_window(kind, row, env, where, slots, num_envs, alive):
 def _store_leaves(leaves, slot, given, item, where, FORMS: tl.constexpr):
     """`_store` every leaf."""
     for i in tl.static_range(len(FORMS)):
-        _store(leaves[i], slot, given[i], item, where, FORMS[i])
+        _store(leaves[i], slot, given[i], item, where, tl.constexpr(FORMS[i]))
 
 
 @triton.jit
@@ -121,11 +122,11 @@ def _continues(
     """Which steps start with the pending observation. Stacks that cannot be rebuilt are counted."""
     differs = valid.to(tl.int32) * 0
     for i in tl.static_range(len(OBS)):
-        differs |= _differs(obs[i], given[i], first, pending, item, valid, num_envs, size, OBS[i])
+        differs |= _differs(obs[i], given[i], first, pending, item, valid, num_envs, size, tl.constexpr(OBS[i]))
     same = opened & (differs == 0)
     for i in tl.static_range(len(OBS)):
         if OBS[i][2] > 1:
-            tl.atomic_add(broken, _misstacked(given[i], following[i], item, valid, same, resets, OBS[i]))
+            tl.atomic_add(broken, _misstacked(given[i], following[i], item, valid, same, resets, tl.constexpr(OBS[i])))
     return same
 
 
@@ -258,7 +259,7 @@ class StepWriter:
         rings = self._rings
         block, programs = blocks(given.writers, self._most)
         slots, changed = (rings.head, rings.kind) if touched is None else touched
-        write_kernel[(programs,)](
+        launch(write_kernel, rings.kind, programs)(
             self._obs, given.obs, given.nexts, self._nexts, self._others, given.others,
             rings.head if envs is None else envs,
             rings.kind, rings.first, rings.head, rings.open, rings.resetting, rings.count, self._broken, slots, changed,

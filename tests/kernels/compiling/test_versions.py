@@ -1,0 +1,39 @@
+"""Every version of Triton that a supported torch brings compiles every variant of every kernel.
+
+The installed version compiles for three GPUs in `test_variants`. The other ones are those that `make tritons` has put
+into `build/triton`: they compile for one GPU here, and for three by `make kernels`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.compile_kernels import variants
+from tests.kernels.compiling.test_variants import ROOT, rows, run
+
+FOLDER = ROOT / "build" / "triton"
+FOUND = re.search(r"^TRITONS := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+VERSIONS = FOUND[1].split() if FOUND else []
+
+
+def test_every_minor_version_from_the_oldest_one_on_is_compiled() -> None:
+    minor = [int(version.split(".")[1]) for version in VERSIONS]
+    assert minor == list(range(4, 9))  # and the installed one
+    assert '"triton>=3.4;' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_variant_compiles(version: str, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
+    if not (FOLDER / version).exists():
+        pytest.skip(f"Triton {version} is not in {FOLDER}: make tritons downloads it")
+    done = run("--target", "sm_90", cache=tmp_path, triton=FOLDER / version)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(row.kernel, row.variant) for row in rows(done.stdout)] == [
+        (variant.kernel.__name__, variant.name) for variant in variants()
+    ]
+    assert f"Triton {version}" in done.stderr
