@@ -124,8 +124,7 @@ class ReplayBuffer(Portable):
         """How many steps and samples a RateLimit has let through."""
         self._inserted: int | None = None
         """The number of steps that a RateLimit has let through with the write that it is making."""
-        flags = shared if room.keeper is None else Heap(torch.device("cpu"))  # one process has a disk folder
-        self._limit_closed = flags.allocate("closed", (1,), torch.bool)
+        self._limit_closed = shared.allocate("closed", (1,), torch.bool)
         """Whether a RateLimit of this buffer was closed; not saved."""
         self._lock = lock_for(self, room.lock(mend_callback(self)))
         self._keeper = room.keeper
