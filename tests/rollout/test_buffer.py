@@ -332,9 +332,9 @@ class TestStatistics:
         stats = rl.EpisodeStats(N)
         count = stats._step
 
-        def tell(reward: Any, *flags: Any, mask: Any, **options: Any) -> Any:
+        def tell(reward: Any, *, mask: Any, **options: Any) -> Any:
             told.append((reward.tolist(), mask.tolist()))
-            return count(reward, *flags, mask=mask, **options)
+            return count(reward, mask=mask, **options)
 
         monkeypatch.setattr(stats, "_step", tell)
         rollout = make(filled=0, autoreset="NEXT_STEP", stats=stats)

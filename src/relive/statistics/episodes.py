@@ -151,7 +151,7 @@ class EpisodeStats:
 
     def _changed(self, steps: Sequence[_Step]) -> _Changes:
         """What the counts will be after these steps; the caller holds the lock."""
-        running, counts = (x.clone() if self._ops is torch else x.copy() for x in (self._open, self._counts))
+        running, counts = self._open * 1, self._counts * 1  # copies, of arrays and of tensors
         finished: list[tuple[Any, Any]] = []
         for gained, flags, ended, count in steps:
             if self._ops is np and counts[1] > _MOST_STEPS - len(ended):  # elsewhere nobody looks
@@ -332,6 +332,11 @@ class EpisodeStats:
         """Go back to a snapshot, of these statistics or of others with the same arguments."""
         with self._lock:
             self._bind(restored_snapshot("EpisodeStats", snapshot, self._tensors))
+
+
+def plan_steps(stats: EpisodeStats, steps: Iterable[Mapping[str, Any]]) -> PlannedSteps:
+    """Steps in time order, each the arguments of `update`, to be counted when the plan is called."""
+    return stats._plan([stats._step(**step) for step in steps])
 
 
 class _Step(NamedTuple):

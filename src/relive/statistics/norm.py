@@ -256,6 +256,11 @@ class RunningNorm:
             self._state = restored_snapshot("RunningNorm", snapshot, self._state)
 
 
+def plan_rows(norm: RunningNorm, x: Any, mask: Any) -> PlannedRows:
+    """Rows that a norm takes in when the plan is called; see `RunningNorm.update`."""
+    return norm._plan(x, mask)
+
+
 class PlannedRows:
     """Rows that a norm takes in once, however often this is called: a signal may interrupt it."""
 

@@ -20,8 +20,8 @@ from relive.fields.schema import Field, Path, Schema, caller_shape
 from relive.fields.vocabulary import NAME
 from relive.memory.documents import Node
 from relive.memory.saved import Saved, State
-from relive.statistics.episodes import EpisodeStats
-from relive.statistics.norm import Norms, RunningNorm
+from relive.statistics.episodes import EpisodeStats, plan_steps
+from relive.statistics.norm import Norms, RunningNorm, plan_rows
 
 _STEP = ("reward", "terminated", "truncated")
 
@@ -88,8 +88,8 @@ class Observers:
         """
         plans: list[Callable[[], None]] = []
         if self.stats is not None:
-            plans.append(self.stats._plan(self._steps(self.stats, block, mask, measured, envs)))
-        plans += [norm._plan(block[column], mask) for column, norm in self._norms.items() if column in block]
+            plans.append(plan_steps(self.stats, self._steps(self.stats, block, mask, measured, envs)))
+        plans += [plan_rows(norm, block[column], mask) for column, norm in self._norms.items() if column in block]
 
         def tell() -> None:
             for plan in plans:
@@ -99,8 +99,8 @@ class Observers:
 
     def _steps(
         self, stats: EpisodeStats, block: Mapping[int, Any], mask: Any, measured: Mapping[str, Any], envs: Any
-    ) -> list[Any]:
-        """The steps of a block as the statistics count them."""
+    ) -> list[dict[str, Any]]:
+        """The steps of a block as arguments of `EpisodeStats.update`."""
         named = {name: block[column] for name, column in self._fields.items() if column in block}
         named.update(measured)
         named["reward"] = _of_all_agents([block[column] for column in self._rewards])
@@ -113,8 +113,8 @@ class Observers:
             step = {name: self._whole(values[t], envs) for name, values in named.items()}
             metrics = {name: step[name] for name in stats.metrics if name in step}
             reasons = {name: step[name] != 0 for name in stats.reasons if name in step}
-            flags = (step[name] for name in _STEP)
-            steps.append(stats._step(*flags, mask=step.get("mask"), metrics=metrics, reasons=reasons))
+            flags = {name: step[name] for name in _STEP}
+            steps.append({**flags, "mask": step.get("mask"), "metrics": metrics, "reasons": reasons})
         return steps
 
     def ended(self, block: Mapping[int, Any]) -> Any:
