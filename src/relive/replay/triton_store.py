@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class TritonStore(TorchStore):
     """A `ReplayStore` of few launches: one for a write of any number of steps, two for a uniform sample.
 
-    Writes, uniform and prioritized draws, and reads of slots do not wait for the device. What Triton has no kernel for runs on torch ops. Under
-    Triton's interpreter host memory is treated as a device's. Draws differ from those of other stores with the same
-    seed; among Triton's they are the same on every device.
+    Writes, uniform and prioritized draws, and reads of slots do not wait for the device. What Triton has no kernel for
+    runs on torch ops. Under Triton's interpreter host memory is treated as a device's. Draws differ from those of other
+    stores with the same seed; among Triton's they are the same on every device.
     """
 
     fuses = True

@@ -36,7 +36,7 @@ def launch(kernel: Any, near: torch.Tensor, *grid: int) -> Callable[..., None]:
 def _copy_row(source, out, FORM: tl.constexpr):
     column = tl.arange(0, FORM[1])
     words = tl.load(source + column, column < FORM[0], other=0)
-    tl.store(out + column, tl.zeros((FORM[1],), words.dtype) + words, column < FORM[0])
+    tl.store(out + column, tl.zeros(column.shape, words.dtype) + words, column < FORM[0])
 
 
 @triton.jit
