@@ -56,7 +56,7 @@ build/triton/numpy: | .venv/python
 # Half an hour: each version of Triton compiles every kernel for three GPUs, and its interpreter's results are compared.
 kernels: .venv/installed tritons build/triton/numpy
 	for version in $(TRITONS); do \
-		PYTHONPATH=build/triton/$$version:src:. $(BIN)/python -m benchmarks.compile_kernels || exit 1; \
+		PYTHONPATH=build/triton/$$version:src:. $(BIN)/python -m benchmarks.compile_kernels --may-spill || exit 1; \
 		PYTHONPATH=build/triton/$$version:build/triton/numpy $(BIN)/python -m pytest -m "not thorough" $(PARALLEL) \
 			-W "ignore:Conversion of an array:DeprecationWarning" tests/kernels/triton || exit 1; \
 	done

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from relive.kernels.triton.variants import Variant
-from relive.kernels.triton.words import Frames, Leaf
+from relive.kernels.triton.words import INTERPRETED, Frames, Leaf
 
 OPTIONS = {"enable_fp_fusion": False}
 
@@ -36,7 +36,7 @@ def launch(kernel: Any, near: torch.Tensor, *grid: int) -> Callable[..., None]:
 def _copy_row(source, out, FORM: tl.constexpr):
     column = tl.arange(0, FORM[1])
     words = tl.load(source + column, column < FORM[0], other=0)
-    tl.store(out + column, tl.zeros((FORM[1],), words.dtype) + words, column < FORM[0])
+    tl.store(out + column, tl.zeros(column.shape, words.dtype) + words, column < FORM[0])
 
 
 @triton.jit
@@ -48,6 +48,8 @@ def probe_kernel(sources, outs, FORMS: tl.constexpr):
 
 def probe(device: torch.device) -> None:
     """Compile and launch a small kernel on a device; raise what Triton raises there."""
+    if INTERPRETED and isinstance(tl.standard.zeros, triton.JITFunction):  # its own functions compile, ours do not
+        raise RuntimeError("TRITON_INTERPRET was set after Triton had been imported")
     leaf = Leaf.of(torch.zeros(1, 1, 12, device=device), Frames(), 16)
     launch(probe_kernel, leaf.words, 1)((leaf.words,), (torch.empty_like(leaf.words),), FORMS=(leaf.form,), **OPTIONS)
 
