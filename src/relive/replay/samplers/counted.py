@@ -59,8 +59,9 @@ class _Run(Draws):
 
     def draw(self, count: int, *weight: torch.Tensor) -> Drawn:
         drawn = self._inner.draw(count, *weight)
-        self._last, self._number = drawn.slots, self._number + 1
+        self._last = drawn.slots
         self._add(1)
+        self._number += 1  # not before: what was not counted is not taken back
         return drawn
 
     def _add(self, times: int) -> None:
