@@ -11,9 +11,10 @@ import tempfile
 import threading
 from collections.abc import Callable
 from functools import partial
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, count
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -117,6 +118,14 @@ GYM = (np.ones((2, 3), np.float32), np.ones(2), FLAG, FLAG, {})
 INDEX = np.array([0, 1])
 FOLDER = tempfile.TemporaryDirectory()
 atexit.register(FOLDER.cleanup)
+FOLDERS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+NUMBERS = count()
+
+
+def folder_of(buffer: Any) -> str:
+    """The folder that a buffer is saved into, its own."""
+    return FOLDERS.setdefault(buffer, f"{FOLDER.name}/{next(NUMBERS)}")
+
 
 Calls = dict[str, Callable[[Any], object]]
 
@@ -139,7 +148,7 @@ REPLAY: Calls = {
     "columns": lambda b: b.columns,
     "state_dict": lambda b: b.state_dict(),
     "load_state_dict": lambda b: b.load_state_dict(b.state_dict()),
-    "save": lambda b: b.save(f"{FOLDER.name}/replay"),
+    "save": lambda b: b.save(folder_of(b)),
     "handle": lambda b: b.handle(),
     "close": lambda b: b.close(),
     "check": lambda b: b.check(),
@@ -159,7 +168,7 @@ ROLLOUT: Calls = {
     "stage": lambda b: b.stage(action=STEP["action"]),
     "lend": lambda b: b.lend(),
     "nbytes": lambda b: b.nbytes,
-    "save": lambda b: b.save(f"{FOLDER.name}/rollout"),
+    "save": lambda b: b.save(folder_of(b)),
     "check": lambda b: b.check(),
     "take_back": lambda b: b.take_back(3),
     "clear": lambda b: b.clear(),
@@ -186,7 +195,7 @@ DISTILLATION: Calls = {
     "fill": lambda b: b.fill(SOURCE),
     "clear": lambda b: b.clear(),
     "round": lambda b: b.round,
-    "save": lambda b: b.save(f"{FOLDER.name}/distillation"),
+    "save": lambda b: b.save(folder_of(b)),
     "check": lambda b: b.check(),
     "next_round": lambda b: b.next_round(),
     "mix": lambda b: b.mix(np.zeros(3), np.ones(3), 0.5),

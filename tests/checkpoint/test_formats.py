@@ -83,7 +83,8 @@ def test_a_writer_of_format_2_continues_a_folder_of_format_1(tmp_path: Path, mon
         patch.setattr(archive, "READERS", manifest.READERS)
         for module in (documents, archive):
             patch.setattr(module, "FORMAT", 2)
-        number = new.save(tmp_path)
+        with pytest.warns(UserWarning, match="checkpoints of another buffer are there, and stay"):
+            number = new.save(tmp_path)
         assert (tmp_path / "FORMAT").read_bytes() == b"recollect checkpoint 2\n"
         assert equal(subject.read(rl.load(tmp_path, number=number - 1)), subject.read(old))
     with pytest.raises(rl.IncompatibleCheckpoint, match="FORMAT: expected format 1 at most, got 2"):

@@ -19,6 +19,7 @@ CACHES = {
     "_running",
     "_slice_starts",
     "_rows",
+    "_rows_left",
     "_queues",
     "_drawn",
     "_written",

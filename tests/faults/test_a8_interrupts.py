@@ -338,7 +338,7 @@ def memory(place: str, folder: Path) -> Any:
 def rollout(**settings: Any) -> rl.RolloutBuffer:
     return rl.RolloutBuffer(
         5, NUM_ENVS, obs=2, action=(), stats=rl.EpisodeStats(NUM_ENVS, window=4), norm={"obs": rl.RunningNorm(2)},
-        extra={"hidden": rl.Carry(3, every=2)}, seed=0, **settings,
+        extra={"hidden": rl.Carry(3)}, seed=0, **settings,
     )  # fmt: skip
 
 
