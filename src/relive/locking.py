@@ -82,7 +82,7 @@ def complete(change: Callable[[], object]) -> None:
     """Call `change`, and call it again if an exception from a signal handler has interrupted it; then that is raised.
 
     All that it does are assignments of what was computed before, so that a second call leads to the same. The native
-    twin withstands any number of signals, this one three.
+    twin withstands any number of signals, this one two.
     """
     try:
         change()
