@@ -216,3 +216,18 @@ def test_a_copied_folder_continues_where_it_is(tmp_path: Path) -> None:
     loaded.save(tmp_path / "b", keep=1)
     replay.save(tmp_path / "a", keep=1)
     assert list(lineages(tmp_path / "a")) == list(lineages(tmp_path / "b")) == [2]
+
+
+def test_a_buffer_loaded_in_place_of_a_damaged_one_continues_the_lineage(tmp_path: Path) -> None:
+    replay = made()
+    for n in range(3):
+        step_replay(replay, 50 + n)
+        replay.save(tmp_path, keep=5)
+    state = tmp_path / "state" / "00000003.bin"
+    state.write_bytes(state.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="skipped a damaged checkpoint and loaded number 2"):
+        loaded = rl.load(tmp_path)
+    loaded.save(tmp_path, keep=2)
+    assert len(set(lineages(tmp_path).values())) == 1
+    assert list(lineages(tmp_path)) == [3, 4]
+    assert equal(digest(rl.load(tmp_path)), digest(loaded))

@@ -15,6 +15,7 @@ import os
 import random
 import resource
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,17 @@ class Within(Subject):
         return {"__enter__": tuple, "__exit__": lambda: (None, None, None)}
 
 
+class GuardedLock(Subject):
+    name = "GuardedLock"
+
+    def __init__(self, near: Near) -> None:
+        super().__init__(near)
+        self.arguments = (threading.RLock(), lambda: None)
+
+    def methods(self) -> dict[str, Callable[[], Arguments]]:
+        return {"__enter__": tuple, "__exit__": lambda: (None, None, None)}
+
+
 class PriorityTree(Subject):
     name = "PriorityTree"
 
@@ -302,7 +314,7 @@ class PriorityTree(Subject):
 
         def update() -> Arguments:
             index = some(-1)
-            return index, torch.rand(len(index), dtype=near.choice((torch.float32, torch.float64))), 0.6, 1e-6
+            return index, torch.rand(len(index), dtype=near.choice((torch.float32, torch.float64))), 0.6, 1e-6, [1.0]
 
         def put() -> Arguments:
             index = some()
@@ -359,10 +371,7 @@ class RingMemory(Subject):
         self.seals = torch.zeros(*lead, 2, dtype=torch.int64) if self.durable else None
         self.last = (self.slots, near.random() < 0.3, near.random() < 0.3, self.single, 2, 3, 4)
         before = (self.columns, self.stacks, [0, 1], self.nexts)
-        if near.random() < 0.5:
-            self.arguments = (*before, {**self.state, "journal": self.journal, "seals": self.seals}, *self.last)
-        else:
-            self.arguments = (*before, tuple(self.state.values()), self.journal, self.seals, *self.last)
+        self.arguments = (*before, {**self.state, "journal": self.journal, "seals": self.seals}, *self.last)
 
     def frame_shape(self) -> tuple[int, ...]:
         if not self.k:
@@ -402,7 +411,7 @@ class RingMemory(Subject):
             torch.zeros(*lead, *self.frame_shape(), dtype=torch.uint8),
             torch.rand(*lead, 3, generator=_random(near)),
         )
-        return values, nexts, chosen, steps or 1, steps is not None
+        return values, nexts, chosen, steps or 1, steps is not None, near.choice((None, lambda: None))
 
     def methods(self) -> dict[str, Callable[[], Arguments]]:
         near, flat = self.near, self.slots * self.envs
@@ -552,8 +561,8 @@ class SequenceGather(Subject):
 
 
 SUBJECTS: tuple[type[Subject], ...] = (
-    Columns, Flattener, Gather, ProcessLock, Within, PriorityTree, RingMemory, WriteBack, OffsetReader, SequenceIndex,
-    SequenceGather,
+    Columns, Flattener, Gather, GuardedLock, ProcessLock, Within, PriorityTree, RingMemory, WriteBack, OffsetReader,
+    SequenceIndex, SequenceGather,
 )  # fmt: skip
 
 
@@ -577,6 +586,7 @@ FUNCTIONS: dict[str, Callable[[Near], Arguments]] = {
     "Batch": lambda _: (),  # this one and the next two are made by methods only
     "CoreMemory": lambda _: (),
     "Touched": lambda _: (),
+    "complete": lambda _: (lambda: None,),
     "set_torch": lambda _: (torch.Tensor, torch.nn.Parameter),
     "set_numpy": lambda _: (np.ndarray, [np.zeros(3), np.zeros((2, 2), np.int64)]),
     "reads_numpy": lambda _: (),

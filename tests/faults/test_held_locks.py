@@ -154,7 +154,7 @@ def load_with_few_files(root: Path, more: int) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             buffer: Any = rl.load(root)
-            return f"checkpoint {buffer._checkpoint.number}"
+            return f"checkpoint {max(base.number for base in buffer._checkpoints.values())}"
     except Exception as error:
         return type(error).__name__
     finally:

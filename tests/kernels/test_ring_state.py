@@ -47,7 +47,7 @@ def step(t: int) -> tuple[Any, ...]:
     """One step of both environments: observation t leads to t + 1."""
     obs, ends = torch.full((ENVS,), float(t)), torch.zeros(ENVS, dtype=torch.bool)
     leaves, nexts = (obs, obs, ends, ends), (obs + 1,)
-    return tuple(map(kernels.buffer_of, leaves)), tuple(map(kernels.buffer_of, nexts)), None, 1, False
+    return tuple(map(kernels.buffer_of, leaves)), tuple(map(kernels.buffer_of, nexts)), None, 1, False, None
 
 
 def buffers(state: dict[str, torch.Tensor]) -> dict[str, Any]:

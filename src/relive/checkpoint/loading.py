@@ -16,6 +16,7 @@ from relive.checkpoint.manifest import manifest_file
 from relive.checkpoint.reopening import examined_disk, is_disk_memory, peek, reopened, stand_ins
 from relive.checkpoint.restoring import Accept, restored
 from relive.checkpoint.savable import require_class
+from relive.checkpoint.saving import pass_over
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, NoCheckpoint, explain
 from relive.memory import Memory
 from relive.memory.files import Files
@@ -101,20 +102,21 @@ def found(
     with archive.reading():
         if number is not None:
             return _loaded(archive, number, kind, options, accept)
-        damaged: list[str] = []  # no errors, whose tracebacks would keep all that was read
+        damaged: dict[int, str] = {}  # no errors, whose tracebacks would keep all that was read
         for candidate in _worth_trying(archive):
             try:
                 buffer = _loaded(archive, candidate, kind, options, accept)
             except CorruptCheckpoint as error:
-                damaged.append(str(error))
+                damaged[candidate] = str(error)
                 continue
-            for wrong in damaged:
+            pass_over(buffer, root, damaged)
+            for wrong in damaged.values():
                 warnings.warn(
                     f"load: skipped a damaged checkpoint and loaded number {candidate}. {wrong}", stacklevel=3
                 )
             return buffer
     if damaged:
-        raise CorruptCheckpoint(damaged[0])
+        raise CorruptCheckpoint(next(iter(damaged.values())))
     raise NoCheckpoint(explain(str(root), "at least 1 checkpoint", 0, "Save a buffer there first."))
 
 

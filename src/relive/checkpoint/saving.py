@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,6 +39,8 @@ class Base:
     segments: list[Segment] = field(default_factory=list)
     saved: torch.Tensor | None = None
     """The first rows [N] that are not in them; None for all rows."""
+    damaged: frozenset[int] = frozenset()
+    """Newer checkpoints that were damaged when this one was loaded instead."""
 
     def shorter(self) -> Base:
         """Without its newest segments, as many as are one long one together: their rows are written again as one."""
@@ -49,7 +51,7 @@ class Base:
 
     def without_rows(self) -> Base:
         """The same lineage, whose next checkpoint is written in full."""
-        return Base(self.lineage, self.number)
+        return replace(self, segments=[], saved=None)
 
 
 _MOST_FOLDERS = 16
@@ -63,6 +65,12 @@ def remember(buffer: Any, root: Path, base: Base) -> None:
     bases[root.resolve()] = base
     while len(bases) > _MOST_FOLDERS:
         del bases[next(iter(bases))]
+
+
+def pass_over(buffer: Any, root: Path, damaged: Iterable[int]) -> None:
+    """Let a buffer that was loaded in place of damaged checkpoints continue their lineage."""
+    bases: dict[Path, Base] = buffer._checkpoints
+    bases[root.resolve()] = replace(bases[root.resolve()], damaged=frozenset(damaged))
 
 
 def save(
@@ -126,7 +134,7 @@ def _with_note(state: State, note: tuple[dict[str, Any], Arrays] | None) -> Stat
 def _base(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: list[str]) -> Base:
     """The checkpoint to continue: this buffer's last one here, unless another buffer has continued that since."""
     base: Base | None = getattr(buffer, "_checkpoints", {}).get(archive.root.resolve())
-    if base is None or any(n > base.number for n, entry in entries.items() if entry.lineage == base.lineage):
+    if base is None or _is_continued(base, entries):
         return Base(secrets.token_hex(16), 0)
     if base.number not in entries or entries[base.number].lineage != base.lineage:
         return base.without_rows()
@@ -135,6 +143,12 @@ def _base(buffer: Any, archive: Archive, entries: Mapping[int, Entry], damaged: 
     except CheckpointError:  # damaged since: everything is written again
         return base.without_rows()
     return _verified(archive, base.shorter() if archive.is_long(base.number) else base, damaged)
+
+
+def _is_continued(base: Base, entries: Mapping[int, Entry]) -> bool:
+    """Whether somebody else has saved in this lineage since."""
+    newer = (n for n, entry in entries.items() if n > base.number and entry.lineage == base.lineage)
+    return any(n not in base.damaged for n in newer)
 
 
 def _verified(archive: Archive, base: Base, damaged: list[str]) -> Base:

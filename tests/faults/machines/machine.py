@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import errno
 import os
+import warnings
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -47,6 +48,10 @@ class Machine(RuleBasedStateMachine):
         self.serial = 0
         self.saved: dict[int, tuple[Any, Any]] = {}
         """What each checkpoint must be: the model, and everything that the buffer was."""
+        self.lineages: dict[int, int] = {}
+        """By number of a checkpoint, the number of the first one of its lineage."""
+        self.base = 0
+        """The checkpoint that the buffer was saved to or loaded from last."""
         self._open = ExitStack()
         self.root = Path(self._open.enter_context(TemporaryDirectory())) / "root"
 
@@ -89,9 +94,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule(keep=st.integers(1, 3))
     def save(self, keep: int) -> None:
-        number = self.buffer.save(self.root, keep=keep)
+        with another_lineage():
+            number = self.buffer.save(self.root, keep=keep)
+        self._join(number)
+        others = {n for n in self.saved if self.lineages[n] != self.lineages[number]}
+        own = sorted({*self.saved, number} - others)[-keep:]
+        assert sorted([*others, *own]) == self._numbers()
         self._remember(number)
-        assert sorted(self.saved)[-keep:] == self._numbers()
         self.count("save")
 
     @precondition(lambda self: self.saved)
@@ -100,6 +109,7 @@ class Machine(RuleBasedStateMachine):
         number = data.draw(st.sampled_from([None, *sorted(self.saved)]), "number")
         model, expected = self.saved[max(self.saved) if number is None else number]
         self.buffer = rl.load(self.root, number=number)
+        self.base = max(self.saved) if number is None else number
         assert equal(contents(self.buffer), expected)
         self.model = copy.deepcopy(model)
         self.count("load")
@@ -112,7 +122,8 @@ class Machine(RuleBasedStateMachine):
 
         then = contents(self.buffer)
         try:
-            number = save(self.buffer, self.root, keep=keep, files=before(fail))
+            with another_lineage():
+                number = save(self.buffer, self.root, keep=keep, files=before(fail))
         except rl.CheckpointError:
             there = self._numbers()
             assert set(self.saved) <= set(there), "a save that failed has removed a checkpoint"
@@ -120,6 +131,7 @@ class Machine(RuleBasedStateMachine):
             self.count("save that failed")
         assert equal(contents(self.buffer), then)
         if number is not None:
+            self._join(number)
             self._remember(number)
 
     @rule(data=st.data())
@@ -132,6 +144,13 @@ class Machine(RuleBasedStateMachine):
         assert digest(self.buffer) == then
         self.count("wrong call")
 
+    def _join(self, number: int) -> None:
+        """A checkpoint has the lineage of the one that its buffer was last, unless that was continued since."""
+        lineage = self.lineages.get(self.base, number)
+        if any(n > self.base and self.lineages[n] == lineage for n in self.saved):
+            lineage = number
+        self.lineages[number], self.base = lineage, number
+
     def _remember(self, number: int) -> None:
         self.saved[number] = copy.deepcopy(self.model), contents(self.buffer)
         self.saved = {number: self.saved[number] for number in self._numbers()}
@@ -142,6 +161,14 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self._open.close()
+
+
+@contextmanager
+def another_lineage() -> Iterator[None]:
+    """A buffer that was loaded from an older checkpoint is another one, and says so."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "save to .*: checkpoints of another buffer are there")
+        yield
 
 
 def assert_leaf(found: torch.Tensor, expected: list[Any]) -> None:
