@@ -30,12 +30,13 @@ KINDS: dict[str, tuple[str | None, Any]] = {
     "gzip": ("gzip", {"id": "gzip"}),
     "zstd": ("zstd", {"id": "zstd"}),
     "lz4": ("lz4", {"id": "lz4"}),
-} | {
-    f"blosc {compressor} {shuffle}": (
-        "blosc",
-        {"id": "blosc", "cname": compressor, "shuffle": shuffle, "blocksize": 512},
-    )
-    for compressor, shuffle in BLOSC
+    **{
+        f"blosc {compressor} {shuffle}": (
+            "blosc",
+            {"id": "blosc", "cname": compressor, "shuffle": shuffle, "blocksize": 512},
+        )
+        for compressor, shuffle in BLOSC
+    },
 }
 """Every codec: its name, and what numcodecs makes it of."""
 

@@ -93,7 +93,7 @@ def many_rows(folder: Path) -> tuple[Path, dict[str, Any]]:
         for number in range(chunks):
             (store / "data" / array / ".".join(map(str, (number, *[0] * len(wide))))).write_bytes(body)
         about(store, array, shape=[rows * chunks, *wide], chunks=[rows, *wide], compressor={"id": "zstd"})
-    (store / "meta/episode_ends/0").write_bytes(np.int64([rows * chunks]).tobytes())
+    (store / "meta/episode_ends/0").write_bytes(np.array([rows * chunks], np.int64).tobytes())
     ends = json.loads((store / "meta/episode_ends/.zarray").read_text())
     (store / "meta/episode_ends/.zarray").write_text(json.dumps(ends | {"compressor": None, "chunks": [1]}))
     return store, {}

@@ -457,7 +457,6 @@ class RingMemory(Subject):
             "fetch": lambda: (rows(-1),),
             "write_behind": lambda: (near.choice((-1, 10**6)), 0, 4096),
             "counted": tuple,
-            "foreseen": tuple,
             "keep_touched": lambda: (True,),
             "stored": tuple,
             "draw": lambda: (near.randrange(40), bits(near), None),
@@ -546,11 +545,9 @@ class SequenceGather(Subject):
         index = _native.SequenceIndex(*source.arguments)
         self.sequences = len(index)
         lead = (source.rows, source.envs)
-        kept = ints(near, source.steps * source.envs, source.envs) if near.random() < 0.5 else None
         layout = near.choice(("packed", "time_first", "batch_first"))
-        carried = [torch.zeros(*lead, 2)] if kept is None else [torch.zeros(source.envs, 2)]
         self.arguments = (index, max(index.longest, 1), layout, [torch.zeros(*lead, 3), torch.zeros(lead)], [1, 0],
-                          carried, [1], [kept])  # fmt: skip
+                          [torch.zeros(*lead, 2)], [1])  # fmt: skip
 
     def methods(self) -> dict[str, Callable[[], Arguments]]:
         def take() -> Arguments:

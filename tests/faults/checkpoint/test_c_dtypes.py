@@ -99,7 +99,7 @@ def add_rollout(rollout: rl.RolloutBuffer, dtype: torch.dtype, turns: range) -> 
         ends, real = torch.tensor([t == 2, False]), torch.ones(ENVS)
         rollout.add(
             reward=real, terminated=torch.zeros(ENVS, dtype=torch.bool), truncated=ends, value=real,
-            final_obs=at(steps, t + 9)["obs"], **at(steps, t), carry=bits(dtype, ENVS, 2), sparse=bits(dtype, ENVS, 2),
+            final_obs=at(steps, t + 9)["obs"], **at(steps, t), carry=bits(dtype, ENVS, 2),
         )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -32,16 +32,16 @@ def batches(where: str, path: Path, names: list[str] | None, count: int, nbytes:
     with damage_named(where, "a parquet file that can be read"), path.open("rb") as body:
         file = parquet.ParquetFile(body)
         known = file.schema_arrow.names
-        names = known if names is None else names
-        missing = [name for name in names if name not in known]
+        chosen: Sequence[str] = known if names is None else names
+        missing = [name for name in chosen if name not in known]
         if missing:
             raise wrong(where, f"the column {missing[0]!r}", ", ".join(known))
         longest = 1
         for column in range(len(file.schema)):
-            if any(f"{file.schema.column(column).path}.".startswith(f"{name}.") for name in names):
+            if any(f"{file.schema.column(column).path}.".startswith(f"{name}.") for name in chosen):
                 longest = max(longest, _longest_value(where, file, body, column, nbytes))
         count = max(1, min(count, part_of_budget(nbytes) // 2 // longest))
-        yield from file.iter_batches(count, columns=names, use_threads=False)
+        yield from file.iter_batches(count, columns=list(chosen), use_threads=False)
 
 
 def _longest_value(where: str, file: Any, body: BinaryIO, column: int, nbytes: int) -> int:

@@ -61,7 +61,7 @@ class Video:
         ):
             stream = next(iter(container.streams.video), None)
             found = None if stream is None else (stream.height, stream.width)
-            if found != self._shape[:2] or self._shape[2] != 3:
+            if stream is None or found is None or found != self._shape[:2] or self._shape[2] != 3:
                 raise wrong(self._where, f"frames of {self._shape} pixels and channels", found)
             # The bitstream has a size of its own, which the container may not tell; coded sizes are rounded up.
             stream.codec_context.options = {"max_pixels": str((found[0] + 255) * (found[1] + 255))}
