@@ -27,7 +27,6 @@ from relive.fields.assembly import (
 from relive.fields.conversion import as_tensor, bits_of, convert, path_name, row_ids
 from relive.fields.declarations import device_of as saved_device
 from relive.fields.declarations import tree_of
-from relive.fields.display import buffer_html, size_text
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.mutable import refuse_mutable
 from relive.fields.schema import (
@@ -483,14 +482,6 @@ class DistillationBuffer(Portable):
             f"DistillationBuffer({len(self)} of {self.capacity} rows, round={self.round}, "
             f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
         )
-
-    def _repr_html_(self) -> str:
-        facts = {
-            "rows": f"{len(self):,} of {self.capacity:,}",
-            "round": self.round,
-            "memory": f"{size_text(self.nbytes)} on {self.device}",
-        }
-        return buffer_html("DistillationBuffer", facts.items(), self._schema)
 
 
 def _inferred(where: str, value: Any, lead: tuple[int, ...], device: torch.device) -> Tree:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ import torch
 from torch import Tensor
 
 from relive import estimators
-from tests.conftest import BACKENDS, running
-from tests.kernels.triton.interpreter import interpreted
+from tests.conftest import BACKENDS
 from tests.reference import estimators as reference
 from tests.strategies import Rollout
 
@@ -29,13 +27,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 NAMES = tuple(ARGUMENTS)
 
-every_backend = pytest.mark.parametrize("backend_name", [*BACKENDS, pytest.param("triton", marks=pytest.mark.thorough)])
+every_backend = pytest.mark.parametrize("backend_name", BACKENDS)
 every_estimator = pytest.mark.parametrize("name", NAMES)
-
-
-def backend(name: str) -> AbstractContextManager[None]:
-    """The `backend` fixture's contexts and Triton's, for tests whose examples Hypothesis draws."""
-    return interpreted() if name == "triton" else running(name)
 
 
 def call(name: str, tensors: dict[str, Tensor | None], **settings: Any) -> tuple[Tensor, ...]:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from relive import estimators as rl
-from tests.estimators.calls import SETTINGS, assert_equal, backend, call, every_backend, every_estimator, sample
+from tests.conftest import running
+from tests.estimators.calls import SETTINGS, assert_equal, call, every_backend, every_estimator, sample
 from tests.strategies import Rollout, rollouts
 
 quick = settings(max_examples=40, deadline=None)
@@ -35,7 +36,7 @@ def test_masked_rows_are_never_read_and_come_out_as_zero(
     dirty = {k: x.masked_fill(masked, bad) if x is not None and k in NUMBERS else x for k, x in clean.items()}
     for flag in ("terminated", "truncated"):
         dirty[flag] = clean[flag] ^ ~mask  # pyright: ignore[reportOptionalOperand]
-    with backend(backend_name):
+    with running(backend_name):
         for mine, want in zip(call(name, dirty, **SETTINGS[name]), call(name, clean, **SETTINGS[name]), strict=True):
             assert_equal(mine, want)
             assert not mine[masked].any()
@@ -47,7 +48,7 @@ def test_the_row_before_a_masked_row_bootstraps_from_its_own_next_value(backend_
     tensors = sample(6, 3, dtype=torch.float64, ends=0.0)
     mask = torch.ones(6, 3, dtype=torch.bool)
     mask[3] = False
-    with backend(backend_name):
+    with running(backend_name):
         got = call(name, {**tensors, "mask": mask}, **SETTINGS[name])
         alone = call(name, {k: None if x is None else x[:3] for k, x in tensors.items()}, **SETTINGS[name])
         after = call(name, {k: None if x is None else x[4:] for k, x in tensors.items()}, **SETTINGS[name])
@@ -67,7 +68,7 @@ def test_a_bad_number_stays_in_its_episode(backend_name: str, name: str, ending:
     dirty = {k: None if x is None else x.clone() for k, x in tensors.items()}
     for number in NUMBERS:
         dirty[number][4, 1:] = bad  # pyright: ignore[reportOptionalSubscript]
-    with backend(backend_name):
+    with running(backend_name):
         got, want = call(name, dirty, **SETTINGS[name]), call(name, tensors, **SETTINGS[name])
     for mine, clean in zip(got, want, strict=True):
         assert torch.equal(mine[[0, 1, 2, 6, 7, 8]], clean[[0, 1, 2, 6, 7, 8]])
@@ -81,7 +82,7 @@ def test_the_next_value_of_a_terminated_step_is_never_read(backend_name: str, na
     terminated = tensors["terminated"]
     assert terminated is not None
     dirty = {**tensors, "next_value": tensors["next_value"].masked_fill(terminated, torch.nan)}  # pyright: ignore[reportOptionalMemberAccess]
-    with backend(backend_name):
+    with running(backend_name):
         for mine, want in zip(call(name, dirty, **SETTINGS[name]), call(name, tensors, **SETTINGS[name]), strict=True):
             assert torch.equal(mine, want)
 
@@ -94,7 +95,7 @@ def test_monte_carlo_reads_next_values_only_where_the_chain_stops(backend_name: 
     next_value = torch.full((4, 2), torch.nan)
     next_value[1, 0] = 2.0
     next_value[3] = 4.0
-    with backend(backend_name):
+    with running(backend_name):
         got = rl.discounted_return(reward, none, truncated, gamma=0.5, next_value=next_value)
         assert got.tolist() == [[2, 2.125], [2, 2.25], [2.5, 2.5], [3, 3]]
         assert torch.equal(got, rl.n_step_return(reward, next_value, none, truncated, gamma=0.5, n=4))
@@ -105,7 +106,7 @@ def test_monte_carlo_reads_next_values_only_where_the_chain_stops(backend_name: 
 def test_inputs_stay_as_they_are(backend_name: str, name: str) -> None:
     tensors = {**sample(6, 9), "mask": torch.rand(6, 9) < 0.8}
     before = {k: x.clone() for k, x in tensors.items() if x is not None}
-    with backend(backend_name):
+    with running(backend_name):
         outputs = call(name, tensors, **SETTINGS[name])
     for key, tensor in before.items():
         assert torch.equal(tensor, tensors[key])  # pyright: ignore[reportArgumentType]
@@ -119,7 +120,7 @@ def test_no_gradient_flows(backend_name: str, name: str) -> None:
     tensors = sample(6, 9)
     for number in NUMBERS:
         tensors[number].requires_grad_()  # pyright: ignore[reportOptionalMemberAccess]
-    with backend(backend_name):
+    with running(backend_name):
         for output in call(name, tensors, **SETTINGS[name]):
             assert not output.requires_grad
 
@@ -139,6 +140,6 @@ def test_parameters_and_lazily_negated_tensors_count_with_their_values(backend_n
     odd = {**tensors, "reward": torch.nn.Parameter(tensors["reward"])}  # pyright: ignore[reportArgumentType]
     odd["next_value"] = torch.complex(torch.zeros(6, 9), -tensors["next_value"]).conj().imag  # pyright: ignore[reportOptionalOperand]
     assert odd["next_value"].is_neg()
-    with backend(backend_name):
+    with running(backend_name):
         for mine, want in zip(call(name, odd, **SETTINGS[name]), call(name, tensors, **SETTINGS[name]), strict=True):
             assert torch.equal(mine, want)

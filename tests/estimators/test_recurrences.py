@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from relive import estimators, kernels
+from tests.conftest import running
 from tests.estimators.calls import (
     ARGUMENTS,
     NAMES,
     SETTINGS,
     assert_equal,
-    backend,
     call,
     every_backend,
     every_estimator,
@@ -28,7 +28,7 @@ quick = settings(max_examples=60, deadline=None)
 
 
 def check(name: str, rollout: Rollout, backend_name: str, **values: float) -> None:
-    with backend(backend_name):
+    with running(backend_name):
         got = call(name, rollout.tensors, **values)
     for mine, wanted in zip(got, expected(name, rollout, **values), strict=True):
         assert mine.dtype == rollout.reward.dtype
@@ -75,9 +75,8 @@ WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 31, 32, 33, 63, 65, 511, 512, 513, 1024, 1
 @every_estimator
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_width_matches_one_column_at_a_time(name: str, dtype: torch.dtype, backend_name: str) -> None:
-    widths = WIDTHS if backend_name != "triton" else (1, 3, 63, 64, 65, 130)  # around its programs
-    with backend(backend_name):
-        for width in widths:
+    with running(backend_name):
+        for width in WIDTHS:
             tensors = sample(5, width, dtype=dtype, ends=0.2, seed=width)
             tensors["mask"] = torch.rand(5, width) < 0.8 if width % 2 else None
             got = call(name, tensors, **SETTINGS[name])
@@ -156,7 +155,7 @@ def test_discounted_return_matches_the_written_out_sum(
         ended = (rollout.terminated | rollout.truncated)[-1]
         ended = ended[(..., *(None,) * (known[-1].ndim - ended.ndim))].expand_as(known[-1])
         known[-1] = torch.where(ended, known[-1], torch.full_like(known[-1], 3.0))
-    with backend(backend_name):
+    with running(backend_name):
         got = estimators.discounted_return(
             reward, rollout.terminated, rollout.truncated, gamma=gamma, mask=rollout.mask,
             last_value=last_value, next_value=rollout.next_value if with_next else None,
@@ -179,7 +178,7 @@ def test_group_advantage_matches_the_written_out_statistics(
     mask = torch.rand(steps, groups * size, generator=generator) < (0.7 if masked else 2)
     reward = torch.where(mask, reward, torch.nan)  # what is masked is not read
     values = {"group_size": size, "gamma": gamma, "first_episode_only": first, "eps": 1e-2}
-    with backend(backend_name):
+    with running(backend_name):
         got = estimators.group_advantage(reward, done, **values, mask=mask if masked else None)
     wanted = reference.group_advantage(reward, done, **values, mask=mask)
     assert torch.equal(got[1], wanted[1])
@@ -199,7 +198,7 @@ def test_group_advantage_compares_every_agent_with_the_same_agent_of_its_group(
     done, mask = (torch.rand(shape, generator=generator) < rate for rate in (0.2, 0.8))
     done, mask = (flag.permute(2, 1, 0) if own_flags else flag.T for flag in (done, mask))
     values = {"group_size": 4, "gamma": 0.9, "first_episode_only": False, "eps": 1e-2}
-    with backend(backend_name):
+    with running(backend_name):
         got = estimators.group_advantage(reward, done, **values, mask=mask)
     for agent in range(3):
         flags = [flag[..., agent] if own_flags else flag for flag in (done, mask)]
@@ -212,7 +211,7 @@ def test_group_advantage_compares_every_agent_with_the_same_agent_of_its_group(
 @every_backend
 @every_estimator
 def test_no_steps_or_no_environments_give_empty_results(name: str, backend_name: str) -> None:
-    with backend(backend_name):
+    with running(backend_name):
         for shape in ((0, 3), (3, 0), (0,), (2, 3, 0)):
             for output in call(name, sample(*shape), **SETTINGS[name]):
                 assert output.shape == shape

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from relive.checkpoint.loading import look
 from relive.datasets.minari.dataset import dataset_folder, opened
-from relive.fields.display import html_card, text_card
+from relive.inspector.cards import html_card, text_card
 from relive.inspector.dataset import source_of_dataset
 from relive.inspector.measures import measure
 from relive.inspector.remarks import number, remarks

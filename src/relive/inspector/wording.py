@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from relive.fields.display import size_text
 from relive.inspector.remarks import number, percent
 
 FACTS = {
@@ -49,6 +48,15 @@ def facts_told(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
         else:
             text = f"{value:,}" if isinstance(value, int) else str(value)
         yield title, text
+
+
+def size_text(nbytes: float) -> str:
+    """A number of bytes with a unit that leaves few digits: `7.1 KiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:,.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.2f} GiB"
 
 
 def spread_told(moments: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Which implementation of a kernel runs: native C++ on the CPU, Triton on CUDA and ROCm, torch ops everywhere else.
 
-The decision is made here and nowhere else.
+The decision is made here and nowhere else. Estimators have no Triton kernel: once per rollout, torch ops will do.
 `_native` takes only exact fits (plain CPU arrays of the right dtype and shape) and answers "no" otherwise; nothing in
 it converts or explains. Installs without a compiler have no `_native` and use the torch kernels throughout. Under a
 torch without DLPack's C exchange API the classes of `bridge` stand in for those of `_native`.
@@ -236,10 +236,6 @@ def estimate(name: str, outputs: int, tensors: Sequence[torch.Tensor | None], se
     """
     values, flags = [tensor for tensor in tensors[:-3] if tensor is not None], tensors[-3:]
     dtype = reduce(torch.promote_types, (value.dtype for value in values), torch.float32)
-    if name != "n_step_return" and runs_triton(values) and not torch.compiler.is_compiling():
-        from relive.kernels.triton import reverse_scan  # noqa: PLC0415 (which needs Triton)
-
-        return reverse_scan.scan(name, dtype, tensors, settings)
     cast = [*(value.to(dtype) for value in values), *flags]
     if not torch.compiler.is_compiling() and _active is not None:
         result = _estimate_natively(name, outputs, cast, settings)

@@ -18,7 +18,6 @@ from relive.fields.assembly import assemble, check_batch_size, check_destination
 from relive.fields.autoreset import settings_of
 from relive.fields.buffer_schemas import replay_nbytes, replay_schema
 from relive.fields.conversion import as_numpy_if_cpu, as_tensor, row_ids
-from relive.fields.display import buffer_html, size_text
 from relive.fields.schema import DTYPES, Declaration, Path
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels import complete
@@ -484,12 +483,6 @@ class ReplayBuffer(Portable):
     def __repr__(self) -> str:
         fields = f"fields=({', '.join(self._schema.names)}), device={str(self.device)!r}"
         return f"ReplayBuffer({len(self)} of {self.capacity} rows, num_envs={self.num_envs}, {fields})"
-
-    def _repr_html_(self) -> str:
-        rows, memory = f"{len(self):,} of {self.capacity:,}", f"{size_text(self.nbytes)} on {self.device}"
-        mode = None if self.autoreset is None else self.autoreset.name
-        facts = {"rows": rows, "environments": self.num_envs, "autoreset": mode, "sampler": self.sampler}
-        return buffer_html("ReplayBuffer", (facts | {"memory": memory}).items(), self._schema)
 
 
 def _tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:

@@ -15,7 +15,6 @@ from relive import lazy
 from relive.errors import NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, check_batch_size, check_destination, copy_into, to_device
 from relive.fields.conversion import as_tensor, numpy_view, row_ids
-from relive.fields.display import html_card
 from relive.fields.schema import as_float, caller_shape
 from relive.replay.buffer import ReplayBuffer
 from relive.replay.samplers.prioritized import refuse_priorities
@@ -174,11 +173,6 @@ class Mixture:
         shares = zip(self.buffers, self._parts, strict=True)
         parts = (f"{name}: {part / sum(self._parts):.3g}" for name, part in shares)
         return f"Mixture({', '.join(parts)}; {len(self)} transitions)"
-
-    def _repr_html_(self) -> str:
-        shares = zip(self.buffers.items(), self._parts, strict=True)
-        rows = [(name, f"{part / sum(self._parts):.3g}", buffer) for (name, buffer), part in shares]
-        return html_card("Mixture", [("transitions", f"{len(self):,}")], ("name", "share", "buffer"), rows)
 
 
 def _whole_parts(names: list[str], ratios: Mapping[str, float] | Sequence[float]) -> list[int]:

@@ -16,7 +16,6 @@ from relive.errors import BufferFullError, SchemaError, explain
 from relive.fields.assembly import check_destination, import_tensordict, to_device
 from relive.fields.autoreset import parse_autoreset, refuse_reused_obs, settings_of, unpack_step
 from relive.fields.buffer_schemas import OPTIONAL, rollout_schema
-from relive.fields.display import buffer_html
 from relive.fields.schema import Declaration, Path, positive
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
 from relive.kernels import complete
@@ -30,7 +29,7 @@ from relive.memory.space import require_memory
 from relive.randomness import Randomness
 from relive.rollout.advantages import Advantages, attachable
 from relive.rollout.batching import Epochs, order_of, read_fresh, read_into, stays
-from relive.rollout.description import arguments_of, config_of, facts_of
+from relive.rollout.description import arguments_of, config_of
 from relive.rollout.episode_flags import EpisodeFlags, Found
 from relive.rollout.recurrent import Mode, check_layout, cuts_of, moved_sequences, sequences_of
 from relive.rollout.storage import Storage, absence_of
@@ -469,9 +468,6 @@ class RolloutBuffer(Portable):
     def __repr__(self) -> str:
         told = f"{self.num_stored} of {self.num_steps} steps, num_envs={self.num_envs}"
         return f"RolloutBuffer({told}, fields=({', '.join(self._schema.names)}), device={str(self.device)!r})"
-
-    def _repr_html_(self) -> str:
-        return buffer_html("RolloutBuffer", facts_of(self, self._storage.attached).items(), self._schema)
 
     @property
     def stats(self) -> EpisodeStats | None:

@@ -1,15 +1,13 @@
-"""A rollout buffer in words: how an equal one is made, and what is shown of it."""
+"""A rollout buffer as JSON: how an equal one is made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
 
 from relive.fields.declarations import device_of, tree_of
-from relive.fields.display import size_text
-from relive.fields.schema import Path, Schema
+from relive.fields.schema import Schema
 from relive.memory.documents import Node
 from relive.memory.saved import Saved
 from relive.statistics.observers import Observers, observers_of
@@ -46,16 +44,4 @@ def arguments_of(config: Node, saved: Saved, *, device: Any = None, **_other: An
         "autoreset": None if autoreset is None else AutoresetMode[autoreset.one_of(AutoresetMode.__members__)],
         "device": device or device_of(config.entry("device")),
         **observers_of(config.entry("listeners"), saved.part_without_values("listeners"), envs),
-    }
-
-
-def facts_of(rollout: RolloutBuffer, attached: Iterable[Path]) -> dict[str, Any]:
-    """What a notebook shows of a rollout buffer."""
-    return {
-        "steps": f"{rollout.num_stored:,} of {rollout.num_steps:,}",
-        "environments": rollout.num_envs,
-        "transitions": f"{len(rollout):,}",
-        "attached": ", ".join(map(".".join, attached)) or None,
-        "autoreset": None if rollout.autoreset is None else rollout.autoreset.name,
-        "memory": f"{size_text(rollout.nbytes)} on {rollout.device}",
     }

@@ -39,10 +39,10 @@ def assert_everything_on_the_second_device(launches: list[Launch]) -> None:
 
 
 def test_launches_go_to_the_device_of_the_buffer_from_every_thread() -> None:
-    launches = launched("cuda:1", "replay add", "GAE of 24 steps")
+    launches = launched("cuda:1", "replay add", "minibatch of a rollout")
     assert_everything_on_the_second_device(launches)
     again = [launch.kernel for launch in launches if launch.call.endswith("in a new thread")]
-    assert again == ["write_kernel", "reverse_scan_kernel"]
+    assert again == ["write_kernel", "read_kernel"]
 
 
 @pytest.mark.thorough

@@ -73,14 +73,14 @@ def test_the_docs_have_every_variant_on_every_target() -> None:
 
 @pytest.mark.thorough
 def test_a_kernel_compiles_without_spills(tmp_path: Path) -> None:
-    done = run("--kernel", "reverse_scan", "--variant", "GAE float32", "--target", "sm_90", cache=tmp_path)
+    done = run("--kernel", "draw_rows", "--variant", "1 environment", "--target", "sm_90", cache=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [(row.target, row.spilled) for row in rows(done.stdout)] == [("sm_90", 0)]
 
 
 @pytest.mark.thorough
 def test_a_spill_is_reported(tmp_path: Path) -> None:
-    few = ("--kernel", "reverse_scan", "--variant", "GAE float32", "--target", "sm_80", "--most-registers", "16")
+    few = ("--kernel", "draw_rows", "--variant", "1 environment", "--target", "sm_80", "--most-registers", "16")
     done = run(*few, cache=tmp_path)
     assert done.returncode == 1, done.stderr
     assert rows(done.stdout)[0].spilled

@@ -1,4 +1,4 @@
-"""How objects are displayed: sizes with units, and the small tables that a notebook shows."""
+"""The short forms of a report: the HTML that a notebook shows, and plain text where rich is not installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from relive.errors import escaped
-from relive.fields.schema import Field, Schema, caller_shape
 
 # Text inherits the notebook's colour, and labels are fainter, so that tables suit light and dark notebooks.
 _BOX = "display:inline-block;max-width:100%;overflow-x:auto;font:13px/1.5 system-ui,sans-serif;text-align:left"
@@ -15,15 +14,6 @@ _CELL = "text-align:left;vertical-align:top;padding:1px 16px 1px 0;border:0;back
 _FAINT = f"{_CELL};opacity:.65;font-weight:400"
 _MOST_ROWS = 40
 """Longer tables are cut and end with the number of hidden rows."""
-
-
-def size_text(nbytes: float) -> str:
-    """A number of bytes with a unit that leaves few digits: `7.1 KiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:,.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:,.2f} GiB"
 
 
 def html_card(
@@ -74,20 +64,6 @@ def _columns(rows: Iterable[Sequence[object]]) -> list[str]:
     widths = [max(map(len, column)) for column in columns]
     lines = zip(*columns, strict=True)
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-
-
-def buffer_html(title: str, facts: Iterable[tuple[str, object]], schema: Schema) -> str:
-    """HTML that a notebook shows for a buffer: facts that need no reading of rows, and its fields."""
-    leaves = zip(schema.paths, schema.fields, strict=True)
-    rows = [
-        (".".join(path), caller_shape(leaf), str(leaf.dtype).removeprefix("torch."), _kind(leaf))
-        for path, leaf in leaves
-    ]
-    return html_card(title, facts, ("field", "shape", "dtype", ""), rows)
-
-
-def _kind(leaf: Field) -> str:
-    return "" if type(leaf) is Field else type(leaf).__name__
 
 
 def _table(rows: Iterable[str]) -> str:
