@@ -136,6 +136,9 @@ class Trial:
         live, twin = self.live, self.twin
         if not is_free(live._lock, PATIENCE):
             return ["the lock is held"]
+        if not torch.is_grad_enabled():
+            torch.set_grad_enabled(True)
+            return ["gradients are off for the whole process"]
         live.check()
         now, after = state_of(live), state_of(twin)
         if call.draws:

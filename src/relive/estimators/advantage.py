@@ -39,14 +39,13 @@ def gae(
             if result is not None:
                 return result
     settings = (fraction("gamma", gamma), fraction("lam", lam))
-    with torch.no_grad():
-        values, flags, mask = aligned(
-            {"reward": reward, "value": value, "next_value": next_value},
-            {"terminated": terminated, "truncated": truncated},
-            mask,
-            cast=False,
-        )
-        return kernels.estimate("gae", 2, [*values, *flags, mask], settings)
+    values, flags, mask = aligned(
+        {"reward": reward, "value": value, "next_value": next_value},
+        {"terminated": terminated, "truncated": truncated},
+        mask,
+        cast=False,
+    )
+    return kernels.estimate("gae", 2, [*values, *flags, mask], settings)
 
 
 def vtrace(
@@ -87,10 +86,9 @@ def vtrace(
                 return result
     bounds = above_zero("rho_bar", rho_bar), above_zero("c_bar", c_bar)
     settings = (fraction("gamma", gamma), fraction("lam", lam), *bounds)
-    with torch.no_grad():
-        (reward, log_ratio, *values), flags, mask = aligned(
-            {"reward": reward, "log_ratio": log_ratio, "value": value, "next_value": next_value},
-            {"terminated": terminated, "truncated": truncated},
-            mask,
-        )
-        return kernels.estimate("vtrace", 2, [log_ratio.exp(), reward, *values, *flags, mask], settings)
+    (reward, log_ratio, *values), flags, mask = aligned(
+        {"reward": reward, "log_ratio": log_ratio, "value": value, "next_value": next_value},
+        {"terminated": terminated, "truncated": truncated},
+        mask,
+    )
+    return kernels.estimate("vtrace", 2, [log_ratio.exp(), reward, *values, *flags, mask], settings)

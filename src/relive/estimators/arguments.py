@@ -20,7 +20,7 @@ from relive.errors import SchemaError, explain
 def aligned(
     values: Mapping[str, Any], flags: Mapping[str, Any], mask: Any = None, *, cast: bool = True
 ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-    """The values in one float dtype, and the flags and the mask (or None) in the shape of the values.
+    """The values in one float dtype and without gradients, and the flags and the mask (or None) in their shape.
 
     The first value determines shape and device. The dtype is float64 if a value has it, otherwise float32. With
     `cast=False` values keep their dtypes: a kernel that reads them as they are saves a launch for each.

@@ -10,7 +10,6 @@ from relive.errors import SchemaError, explain
 from relive.estimators.arguments import aligned, count, fraction, number
 
 
-@torch.no_grad()
 def group_advantage(
     reward: Tensor, done: Tensor, *,
     group_size: int, gamma: float = 1.0, first_episode_only: bool = True, eps: float = 1e-8, mask: Tensor | None = None,

@@ -83,7 +83,6 @@ def n_step_return(
     )
 
 
-@torch.no_grad()
 def _checked_return(
     name: str, values: dict[str, Any], flags: dict[str, Any], mask: Any, settings: tuple[float, float | int]
 ) -> Tensor:
@@ -91,7 +90,6 @@ def _checked_return(
     return kernels.estimate(name, 1, [*conformed, *bools, mask], settings)
 
 
-@torch.no_grad()
 def discounted_return(
     reward: Tensor, terminated: Tensor, truncated: Tensor, *,
     gamma: float, last_value: Tensor | float | None = None, next_value: Tensor | None = None,
@@ -137,4 +135,4 @@ def _last_value(last_value: Any, reward: Tensor) -> Tensor:
     if last_value.device != reward.device:
         remedy = f"Call .to({str(reward.device)!r})."
         raise SchemaError(explain("last_value", f"a tensor on {reward.device}", last_value.device, remedy))
-    return last_value.to(reward.dtype)
+    return last_value.detach().to(reward.dtype)

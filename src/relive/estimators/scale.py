@@ -8,7 +8,6 @@ from torch import Tensor
 from relive.estimators.arguments import aligned, number
 
 
-@torch.no_grad()
 def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, correction: int = 1) -> Tensor:
     """`x` with mean 0 and standard deviation 1 over all its entries, in its shape [T, N, …].
 
@@ -28,7 +27,6 @@ def normalize(x: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8, corre
     return centered / ((centered.square().sum() / (counted - correction).clamp(min=1)).sqrt() + eps)
 
 
-@torch.no_grad()
 def explained_variance(value: Tensor, return_: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """The share of the returns' variance that the values explain []: 1 at best, NaN for constant returns.
 

@@ -92,15 +92,14 @@ class RunningNorm:
 
     # Counting
 
-    @torch.no_grad()
     def update(self, x: Any, mask: Any = None) -> None:
         """Take in the rows of `x` […, *shape], over all leading axes; those where `mask` […] is False are ignored."""
         self._plan(x, mask)()
 
-    @torch.no_grad()
     def _plan(self, x: Any, mask: Any = None) -> PlannedRows:
         """Rows that are taken in when the plan is called; see `update`."""
         x, lead = self._checked(x)
+        x = x.detach()
         kept = None if mask is None else convert("mask", FLAG, mask, lead, self.device)
         # A copy of our own, worked on in place: at thousands of rows the time goes into fresh memory.
         rows = x.to(torch.float64, copy=True).reshape(-1, *self.shape)
