@@ -134,11 +134,9 @@ class Trial:
 
     def _wrong(self, call: Call, before: dict[str, Any], was: bool) -> list[str]:
         live, twin = self.live, self.twin
-        if not is_free(live._lock, PATIENCE):
-            return ["the lock is held"]
-        if not torch.is_grad_enabled():
-            torch.set_grad_enabled(True)
-            return ["gradients are off for the whole process"]
+        left = self._left_behind()
+        if left:
+            return left
         live.check()
         now, after = state_of(live), state_of(twin)
         if call.draws:
@@ -158,6 +156,15 @@ class Trial:
             return difference(state_of(live), after)
         if call.draws:  # neither is ahead of the other
             self._synchronise()
+        return []
+
+    def _left_behind(self) -> list[str]:
+        """What an interrupt may leave beside the buffer's state."""
+        if not is_free(self.live._lock, PATIENCE):
+            return ["the lock is held"]
+        if not torch.is_grad_enabled():
+            torch.set_grad_enabled(True)
+            return ["gradients are off for the whole process"]
         return []
 
     def _synchronise(self) -> None:
