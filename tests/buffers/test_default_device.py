@@ -100,6 +100,7 @@ def test_disk_and_shared_memory_are_on_the_host_under_any_default_device(
     assert reopened.sample(4)["obs"].is_cpu
 
 
+@pytest.mark.promise("G3")
 def test_every_tensor_that_the_library_makes_says_where_it_is() -> None:
     makers = {function.__name__ for function in _device_constructors()}
     assert {"zeros", "tensor", "as_tensor", "arange"} <= makers

@@ -34,6 +34,7 @@ def test_every_name_of_the_core_is_called() -> None:
     assert covered() >= names_of_the_core()
 
 
+@pytest.mark.promise("G2")
 def test_calls_that_are_almost_right_give_an_exception_or_a_result(tmp_path: Path) -> None:
     calls = called(tmp_path, 0, trials("G2", 8_000))
     tell(f"G2: {calls} calls of the native core with arguments that are almost right, seed {SEED}: no crash")

@@ -100,6 +100,9 @@ class Carry(Field):
         dtype: a dtype of torch or numpy.
     """
 
+    def __init__(self, shape: int | Sequence[int] = (), dtype: torch.dtype | np.dtype | type = torch.float32) -> None:
+        super().__init__(shape, dtype)
+
     def settings(self) -> list[Any]:
         return [1]  # format 1 has a number of steps here: those between two kept states, before the first release
 

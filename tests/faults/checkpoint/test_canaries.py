@@ -13,7 +13,6 @@ import pytest
 import relive as rl
 from relive.checkpoint.archive import Archive
 from relive.memory.files import Files
-from relive.replay import loading as replay_loading
 from tests.checkpoint.traffic import equal
 from tests.faults.checkpoint import test_a_crashes as a
 from tests.faults.checkpoint import test_c_files as c
@@ -110,9 +109,6 @@ def test_the_state_check_goes_red_without_validation(tmp_path: Path, monkeypatch
             old_checkpoint(kind, tmp_path / kind)
             patch.setattr(where, "check", _nothing)
             assert c.read_states(kind, tmp_path / kind, 150, 0)[1], kind
-    old_checkpoint("prioritized", tmp_path / "heads")
-    monkeypatch.setattr(replay_loading, "check_ring", _nothing)
-    assert c.read_states("prioritized", tmp_path / "heads", 300, 0)[1]
 
 
 def test_a_loader_that_follows_links_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,10 @@ def publish_early(root: Path) -> None:
     """What a writer leaves that moves its head before the row is there, and keeps no journal."""
     head, journal, count = (np.memmap(root / f"ring.{name}", np.int64, "r+") for name in ("head", "journal", "count"))
     kind, is_open = (np.memmap(root / f"ring.{name}", np.uint8, "r+") for name in ("kind", "open"))
-    kind[head[0] % len(kind)], kind[(head[0] + 1) % len(kind)] = 1, 3
+    slot = head[0] % len(kind)
+    kind[slot], kind[(head[0] + 1) % len(kind)] = 1, 3
+    action = np.memmap(root / "column1", np.uint8, "r+").reshape(len(kind), -1)
+    action[slot] ^= 0xFF  # the kill may have come just after it
     count[0] = (kind == 1).sum()
     is_open[0] = 1
     head += 1
