@@ -30,7 +30,10 @@ def _items(session: pytest.Session, target: str) -> list[pytest.Item]:
     from relive_conformance import CASES  # noqa: PLC0415 (imports torch)
     from relive_conformance.target import find  # noqa: PLC0415
 
-    adapter = find(target)
+    try:
+        adapter = find(target)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise pytest.UsageError(f"{OPTION} {target}: {error}") from error
     return [CaseItem.from_parent(session, name=f"{target}[{case}]", adapter=adapter, case=case) for case in CASES]
 
 

@@ -51,9 +51,9 @@ class Case:
             return Outcome(NOT_OFFERED, reason=str(refusal) or "none of this kind")
         except Differs as difference:
             return Outcome(DIFFERS, difference.expected, difference.got)
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             raise
-        # Native libraries also raise errors that are not an Exception.
+        # Native libraries also raise errors that are not an Exception; a library that exits has failed.
         except BaseException as error:
             text = " ".join(str(error).split())
             return Outcome(DIFFERS, self.expected, f"{type(error).__name__}: {text[:160]}")

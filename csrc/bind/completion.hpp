@@ -11,7 +11,7 @@ namespace relive::bind {
 
 namespace nb = nanobind;
 
-constexpr int kMostTries = 1000;
+constexpr int kMostTries = 16;
 
 // Call `change` until it returns, then raise the first exception that it raised. All that it does are assignments, so
 // that a second call leads to the same. One that always raises is given up.

@@ -95,7 +95,10 @@ class Within {
 public:
     Within(ProcessLock& lock, double seconds) : lock_(lock), seconds_(seconds) {}
 
-    bool enter() { return is_mine_ = lock_.enter_within(seconds_); }
+    bool enter() {
+        if (is_mine_) throw std::runtime_error("lock: expected to be entered once, got entered again. Call within() again.");
+        return is_mine_ = lock_.enter_within(seconds_);
+    }
 
     void exit() {
         if (is_mine_) lock_.exit();

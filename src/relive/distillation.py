@@ -205,6 +205,13 @@ class DistillationBuffer(Portable):
         if not len(source):
             raise NotReadyError(explain("fill", "at least 1 stored transition", 0, "Add steps to the source first."))
         import_tensordict()
+        enabled = torch.is_grad_enabled()
+        try:
+            self._fill(source, teacher, batch_size)
+        finally:  # a signal can interrupt the exit of torch.no_grad(): gradients would stay off for the whole process
+            torch._C._set_grad_enabled(enabled)
+
+    def _fill(self, source: Any, teacher: Callable[[Any], Any] | None, batch_size: int) -> None:
         with self._lock, torch.no_grad():
             before = self._schema, self._columns, self._ring.head
             overwrites = len(self._ring) + len(source) > self.capacity

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 __all__ = ["Handle", "Node", "TensorDict", "TensorDictBase"]
 
 if TYPE_CHECKING:
@@ -26,5 +28,6 @@ else:
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = value = getattr(import_module(_MODULES[name]), name)
+        with torch.device("cpu"):  # modules compute with tensors while they are imported
+            globals()[name] = value = getattr(import_module(_MODULES[name]), name)
         return value

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -134,3 +136,13 @@ def test_a_rollout_computes_the_same_under_any_default_device(default_device: Ca
     usual = advantage()
     default_device("meta")
     assert torch.equal(advantage(), usual)
+
+
+def test_the_first_batch_of_a_process_may_come_under_any_default_device() -> None:
+    program = (
+        "import torch, relive as rl; r = rl.ReplayBuffer(20, obs=2, action=());"
+        "r.add([0, 0.0], 0.0, 1.0, False, False, [1, 0.0]); torch.set_default_device('meta');"
+        "assert r.sample(2)['reward'].tolist() == [1.0, 1.0]"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -500,6 +500,41 @@ def test_a_rate_limit_counts_what_was_added() -> None:
     assert limits[id(live)].inserted == limits[id(twin)].inserted > 0
 
 
+@pytest.mark.promise("A8")
+def test_disk_memory_that_is_being_closed_is_open_or_closed(tmp_path: Path) -> None:
+    """An interrupted `close()` may be called again, and others can have the folder then."""
+    require_place("disk")
+
+    def opened(number: int) -> rl.ReplayBuffer:
+        replay = rl.ReplayBuffer(8, 1, (), device=rl.Memory.disk(tmp_path / str(number)), seed=0)
+        replay.add([1.0], 0.0, 1.0, False, False, [2.0])
+        return replay
+
+    places = points(opened(0).close)
+    chosen = sorted({*range(0, len(places), max(len(places) // 60, 1)), *range(len(places) - 60, len(places))})
+    for number, place in enumerate(chosen, 1):
+        replay = opened(number)
+        interrupted(replay.close, places[place])
+        replay.close()
+        replay.close()
+        with pytest.raises(rl.ClosedError):
+            len(replay)
+        again = rl.load(tmp_path / str(number), rl.ReplayBuffer)
+        assert again[again.ids()]["reward"].tolist() == [1.0], place
+        again.close()
+    tell(f"A8: {len(chosen)} interrupts of close")
+
+
+def test_a_buffer_that_is_filled_leaves_gradients_as_they_were() -> None:
+    source = rl.ReplayBuffer(8, 1, (), seed=0)
+    for t in range(4):
+        source.add([float(t)], 0.0, 0.0, False, False, [t + 1.0])
+    call = partial(rl.DistillationBuffer(8, 1, ()).fill, source)
+    for point in points(call)[::3]:
+        interrupted(partial(rl.DistillationBuffer(8, 1, ()).fill, source), point)
+        assert torch.is_grad_enabled(), point
+
+
 def test_real_signals_leave_a_write_whole_or_absent() -> None:
     """The timer of the system instead of a trace function: what is simulated above is what happens."""
     live, twin = (made("cpu", rl.Prioritized(), autoreset="SAME_STEP") for _ in range(2))

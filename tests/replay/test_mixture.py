@@ -212,3 +212,16 @@ class TestWriting:
                 mixture.write(torch.tensor(index), x=x)
             assert not any(bool(buffer[buffer.ids()]["x"].any()) for buffer in mixture.buffers.values())
         assert self.mixture(extra={"x": 2}).write(torch.tensor([0, 2]), x=torch.ones(2, 2)) == 0
+
+
+def test_a_mixture_issues_the_warnings_of_its_buffers() -> None:
+    buffers = {}
+    for name in ("a", "b"):
+        buffers[name] = rl.ReplayBuffer(500, 1, (), seed=0)
+        for t in range(65):
+            buffers[name].add([10.0 * t], 0.0, 0.0, False, False, [10.0 * t + 1])
+    buffers["b"].storage.warning = None
+    mixed = rl.Mixture(buffers, [1, 1])
+    with pytest.warns(rl.DataWarning, match="that do not"):
+        mixed.sample(4)
+    mixed.sample(4)

@@ -112,6 +112,8 @@ def patch(name: str) -> Patch:
     is_new = name not in _patched
     beside = [original.beside] if original.beside and _exists(original.beside) else []
     found = {root: list(replacements(root)) for root in (name, *beside) if root not in _rebindings}
+    for root, pairs in found.items():
+        _check_version(root, ORIGINALS[root], pairs)  # a warning may be an error: nothing is bound yet
     for root, pairs in found.items():  # after all imports, which must see the originals' own
         _rebindings[root] = _rebind(root, pairs)
     _patched.add(name)
@@ -134,7 +136,6 @@ def _known(where: str, name: str) -> Original:
 
 
 def _rebind(root: str, pairs: list[tuple[str, Any, Any]]) -> Rebinding:
-    _check_version(root, ORIGINALS[root], pairs)
     rebinding = Rebinding(pairs)
     in_place = {id(theirs): ours for _, theirs, ours in pairs}
     ours_too = {id(ours) for ours in in_place.values()}

@@ -177,9 +177,8 @@ class Files:
         return file
 
     def unlock(self, file: int) -> None:
-        """Let others have the root."""
-        fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, and may live long
-        os.close(file)
+        """Let others have the root; a child that was forked meanwhile has the file open, and may live long."""
+        fcntl.flock(file, fcntl.LOCK_UN)
 
     # What only looks
 
@@ -281,6 +280,7 @@ class Files:
         finally:
             if file >= 0:
                 self.unlock(file)
+                os.close(file)
 
     def _lock(self, file: int, kind: int) -> None:
         """Wait for a lock, but not for ever: its holder may be stopped."""

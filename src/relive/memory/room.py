@@ -16,6 +16,11 @@ from relive.memory.stream_lock import stream_lock
 class Keeper(Protocol):
     """Makes what a buffer keeps outlast a kill, and what was committed the loss of power."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not closed yet."""
+        ...
+
     def settle(self, owner: Any, *, resumes: bool) -> None:
         """The buffer is complete: make whole what was found; `resumes`: go on with the draws of the last commit."""
         ...

@@ -259,10 +259,11 @@ class ReplayBuffer(Portable):
         """Commit, and be done with this buffer: every later use raises. Disk memory may then be opened by others."""
         if isinstance(self._lock, ClosedLock):
             return
-        with self._lock:
-            if self._keeper is not None:
-                self._keeper.close()
-            self._lock = ClosedLock()
+        if self._keeper is None or self._keeper.is_open:
+            with self._lock:
+                if self._keeper is not None:
+                    self._keeper.close()
+        self._lock = ClosedLock()
 
     def __enter__(self) -> ReplayBuffer:
         return self

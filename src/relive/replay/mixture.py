@@ -76,6 +76,8 @@ class Mixture:
         """
         check_batch_size("sample", batch_size)
         target = check_destination(device, out)
+        for buffer in self.buffers.values():
+            buffer._issue_warning()
         with self._lock:
             counts, owed = self._split(batch_size)
             self._require_rows(counts)

@@ -10,12 +10,14 @@ import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from relive.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, explain
+from relive.kernels import complete
 from relive.memory.disk.records import NAMES, READERS, Record, newest
 from relive.memory.documents import reader_of
 from relive.memory.files import Files, unreadable
@@ -236,9 +238,9 @@ class Folder:
             self.files.sync_kept(array.file)
 
     def close(self) -> None:
-        """Let others have the folder."""
+        """Let others have the folder; after an interruption, what is left of that."""
         self.is_open = False
-        self._end()
+        complete(partial(self._holdings.let_go, self.arrays))
 
 
 _held: weakref.WeakSet[_Holdings] = weakref.WeakSet()
@@ -252,19 +254,30 @@ class _Holdings:
         self.is_whole = True
         """Not so: somebody is making this memory, and what there is of it is nothing yet."""
         self.others: list[int] = []
+        self._left: list[int] = []
+        self._is_ending = False
         _held.add(self)
 
     def let_go(self, arrays: dict[str, Mapped]) -> None:
-        """Close everything, and leave nothing half-made behind."""
-        if os.getpid() != self._owner:  # a forked child has numbers of its own for them
+        """Close everything, and leave nothing half-made behind; called again, it does what is left to do."""
+        if os.getpid() != self._owner or self._lock < 0:  # a forked child has numbers of its own for them
             return
-        for file in (*(array.file for array in arrays.values()), *self.others):
-            self._files.close(file)
+        while self._files_left(arrays):
+            self._files.close(self._left.pop())
         if not self.is_whole:
             for name in (*arrays, *NAMES, FORMAT, _COMING):
                 with contextlib.suppress(OSError):
                     self._files.remove(name)
         self._files.unlock(self._lock)
+        lock, self._lock = self._lock, -1
+        self._files.close(lock)
+
+    def _files_left(self, arrays: dict[str, Mapped]) -> list[int]:
+        """The files to close: a number is taken away first, since another file may get it next."""
+        if not self._is_ending:
+            self._left = [*(array.file for array in arrays.values()), *self.others]
+            self._is_ending = True
+        return self._left
 
     def forget(self) -> None:
         """In a forked child: the lock is the parent's, and must not outlive it here."""

@@ -196,6 +196,10 @@ class DiskRoom:
         self.commit()
         self._folder.publish()
 
+    @property
+    def is_open(self) -> bool:
+        return self._folder.is_open
+
     def close(self) -> None:
         self._commit(0, is_closed=True)
         self._folder.close()

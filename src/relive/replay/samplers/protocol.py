@@ -54,13 +54,16 @@ class Draws(Protocol):
         raise TypeError(f"{type(self).__name__}: expected a run that takes priorities.")
 
     def written(self) -> None:
-        """A write has made slots transitions, or has taken transitions away: `store.touched()` says which slots."""
+        """A write has made slots transitions, or has taken transitions away: `store.touched()` says which slots.
+
+        It is called again for the same write when a signal has interrupted it: assign numbers, do not add to them.
+        """
 
     def cleared(self) -> None:
         """The buffer has forgotten every row."""
 
     def mended(self) -> None:
-        """Rows have come or gone unsaid: a process died that wrote in the same memory, or the capacity is another."""
+        """Called when rows changed without `written`: a process died that wrote in the same memory."""
 
     def snapshot(self) -> Any:
         """What draws change, but for the generator."""
