@@ -27,7 +27,7 @@ MOST_ARRAYS = 1 << 14
 """No file has more."""
 
 ARRAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}")
-"""What an array may be called: the name of a field, and which part of a buffer has it."""
+"""Names of arrays: the name of a field, and the part of a buffer that has it."""
 
 _MOST = 1 << 62
 _LONGEST_LINE = 64

@@ -120,7 +120,7 @@ class GivenSteps:
 
     @property
     def most_bytes(self) -> int:
-        """What all fields of a step take."""
+        """Bytes that all fields of one step take."""
         given = (math.prod(caller_shape(field)) * field.dtype.itemsize for field in self._schema.fields)
         return self._memory.ring.num_envs * sum(given)
 

@@ -151,7 +151,7 @@ class TorchWriter:
         self, leaves: list[torch.Tensor], nexts: list[torch.Tensor], pending: torch.Tensor, reset: torch.Tensor | None,
         changes: Changes,
     ) -> torch.Tensor:  # fmt: skip
-        """Which steps start from the pending observations, or reset there; heads pass those of the others."""
+        """Mask of steps that start from the pending observations, or reset there; heads pass those of the others."""
         memory = self._memory
         same = self._open
         for i in memory.observed if not memory.keeps_next else ():

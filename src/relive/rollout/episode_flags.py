@@ -49,7 +49,7 @@ class EpisodeFlags:
         self.starting.fill_(True)
 
     def coming(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Where the row after the stored steps starts an episode [N], and where it resets."""
+        """Masks [N] of the row after the stored steps: it starts an episode, and it only resets."""
         steps = self._storage.num_stored
         starting = self.starts(steps + 1)[-1].clone()
         return starting, self.resets(steps + 1)[-1].clone() if self.has_reset_rows else None
@@ -170,8 +170,10 @@ class EpisodeFlags:
     def _planned(
         self, row: int, missing: frozenset[str], measured: Mapping[str, Any], coming: Any
     ) -> tuple[Callable[[], None], Any]:
-        """What tells observers of a row that was written, but for the fields that its step did not give; and which
-        environments only reset in the row after it."""
+        """Plan the observers' call for a written row, and find the environments that only reset in the row after it.
+
+        Fields in `missing` were not given with the step.
+        """
         storage, observers = self._storage, self._observers
         paths = storage.schema.paths
         block = {i: storage.array(i, row) for i in observers.columns if paths[i][0] not in missing}

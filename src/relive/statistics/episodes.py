@@ -150,7 +150,7 @@ class EpisodeStats:
             return PlannedSteps(self, steps, self._changed(steps))
 
     def _changed(self, steps: Sequence[_Step]) -> _Changes:
-        """What the counts will be after these steps; the caller holds the lock."""
+        """The counts after these steps; the caller holds the lock."""
         running, counts = self._open * 1, self._counts * 1  # copies, of arrays and of tensors
         finished: list[tuple[Any, Any]] = []
         for gained, flags, ended, count in steps:
@@ -343,7 +343,7 @@ class _Step(NamedTuple):
     """One step of every environment."""
 
     gained: tuple[Any, ...]
-    """What is added to each sum of the running episodes."""
+    """Amounts that are added to each sum of the running episodes."""
     flags: list[Any]
     ended: Any
     count: Any

@@ -35,7 +35,7 @@ _MODES = {"chunked": "chunked", "maximum": "every", "fifty_percent_overlap": "ov
 
 
 def mode_of(sequence_type: Any) -> Any:
-    """What the core calls a sequence type, or its value."""
+    """The core's name of a sequence type, or of its value."""
     mode = _MODES.get(getattr(sequence_type, "value", sequence_type))
     if mode is None:
         known = ", ".join(kind.name for kind in BPTTSequenceType)

@@ -142,7 +142,7 @@ class Folder:
         self._holdings.is_whole = True
 
     def withdraw(self, commits: Iterable[int]) -> None:
-        """What is here is being replaced: if it is not published again, it is nothing.
+        """Begin to replace the contents: until they are published again, the folder counts as empty.
 
         Every file keeps its bytes of the disk: publishing again needs no more of them.
         """
