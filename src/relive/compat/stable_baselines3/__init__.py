@@ -10,7 +10,7 @@ Signatures, sample types and meanings are those of Stable-Baselines3, whose algo
 from relive.errors import explain
 
 try:
-    import stable_baselines3  # noqa: F401 # pyright: ignore[reportMissingImports]
+    from stable_baselines3 import get_system_info  # pyright: ignore[reportMissingImports]
 except ImportError as error:
     raise ImportError(
         explain(
@@ -46,4 +46,5 @@ __all__ = [
     "PrioritizedTD3",
     "ReplayBuffer",
     "RolloutBuffer",
+    "get_system_info",
 ]
