@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "../core/row_batch.hpp"
 #include "../core/window_batch.hpp"
 #include "completion.hpp"
+#include "counting.hpp"
 #include "gil.hpp"
 #include "ring_arguments.hpp"
 #include "tensor_pool.hpp"
@@ -75,6 +77,19 @@ public:
         return status;
     }
 
+    // Let these counters count every step that is written from now on.
+    void observe(nb::handle counters) {
+        Counters& observer = nb::cast<Counters&>(counters);
+        if (observer.num_leaves() != static_cast<int64_t>(memory_.leaves.size()) || observer.envs() != memory_.ring.envs)
+            throw std::invalid_argument("counters: expected those of the leaves and environments of this memory");
+        for (int64_t i = 0; i < observer.num_leaves(); ++i) {
+            const Leaf& leaf = memory_.leaves[static_cast<size_t>(i)];
+            observer.check_leaf(i, leaf.dtype, leaf.given_bytes / leaf.dtype.bytes());
+        }
+        counters_ = &observer;
+        counters_owner_ = nb::borrow(counters);
+    }
+
     int64_t store(nb::tuple& values, nb::tuple& nexts, nb::handle env_ids, int64_t steps, bool blocks) {
         const OneWrite one_write(is_writing_, arrays_);
         StepBlock& block = writer_.block();
@@ -97,7 +112,10 @@ public:
         const int64_t bad = writer_.check_stacks();
         if (bad >= 0) return -2 - bad;
         const CastsForgotten forgotten{block};
+        std::optional<Counters::Hold> hold;
+        if (counters_) hold.emplace(*counters_);
         MaybeReleased released(bytes * block.count());
+        if (counters_) count();  // may refuse the steps
         writer_.write();
         const Doubt doubt = writer_.chains().doubt();
         if (doubt == Doubt::kNone) return -1;
@@ -273,6 +291,19 @@ private:
         }
     }
 
+    // Count the steps of the block, before they are written.
+    void count() {
+        StepBlock& block = writer_.block();
+        counters_->begin(block.steps(), block.envs(), block.env_ids());
+        for (size_t i = 0; i < memory_.leaves.size(); ++i) {
+            const Leaf& leaf = memory_.leaves[i];
+            counters_->leaves()[i] = {block.given(i).data, leaf.dtype, leaf.given_bytes / leaf.dtype.bytes()};
+        }
+        if (memory_.ring.next_step)
+            for (int64_t n = 0; n < block.envs(); ++n) counters_->steps().resetting.push_back(memory_.ring.resetting[block.env_at(n)]);
+        counters_->run();
+    }
+
     void begin(StepBlock& block, nb::handle env_ids, int64_t steps, bool blocks) const {
         if (steps < 1 || (!blocks && steps != 1))
             throw std::out_of_range("steps: expected 1, or the steps of a block, got " + std::to_string(steps));
@@ -337,7 +368,8 @@ private:
     std::vector<Array> arrays_;  // hold the leaves of a step until it is written
     bool is_writing_ = false;
     bool single_;  // one environment without an axis
-    nb::object owner_;  // the arrays
+    Counters* counters_ = nullptr;
+    nb::object owner_, counters_owner_;  // the arrays, and the counters
 };
 
 void bind_reading(nb::class_<BoundRing>& ring) {
@@ -375,6 +407,7 @@ void bind_ring(nb::module_& m) {
     ring
         .def(nb::init<nb::list, nb::list, std::vector<int>, nb::list, nb::dict, int64_t, bool, bool, bool, int, int, int>())
         .def("write", &BoundRing::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none())
+        .def("observe", &BoundRing::observe)
         .def("counted", &BoundRing::counted)
         .def("keep_touched", &BoundRing::keep_touched)
         .def_prop_ro("touched", &BoundRing::touched, nb::rv_policy::reference_internal)
