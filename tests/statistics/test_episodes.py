@@ -576,6 +576,16 @@ class TestBuffers:
         assert stats.device.type == "meta"
 
 
+@pytest.mark.parametrize("make", [rl.EpisodeStats, rl.RunningNorm])
+def test_what_the_native_core_counts_stays_where_it_is(make: Any) -> None:
+    counted = make(2)
+    options = {"stats": counted} if make is rl.EpisodeStats else {"norm": {"obs": counted}}
+    rl.ReplayBuffer(8, obs=2, action=(), num_envs=2, **options)
+    assert counted.to("cpu") is counted
+    with pytest.raises(rl.SchemaError, match="expected cpu, where a buffer counts its steps, got meta"):
+        counted.to("meta")
+
+
 def test_the_examples_of_the_docstrings_run() -> None:
     assert doctest.testmod(module).attempted > 0
     assert doctest.testmod(module).failed == 0

@@ -79,10 +79,6 @@ class Counted:
             self._keep({name: tensor.to(there) for name, tensor in self._tensors.items()})
         return self
 
-    def hold(self) -> None:
-        """The native core counts steps of a buffer here from now on: the numbers stay where they are."""
-        self._is_held = True
-
     def clear(self) -> None:
         """Forget everything that was counted, running episodes too."""
         self._assign({name: torch.zeros_like(tensor) for name, tensor in self._tensors.items()})
@@ -105,12 +101,16 @@ class Counted:
         self._assign(restored_snapshot(type(self).__name__, snapshot, self._tensors))
 
 
+def hold(counted: Counted) -> None:
+    """The native core counts steps of a buffer here from now on: the numbers stay where they are."""
+    counted._is_held = True
+
+
 class Episodes(NamedTuple):
     """The numbers of `EpisodeStats`, and the leaves of a step that they are counted from."""
 
-    open: torch.Tensor
-    ring: torch.Tensor
-    counts: torch.Tensor
+    numbers: tuple[torch.Tensor, ...]
+    """Running sums, the ring of finished episodes, and the counts."""
     rewards: list[int]
     metrics: list[int]
     reasons: list[int]
@@ -119,14 +119,13 @@ class Episodes(NamedTuple):
 class Moments(NamedTuple):
     """The numbers of a `RunningNorm`, and the leaf of a step that they are counted from."""
 
-    count: torch.Tensor
-    mean: torch.Tensor
-    squares: torch.Tensor
+    numbers: tuple[torch.Tensor, ...]
+    """Rows, their mean, and the sum of their squared distances from it."""
     leaf: int
 
 
 def counters(
-    kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]], envs: int | None, flags: tuple[int, int] | None,
+    kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]], envs: int | None, flags: tuple[int, ...] | None,
     episodes: Episodes | None, moments: Sequence[Moments],
 ) -> Counters | None:  # fmt: skip
     """The native counters of steps whose leaves have these dtypes and shapes; None where torch ops must count.
@@ -135,23 +134,20 @@ def counters(
     not in `kinds` are measured: see `Counters.measure`.
     """
     native = kernels.native()
-    numbers = [*((episodes.open,) if episodes is not None else ()), *(each.mean for each in moments)]
-    if native is None or not numbers or not all(tensor.is_cpu for tensor in numbers):
+    if native is None or not all(each.numbers[0].is_cpu for each in (episodes, *moments) if each is not None):
         return None
     rewards = [] if episodes is None else episodes.rewards
     others = [] if episodes is None else [*episodes.metrics, *episodes.reasons]
     counted = {*rewards, *(i for i in others if i < len(kinds)), *(each.leaf for each in moments)}
-    few = all(math.prod(kinds[i][1]) <= _MOST_AGENTS for i in rewards)
+    few = len(kinds) + len(others) <= native.MOST_LEAVES
+    few = few and all(math.prod(kinds[i][1]) <= _MOST_AGENTS for i in rewards)
     if not few or not all(is_countable(kinds[i][0]) for i in counted):
         return None
-    told = None if episodes is None else tuple(map(_array, episodes))
-    return native.Counters(lock, len(kinds), envs or -1, flags, told, [tuple(map(_array, each)) for each in moments])
+    told = None if episodes is None else (*map(kernels.buffer_of, episodes.numbers), *episodes[1:])
+    norms = [(*map(kernels.buffer_of, each.numbers), each.leaf) for each in moments]
+    return native.Counters(lock, len(kinds), envs or -1, flags, told, norms)
 
 
 def is_countable(dtype: torch.dtype) -> bool:
     """Whether the native core counts numbers of this dtype."""
     return dtype in _COUNTABLE
-
-
-def _array(value: Any) -> Any:
-    return kernels.buffer_of(value) if isinstance(value, torch.Tensor) else value

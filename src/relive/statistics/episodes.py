@@ -80,15 +80,11 @@ class EpisodeStats(counting.Counted):
             f"reasons={self.reasons}; {summary['episodes']:g} episodes{told and ', '}{told})"
         )
 
-    def numbers(self, rewards: Sequence[int], metrics: Sequence[int], reasons: Sequence[int]) -> counting.Episodes:
-        """Everything that steps change, and the leaves of a step that it is counted from."""
-        return counting.Episodes(*self._tensors.values(), list(rewards), list(metrics), list(reasons))
-
     def _own_counters(self) -> Any:
         """The native counters of a step as `update` gives it: flags, reward, metrics and reasons."""
         kinds = [(field.dtype, ()) for field in self._fields.values()]
         metrics = range(3, 3 + len(self.metrics))
-        numbers = self.numbers([2], metrics, range(metrics.stop, len(kinds)))
+        numbers = episodes_of(self, [2], metrics, range(metrics.stop, len(kinds)))
         return counting.counters(kinds, self.num_envs or 1, (0, 1), numbers, ())
 
     @property
@@ -126,12 +122,12 @@ class EpisodeStats(counting.Counted):
         played = None if mask is None else convert("mask", FLAG, mask, self._lead, self.device).view(1, -1)
         if self._counters is None:
             with counting.lock:
-                kernels.complete(self.plan(step, played))
+                kernels.complete(self._plan(step, played))
         else:
             leaves = tuple(kernels.buffer_of(step.get(name)) for name in self._fields)
             self._counters.count(leaves, 0, 1, None, None if played is None else kernels.buffer_of(~played), None)
 
-    def plan(self, steps: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
+    def _plan(self, steps: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
         """A change that counts steps in time order: fields [T, N] by name, transitions where `mask`.
 
         Whoever plans holds `counting.lock` until the change is made. Making it twice leads to the same.
@@ -266,6 +262,18 @@ class EpisodeStats(counting.Counted):
     def config(self) -> dict[str, Any]:
         """How equal statistics of as many environments are made, as JSON."""
         return {"window": self.window, "metrics": list(self.metrics), "reasons": list(self.reasons)}
+
+
+def episodes_of(
+    stats: EpisodeStats, rewards: Sequence[int], metrics: Sequence[int], reasons: Sequence[int]
+) -> counting.Episodes:
+    """The numbers of statistics, and the leaves of a step that they are counted from."""
+    return counting.Episodes(tuple(stats._tensors.values()), list(rewards), list(metrics), list(reasons))
+
+
+def plan_steps(stats: EpisodeStats, steps: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
+    """A change that counts steps by torch ops: see `EpisodeStats._plan`."""
+    return stats._plan(steps, mask)
 
 
 def _names(where: str, names: Iterable[str]) -> tuple[str, ...]:

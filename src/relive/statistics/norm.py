@@ -25,7 +25,7 @@ _MOST_ROWS = 2.0**53
 class _Fit(NamedTuple):
     """What the moments mean for values of one dtype."""
 
-    count: float | None
+    of_rows: float | None
     """Rows that they are of; None where every change forgets the fit."""
     mean: torch.Tensor
     rest: torch.Tensor
@@ -82,12 +82,8 @@ class RunningNorm(Counted):
     _not_pickled = (*Counted._not_pickled, "_fitted")
     _fitted = None
 
-    def numbers(self, leaf: int) -> Moments:
-        """The moments, and the leaf of a step that they are counted from."""
-        return Moments(*self._tensors.values(), leaf)
-
     def _own_counters(self) -> Any:
-        return counters([(torch.float64, self.shape)], None, None, None, [self.numbers(0)])
+        return counters([(torch.float64, self.shape)], None, None, None, [moments_of(self, 0)])
 
     # Counting
 
@@ -101,9 +97,9 @@ class RunningNorm(Counted):
             self._counters.count((kernels.buffer_of(plain),), 0, 1, None, resetting, None)
             return
         with lock:
-            self.plan(rows, kept)()
+            self._plan(rows, kept)()
 
-    def plan(self, x: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
+    def _plan(self, x: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
         """A change that takes in rows; whoever plans holds `counting.lock` until it is made, once or more often."""
         # A copy of our own, worked on in place: at thousands of rows the time goes into fresh memory.
         rows = x.detach().to(torch.float64, copy=True).reshape(-1, *self.shape)
@@ -179,7 +175,7 @@ class RunningNorm(Counted):
             tensors, known = self._tensors, self._fitted
             # The native core changes the moments without a word, but for their count.
             count = float(tensors["count"]) if self._counters is not None else None
-            if known is None or known.count != count or known.mean.dtype is not dtype:
+            if known is None or known.of_rows != count or known.mean.dtype is not dtype:
                 with torch.inference_mode(False):  # who trains next may need what was worked out while acting
                     mean = tensors["mean"].to(dtype, copy=True)
                     scale = torch.where(tensors["count"] > 0, (self._var(tensors) + self.eps).sqrt(), 1.0)
@@ -244,6 +240,16 @@ class RunningNorm(Counted):
     def config(self) -> list[Any]:
         """How an equal norm that has seen no row is made, as JSON."""
         return [list(self.shape), self.eps, self.clip]
+
+
+def moments_of(norm: RunningNorm, leaf: int) -> Moments:
+    """The moments of a norm, and the leaf of a step that they are counted from."""
+    return Moments(tuple(norm._tensors.values()), leaf)
+
+
+def plan_rows(norm: RunningNorm, x: torch.Tensor, mask: torch.Tensor | None) -> Callable[[], None]:
+    """A change that takes in rows by torch ops: see `RunningNorm._plan`."""
+    return norm._plan(x, mask)
 
 
 Norms: TypeAlias = Mapping[str, RunningNorm] | Mapping[Path, RunningNorm] | Mapping[str | Path, RunningNorm]

@@ -21,9 +21,9 @@ from relive.fields.schema import Field, Path, Schema, caller_shape
 from relive.fields.vocabulary import NAME
 from relive.memory.documents import Node
 from relive.memory.saved import Saved, State
-from relive.statistics.counting import counters
-from relive.statistics.episodes import EpisodeStats
-from relive.statistics.norm import Norms, RunningNorm
+from relive.statistics.counting import counters, hold
+from relive.statistics.episodes import EpisodeStats, episodes_of, plan_steps
+from relive.statistics.norm import Norms, RunningNorm, moments_of, plan_rows
 
 _STEP = ("reward", "terminated", "truncated")
 
@@ -84,11 +84,11 @@ class Observers:
         episodes = None
         if self.stats is not None:
             metrics, reasons = ([places[name] for name in names] for names in (self.stats.metrics, self.stats.reasons))
-            episodes = self.stats.numbers(self._rewards, metrics, reasons)
-        moments = [norm.numbers(column) for column, norm in self._norms.items()]
+            episodes = episodes_of(self.stats, self._rewards, metrics, reasons)
+        moments = [moments_of(norm, column) for column, norm in self._norms.items()]
         native = counters(kinds, self._num_envs or 1, self._flags, episodes, moments)
         for one in self._counted if native is not None else ():
-            one.hold()
+            hold(one)
         return native
 
     def measured(
@@ -102,7 +102,7 @@ class Observers:
 
     def measure(self, measured: Mapping[str, torch.Tensor]) -> None:
         """Let the native counters count these with the coming step."""
-        if self._asked:
+        if self._asked and self.native is not None:
             self.native.measure([kernels.buffer_of(measured.get(name)) for name in self._asked])
 
     def plan(
@@ -123,9 +123,14 @@ class Observers:
             mask, resetting = ~torch.stack(resets[:-1]), resets[-1]
         changes: list[Callable[[], None]] = []
         if self.stats is not None:
-            changes.append(self.stats.plan(*self._steps(self.stats, block, mask, measured, envs)))
-        changes += [norm.plan(block[column], mask) for column, norm in self._norms.items() if column in block]
-        return lambda: [change() for change in changes], resetting
+            changes.append(plan_steps(self.stats, *self._steps(self.stats, block, mask, measured, envs)))
+        changes += [plan_rows(norm, block[column], mask) for column, norm in self._norms.items() if column in block]
+
+        def change() -> None:
+            for each in changes:
+                each()
+
+        return change, resetting
 
     def _steps(
         self, stats: EpisodeStats, block: Mapping[int, torch.Tensor], mask: torch.Tensor | None,
