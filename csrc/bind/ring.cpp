@@ -320,13 +320,20 @@ private:
 
     // Find the bytes of a leaf; false if they are no exact fit.
     static bool read_given(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, Array& array, GivenLeaf& given) {
-        if (!lead.has_envs && !lead.has_steps && leaf.ndim == 0 && read_number(object, leaf.dtype, given)) return true;
-        return conversion().read(object, array) && accept(array, leaf, lead, given);
+        return read_numbers_of(object, leaf, lead, given) || (conversion().read(object, array) && accept(array, leaf, lead, given));
     }
 
-    static bool read_number(PyObject* object, DataType dtype, GivenLeaf& given) {
-        given.scratch.resize(8);
-        if (!read_scalar(object, dtype, given.scratch.data())) return false;
+    // The same of a number, or of numbers in lists or tuples.
+    static bool read_numbers_of(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, GivenLeaf& given) {
+        int64_t shape[kMaxDims + 2];
+        int ndim = 0;
+        if (lead.has_steps) shape[ndim++] = lead.steps;
+        if (lead.has_envs) shape[ndim++] = lead.envs;
+        for (int axis = 0; axis < leaf.ndim; ++axis) shape[ndim++] = leaf.shape[axis];
+        if (ndim > 0 && !PyList_CheckExact(object) && !PyTuple_CheckExact(object)) return false;
+        given.scratch.resize(static_cast<size_t>(std::max<int64_t>(8, leaf.given_bytes * lead.steps * lead.envs)));
+        char* end = given.scratch.data();
+        if (!read_numbers(object, shape, ndim, leaf.dtype, end)) return false;
         given.data = given.source = given.scratch.data();
         given.source_bytes = 0;
         return true;
