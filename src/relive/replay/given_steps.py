@@ -10,7 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain
-from relive.fields.autoreset import refuse_reused_obs, true_next_obs, unpack_step
+from relive.fields.autoreset import true_next_obs
 from relive.fields.conversion import EnvNumbers, as_tensor, path_name
 from relive.fields.invariants import require, require_form
 from relive.fields.schema import caller_shape
@@ -83,12 +83,10 @@ class GivenSteps:
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], Mapping[str, Any]]:  # fmt: skip
         """The leaves of a step as Gymnasium gave it, those of its true next observation, and its info."""
         memory = self._memory
-        if isinstance(step, tuple) and step and mode is AutoresetMode.SAME_STEP:
-            refuse_reused_obs(self._schema, obs, step[0])
         lead = memory.lead_of(envs)
-        nexts, reward, terminated, truncated = true_next_obs(step, mode, self._schema, lead, memory.device)
+        nexts, reward, terminated, truncated = true_next_obs(step, mode, self._schema, lead, memory.device, obs)
         leaves = self.leaves((obs, action, reward, terminated, truncated), extra)
-        return leaves, nexts, unpack_step(step, mode)[4]
+        return leaves, nexts, step[4]
 
     def block(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], int]:
         """The leaves of a block of steps, those of its next observations, and how many steps it has."""
