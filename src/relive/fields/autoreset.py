@@ -107,7 +107,8 @@ def true_next_obs(
     leaves = schema.flatten("obs", next_obs)
     if mode is not AutoresetMode.SAME_STEP:
         return leaves, reward, terminated, truncated
-    envs = _ended_envs({"terminated": terminated, "truncated": truncated}, lead, device)
+    ends = np.logical_or(*host_flags({"terminated": terminated, "truncated": truncated}, lead, device))
+    envs = ends.nonzero()[0].tolist()
     if not envs:
         return leaves, reward, terminated, truncated
     refuse_reused_obs(schema, obs, next_obs)
@@ -129,14 +130,17 @@ def true_next_obs(
     return tuple(fixed), reward, terminated, truncated
 
 
-def _ended_envs(flags: Mapping[str, Any], lead: tuple[int, ...], device: torch.device) -> list[int]:
-    """The environments whose episode ends with a step of these flags; a single one is environment 0."""
-    terminated, truncated = flags.values()
-    plain = type(terminated) is type(truncated) is np.ndarray and terminated.dtype == truncated.dtype == np.bool_
-    if plain and terminated.shape == truncated.shape == lead != ():
-        return np.logical_or(terminated, truncated).nonzero()[0].tolist()
-    terminated, truncated = (convert(name, FLAG, flag, lead, device) for name, flag in flags.items())
-    return (terminated | truncated).view(-1).nonzero().view(-1).tolist()
+def host_flags(flags: Mapping[str, Any], lead: tuple[int, ...], device: torch.device) -> list[np.ndarray]:
+    """Flags of a step by name as arrays [N] on the host; tensors of another device are waited for."""
+    return [
+        flag
+        if type(flag) is np.ndarray and flag.dtype == np.bool_ and flag.shape == lead != ()  # nearly always
+        else convert(name, FLAG, flag, lead, device if isinstance(flag, torch.Tensor) else _HOST).view(-1).cpu().numpy()
+        for name, flag in flags.items()
+    ]
+
+
+_HOST = torch.device("cpu")
 
 
 def is_vector(env: Any) -> bool:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import kernels
 from relive.errors import SchemaError, explain
 from relive.fields.assembly import value_of
-from relive.fields.autoreset import final_observations, observation_leaves
-from relive.fields.conversion import convert, path_name
+from relive.fields.autoreset import final_observations, host_flags, observation_leaves
+from relive.fields.conversion import path_name
 from relive.fields.invariants import require, require_all, require_flags, require_form
-from relive.fields.schema import FLAG, Field
+from relive.fields.schema import Field
 from relive.kernels import complete
 from relive.kernels.sequence_index import Flags, reset_rows
 from relive.memory.documents import Node
@@ -131,18 +130,10 @@ class EpisodeFlags:
 
     def _cut_off(self, row: int, terminated: Any, truncated: Any) -> list[int]:
         """The environments whose episode is truncated, and not terminated, by the step that is being added."""
-        storage = self._storage
-        is_staged = "truncated" in storage.staged
-        if not is_staged and isinstance(truncated, bool | np.bool_ | np.ndarray) and not np.any(truncated):
-            return []
-        given = {"terminated": terminated, "truncated": truncated}
-        ended, cut = (
-            self.flag(name)[row]
-            if name in storage.staged
-            else convert(name, FLAG, flag, storage.lead, storage.device).view(-1)
-            for name, flag in given.items()
-        )
-        return (cut & ~ended).nonzero().squeeze(1).tolist()
+        storage, given = self._storage, {"terminated": terminated, "truncated": truncated}
+        staged = {name: self.flag(name)[row].view(storage.lead) for name in given if name in storage.staged}
+        ended, cut = host_flags(given | staged, storage.lead, storage.device)
+        return (cut & ~ended).nonzero()[0].tolist()
 
     def take_in(self, row: int, found: Found | None, measured: Mapping[str, Any], then: Callable[[], None]) -> None:
         """Take in a row that was written, and make the rest of the change; if this raises before, nothing has changed.
