@@ -407,6 +407,11 @@ def as_float(number: Any) -> float:
         return math.inf if number > 0 else -math.inf
 
 
+def is_finite_number(value: Any) -> bool:
+    """Whether `value` is a finite real number, and no bool."""
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(as_float(value))
+
+
 def _short(number: Any) -> str:
     """An int in at most some digits."""
     return str(number) if number.bit_length() < 128 else f"an int of {number.bit_length()} bits"

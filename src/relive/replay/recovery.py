@@ -107,7 +107,7 @@ class Durable:
 def _resume(buffer: ReplayBuffer, read: Saved, record: Record, resumes: bool) -> None:
     """Everything that is not in the arrays goes on from the commit."""
     if not buffer.run.beside_rows:
-        resume(buffer.run, buffer.sampler, buffer.storage.memory, read.part("sampler"))
+        resume(buffer.run, buffer.sampler, buffer.storage.memory, read.part("sampler"), read.config)
     buffer.run.mended()
     random, observers, staged = buffer.parts.beside_rows.values()
     if resumes:

@@ -2,7 +2,7 @@
 
 from relive.replay.samplers.counted import Counted
 from relive.replay.samplers.new_first import NewFirst
-from relive.replay.samplers.prioritized import Prioritized
+from relive.replay.samplers.prioritized import Linear, Prioritized
 from relive.replay.samplers.protocol import Drawn, Draws, Sampler
 from relive.replay.samplers.recent import Recent
 from relive.replay.samplers.sequence_priority import sequence_priority
@@ -13,6 +13,7 @@ __all__ = [
     "Counted",
     "Drawn",
     "Draws",
+    "Linear",
     "NewFirst",
     "Prioritized",
     "Recent",

@@ -34,7 +34,7 @@ class Counted:
     sampler: Sampler = field(default_factory=Uniform)
 
     def __post_init__(self) -> None:
-        if isinstance(self.sampler, Counted) or not hasattr(self.sampler, "start"):
+        if isinstance(self.sampler, Counted) or not callable(getattr(self.sampler, "start", None)):
             remedy = "Pass the sampler that chooses rows."
             raise SchemaError(explain("Counted", "a sampler whose draws are counted", repr(self.sampler), remedy))
 
@@ -49,7 +49,7 @@ class _Run(Draws):
     def __init__(self, inner: Draws, store: ReplayStore) -> None:
         self._inner, self._store = inner, store
         self.takes_priorities, self.takes_ids, self.update = inner.takes_priorities, inner.takes_ids, inner.update
-        self.faults = inner.faults
+        self.faults, self.rescale, self.optional_state = inner.faults, inner.rescale, inner.optional_state
         self.atomic_draws, self.weighs = inner.atomic_draws, inner.weighs
         self._kind = store.memory.ring.kind.view(-1)
         self._counts = store.memory.room.allocate("sampler.drawn", self._kind.shape, torch.int64)

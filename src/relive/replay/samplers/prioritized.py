@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -13,12 +12,45 @@ import torch
 
 from relive.errors import PriorityError, SchemaError, explain
 from relive.fields.conversion import as_numpy_if_cpu
-from relive.fields.schema import as_float
+from relive.fields.schema import is_finite_number, positive
 from relive.fields.vocabulary import suggests_init_keywords
 from relive.randomness import Randomness
 from relive.replay.samplers.device_priority_run import DevicePriorityRun
 from relive.replay.samplers.priority_run import PriorityRun, check_priorities
 from relive.replay.store import ReplayStore
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A number that goes from `start` to `end` over the first `draws` calls of `sample`, and stays there.
+
+    A schedule that is data: it is saved with the buffer, and goes with its handles and pickles.
+
+    Args:
+        start: the number at the first call.
+        end: the number after `draws` calls.
+        draws: how many calls of `sample` it takes, at least 1.
+
+    >>> beta = Linear(0.4, 1.0, 3)
+    >>> [round(beta(draws), 1) for draws in (0, 1, 2, 3, 4)]
+    [0.4, 0.6, 0.8, 1.0, 1.0]
+    """
+
+    start: float
+    end: float
+    draws: int
+
+    def __post_init__(self) -> None:
+        for name in ("start", "end"):
+            if not is_finite_number(getattr(self, name)):
+                remedy = "Pass such a number."
+                raise SchemaError(explain(f"Linear.{name}", "a finite number", repr(getattr(self, name)), remedy))
+        positive("Linear.draws", self.draws)
+
+    def __call__(self, draws: int) -> float:
+        """The number after so many calls."""
+        share = min(draws / self.draws, 1.0)
+        return float((1.0 - share) * self.start + share * self.end)
 
 
 @suggests_init_keywords
@@ -31,22 +63,28 @@ class Prioritized:
 
     Args:
         alpha: how much priorities count: 0 draws uniformly, 1 in proportion.
-        beta: how much of the bias the weights correct: a number, or a function of how many rows were drawn so far.
+        beta: how much of the bias the weights correct, from 0 to 1: a number, a `Linear` over the calls of `sample`, or
+            a function of how many rows were drawn so far, which files cannot hold.
         eps: added to every priority. With 0, a row of priority zero is never drawn.
         normalize: which weight becomes 1: the largest of the batch ("batch"), or the largest that any stored row could
             have ("global").
     """
 
     alpha: float = 0.6
-    beta: float | Callable[[int], float] = 0.4
+    beta: float | Linear | Callable[[int], float] = 0.4
     eps: float = 1e-6
     normalize: Literal["batch", "global"] = "batch"
 
     def __post_init__(self) -> None:
         for name in ("alpha", "eps"):
-            _check_rate(f"Prioritized.{name}", getattr(self, name))
-        if not callable(self.beta):
-            _check_rate("Prioritized.beta", self.beta)
+            value = getattr(self, name)
+            if not is_finite_number(value) or value < 0:
+                expected, remedy = "a finite number of at least 0", "Pass such a number."
+                raise SchemaError(explain(f"Prioritized.{name}", expected, repr(value), remedy))
+        ends = (self.beta.start, self.beta.end) if isinstance(self.beta, Linear) else (self.beta,)
+        for beta in ends:
+            if not callable(beta):
+                _check_beta(beta)
         if not math.isfinite(_power(1.0 + float(self.eps), float(self.alpha))):
             expected = "(1 + eps)^alpha, the mass of a first row, to be finite"
             remedy = "Lower alpha or eps."
@@ -54,6 +92,11 @@ class Prioritized:
         if self.normalize not in ("batch", "global"):
             remedy = "Pass one of them."
             raise SchemaError(explain("Prioritized.normalize", '"batch" or "global"', repr(self.normalize), remedy))
+
+    @property
+    def counts_calls(self) -> bool:
+        """Whether `beta` depends on the number of calls of `sample`."""
+        return isinstance(self.beta, Linear)
 
     def start(self, store: ReplayStore, random: Randomness) -> PriorityRun:
         run = DevicePriorityRun if store.tree().keeps_largest else PriorityRun
@@ -83,10 +126,12 @@ class Prioritized:
             refuse_priorities(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
         return values, mass
 
-    def beta_after(self, draws: int) -> float:
-        """The exponent of the weights when so many rows were drawn."""
-        beta = self.beta(draws) if callable(self.beta) else self.beta
-        _check_rate("Prioritized.beta", beta)
+    def beta_after(self, rows: int, calls: int) -> float:
+        """The exponent of the weights when so many rows were drawn by so many calls of `sample`."""
+        beta = self.beta
+        if callable(beta):
+            beta = beta(calls if isinstance(beta, Linear) else rows)
+        _check_beta(beta)
         return float(beta)
 
 
@@ -97,9 +142,10 @@ def _power(base: float, exponent: float) -> float:
         return math.inf
 
 
-def _check_rate(where: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= as_float(value) < math.inf:
-        raise SchemaError(explain(where, "a finite number of at least 0", repr(value), "Pass such a number."))
+def _check_beta(value: Any) -> None:
+    if not (is_finite_number(value) and 0 <= value <= 1):
+        remedy = "0 corrects nothing of the bias, 1 all of it."
+        raise SchemaError(explain("Prioritized.beta", "a number of 0 to 1", repr(value), remedy))
 
 
 def refuse_priorities(bad: torch.Tensor, values: torch.Tensor) -> None:

@@ -31,6 +31,7 @@ class PriorityRun(Draws):
     weighs = True
     takes_priorities = True
     beside_rows = True
+    optional_state = frozenset({"calls"})
 
     def __init__(self, settings: Prioritized, store: ReplayStore, random: Randomness) -> None:
         self._settings, self._store, self._random = settings, store, random
@@ -40,11 +41,15 @@ class PriorityRun(Draws):
         self._slots = self.tree.num_leaves - 1
         self._numbers: Any = [1.0, 0]
         """The largest priority accepted so far (a tensor where the data is elsewhere), and how many rows were drawn."""
+        self._calls: Any = None
+        """How often `sample` was called [1]; None unless `beta` asks for it."""
         room = store.memory.room
         if room.outlives:
             self._numbers = room.allocate("sampler.numbers", (2,), torch.float64).numpy()
             if not room.is_found:
                 self._largest = 1.0
+        if settings.counts_calls:
+            self._calls = room.allocate("sampler.calls", (1,), torch.int64).numpy() if room.outlives else [0]
 
     @property
     def _largest(self) -> Any:
@@ -62,11 +67,17 @@ class PriorityRun(Draws):
     def _num_drawn(self, count: int) -> None:
         self._numbers[1] = count
 
-    def snapshot(self) -> int:
-        return self._num_drawn
+    @property
+    def _num_calls(self) -> int:
+        return 0 if self._calls is None else int(self._calls[0])
 
-    def restore(self, snapshot: int) -> None:
-        self._num_drawn = snapshot
+    def snapshot(self) -> tuple[int, int]:
+        return self._num_drawn, self._num_calls
+
+    def restore(self, snapshot: tuple[int, int]) -> None:
+        self._num_drawn, calls = snapshot
+        if self._calls is not None:
+            self._calls[0] = calls
 
     def draw(self, count: int, weight: torch.Tensor | None = None) -> Drawn:
         beta = self._beta()
@@ -75,6 +86,8 @@ class PriorityRun(Draws):
             remedy = "Update at least one priority to more than 0, or use eps > 0."
             raise NotReadyError(explain("sample", "a row of positive priority", "only zeros", remedy))
         self._num_drawn += count
+        if self._calls is not None:
+            self._calls[0] += 1
         return Drawn(*drawn)
 
     def _beta(self) -> float:
@@ -82,8 +95,8 @@ class PriorityRun(Draws):
         if callable(settings.beta) and is_capturing(self._store.device):
             remedy = "Pass a number as beta, or sample outside the graph."
             expected = "a number while a CUDA graph is captured, which would repeat one value for ever"
-            raise SchemaError(explain("Prioritized.beta", expected, "a function", remedy))
-        return settings.beta_after(self._num_drawn)
+            raise SchemaError(explain("Prioritized.beta", expected, "a schedule", remedy))
+        return settings.beta_after(self._num_drawn, self._num_calls)
 
     def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor | int:
         done = self.tree.update(slots, priority, self._settings.alpha, self._settings.eps, self._numbers)
@@ -127,7 +140,8 @@ class PriorityRun(Draws):
     def state(self) -> dict[str, torch.Tensor]:
         largest = torch.as_tensor(self._largest, dtype=torch.float64, device=self._store.device)
         drawn = torch.tensor(self._num_drawn, device="cpu")
-        return {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": drawn}
+        state = {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": drawn}
+        return state if self._calls is None else {**state, "calls": torch.tensor(self._num_calls, device="cpu")}
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
         mass, largest = saved["mass"], float(saved["largest"])
@@ -140,6 +154,18 @@ class PriorityRun(Draws):
         there = saved["largest"].to(self._store.device)
         self._largest = there if as_numpy_if_cpu(there) is there else largest
         self._num_drawn = int(saved["draws"])
+        if self._calls is not None:
+            self._calls[0] = int(saved["calls"])
+
+    def rescale(self, alpha: float, eps: float) -> None:
+        """Apply the settings' own alpha and eps to masses that were computed with others."""
+        slots = self.tree.leaves_view()[: self._slots]
+        priority = (slots.pow(1 / alpha) - eps).clamp(min=0)
+        mass = torch.where(self._ring.kind.view(-1) == TRANSITION, self._settings.mass(priority), 0.0)
+        if not bool(mass.isfinite().all()):
+            raise ValueError(f"priorities of up to {float(priority.max())}: too large for {self._settings}")
+        slots.copy_(mass)
+        self.tree.rebuild()
 
     def check(self) -> None:
         """Transitions have a priority, nothing else has, and the sums are those of the priorities."""
@@ -162,7 +188,8 @@ class PriorityRun(Draws):
         """Its own two numbers, which may come from a file."""
         largest, draws = float(self._numbers[0]), float(self._numbers[1])
         require(1 <= largest < math.inf, "largest priority", "a finite number of at least 1", largest)
-        require(0 <= draws < 1 << 62 and draws == int(draws), "draws", "a number of at least 0", draws)
+        for name, count in (("draws", draws), ("calls", self._num_calls)):
+            require(0 <= count < 1 << 62 and count == int(count), name, "a number of at least 0", count)
 
     # As one of several buffers that are drawn from as if they were one
 

@@ -44,6 +44,8 @@ class Draws(Protocol):
     """Its `update` is given ids of rows instead of slots, and finds the rows itself."""
     beside_rows: bool = False
     """Its state is in the memory of the buffer, and is found there again with the rows."""
+    optional_state: frozenset[str] = frozenset()
+    """Names in its state that a saved state may lack: they are then zero."""
 
     def draw(self, count: int) -> Drawn:
         """Choose `count` rows; the buffer has checked that there are any."""
@@ -77,6 +79,9 @@ class Draws(Protocol):
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Go on from what was saved; the rows are there already. A ValueError says what cannot be."""
+
+    def rescale(self, alpha: float, eps: float) -> None:
+        """The loaded priorities were those of a `Prioritized` with other exponents; apply the own ones."""
 
     def faults(self) -> Iterable[str]:
         """What a device has skipped and counted without telling: `check` raises for it, and `save` warns."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
+import torch
+
 from relive.errors import IncompatibleCheckpoint, explain
 from relive.memory.documents import Node
 from relive.memory.saved import Saved, nbytes_of
@@ -23,16 +25,16 @@ def kinds() -> dict[str, type]:
 
 
 def config_of(sampler: Sampler) -> dict[str, Any] | None:
-    """A sampler as JSON: its name and its settings. None for one that only its maker can make again."""
+    """A sampler as JSON: its name and its settings, null for a function. None for one that only its maker can make."""
     name = type(sampler).__name__
     if kinds().get(name) is not type(sampler):
         return None
     settings: dict[str, Any] = {"name": name}
     for key, value in vars(sampler).items():
         setting = config_of(value) if hasattr(value, "start") else value
-        if callable(setting) or (setting is None and value is not None):
+        if setting is None and value is not None:
             return None
-        settings[key] = setting
+        settings[key] = None if callable(setting) else setting
     return settings
 
 
@@ -54,6 +56,10 @@ def _setting(node: Node, declared: Field[Any]) -> Any:
     default = declared.default_factory() if declared.default_factory is not MISSING else declared.default
     if isinstance(node.value, dict):
         return sampler_of(node)
+    if node.value is None:
+        expected, got = "a setting that files can hold, such as rl.Linear(start, end, draws)", "a function"
+        remedy = "Pass sampler= to load, with the function of the saved buffer or with rl.Linear in its place."
+        raise IncompatibleCheckpoint(explain(f"sampler: {declared.name}", expected, got, remedy))
     if isinstance(default, bool):
         return node.flag()
     if isinstance(default, float):
@@ -63,15 +69,50 @@ def _setting(node: Node, declared: Field[Any]) -> Any:
     return node.value
 
 
-def resume(run: Draws, sampler: Sampler, memory: RowMemory, saved: Saved) -> None:
-    """Go on with the draws of a saved run."""
+STAND_INS: tuple[Sampler, ...] = (
+    samplers.Prioritized(),
+    samplers.Counted(samplers.Prioritized()),
+    samplers.Uniform(),
+    samplers.Counted(samplers.Uniform()),
+)
+"""Samplers of every state that ours can have, to look at the state of one that only its maker can make again."""
+
+
+def resume(run: Draws, sampler: Sampler, memory: RowMemory, saved: Saved, config: Node) -> None:
+    """Go on with the draws of a saved run, whose buffer `config` describes."""
     expected, slots = run.state(), memory.ring.kind.numel()
     found = saved.tensors(max(nbytes_of(expected), _MOST_OF_SLOT * slots) + (1 << 20))
+    found = {name: torch.zeros_like(expected[name]) for name in run.optional_state & expected.keys()} | {
+        name: array for name, array in found.items() if name in expected or name not in run.optional_state
+    }
     forms = [{name: (array.dtype, array.ndim) for name, array in arrays.items()} for arrays in (found, expected)]
     if forms[0] != forms[1]:
         remedy = "Pass sampler= to load, equal to the sampler of the saved buffer."
         raise IncompatibleCheckpoint(explain("sampler", f"the state of {sampler}", sorted(found), remedy))
     try:
         run.load_state(found)
+        if not any(sampler is one for one in STAND_INS):
+            _rescale(run, _exponents(config_of(sampler)), _exponents(config.value.get("sampler")))
     except ValueError as error:
         raise Node("state: sampler", str(error)).wrong("the state of a sampler") from None
+
+
+def _exponents(config: Any) -> tuple[float, float] | None:
+    """The alpha and eps of a `Prioritized` in a sampler's config; None if there is none."""
+    while isinstance(config, dict) and "sampler" in config:
+        config = config["sampler"]
+    if not isinstance(config, dict) or config.get("name") != "Prioritized":
+        return None
+    alpha, eps = (Node(f"config: sampler: {name}", config.get(name)).number() for name in ("alpha", "eps"))
+    return alpha, eps
+
+
+def _rescale(run: Draws, now: tuple[float, float] | None, then: tuple[float, float] | None) -> None:
+    """Apply the exponents of a sampler to the priorities of another one."""
+    if now is None or then is None or now == then:
+        return
+    if then[0] == 0:
+        expected = f"alpha={then[0]} and eps={then[1]}, which has kept no priorities,"
+        remedy = "Load it with these."
+        raise IncompatibleCheckpoint(explain("sampler", expected, f"alpha={now[0]} and eps={now[1]}", remedy))
+    run.rescale(*then)
