@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from relive.errors import SchemaError, explain
+from relive.errors import SchemaError, explain, warn_user
 from relive.fields.conversion import as_tensor, bits_of, convert, path_name, refuse_reused_leaves
 from relive.fields.schema import FLAG, NUMBER, Declaration, Field, Schema, Tree, caller_shape
 
@@ -81,6 +81,28 @@ def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, A
         got = f"{type(step).__name__} of length {len(step)}" if isinstance(step, Sequence) else type(step).__name__
         raise SchemaError(explain("step", "the 5-tuple of env.step", got, "Pass step=env.step(action)."))
     return step
+
+
+class DeclaredMode:
+    """The autoreset mode that a buffer was told. It warns once of final observations that such a mode does not have."""
+
+    def __init__(self, mode: AutoresetMode | None) -> None:
+        self._mode = mode
+        self._is_watching = mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)
+
+    def look_at(self, step: Any) -> None:
+        """Look at the info of a step before it is stored."""
+        if not self._is_watching or not isinstance(step, tuple) or len(step) != 5 or not isinstance(step[4], Mapping):
+            return
+        key = next((key for key in FINAL_KEYS if key in step[4]), None)
+        if key is not None and self._mode is not None:
+            self._is_watching = False
+            remedy = (
+                "The environment resets in the step that ends an episode: declare autoreset=SAME_STEP, or first steps "
+                "of episodes are lost (NEXT_STEP) and reset observations are taken for final ones (DISABLED)."
+            )
+            expected = f"no final observations under autoreset={self._mode.name}"
+            warn_user(explain("autoreset", expected, f"info[{key!r}]", remedy))
 
 
 def refuse_reused_obs(schema: Schema, obs: Any, next_obs: Any) -> None:

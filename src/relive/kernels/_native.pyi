@@ -92,6 +92,10 @@ LOOKS_CUT: int = -9223372036854775808
 
 LOOKS_RESET: int = -9223372036854775807
 
+LOOKS_RESTARTED: int = -9223372036854775806
+
+LOOKS_INFINITE: int = -9223372036854775805
+
 RING_STATE: tuple = ...
 
 class Touched:
@@ -110,6 +114,8 @@ class RingMemory:
     def write(self, arg0: tuple, arg1: tuple, arg2: object | None, arg3: int, arg4: bool, arg5: object | None, /) -> int: ...
 
     def counted(self) -> tuple: ...
+
+    def watch_cuts(self, arg: bool, /) -> None: ...
 
     def keep_touched(self, arg: bool, /) -> None: ...
 

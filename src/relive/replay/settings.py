@@ -54,7 +54,7 @@ class ReplaySettings:
         return RowMemory(
             self.schema, self.capacity // (self.num_envs or 1), self.num_envs, room,
             keeps_next=self.next_obs == "stored", next_step=self.autoreset is AutoresetMode.NEXT_STEP,
-            same_step=self.autoreset is AutoresetMode.SAME_STEP,
+            same_step=self.autoreset is AutoresetMode.SAME_STEP, has_stats=self.observers.stats is not None,
         )  # fmt: skip
 
     def config(self) -> dict[str, Any]:
