@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
+import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -271,3 +275,57 @@ class TestNumbers:
 
         (message,) = messages(learn)
         assert message.startswith("reward: expected finite numbers, got infinite ones or NaN")
+
+
+class TestCounters:
+    @pytest.mark.skipif(sys.platform != "linux", reason="shared memory")
+    @pytest.mark.parametrize(
+        "counted", [{"stats": rl.EpisodeStats(None)}, {"norm": {"obs": rl.RunningNorm(2)}}], ids=str
+    )
+    def test_shared_memory_refuses_what_would_count_one_process_alone(self, tmp_path: Path, counted: Any) -> None:
+        (name,) = counted
+        with pytest.raises(rl.SchemaError, match=f"{name}: expected None in shared memory, where other processes"):
+            rl.ReplayBuffer(8, 2, (), device=rl.Memory.shared(), **counted)
+        rl.ReplayBuffer(8, 2, (), **counted).save(tmp_path)
+        with pytest.raises(rl.IncompatibleCheckpoint, match=f"{name}: expected None in shared memory"):
+            rl.load(tmp_path, device=rl.Memory.shared())
+
+    def test_two_buffers_do_not_count_into_one_object(self) -> None:
+        stats = rl.EpisodeStats(None)
+        replay = rl.ReplayBuffer(8, 2, (), stats=stats)
+        with pytest.raises(
+            rl.SchemaError, match="stats: expected statistics that no other buffer counts in, got those of another"
+        ):
+            rl.RolloutBuffer(8, None, 2, (), stats=stats)
+        twin = copy.deepcopy(replay)
+        assert twin.stats is not None
+        assert twin.stats is not stats
+        del replay
+        rollout = rl.RolloutBuffer(8, None, 2, (), stats=stats)
+        rl.ReplayBuffer(8, 2, (), stats=pickle.loads(pickle.dumps(rollout.stats)))
+
+
+class TestFrameStacks:
+    @pytest.mark.parametrize(("padding", "pad"), [("reset", "repeat"), ("zero", "zero")])
+    @pytest.mark.parametrize("num_envs", [None, 2])
+    def test_for_env_says_that_frames_could_be_stored_once(self, num_envs: int | None, padding: str, pad: str) -> None:
+        def stacked() -> Any:
+            return gym.wrappers.FrameStackObservation(gym.make("CartPole-v1"), 3, padding_type=padding)
+
+        env: Any = stacked() if num_envs is None else gym.vector.SyncVectorEnv([stacked] * num_envs)
+        (message,) = messages(lambda: rl.ReplayBuffer.for_env(env, 60))
+        field = f"rl.Stacked(rl.Field((4,), torch.float32), 3, axis=0, pad={pad!r})"
+        assert message == (
+            "for_env: expected frames that are stored once, got FrameStackObservation, which stores each 3 times. "
+            f"Pass obs={field}."
+        )
+        replay = rl.ReplayBuffer.for_env(env, 60, obs=eval(field, {"rl": rl, "torch": torch}))
+        for obs, action, step in play(env, 100) if num_envs else ():
+            replay.add_step(obs, action, step)
+        replay.check()
+
+    def test_rollouts_and_environments_without_stacks_are_silent(self) -> None:
+        env = gym.wrappers.FrameStackObservation(gym.make("CartPole-v1"), 3)
+        assert messages(lambda: rl.RolloutBuffer.for_env(env, 60)) == []
+        flat = gym.wrappers.FlattenObservation(env)
+        assert messages(lambda: rl.ReplayBuffer.for_env(flat, 60)) == []

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from relive.errors import SchemaError, explain, warn_user
 from relive.fields.conversion import as_tensor, bits_of, convert, path_name, refuse_reused_leaves
-from relive.fields.schema import FLAG, NUMBER, Declaration, Field, Schema, Tree, caller_shape
+from relive.fields.schema import FLAG, NUMBER, Declaration, Field, Schema, Tree, caller_shape, declare
 
 FINAL_KEYS = ("final_obs", "final_observation")
 """The keys of `info` under which SAME_STEP environments keep the observation before the reset; the second is older."""
@@ -70,6 +70,24 @@ def settings_of(
         num_envs=env.num_envs if vector else None,
         autoreset=autoreset_of(env) if autoreset is None else autoreset,
     )
+
+
+def warn_of_frame_stacks(env: Any) -> None:
+    """Warn where an environment stacks frames itself: a replay buffer would keep every frame once for each stack."""
+    first: Any = env.envs[0] if is_vector(env) and getattr(env, "envs", None) else env
+    space = getattr(first, "observation_space", None)
+    while isinstance(first, gym.Wrapper) and first.observation_space is space:
+        is_stack = isinstance(first, gym.wrappers.FrameStackObservation) and first.stack_size > 1
+        if is_stack and isinstance(space, gym.spaces.Box) and first.padding_type in ("reset", "zero"):
+            pad = "repeat" if first.padding_type == "reset" else "zero"
+            stack = declare("obs", space)
+            assert isinstance(stack, Field)
+            frame = f"rl.Field({stack.shape[1:]}, {stack.dtype})"
+            remedy = f"Pass obs=rl.Stacked({frame}, {first.stack_size}, axis=0, pad={pad!r})."
+            got = f"FrameStackObservation, which stores each {first.stack_size} times"
+            warn_user(explain("for_env", "frames that are stored once", got, remedy))
+            return
+        first = first.env
 
 
 def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:

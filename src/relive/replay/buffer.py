@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from relive import lazy
 from relive.errors import SchemaError, explain, warn_user
 from relive.fields.assembly import assemble, check_batch_size, check_destination, import_tensordict, to_device
-from relive.fields.autoreset import DeclaredMode, settings_of
+from relive.fields.autoreset import DeclaredMode, settings_of, warn_of_frame_stacks
 from relive.fields.buffer_schemas import replay_nbytes, replay_schema
 from relive.fields.conversion import as_numpy_if_cpu, as_tensor, row_ids
 from relive.fields.schema import DTYPES, Declaration, Path
@@ -142,6 +142,8 @@ class ReplayBuffer(Portable):
 
         `obs`, `action` and `autoreset` replace what the environment says.
         """
+        if obs is None:
+            warn_of_frame_stacks(env)
         found = settings_of(env, obs, action, autoreset)
         return cls(
             capacity, found.obs, found.action, num_envs=found.num_envs, reward=reward, extra=extra, sampler=sampler,

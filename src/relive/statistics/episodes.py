@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +67,8 @@ class EpisodeStats:
         self._columns = ("step", *self._sums, "terminated", *self.reasons)
         self._lead = () if self.num_envs is None else (self.num_envs,)
         self._lock = threading.Lock()
+        self._owner: Callable[[], Any] = _nobody
+        """Returns the buffer's observers that count here; None if there are none any more."""
         device, envs = device_of(device), self.num_envs or 1
         nbytes = 8 * (len(self._sums) * envs + len(self._columns) * (self.window + 1))
         require_memory(nbytes, "EpisodeStats", "Lower num_envs or window.")
@@ -86,13 +90,13 @@ class EpisodeStats:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_lock", "_ops", "_open", "_ring", "_counts", "_none", "_tensors", "_version")
+        left_out = ("_lock", "_ops", "_open", "_ring", "_counts", "_none", "_tensors", "_version", "_owner")
         kept = {name: value for name, value in vars(self).items() if name not in left_out}
         return kept | {"_packed": packed(self.snapshot())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         arrays = unpacked(state.pop("_packed"))
-        vars(self).update(state, _lock=threading.Lock())
+        vars(self).update(state, _lock=threading.Lock(), _owner=_nobody)
         self._bind({name: tensor.to(self.device) for name, tensor in arrays.items()})
 
     def _bind(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -105,6 +109,15 @@ class EpisodeStats:
         # Assignments without a call: no signal comes between them.
         self._tensors, self.device, self._ops, self._version = tensors, device, ops, version
         self._open, self._ring, self._counts, self._none = arrays
+
+    def claim(self, owner: object) -> None:
+        """Belong to the observers of one buffer: the steps of two would be counted into the same episodes."""
+        if self._owner() is not None:
+            gc.collect()  # a buffer that nobody has any more may wait for it
+        if self._owner() is not None:
+            remedy = "Give each buffer an EpisodeStats of its own, or call its update yourself."
+            raise SchemaError(explain("stats", "statistics that no other buffer counts in", "those of another", remedy))
+        self._owner = weakref.ref(owner)
 
     def _as_array(self, tensor: torch.Tensor) -> Any:
         return tensor.numpy() if self._ops is np else tensor
@@ -337,6 +350,9 @@ class EpisodeStats:
 def plan_steps(stats: EpisodeStats, steps: Iterable[Mapping[str, Any]]) -> PlannedSteps:
     """Steps in time order, each the arguments of `update`, to be counted when the plan is called."""
     return stats._plan([stats._step(**step) for step in steps])
+
+
+def _nobody() -> None: ...
 
 
 class _Step(NamedTuple):
