@@ -100,7 +100,7 @@ def train(
     optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE)
 
     # Importance weights correct fully (beta = 1) only at the end, when the values have settled.
-    draws = total_steps // (ROUND * ENVS_AN_ACTOR) * BATCHES_A_ROUND * BATCH_SIZE
+    draws = total_steps // (ROUND * ENVS_AN_ACTOR) * BATCHES_A_ROUND
     env = gym.make("CartPole-v1")
     service = ReplayService(
         f"apex-{seed}",
@@ -109,7 +109,7 @@ def train(
         env.action_space,
         num_envs=num_actors * ENVS_AN_ACTOR,
         num_shards=num_shards,
-        sampler=rl.Prioritized(alpha=0.6, beta=lambda drawn: 0.4 + 0.6 * min(drawn / draws, 1.0)),
+        sampler=rl.Prioritized(alpha=0.6, beta=rl.Linear(0.4, 1.0, draws)),
         autoreset="NEXT_STEP",
         checkpoint=checkpoint,
         seed=seed,

@@ -55,8 +55,7 @@ def train(seed: int, total_steps: int) -> list[tuple[int, float]]:
     optimizer = torch.optim.Adam(net.parameters(), LEARNING_RATE)
 
     # Importance weights correct fully (beta = 1) only at the end, when the values have settled.
-    draws = total_steps // NUM_ENVS * BATCH_SIZE
-    sampler = rl.Prioritized(alpha=0.6, beta=lambda drawn: 0.4 + 0.6 * min(drawn / draws, 1.0))
+    sampler = rl.Prioritized(alpha=0.6, beta=rl.Linear(0.4, 1.0, draws=total_steps // NUM_ENVS))
     stats = rl.EpisodeStats(NUM_ENVS, window=total_steps)  # wide enough for every episode
     replay = rl.ReplayBuffer.for_env(env, CAPACITY, sampler=sampler, stats=stats, seed=seed)
     view = rl.NStep(N_STEP, GAMMA)

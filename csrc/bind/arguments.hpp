@@ -7,6 +7,7 @@
 #include <string>
 #include <type_traits>
 
+#include "../core/copy.hpp"
 #include "../core/random.hpp"
 #include "conversion.hpp"
 
@@ -72,6 +73,7 @@ inline bool store_integer(int64_t value, DataType dtype, char* out) {
 inline bool read_scalar(PyObject* object, DataType dtype, char* out) {
     if (PyFloat_Check(object)) {
         const double value = PyFloat_AsDouble(object);
+        if (dtype == kFloat32 && overflows(value)) return false;
         const float narrowed = static_cast<float>(value);
         if (dtype == kFloat32) std::memcpy(out, &narrowed, sizeof narrowed);
         else if (dtype == kFloat64) std::memcpy(out, &value, sizeof value);

@@ -23,6 +23,7 @@ namespace relive::bind {
 namespace {
 
 constexpr int64_t kLooksCut = INT64_MIN, kLooksReset = INT64_MIN + 1;
+constexpr int64_t kLooksRestarted = INT64_MIN + 2, kLooksInfinite = INT64_MIN + 3;
 
 // A batch of rows with its tensors. Nothing that comes after its reservation can fail for want of memory.
 struct ReservedBatch {
@@ -68,11 +69,11 @@ public:
 
     // Write `steps` steps of the environments `env_ids` (None: all). Returns -1 when it is done; i when leaf i (then the
     // next observations' leaves) is no exact fit; -2 - i when the stack of leaf i cannot be rebuilt from stored frames:
-    // then nothing was stored. kLooksCut and kLooksReset, each once: it is done, and the chains look broken.
+    // then nothing was stored. kLooks…, each once: it is done, and looks wrong.
     // `then`, if it is not None, makes the rest of the change: see `complete`.
     int64_t write(nb::tuple values, nb::tuple nexts, nb::handle env_ids, int64_t steps, bool blocks, nb::handle then) {
         const int64_t status = store(values, nexts, env_ids, steps, blocks);
-        const bool is_stored = status == -1 || status == kLooksCut || status == kLooksReset;
+        const bool is_stored = status == -1 || (status >= kLooksCut && status <= kLooksInfinite);
         if (is_stored && !then.is_none()) complete(then);
         return status;
     }
@@ -116,19 +117,21 @@ public:
         if (counters_) hold.emplace(*counters_);
         MaybeReleased released(bytes * block.count());
         if (counters_) count();  // may refuse the steps
+        writer_.chains().count_rewards(block.has_finite_rewards());
         writer_.write();
         const Doubt doubt = writer_.chains().doubt();
         if (doubt == Doubt::kNone) return -1;
-        return doubt == Doubt::kLooksCut ? kLooksCut : kLooksReset;
+        return kLooksCut + (static_cast<int64_t>(doubt) - static_cast<int64_t>(Doubt::kLooksCut));
     }
 
-    // (followed, cut, ended, reset) of the steps that were written.
+    // (followed, cut, ended, reset, restarted, infinite) of the steps that were written.
     nb::tuple counted() {
         const Chains& chains = writer_.chains().counted();
-        return nb::make_tuple(chains.followed, chains.cut, chains.ended, chains.reset);
+        return nb::make_tuple(chains.followed, chains.cut, chains.ended, chains.reset, chains.restarted, chains.infinite);
     }
 
     void keep_touched(bool on) { writer_.keep_touched(on); }
+    void watch_cuts(bool on) { writer_.chains().watch_cuts(on); }
     Touched& touched() { return writer_.touched(); }
     int64_t stored() const { return memory_.stored(); }
 
@@ -406,6 +409,8 @@ void bind_ring(nb::module_& m) {
     m.attr("MOST_FRAMES") = kMostFrames;
     m.attr("LOOKS_CUT") = kLooksCut;
     m.attr("LOOKS_RESET") = kLooksReset;
+    m.attr("LOOKS_RESTARTED") = kLooksRestarted;
+    m.attr("LOOKS_INFINITE") = kLooksInfinite;
     m.attr("RING_STATE") = ring_state_names();
     nb::class_<Touched>(m, "Touched").def_ro("slots", &Touched::slots);
     nb::class_<ReservedBatch>(m, "Batch");
@@ -416,6 +421,7 @@ void bind_ring(nb::module_& m) {
         .def("write", &BoundRing::write, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none())
         .def("observe", &BoundRing::observe)
         .def("counted", &BoundRing::counted)
+        .def("watch_cuts", &BoundRing::watch_cuts)
         .def("keep_touched", &BoundRing::keep_touched)
         .def_prop_ro("touched", &BoundRing::touched, nb::rv_policy::reference_internal)
         .def_prop_ro("memory", &BoundRing::memory, nb::rv_policy::reference_internal)

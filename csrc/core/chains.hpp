@@ -12,9 +12,14 @@ struct Chains {
     int64_t cut = 0;       // of these, steps that do not start where the step before led
     int64_t ended = 0;     // ends of episodes that a step was seen after
     int64_t reset = 0;     // of these, ends that lead to the observation of that step and not to their own
+    int64_t restarted = 0;  // steps that show a reset from outside that was not announced by a cut
+
+    int64_t infinite = 0;   // writes with a reward that is infinite or no number
 
     bool look_cut() const { return followed >= 64 && 2 * cut > followed; }
     bool look_reset() const { return ended >= 8 && reset == ended; }
+    // Where most steps are cut, their observations were changed: that tells nothing of resets.
+    bool look_restarted() const { return restarted > 0 && 2 * cut <= followed; }
 
     void count_step(bool continues) {
         ++followed;
@@ -30,7 +35,7 @@ struct Chains {
     }
 };
 
-enum class Doubt { kNone, kLooksCut, kLooksReset };
+enum class Doubt { kNone, kLooksCut, kLooksReset, kLooksRestarted, kLooksInfinite };
 
 class ChainCounter {
 public:
@@ -38,7 +43,10 @@ public:
 
     // Count step i, just before it is written.
     void count_step(bool continues) { chains_.count_step(continues); }
+    void count_rewards(bool finite) { chains_.infinite += !finite; }
     void count_steps(int64_t continuing) { chains_.followed += continuing; }
+    // A step that should have begun with the pending observation: a reset row, or one of an episode that goes on.
+    void count_start(bool continues, bool is_reset_row) { chains_.restarted += !continues && (is_reset_row || watches_cuts_); }
     void count_end(const StepBlock& block, int64_t env, int64_t i);
 
     const Chains& counted() const { return chains_; }
@@ -53,15 +61,27 @@ public:
             told_reset_ = true;
             return Doubt::kLooksReset;
         }
+        if (!told_restarted_ && chains_.look_restarted()) {
+            told_restarted_ = true;
+            return Doubt::kLooksRestarted;
+        }
+        if (!told_infinite_ && chains_.infinite) {
+            told_infinite_ = true;
+            return Doubt::kLooksInfinite;
+        }
         return Doubt::kNone;
     }
+
+    // Statistics count episodes: a cut that nobody announced joins two of them.
+    void watch_cuts(bool on) { watches_cuts_ = on; }
 
 private:
     bool leads_away(int64_t flat, int64_t next) const;
 
     const RingMemory& memory_;
     Chains chains_;
-    bool told_cut_ = false, told_reset_ = false;
+    bool told_cut_ = false, told_reset_ = false, told_restarted_ = false, told_infinite_ = false;
+    bool watches_cuts_ = false;
 };
 
 }  // namespace relive

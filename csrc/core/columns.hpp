@@ -68,7 +68,7 @@ struct ColumnWrite {
         if (array.dtype == column.dtype) kind = array.dtype == kBool ? kFlags : kCopy;
         else if (array.dtype == kFloat64 && column.dtype == kFloat32) kind = kNarrow;
         else return false;
-        return true;
+        return kind != kNarrow || fit_floats(reinterpret_cast<const double*>(source), elements);
     }
 
     void run() const noexcept {

@@ -1,5 +1,7 @@
 // Copies of bytes, and the casts that are made while bytes are copied.
 #pragma once
+#include <cfloat>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -46,8 +48,26 @@ inline void as_flags(char* out, const char* in, int64_t count) noexcept {
     for (int64_t i = 0; i < count; ++i) out[i] = in[i] != 0;
 }
 
+// Whether a finite number rounds to an infinite float.
+inline bool overflows(double x) noexcept { return std::fabs(x) >= 0x1.ffffffp127 && std::fabs(x) <= DBL_MAX; }
+
+// Whether no number overflows when it is narrowed.
+inline bool fit_floats(const double* in, int64_t count) noexcept {
+    int bad = 0;
+    for (int64_t i = 0; i < count; ++i) bad |= overflows(in[i]);
+    return !bad;
+}
+
 inline void narrow(float* out, const double* in, int64_t count) noexcept {
     for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(in[i]);
+}
+
+// Whether every number is finite: of another one the difference from itself is no number.
+template <class T>
+bool all_finite(const T* in, int64_t count) noexcept {
+    int bad = 0;
+    for (int64_t i = 0; i < count; ++i) bad |= !(in[i] - in[i] == 0);
+    return !bad;
 }
 
 }  // namespace relive

@@ -125,7 +125,11 @@ void RingWriter::write_one(int64_t env, int64_t i) {
     bool open = ring_.open[env];  // the row has its observation already
     const bool continues = !open || reset || block_.continues_pending(row, env, i);
     if (!open) chains_.count_end(block_, env, i);
-    else if (!reset) chains_.count_step(continues);
+    else if (reset) chains_.count_start(block_.starts_with(ring_.at(row, env), i), true);
+    else {
+        chains_.count_step(continues);
+        chains_.count_start(continues, false);
+    }
     ring_.begin(env);
     if (!continues) {
         ring_.kind[ring_.at(row, env)] = kFinal;

@@ -34,6 +34,7 @@ bool accept(const ArrayView& array, const Leaf& leaf, const LeadingAxes& axes, G
     } else {
         if (array.dtype != kFloat64 || leaf.dtype != kFloat32) return false;
         const int64_t elements = leaf.given_bytes / 4 * axes.steps * axes.envs;
+        if (!fit_floats(array.as<double>(), elements)) return false;
         given.scratch.resize(static_cast<size_t>(elements) * 4);
         narrow(reinterpret_cast<float*>(given.scratch.data()), array.as<double>(), elements);
     }
@@ -53,6 +54,17 @@ void StepBlock::begin(int64_t steps, const int64_t* env_index, int64_t envs) {
     of_all_envs_ = false;
     env_index_.assign(env_index, env_index + envs);
     envs_ = envs;
+}
+
+bool StepBlock::has_finite_rewards() const {
+    for (int l = memory_.reward; l < memory_.terminated; ++l) {  // one leaf per agent
+        const Leaf& leaf = memory_.leaves[static_cast<size_t>(l)];
+        const char* data = given_[static_cast<size_t>(l)].data;
+        const int64_t elements = leaf.given_bytes / leaf.dtype.bytes() * count();
+        if (leaf.dtype == kFloat32 && !all_finite(reinterpret_cast<const float*>(data), elements)) return false;
+        if (leaf.dtype == kFloat64 && !all_finite(reinterpret_cast<const double*>(data), elements)) return false;
+    }
+    return true;
 }
 
 bool StepBlock::overlaps(size_t o) const {

@@ -61,6 +61,9 @@ public:
     const char* truncated_flags() const { return given_[static_cast<size_t>(memory_.truncated)].data; }
     bool ended(int64_t i) const { return terminated_flags()[i] || truncated_flags()[i]; }
 
+    // Whether every reward that is a float is finite.
+    bool has_finite_rewards() const;
+
     // Whether the observation and the next observation of the first step share memory: then the environment reuses its
     // array.
     bool overlaps(size_t o) const;

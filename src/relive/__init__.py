@@ -35,6 +35,7 @@ from relive.replay.buffer import ReplayBuffer
 from relive.replay.mixture import Mixture
 from relive.replay.samplers import (
     Counted,
+    Linear,
     NewFirst,
     Prioritized,
     Recent,
@@ -64,6 +65,7 @@ __all__ = [
     "Hindsight",
     "IncompatibleCheckpoint",
     "InvariantError",
+    "Linear",
     "Memory",
     "Mixture",
     "Mutable",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import warnings
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control characters except tab and newline, and characters that change the direction of writing."""
@@ -67,6 +69,14 @@ class DataWarning(UserWarning):
     """Data is legal but looks like a mistake."""
 
 
+def warn_user(message: str) -> None:
+    """Issue a `DataWarning` at the line that called this library."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "relive":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, DataWarning, stacklevel=level)
+
+
 _TAMPERED = "Load a checkpoint, or make a new buffer: the memory was changed from outside the buffer."
 
 
@@ -84,3 +94,9 @@ def explain(where: str, expected: object, got: object, remedy: str) -> str:
 def escaped(text: str) -> str:
     """`text` with its control characters escaped, so that a terminal shows them and does not obey them."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def infinite_rewards(count: int) -> str:
+    """The warning for rewards that are infinite or no numbers."""
+    remedy = "Everything that is learnt from them is no number either: look at the environment."
+    return explain("reward", "finite numbers", f"infinite ones or NaN {count:,} times", remedy)

@@ -211,7 +211,7 @@ def test_a_function_for_beta_is_given_again(tmp_path: Path) -> None:
     replay.save(tmp_path)
     with pytest.raises(
         rl.IncompatibleCheckpoint,
-        match="sampler: expected a sampler of relive, which load can make, got a custom sampler",
+        match=r"sampler: beta: expected a setting that files can hold, such as rl\.Linear.*, got a function",
     ):
         rl.load(tmp_path)
     twin = rl.load(tmp_path, rl.ReplayBuffer, sampler=sampler)

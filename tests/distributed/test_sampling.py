@@ -45,7 +45,7 @@ def prioritized(
     normalize: Literal["batch", "global"], alpha: float = 0.7, scale: float = 1.0
 ) -> tuple[ReplayService, rl.ReplayBuffer, dict[int, float]]:
     """The same with priorities that differ by orders of magnitude, also between shards."""
-    sampler = rl.Prioritized(alpha, beta=lambda drawn: 0.4 + drawn / 1e5, normalize=normalize)
+    sampler = rl.Prioritized(alpha, beta=lambda drawn: min(1.0, 0.4 + drawn / 1e5), normalize=normalize)
     service, _, single = filled(sampler)
     ids = single.ids()
     priority = scale * 10.0 ** np.random.default_rng(0).uniform(-1, 1, len(ids)) * (1 + (ids.numpy() % ENVS))

@@ -458,6 +458,7 @@ class RingMemory(Subject):
             "write_behind": lambda: (near.choice((-1, 10**6)), 0, 4096),
             "counted": tuple,
             "keep_touched": lambda: (True,),
+            "watch_cuts": lambda: (True,),
             "stored": tuple,
             "draw": lambda: (near.randrange(40), bits(near), None),
             "reserve": lambda: (near.randrange(9), n()),

@@ -210,6 +210,7 @@ def objects() -> dict[str, Any]:
         "Memory": rl.Memory.of("cpu"),
         "Uniform": rl.Uniform(),
         "Prioritized": rl.Prioritized(),
+        "Linear": rl.Linear(0.4, 1.0, 10),
         "WithoutReplacement": rl.WithoutReplacement(),
         "Counted": rl.Counted(),
         "Recent": rl.Recent(8),

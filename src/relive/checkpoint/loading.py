@@ -13,7 +13,7 @@ import torch
 
 from relive.checkpoint.archive import Archive
 from relive.checkpoint.manifest import manifest_file
-from relive.checkpoint.reopening import examined_disk, is_disk_memory, peek, reopened, stand_ins
+from relive.checkpoint.reopening import examined_disk, is_disk_memory, peek, reopened
 from relive.checkpoint.restoring import Accept, restored
 from relive.checkpoint.savable import require_class
 from relive.checkpoint.saving import pass_over
@@ -22,6 +22,7 @@ from relive.memory import Memory
 from relive.memory.files import Files
 from relive.memory.saved import named
 from relive.replay.samplers import Sampler
+from relive.replay.samplers.registry import STAND_INS
 
 if TYPE_CHECKING:
     from relive.distillation import DistillationBuffer
@@ -79,7 +80,8 @@ def load(
         kind: the buffer class that is expected there; any other is an IncompatibleCheckpoint. None takes any.
         number: which checkpoint, as `save` returned it; None takes the newest valid one.
         device: where to load it: a torch device, or a `Memory`; None is where it was.
-        sampler: needed where the saved one was the caller's own, or had a function for `beta`.
+        sampler: needed where the saved one was the caller's own, or had a function for `beta`. Other exponents of a
+            `Prioritized` apply to the stored priorities.
         files: how files are read; for tests that make disks fail.
     """
     return found(Path(path).absolute(), kind, number, {"device": device, "sampler": sampler}, files=files)
@@ -150,7 +152,7 @@ def look(path: str | PathLike[str], *, number: int | None = None) -> Any:
     if is_disk_memory(root):
         return peek(root)
     refused: list[IncompatibleCheckpoint] = []
-    for sampler in (None, *stand_ins()):
+    for sampler in (None, *STAND_INS):
         try:
             return load(root, number=number, sampler=sampler)
         except IncompatibleCheckpoint as error:

@@ -22,7 +22,7 @@ from relive.memory.disk.place import Disk, require_support
 from relive.memory.disk.records import newest
 from relive.memory.files import Files
 from relive.replay.buffer import ReplayBuffer
-from relive.replay.samplers import Counted, Prioritized, Sampler, Uniform
+from relive.replay.samplers import Counted, Prioritized, Uniform
 from relive.replay.settings import arguments_of
 
 
@@ -63,11 +63,6 @@ def peek(path: str | PathLike[str]) -> ReplayBuffer:
         sampler = Prioritized() if (root / "tree.leaves").exists() else Uniform()
         counted = (root / "sampler.drawn").exists()
         return reopened(root, {"sampler": Counted(sampler) if counted else sampler}, only_reads=True)
-
-
-def stand_ins() -> list[Sampler]:
-    """Samplers of every state that ours can have, for one that only its maker can make again."""
-    return [Prioritized(), Counted(Prioritized()), Uniform(), Counted(Uniform())]
 
 
 def examined_disk(root: Path) -> tuple[int, CheckpointError | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,18 @@ class Handle:
 
     address: Address
     settings: Mapping[str, Any] = field(repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        sampler = self.settings.get("sampler")
+        try:
+            pickle.dumps(sampler)
+        except Exception as error:
+            expected = "a sampler that can be sent to another process"
+            remedy = (
+                "Pass beta=rl.Linear(start, end, draws) in place of a function, or define the function in a module."
+            )
+            raise SchemaError(explain("handle", expected, f"{sampler!r} ({error})", remedy)) from error
+        return Handle, (self.address, self.settings)
 
 
 def handle_of(replay: ReplayBuffer) -> Handle:

@@ -24,9 +24,12 @@ def random_shares(random: np.random.Generator, count: int, batch_size: int, tota
 
 
 def batch_weights(sampler: Prioritized, draws: list[Draw], totals: list[ShardTotals], before: int) -> torch.Tensor:
-    """Importance weights [B] after `before` draws, (smallest mass / mass_i)^beta over the rows of all shards."""
+    """Importance weights [B] after `before` rows were drawn, (smallest mass / mass_i)^beta over the rows of all shards.
+
+    Shards count rows: a schedule over calls of `sample` takes them for calls of this batch's size.
+    """
     masses = torch.from_numpy(np.concatenate([draw.masses for draw in draws if draw.masses is not None]))
     smallest = float(masses.min())
     if sampler.normalize == "global":
         smallest = min(smallest, *(shard.smallest for shard in totals))
-    return weights(masses, smallest, sampler.beta_after(before))
+    return weights(masses, smallest, sampler.beta_after(before, before // len(masses)))

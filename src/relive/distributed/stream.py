@@ -12,7 +12,7 @@ import numpy as np
 from relive.distributed.block import Block
 from relive.distributed.calls import Calls, Interrupted
 from relive.distributed.shard import Ack, Push
-from relive.replay.chains import warn_user
+from relive.errors import warn_user
 
 KEPT_BYTES = 64 << 20
 """The most bytes of blocks kept to be sent again after a restart: the shard has them, but no checkpoint yet."""

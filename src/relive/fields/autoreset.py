@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from relive.errors import SchemaError, explain
+from relive.errors import SchemaError, explain, warn_user
 from relive.fields.conversion import (
     as_numpy_if_cpu,
     as_tensor,
@@ -19,7 +19,7 @@ from relive.fields.conversion import (
     path_name,
     refuse_reused_leaves,
 )
-from relive.fields.schema import FLAG, NUMBER, Declaration, Schema, Tree, caller_field
+from relive.fields.schema import FLAG, NUMBER, Declaration, Field, Schema, Tree, caller_field, declare
 
 FINAL_KEYS = ("final_obs", "final_observation")
 """The keys of `info` under which SAME_STEP environments keep the observation before the reset; the second is older."""
@@ -79,6 +79,24 @@ def settings_of(
     )
 
 
+def warn_of_frame_stacks(env: Any) -> None:
+    """Warn where an environment stacks frames itself: a replay buffer would keep every frame once for each stack."""
+    first: Any = env.envs[0] if is_vector(env) and getattr(env, "envs", None) else env
+    space = getattr(first, "observation_space", None)
+    while isinstance(first, gym.Wrapper) and first.observation_space is space:
+        stacked: Any = first if isinstance(first, gym.wrappers.FrameStackObservation) and first.stack_size > 1 else None
+        if stacked and isinstance(space, gym.spaces.Box) and stacked.padding_type in ("reset", "zero"):
+            pad = "repeat" if stacked.padding_type == "reset" else "zero"
+            stack = declare("obs", space)
+            assert isinstance(stack, Field)
+            frame = f"rl.Field({stack.shape[1:]}, {stack.dtype})"
+            remedy = f"Pass obs=rl.Stacked({frame}, {stacked.stack_size}, axis=0, pad={pad!r})."
+            got = f"FrameStackObservation, which stores each {stacked.stack_size} times"
+            warn_user(explain("for_env", "frames that are stored once", got, remedy))
+            return
+        first = first.env
+
+
 def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
     """The five parts of `env.step`'s result; raises if the autoreset mode is unknown."""
     if mode is None:
@@ -88,6 +106,28 @@ def unpack_step(step: Any, mode: AutoresetMode | None) -> tuple[Any, Any, Any, A
         got = f"{type(step).__name__} of length {len(step)}" if isinstance(step, Sequence) else type(step).__name__
         raise SchemaError(explain("step", "the 5-tuple of env.step", got, "Pass step=env.step(action)."))
     return step
+
+
+class DeclaredMode:
+    """The autoreset mode that a buffer was told. It warns once of final observations that such a mode does not have."""
+
+    def __init__(self, mode: AutoresetMode | None) -> None:
+        self._mode = mode
+        self._is_watching = mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)
+
+    def look_at(self, step: Any) -> None:
+        """Look at the info of a step before it is stored."""
+        if not self._is_watching or not isinstance(step, tuple) or len(step) != 5 or not isinstance(step[4], Mapping):
+            return
+        key = next((key for key in FINAL_KEYS if key in step[4]), None)
+        if key is not None and self._mode is not None:
+            self._is_watching = False
+            remedy = (
+                "The environment resets in the step that ends an episode: declare autoreset=SAME_STEP, or first steps "
+                "of episodes are lost (NEXT_STEP) and reset observations are taken for final ones (DISABLED)."
+            )
+            expected = f"no final observations under autoreset={self._mode.name}"
+            warn_user(explain("autoreset", expected, f"info[{key!r}]", remedy))
 
 
 def refuse_reused_obs(schema: Schema, obs: Any, next_obs: Any) -> None:

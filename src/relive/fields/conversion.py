@@ -30,11 +30,13 @@ def convert(
     rows: list[int] | None = None,
     *,
     unit: str = "environments",
+    overflowed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`value` as a plain contiguous tensor of the field's dtype [*lead, *field.shape].
 
     A tensor must be on `device`; arrays and numbers live on the host and are moved to `device`. With `rows`, only these
-    rows of the first axis are taken and cast.
+    rows of the first axis are taken and cast. Finite numbers that become infinite are refused on the host, and counted
+    in `overflowed` elsewhere.
     """
     if value is None:
         raise SchemaError(explain(where, "a value", None, "Pass the field or stage it."))
@@ -44,7 +46,7 @@ def convert(
     _check_shape(where, tuple(tensor.shape), (*lead, *field.shape), lead, unit)
     if rows is not None:
         tensor = tensor[torch.tensor(rows, dtype=torch.int64, device=tensor.device)]
-    return _cast(where, tensor, field.dtype).contiguous().to(device)
+    return _cast(where, tensor, field.dtype, overflowed).contiguous().to(device)
 
 
 def as_tensor(where: str, value: Any, device: torch.device) -> torch.Tensor:
@@ -224,7 +226,7 @@ def _kind(dtype: torch.dtype) -> int:
     return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
 
 
-def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype, overflowed: torch.Tensor | None = None) -> torch.Tensor:
     if tensor.dtype == dtype:
         return tensor
     have, want = _kind(tensor.dtype), _kind(dtype)
@@ -234,7 +236,40 @@ def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         raise SchemaError(explain(where, *names, remedy))
     if want == 1:
         _check_integers_fit(where, tensor, dtype)
-    return tensor.to(dtype)
+    converted = tensor.to(dtype)
+    if want >= 2 and tensor.device.type != "meta" and _largest(dtype) < _largest(tensor.dtype):
+        if _is_host(tensor):
+            _check_numbers_fit(where, tensor, converted)
+        elif overflowed is not None:
+            overflowed += _overflows(tensor, converted).sum()
+    return converted
+
+
+def _is_host(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def _largest(dtype: torch.dtype) -> float:
+    if dtype == torch.bool:
+        return 1.0
+    return float((torch.finfo if dtype.is_floating_point or dtype.is_complex else torch.iinfo)(dtype).max)
+
+
+def _overflows(tensor: torch.Tensor, converted: torch.Tensor) -> torch.Tensor:
+    """Which finite numbers became infinite."""
+    infinite = converted.isinf()
+    return infinite & tensor.isfinite() if tensor.is_floating_point() or tensor.is_complex() else infinite
+
+
+def _check_numbers_fit(where: str, tensor: torch.Tensor, converted: torch.Tensor) -> None:
+    if bool(converted.isfinite().all()):
+        return
+    bad = _overflows(tensor, converted)
+    if bad.any():
+        dtype = str(converted.dtype).removeprefix("torch.")
+        expected = f"finite numbers of at most {_largest(converted.dtype):.4g} ({dtype})"
+        remedy = "Declare the field with a wider dtype, or look at what makes such numbers."
+        raise SchemaError(explain(where, expected, tensor[bad].view(-1)[0].item(), remedy))
 
 
 def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 
-from relive.errors import require
+from relive.errors import explain, require
 from relive.fields.conversion import path_name
 from relive.fields.schema import Path
 
@@ -56,3 +56,11 @@ def require_addresses(paths: Iterable[Path], tensors: Iterable[torch.Tensor], ad
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype have the same bytes."""
     return torch.equal(*(x.reshape(-1).view(torch.uint8) for x in (a, b)))
+
+
+def overflows_of(overflowed: torch.Tensor) -> Iterator[str]:
+    """The fault of finite numbers that became infinite in their field, where a device has counted any."""
+    count = 0 if overflowed.device.type == "meta" else int(overflowed)
+    if count:
+        remedy = "Declare the field with a wider dtype, or look at what makes such numbers."
+        yield explain("fields", "numbers that fit their dtypes", f"{count:,} finite ones stored as infinite", remedy)

@@ -99,6 +99,10 @@ LOOKS_CUT: int = -9223372036854775808
 
 LOOKS_RESET: int = -9223372036854775807
 
+LOOKS_RESTARTED: int = -9223372036854775806
+
+LOOKS_INFINITE: int = -9223372036854775805
+
 RING_STATE: tuple = ...
 
 class Touched:
@@ -119,6 +123,8 @@ class RingMemory:
     def observe(self, arg: object, /) -> None: ...
 
     def counted(self) -> tuple: ...
+
+    def watch_cuts(self, arg: bool, /) -> None: ...
 
     def keep_touched(self, arg: bool, /) -> None: ...
 

@@ -87,6 +87,11 @@ class Memory:
             named = torch.device("cuda", torch.cuda.current_device())
         return Memory(named)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several processes may write there."""
+        return getattr(self.place, "is_shared", False)
+
     def __repr__(self) -> str:
         if self.place is not None:
             return repr(self.place)
@@ -113,6 +118,7 @@ class Memory:
         else:  # elsewhere: what a number of bytes can be
             free = available_bytes() if self.device.type == "cpu" else 1 << 62
         if free is not None and nbytes > free:
-            expected = f"at most {in_gibibytes(free)}, the free memory of this machine"
+            what = getattr(self.place, "what_is_free", "the free memory of this machine")
+            expected = f"at most {in_gibibytes(free)}, {what}"
             remedy = f"Lower {where}, store frames as Stacked, or use smaller dtypes."
             raise MemoryError(explain(where, expected, in_gibibytes(nbytes), remedy))

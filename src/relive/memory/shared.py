@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -29,6 +29,8 @@ _ADD_SEALS, _GET_SEALS, _SEALS = 1033, 1034, 0x1 | 0x2 | 0x4
 @dataclass(frozen=True)
 class Shared:
     """A place without a name: files that exist only while a process has them open."""
+
+    is_shared: ClassVar = True
 
     def open(self, owner: Any) -> SharedRoom:
         _require_support()
@@ -47,6 +49,7 @@ class Shared:
 class Address:
     """Where another process finds shared memory: the open files of one that has it."""
 
+    is_shared: ClassVar = True
     token: str
     process: int
     files: Mapping[str, int] = field(repr=False)

@@ -35,4 +35,6 @@ def require_memory(nbytes: int, where: str, remedy: str) -> None:
 
 def in_gibibytes(nbytes: int) -> str:
     """A number of bytes, of any size, for a message."""
-    return f"{nbytes / 2**30:.2f} GiB" if nbytes < 1 << 90 else "more than any machine has"
+    if nbytes >= 1 << 90:
+        return "more than any machine has"
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= _MUCH // 100 else f"{nbytes:,} bytes"

@@ -13,9 +13,9 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import lazy
-from relive.errors import SchemaError, explain
+from relive.errors import SchemaError, explain, warn_user
 from relive.fields.assembly import assemble, check_batch_size, check_destination, import_tensordict, to_device
-from relive.fields.autoreset import settings_of
+from relive.fields.autoreset import DeclaredMode, settings_of, warn_of_frame_stacks
 from relive.fields.buffer_schemas import replay_nbytes, replay_schema
 from relive.fields.conversion import as_tensor, row_ids
 from relive.fields.schema import DTYPES, Declaration, Path
@@ -28,7 +28,6 @@ from relive.memory.portable import Portable
 from relive.memory.rows import Rows
 from relive.memory.saved import Saved, State
 from relive.replay.backends import store_over
-from relive.replay.chains import warn_user
 from relive.replay.drawing import TRANSITION, Drawing
 from relive.replay.episodes import read_episodes
 from relive.replay.given_steps import GivenSteps, plan_counts
@@ -101,7 +100,7 @@ class ReplayBuffer(Portable):
         )
         self.capacity, self.num_envs, self.autoreset = settings.capacity, settings.num_envs, settings.autoreset
         self.device, self._schema = settings.device, settings.schema
-        self._observers = settings.observers
+        self._declared, self._observers = DeclaredMode(settings.autoreset), settings.observers
         self._is_plain = self._schema.is_flat and not extra
         room = settings.memory.open(self)
         rows = settings.rows_in(room)
@@ -146,6 +145,8 @@ class ReplayBuffer(Portable):
 
         `obs`, `action` and `autoreset` replace what the environment says.
         """
+        if obs is None:
+            warn_of_frame_stacks(env)
         found = settings_of(env, obs, action, autoreset)
         return cls(
             capacity, found.obs, found.action, num_envs=found.num_envs, reward=reward, extra=extra, sampler=sampler,
@@ -209,6 +210,7 @@ class ReplayBuffer(Portable):
         """
         if self.storage.warning is not None:
             self._issue_warning()
+        self._declared.look_at(step)
         with self._lock:
             envs, mode = self._given.envs(env_ids), self.autoreset
             leaves, nexts, info = self._given.gymnasium_step(obs, action, step, extra, mode, envs)

@@ -4,14 +4,15 @@
 least 8 ends, all of which lead to the observation that the next episode starts with, and not to the one that they
 started from. A truncated end may be an episode that simply goes on: it counts only if it leads elsewhere, or if the
 environments are known to reset in the same step. An episode of one step tells nothing: a bandit may well pass the next
-context. Counters belong to the object that writes, never to what is stored. They are counted while steps are written;
-the warning is issued at the start of the next call, before that changes anything.
+context. *Restarts*: a step that shows a reset from outside that no `cut()` announced, where most steps are joined: the
+row that only resets (NEXT_STEP) does not start with the observation that the episode ended with, or the buffer has
+statistics and an episode that has not ended is not continued. Counters belong to the object that writes, never to what
+is stored. They are counted while steps are written; the warning is issued at the start of the next call, before that
+changes anything.
 """
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from relive.errors import DataWarning, explain
+from relive.errors import explain, infinite_rewards
 from relive.replay.frames import leaf_at
 from relive.replay.ring import FINAL, HISTORY, TRANSITION
 
@@ -42,6 +43,11 @@ class Chains:
     reset: int = 0
     """Of these, ends that lead to the observation of that step and not to their own one."""
 
+    restarted: int = 0
+    """Steps that show a reset from outside that was not announced by `cut()`."""
+    infinite: int = 0
+    """Writes with a reward that is infinite or no number."""
+
     def __add__(self, other: Chains) -> Chains:
         return Chains(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
@@ -51,11 +57,16 @@ class Chains:
             yield "cuts", self.of_cuts()
         if self.ended >= FEWEST_ENDS and self.reset == self.ended:
             yield "resets", self.of_resets()
+        if self.restarted and 2 * self.cut <= self.followed:
+            yield "restarts", self.of_restarts()
+        if self.infinite:
+            yield "infinite", self.of_infinite_rewards()
 
     def of_cuts(self) -> str:
         """Episodes are cut at most steps."""
         remedy = (
-            "Every such step cuts its episode: it takes two rows, and n-step returns and sequences stop there. Add "
+            "Assign obs = step[0] after every step. A step that starts elsewhere cuts its episode: it takes two rows, "
+            "and n-step returns and sequences stop there. Add "
             'observations unchanged and normalise when sampling; keep unordered rows with next_obs="stored"; give '
             "each player of turn-based self-play a column of its own (num_envs)."
         )
@@ -66,8 +77,24 @@ class Chains:
         """Ends lead to where the next episodes start."""
         expected = "the observation that an episode ended with"
         got = f"the first one of the next episode at all {self.ended:,} ends"
-        remedy = 'Use add_step, or pass info["final_obs"] where an episode ended (SAME_STEP resets in the same step).'
+        remedy = (
+            'Use add_step, or pass info["final_obs"] where an episode ended (SAME_STEP resets in the same step). If the'
+            " environment resets in the step after an end, declare autoreset=NEXT_STEP."
+        )
         return explain("next_obs", expected, got, remedy)
+
+    def of_restarts(self) -> str:
+        """Environments were reset from outside."""
+        remedy = (
+            "Call cut() after env.reset(), also when a run is resumed: otherwise statistics join two episodes, and "
+            "under NEXT_STEP the first step of an environment that was about to reset is dropped."
+        )
+        got = f"{self.restarted:,} without an end or cut() that start elsewhere"
+        return explain("obs", "steps that start where the step before led", got, remedy)
+
+    def of_infinite_rewards(self) -> str:
+        """Rewards are infinite or no numbers."""
+        return infinite_rewards(self.infinite)
 
 
 @dataclass
@@ -88,14 +115,6 @@ class Counter:
         return None
 
 
-def warn_user(message: str) -> None:
-    """Issue a `DataWarning` at the line that called this library."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "relive":
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, DataWarning, stacklevel=level)
-
-
 def of_step(
     memory: RowMemory, obs: list[torch.Tensor], env: torch.Tensor, head: torch.Tensor, is_open: torch.Tensor,
     resetting: torch.Tensor,
@@ -111,7 +130,9 @@ def of_step(
     pending, final = ((heads - back) % ring.slots * ring.num_envs + envs for back in (0, 1))
     joined = _hold(memory, np.where(opened, pending, final), obs)
     follows = opened & ~(resetting.numpy() & memory.next_step)
-    counted = Chains(int(follows.sum()), int((follows & ~joined).sum()))
+    watched = opened if memory.has_stats else opened & ~follows
+    restarted = int((watched & ~joined).sum())
+    counted = Chains(int(follows.sum()), int((follows & ~joined).sum()), restarted=restarted)
     if memory.next_step:
         return counted
     is_end, is_over, leads_away = _ends(memory, final)

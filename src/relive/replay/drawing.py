@@ -117,7 +117,7 @@ def instance(where: str, thing: Any, method: str) -> Any:
     if isinstance(thing, type):
         name = thing.__name__
         raise SchemaError(explain(where, f"{name}(…)", f"the class {name}", f"Pass an instance: {name}(…)."))
-    if not hasattr(thing, method):
+    if not callable(getattr(thing, method, None)):
         expected = f"a {where} with a method {method}"
         raise SchemaError(explain(where, expected, repr(thing), f"Pass a {where} of relive."))
     return thing

@@ -9,7 +9,15 @@ import numpy as np
 
 from relive.errors import InvariantError, explain
 from relive.fields.conversion import path_name
-from relive.fields.invariants import on_host, require, require_addresses, require_all, require_flags, require_form
+from relive.fields.invariants import (
+    on_host,
+    overflows_of,
+    require,
+    require_addresses,
+    require_all,
+    require_flags,
+    require_form,
+)
 from relive.replay.ring import EMPTY, FINAL, HISTORY, PENDING, TRANSITION, Ring
 
 if TYPE_CHECKING:
@@ -37,11 +45,12 @@ def check_memory(memory: RowMemory) -> None:
 
 
 def faults_of(memory: RowMemory) -> Iterator[str]:
-    """What a device has stored though it could not be rebuilt: counted there, since raising would have been a wait."""
+    """Faults that a device has counted instead of raising, which would have been a wait."""
     broken = int(memory.broken) if memory.has_values else 0
     if broken:
         remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
         yield explain("obs", "stacks of the stored frames", f"{broken} steps with other stacks", remedy)
+    yield from overflows_of(memory.overflowed)
 
 
 def _check_form(memory: RowMemory) -> None:

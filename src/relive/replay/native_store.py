@@ -37,6 +37,7 @@ class NativeStore(RowStore):
     def __init__(self, memory: RowMemory) -> None:
         super().__init__(memory)
         self._core = _ring_of(memory)
+        self._core.watch_cuts(memory.has_stats)
         self._write_back = _write_back_of(self._core, memory)
         self._reads_files = memory.seals is not None
         self._is_alone = not memory.room.outlives
@@ -327,7 +328,12 @@ class NativeStore(RowStore):
 _SUMMED = (torch.float32, torch.float64)
 _DOUBTS: dict[int, Any] = {}
 if kernels.native() is not None:
-    _DOUBTS |= {kernels.native().LOOKS_CUT: Chains.of_cuts, kernels.native().LOOKS_RESET: Chains.of_resets}
+    _DOUBTS |= {
+        kernels.native().LOOKS_CUT: Chains.of_cuts,
+        kernels.native().LOOKS_RESET: Chains.of_resets,
+        kernels.native().LOOKS_RESTARTED: Chains.of_restarts,
+        kernels.native().LOOKS_INFINITE: Chains.of_infinite_rewards,
+    }
 
 
 def _write_back_of(ring: Any, memory: RowMemory) -> Any:

@@ -44,7 +44,7 @@ class ReplayParts:
         memory = self.storage.memory
         memory.load_state(saved)
         self.storage.found()
-        resume(self.sampler, memory, saved.part("sampler"))
+        resume(self.sampler, memory, saved.part("sampler"), saved.config)
         self.random.load_state(saved.part("random"))
         self.observers.load_state(saved.part_without_values("listeners"))
         self.given.load_state(saved.part("staged"))

@@ -107,7 +107,7 @@ class Durable:
 def _resume(buffer: ReplayBuffer, read: Saved, record: Record, resumes: bool) -> None:
     """Everything that is not in the arrays goes on from the commit."""
     if not buffer.sampler.keeps_state_in_memory:
-        resume(buffer.sampler, buffer.storage.memory, read.part("sampler"))
+        resume(buffer.sampler, buffer.storage.memory, read.part("sampler"), read.config)
     buffer.sampler.on_recover()
     random, observers, staged = buffer.parts.beside_rows.values()
     if resumes:

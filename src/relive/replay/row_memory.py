@@ -34,7 +34,7 @@ class RowMemory:
 
     def __init__(
         self, schema: Schema, rows: int, num_envs: int | None, room: Room, *, keeps_next: bool, next_step: bool,
-        same_step: bool,
+        same_step: bool, has_stats: bool = False,
     ) -> None:  # fmt: skip
         self.schema = schema
         self.rows = rows
@@ -45,6 +45,8 @@ class RowMemory:
         self.next_step = next_step
         self.same_step = same_step
         """Environments are known to reset in the step that ends an episode."""
+        self.has_stats = has_stats
+        """Episodes are counted: where one is not continued, a `cut()` is missed."""
         self.lead = () if num_envs is None else (num_envs,)
         self.observed = schema.leaf_indices["obs"]
         """The leaves of the observation."""
@@ -72,6 +74,8 @@ class RowMemory:
         self.rewriting, self.rewritten = self._write_back_arrays()
         self.broken = room.allocate("broken", (), torch.int64)
         """Stacks that cannot be rebuilt, counted where raising would need a host synchronisation."""
+        self.overflowed = torch.zeros((), dtype=torch.int64, device=self.device)
+        """Finite numbers that became infinite in their field, likewise; not saved."""
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         """Where native kernels find `tensors`."""
 
@@ -110,7 +114,7 @@ class RowMemory:
         """A value as a tensor `[*lead, …]` that fits its leaf exactly, or a SchemaError."""
         field = self.schema.fields[leaf]
         where = prefix + path_name(self.schema.paths[leaf])
-        return convert(where, caller_field(field), value, lead, self.device)
+        return convert(where, caller_field(field), value, lead, self.device, overflowed=self.overflowed)
 
     def lead_of(self, envs: torch.Tensor | None, steps: int | None = None) -> tuple[int, ...]:
         """The first axes of what is given for a step, or for a block of steps, of all environments or of `envs`."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from gymnasium.vector import AutoresetMode
 
-from relive.errors import IncompatibleCheckpoint, explain
+from relive.errors import IncompatibleCheckpoint, SchemaError, explain
 from relive.fields.autoreset import parse_autoreset
 from relive.fields.buffer_schemas import check_replay, replay_nbytes, replay_schema
 from relive.fields.declarations import device_of, tree_of
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from relive.replay.buffer import ReplayBuffer
 
 
+_UNCOUNTED = (
+    "None in shared memory, where other processes add steps that it would not count",
+    "one",
+    "Count in each process that adds steps: EpisodeStats.update and RunningNorm.update take every step.",
+)
+
+
 class ReplaySettings:
     """The arguments of a replay buffer. What cannot be is refused here, and a size that does not fit."""
 
@@ -45,16 +52,23 @@ class ReplaySettings:
         check_replay(self.capacity, self.num_envs, next_obs, self.schema)
         self.memory.require(replay_nbytes(self.schema, self.capacity, self.num_envs or 1, next_obs))
         self.device = torch.empty(0, device=self.memory.device).device
+        self._refuse_uncounted(stats is not None, bool(norm))
         self.observers = Observers(stats, norm, self.schema, self.num_envs, self.device)
         self.sampler: Sampler = require_sampler(Uniform() if sampler is None else sampler)
         self.next_obs = next_obs
+
+    def _refuse_uncounted(self, *given: bool) -> None:
+        """Refuse statistics and norms of shared memory: they would count the steps of one process alone."""
+        for name, is_given in zip(("stats", "norm"), given, strict=True):
+            if is_given and self.memory.is_shared:
+                raise SchemaError(explain(name, *_UNCOUNTED))
 
     def rows_in(self, room: Room) -> RowMemory:
         """The memory of such a buffer."""
         return RowMemory(
             self.schema, self.capacity // (self.num_envs or 1), self.num_envs, room,
             keeps_next=self.next_obs == "stored", next_step=self.autoreset is AutoresetMode.NEXT_STEP,
-            same_step=self.autoreset is AutoresetMode.SAME_STEP,
+            same_step=self.autoreset is AutoresetMode.SAME_STEP, has_stats=self.observers.stats is not None,
         )  # fmt: skip
 
     def config(self) -> dict[str, Any]:
@@ -77,16 +91,21 @@ def arguments_of(config: Node, saved: Saved, changes: dict[str, Any]) -> dict[st
     """The arguments of a buffer that `config` describes, but for changes that are not None."""
     num_envs, autoreset = config.entry("num_envs").optional(), config.entry("autoreset").optional()
     envs = None if num_envs is None else num_envs.integer(1, 1 << 40)
+    observers = observers_of(config.entry("listeners"), saved.part_without_values("listeners"), envs)
+    device = changes.get("device")
+    if isinstance(device, Memory) and device.is_shared:
+        for name in (name for name, one in observers.items() if one):
+            raise IncompatibleCheckpoint(explain(name, *_UNCOUNTED))
     return {
         "capacity": config.entry("capacity").integer(1, 1 << 50),
         **{name: tree_of(config.entry(name)) for name in ("obs", "action", "reward")},
         "num_envs": envs,
         "extra": {name: tree_of(tree) for name, tree in config.entry("extra").entries().items()},
         "sampler": sampler_of(config.entry("sampler"), changes.get("sampler")),
-        "device": changes.get("device") or device_of(config.entry("device")),
+        "device": device or device_of(config.entry("device")),
         "next_obs": config.entry("next_obs").one_of(("shared", "stored")),
         "autoreset": None if autoreset is None else autoreset.one_of(AutoresetMode.__members__),
-        **observers_of(config.entry("listeners"), saved.part_without_values("listeners"), envs),
+        **observers,
     }
 
 

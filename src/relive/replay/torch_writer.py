@@ -124,6 +124,9 @@ class TorchWriter:
         if self._counts:
             obs, env = [leaves[i] for i in memory.observed], self._first_ids[0]
             counted = of_step(memory, obs, env, self._head, self._open, self._resetting)
+            rewards = (leaves[i] for i in memory.schema.leaf_indices["reward"])
+            infinite = any(x.is_floating_point() and not bool(x.isfinite().all()) for x in rewards)
+            counted += Chains(infinite=int(infinite))
         reset = self._resetting.clone() if memory.next_step else None
         pending = torch.add(self._first_ids[0], self._head, alpha=ring.num_envs) % ring.size
         goes_on = self._continuing(leaves, nexts, pending, reset, changes)

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from relive.errors import NotReadyError, SchemaError, explain
+from relive.errors import NotReadyError, SchemaError, explain, warn_user
 from relive.estimators import gae
 from relive.fields.autoreset import observation_leaves
 from relive.fields.buffer_schemas import MADE_BY_ROLLOUT, agents_of
@@ -17,7 +17,7 @@ from relive.fields.invariants import require, same_bits
 from relive.fields.schema import Field, Path, named_leaves
 from relive.kernels import complete
 from relive.memory.saved import Saved, State
-from relive.rollout.episode_flags import EpisodeFlags
+from relive.rollout.episode_flags import EpisodeFlags, StoredDoubts
 from relive.rollout.storage import Storage
 
 Bootstrap: TypeAlias = bool | Literal["own_value"]
@@ -31,6 +31,7 @@ class Advantages:
         self._storage, self._schema, self._flags = storage, storage.schema, flags
         self._agents = agents_of(storage.schema)
         self.last = LastStep(storage)
+        self._doubts = StoredDoubts(storage, flags)
 
     def compute(
         self, last_value: Any, last_obs: Any, final_value: Any, *, bootstrap: Bootstrap, gamma: float, lam: float
@@ -39,6 +40,8 @@ class Advantages:
         storage, lead = self._storage, self._storage.lead
         steps = storage.complete("compute_advantage")
         self._require_values(steps)
+        for message in self._doubts.of(steps):
+            warn_user(message)
         last = {"value": [value.clone() for value in self._values("last_value", last_value, lead)]}
         if last_obs is not None:
             leaves = observation_leaves(self._schema, last_obs, lead, storage.device, prefix="last_")

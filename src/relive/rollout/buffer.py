@@ -12,9 +12,9 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import lazy
-from relive.errors import BufferFullError, SchemaError, explain
+from relive.errors import BufferFullError, SchemaError, explain, warn_user
 from relive.fields.assembly import check_destination, import_tensordict, to_device
-from relive.fields.autoreset import parse_autoreset, refuse_reused_obs, settings_of, unpack_step
+from relive.fields.autoreset import DeclaredMode, parse_autoreset, refuse_reused_obs, settings_of, unpack_step
 from relive.fields.buffer_schemas import OPTIONAL, rollout_schema
 from relive.fields.schema import Declaration, Path, positive
 from relive.fields.vocabulary import suggests_keywords, suggests_methods
@@ -29,6 +29,7 @@ from relive.memory.space import require_memory
 from relive.randomness import Randomness
 from relive.rollout.advantages import Advantages, attachable
 from relive.rollout.batching import Epochs, order_of, read_fresh, read_into, stays
+from relive.rollout.continuity import Continuity, ReusedMemory
 from relive.rollout.description import arguments_of, config_of
 from relive.rollout.episode_flags import EpisodeFlags, Found
 from relive.rollout.recurrent import Mode, check_layout, cuts_of, moved_sequences, sequences_of
@@ -98,6 +99,9 @@ class RolloutBuffer(Portable):
         self._observers = Observers(stats, norm, schema, num_envs, self.device)
         self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
         self._advantages = Advantages(self._storage, self._flags)
+        self._declared = DeclaredMode(self.autoreset)
+        self._continuity = Continuity(schema, self._storage.num_envs, self.autoreset)
+        self._memory_of_obs = ReusedMemory()
         self._empty()
 
     @classmethod
@@ -133,6 +137,8 @@ class RolloutBuffer(Portable):
             row = storage.num_stored
             if row == self.num_steps:
                 raise _full(row)
+            if self._memory_of_obs.left and obs is not None:
+                self._look_at_memory(row, obs)
             found = None if final_obs is None else self._flags.of_add(row, final_obs, terminated, truncated)
             try:
                 storage.write_step(row, (obs, action, reward, terminated, truncated, value, log_prob), extra)
@@ -160,6 +166,10 @@ class RolloutBuffer(Portable):
             if row == self.num_steps:
                 raise _full(row)
             refuse_reused_obs(self._schema, obs, next_obs)
+            self._declared.look_at(unpacked)
+            message = self._continuity.message(row, self.num_steps - 1, obs, unpacked)
+            if message is not None:
+                warn_user(message)
             measured = self._observers.measured(info, storage.lead, self.autoreset)
             found = self._flags.of_step(row, unpacked)
             try:
@@ -223,6 +233,7 @@ class RolloutBuffer(Portable):
 
             def change() -> None:
                 if restarted:
+                    self._continuity.forget()
                     self._flags.restarted()
                     self._observers.restarted()
                 elif coming is not None:
@@ -241,6 +252,13 @@ class RolloutBuffer(Portable):
         from relive.checkpoint import save  # noqa: PLC0415 (checkpoints know every buffer)
 
         return save(self, path, keep=keep)
+
+    def _look_at_memory(self, row: int, obs: Any) -> None:
+        first = self._storage.named()[self._schema.paths[self._schema.leaf_indices["obs"][0]]]
+        stored = first[row - 1 : row].numpy() if row and first.is_cpu else None
+        message = self._memory_of_obs.message(self._schema.flatten("obs", obs), stored)
+        if message is not None:
+            warn_user(message)
 
     def _empty(self) -> None:
         self._storage.clear()
@@ -427,6 +445,7 @@ class RolloutBuffer(Portable):
     def load_state(self, saved: Saved) -> None:
         """Become what was saved; a CorruptCheckpoint says what no rollout can have been."""
         self._empty()
+        self._continuity.forget()
         for name, part in self._parts().items():
             part.load_state(saved.part(name))
 

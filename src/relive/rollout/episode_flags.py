@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from gymnasium.vector import AutoresetMode
 
 from relive import kernels
-from relive.errors import SchemaError, explain
+from relive.errors import SchemaError, explain, infinite_rewards
 from relive.fields.assembly import value_of
 from relive.fields.autoreset import final_observations, host_flags, observation_leaves
 from relive.fields.conversion import path_name
@@ -215,6 +215,47 @@ class EpisodeFlags:
         if self.is_observed and self.has_reset_rows:
             coming, announced = self._coming, self.resets(steps + 1)[-1:]
             require_all(coming == announced, "coming resets", "the resets that the stored flags announce", coming)
+
+
+class StoredDoubts:
+    """What the rewards of rollouts on the host show, each kind once: they are not finite, or another autoreset mode."""
+
+    def __init__(self, storage: Storage, flags: EpisodeFlags) -> None:
+        self._storage, self._flags = storage, flags
+        self._is_finite, self._may_reset_later = storage.device.type == "cpu", not flags.has_reset_rows
+        self._after_ends = self._others = self._other_rewards = 0
+
+    def of(self, steps: int) -> Iterator[str]:
+        """Look at the stored steps of a rollout, once for each."""
+        rewards = [self._storage.tensors[i][:steps] for i in self._storage.schema.leaf_indices["reward"]]
+        if self._storage.device.type != "cpu":
+            return
+        if self._is_finite and not all(bool(reward.isfinite().all()) for reward in rewards):
+            self._is_finite = False
+            yield infinite_rewards(int(sum((~reward.isfinite()).sum() for reward in rewards)))
+        if self._may_reset_later and steps > 1 and self._look_like_reset_rows(rewards, steps):
+            self._may_reset_later = False
+            remedy = (
+                "If the environment resets in the step after an end, declare autoreset=NEXT_STEP: such a step is none."
+            )
+            got = f"a reward of 0 at all {self._after_ends} of them, and elsewhere others"
+            yield explain("autoreset", "steps after an end that are steps of new episodes", got, remedy)
+
+    def _look_like_reset_rows(self, rewards: list[torch.Tensor], steps: int) -> bool:
+        """Count what follows an end; False for good once such a step has a reward or ends an episode."""
+        given = torch.stack([(reward != 0).flatten(2).any(2) if reward.ndim > 2 else reward != 0 for reward in rewards])
+        rewarded, ended = given.any(0).numpy(), self._flags.ended(slice(0, steps)).numpy()
+        after = ended[:-1]
+        if (after & (rewarded | ended)[1:]).any():
+            self._may_reset_later = False
+            return False
+        self._after_ends += int(after.sum())
+        self._others += int((~after).sum())
+        self._other_rewards += int((rewarded[1:] & ~after).sum())
+        return self._after_ends >= _FEWEST_ENDS and 2 * self._other_rewards > self._others
+
+
+_FEWEST_ENDS = 8
 
 
 class Found(NamedTuple):

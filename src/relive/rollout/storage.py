@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from relive import lazy
-from relive.errors import NotReadyError, SchemaError, explain
+from relive.errors import InvariantError, NotReadyError, SchemaError, explain
 from relive.fields.assembly import assemble, selected_leaves
 from relive.fields.conversion import clean_bools, convert, misaligned_error, path_name
 from relive.fields.declarations import path_of
-from relive.fields.invariants import require, require_addresses, require_all, require_form
+from relive.fields.invariants import overflows_of, require, require_addresses, require_all, require_form
 from relive.fields.schema import Path, Schema
 from relive.kernels.flattening import Flattening
 from relive.kernels.reader import Following, Reader, T, reader
@@ -44,6 +44,8 @@ class Storage:
         self.tensors = tuple(room.allocate("column", *kind) for kind in kinds)
         self.device = self.tensors[0].device
         self.has_values = self.device.type != "meta"
+        self.overflowed = torch.zeros((), dtype=torch.int64, device=self.device)
+        """Finite numbers that became infinite in their field, counted on other devices than the host."""
         self._extra_names = schema.names[7:]
         self._flatten = Flattening(schema, schema.names[:7], self._extra_names)
         self._is_plain = schema.is_flat and not self._extra_names
@@ -162,7 +164,8 @@ class Storage:
     def _converted(self, i: int, leaf: Any) -> torch.Tensor | None:
         if leaf is None and self._optional[i]:
             return None
-        return convert(path_name(self.schema.paths[i]), self.schema.fields[i], leaf, self.lead, self.device)
+        where, field = path_name(self.schema.paths[i]), self.schema.fields[i]
+        return convert(where, field, leaf, self.lead, self.device, overflowed=self.overflowed)
 
     def require_next(self, row: int) -> None:
         """Refuse to go on with a step whose arguments added another one when they were converted."""
@@ -361,6 +364,8 @@ class Storage:
         require(self.staged <= set(names), "staged fields", f"declared fields ({', '.join(names)})", staged)
         require(not staged or steps < most, "staged fields", "no staged fields in a full rollout", staged)
         self._check_attached()
+        for fault in overflows_of(self.overflowed):
+            raise InvariantError(fault)
 
     def _check_attached(self) -> None:
         """Attached tensors have the rows of the rollout, zeros after the stored ones."""

@@ -35,7 +35,9 @@ _MOST_AGENTS = 7
 class Counted:
     """Numbers in tensors that are changed in place by whoever holds `lock`: the native core knows their memory."""
 
-    _not_pickled = ("_tensors", "_counters", "_is_held")
+    _not_pickled = ("_tensors", "_counters", "_is_held", "_owner")
+    _owner: Any = staticmethod(lambda: None)
+    """Returns the buffer's observers that count here; None if there are none any more."""
 
     def _keep(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors

@@ -68,6 +68,8 @@ class Observers:
                 remedy = f"Pass EpisodeStats({num_envs})."
                 raise SchemaError(explain("stats", f"num_envs={num_envs}, as in the buffer", stats.num_envs, remedy))
             self._asked = tuple(name for name in (*stats.metrics, *stats.reasons) if name not in self._fields)
+        if stats is not None:
+            stats.claim(self)
         for one in self._counted:
             one.to(device)
         self.native = self._native_counters(schema) if listened else None

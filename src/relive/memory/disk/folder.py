@@ -124,6 +124,8 @@ class Folder:
         record = newest(self.root)
         # Nobody draws from what is only looked at.
         free = ("listeners", "sampler") if self.only_reads else ("listeners",)
+        if record.config.get("sampler") is None:  # one that a file does not describe
+            free = (*free, "sampler")
         differs = [name for name in config if name not in free and record.config.get(name) != config[name]]
         if differs:
             name = differs[0]

@@ -34,6 +34,11 @@ class Disk:
         every = None if commit_every is None else positive("commit_every", commit_every)
         return Disk(Path(path).absolute(), every)
 
+    @property
+    def what_is_free(self) -> str:
+        """The name of what `free_bytes` counts, for messages."""
+        return f"the free space of the disk of {self.root}"
+
     def __repr__(self) -> str:
         every = "" if self.commit_every is None else f", commit_every={self.commit_every}"
         return f"Memory.disk({str(self.root)!r}{every})"

@@ -2,7 +2,7 @@
 
 from relive.replay.samplers.counted import Counted
 from relive.replay.samplers.new_first import NewFirst
-from relive.replay.samplers.prioritized import Prioritized, sequence_priority
+from relive.replay.samplers.prioritized import Linear, Prioritized, sequence_priority
 from relive.replay.samplers.recent import Recent
 from relive.replay.samplers.sampler import Sampler
 from relive.replay.samplers.uniform import Uniform
@@ -10,6 +10,7 @@ from relive.replay.samplers.without_replacement import WithoutReplacement
 
 __all__ = [
     "Counted",
+    "Linear",
     "NewFirst",
     "Prioritized",
     "Recent",

@@ -44,6 +44,7 @@ class Counted(Sampler):
         inner: Any = self.sampler.bind(self.storage, self.rng)
         self._inner, memory = inner, self.storage.memory
         self.updates_by_id, self.faults = inner.updates_by_id, inner.faults
+        self.rescale, self.optional_state = inner.rescale, inner.optional_state
         if inner.takes_priorities:
             self.update = inner.update
         self._last = torch.empty(0, dtype=torch.int64, device=self.storage.device)

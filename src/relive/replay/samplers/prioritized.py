@@ -6,23 +6,55 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from functools import partial
-from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from relive import kernels
-from relive.errors import InvariantError, NotReadyError, PriorityError, SchemaError, explain
+from relive.errors import IncompatibleCheckpoint, InvariantError, NotReadyError, PriorityError, SchemaError, explain
+from relive.fields.checks import finite, number, one_of, positive, share
 from relive.fields.conversion import as_numpy_if_cpu
 from relive.fields.invariants import require, require_all
-from relive.fields.schema import as_float, require_share
 from relive.fields.vocabulary import suggests_init_keywords
 from relive.kernels.priority import RingTensors
 from relive.randomness import Randomness
 from relive.replay.ring import TRANSITION
 from relive.replay.samplers.sampler import Chosen, Sampler
 from relive.replay.store import ReplayStore
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A number that goes from `start` to `end` over the first `draws` calls of `sample`, and stays there.
+
+    A schedule that is data: it is saved with the buffer, and goes with its handles and pickles.
+
+    Args:
+        start: the number at the first call.
+        end: the number after `draws` calls.
+        draws: how many calls of `sample` it takes, at least 1.
+
+    >>> beta = Linear(0.4, 1.0, 3)
+    >>> [round(beta(draws), 1) for draws in (0, 1, 2, 3, 4)]
+    [0.4, 0.6, 0.8, 1.0, 1.0]
+    """
+
+    start: float
+    end: float
+    draws: int
+
+    def __post_init__(self) -> None:
+        for name in ("start", "end"):
+            if not math.isfinite(number(f"Linear.{name}", getattr(self, name))):
+                remedy = "Pass such a number."
+                raise SchemaError(explain(f"Linear.{name}", "a finite number", getattr(self, name), remedy))
+        positive("Linear.draws", self.draws)
+
+    def __call__(self, draws: int) -> float:
+        """The number after so many calls."""
+        share = min(draws / self.draws, 1.0)
+        return float((1.0 - share) * self.start + share * self.end)
 
 
 @suggests_init_keywords
@@ -35,32 +67,34 @@ class Prioritized(Sampler):
 
     Args:
         alpha: how much priorities count: 0 draws uniformly, 1 in proportion.
-        beta: how much of the bias the weights correct: a number, or a function of how many rows were drawn so far.
+        beta: how much of the bias the weights correct, from 0 to 1: a number, a `Linear` over the calls of `sample`, or
+            a function of how many rows were drawn so far, which files cannot hold.
         eps: added to every priority. With 0, a row of priority zero is never drawn.
         normalize: which weight becomes 1: the largest of the batch ("batch"), or the largest that any stored row could
             have ("global").
     """
 
     alpha: float = 0.6
-    beta: float | Callable[[int], float] = 0.4
+    beta: float | Linear | Callable[[int], float] = 0.4
     eps: float = 1e-6
     normalize: Literal["batch", "global"] = "batch"
 
     returns_weights = True
     keeps_state_in_memory = True
+    optional_state = frozenset({"calls"})
 
     def __post_init__(self) -> None:
         for name in ("alpha", "eps"):
-            _check_rate(f"Prioritized.{name}", getattr(self, name))
-        if not callable(self.beta):
-            _check_rate("Prioritized.beta", self.beta)
+            finite(f"Prioritized.{name}", getattr(self, name))
+        ends = (self.beta.start, self.beta.end) if isinstance(self.beta, Linear) else (self.beta,)
+        for beta in ends:
+            if not callable(beta):
+                _check_beta(beta)
         if not math.isfinite(_power(1.0 + float(self.eps), float(self.alpha))):
             expected = "(1 + eps)^alpha, the mass of a first row, to be finite"
             remedy = "Lower alpha or eps."
             raise SchemaError(explain("Prioritized", expected, f"alpha={self.alpha}, eps={self.eps}", remedy))
-        if self.normalize not in ("batch", "global"):
-            remedy = "Pass one of them."
-            raise SchemaError(explain("Prioritized.normalize", '"batch" or "global"', repr(self.normalize), remedy))
+        one_of("Prioritized.normalize", self.normalize, ("batch", "global"))
 
     def bind(self, storage: ReplayStore, rng: Randomness) -> Prioritized:
         """A copy for these rows; where the tree itself accepts priorities, one that lets it."""
@@ -80,6 +114,10 @@ class Prioritized(Sampler):
             self._numbers = room.allocate("sampler.numbers", (2,), torch.float64).numpy()
             if not room.is_found:
                 self._largest = 1.0
+        self._calls: Any = None
+        """How often `sample` was called [1]; None unless `beta` asks for it."""
+        if isinstance(self.beta, Linear):
+            self._calls = room.allocate("sampler.calls", (1,), torch.int64).numpy() if room.outlives else [0]
 
     @property
     def _largest(self) -> Any:
@@ -97,11 +135,17 @@ class Prioritized(Sampler):
     def _num_drawn(self, count: int) -> None:
         self._numbers[1] = count
 
-    def snapshot(self) -> int:
-        return self._num_drawn
+    @property
+    def _num_calls(self) -> int:
+        return 0 if self._calls is None else int(self._calls[0])
 
-    def restore(self, snapshot: int) -> None:
-        self._num_drawn = snapshot
+    def snapshot(self) -> tuple[int, int]:
+        return self._num_drawn, self._num_calls
+
+    def restore(self, snapshot: tuple[int, int]) -> None:
+        self._num_drawn, calls = snapshot
+        if self._calls is not None:
+            self._calls[0] = calls
 
     def sample(self, count: int) -> Chosen:
         return self._draw(count, None)
@@ -116,14 +160,16 @@ class Prioritized(Sampler):
             remedy = "Update at least one priority to more than 0, or use eps > 0."
             raise NotReadyError(explain("sample", "a row of positive priority", "only zeros", remedy))
         self._num_drawn += count
+        if self._calls is not None:
+            self._calls[0] += 1
         return drawn
 
     def _beta(self) -> float:
         if callable(self.beta) and is_capturing(self.storage.device):
             remedy = "Pass a number as beta, or sample outside the graph."
             expected = "a number while a CUDA graph is captured, which would repeat one value for ever"
-            raise SchemaError(explain("Prioritized.beta", expected, "a function", remedy))
-        return self.beta_after(self._num_drawn)
+            raise SchemaError(explain("Prioritized.beta", expected, "a schedule", remedy))
+        return self.beta_after(self._num_drawn, self._num_calls)
 
     def update(self, slots: torch.Tensor, priority: torch.Tensor) -> torch.Tensor | int:
         done = self.tree.update(slots, priority, self.alpha, self.eps, self._numbers)
@@ -167,7 +213,8 @@ class Prioritized(Sampler):
     def state(self) -> dict[str, torch.Tensor]:
         largest = torch.as_tensor(self._largest, dtype=torch.float64, device=self.storage.device)
         drawn = torch.tensor(self._num_drawn, device="cpu")
-        return {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": drawn}
+        state = {"mass": self.tree.leaves_view()[: self._slots], "largest": largest, "draws": drawn}
+        return state if self._calls is None else {**state, "calls": torch.tensor(self._num_calls, device="cpu")}
 
     def load_state(self, saved: Mapping[str, torch.Tensor]) -> None:
         mass, largest = saved["mass"], float(saved["largest"])
@@ -180,6 +227,23 @@ class Prioritized(Sampler):
         there = saved["largest"].to(self.storage.device)
         self._largest = there if as_numpy_if_cpu(there) is there else largest
         self._num_drawn = int(saved["draws"])
+        if self._calls is not None:
+            self._calls[0] = int(saved["calls"])
+
+    def rescale(self, alpha: float, eps: float) -> None:
+        if (alpha, eps) == (self.alpha, self.eps):
+            return
+        if alpha == 0:
+            expected = f"alpha={alpha} and eps={eps}, which has kept no priorities,"
+            got, remedy = f"alpha={self.alpha} and eps={self.eps}", "Load it with these."
+            raise IncompatibleCheckpoint(explain("sampler", expected, got, remedy))
+        slots = self.tree.leaves_view()[: self._slots]
+        priority = (slots.pow(1 / alpha) - eps).clamp(min=0)
+        mass = torch.where(self._ring.kind.view(-1) == TRANSITION, self.mass(priority), 0.0)
+        if not bool(mass.isfinite().all()):
+            raise ValueError(f"priorities of up to {float(priority.max())}: too large for {self}")
+        slots.copy_(mass)
+        self.tree.rebuild()
 
     def check(self) -> None:
         """Transitions have a priority, nothing else has, and the sums are those of the priorities."""
@@ -202,7 +266,8 @@ class Prioritized(Sampler):
         """Its own two numbers, which may come from a file."""
         largest, draws = float(self._numbers[0]), float(self._numbers[1])
         require(1 <= largest < math.inf, "largest priority", "a finite number of at least 1", largest)
-        require(0 <= draws < 1 << 62 and draws == int(draws), "draws", "a number of at least 0", draws)
+        for name, count in (("draws", draws), ("calls", self._num_calls)):
+            require(0 <= count < 1 << 62 and count == int(count), name, "a number of at least 0", count)
 
     # As one of several buffers that are drawn from as if they were one
 
@@ -258,11 +323,12 @@ class Prioritized(Sampler):
             refuse_priorities(~(torch.isfinite(values) & (values >= 0) & torch.isfinite(mass)), values)
         return values, mass
 
-    def beta_after(self, draws: int) -> float:
-        """The exponent of the weights when so many rows were drawn."""
-        beta = self.beta(draws) if callable(self.beta) else self.beta
-        _check_rate("Prioritized.beta", beta)
-        return float(beta)
+    def beta_after(self, rows: int, calls: int) -> float:
+        """The exponent of the weights when so many rows were drawn by so many calls of `sample`."""
+        beta = self.beta
+        if callable(beta):
+            beta = beta(calls if isinstance(beta, Linear) else rows)
+        return _check_beta(beta)
 
 
 class _OnDevice(Prioritized):
@@ -350,9 +416,8 @@ def _power(base: float, exponent: float) -> float:
         return math.inf
 
 
-def _check_rate(where: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= as_float(value) < math.inf:
-        raise SchemaError(explain(where, "a finite number of at least 0", repr(value), "Pass such a number."))
+def _check_beta(value: Any) -> float:
+    return share("Prioritized.beta", value, "0 corrects nothing of the bias, 1 all of it.")
 
 
 def refuse_priorities(bad: torch.Tensor, values: torch.Tensor) -> None:
@@ -384,7 +449,7 @@ def sequence_priority(error: torch.Tensor, mask: torch.Tensor, *, eta: float = 0
     if mask.shape != error.shape or mask.dtype != torch.bool:
         got = f"{mask.dtype} of shape {tuple(mask.shape)}"
         raise SchemaError(explain("mask", f"bools of shape {tuple(error.shape)}", got, "Pass batch['train']."))
-    require_share("eta", eta)
+    share("eta", eta)
     size = error.detach().abs().masked_fill(~mask, 0.0)
     size = size if size.dtype == torch.float64 else size.float()  # sums of halves overflow
     mean = size.sum(1) / mask.sum(1).clamp(min=1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
+import torch
+
 from relive.errors import IncompatibleCheckpoint, explain
 from relive.memory.documents import Node
 from relive.memory.saved import Saved, nbytes_of
@@ -23,7 +25,7 @@ def kinds() -> dict[str, type]:
 
 
 def config_of(sampler: Sampler) -> dict[str, Any] | None:
-    """A sampler as JSON: its name and its settings. None for one that only its maker can make again."""
+    """A sampler as JSON: its name and its settings, null for a function. None for one that only its maker can make."""
     name = type(sampler).__name__
     if kinds().get(name) is not type(sampler):
         return None
@@ -31,9 +33,9 @@ def config_of(sampler: Sampler) -> dict[str, Any] | None:
     for field in fields(sampler):  # pyright: ignore[reportArgumentType] (one of `kinds`)
         value = getattr(sampler, field.name)
         setting = config_of(value) if isinstance(value, Sampler) else value
-        if callable(setting) or (setting is None and value is not None):
+        if setting is None and value is not None:
             return None
-        settings[field.name] = setting
+        settings[field.name] = None if callable(setting) else setting
     return settings
 
 
@@ -55,6 +57,10 @@ def _setting(node: Node, declared: Field[Any]) -> Any:
     default = declared.default_factory() if declared.default_factory is not MISSING else declared.default
     if isinstance(node.value, dict):
         return sampler_of(node)
+    if node.value is None:
+        expected, got = "a setting that files can hold, such as rl.Linear(start, end, draws)", "a function"
+        remedy = "Pass sampler= to load, with the function of the saved buffer or with rl.Linear in its place."
+        raise IncompatibleCheckpoint(explain(f"sampler: {declared.name}", expected, got, remedy))
     if isinstance(default, bool):
         return node.flag()
     if isinstance(default, float):
@@ -64,15 +70,48 @@ def _setting(node: Node, declared: Field[Any]) -> Any:
     return node.value
 
 
-def resume(sampler: Sampler, memory: RowMemory, saved: Saved) -> None:
-    """Load the saved state of a bound sampler."""
+class _AnyPrioritized(samplers.Prioritized):
+    """Keeps loaded priorities as they are, whatever their exponents were."""
+
+    __qualname__ = "Prioritized"
+
+    def rescale(self, alpha: float, eps: float) -> None: ...
+
+
+STAND_INS: tuple[Sampler, ...] = (
+    _AnyPrioritized(),
+    samplers.Counted(_AnyPrioritized()),
+    samplers.Uniform(),
+    samplers.Counted(samplers.Uniform()),
+)
+"""Samplers of every state that ours can have, to look at the state of one that only its maker can make again."""
+
+
+def resume(sampler: Sampler, memory: RowMemory, saved: Saved, config: Node) -> None:
+    """Load the saved state of a bound sampler, whose buffer `config` describes."""
     expected, slots = sampler.state(), memory.ring.kind.numel()
     found = saved.tensors(max(nbytes_of(expected), _MOST_OF_SLOT * slots) + (1 << 20))
+    found = {name: torch.zeros_like(expected[name]) for name in sampler.optional_state & expected.keys()} | {
+        name: array for name, array in found.items() if name in expected or name not in sampler.optional_state
+    }
     forms = [{name: (array.dtype, array.ndim) for name, array in arrays.items()} for arrays in (found, expected)]
     if forms[0] != forms[1]:
         remedy = "Pass sampler= to load, equal to the sampler of the saved buffer."
         raise IncompatibleCheckpoint(explain("sampler", f"the state of {sampler}", sorted(found), remedy))
     try:
         sampler.load_state(found)
+        then = _exponents(config.value.get("sampler"))
+        if then is not None:
+            sampler.rescale(*then)
     except ValueError as error:
         raise Node("state: sampler", str(error)).wrong("the state of a sampler") from None
+
+
+def _exponents(config: Any) -> tuple[float, float] | None:
+    """The alpha and eps of a `Prioritized` in a sampler's config; None if there is none."""
+    while isinstance(config, dict) and "sampler" in config:
+        config = config["sampler"]
+    if not isinstance(config, dict) or config.get("name") != "Prioritized":
+        return None
+    alpha, eps = (Node(f"config: sampler: {name}", config.get(name)).number() for name in ("alpha", "eps"))
+    return alpha, eps

@@ -80,6 +80,9 @@ class Sampler:
     updates_by_id = False
     """Whether `update` takes ids of rows instead of slots and looks the rows up itself."""
 
+    optional_state: frozenset[str] = frozenset()
+    """Names of its state that a saved state may lack: they are then zero."""
+
     @property
     def takes_priorities(self) -> bool:
         """Whether `update_priority` works."""
@@ -113,6 +116,9 @@ class Sampler:
 
     def restore(self, snapshot: Any) -> None:
         """Go back to a snapshot: the draws since have not happened."""
+
+    def rescale(self, alpha: float, eps: float) -> None:
+        """Apply its own exponents to loaded priorities, which were stored with `alpha` and `eps`."""
 
     def faults(self) -> Iterable[str]:
         """Messages about inputs that a device has skipped and counted: `check` raises for them, and `save` warns."""
