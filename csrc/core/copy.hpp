@@ -57,14 +57,16 @@ inline bool narrow(float* out, const double* in, int64_t count) noexcept {
     float largest = 0;
 #ifdef RELIVE_STREAMS
     const __m128 positive = _mm_castsi128_ps(_mm_set1_epi32(0x7fffffff));
-    __m128 most = _mm_setzero_ps();
-    for (; i + 4 <= count; i += 4) {
-        const __m128 four = _mm_movelh_ps(_mm_cvtpd_ps(_mm_loadu_pd(in + i)), _mm_cvtpd_ps(_mm_loadu_pd(in + i + 2)));
-        _mm_storeu_ps(out + i, four);
-        most = _mm_max_ps(_mm_and_ps(four, positive), most);  // NaN leaves it as it is
-    }
+    __m128 most[2] = {_mm_setzero_ps(), _mm_setzero_ps()};  // two, which need not wait for each other
+    for (; i + 8 <= count; i += 8)
+        for (int half = 0; half < 2; ++half) {
+            const double* from = in + i + 4 * half;
+            const __m128 four = _mm_movelh_ps(_mm_cvtpd_ps(_mm_loadu_pd(from)), _mm_cvtpd_ps(_mm_loadu_pd(from + 2)));
+            _mm_storeu_ps(out + i + 4 * half, four);
+            most[half] = _mm_max_ps(_mm_and_ps(four, positive), most[half]);  // NaN leaves it as it is
+        }
     float lanes[4];
-    _mm_storeu_ps(lanes, most);
+    _mm_storeu_ps(lanes, _mm_max_ps(most[0], most[1]));
     for (const float lane : lanes) largest = lane > largest ? lane : largest;
 #endif
     for (; i < count; ++i) {

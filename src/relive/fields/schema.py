@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar, TypeAlias, cast
@@ -423,8 +423,9 @@ def require_share(where: str, number: object) -> None:
         raise SchemaError(explain(where, "a number in [0, 1]", repr(number), "Pass such a number."))
 
 
-def refuse_reserved(extra: Mapping[str, object], reserved: Iterable[str]) -> None:
+def refuse_reserved(extra: Mapping[str, object], reserved: Collection[str]) -> None:
     """Raise if an extra field has a name that the buffer itself uses."""
     for name in extra:
         if name in reserved:
-            raise SchemaError(explain("extra", "names that are not reserved", repr(name), "Rename the field."))
+            expected = f"other names than {', '.join(sorted(reserved))}, which are reserved"
+            raise SchemaError(explain("extra", expected, repr(name), "Rename the field."))

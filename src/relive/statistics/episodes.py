@@ -6,7 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -270,14 +270,14 @@ class EpisodeStats:
         with self._lock:
             total, finished = float(self._counts[0]), self._finished().cpu().numpy()
         if not len(finished):
-            return {"episodes": total}
+            return _Summary(episodes=total)
         columns = dict(zip(self._columns, finished.T, strict=True))
         measured = {name: columns[name] for name in self._sums}
         measured["step_reward"] = columns["return"] / columns["length"]
         measured |= {f"step_{name}": columns[name] / columns["length"] for name in self.metrics}
         moments = {f"{name}_{kind}": float(of(x)) for name, x in measured.items() for kind, of in _MOMENTS.items()}
         rates = {f"{name}_rate": float(columns[name].mean()) for name in ("terminated", *self.reasons)}
-        return {"episodes": total, **moments, **rates, "truncated_rate": 1.0 - rates["terminated_rate"]}
+        return _Summary(episodes=total, **moments, **rates, truncated_rate=1.0 - rates["terminated_rate"])
 
     def _finished(self) -> torch.Tensor:
         """The rows of the window, oldest first."""
@@ -350,6 +350,18 @@ class EpisodeStats:
 def plan_steps(stats: EpisodeStats, steps: Iterable[Mapping[str, Any]]) -> PlannedSteps:
     """Steps in time order, each the arguments of `update`, to be counted when the plan is called."""
     return stats._plan([stats._step(**step) for step in steps])
+
+
+class _Summary(dict[str, float]):
+    """The numbers of a summary; a number that is not there is a KeyError that says why."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        if self["episodes"]:
+            raise KeyError(
+                explain("summary", f"one of {', '.join(self)}", repr(name), "Declare it in metrics or reasons.")
+            )
+        remedy = 'Look at summary()["episodes"], or use summary().get(name).'
+        raise KeyError(explain(f"summary: {name}", "at least 1 finished episode", 0, remedy))
 
 
 def _nobody() -> None: ...
