@@ -40,8 +40,9 @@ The scripts in `benchmarks/` measure relive and other libraries, interleaved in 
 the range between the 10th and 90th percentile (p10–p90). `make bench` repeats this on your
 machine in about twelve minutes. Machines are noisy, so only ratios within one run are meaningful: relive against the
 fastest peer of that run, with a 95 % bootstrap interval. "Bar" is the ratio that we aim for, and "met" says whether
-we reach it. The limit is a copy of the same bytes (unless its name says otherwise), which no library can beat; it is
-the dashed line in every plot.
+we reach it. The limit is a copy of the same bytes (unless its name says otherwise), the dashed line in every plot. A row
+may be faster than it: a library that stores less, casts while it copies, or keeps one array instead of several, moves
+fewer bytes or makes fewer calls.
 
 `python -m benchmarks.page` writes this page from the newest results in `benchmarks/results/`.
 """

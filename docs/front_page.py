@@ -1,6 +1,6 @@
 """Writes the tables that come from kept results: the README's first screens, and those of the pages in docs/migrating.
 
-The README's are made of docs/conformance.json and the newest kept training results; those of a migrating page of
+The README's are made of docs/conformance.json and of buffers that are made and measured; those of a migrating page of
 docs/migrating/originals.json and the newest kept results of the suite "adapters"; that of the GPU guide of
 docs/launches.json. Run it as `python docs/front_page.py` after one of them has changed; a test compares.
 """
@@ -15,6 +15,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
+from gymnasium import spaces
+
 from relive_conformance import case
 from relive_conformance.outcome import PASSES
 from relive_conformance.report import SYMBOLS, Report
@@ -23,11 +26,6 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 MIGRATING = ROOT / "docs" / "migrating"
 TELLING = [case(number) for number in ("T2", "T7", "T9", "T12", "T28")]
-TRAININGS = {
-    "PPO": "PPO, CartPole, 40,000 steps",
-    "DQN": "DQN, CartPole, 30,000 steps",
-    "SAC": "SAC, Pendulum, 6,000 steps",
-}
 _BESIDE = "\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}"
 BEFORE, AFTER = "Stable-Baselines3", "relive"
 
@@ -44,23 +42,28 @@ def conformance() -> Iterator[str]:
         yield f"| {result.name} | " + " | ".join(cells) + " |"
 
 
-def trainings() -> Iterator[str]:
-    """A line for each algorithm: means over seeds, before → after."""
-    newest = max((ROOT / "benchmarks" / "results").glob("training-*.json"))
-    runs = json.loads(newest.read_text(encoding="utf-8"))["runs"]
+def buffers() -> Iterator[str]:
+    """A line for each buffer: the bytes that both libraries take, measured now (needs Stable-Baselines3)."""
+    from stable_baselines3.common import buffers as theirs  # noqa: PLC0415 (an extra)
 
-    def change(task: str, name: str, form: str) -> str:
-        figures = (
-            mean(run[name] for run in runs if (run["task"], run["library"]) == (task, library))
-            for library in (BEFORE, AFTER)
-        )
-        return " → ".join(format(figure, form) for figure in figures)
+    from relive.compat import stable_baselines3 as ours  # noqa: PLC0415 (an extra)
 
-    yield "| | bytes of the buffer | CPU seconds in it | of the whole training |"
-    yield "|---|--:|--:|--:|"
-    for task, told in TRAININGS.items():
-        columns = ("held_bytes", ",.0f"), ("buffer_seconds", ".2f"), ("seconds", ".1f")
-        yield f"| {told} | " + " | ".join(change(task, *column) for column in columns) + " |"
+    yield f"| | {BEFORE} | {AFTER} |"
+    yield "|---|--:|--:|"
+    cart_pole = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2)
+    images = spaces.Box(0, 255, (84, 84, 4), np.uint8), spaces.Discrete(6)
+    for told, size, (obs, action), options, per in (
+        ("the DQN above: 50,000 transitions of CartPole", 50_000, cart_pole, {}, 1),
+        ('the same, with `replay_buffer_kwargs={"next_obs": "shared"}`', 50_000, cart_pole, {"next_obs": "shared"}, 1),
+        ('per transition: four 84 × 84 images, with `{"n_stack": 4}`', 10_000, images, {"n_stack": 4}, 10_000),
+    ):
+        both = theirs.ReplayBuffer(size, obs, action), ours.ReplayBuffer(size, obs, action, **options)
+        yield f"| {told} | " + " | ".join(f"{_held_bytes(buffer) / per:,.0f}" for buffer in both) + " |"
+
+
+def _held_bytes(buffer: Any) -> int:
+    arrays = (value.nbytes for value in vars(buffer).values() if isinstance(value, np.ndarray))
+    return getattr(buffer, "nbytes", None) or sum(arrays)
 
 
 def _kept(system: str) -> dict[str, Any]:
@@ -135,7 +138,7 @@ def launches() -> Iterator[str]:
 
 
 Table = Callable[[], Iterator[str]]
-TABLES: Mapping[str, Table] = {"conformance": conformance, "trainings": trainings}
+TABLES: Mapping[str, Table] = {"conformance": conformance, "buffers": buffers}
 
 
 def written(page: str, tables: Mapping[str, Table] = TABLES) -> str:

@@ -12,6 +12,7 @@ fields that have the names of their reasons, at the steps where an episode ends.
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 from pathlib import Path
 
@@ -62,11 +63,13 @@ def train(log_dir: Path, seed: int, total_steps: int) -> dict[str, float]:
 
     obs, _ = env.reset(seed=seed)
     while stats.num_steps < total_steps:
-        # Act.
+        # Act. The buffer goes on updating the norm; this rollout is made and learnt from with what is known now, so that
+        # the first ratio is 1.
         rollout.clear()
+        known = copy.deepcopy(norm)
         while not rollout.is_full:
             with torch.no_grad():
-                policy, value = agent(norm(obs))
+                policy, value = agent(known(obs))
                 action = policy.sample()
                 log_prob = policy.log_prob(action)
             step = env.step(action.numpy())
@@ -74,13 +77,13 @@ def train(log_dir: Path, seed: int, total_steps: int) -> dict[str, float]:
             rollout.add_step(obs, action, step, value=value, log_prob=log_prob, **ends)
             obs = step[0]
 
-        # Learn. Observations are stored as they came, and normalised by what is known when they are read.
+        # Learn. Observations are stored as they came.
         with torch.no_grad():
-            _, last_value = agent(norm(obs))
+            _, last_value = agent(known(obs))
         rollout.compute_advantage(last_value, gamma=GAMMA, lam=LAM)
         value_loss = torch.zeros(())
         for batch in rollout.minibatches(BATCH_SIZE, epochs=EPOCHS):
-            policy, value = agent(norm(batch["obs"]))
+            policy, value = agent(known(batch["obs"]))
             advantage = rl.normalize(batch["advantage"])
             ratio = (policy.log_prob(batch["action"]) - batch["log_prob"]).exp()
             policy_loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage).mean()
@@ -93,6 +96,8 @@ def train(log_dir: Path, seed: int, total_steps: int) -> dict[str, float]:
         # Log.
         for name, number in stats.summary().items():
             writer.add_scalar(f"episode/{name}", number, stats.num_steps)
+        explained = rl.explained_variance(rollout["value"], rollout["return"], mask=rollout["mask"])
+        writer.add_scalar("explained_variance", explained.item(), stats.num_steps)
         writer.add_scalar("loss/value", value_loss.item(), stats.num_steps)
     env.close()
     writer.close()

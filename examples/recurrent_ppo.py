@@ -123,7 +123,7 @@ def train(seed: int, total_steps: int, *, memory: bool) -> list[tuple[int, float
 
         # Judge.
         rollout.compute_advantage(act(agent, obs, state)[1], gamma=settings.gamma, lam=settings.lam)
-        rollout.attach(scaled=rl.normalize(rollout["advantage"], rollout["mask"]))
+        rollout.attach(scaled=rl.normalize(rollout["advantage"], mask=rollout["mask"]))
 
         # Learn.
         optimizer.param_groups[0]["lr"] = settings.learning_rate * max(1.0 - num_steps / total_steps, 0.05)

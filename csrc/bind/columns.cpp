@@ -33,7 +33,7 @@ public:
     Columns(const Columns&) = delete;
 
     // Write one row of the columns `which` (None: all). Returns -1, or the position of the first leaf that is no exact
-    // fit; then nothing has been written.
+    // fit; then nothing has been written, or if numbers are too large, some of the row.
     int64_t write(int64_t row, nb::tuple leaves, nb::handle which) {
         const auto count = static_cast<int64_t>(leaves.size());
         check(row, count, which);
@@ -50,7 +50,8 @@ public:
             bytes += writes_[static_cast<size_t>(i)].bytes;
         }
         MaybeReleased released(bytes);
-        for (int64_t i = 0; i < count; ++i) writes_[static_cast<size_t>(i)].run();
+        for (int64_t i = 0; i < count; ++i)
+            if (!writes_[static_cast<size_t>(i)].run()) return i;
         return -1;
     }
 

@@ -68,19 +68,19 @@ struct ColumnWrite {
         if (array.dtype == column.dtype) kind = array.dtype == kBool ? kFlags : kCopy;
         else if (array.dtype == kFloat64 && column.dtype == kFloat32) kind = kNarrow;
         else return false;
-        return kind != kNarrow || fit_floats(reinterpret_cast<const double*>(source), elements);
+        return true;
     }
 
-    void run() const noexcept {
+    // False if a finite number became infinite: then the row is no row.
+    bool run() const noexcept {
         switch (kind) {
             case kZeros: std::memset(target, 0, static_cast<size_t>(bytes)); break;
             case kCopy: copy_block(target, source, bytes); break;
             case kFlags: as_flags(target, source, bytes); break;
             case kNumber: std::memcpy(target, number, static_cast<size_t>(bytes)); break;
-            case kNarrow:
-                narrow(reinterpret_cast<float*>(target), reinterpret_cast<const double*>(source), elements);
-                break;
+            case kNarrow: return narrow(reinterpret_cast<float*>(target), reinterpret_cast<const double*>(source), elements);
         }
+        return true;
     }
 };
 

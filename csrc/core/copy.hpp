@@ -51,15 +51,32 @@ inline void as_flags(char* out, const char* in, int64_t count) noexcept {
 // Whether a finite number rounds to an infinite float.
 inline bool overflows(double x) noexcept { return std::fabs(x) >= 0x1.ffffffp127 && std::fabs(x) <= DBL_MAX; }
 
-// Whether no number overflows when it is narrowed.
-inline bool fit_floats(const double* in, int64_t count) noexcept {
-    int bad = 0;
-    for (int64_t i = 0; i < count; ++i) bad |= overflows(in[i]);
-    return !bad;
-}
-
-inline void narrow(float* out, const double* in, int64_t count) noexcept {
-    for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(in[i]);
+// Cast numbers to floats. False if a finite one became infinite. The largest one is found on the way, which costs nothing.
+inline bool narrow(float* out, const double* in, int64_t count) noexcept {
+    int64_t i = 0;
+    float largest = 0;
+#ifdef RELIVE_STREAMS
+    const __m128 positive = _mm_castsi128_ps(_mm_set1_epi32(0x7fffffff));
+    __m128 most[2] = {_mm_setzero_ps(), _mm_setzero_ps()};  // two, which need not wait for each other
+    for (; i + 8 <= count; i += 8)
+        for (int half = 0; half < 2; ++half) {
+            const double* from = in + i + 4 * half;
+            const __m128 four = _mm_movelh_ps(_mm_cvtpd_ps(_mm_loadu_pd(from)), _mm_cvtpd_ps(_mm_loadu_pd(from + 2)));
+            _mm_storeu_ps(out + i + 4 * half, four);
+            most[half] = _mm_max_ps(_mm_and_ps(four, positive), most[half]);  // NaN leaves it as it is
+        }
+    float lanes[4];
+    _mm_storeu_ps(lanes, _mm_max_ps(most[0], most[1]));
+    for (const float lane : lanes) largest = lane > largest ? lane : largest;
+#endif
+    for (; i < count; ++i) {
+        out[i] = static_cast<float>(in[i]);
+        largest = std::fabs(out[i]) > largest ? std::fabs(out[i]) : largest;
+    }
+    if (largest <= FLT_MAX) return true;
+    for (i = 0; i < count; ++i)
+        if (overflows(in[i])) return false;
+    return true;
 }
 
 // Whether every number is finite: of another one the difference from itself is no number.

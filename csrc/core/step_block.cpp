@@ -34,9 +34,8 @@ bool accept(const ArrayView& array, const Leaf& leaf, const LeadingAxes& axes, G
     } else {
         if (array.dtype != kFloat64 || leaf.dtype != kFloat32) return false;
         const int64_t elements = leaf.given_bytes / 4 * axes.steps * axes.envs;
-        if (!fit_floats(array.as<double>(), elements)) return false;
         given.scratch.resize(static_cast<size_t>(elements) * 4);
-        narrow(reinterpret_cast<float*>(given.scratch.data()), array.as<double>(), elements);
+        if (!narrow(reinterpret_cast<float*>(given.scratch.data()), array.as<double>(), elements)) return false;
     }
     given.data = given.scratch.data();
     return true;

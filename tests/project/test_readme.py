@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import relive as rl
+from benchmarks.training import held_bytes
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -68,18 +70,26 @@ def test_the_block_about_processes_shares_a_row() -> None:
     assert run(PROCESSES)["batch"]["next_obs"].tolist() == [[1.0] * 3] * 32
 
 
-@pytest.mark.filterwarnings("default")  # of what Stable-Baselines3 stands on
-@pytest.mark.parametrize(("side", "owner"), [("-", "stable_baselines3"), ("+", "relive.compat.stable_baselines3")])
-def test_both_sides_of_the_one_line_change_train(side: str, owner: str) -> None:
+@pytest.fixture(scope="module")
+def trained_by_sb3() -> dict[str, Any]:
+    """The models of both sides of the one-line change, after it."""
     pytest.importorskip("stable_baselines3")
     (block,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
-    code = "\n".join(line[1:] for line in block.splitlines() if line[:1] in (" ", side))
-    buffer = run(code)["model"].replay_buffer
+    lines = {side: [line[1:] for line in block.splitlines() if line[:1] in (" ", side)] for side in "-+"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # of what Stable-Baselines3 stands on
+        return {side: run("\n".join(code))["model"] for side, code in lines.items()}
+
+
+@pytest.mark.parametrize(("side", "owner"), [("-", "stable_baselines3"), ("+", "relive.compat.stable_baselines3")])
+def test_both_sides_of_the_one_line_change_train(trained_by_sb3: dict[str, Any], side: str, owner: str) -> None:
+    buffer = trained_by_sb3[side].replay_buffer
     assert type(buffer).__module__.startswith(owner)
     assert buffer.size() > 200
 
 
 def test_the_tables_are_those_of_the_kept_results() -> None:
+    pytest.importorskip("stable_baselines3")
     written = runpy.run_path(str(ROOT / "docs" / "front_page.py"))["written"]
     assert written(PAGE) == PAGE, "run python docs/front_page.py"
 
@@ -94,12 +104,9 @@ def test_the_table_of_libraries_counts_the_kept_cases() -> None:
         assert re.findall(r"\d+", row.split("|")[0]) == [str(count) for count in counts], result["name"]
 
 
-def test_the_bytes_beside_stable_baselines3_are_those_of_the_newest_run() -> None:
-    newest = max((ROOT / "benchmarks" / "results").glob("training-*.json"))
-    runs = json.loads(newest.read_text(encoding="utf-8"))["runs"]
-    held = {(run["task"], run["library"]): f"{run['held_bytes']:,}" for run in runs}
-    for task in ("PPO", "DQN", "SAC"):
-        assert f"| {held[task, 'Stable-Baselines3']} → {held[task, 'relive']} |" in PAGE, task
+def test_the_bytes_beside_stable_baselines3_are_those_of_the_code_above_them(trained_by_sb3: dict[str, Any]) -> None:
+    theirs, ours = (f"{held_bytes(trained_by_sb3[side].replay_buffer):,}" for side in "-+")
+    assert f"| the DQN above: 50,000 transitions of CartPole | {theirs} | {ours} |" in PAGE
 
 
 def test_nobody_is_told_to_install_a_package_that_is_not_published() -> None:

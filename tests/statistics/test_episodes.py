@@ -349,17 +349,14 @@ def talkative(scripts: list[Script], mode: AutoresetMode, vector: Any = SyncVect
 SCRIPTS: list[Script] = [((3, "terminated"), (2, "truncated")), ((1, "truncated"), (4, "both")), ((5, "terminated"),)]
 
 
-def buffers(envs: Any, stats: rl.EpisodeStats, **options: Any) -> list[Any]:
-    return [
-        rl.RolloutBuffer.for_env(envs, 60, stats=stats, **options),
-        rl.ReplayBuffer.for_env(envs, 30, stats=stats, **options),
-    ]
+def made(which: int, envs: Any, stats: rl.EpisodeStats) -> Any:
+    return (rl.RolloutBuffer.for_env, rl.ReplayBuffer.for_env)[which](envs, 60, stats=stats)
 
 
 def watched(envs: Any, which: int, episodes: int) -> list[dict[str, Any]]:
     """What the statistics of a buffer say of the first episodes of each environment."""
     stats = rl.EpisodeStats(envs.num_envs, window=1000, metrics=("score",), reasons=("goal",))
-    buffer = buffers(envs, stats)[which]
+    buffer = made(which, envs, stats)
     obs, _ = envs.reset(seed=0)
     for _ in range(60):
         action = np.zeros(envs.num_envs, np.int64)
@@ -396,7 +393,7 @@ class TestBuffers:
     def test_one_environment_without_an_axis(self, which: int) -> None:
         world = Talkative(Scripted(2, ((3, "terminated"), (2, "truncated"))))
         stats = rl.EpisodeStats(None, metrics=("score",), reasons=("goal",))
-        buffer = buffers(world, stats)[which]
+        buffer = made(which, world, stats)
         obs, _ = world.reset()
         for _ in range(5):
             step = world.step(0)
@@ -428,10 +425,11 @@ class TestBuffers:
         stats = rl.EpisodeStats(2, metrics=("force",), reasons=("fall",))
         extra = {"force": (), "fall": rl.Field((), torch.bool)}
         rollout = rl.RolloutBuffer(4, 2, obs=1, action=(), extra=extra, stats=stats)
-        replay = rl.ReplayBuffer(8, obs=1, action=(), num_envs=2, extra=extra, stats=stats)
         obs, fields = np.zeros((2, 1)), {"force": [0.5, 0.25], "fall": end(1)}
         rollout.add(obs, [0, 0], [1, 1], end(), end(), **fields)
         rollout.add(obs, [0, 0], [1, 1], end(0, 1), end(), **fields)
+        del rollout
+        replay = rl.ReplayBuffer(8, obs=1, action=(), num_envs=2, extra=extra, stats=stats)
         replay.add(obs, [0, 0], [1, 1], end(1), end(), obs + 1, **fields)
         assert stats.episodes()["force"].tolist() == [1.0, 0.5, 0.25]
         assert stats.episodes()["fall"].tolist() == [False, True, True]
@@ -474,9 +472,10 @@ class TestBuffers:
     def test_rewards_of_several_agents_are_added_up(self, backend: str) -> None:
         stats = rl.EpisodeStats(2)
         rollout = rl.RolloutBuffer(4, 2, obs=1, action=(), reward=(3,), value=(3,), stats=stats)
-        replay = rl.ReplayBuffer(8, obs=1, action=(), num_envs=2, reward=(3,), stats=stats)
         obs, reward = np.zeros((2, 1)), np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
         rollout.add(obs, [0, 0], reward, end(), end())
+        del rollout
+        replay = rl.ReplayBuffer(8, obs=1, action=(), num_envs=2, reward=(3,), stats=stats)
         replay.add(obs, [0, 0], reward, end(0, 1), end(), obs + 1)
         assert stats.episodes()["return"].tolist() == [12.0, 30.0]
         alone = rl.EpisodeStats(None)
@@ -488,9 +487,10 @@ class TestBuffers:
         agents = {"fox": rl.Field((), torch.bfloat16), "hare": (), "hounds": rl.Field(2, torch.float16)}
         stats, norm = rl.EpisodeStats(2), rl.RunningNorm(1)
         rollout = rl.RolloutBuffer(4, 2, obs=1, action=(), reward=agents, stats=stats, norm={"obs": norm})
-        replay = rl.ReplayBuffer(8, obs=1, action=(), num_envs=2, reward=agents, stats=stats)
         obs, reward = np.zeros((2, 1)), {"fox": [1, 2], "hare": [0.5, 0.25], "hounds": [[6e4, 6e4], [0, 1]]}
         rollout.add(obs, [0, 0], reward, end(), end())
+        del rollout
+        replay = rl.ReplayBuffer(8, obs=1, action=(), num_envs=2, reward=agents, stats=stats)
         replay.add(obs, [0, 0], reward, end(0, 1), end(), obs + 1)
         assert stats.episodes()["return"].tolist() == [240_003.0, 6.5]
         assert norm.count == 2
@@ -538,14 +538,15 @@ class TestBuffers:
 
     def test_an_info_that_does_not_fit_leaves_buffer_and_statistics_as_they_were(self) -> None:
         envs = talkative(SCRIPTS, AutoresetMode.SAME_STEP)
-        stats = rl.EpisodeStats(3, metrics=("score",))
         obs = np.zeros((3, 3), np.float32)
-        for buffer in buffers(envs, stats):
+        for which in (0, 1):
+            stats = rl.EpisodeStats(3, metrics=("score",))
+            buffer = made(which, envs, stats)
             step = (obs + 1, np.ones(3), end(n=3), end(n=3), {"score": np.ones((3, 2))})
             with pytest.raises(rl.SchemaError, match=r"info\['score'\]: expected shape \(3,\)"):
                 buffer.add_step(obs, np.zeros(3, np.int64), step)
             assert len(buffer) == 0
-        assert stats.num_steps == 0
+            assert stats.num_steps == 0
         envs.close()
 
     def test_a_rollout_whose_memory_was_moved_is_still_counted(self) -> None:

@@ -69,6 +69,9 @@ def damage_named(where: str, expected: str) -> Iterator[None]:
         yield
     except (SchemaError, ImportError):
         raise
+    except FileNotFoundError as error:
+        got = f"no file {error.filename or where}"
+        raise SchemaError(explain(where, expected, got, "Check the path, and that the dataset is complete.")) from error
     except Exception as error:
         raise SchemaError(explain(where, expected, f"{type(error).__name__}: {error}", "Copy it again.")) from error
 

@@ -113,15 +113,16 @@ class DeclaredMode:
 
     def __init__(self, mode: AutoresetMode | None) -> None:
         self._mode = mode
-        self._is_watching = mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)
+        self.is_watching = mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)
 
     def look_at(self, step: Any) -> None:
-        """Look at the info of a step before it is stored."""
-        if not self._is_watching or not isinstance(step, tuple) or len(step) != 5 or not isinstance(step[4], Mapping):
+        """Look at the info of a step before it is stored, while `is_watching`."""
+        info = step[4] if type(step) is tuple and len(step) == 5 else None
+        if not info or not isinstance(info, dict):
             return
-        key = next((key for key in FINAL_KEYS if key in step[4]), None)
+        key = next((key for key in FINAL_KEYS if key in info), None)
         if key is not None and self._mode is not None:
-            self._is_watching = False
+            self.is_watching = False
             remedy = (
                 "The environment resets in the step that ends an episode: declare autoreset=SAME_STEP, or first steps "
                 "of episodes are lost (NEXT_STEP) and reset observations are taken for final ones (DISABLED)."

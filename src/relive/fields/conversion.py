@@ -118,6 +118,8 @@ def _from_torch(where: str, tensor: torch.Tensor, device: torch.device) -> torch
 def _from_host(where: str, value: Any) -> torch.Tensor:
     if type(value) is np.ndarray and value.dtype in _COMMON and value.flags.carray:  # in order, aligned, writeable
         return torch.from_numpy(value)
+    if isinstance(value, Mapping):
+        raise SchemaError(explain(where, "one value", f"a dict of {', '.join(map(str, value))}", _of_dict(where)))
     try:
         array = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else np.asarray(value)
     except Exception as error:
@@ -136,6 +138,15 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
     if odd or not array.flags.writeable or not array.flags.c_contiguous:
         array = array.copy(order="C")
     return torch.from_numpy(array)
+
+
+def _of_dict(where: str) -> str:
+    if where in ("terminated", "truncated"):
+        return (
+            f"{where} is the environment's: pass one flag, and keep which agents are alive in the observation or an "
+            "extra field."
+        )
+    return "Declare the field as a dict of these names."
 
 
 def env_numbers(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:

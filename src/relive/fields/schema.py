@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, cast
 
@@ -387,8 +387,9 @@ def _flatten(where: str, tree: Tree, value: Any) -> Iterable[Any]:
         yield from _flatten(f"{where}.{key}", child, parts[key])
 
 
-def refuse_reserved(extra: Mapping[str, object], reserved: Iterable[str]) -> None:
+def refuse_reserved(extra: Mapping[str, object], reserved: Collection[str]) -> None:
     """Raise if an extra field has a name that the buffer itself uses."""
     for name in extra:
         if name in reserved:
-            raise SchemaError(explain("extra", "names that are not reserved", repr(name), "Rename the field."))
+            expected = f"other names than {', '.join(sorted(reserved))}, which are reserved"
+            raise SchemaError(explain("extra", expected, repr(name), "Rename the field."))

@@ -70,6 +70,12 @@ _REMEDIES: Mapping[str, Mapping[str, str]] = {
 }
 """Keywords that have no counterpart here, by class, each with what to do instead."""
 
+_OF_SB3: Mapping[str, set[str]] = {
+    "ReplayBuffer": {"n_envs", "optimize_memory_usage"},
+    "RolloutBuffer": {"n_envs", "gae_lambda"},
+}
+"""Keywords that Stable-Baselines3's algorithms make their buffers with, by class."""
+
 _DONE = "terminated and truncated: a time limit is not a failure"
 _DONES = ("done", "dones", "episode_end", "is_done", "ended")
 _ADD = ("push", "store", "append", "put", "insert", "store_transition", "add_transition", "add_transitions", "remember")
@@ -123,6 +129,10 @@ def suggests_keywords(function: Callable[P, T]) -> Callable[P, T]:
                 raise
             ours = tuple(name for name in parameters if name not in ("self", "cls"))
             message = _answer(where, unknown, kwargs[unknown], ours)
+            if kwargs.keys() >= _OF_SB3.get(where, {None}):
+                argument = f"{where.removesuffix('Buffer').lower()}_buffer_class"
+                remedy = f"Pass {argument}=relive.compat.stable_baselines3.{where}."
+                message = explain(argument, "a buffer of Stable-Baselines3", f"relive's own {where}", remedy)
         raise TypeError(message)
 
     return call

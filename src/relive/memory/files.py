@@ -44,6 +44,9 @@ def unreadable(where: str, error: OSError) -> CheckpointError:
     if error.errno in _MOMENTARY:
         remedy = "Nothing is known to be wrong with the file: close other files or free memory, and try again."
         return CheckpointError(explain(where, "a file that can be opened now", error, remedy))
+    if isinstance(error, FileNotFoundError):
+        remedy = "It was deleted, or left out of a copy: copy the whole folder again, or load an older checkpoint."
+        return CorruptCheckpoint(explain(where, "a file", "none of this name", remedy))
     return CorruptCheckpoint(explain(where, "a file that can be read", error, "Copy it again."))
 
 

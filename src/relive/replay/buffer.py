@@ -210,7 +210,8 @@ class ReplayBuffer(Portable):
         """
         if self.storage.warning is not None:
             self._issue_warning()
-        self._declared.look_at(step)
+        if self._declared.is_watching:
+            self._declared.look_at(step)
         with self._lock:
             envs, mode = self._given.envs(env_ids), self.autoreset
             leaves, nexts, info = self._given.gymnasium_step(obs, action, step, extra, mode, envs)

@@ -74,4 +74,6 @@ class RowStore:
 def never_issued(ids: torch.Tensor, place: int) -> IndexError:
     """What to say of an id that no row has ever had."""
     remedy = "Pass ids from batch['index']."
+    if int(ids[place]) == -1:
+        remedy = "-1 pads batch['step_index']: pass it in its shape [B, L], or select by batch['mask']."
     return IndexError(explain(f"index[{place}]", "the id of a stored transition", int(ids[place]), remedy))

@@ -33,7 +33,7 @@ from relive.rollout.continuity import Continuity, ReusedMemory
 from relive.rollout.description import arguments_of, config_of
 from relive.rollout.episode_flags import EpisodeFlags, Found
 from relive.rollout.recurrent import Mode, check_layout, cuts_of, moved_sequences, sequences_of
-from relive.rollout.storage import Storage, absence_of
+from relive.rollout.storage import COMPUTED, Storage, absence_of, uncomputed
 from relive.statistics.episodes import EpisodeStats
 from relive.statistics.norm import Norms, RunningNorm
 from relive.statistics.observers import Observers
@@ -100,6 +100,7 @@ class RolloutBuffer(Portable):
         self._flags = EpisodeFlags(self._storage, self.autoreset, self._observers)
         self._advantages = Advantages(self._storage, self._flags)
         self._declared = DeclaredMode(self.autoreset)
+        self._looked_at = (0, num_steps - 1)
         self._continuity = Continuity(schema, self._storage.num_envs, self.autoreset)
         self._memory_of_obs = ReusedMemory()
         self._empty()
@@ -166,10 +167,12 @@ class RolloutBuffer(Portable):
             if row == self.num_steps:
                 raise _full(row)
             refuse_reused_obs(self._schema, obs, next_obs)
-            self._declared.look_at(unpacked)
-            message = self._continuity.message(row, self.num_steps - 1, obs, unpacked)
-            if message is not None:
-                warn_user(message)
+            if self._declared.is_watching:
+                self._declared.look_at(unpacked)
+            if row in self._looked_at or self._continuity.is_watching:
+                message = self._continuity.message(row, self.num_steps - 1, obs, unpacked)
+                if message is not None:
+                    warn_user(message)
             measured = self._observers.measured(info, storage.lead, self.autoreset)
             found = self._flags.of_step(row, unpacked)
             try:
@@ -536,4 +539,6 @@ def _unknown(name: str | Path, data: lazy.TensorDict, absent: frozenset[str]) ->
     first = name if isinstance(name, str) else name[0]
     if first in absent:
         return absence_of(first)
+    if first in COMPUTED:
+        return uncomputed(first)
     return explain("rollout", f"one of {', '.join(map(str, data.keys()))}", repr(name), "See rollout.data.")

@@ -36,7 +36,8 @@ class Continuity:
         self._led_to: list[np.ndarray] | None = None
         self._ended: Any = None
         self._followed = self._cut = 0
-        self._is_watching = True
+        self.is_watching = True
+        """The first steps are all looked at."""
         self._may_restart = True
 
     def forget(self) -> None:
@@ -46,15 +47,15 @@ class Continuity:
     def message(self, row: int, last: int, obs: Any, step: tuple[Any, ...]) -> str | None:
         """Look at the step that becomes row `row` of rows 0 to `last`; returns a warning that was not given yet."""
         is_first = row == 0 and self._may_restart
-        if not (self._is_watching or is_first or row == last):
+        if not (self.is_watching or is_first or row == last):
             return None
         before, ended, self._led_to = self._led_to, self._ended, None
         found = None
-        if before is not None and (self._is_watching or is_first) and obs is not None:
+        if before is not None and (self.is_watching or is_first) and obs is not None:
             starts = self._arrays(obs)
             if starts is not None:
                 found = self._compared(is_first, starts, before, ended)
-        if self._is_watching or row == last:
+        if self.is_watching or row == last:
             self._keep(step)
         return found
 
@@ -81,11 +82,11 @@ class Continuity:
         if is_first and apart and 2 * self._cut <= self._followed:
             self._may_restart = False
             return _restarted(apart, self._num_envs)
-        if self._is_watching and not is_first:
+        if self.is_watching and not is_first:
             self._followed += int((~ended).sum())
             self._cut += apart
             if self._followed >= FEWEST_STEPS:
-                self._is_watching = False
+                self.is_watching = False
                 return _cut(self._cut, self._followed) if 2 * self._cut > self._followed else None
         return None
 

@@ -252,6 +252,8 @@ class Storage:
         for path in chosen or ():
             if path[0] in self.absent:
                 raise SchemaError(absence_of(path[0]))
+            if path[0] in COMPUTED and path not in leaves and not any(leaf[0] == path[0] for leaf in leaves):
+                raise SchemaError(uncomputed(path[0]))
         return selected_leaves(leaves, chosen)
 
     def rows_reader(self, fields: Iterable[str | Path] | None) -> tuple[dict[Path, torch.Tensor], Following[Reader]]:
@@ -386,6 +388,16 @@ def absence_of(name: str) -> str:
     """What an error says of an optional field that is not there."""
     remedy = f"Pass {name}= to every add, or attach({name}=…) afterwards."
     return explain(name, "a field that the steps gave", "none", remedy)
+
+
+COMPUTED = ("advantage", "return")
+"""What `compute_advantage` attaches."""
+
+
+def uncomputed(name: str) -> str:
+    """What an error says of a field that `compute_advantage` has not attached yet."""
+    remedy = "Call compute_advantage(last_value) first; adding another step, and clear(), forget what it attached."
+    return explain(name, "a rollout whose advantages are computed", "none", remedy)
 
 
 def _differs(name: str, first: bool) -> SchemaError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -226,14 +226,14 @@ class EpisodeStats(counting.Counted):
         with counting.lock:
             total, finished = float(self.num_episodes), self._finished().cpu().numpy()
         if not len(finished):
-            return {"episodes": total}
+            return _Summary(episodes=total)
         columns = dict(zip(self._columns, finished.T, strict=True))
         measured = {name: columns[name] for name in self._sums}
         measured["step_reward"] = columns["return"] / columns["length"]
         measured |= {f"step_{name}": columns[name] / columns["length"] for name in self.metrics}
         moments = {f"{name}_{kind}": float(of(x)) for name, x in measured.items() for kind, of in _MOMENTS.items()}
         rates = {f"{name}_rate": float(columns[name].mean()) for name in ("terminated", *self.reasons)}
-        return {"episodes": total, **moments, **rates, "truncated_rate": 1.0 - rates["terminated_rate"]}
+        return _Summary(episodes=total, **moments, **rates, truncated_rate=1.0 - rates["terminated_rate"])
 
     def _finished(self) -> torch.Tensor:
         """The rows of the window, oldest first."""
@@ -285,6 +285,18 @@ def episodes_of(
 def plan_steps(stats: EpisodeStats, steps: Mapping[str, torch.Tensor], mask: torch.Tensor | None) -> Callable[[], None]:
     """A change that counts steps by torch ops: see `EpisodeStats._plan`."""
     return stats._plan(steps, mask)
+
+
+class _Summary(dict[str, float]):
+    """The numbers of a summary; a number that is not there is a KeyError that says why."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        if self["episodes"]:
+            raise KeyError(
+                explain("summary", f"one of {', '.join(self)}", repr(name), "Declare it in metrics or reasons.")
+            )
+        remedy = 'Look at summary()["episodes"], or use summary().get(name).'
+        raise KeyError(explain(f"summary: {name}", "at least 1 finished episode", 0, remedy))
 
 
 def _names(where: str, names: Iterable[str]) -> tuple[str, ...]:

@@ -49,6 +49,10 @@ class Observers:
         num_envs: int | None,
         device: torch.device,
     ) -> None:
+        if norm is not None and not isinstance(norm, Mapping):
+            given = f"RunningNorm({norm.shape})" if isinstance(norm, RunningNorm) else type(norm).__name__
+            remedy = 'Pass the field that it is of: norm={"obs": rl.RunningNorm(shape)}.'
+            raise SchemaError(explain("norm", "a dict of norms by field", given, remedy))
         self.stats: EpisodeStats | None = stats
         self.norm: dict[str | Path, RunningNorm] = _ByField((norm or {}).items())
         self._num_envs = num_envs
