@@ -71,7 +71,7 @@ def test_the_block_about_processes_shares_a_row() -> None:
 @pytest.mark.filterwarnings("default")  # of what Stable-Baselines3 stands on
 @pytest.mark.parametrize(("side", "owner"), [("-", "stable_baselines3"), ("+", "relive.compat.stable_baselines3")])
 def test_both_sides_of_the_one_line_change_train(side: str, owner: str) -> None:
-    pytest.importorskip("stable_baselines3")
+    pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
     (block,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
     code = "\n".join(line[1:] for line in block.splitlines() if line[:1] in (" ", side))
     buffer = run(code)["model"].replay_buffer
