@@ -65,7 +65,7 @@ def test_the_newest_kept_run_counts_and_local_ones_do_not(tmp_path: Path) -> Non
 
 
 def test_pictures_are_drawn_of_cases_and_of_curves(tmp_path: Path) -> None:
-    imread = pytest.importorskip("matplotlib.image").imread
+    imread = pytest.importorskip("matplotlib.image", reason="needs matplotlib to read pictures").imread
     keep(tmp_path, "replay-2026-01-02T0304.json", run({"uniform": UNIFORM, "prioritized": UNIFORM}))
     points = [
         {"operation": "gae", "library": library, "axis": axis, "size": size, "median_us": us * size}

@@ -91,7 +91,7 @@ def test_signatures_are_the_documented_ones(method: str) -> None:
 @pytest.mark.skipif(find_spec("agilerl") is None, reason="AgileRL is not installed")
 @pytest.mark.parametrize("method", DOCUMENTED)
 def test_signatures_are_those_of_the_library(method: str) -> None:
-    theirs: Any = pytest.importorskip("agilerl.components.rollout_buffer")
+    theirs: Any = pytest.importorskip("agilerl.components.rollout_buffer", reason="AgileRL is not installed")
     assert signature(getattr(RolloutBuffer, method)) == signature(getattr(theirs.RolloutBuffer, method))
 
 

@@ -47,7 +47,7 @@ def test_signatures_are_the_librarys(kind: type, method: str) -> None:
 @pytest.mark.skipif(find_spec("agilerl") is None, reason="AgileRL is not installed")
 @pytest.mark.parametrize(("kind", "method"), SIGNATURES, ids=str)
 def test_signatures_are_those_of_the_installed_library(kind: type, method: str) -> None:
-    theirs: Any = pytest.importorskip("agilerl.components.replay_buffer")
+    theirs: Any = pytest.importorskip("agilerl.components.replay_buffer", reason="AgileRL is not installed")
     assert signature(getattr(kind, method)) == signature(getattr(getattr(theirs, kind.__name__), method))
 
 

@@ -491,7 +491,7 @@ class TestGuide:
 
 class TestReleases:
     def test_signatures_are_those_of_the_installed_library(self) -> None:
-        theirs = pytest.importorskip("embodichain.learning.rl.buffer")
+        theirs = pytest.importorskip("embodichain.learning.rl.buffer", reason="EmbodiChain is not installed")
         for name in ("RolloutBuffer", "iterate_minibatches", "transition_view"):
             expected = list(inspect.signature(getattr(theirs, name)).parameters)
             assert list(inspect.signature(getattr(embodichain, name)).parameters)[: len(expected)] == expected

@@ -172,8 +172,7 @@ INSTALLED = ["rsl_rl", "stable_baselines3", "sb3_contrib", "agilerl", "embodicha
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_the_version_that_is_tested_here_has_the_arguments_of_ours(name: str) -> None:
-    reason = f"{name} is not installed"
-    pytest.importorskip(name, reason=reason)
+    pytest.importorskip(name, reason=f"{name} is not installed")
     found = list(patching.replacements(name))
     assert found
     assert [told for each in found for told in patching.differences(*each)] == []
@@ -182,7 +181,8 @@ def test_the_version_that_is_tested_here_has_the_arguments_of_ours(name: str) ->
 class TestStableBaselines3:
     @pytest.mark.parametrize("name", ["PPO", "A2C", "DQN", "SAC"])
     def test_its_algorithms_choose_ours(self, name: str, tmp_path: Path) -> None:
-        sb3, ours = (pytest.importorskip(root) for root in ("stable_baselines3", "relive.compat.stable_baselines3"))
+        sb3: Any = pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
+        ours = imported("relive.compat.stable_baselines3")
         algorithm = getattr(sb3, name)
         off_policy: dict[str, Any] = {"learning_starts": 10, "buffer_size": 100}
         options = {"PPO": {"n_steps": 64}, "A2C": {}}.get(name, off_policy)
@@ -197,13 +197,14 @@ class TestStableBaselines3:
         assert type(again.rollout_buffer if name in ("PPO", "A2C") else again.replay_buffer) is kind
 
     def test_hindsight_is_ours_where_it_is_imported_afterwards(self) -> None:
-        pytest.importorskip("stable_baselines3")
+        pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
         with patch("stable_baselines3"):
             found = imported("stable_baselines3").HerReplayBuffer
         assert found is imported("relive.compat.stable_baselines3").HerReplayBuffer
 
     def test_contrib_is_patched_with_it_and_both_are_undone_when_nobody_needs_them(self) -> None:
-        contrib, ours = (pytest.importorskip(root) for root in ("sb3_contrib", "relive.compat.sb3_contrib"))
+        contrib: Any = pytest.importorskip("sb3_contrib", reason="sb3-contrib is not installed")
+        ours = imported("relive.compat.sb3_contrib")
         chosen: ModuleType = imported("stable_baselines3.common.on_policy_algorithm")
         patch("stable_baselines3")
         patch("sb3_contrib")
@@ -217,7 +218,7 @@ class TestStableBaselines3:
 
 
 def test_rsl_rl_makes_our_storage_and_pickles_name_ours() -> None:
-    theirs: Any = pytest.importorskip("rsl_rl.algorithms.ppo")
+    theirs: Any = pytest.importorskip("rsl_rl.algorithms.ppo", reason="rsl_rl is not installed")
     ours = imported("relive.compat.rsl_rl.storage").RolloutStorage
     with patch("rsl_rl"):
         assert theirs.RolloutStorage is ours

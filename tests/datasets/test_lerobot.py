@@ -92,7 +92,7 @@ def test_a_caller_without_tasks_says_so() -> None:
 
 
 def test_several_files_are_one_dataset(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet = pytest.importorskip("pyarrow.parquet", reason='needs pyarrow: pip install ".[lerobot]"')
     shutil.copytree(SAMPLE, tmp_path / "set")
     file = tmp_path / "set/data/chunk-000/file-000.parquet"
     table = parquet.read_table(file)

@@ -106,7 +106,7 @@ def test_both_formats_of_zarr(zarr_format: int, options: Any, suffix: str, tmp_p
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4", "zlib", "gzip", "blosc"])
 def test_every_compressor_of_format_2(codec: str, tmp_path: Path) -> None:
-    numcodecs = pytest.importorskip("numcodecs")
+    numcodecs = pytest.importorskip("numcodecs", reason='needs zarr: pip install ".[zarr]"')
     written_by_zarr(tmp_path / "s.zarr", 2, compressors=numcodecs.get_codec({"id": codec}))
     assert len(from_zarr(tmp_path / "s.zarr")) == 10
 

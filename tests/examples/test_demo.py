@@ -27,7 +27,7 @@ def small_demo(tmp_path: Path) -> list[str]:
 def test_demo_tells_the_story_and_trains_until_the_bound(
     small_demo: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib to draw")
     assert main(small_demo) == 1
     text = capsys.readouterr().out
     assert "one learns -8 from a step that never happened" in text

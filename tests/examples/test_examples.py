@@ -51,7 +51,7 @@ def test_ppo_learns_pendulum(autoreset: str) -> None:
 
 @pytest.mark.thorough
 def test_ppo_as_a_command_saves_its_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib to draw")
     picture = tmp_path / "curves" / "cartpole.png"
     command = [sys.executable, "-W", "error", str(EXAMPLES / "ppo.py"), "--total-steps", "1000", "--plot", str(picture)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

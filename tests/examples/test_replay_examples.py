@@ -57,7 +57,7 @@ def test_an_example_as_a_command_saves_its_picture(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib to draw")
     picture = tmp_path / "curves" / f"{name}.png"
     command(monkeypatch, name, "--total-steps", steps, "--plot", picture)
     assert "mean return of the last" in capsys.readouterr().out
@@ -68,7 +68,7 @@ def test_an_example_as_a_command_saves_its_picture(
 def test_fast_td3_runs_as_a_command_and_saves_its_picture(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib to draw")
     picture = tmp_path / "darts.png"
     with rl.kernels.force("torch") if backend == "torch" else nullcontext():
         command(monkeypatch, "fast_td3", "--num-envs", 64, "--total-steps", 40, "--device", "cpu", "--plot", picture)
@@ -128,7 +128,7 @@ def test_r2d2_runs_as_a_command(
     arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if "--plot" in arguments:
-        pytest.importorskip("matplotlib")
+        pytest.importorskip("matplotlib", reason="needs matplotlib to draw")
     monkeypatch.chdir(tmp_path)
     command(monkeypatch, "r2d2", "--total-steps", 1700, *arguments)
     said = capsys.readouterr().out
@@ -181,7 +181,7 @@ def test_her_runs_as_a_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if arguments and arguments[-1].endswith(".png"):
-        pytest.importorskip("matplotlib")
+        pytest.importorskip("matplotlib", reason="needs matplotlib to draw")
     monkeypatch.chdir(tmp_path)
     command(monkeypatch, "her", "--total-steps", 1100, "--num-bits", 4, *arguments)
     said = capsys.readouterr().out
@@ -240,7 +240,7 @@ def test_acting_and_learning_in_two_processes_runs_as_a_command(tmp_path: Path) 
 def test_latent_states_are_written_back_and_the_command_saves_its_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib to draw")
     command(monkeypatch, "latent_replay", "--updates", 100, "--plot", tmp_path / "latent.png")
     said = capsys.readouterr().out
     assert said.count("100 updates   error of the foreseen speed") == 2

@@ -73,7 +73,7 @@ def test_the_block_about_processes_shares_a_row() -> None:
 @pytest.fixture(scope="module")
 def trained_by_sb3() -> dict[str, Any]:
     """The models of both sides of the one-line change, after it."""
-    pytest.importorskip("stable_baselines3")
+    pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
     (block,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
     lines = {side: [line[1:] for line in block.splitlines() if line[:1] in (" ", side)] for side in "-+"}
     with warnings.catch_warnings():
@@ -89,7 +89,7 @@ def test_both_sides_of_the_one_line_change_train(trained_by_sb3: dict[str, Any],
 
 
 def test_the_tables_are_those_of_the_kept_results() -> None:
-    pytest.importorskip("stable_baselines3")
+    pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
     written = runpy.run_path(str(ROOT / "docs" / "front_page.py"))["written"]
     assert written(PAGE) == PAGE, "run python docs/front_page.py"
 

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from relive.compat.views import is_tree
 from relive.errors import SchemaError, explain
 from relive.estimators import gae
-from relive.fields.checks import nonempty, same_shape
+from relive.fields.checks import nonempty
 from relive.fields.conversion import convert, misaligned_error
 from relive.fields.schema import Field
 from relive.kernels.row_writer import RowWriter, row_writer
@@ -92,6 +93,9 @@ class Stepped:
     @step.setter
     def step(self, step: int) -> None:
         self._rows.step = step
+
+    def _memory_of(self, field: str) -> Any:
+        return self._rows.view(field)
 
 
 class StepRows:
@@ -208,11 +212,11 @@ class StepRows:
         missing = self.num_steps - len(score)
         return torch.cat([score, score.new_zeros(missing, *score.shape[1:])]) if missing else score
 
-    def scored(self, name: str) -> Any:
-        """A score that can be read and written at any time: zeros before it was computed."""
-        if name not in self.scores:
-            self.scores[name] = self._zeros()
-        return self.scores[name]
+    def view(self, field: str) -> Any:
+        """The memory of a field, or None; scores can be read and written at any time and are zeros at first."""
+        if field in SCORES and field not in self.scores:
+            self.scores[field] = self._zeros()
+        return self.scores[field] if field in SCORES else self.tensors.get(field)
 
     @torch.inference_mode(False)
     def _zeros(self) -> Any:
@@ -245,41 +249,6 @@ class StepRows:
         self._fill(state)
 
 
-class Column:
-    """An attribute `[T, N, …]` of a buffer with `_rows` that is the memory itself. Assigning to it writes into it."""
-
-    def __init__(self, field: str) -> None:
-        self._field = field
-
-    def __get__(self, buffer: Any, owner: type) -> Any:
-        if buffer is None:
-            return self
-        rows: StepRows = buffer._rows
-        return rows.scored(self._field) if self._field in SCORES else rows.tensors.get(self._field)
-
-    def __set__(self, buffer: Any, value: Any) -> None:
-        assign(self._field, self.__get__(buffer, type(buffer)), value)
-
-
-def assign(where: str, place: Any, value: Any) -> None:
-    """Write a value into memory of its form; of a tensor that is this memory nothing is left to do."""
-    if value is place:
-        return
-    if place is None:
-        raise SchemaError(explain(where, "a field of this buffer", "an undeclared field", "Declare the field."))
-    if is_tree(place):
-        for key in value.keys():
-            if key not in place.keys():
-                raise SchemaError(explain(where, f"the keys {sorted(place.keys())}", key, "Declare the key."))
-            assign(f"{where}.{key}", place[key], value[key])
-        return
-    given = torch.as_tensor(value, device=place.device)
-    same_shape(where, given, place.shape, "Assign a tensor of the expected shape.")
-    if given.dtype.is_floating_point and not place.dtype.is_floating_point:
-        raise SchemaError(explain(where, place.dtype, given.dtype, "Convert it."))
-    place.copy_(given.detach())
-
-
 def fitted(name: str, value: Any, place: torch.Tensor) -> torch.Tensor:
     """`value` as a tensor that `place` [N, …] takes as it is; errors name both shapes.
 
@@ -297,14 +266,6 @@ def _core_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape without the axes of length one in front."""
     first = next((i for i, size in enumerate(shape) if size != 1), len(shape))
     return tuple(shape[first:])
-
-
-_TREES = (dict, TensorDict, Mapping)  # an abstract class last: to ask it takes as long as the copy of a small step
-
-
-def is_tree(value: Any) -> bool:
-    """Whether this is a dict or TensorDict."""
-    return isinstance(value, _TREES)
 
 
 def named_leaves(name: str, tree: Any) -> list[tuple[str, torch.Tensor]]:

@@ -8,7 +8,7 @@ import torch
 from tests.kernels.triton.interpreter import in_every_order, orders, programs_in_order
 
 triton = pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
-tl = pytest.importorskip("triton.language")
+tl = pytest.importorskip("triton.language", reason="needs Triton: pip install 'relive[triton]'")
 
 
 @triton.jit

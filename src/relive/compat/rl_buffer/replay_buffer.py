@@ -19,24 +19,11 @@ from relive.compat.rl_buffer.transitions import (
     maker,
     renamed,
 )
-from relive.compat.step_rows import assign
+from relive.compat.views import MemoryView
 from relive.errors import explain
 from relive.replay.buffer import ReplayBuffer as _Replay
 
 __all__ = ["ReplayBatch", "ReplayBuffer"]
-
-
-class Stored:
-    """An attribute `[buffer_size, num_envs, …]` of the transitions' memory. Assigning to it writes into it."""
-
-    def __init__(self, field: str) -> None:
-        self._field = field
-
-    def __get__(self, buffer: Any, owner: type) -> Any:
-        return self if buffer is None else buffer._transitions.memory[self._field]
-
-    def __set__(self, buffer: Any, value: Any) -> None:
-        assign(self._field, self.__get__(buffer, type(buffer)), value)
 
 
 class ShownMemory:
@@ -44,12 +31,15 @@ class ShownMemory:
 
     _transitions: Any
 
-    _observations = Stored("obs")
-    _actions = Stored("action")
-    _rewards = Stored("reward")
-    _dones = Stored("terminated")
-    _truncateds = Stored("truncated")
-    _next_observations = Stored("next_obs")
+    _observations = MemoryView("obs")
+    _actions = MemoryView("action")
+    _rewards = MemoryView("reward")
+    _dones = MemoryView("terminated")
+    _truncateds = MemoryView("truncated")
+    _next_observations = MemoryView("next_obs")
+
+    def _memory_of(self, field: str) -> Any:
+        return self._transitions.memory[field]
 
     @property
     def core(self) -> _Replay:

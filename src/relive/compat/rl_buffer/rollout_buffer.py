@@ -15,7 +15,8 @@ from relive.compat.rl_buffer.base_buffer import CPU, BaseBuffer, ResetStrategy, 
 from relive.compat.rl_buffer.stats_tracker import StatsTracker, on_host
 from relive.compat.rl_buffer.steps import declared, flags, placed
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import Column, StepRows, assign, fitted, named_leaves
+from relive.compat.step_rows import StepRows, fitted, named_leaves
+from relive.compat.views import MemoryView, assign
 from relive.errors import NotReadyError, explain
 from relive.fields.checks import positive
 from relive.rollout.buffer import RolloutBuffer as _Rollout
@@ -171,7 +172,7 @@ class RolloutBuffer(BaseBuffer):
         rows, there = self._rows, self.store_device
         total = rows.step * self.num_envs
         memory = {theirs: rows.flat[ours] for theirs, ours in _STORED.items()}
-        memory |= {theirs: rows.scored(ours).flatten() for theirs, ours in _SCORES.items()}
+        memory |= {theirs: rows.view(ours).flatten() for theirs, ours in _SCORES.items()}
         order = torch.randperm(total, generator=self._random, device=there) if shuffle else None
         for start in range(0, total, batch_size):
             if order is None:
@@ -203,12 +204,15 @@ class RolloutBuffer(BaseBuffer):
             raise NotReadyError(explain(where, "advantages and returns", f"a rollout without {name!r}", remedy))
         return self._rows.scores[name][: self._rows.step]
 
-    _observations = Column("obs")
-    _actions = Column("action")
-    _rewards = Column("reward")
-    _dones = Column("terminated")
-    _values = Column("value")
-    _log_probs = Column("log_prob")
+    _observations = MemoryView("obs")
+    _actions = MemoryView("action")
+    _rewards = MemoryView("reward")
+    _dones = MemoryView("terminated")
+    _values = MemoryView("value")
+    _log_probs = MemoryView("log_prob")
+
+    def _memory_of(self, field: str) -> Any:
+        return self._rows.view(field)
 
     @property
     def _advantages(self) -> torch.Tensor:

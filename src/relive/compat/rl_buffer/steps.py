@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from relive.compat.step_rows import fitted, is_tree
+from relive.compat.step_rows import fitted
+from relive.compat.views import is_tree
 from relive.errors import SchemaError, explain
 from relive.fields.checks import same_keys
 from relive.fields.conversion import overlaps

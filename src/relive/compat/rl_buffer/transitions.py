@@ -13,7 +13,7 @@ import torch
 from relive.compat.rl_buffer.stats_tracker import on_host
 from relive.compat.rl_buffer.steps import flags, placed, refuse_shared
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import is_tree
+from relive.compat.views import is_tree
 from relive.fields.assembly import to_device
 from relive.memory.portable import load_packed_state, packed_state
 from relive.replay.buffer import ReplayBuffer as _Replay

@@ -7,23 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from relive.compat.views import WrittenDict
 from relive.errors import SchemaError, explain
-
-
-def array() -> Any:
-    """An attribute of a buffer, which is read by `buffer._array(name)` and set by `buffer._assign(name, value)`."""
-    return _Array()
-
-
-class _Array:
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, buffer: Any, owner: type | None = None) -> Any:
-        return self if buffer is None else buffer._array(self.name)
-
-    def __set__(self, buffer: Any, value: Any) -> None:
-        buffer._assign(self.name, value)
 
 
 def overwrite(place: Any, value: Any) -> None:
@@ -39,23 +24,11 @@ def overwrite(place: Any, value: Any) -> None:
         place[...] = cast
 
 
-class Arrays(dict[str, Any]):
+class Arrays(WrittenDict):
     """The arrays of a Dict space. What is assigned to a key is written into its array, which stays."""
 
     def __setitem__(self, key: str, value: Any) -> None:
         overwrite(self[key], value)
-
-    def update(self, *others: Any, **named: Any) -> None:
-        """Assign to several keys."""
-        for key, value in dict(*others, **named).items():
-            self[key] = value
-
-    def __ior__(self, others: Any) -> Any:
-        self.update(others)
-        return self
-
-    def __reduce__(self) -> Any:
-        return dict, (dict(self),)
 
 
 class ExchangedArrays(Arrays):

@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tensordict import TensorDict
 
 from relive.compat.seeding import experiment_seed
-from relive.compat.stable_baselines3.arrays import Arrays, array, overwrite
+from relive.compat.stable_baselines3.arrays import Arrays, overwrite
 from relive.compat.stable_baselines3.layout import (
     fields_of,
     given_shapes,
@@ -31,6 +31,7 @@ from relive.compat.stable_baselines3.layout import (
 from relive.compat.stable_baselines3.shared import SharedRows
 from relive.compat.stable_baselines3.stored import NormalisedSteps, StoredRows
 from relive.compat.stable_baselines3.subclasses import overrides
+from relive.compat.views import MemoryView
 from relive.errors import SchemaError, explain
 from relive.fields.assembly import to_device
 from relive.fields.checks import one_of
@@ -63,12 +64,12 @@ class ReplayBuffer(theirs.ReplayBuffer):
     its default is `"stored"`.
     """
 
-    observations = array()
-    next_observations = array()
-    actions = array()
-    rewards = array()
-    dones = array()
-    timeouts = array()
+    observations: Any = MemoryView()
+    next_observations: Any = MemoryView()
+    actions: Any = MemoryView()
+    rewards: Any = MemoryView()
+    dones: Any = MemoryView()
+    timeouts: Any = MemoryView()
 
     def __init__(
         self,
@@ -139,7 +140,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
     def _sampler(self) -> Sampler:
         return Uniform()
 
-    def _array(self, name: str) -> Any:
+    def _memory_of(self, name: str) -> Any:
         array = self._rows.array(name)
         if name == "observations" and self.optimize_memory_usage:
             self._rows.put_newest(array)
@@ -149,7 +150,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         return Arrays(array) if isinstance(array, dict) else array
 
     def _assign(self, name: str, value: Any) -> None:
-        overwrite(self._array(name), value)
+        overwrite(self._memory_of(name), value)
 
     @property
     def _is_told(self) -> bool:
@@ -163,7 +164,7 @@ class ReplayBuffer(theirs.ReplayBuffer):
         return self._rows.nbytes
 
     def __getstate__(self) -> dict[str, Any]:
-        arrays = {} if self._is_told else {name: self._array(name) for name in _ARRAYS}
+        arrays = {} if self._is_told else {name: self._memory_of(name) for name in _ARRAYS}
         return {**vars(self), "_core": packed_state(self._core), "_rows": self._rows.state(), "_arrays": arrays}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -18,9 +18,10 @@ from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 
 from relive.compat.seeding import experiment_seed
-from relive.compat.stable_baselines3.arrays import ExchangedArrays, array, overwrite
+from relive.compat.stable_baselines3.arrays import ExchangedArrays, overwrite
 from relive.compat.stable_baselines3.layout import fields_of, given_shapes, numpy_of, shaped
 from relive.compat.stable_baselines3.subclasses import overrides
+from relive.compat.views import MemoryView
 from relive.errors import NotReadyError, explain
 from relive.estimators import gae
 from relive.fields.schema import Field
@@ -47,14 +48,14 @@ class RolloutBuffer(theirs.RolloutBuffer):
     its own `_get_samples` or `get` finds them as it does in Stable-Baselines3: in one order of all steps.
     """
 
-    observations = array()
-    actions = array()
-    rewards = array()
-    values = array()
-    log_probs = array()
-    advantages = array()
-    returns = array()
-    episode_starts = array()
+    observations: Any = MemoryView()
+    actions: Any = MemoryView()
+    rewards: Any = MemoryView()
+    values: Any = MemoryView()
+    log_probs: Any = MemoryView()
+    advantages: Any = MemoryView()
+    returns: Any = MemoryView()
+    episode_starts: Any = MemoryView()
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class RolloutBuffer(theirs.RolloutBuffer):
         for name in ("advantages", "returns", "episode_starts"):
             self._arrays[name] = np.zeros((self.buffer_size, self.n_envs), np.float32)
 
-    def _array(self, name: str) -> Any:
+    def _memory_of(self, name: str) -> Any:
         return vars(self)[name]
 
     def _assign(self, name: str, value: Any) -> None:

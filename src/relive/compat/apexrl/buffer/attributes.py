@@ -7,7 +7,7 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from relive.compat.step_rows import Column, assign
+from relive.compat.views import WrittenDict, assign
 from relive.errors import explain
 
 TRAINING = {
@@ -27,7 +27,7 @@ def plain(rows: Any) -> Any:
     return rows.to_dict() if isinstance(rows, TensorDict) else rows
 
 
-class AgentTensors(dict[str, Any]):
+class AgentTensors(WrittenDict):
     """A dict of one tensor `[num_steps, num_envs, …]` for each agent; assigning an agent's writes into the memory."""
 
     def __init__(self, where: str, tensors: Mapping[str, Any]) -> None:
@@ -39,27 +39,7 @@ class AgentTensors(dict[str, Any]):
             raise KeyError(explain(self._where, f"one of {sorted(self)}", agent, "Declare every agent."))
         assign(f"{self._where}.{agent}", self[agent], value)
 
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        """Write the tensors of several agents."""
-        for agent, value in dict(*args, **kwargs).items():
-            self[agent] = value
-
-    def __ior__(self, other: Any) -> AgentTensors:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.update(other)
-        return self
-
     def _refuse(self, *_args: Any, **_kwargs: Any) -> Any:
         raise TypeError(explain(self._where, "the tensors of every agent", "fewer", "Make a dict of your own."))
 
     pop = popitem = clear = setdefault = __delitem__ = _refuse  # pyright: ignore[reportAssignmentType]
-
-    def __reduce__(self) -> Any:
-        return dict, (dict(self),)
-
-
-class AgentColumn(Column):
-    """An attribute that is a dict of one tensor for each agent, the memory itself."""
-
-    def __get__(self, buffer: Any, owner: type) -> Any:
-        found = super().__get__(buffer, owner)
-        return found if buffer is None else AgentTensors(self._field, dict(found.items()))

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 import relive as rl
-from relive.compat.apexrl.buffer.attributes import TRAINING, AgentColumn, plain
+from relive.compat.apexrl.buffer.attributes import TRAINING, AgentTensors, plain
 from relive.compat.apexrl.buffer.rollout_buffer import refuse_full
 from relive.compat.apexrl.buffer.specs import declared, leaves_of, zeros_and_ones
 from relive.compat.apexrl.buffer.stepped_rollout import PRIVILEGED
 from relive.compat.apexrl.utils.observation import Spec
-from relive.compat.step_rows import SCORES, Column, Stepped, StepRows, fitted
+from relive.compat.step_rows import SCORES, Stepped, StepRows, fitted
+from relive.compat.views import MemoryView
 from relive.fields.checks import none_without, nonempty
 from relive.fields.schema import Field
 
@@ -37,15 +38,15 @@ class MultiAgentRolloutBuffer(Stepped):
     (torch.Size([1, 2, 4]), torch.int64)
     """
 
-    observations = AgentColumn("obs")
-    actions = AgentColumn("action")
-    rewards = AgentColumn("reward")
-    dones = AgentColumn("done")
-    values = AgentColumn("value")
-    log_probs = AgentColumn("log_prob")
-    advantages = AgentColumn("advantage")
-    returns = AgentColumn("return")
-    states = Column("state")
+    observations = MemoryView("obs")
+    actions = MemoryView("action")
+    rewards = MemoryView("reward")
+    dones = MemoryView("done")
+    values = MemoryView("value")
+    log_probs = MemoryView("log_prob")
+    advantages = MemoryView("advantage")
+    returns = MemoryView("return")
+    states = MemoryView("state")
 
     def __init__(
         self,
@@ -82,6 +83,10 @@ class MultiAgentRolloutBuffer(Stepped):
         names = ["obs", "action", "reward", "done", "value", "log_prob"]
         self._rows = StepRows(make, names if state_spec is None else [*names, "state"])
         self.device = self._rows.tensors["terminated"].device
+
+    def _memory_of(self, field: str) -> Any:
+        found = super()._memory_of(field)
+        return found if field == "state" else AgentTensors(field, dict(found.items()))
 
     def add(
         self,
@@ -123,7 +128,7 @@ class MultiAgentRolloutBuffer(Stepped):
     def normalize_advantages(self) -> None:
         """Give the advantages of all agents together mean 0 and standard deviation 1."""
         steps = nonempty("normalize_advantages", self.step)
-        advantages = self._rows.scored("advantage")
+        advantages = self._rows.view("advantage")
         together = torch.stack([advantages[agent][:steps] for agent in self.possible_agents])
         for agent, normalized in zip(self.possible_agents, rl.normalize(together), strict=True):
             advantages[agent][:steps] = normalized
@@ -133,7 +138,7 @@ class MultiAgentRolloutBuffer(Stepped):
         count = nonempty("get_agent_data", self.step) * self.num_envs
         rows = self._rows
         found = {
-            theirs: (rows.scored(ours)[agent_id].flatten() if ours in SCORES else rows.flat[ours][agent_id])[:count]
+            theirs: (rows.view(ours)[agent_id].flatten() if ours in SCORES else rows.flat[ours][agent_id])[:count]
             for theirs, ours in _TRAINING.items()
         }
         states = None if self.state_spec is None else rows.flat["state"][:count]

@@ -23,7 +23,7 @@ from relive.compat.apexrl.buffer.specs import (
 )
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import assign
+from relive.compat.views import MemoryView
 from relive.errors import DataWarning, explain
 from relive.fields.checks import count, none_without
 from relive.fields.schema import Field
@@ -36,19 +36,6 @@ _OURS = {
     _CRITIC: _CRITIC, _NEXT_CRITIC: _NEXT_CRITIC,
 }  # fmt: skip
 """ApexRL's names of what a transition has, in its order, and the core's."""
-
-
-class Memory:
-    """An attribute `[capacity, …]` that is the memory itself; None where it is not declared."""
-
-    def __init__(self, name: str) -> None:
-        self._field = _OURS[name]
-
-    def __get__(self, buffer: Any, owner: type) -> Any:
-        return self if buffer is None else buffer._memory().get(self._field)
-
-    def __set__(self, buffer: Any, value: Any) -> None:
-        assign(self._field, buffer._memory().get(self._field), value)
 
 
 class ReplayBuffer:
@@ -73,13 +60,13 @@ class ReplayBuffer:
             [0.7000]])
     """
 
-    observations = Memory("observations")
-    actions = Memory("actions")
-    rewards = Memory("rewards")
-    next_observations = Memory("next_observations")
-    dones = Memory("dones")
-    critic_observations = Memory(_CRITIC)
-    next_critic_observations = Memory(_NEXT_CRITIC)
+    observations = MemoryView("obs")
+    actions = MemoryView("action")
+    rewards = MemoryView("reward")
+    next_observations = MemoryView("next_obs")
+    dones = MemoryView()
+    critic_observations = MemoryView()
+    next_critic_observations = MemoryView()
 
     def __init__(
         self,
@@ -142,6 +129,9 @@ class ReplayBuffer:
             columns = self._core.columns.reshape(-1)
             self._views = {str(name): columns[name] for name in columns.keys()}
         return self._views
+
+    def _memory_of(self, field: str) -> Any:
+        return self._memory().get(field)
 
     @property
     def pos(self) -> int:

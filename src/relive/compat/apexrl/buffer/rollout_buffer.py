@@ -245,7 +245,7 @@ def training_data(rows: StepRows) -> dict[str, Any]:
     """All rows `[T · N]` under the names that ApexRL trains on."""
     flat = rows.flat
     return {
-        theirs: rows.scored(ours).flatten() if ours in SCORES else flat.get(ours) for theirs, ours in TRAINING.items()
+        theirs: rows.view(ours).flatten() if ours in SCORES else flat.get(ours) for theirs, ours in TRAINING.items()
     }
 
 

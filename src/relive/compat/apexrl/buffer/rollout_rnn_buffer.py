@@ -17,7 +17,8 @@ from relive.compat.apexrl.buffer.specs import declared, zeros_and_ones
 from relive.compat.apexrl.buffer.stepped_rollout import PRIVILEGED, SteppedRollout
 from relive.compat.apexrl.utils.observation import Spec
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import SCORES, Column, StepRows
+from relive.compat.step_rows import SCORES, StepRows
+from relive.compat.views import MemoryView
 from relive.errors import NotReadyError, explain
 from relive.fields.checks import count
 from relive.fields.schema import Field
@@ -39,8 +40,8 @@ class RolloutRNNBuffer(SteppedRollout):
     torch.Size([4, 2, 1, 8])
     """
 
-    actor_hidden_states = Column("actor_hidden_states")
-    critic_hidden_states = Column("critic_hidden_states")
+    actor_hidden_states = MemoryView()
+    critic_hidden_states = MemoryView()
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class RolloutRNNBuffer(SteppedRollout):
             where, expected = "get_sequence_minibatches", f"a multiple of {sequence_length} steps"
             raise NotReadyError(explain(where, expected, self.step, f"Add {-self.step % sequence_length} more."))
         for score in SCORES:
-            self._rows.scored(score)
+            self._rows.view(score)
         return map(self._named, self._sequences(sequence_length, minibatch_size, shuffle))
 
     def _sequences(self, length: int, batch_size: int, shuffle: bool) -> Iterable[TensorDict]:

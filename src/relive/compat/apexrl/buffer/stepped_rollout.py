@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 import relive as rl
-from relive.compat.step_rows import Column, Stepped
+from relive.compat.step_rows import Stepped
+from relive.compat.views import MemoryView
 
 PRIVILEGED = "privileged_observations"
 
@@ -15,15 +16,15 @@ class SteppedRollout(Stepped):
 
     num_envs: int
 
-    observations = Column("obs")
-    privileged_observations = Column(PRIVILEGED)
-    actions = Column("action")
-    rewards = Column("reward")
-    dones = Column("dones")
-    values = Column("value")
-    log_probs = Column("log_prob")
-    advantages = Column("advantage")
-    returns = Column("return")
+    observations = MemoryView("obs")
+    privileged_observations = MemoryView()
+    actions = MemoryView("action")
+    rewards = MemoryView("reward")
+    dones = MemoryView()
+    values = MemoryView("value")
+    log_probs = MemoryView("log_prob")
+    advantages = MemoryView("advantage")
+    returns = MemoryView("return")
 
     @property
     def core(self) -> rl.RolloutBuffer:

@@ -22,26 +22,6 @@ _BY_TYPE = {
 }
 
 
-class Shared:
-    """An attribute `[num_transitions_per_env, num_envs, …]` in the core's memory: assigning to it writes there."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, storage: Any, owner: type) -> Any:
-        if storage is None:
-            return self
-        memory = storage.memory
-        if self._name not in memory:
-            expected = f"one of {', '.join(memory)}"
-            remedy = f"A storage of type {storage.training_type!r} does not have it."
-            raise AttributeError(explain("RolloutStorage", expected, self._name, remedy))
-        return memory[self._name]
-
-    def __set__(self, storage: Any, value: Any) -> None:
-        _overwrite(self._name, self.__get__(storage, type(storage)), value)
-
-
 def memory_of(core: RolloutBuffer, training_type: str) -> dict[str, Any]:
     """The core's memory by rsl_rl's attributes."""
     columns = core.columns
@@ -75,7 +55,7 @@ def parts_of(rows: TensorDict, prefix: str) -> list[torch.Tensor]:
     return [rows[f"{prefix}{i}"] for i in range(sum(str(name).startswith(prefix) for name in rows.keys()))]
 
 
-def _overwrite(where: str, memory: Any, value: Any) -> None:
+def overwrite(where: str, memory: Any, value: Any) -> None:
     """Copy `value` into the memory, if it has just its form."""
     if value is memory:
         return
@@ -84,7 +64,7 @@ def _overwrite(where: str, memory: Any, value: Any) -> None:
         if mine.keys() != theirs.keys():
             raise SchemaError(explain(where, f"the parts {list(mine)}", list(theirs), "Assign exactly these parts."))
         for key, part in mine.items():
-            _overwrite(f"{where}.{key}", part, theirs[key])
+            overwrite(f"{where}.{key}", part, theirs[key])
         return
     if memory is None:
         remedy = "The first step that has it makes room for it."

@@ -11,10 +11,11 @@ from tensordict import TensorDict
 
 import relive as rl
 from relive.compat.rsl_rl.storage import transition as step
-from relive.compat.rsl_rl.storage.attributes import PARAMS, STATES, Shared, follow, memory_of, parts_of
+from relive.compat.rsl_rl.storage.attributes import PARAMS, STATES, follow, memory_of, overwrite, parts_of
 from relive.compat.rsl_rl.storage.transition import Batch, HiddenState
 from relive.compat.seeding import experiment_seed
 from relive.compat.step_rows import Rows
+from relive.compat.views import MemoryView
 from relive.errors import SchemaError, explain
 from relive.fields.checks import one_of
 
@@ -42,18 +43,18 @@ class RolloutStorage:
     Transition = step.Transition
     Batch = step.Batch
 
-    observations = Shared()
-    actions = Shared()
-    rewards = Shared()
-    dones = Shared()
-    privileged_actions = Shared()
-    values = Shared()
-    actions_log_prob = Shared()
-    distribution_params = Shared()
-    returns = Shared()
-    advantages = Shared()
-    saved_hidden_state_a = Shared()
-    saved_hidden_state_c = Shared()
+    observations = MemoryView()
+    actions = MemoryView()
+    rewards = MemoryView()
+    dones = MemoryView()
+    privileged_actions = MemoryView()
+    values = MemoryView()
+    actions_log_prob = MemoryView()
+    distribution_params = MemoryView()
+    returns = MemoryView()
+    advantages = MemoryView()
+    saved_hidden_state_a = MemoryView()
+    saved_hidden_state_c = MemoryView()
 
     def __init__(
         self,
@@ -230,6 +231,15 @@ class RolloutStorage:
                 hidden_states=(_states(actor, trajectories), _states(critic, trajectories)),
                 masks=found["mask"][:, trajectories],
             )
+
+    def _memory_of(self, name: str) -> Any:
+        if name not in self.memory:
+            remedy = f"A storage of type {self.training_type!r} does not have it."
+            raise AttributeError(explain("RolloutStorage", f"one of {', '.join(self.memory)}", name, remedy))
+        return self.memory[name]
+
+    def _assign(self, name: str, value: Any) -> None:
+        overwrite(name, self._memory_of(name), value)
 
     def _require(self, training_type: str, where: str) -> None:
         if self.training_type != training_type:

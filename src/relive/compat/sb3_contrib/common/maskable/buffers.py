@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from relive.compat.stable_baselines3.arrays import array
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
+from relive.compat.views import MemoryView
 from relive.errors import explain
 
 __all__ = [
@@ -28,7 +28,7 @@ MaskableDictRolloutBufferSamples = theirs.MaskableDictRolloutBufferSamples
 class _Masked(RolloutBuffer):
     """Rollouts with `action_masks` `[buffer_size, n_envs, mask_dims]`, all legal where none is given."""
 
-    action_masks = array()
+    action_masks: Any = MemoryView()
     _kinds = (MaskableRolloutBufferSamples, MaskableDictRolloutBufferSamples)
     _casts_actions = False
 

@@ -17,8 +17,8 @@ import torch
 from gymnasium import spaces
 
 from relive.compat.seeding import experiment_seed
-from relive.compat.stable_baselines3.arrays import array
 from relive.compat.stable_baselines3.rollout import DictRolloutBuffer, RolloutBuffer
+from relive.compat.views import MemoryView
 
 __all__ = ["RecurrentDictRolloutBuffer", "RecurrentRolloutBuffer"]
 
@@ -31,10 +31,10 @@ _STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_state
 class _Recurrent(RolloutBuffer):
     """What rollouts with states have, whatever their observations are."""
 
-    hidden_states_pi = array()
-    cell_states_pi = array()
-    hidden_states_vf = array()
-    cell_states_vf = array()
+    hidden_states_pi: Any = MemoryView()
+    cell_states_pi: Any = MemoryView()
+    hidden_states_vf: Any = MemoryView()
+    cell_states_vf: Any = MemoryView()
     _kinds = (theirs.RecurrentRolloutBufferSamples, theirs.RecurrentDictRolloutBufferSamples)
     _casts_actions = False
 

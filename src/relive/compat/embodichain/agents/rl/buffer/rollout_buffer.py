@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from relive.compat.seeding import experiment_seed
-from relive.compat.step_rows import Column, Stepped, StepRows
+from relive.compat.step_rows import Stepped, StepRows
+from relive.compat.views import MemoryView
 from relive.errors import SchemaError, explain
 from relive.fields.checks import nonempty, positive
 from relive.rollout.buffer import RolloutBuffer as _Rollout
@@ -34,12 +35,12 @@ class RolloutBuffer(Stepped):
     memory itself, also when they are assigned. `done` means that the step just taken ended the episode.
     """
 
-    obs = Column("obs")
-    actions = Column("action")
-    rewards = Column("reward")
-    dones = Column("terminated")
-    values = Column("value")
-    logprobs = Column("log_prob")
+    obs = MemoryView()
+    actions = MemoryView("action")
+    rewards = MemoryView("reward")
+    dones = MemoryView("terminated")
+    values = MemoryView("value")
+    logprobs = MemoryView("log_prob")
 
     def __init__(
         self,
