@@ -12,7 +12,6 @@
 namespace relive::bind {
 namespace {
 
-constexpr int64_t kMostAgents = 8;  // numpy adds up fewer numbers than these one by one
 constexpr int64_t kMostLength = int64_t{1} << 40;
 
 bool is_in(const std::vector<int>& leaves, int64_t i) { return std::find(leaves.begin(), leaves.end(), i) != leaves.end(); }
@@ -79,7 +78,7 @@ void Counters::check_leaf(int64_t i, DataType dtype, int64_t elements) const {
         if (!is_right) throw std::invalid_argument("leaf " + std::to_string(i) + ": expected " + what);
     };
     if (i == terminated_ || i == truncated_) expect(dtype == kBool && elements == 1, "one bool");
-    if (episodes_ && is_in(episodes_->rewards, i)) expect(is_countable(dtype) && elements < kMostAgents, "few numbers");
+    if (episodes_ && is_in(episodes_->rewards, i)) expect(is_countable(dtype), "numbers");
     if (episodes_ && (is_in(episodes_->metrics, i) || is_in(episodes_->reasons, i)))
         expect(is_countable(dtype) && elements == 1, "one number");
     for (const MomentCounter& moment : moments_)

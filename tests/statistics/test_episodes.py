@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import relive as rl
 from relive import kernels
-from relive.statistics import counting
+from relive.statistics import counting, norm, observers
 from relive.statistics import episodes as module
 from tests.reference.stats import EpisodeStats as Reference
 from tests.scripted import Script, Scripted, step_and_reset
@@ -28,7 +28,8 @@ MODES = list(AutoresetMode)
 def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each way that the host counts: natively, and by torch ops as on other devices."""
     if request.param == "torch":
-        monkeypatch.setattr(counting, "_COUNTABLE", frozenset())
+        for place in (counting, norm, observers):
+            monkeypatch.setattr(place, "counters", lambda *_: None)
     return request.param
 
 
