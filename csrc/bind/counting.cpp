@@ -41,6 +41,7 @@ Counters::Counters(nb::object lock, int64_t num_leaves, int64_t envs, nb::handle
         moment.squares = memory_of<double>(parts[2], kFloat64, moment.elements, "squares");
         moment.leaf = nb::cast<int>(parts[3]);
         check_numbers({moment.leaf});
+        if (moment.leaf >= num_leaves) throw std::invalid_argument("moments: expected a leaf of a step");
         moments_.push_back(std::move(moment));
     }
     owner_ = nb::make_tuple(lock, nb::borrow(episodes), nb::tuple(moments));
@@ -146,7 +147,10 @@ void Counters::count(nb::tuple arrays, int64_t first, int64_t steps, nb::handle 
             throw std::invalid_argument("array: expected [rows, envs, …]");
         CountedLeaf& leaf = leaves[i];
         leaf.dtype = array.dtype;
-        for (int axis = 2; axis < array.ndim; ++axis) leaf.elements *= array.shape[axis];
+        ArrayView item;  // of one environment
+        item.ndim = array.ndim - 2;
+        std::copy_n(array.shape + 2, item.ndim, item.shape);
+        leaf.elements = item.elements();
         check_leaf(static_cast<int64_t>(i), leaf.dtype, leaf.elements);
         const int64_t row_bytes = envs * leaf.elements * array.itemsize();
         leaf.data = array.data + first * row_bytes;

@@ -211,7 +211,8 @@ void EpisodeCounter::finish(const CountedSteps& steps, int64_t t) {
     const auto finished = static_cast<int64_t>(ended_.size()), sums = static_cast<int64_t>(2 + metrics.size());
     for (int64_t rank = 0; rank < finished; ++rank) {
         const int64_t n = ended_[static_cast<size_t>(rank)], env = steps.env_at(n), i = t * steps.envs + n;
-        const int64_t slot = rank < finished - window ? window : (counts[0] + rank) % window;
+        const auto number = static_cast<uint64_t>(counts[0]) + static_cast<uint64_t>(rank);
+        const int64_t slot = rank < finished - window ? window : static_cast<int64_t>(number % static_cast<uint64_t>(window));
         double* row = ring + slot * (2 + sums + static_cast<int64_t>(reasons.size()));
         *row++ = static_cast<double>(counts[1]);
         for (int64_t sum = 0; sum < sums; ++sum) {
@@ -231,7 +232,7 @@ void MomentCounter::check(const CountedSteps& steps) const {
     int64_t more = 0;
     for (const int64_t played : steps.played) more += played;
     if (steps.leaves[leaf].data && *rows + static_cast<double>(more) >= static_cast<double>(kMostCounted))
-        throw std::overflow_error("update: expected fewer than 2^53 rows, got " + std::to_string(static_cast<int64_t>(*rows)) +
+        throw std::overflow_error("update: expected fewer than 2^53 rows, got " + std::to_string(static_cast<int64_t>(std::min(*rows, 1e18))) +
                                   " and " + std::to_string(more) + " more. Call clear().");
 }
 
