@@ -169,6 +169,26 @@ void Counters::count(nb::tuple arrays, int64_t first, int64_t steps, nb::handle 
     if (!then.is_none()) complete(then);
 }
 
+void Counters::check(const RingMemory& memory) const {
+    if (num_leaves_ != static_cast<int64_t>(memory.leaves.size()) || envs_ != memory.ring.envs)
+        throw std::invalid_argument("counters: expected those of the leaves and environments of this memory");
+    for (int64_t i = 0; i < num_leaves_; ++i) {
+        const Leaf& leaf = memory.leaves[static_cast<size_t>(i)];
+        check_leaf(i, leaf.dtype, leaf.given_bytes / leaf.dtype.bytes());
+    }
+}
+
+void Counters::count(StepBlock& block, const RingMemory& memory) {
+    begin(block.steps(), block.envs(), block.env_ids());
+    for (size_t i = 0; i < memory.leaves.size(); ++i) {
+        const Leaf& leaf = memory.leaves[i];
+        leaves_[i] = {block.given(i).data, leaf.dtype, leaf.given_bytes / leaf.dtype.bytes()};
+    }
+    for (int64_t n = 0; n < block.envs() && memory.ring.next_step; ++n)
+        steps_.resetting.push_back(memory.ring.resetting[block.env_at(n)]);
+    run();
+}
+
 // Throws if steps cannot be counted without leaf i.
 void Counters::check_given(int64_t i) const {
     if (i == terminated_ || i == truncated_ || (episodes_ && is_in(episodes_->rewards, i)))
@@ -192,7 +212,7 @@ void bind_counting(nb::module_& m) {
         .def(nb::init<nb::object, int64_t, int64_t, nb::handle, nb::handle, nb::list>(), nb::arg("lock"), nb::arg("num_leaves"), nb::arg("envs"),
              nb::arg("flags").none(), nb::arg("episodes").none(), nb::arg("moments"))
         .def("measure", &Counters::measure, nb::arg("numbers"))
-        .def("count", &Counters::count, nb::arg("arrays"), nb::arg("first"), nb::arg("steps"), nb::arg("env_ids").none(),
+        .def("count", nb::overload_cast<nb::tuple, int64_t, int64_t, nb::handle, nb::handle, nb::handle>(&Counters::count), nb::arg("arrays"), nb::arg("first"), nb::arg("steps"), nb::arg("env_ids").none(),
              nb::arg("resetting").none(), nb::arg("then").none());
 }
 
