@@ -21,6 +21,7 @@ from .suite import RESULTS, file_name
 SUITES = {
     "on_policy": "add, advantages, minibatches and the whole cycle of a rollout",
     "replay": "add, uniform, prioritized, n-step and sequence samples",
+    "counters": "statistics, norms, lists and SAME_STEP, beside a plain step",
     "sequences": "sequence minibatches of a rollout",
     "memory": "bytes a transition",
     "save_load": "checkpoints",

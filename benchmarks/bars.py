@@ -24,6 +24,9 @@ _ADD_ONE_STEP = Bar(2.5, aside="rlox", times_aside=4.0)
 
 _SEQUENCES = Bar(5.0)
 
+# Beside a plain step of the same buffer: it may take four, eight and three times as long.
+_COUNTED, _LISTS, _SAME_STEP = Bar(0.25), Bar(0.125), Bar(0.33)
+
 BARS: dict[str, Bar] = {
     "add N=16": Bar(6.0),
     "add N=4096": Bar(1.3),
@@ -49,6 +52,9 @@ BARS: dict[str, Bar] = {
     "prioritized 4096 of 2^20": Bar(3.0),
     "n-step 256": Bar(2.5),
     "sequences 32x80": Bar(4.0),
+    **{f"{kind} add, stats and norm N={n}": _COUNTED for kind in ("replay", "rollout") for n in (1, 16)},
+    **{f"{kind} add, lists N={n}": _LISTS for kind in ("replay", "rollout") for n in (1, 16)},
+    **{f"{kind} add_step, SAME_STEP N=16": _SAME_STEP for kind in ("replay", "rollout")},
 }
 
 KINDS_OF_BARS: dict[str, Bar] = {

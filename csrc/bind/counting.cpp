@@ -12,7 +12,6 @@
 namespace relive::bind {
 namespace {
 
-constexpr int64_t kMostAgents = 8;  // numpy adds up fewer numbers than these one by one
 constexpr int64_t kMostLength = int64_t{1} << 40;
 
 bool is_in(const std::vector<int>& leaves, int64_t i) { return std::find(leaves.begin(), leaves.end(), i) != leaves.end(); }
@@ -42,6 +41,7 @@ Counters::Counters(nb::object lock, int64_t num_leaves, int64_t envs, nb::handle
         moment.squares = memory_of<double>(parts[2], kFloat64, moment.elements, "squares");
         moment.leaf = nb::cast<int>(parts[3]);
         check_numbers({moment.leaf});
+        if (moment.leaf >= num_leaves) throw std::invalid_argument("moments: expected a leaf of a step");
         moments_.push_back(std::move(moment));
     }
     owner_ = nb::make_tuple(lock, nb::borrow(episodes), nb::tuple(moments));
@@ -79,7 +79,7 @@ void Counters::check_leaf(int64_t i, DataType dtype, int64_t elements) const {
         if (!is_right) throw std::invalid_argument("leaf " + std::to_string(i) + ": expected " + what);
     };
     if (i == terminated_ || i == truncated_) expect(dtype == kBool && elements == 1, "one bool");
-    if (episodes_ && is_in(episodes_->rewards, i)) expect(is_countable(dtype) && elements < kMostAgents, "few numbers");
+    if (episodes_ && is_in(episodes_->rewards, i)) expect(is_countable(dtype), "numbers");
     if (episodes_ && (is_in(episodes_->metrics, i) || is_in(episodes_->reasons, i)))
         expect(is_countable(dtype) && elements == 1, "one number");
     for (const MomentCounter& moment : moments_)
@@ -147,7 +147,10 @@ void Counters::count(nb::tuple arrays, int64_t first, int64_t steps, nb::handle 
             throw std::invalid_argument("array: expected [rows, envs, …]");
         CountedLeaf& leaf = leaves[i];
         leaf.dtype = array.dtype;
-        for (int axis = 2; axis < array.ndim; ++axis) leaf.elements *= array.shape[axis];
+        ArrayView item;  // of one environment
+        item.ndim = array.ndim - 2;
+        std::copy_n(array.shape + 2, item.ndim, item.shape);
+        leaf.elements = item.elements();
         check_leaf(static_cast<int64_t>(i), leaf.dtype, leaf.elements);
         const int64_t row_bytes = envs * leaf.elements * array.itemsize();
         leaf.data = array.data + first * row_bytes;
@@ -164,6 +167,26 @@ void Counters::count(nb::tuple arrays, int64_t first, int64_t steps, nb::handle 
         std::copy(steps_.resetting.begin(), steps_.resetting.end(), coming);
     }
     if (!then.is_none()) complete(then);
+}
+
+void Counters::check(const RingMemory& memory) const {
+    if (num_leaves_ != static_cast<int64_t>(memory.leaves.size()) || envs_ != memory.ring.envs)
+        throw std::invalid_argument("counters: expected those of the leaves and environments of this memory");
+    for (int64_t i = 0; i < num_leaves_; ++i) {
+        const Leaf& leaf = memory.leaves[static_cast<size_t>(i)];
+        check_leaf(i, leaf.dtype, leaf.given_bytes / leaf.dtype.bytes());
+    }
+}
+
+void Counters::count(StepBlock& block, const RingMemory& memory) {
+    begin(block.steps(), block.envs(), block.env_ids());
+    for (size_t i = 0; i < memory.leaves.size(); ++i) {
+        const Leaf& leaf = memory.leaves[i];
+        leaves_[i] = {block.given(i).data, leaf.dtype, leaf.given_bytes / leaf.dtype.bytes()};
+    }
+    for (int64_t n = 0; n < block.envs() && memory.ring.next_step; ++n)
+        steps_.resetting.push_back(memory.ring.resetting[block.env_at(n)]);
+    run();
 }
 
 // Throws if steps cannot be counted without leaf i.
@@ -189,7 +212,7 @@ void bind_counting(nb::module_& m) {
         .def(nb::init<nb::object, int64_t, int64_t, nb::handle, nb::handle, nb::list>(), nb::arg("lock"), nb::arg("num_leaves"), nb::arg("envs"),
              nb::arg("flags").none(), nb::arg("episodes").none(), nb::arg("moments"))
         .def("measure", &Counters::measure, nb::arg("numbers"))
-        .def("count", &Counters::count, nb::arg("arrays"), nb::arg("first"), nb::arg("steps"), nb::arg("env_ids").none(),
+        .def("count", nb::overload_cast<nb::tuple, int64_t, int64_t, nb::handle, nb::handle, nb::handle>(&Counters::count), nb::arg("arrays"), nb::arg("first"), nb::arg("steps"), nb::arg("env_ids").none(),
              nb::arg("resetting").none(), nb::arg("then").none());
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../core/counting.hpp"
+#include "../core/step_block.hpp"
 #include "arguments.hpp"
 
 namespace relive::bind {
@@ -27,18 +28,12 @@ public:
     // no row only resets. `then` makes the rest of the change: see `complete`. If counting raises, nothing has changed.
     void count(nb::tuple arrays, int64_t first, int64_t steps, nb::handle env_ids, nb::handle resetting, nb::handle then);
 
-    // For writers of steps, which hold the lock (`Hold`), call `begin`, set all `leaves()` and maybe `steps().resetting`,
-    // then call `run`. It throws before anything is counted, or not at all, and does not need the GIL.
-    void begin(int64_t steps, int64_t envs, const int64_t* env_ids);
-    CountedSteps& steps() { return steps_; }
-    std::vector<CountedLeaf>& leaves() { return leaves_; }
-    void run();
+    // Count the steps that are about to be written to a memory that was checked. The caller holds the lock; the GIL is not
+    // needed. Throws before anything is counted, or not at all.
+    void count(StepBlock& block, const RingMemory& memory);
 
-    int64_t num_leaves() const { return num_leaves_; }
-    int64_t envs() const { return envs_; }
-
-    // Throws if a leaf that is counted is not of this kind.
-    void check_leaf(int64_t i, DataType dtype, int64_t elements) const;
+    // Throws if the steps of this memory cannot be counted here.
+    void check(const RingMemory& memory) const;
 
     class Hold {
     public:
@@ -52,6 +47,9 @@ public:
 
 private:
     void read_episodes(nb::tuple arguments);
+    void begin(int64_t steps, int64_t envs, const int64_t* env_ids);
+    void run();
+    void check_leaf(int64_t i, DataType dtype, int64_t elements) const;
     void check_numbers(const std::vector<int>& leaves) const;
     void check_given(int64_t i) const;
 

@@ -16,6 +16,7 @@
 #include "completion.hpp"
 #include "counting.hpp"
 #include "gil.hpp"
+#include "given_leaf.hpp"
 #include "ring_arguments.hpp"
 #include "tensor_pool.hpp"
 
@@ -80,14 +81,8 @@ public:
 
     // Let these counters count every step that is written from now on.
     void observe(nb::handle counters) {
-        Counters& observer = nb::cast<Counters&>(counters);
-        if (observer.num_leaves() != static_cast<int64_t>(memory_.leaves.size()) || observer.envs() != memory_.ring.envs)
-            throw std::invalid_argument("counters: expected those of the leaves and environments of this memory");
-        for (int64_t i = 0; i < observer.num_leaves(); ++i) {
-            const Leaf& leaf = memory_.leaves[static_cast<size_t>(i)];
-            observer.check_leaf(i, leaf.dtype, leaf.given_bytes / leaf.dtype.bytes());
-        }
-        counters_ = &observer;
+        nb::cast<Counters&>(counters).check(memory_);
+        counters_ = &nb::cast<Counters&>(counters);
         counters_owner_ = nb::borrow(counters);
     }
 
@@ -116,7 +111,7 @@ public:
         std::optional<Counters::Hold> hold;
         if (counters_) hold.emplace(*counters_);
         MaybeReleased released(bytes * block.count());
-        if (counters_) count();  // may refuse the steps
+        if (counters_) counters_->count(block, memory_);  // may refuse the steps
         writer_.chains().count_rewards(block.has_finite_rewards());
         writer_.write();
         const Doubt doubt = writer_.chains().doubt();
@@ -294,19 +289,6 @@ private:
         }
     }
 
-    // Count the steps of the block, before they are written.
-    void count() {
-        StepBlock& block = writer_.block();
-        counters_->begin(block.steps(), block.envs(), block.env_ids());
-        for (size_t i = 0; i < memory_.leaves.size(); ++i) {
-            const Leaf& leaf = memory_.leaves[i];
-            counters_->leaves()[i] = {block.given(i).data, leaf.dtype, leaf.given_bytes / leaf.dtype.bytes()};
-        }
-        if (memory_.ring.next_step)
-            for (int64_t n = 0; n < block.envs(); ++n) counters_->steps().resetting.push_back(memory_.ring.resetting[block.env_at(n)]);
-        counters_->run();
-    }
-
     void begin(StepBlock& block, nb::handle env_ids, int64_t steps, bool blocks) const {
         if (steps < 1 || (!blocks && steps != 1))
             throw std::out_of_range("steps: expected 1, or the steps of a block, got " + std::to_string(steps));
@@ -319,27 +301,6 @@ private:
             if (ids[i] < 0 || ids[i] >= envs)
                 throw std::out_of_range("env_ids: expected 0 to " + std::to_string(envs - 1) + ", got " + std::to_string(ids[i]));
         block.begin(steps, ids, array.shape[0]);
-    }
-
-    // Find the bytes of a leaf; false if they are no exact fit.
-    static bool read_given(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, Array& array, GivenLeaf& given) {
-        return read_numbers_of(object, leaf, lead, given) || (conversion().read(object, array) && accept(array, leaf, lead, given));
-    }
-
-    // The same of a number, or of numbers in lists or tuples.
-    static bool read_numbers_of(PyObject* object, const Leaf& leaf, const LeadingAxes& lead, GivenLeaf& given) {
-        int64_t shape[kMaxDims + 2];
-        int ndim = 0;
-        if (lead.has_steps) shape[ndim++] = lead.steps;
-        if (lead.has_envs) shape[ndim++] = lead.envs;
-        for (int axis = 0; axis < leaf.ndim; ++axis) shape[ndim++] = leaf.shape[axis];
-        if (ndim > 0 && !PyList_CheckExact(object) && !PyTuple_CheckExact(object)) return false;
-        given.scratch.resize(static_cast<size_t>(std::max<int64_t>(8, leaf.given_bytes * lead.steps * lead.envs)));
-        char* end = given.scratch.data();
-        if (!read_numbers(object, shape, ndim, leaf.dtype, end)) return false;
-        given.data = given.source = given.scratch.data();
-        given.source_bytes = 0;
-        return true;
     }
 
     nb::list read_rows(ReservedBatch& batch, double gamma) const {

@@ -1,6 +1,8 @@
 #include "counting.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -12,6 +14,23 @@ constexpr int64_t kMostCounted = int64_t{1} << 53;  // up to here float64 counts
 template <class T>
 double element(const char* data, int64_t i) {
     return static_cast<double>(reinterpret_cast<const T*>(data)[i]);
+}
+
+// A float16, whose exponent has 5 bits and its fraction 10.
+double half(const char* data, int64_t i) {
+    const uint16_t bits = reinterpret_cast<const uint16_t*>(data)[i];
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const double magnitude = exponent == 31 ? (fraction ? std::nan("") : HUGE_VAL)
+                                            : std::ldexp(exponent ? fraction + 1024 : fraction, std::max(exponent, 1) - 25);
+    return bits >> 15 ? -magnitude : magnitude;
+}
+
+// A bfloat16, which is the first half of a float32.
+double brain(const char* data, int64_t i) {
+    const uint32_t bits = static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(data)[i]) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
 using Load = double (*)(const char*, int64_t);
@@ -28,17 +47,31 @@ Load load_of(DataType dtype) {
         case kInt * 256 + 16: return element<int16_t>;
         case kInt * 256 + 32: return element<int32_t>;
         case kInt * 256 + 64: return element<int64_t>;
+        case kFloat * 256 + 16: return half;
+        case kBfloat * 256 + 16: return brain;
         case kFloat * 256 + 32: return element<float>;
         case kFloat * 256 + 64: return element<double>;
         default: return nullptr;
     }
 }
 
-double sum_of_item(const CountedLeaf& leaf, int64_t i) {
-    const Load load = load_of(leaf.dtype);
-    double sum = 0.0;
-    for (int64_t j = 0; j < leaf.elements; ++j) sum += load(leaf.data, i * leaf.elements + j);
+// The sum of `count` elements from `first` on, added in the order of numpy's `sum`.
+double pairwise(Load load, const char* data, int64_t first, int64_t count) {
+    if (count > 128) {
+        const int64_t left = count / 2 - count / 2 % 8;
+        return pairwise(load, data, first, left) + pairwise(load, data, first + left, count - left);
+    }
+    double parts[8] = {}, sum = 0.0;
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        for (int64_t k = 0; k < 8; ++k) parts[k] += load(data, first + i + k);
+    if (i) sum = ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+    for (; i < count; ++i) sum += load(data, first + i);
     return sum;
+}
+
+double sum_of_item(const CountedLeaf& leaf, int64_t i) {
+    return pairwise(load_of(leaf.dtype), leaf.data, i * leaf.elements, leaf.elements);
 }
 
 template <class T>
@@ -178,7 +211,8 @@ void EpisodeCounter::finish(const CountedSteps& steps, int64_t t) {
     const auto finished = static_cast<int64_t>(ended_.size()), sums = static_cast<int64_t>(2 + metrics.size());
     for (int64_t rank = 0; rank < finished; ++rank) {
         const int64_t n = ended_[static_cast<size_t>(rank)], env = steps.env_at(n), i = t * steps.envs + n;
-        const int64_t slot = rank < finished - window ? window : (counts[0] + rank) % window;
+        const auto number = static_cast<uint64_t>(counts[0]) + static_cast<uint64_t>(rank);
+        const int64_t slot = rank < finished - window ? window : static_cast<int64_t>(number % static_cast<uint64_t>(window));
         double* row = ring + slot * (2 + sums + static_cast<int64_t>(reasons.size()));
         *row++ = static_cast<double>(counts[1]);
         for (int64_t sum = 0; sum < sums; ++sum) {
@@ -198,7 +232,7 @@ void MomentCounter::check(const CountedSteps& steps) const {
     int64_t more = 0;
     for (const int64_t played : steps.played) more += played;
     if (steps.leaves[leaf].data && *rows + static_cast<double>(more) >= static_cast<double>(kMostCounted))
-        throw std::overflow_error("update: expected fewer than 2^53 rows, got " + std::to_string(static_cast<int64_t>(*rows)) +
+        throw std::overflow_error("update: expected fewer than 2^53 rows, got " + std::to_string(static_cast<int64_t>(std::min(*rows, 1e18))) +
                                   " and " + std::to_string(more) + " more. Call clear().");
 }
 

@@ -28,6 +28,7 @@ CACHES = {
     "_row_views",
     "_build",
     "_is_exposed",
+    "_counted_columns",
 }
 """What is made anew from the rest, or means nothing to what is stored."""
 PLAIN = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device}

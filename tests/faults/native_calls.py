@@ -217,6 +217,35 @@ class Columns(Subject):
         return {"write": write, "have_moved": tuple}
 
 
+class Counters(Subject):
+    name = "Counters"
+
+    def __init__(self, near: Near, envs: int | None = None) -> None:
+        super().__init__(near)
+        self.envs = near.randrange(1, 4) if envs is None else envs
+        window = near.randrange(1, 4)
+        open_, ring = torch.zeros(3, self.envs).double(), torch.zeros(window + 1, 6).double()
+        episodes = (open_, ring, torch.tensor([near.choice((0, 7)), near.choice((7, 2**53 - 2))]), [2], [5], [6])
+        moments = [(torch.zeros(()).double(), torch.zeros(3).double(), torch.zeros(3).double(), 1)]
+        self.arguments = (threading.RLock(), 5, self.envs, (3, 4), near.choice((None, episodes)), moments)
+
+    def methods(self) -> dict[str, Callable[[], Arguments]]:
+        near = self.near
+
+        def count() -> Arguments:
+            steps, spare, chosen = near.randrange(1, 4), near.randrange(3), None
+            if near.random() < 0.3:
+                chosen = ints(near, near.randrange(self.envs + 1), self.envs)
+            lead = (steps + spare, self.envs if chosen is None else len(chosen))
+            rows = torch.rand(*lead, 3, generator=_random(near)).to(near.choice(DTYPES[:-1]))
+            first = torch.zeros(*lead, 2, 2, dtype=torch.uint8)
+            arrays = (near.choice((None, first)), rows, torch.zeros(lead), flags(near, *lead), flags(near, *lead))
+            resetting = near.choice((None, flags(near, lead[1])))
+            return arrays, spare, steps, chosen, resetting, near.choice((None, lambda: None))
+
+        return {"measure": lambda: ([near.choice((None, torch.rand(self.envs).double())), None],), "count": count}
+
+
 class Flattener(Subject):
     name = "Flattener"
 
@@ -452,6 +481,7 @@ class RingMemory(Subject):
 
         return {
             "write": self.step,
+            "observe": lambda: (_native.Counters(*Counters(near, self.envs).arguments),),
             "seal_all": tuple,
             "find_broken": find_broken,
             "fetch": lambda: (rows(-1),),
@@ -559,8 +589,8 @@ class SequenceGather(Subject):
 
 
 SUBJECTS: tuple[type[Subject], ...] = (
-    Columns, Flattener, Gather, GuardedLock, ProcessLock, Within, PriorityTree, RingMemory, WriteBack, OffsetReader,
-    SequenceIndex, SequenceGather,
+    Columns, Counters, Flattener, Gather, GuardedLock, ProcessLock, Within, PriorityTree, RingMemory, WriteBack,
+    OffsetReader, SequenceIndex, SequenceGather,
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relive import Field, Prioritized, ReplayBuffer, SchemaError
+from relive import Field, Prioritized, ReplayBuffer, RolloutBuffer, SchemaError
 from relive.fields.conversion import convert
 from relive.fields.schema import DTYPES
 
@@ -125,3 +126,34 @@ def test_no_ids_at_all_are_ids_of_no_rows() -> None:
     replay = ReplayBuffer(8, 1, (), sampler=Prioritized())
     replay.add([0.0], 0.0, 0.0, False, False, [1.0])
     assert replay.update_priority(np.arange(3)[np.zeros(3, np.bool_)], np.zeros(0)) == 0
+
+
+NUMBERS = st.one_of(
+    st.booleans(),
+    st.integers(-3, 300),
+    st.sampled_from([2**31, -(2**31) - 1, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64]),
+    st.floats(width=64),
+    st.sampled_from([np.float64(0.1), np.float32(0.1), np.int64(7), np.bool_(True), None, "x", [1.0]]),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool])
+@given(rows=st.lists(st.lists(NUMBERS, min_size=2, max_size=2), min_size=2, max_size=2), as_tuples=st.booleans())
+def test_numbers_in_lists_are_stored_as_they_are_converted(dtype: torch.dtype, rows: Any, as_tuples: bool) -> None:
+    """Also natively: a replay and a rollout store what `convert` makes of them, or refuse what it refuses."""
+    given_ = tuple(map(tuple, rows)) if as_tuples else rows
+    field, flat, ends = Field(2, dtype), np.zeros(2, np.float32), np.zeros(2, bool)
+    replay = ReplayBuffer(4, obs=(), action=field, num_envs=2)
+    rollout = RolloutBuffer(1, 2, obs=(), action=field)
+    try:
+        expected = convert("action", field, given_, (2,), CPU)
+    except SchemaError as refused:
+        with pytest.raises(SchemaError, match=re.escape(str(refused))):
+            replay.add(flat, given_, flat, ends, ends, flat + 1)
+        with pytest.raises(SchemaError, match=re.escape(str(refused))):
+            rollout.add(flat, given_, flat, ends, ends)
+        return
+    replay.add(flat, given_, flat, ends, ends, flat + 1)
+    rollout.add(flat, given_, flat, ends, ends)
+    for stored in (replay.columns["action"][0], rollout["action"][0]):
+        assert torch.equal(stored.contiguous().view(torch.uint8), expected.view(torch.uint8))

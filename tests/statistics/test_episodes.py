@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import relive as rl
 from relive import kernels
-from relive.statistics import counting
+from relive.statistics import counting, norm, observers
 from relive.statistics import episodes as module
 from tests.reference.stats import EpisodeStats as Reference
 from tests.scripted import Script, Scripted, step_and_reset
@@ -28,7 +28,8 @@ MODES = list(AutoresetMode)
 def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each way that the host counts: natively, and by torch ops as on other devices."""
     if request.param == "torch":
-        monkeypatch.setattr(counting, "_COUNTABLE", frozenset())
+        for place in (counting, norm, observers):
+            monkeypatch.setattr(place, "counters", lambda *_: None)
     return request.param
 
 
@@ -482,6 +483,16 @@ class TestBuffers:
         rollout = rl.RolloutBuffer(4, None, obs=1, action=(), reward=(3,), value=(3,), stats=alone)
         rollout.add([0.0], 0.0, [1.0, 2.0, 3.0], True, False)
         assert alone.episodes()["return"].tolist() == [6.0]
+
+    @pytest.mark.parametrize("agents", [1, 7, 8, 9, 100, 300])
+    def test_the_native_core_adds_the_rewards_of_agents_in_the_order_of_numpy(self, agents: int) -> None:
+        stats, rewards = rl.EpisodeStats(None), np.random.default_rng(agents).normal(size=agents)
+        replay = rl.ReplayBuffer(4, obs=1, action=(), reward=rl.Field(agents, torch.float64), stats=stats)
+        replay.add([0.0], 0.0, rewards, True, False, [1.0])
+        expected = rewards.sum()
+        if replay._counts_natively:
+            assert stats.episodes()["return"].tolist() == [expected]
+        assert stats.episodes()["return"].tolist() == pytest.approx([expected])
 
     def test_agents_may_differ_in_dtype(self, backend: str) -> None:
         agents = {"fox": rl.Field((), torch.bfloat16), "hare": (), "hounds": rl.Field(2, torch.float16)}

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relive as rl
+from relive import kernels
 from relive.statistics import norm as module
 from tests.scripted import Script, act, step_and_reset, transitions, vector
 
@@ -322,3 +323,19 @@ class TestBuffers:
 def test_the_example_of_the_docstring_runs() -> None:
     assert doctest.testmod(module).attempted > 0
     assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.skipif(kernels.native() is None, reason="this install has no native core (no compiler)")
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (4,), (17,), (2, 24)], ids=str)
+@pytest.mark.parametrize("rows", [1, 4, 5, 16, 33, 300])
+def test_the_native_core_and_torch_ops_agree_bit_for_bit(shape: tuple[int, ...], rows: int) -> None:
+    with kernels.force("torch"):
+        by_ops = rl.RunningNorm(shape)
+    native, random = rl.RunningNorm(shape), torch.Generator().manual_seed(rows)
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int64):
+        x = (torch.rand(rows, *shape, generator=random) * 200).to(dtype)
+        for mask in (None, torch.rand(rows, generator=random) < 0.7):
+            native.update(x, mask)
+            by_ops.update(x, mask)
+            for name, moment in native.snapshot().items():
+                assert torch.equal(moment, by_ops.snapshot()[name]), (dtype, name)

@@ -37,7 +37,7 @@ class EpisodeFlags:
         self.starting = torch.ones_like(self.resetting)
         """Which environments begin an episode with the rollout's first transition [N]."""
         self.final_observations = FinalObservations(storage)
-        self._columns: dict[frozenset[str], tuple[torch.Tensor | None, ...]] = {}
+        self._counted_columns: dict[frozenset[str], tuple[torch.Tensor | None, ...]] = {}
         """The tensors that observers count, by the fields that steps do not give."""
         self.begin()
 
@@ -156,7 +156,7 @@ class EpisodeFlags:
         if steps < 1 or not observers.columns:
             complete(then)
             return
-        columns = self._columns.get(missing) or self._columns.setdefault(missing, self._given(missing))
+        columns = self._counted_columns.get(missing) or self._counted_columns.setdefault(missing, self._select_columns(missing))
         resetting = self._coming if self.has_reset_rows else None
         if observers.native is not None:
             observers.measure(measured)
@@ -176,7 +176,7 @@ class EpisodeFlags:
 
             complete(change)
 
-    def _given(self, missing: frozenset[str]) -> tuple[torch.Tensor | None, ...]:
+    def _select_columns(self, missing: frozenset[str]) -> tuple[torch.Tensor | None, ...]:
         """The tensors that observers count, or None, of steps that do not give the fields `missing`."""
         leaves = enumerate(zip(self._storage.schema.paths, self._storage.tensors, strict=True))
         columns = self._observers.columns

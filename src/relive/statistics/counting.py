@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -23,13 +22,6 @@ lock = threading.RLock()
 """Held by whoever reads or changes the numbers of any statistics or norm."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
-
-_COUNTABLE = {
-    torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
-    torch.int64, torch.float32, torch.float64,
-}  # fmt: skip
-_MOST_AGENTS = 7
-"""Up to here numpy, torch and the native core add rewards in the same order."""
 
 
 class Counted:
@@ -127,29 +119,20 @@ class Moments(NamedTuple):
 
 
 def counters(
-    kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]], envs: int | None, flags: tuple[int, ...] | None,
-    episodes: Episodes | None, moments: Sequence[Moments],
+    dtypes: Sequence[torch.dtype], envs: int | None, flags: tuple[int, ...] | None, episodes: Episodes | None,
+    moments: Sequence[Moments],
 ) -> Counters | None:  # fmt: skip
-    """The native counters of steps whose leaves have these dtypes and shapes; None where torch ops must count.
+    """The native counters of steps whose leaves have these dtypes; None where torch ops must count.
 
-    `envs` of None is any number of environments. `flags` are the leaves "terminated" and "truncated". Leaves that are
-    not in `kinds` are measured: see `Counters.measure`.
+    `envs` of None is any number of environments. `flags` are the leaves "terminated" and "truncated". Leaves after
+    those of `dtypes` are measured: see `Counters.measure`.
     """
     native = kernels.native()
     if native is None or not all(each.numbers[0].is_cpu for each in (episodes, *moments) if each is not None):
         return None
-    rewards = [] if episodes is None else episodes.rewards
-    others = [] if episodes is None else [*episodes.metrics, *episodes.reasons]
-    counted = {*rewards, *(i for i in others if i < len(kinds)), *(each.leaf for each in moments)}
-    few = len(kinds) + len(others) <= native.MOST_LEAVES
-    few = few and all(math.prod(kinds[i][1]) <= _MOST_AGENTS for i in rewards)
-    if not few or not all(is_countable(kinds[i][0]) for i in counted):
+    measured = 0 if episodes is None else len(episodes.metrics) + len(episodes.reasons)
+    if len(dtypes) + measured > native.MOST_LEAVES or (torch.bfloat16 in dtypes and not native.exchange()):
         return None
     told = None if episodes is None else (*map(kernels.buffer_of, episodes.numbers), *episodes[1:])
     norms = [(*map(kernels.buffer_of, each.numbers), each.leaf) for each in moments]
-    return native.Counters(lock, len(kinds), envs or -1, flags, told, norms)
-
-
-def is_countable(dtype: torch.dtype) -> bool:
-    """Whether the native core counts numbers of this dtype."""
-    return dtype in _COUNTABLE
+    return native.Counters(lock, len(dtypes), envs or -1, flags, told, norms)

@@ -84,10 +84,10 @@ class EpisodeStats(counting.Counted):
 
     def _own_counters(self) -> Any:
         """The native counters of a step as `update` gives it: flags, reward, metrics and reasons."""
-        kinds = [(field.dtype, ()) for field in self._fields.values()]
+        dtypes = [field.dtype for field in self._fields.values()]
         metrics = range(3, 3 + len(self.metrics))
-        numbers = episodes_of(self, [2], metrics, range(metrics.stop, len(kinds)))
-        return counting.counters(kinds, self.num_envs or 1, (0, 1), numbers, ())
+        numbers = episodes_of(self, [2], metrics, range(metrics.stop, len(dtypes)))
+        return counting.counters(dtypes, self.num_envs or 1, (0, 1), numbers, ())
 
     def claim(self, owner: object) -> None:
         """Belong to the observers of one buffer: the steps of two would be counted into the same episodes."""

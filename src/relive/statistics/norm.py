@@ -16,7 +16,7 @@ from relive.fields.conversion import as_tensor, convert, device_of
 from relive.fields.invariants import require, require_all, require_form
 from relive.fields.schema import DTYPES, FLAG, Field, Path
 from relive.memory.space import require_memory
-from relive.statistics.counting import Counted, Moments, counters, is_countable, lock
+from relive.statistics.counting import Counted, Moments, counters, lock
 
 _MOST_ROWS = 2.0**53
 """Up to here float64 counts exactly."""
@@ -83,7 +83,7 @@ class RunningNorm(Counted):
     _fitted = None
 
     def _own_counters(self) -> Any:
-        return counters([(torch.float64, self.shape)], None, None, None, [moments_of(self, 0)])
+        return counters([torch.float64], None, None, None, [moments_of(self, 0)])
 
     # Counting
 
@@ -91,7 +91,8 @@ class RunningNorm(Counted):
         """Take in the rows of `x` […, *shape], over all leading axes; those where `mask` […] is False are ignored."""
         rows, lead = self._checked(x)
         kept = None if mask is None else convert("mask", FLAG, mask, lead, self.device)
-        if self._counters is not None and is_countable(rows.dtype):
+        if self._counters is not None:
+            rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # which numpy does not have
             plain = as_tensor("x", rows, self.device).reshape(1, -1, *self.shape).contiguous()
             resetting = None if kept is None else kernels.buffer_of(~kept.reshape(-1))
             self._counters.count((kernels.buffer_of(plain),), 0, 1, None, resetting, None)

@@ -65,6 +65,13 @@ class Observers:
         listened = {*self._fields.values(), *self._rewards, *self._norms}
         self.columns = tuple(listened.union(self._flags)) if listened else ()
         """Which columns are to be told; none when nobody listens."""
+        for i in self.columns:
+            if schema.fields[i].dtype.is_complex:
+                where, remedy = (
+                    f"stats, norm: {path_name(schema.paths[i])}",
+                    "Declare its parts as fields of their own.",
+                )
+                raise SchemaError(explain(where, "a field of real numbers", schema.fields[i].dtype, remedy))
         self._asked: tuple[str, ...] = ()
         """Metrics and reasons that are no fields of the buffer but may be in the info of a step."""
         if stats is not None:
@@ -85,14 +92,14 @@ class Observers:
 
     def _native_counters(self, schema: Schema) -> Any:
         """The native counters of everything that listens."""
-        kinds = [(field.dtype, caller_shape(field)) for field in schema.fields]
-        places = self._fields | {name: len(kinds) + i for i, name in enumerate(self._asked)}
+        dtypes = [field.dtype for field in schema.fields]
+        places = self._fields | {name: len(dtypes) + i for i, name in enumerate(self._asked)}
         episodes = None
         if self.stats is not None:
             metrics, reasons = ([places[name] for name in names] for names in (self.stats.metrics, self.stats.reasons))
             episodes = episodes_of(self.stats, self._rewards, metrics, reasons)
         moments = [moments_of(norm, column) for column, norm in self._norms.items()]
-        native = counters(kinds, self._num_envs or 1, self._flags, episodes, moments)
+        native = counters(dtypes, self._num_envs or 1, self._flags, episodes, moments)
         for one in self._counted if native is not None else ():
             hold(one)
         return native
