@@ -37,7 +37,7 @@ def convert(
     """
     if value is None:
         raise SchemaError(explain(where, "a value", None, "Pass the field or stage it."))
-    if rows is None and _fits(field, value, (*lead, *field.shape), device):
+    if rows is None and fits(field, value, (*lead, *field.shape), device):
         return clean_bools(value)
     tensor = as_tensor(where, value, device)
     _check_shape(where, tuple(tensor.shape), (*lead, *field.shape), lead, unit)
@@ -92,7 +92,8 @@ def row_ids(index: Any, device: torch.device) -> torch.Tensor:
     return ids.contiguous() if len(ids) else ids.new_empty(0)
 
 
-def _fits(field: Field, value: Any, shape: tuple[int, ...], device: torch.device) -> bool:
+def fits(field: Field, value: Any, shape: tuple[int, ...], device: torch.device) -> bool:
+    """Whether `value` needs no conversion."""
     return (
         type(value) is torch.Tensor
         and value.dtype == field.dtype
@@ -255,7 +256,7 @@ def overlaps(a: Any, b: Any) -> bool:
     """Whether two tensors or arrays have bytes in common."""
     first, second = numpy_view(a), numpy_view(b)
     if first is None or second is None:
-        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _extents_meet(a, b)
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and extents_meet(a, b)
     # The comparison of extents is cheap and nearly always decides; the exact test follows only if it does not.
     return np.may_share_memory(first, second) and np.shares_memory(first, second)
 
@@ -306,7 +307,8 @@ def as_numpy_if_cpu(tensor: torch.Tensor) -> Any:
     return tensor if view is None else view
 
 
-def _extents_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+def extents_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the memory from the first to the last byte of two tensors overlaps."""
     if a.device != b.device or a.device.type == "meta" or a.layout != torch.strided or b.layout != torch.strided:
         return False
     (start_a, stop_a), (start_b, stop_b) = ((x.data_ptr(), x.data_ptr() + _extent(x)) for x in (a, b))
