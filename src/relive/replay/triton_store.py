@@ -19,7 +19,7 @@ from relive.kernels.triton.write import GROUPS, StepWriter
 from relive.replay import composed
 from relive.replay.ring import MOST_ROWS
 from relive.replay.row_memory import RowMemory
-from relive.replay.samplers.priority_run import is_capturing
+from relive.replay.samplers.prioritized import is_capturing
 from relive.replay.store import Leaves, Reading, Touched
 from relive.replay.torch_store import TorchStore
 from relive.replay.triton_reader import TritonReader, leaves_of, rings_of
@@ -59,6 +59,7 @@ class TritonStore(TorchStore):
             next_step=memory.next_step,
         )  # fmt: skip
         self._keeps_touched = False
+        self._touched: tuple[torch.Tensor, torch.Tensor] | None = None
 
     # Writing
 
@@ -73,7 +74,7 @@ class TritonStore(TorchStore):
             leaves, nexts = self.memory.conformed(leaves, nexts, envs, steps)
         writers = self.num_envs if envs is None else len(envs)
         obs, others = (tuple([leaves[i] for i in which]) for which in self._groups)
-        touched = self._room_for_touched(count, writers) if self._keeps_touched else None
+        touched = self._room_for_touched(count * GROUPS.value * writers) if self._keeps_touched else None
         self._writer.write(obs, nexts, others, writers, count, envs, touched)
         self.is_empty = False
         self._may_be_replayed |= is_capturing(self.device)
@@ -81,16 +82,18 @@ class TritonStore(TorchStore):
         if then is not None:
             complete(then)
 
-    def _room_for_touched(self, steps: int, writers: int) -> tuple[torch.Tensor, torch.Tensor]:
-        slots = torch.empty(steps * GROUPS.value * writers, dtype=torch.int64, device=self.device)
-        changed = torch.empty_like(slots, dtype=torch.bool)
-        self._touched = slots, changed
-        return slots, changed
+    def _room_for_touched(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Memory for the slots that a write touches, which is used again by the next one of the same size."""
+        if self._touched is None or len(self._touched[0]) != count:
+            slots = torch.empty(count, dtype=torch.int64, device=self.device)
+            self._touched = slots, torch.empty_like(slots, dtype=torch.bool)
+        return self._touched
 
     def keep_touched(self) -> None:
         self._keeps_touched = True
 
     def touched(self) -> Touched:
+        assert self._touched is not None  # asked after a write
         return self._touched
 
     def clear(self) -> None:

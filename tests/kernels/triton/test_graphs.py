@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import relive as rl
-from relive.replay.samplers import priority_run
+from relive.replay.samplers import prioritized
 from tests.kernels.triton.interpreter import interpreted
 
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
@@ -39,7 +39,7 @@ class Graph:
 
         with ExitStack() as patches:
             patches.enter_context(patch.object(Launch, "__call__", record))
-            for module in (triton_store, priority_run):
+            for module in (triton_store, prioritized):
                 patches.enter_context(patch.object(module, "is_capturing", is_capturing))
             yield
 
@@ -80,7 +80,7 @@ def assert_same(a: Learner, b: Learner) -> None:
         assert torch.equal(one, other)
     for name in ("obs", "next_obs", "reward", "index", "weight"):
         assert torch.equal(a.out[name], b.out[name])
-    masses = [learner.replay.run.state()["mass"] for learner in (a, b)]
+    masses = [learner.replay.sampler.state()["mass"] for learner in (a, b)]
     assert torch.equal(*masses)
     streams: list[Any] = [learner.replay._random for learner in (a, b)]
     assert torch.equal(streams[0].numbers, streams[1].numbers)
