@@ -20,7 +20,7 @@ from relive.fields.conversion import (
     with_own_storage,
 )
 from relive.fields.mutable import Mutable, is_carried
-from relive.fields.schema import Field, Path, Schema, Stacked, caller_shape
+from relive.fields.schema import Path, Schema, Stacked, caller_field
 from relive.memory import Room
 from relive.memory.rows import Rows
 from relive.memory.saved import Saved, State
@@ -77,7 +77,7 @@ class RowMemory:
         """Stacks that cannot be rebuilt, counted where raising would need a host synchronisation."""
         self.unknown_envs = torch.zeros((), dtype=torch.int64, device=self.device)
         """Steps of environments that there are not, counted and skipped where the host does not see `env_ids`."""
-        self._given = tuple(Field(caller_shape(field), field.dtype) for field in schema.fields)
+        self._given = tuple(map(caller_field, schema.fields))
         """The leaves as callers give them."""
         self._given_shapes = tuple((*self.lead, *field.shape) for field in self._given)
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
