@@ -138,11 +138,20 @@ def _from_host(where: str, value: Any) -> torch.Tensor:
 
 
 def env_numbers(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:
-    """The numbers of environments `env_ids`, distinct ints below `num_envs`, as int64 on `device`."""
+    """The numbers of environments `env_ids`, distinct ints below `num_envs`, as int64 on `device`.
+
+    Those of a tensor on another device than the host are not looked at, which would wait for it.
+    """
     if num_envs is None:
         raise SchemaError(explain("env_ids", "None without num_envs", env_ids, "Make the buffer with num_envs=."))
     there = _HOST if isinstance(env_ids, torch.Tensor) and env_ids.is_cpu else device
-    ids = as_tensor("env_ids", env_ids, there).cpu().numpy()
+    given = as_tensor("env_ids", env_ids, there)
+    if not given.is_cpu:
+        if given.ndim != 1 or given.dtype.is_floating_point or given.dtype.is_complex or given.dtype == torch.bool:
+            got = f"{given.dtype} of shape {tuple(given.shape)}"
+            raise SchemaError(explain("env_ids", "a vector of distinct ints", got, "Pass each environment once."))
+        return given.to(torch.int64).contiguous()
+    ids = given.numpy()
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(set(ids.tolist())) != len(ids) or not len(ids):
         raise SchemaError(explain("env_ids", "a vector of distinct ints", env_ids, "Pass each environment once."))
     if ids.min() < 0 or ids.max() >= num_envs:
@@ -239,11 +248,14 @@ def _cast(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    if tensor.dtype == torch.bool or tensor.device.type == "meta" or not tensor.numel():
+    if tensor.dtype == torch.bool or not tensor.numel():
         return
     have, want = torch.iinfo(tensor.dtype), torch.iinfo(dtype)
     if want.min <= have.min and have.max <= want.max:
         return
+    if tensor.device.type == "meta":
+        names = str(dtype).removeprefix("torch."), f"{str(tensor.dtype).removeprefix('torch.')} without values"
+        raise SchemaError(explain(where, *names, "Convert it: whether its integers fit cannot be seen there."))
     values = tensor.to(_HOST).numpy()
     smallest, largest = int(values.min()), int(values.max())
     if smallest < want.min or largest > want.max:
