@@ -71,7 +71,8 @@ class _TorchRows:
         if not self._views:
             # Made once: a step is then two dispatched copies.
             rows = max(map(len, self._tensors))
-            views = (tuple(map(_words, tensor.unbind(0))) * (rows // len(tensor)) for tensor in self._tensors)
+            with torch.inference_mode(False):  # they are written later, in whatever mode
+                views = [tuple(map(_words, tensor.unbind(0))) * (rows // len(tensor)) for tensor in self._tensors]
             self._views = list(zip(*views, strict=True))
         views = self._views[row]
         pairs = list(zip(views if which is None else [views[i] for i in which], leaves, strict=True))
