@@ -25,7 +25,7 @@ ORIGINALS := --checkouts build/originals --python agilerl=.venv/agilerl/bin/pyth
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 APART := build/originals/apexrl/src:build/originals/rl_buffer/src:build/originals/wheels
 
-.PHONY: demo test test-all test-long tritons kernels sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep originals originals-full compatibility check stub format docs clean
+.PHONY: demo gpu-report test test-all test-long tritons kernels sanitize $(SANITIZERS:%=sanitize-%) bench bench-full baseline conformance conformance-keep originals originals-full compatibility check stub format docs clean
 
 demo: .venv/package
 	$(BIN)/python -m examples.demo
@@ -71,6 +71,10 @@ $(SANITIZERS:%=sanitize-%): sanitize-%: .venv/installed
 # On a device: make bench DEVICE=cuda times the calls there beside the buffers of others, and writes a page.
 bench: .venv/bench
 	$(BIN)/python -m benchmarks $(if $(DEVICE),--device $(DEVICE),--quick)
+
+# Checks and measures everything on your GPU in under ten minutes; writes relive-gpu-report.md and .json to send back.
+gpu-report: .venv/installed
+	$(BIN)/python -m relive.gpu_report
 
 # Everything at full effort, on an idle machine: results that are kept, and the page and pictures made of them.
 bench-full: .venv/bench

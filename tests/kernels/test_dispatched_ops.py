@@ -29,7 +29,7 @@ BARS = {
     "prioritized draw and update": 58,
     "GAE of 24 steps": 40,
     "minibatch of a rollout": 11,
-    "rollout add": 1,
+    "rollout add": 2,
 }
 """The most launches of each call with torch ops."""
 
@@ -82,6 +82,55 @@ def test_neither_a_write_nor_a_draw_looks_at_all_slots(slots: int, monkeypatch: 
                 for view in (rl.Transition(), rl.NStep(3, 0.9), rl.Sequence(4), rl.Sequence(4, 2, True)):
                     replay.sample(16, view)
     assert largest.made <= 16 * 18 * 3
+
+
+def test_the_copies_of_a_rollout_have_one_dtype_each(device: str) -> None:
+    """Only then does a device copy many tensors in one launch."""
+    launches = _Copies()
+    call = ours(device)["rollout add"]()
+    with launches:
+        call()
+    assert launches.dtypes == [{torch.int32}, {torch.uint8}]
+
+
+class _Copies(Launches):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: list[set[torch.dtype]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "_foreach_copy" in str(func):
+            self.dtypes.append({each.dtype for tensors in args[:2] for each in tensors})
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class TestMeta:
+    """Tensors without values: what a call waits for on other devices is an error here, never left out."""
+
+    @pytest.fixture(autouse=True)
+    def _device(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Randomness, "generator", lambda *_: None)
+
+    @staticmethod
+    def step(envs: int, action: torch.dtype) -> dict[str, torch.Tensor]:
+        step = {"obs": torch.zeros(envs, 2), "action": torch.zeros(envs, dtype=action), "reward": torch.zeros(envs)}
+        step |= {name: torch.zeros(envs, dtype=torch.bool) for name in ("terminated", "truncated")}
+        return {name: value.to("meta") for name, value in (step | {"next_obs": torch.zeros(envs, 2)}).items()}
+
+    def test_integers_that_may_not_fit_are_refused(self) -> None:
+        replay = rl.ReplayBuffer(64, 2, rl.Field((), torch.uint8), num_envs=4, device="meta")
+        replay.add(**self.step(4, torch.uint8))
+        with pytest.raises(rl.SchemaError, match="action: expected uint8, got int64 without values"):
+            replay.add(**self.step(4, torch.int64))
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+    def test_environments_that_are_on_the_device_are_not_looked_at(self, dtype: torch.dtype) -> None:
+        replay = rl.ReplayBuffer(64, 2, rl.Field((), torch.uint8), num_envs=4, device="meta")
+        env_ids = torch.tensor([2, 0], dtype=dtype, device="meta")
+        replay.add(**self.step(2, torch.uint8), env_ids=env_ids)
+        replay.cut(env_ids)
+        with pytest.raises(rl.SchemaError, match="env_ids: expected a vector of distinct ints"):
+            replay.cut(env_ids.to(torch.float32))
 
 
 class _Largest(Launches):

@@ -217,7 +217,8 @@ class TestLaunches:
             ["draw_rows_kernel", "windows_kernel", "read_kernel"],
         ),
         "prioritized add": (
-            rl.Prioritized(), lambda replay: partial(replay.add, **step_of(replay)), ["write_kernel", "mark_kernel"]
+            rl.Prioritized(), lambda replay: partial(replay.add, **step_of(replay)),
+            ["write_kernel", "mark_kernel", "renew_kernel"],
         ),
     }  # fmt: skip
 

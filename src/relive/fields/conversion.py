@@ -40,7 +40,7 @@ def convert(
     """
     if value is None:
         raise SchemaError(explain(where, "a value", None, "Pass the field or stage it."))
-    if rows is None and _fits(field, value, (*lead, *field.shape), device):
+    if rows is None and fits(field, value, (*lead, *field.shape), device):
         return clean_bools(value)
     tensor = as_tensor(where, value, device)
     _check_shape(where, tuple(tensor.shape), (*lead, *field.shape), lead, unit)
@@ -95,7 +95,8 @@ def row_ids(index: Any, device: torch.device) -> torch.Tensor:
     return ids.contiguous() if len(ids) else ids.new_empty(0)
 
 
-def _fits(field: Field, value: Any, shape: tuple[int, ...], device: torch.device) -> bool:
+def fits(field: Field, value: Any, shape: tuple[int, ...], device: torch.device) -> bool:
+    """Whether `value` needs no conversion."""
     return (
         type(value) is torch.Tensor
         and value.dtype == field.dtype
@@ -150,11 +151,20 @@ def _of_dict(where: str) -> str:
 
 
 def env_numbers(env_ids: Any, num_envs: int | None, device: torch.device) -> torch.Tensor:
-    """The numbers of environments `env_ids`, distinct ints below `num_envs`, as int64 on `device`."""
+    """The numbers of environments `env_ids`, distinct ints below `num_envs`, as int64 on `device`.
+
+    Those of a tensor on another device than the host are not looked at, which would wait for it.
+    """
     if num_envs is None:
         raise SchemaError(explain("env_ids", "None without num_envs", env_ids, "Make the buffer with num_envs=."))
     there = _HOST if isinstance(env_ids, torch.Tensor) and env_ids.is_cpu else device
-    ids = as_tensor("env_ids", env_ids, there).cpu().numpy()
+    given = as_tensor("env_ids", env_ids, there)
+    if not given.is_cpu:
+        if given.ndim != 1 or given.dtype.is_floating_point or given.dtype.is_complex or given.dtype == torch.bool:
+            got = f"{given.dtype} of shape {tuple(given.shape)}"
+            raise SchemaError(explain("env_ids", "a vector of distinct ints", got, "Pass each environment once."))
+        return given.to(torch.int64).contiguous()
+    ids = given.numpy()
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(set(ids.tolist())) != len(ids) or not len(ids):
         raise SchemaError(explain("env_ids", "a vector of distinct ints", env_ids, "Pass each environment once."))
     if ids.min() < 0 or ids.max() >= num_envs:
@@ -284,11 +294,14 @@ def _check_numbers_fit(where: str, tensor: torch.Tensor, converted: torch.Tensor
 
 
 def _check_integers_fit(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    if tensor.dtype == torch.bool or tensor.device.type == "meta" or not tensor.numel():
+    if tensor.dtype == torch.bool or not tensor.numel():
         return
     have, want = torch.iinfo(tensor.dtype), torch.iinfo(dtype)
     if want.min <= have.min and have.max <= want.max:
         return
+    if tensor.device.type == "meta":
+        names = str(dtype).removeprefix("torch."), f"{str(tensor.dtype).removeprefix('torch.')} without values"
+        raise SchemaError(explain(where, *names, "Convert it: whether its integers fit cannot be seen there."))
     values = tensor.to(_HOST).numpy()
     smallest, largest = int(values.min()), int(values.max())
     if smallest < want.min or largest > want.max:
@@ -300,7 +313,7 @@ def overlaps(a: Any, b: Any) -> bool:
     """Whether two tensors or arrays have bytes in common."""
     first, second = numpy_view(a), numpy_view(b)
     if first is None or second is None:
-        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _extents_meet(a, b)
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and extents_meet(a, b)
     # The comparison of extents is cheap and nearly always decides; the exact test follows only if it does not.
     return np.may_share_memory(first, second) and np.shares_memory(first, second)
 
@@ -351,7 +364,8 @@ def as_numpy_if_cpu(tensor: torch.Tensor) -> Any:
     return tensor if view is None else view
 
 
-def _extents_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+def extents_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the memory from the first to the last byte of two tensors overlaps."""
     if a.device != b.device or a.device.type == "meta" or a.layout != torch.strided or b.layout != torch.strided:
         return False
     (start_a, stop_a), (start_b, stop_b) = ((x.data_ptr(), x.data_ptr() + _extent(x)) for x in (a, b))

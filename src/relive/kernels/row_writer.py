@@ -1,4 +1,4 @@
-"""Copying one step into one row of many tensors: one native call, or one dispatched copy through torch ops."""
+"""Copying one step into one row of many tensors: one native call, or two dispatched copies through torch ops."""
 
 from __future__ import annotations
 
@@ -69,16 +69,27 @@ class _TorchRows:
 
     def put(self, row: int, leaves: tuple[torch.Tensor | None, ...], which: Which) -> int:
         if not self._views:
-            # Made once: a step is then a single dispatched copy.
+            # Made once: a step is then two dispatched copies.
             rows = max(map(len, self._tensors))
-            views = (tensor.unbind(0) * (rows // len(tensor)) for tensor in self._tensors)
+            with torch.inference_mode(False):  # they are written later, in whatever mode
+                views = [tuple(map(_words, tensor.unbind(0))) * (rows // len(tensor)) for tensor in self._tensors]
             self._views = list(zip(*views, strict=True))
         views = self._views[row]
         pairs = list(zip(views if which is None else [views[i] for i in which], leaves, strict=True))
-        given = [(view, leaf) for view, leaf in pairs if leaf is not None]
         missing = [view for view, leaf in pairs if leaf is None]
-        if given:
-            torch._foreach_copy_([view for view, _ in given], [leaf for _, leaf in given])
+        for word in (torch.int32, torch.uint8):
+            given = [(view, _words(leaf)) for view, leaf in pairs if leaf is not None and view.dtype == word]
+            if given:
+                torch._foreach_copy_([view for view, _ in given], [leaf for _, leaf in given])
         if missing:
             torch._foreach_zero_(missing)
         return -1
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor as words of four bytes, or as bytes.
+
+    Devices copy many tensors in one launch only if all have the same dtype.
+    """
+    flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return flat.view(-1).view(torch.int32 if tensor.element_size() % 4 == 0 else torch.uint8)

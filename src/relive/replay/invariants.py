@@ -51,6 +51,10 @@ def faults_of(memory: RowMemory) -> Iterator[str]:
         remedy = "Check k, axis and pad: only stacks that single frames can rebuild are stored."
         yield explain("obs", "stacks of the stored frames", f"{broken} steps with other stacks", remedy)
     yield from overflows_of(memory.overflowed)
+    unknown = int(memory.unknown_envs) if memory.has_values else 0
+    if unknown:
+        remedy = "Number them from 0."
+        yield explain("env_ids", f"environments 0 to {memory.ring.num_envs - 1}", f"{unknown} others, skipped", remedy)
 
 
 def _check_form(memory: RowMemory) -> None:

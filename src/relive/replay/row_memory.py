@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from relive.errors import SchemaError, explain
 from relive.fields.conversion import (
     bits_of,
     convert,
+    extents_meet,
+    fits,
     misaligned_error,
     path_name,
     refuse_reused_leaves,
@@ -76,6 +79,11 @@ class RowMemory:
         """Stacks that cannot be rebuilt, counted where raising would need a host synchronisation."""
         self.overflowed = torch.zeros((), dtype=torch.int64, device=self.device)
         """Finite numbers that became infinite in their field, likewise; not saved."""
+        self.unknown_envs = torch.zeros((), dtype=torch.int64, device=self.device)
+        """Steps of environments that there are not, counted and skipped where the host does not see `env_ids`."""
+        self._given = tuple(map(caller_field, schema.fields))
+        """The leaves as callers give them."""
+        self._given_shapes = tuple((*self.lead, *field.shape) for field in self._given)
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
         """Where native kernels find `tensors`."""
 
@@ -112,14 +120,23 @@ class RowMemory:
 
     def conform(self, leaf: int, value: Any, lead: tuple[int, ...], prefix: str = "") -> torch.Tensor:
         """A value as a tensor `[*lead, …]` that fits its leaf exactly, or a SchemaError."""
-        field = self.schema.fields[leaf]
         where = prefix + path_name(self.schema.paths[leaf])
-        return convert(where, caller_field(field), value, lead, self.device, overflowed=self.overflowed)
+        return convert(where, self._given[leaf], value, lead, self.device, overflowed=self.overflowed)
 
     def lead_of(self, envs: torch.Tensor | None, steps: int | None = None) -> tuple[int, ...]:
         """The first axes of what is given for a step, or for a block of steps, of all environments or of `envs`."""
         lead = self.lead if envs is None else (len(envs),)
         return lead if steps is None else (steps, *lead)
+
+    def fits(self, leaves: tuple[Any, ...], nexts: tuple[Any, ...]) -> bool:
+        """Whether a step of all environments can be stored without conversion."""
+        fields, shapes, device = self._given, self._given_shapes, repeat(self.device)
+        if not all(map(fits, fields, leaves, shapes, device)):
+            return False
+        for i, following in zip(self.observed, nexts, strict=True):
+            if not fits(fields[i], following, shapes[i], self.device) or extents_meet(leaves[i], following):
+                return False
+        return True
 
     def conformed(
         self, leaves: tuple[Any, ...], nexts: tuple[Any, ...], envs: torch.Tensor | None, steps: int | None

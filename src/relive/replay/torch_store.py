@@ -258,8 +258,11 @@ class TorchStore(RowStore):
             return
         ring = self.memory.ring
         written = bool((ring.head > ring.floor).any())
-        require(self.is_empty != written, "is_empty", f"{not written}, as the heads show", self.is_empty)
+        self._check_is_empty(written)
         check_kernels(self)
         self._queues.check()
         if self._rows is not None:
             require_all(self._rows[2] == ring.ids(), "ids of slots", "the ids of the rows", self._rows[2])
+
+    def _check_is_empty(self, written: bool) -> None:
+        require(self.is_empty != written, "is_empty", f"{not written}, as the heads show", self.is_empty)

@@ -9,16 +9,17 @@ import torch
 
 from relive import lazy
 from relive.fields.assembly import assemble, checked_targets
+from relive.fields.invariants import require_all
 from relive.kernels import complete
 from relive.kernels.priority import PriorityTree
-from relive.kernels.triton.draw import draw_slots
+from relive.kernels.triton.draw import RowDrawer, group_totals
 from relive.kernels.triton.priority_tree import TritonTree
 from relive.kernels.triton.stream import DeviceStream
-from relive.kernels.triton.words import as_words
-from relive.kernels.triton.write import GROUPS, Given, StepWriter
+from relive.kernels.triton.write import GROUPS, StepWriter
 from relive.replay import composed
 from relive.replay.ring import MOST_ROWS
 from relive.replay.row_memory import RowMemory
+from relive.replay.samplers.prioritized import is_capturing
 from relive.replay.store import Leaves, Reading, Touched
 from relive.replay.torch_store import TorchStore
 from relive.replay.triton_reader import TritonReader, leaves_of, rings_of
@@ -40,7 +41,12 @@ class TritonStore(TorchStore):
     def __init__(self, memory: RowMemory) -> None:
         super().__init__(memory)
         self._waits = self.counter.is_on = False
-        self._rings = rings_of(memory)
+        self._rings = rings = rings_of(memory)
+        self._totals = group_totals(memory.ring.count)
+        """How many transitions there are in groups of environments, for draws; writes keep it up to date."""
+        self._drawer = RowDrawer(rings, self._totals)
+        self._may_be_replayed = False
+        """A write was captured in a CUDA graph: rows may come without the host's knowledge."""
         self._batches = TritonReader(memory)
         leaves, nexts = leaves_of(memory)
         others = [i for i in range(len(leaves)) if i not in memory.observed]
@@ -49,9 +55,11 @@ class TritonStore(TorchStore):
         obs, rest = ([leaves[i] for i in which] for which in self._groups)
         terminated, truncated = (others.index(self.schema.leaf_indices[name][0]) for name in composed.ENDS)
         self._writer = StepWriter(
-            self._rings, obs, nexts, rest, memory.broken, flags=(terminated, truncated), next_step=memory.next_step
-        )
+            rings, obs, nexts, rest, self._totals, (memory.broken, memory.unknown_envs), flags=(terminated, truncated),
+            next_step=memory.next_step,
+        )  # fmt: skip
         self._keeps_touched = False
+        self._touched: tuple[torch.Tensor, torch.Tensor] | None = None
 
     # Writing
 
@@ -62,31 +70,45 @@ class TritonStore(TorchStore):
         count = 1 if steps is None else steps
         if self._rows_left < MOST_ROWS * count:
             self._rows_left = self.memory.ring.require_rows_left(count)
-        fitted, fitted_nexts = self.memory.conformed(leaves, nexts, envs, steps)
-        given = [as_words(leaf) for leaf in fitted]
+        if envs is not None or steps is not None or not self.memory.fits(leaves, nexts):
+            leaves, nexts = self.memory.conformed(leaves, nexts, envs, steps)
         writers = self.num_envs if envs is None else len(envs)
-        obs, others = (tuple(given[i] for i in which) for which in self._groups)
-        block = Given(obs, tuple(map(as_words, fitted_nexts)), others, count, writers)
-        self._writer.write(block, envs, self._room_for_touched(count, writers))
-        self._forget_tables()
+        obs, others = (tuple([leaves[i] for i in which]) for which in self._groups)
+        touched = self._room_for_touched(count * GROUPS.value * writers) if self._keeps_touched else None
+        self._writer.write(obs, nexts, others, writers, count, envs, touched)
         self.is_empty = False
+        self._may_be_replayed |= is_capturing(self.device)
         self._rows_left -= MOST_ROWS * count
         if then is not None:
             complete(then)
 
-    def _room_for_touched(self, steps: int, writers: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if not self._keeps_touched:
-            return None
-        slots = torch.empty(steps * GROUPS * writers, dtype=torch.int64, device=self.device)
-        changed = torch.empty_like(slots, dtype=torch.bool)
-        self._touched = slots, changed
-        return slots, changed.view(torch.uint8)
+    def _room_for_touched(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Memory for the slots that a write touches, which is used again by the next one of the same size."""
+        if self._touched is None or len(self._touched[0]) != count:
+            slots = torch.empty(count, dtype=torch.int64, device=self.device)
+            self._touched = slots, torch.empty_like(slots, dtype=torch.bool)
+        return self._touched
 
     def keep_touched(self) -> None:
         self._keeps_touched = True
 
     def touched(self) -> Touched:
+        assert self._touched is not None  # asked after a write
         return self._touched
+
+    def clear(self) -> None:
+        super().clear()
+        self._totals.zero_()
+
+    def found(self) -> None:
+        super().found()
+        self._totals.copy_(group_totals(self.memory.ring.count))
+
+    @property
+    def maybe_empty(self) -> bool:
+        if not (self.is_empty and self._may_be_replayed):
+            return self.is_empty
+        return not is_capturing(self.device) and not len(self)
 
     # Drawing
 
@@ -94,7 +116,7 @@ class TritonStore(TorchStore):
         return DeviceStream(seed, self.device)
 
     def draw(self, count: int, random: Any) -> torch.Tensor:
-        return draw_slots(self._rings, random.numbers, count)
+        return self._drawer.draw(random.numbers, count)
 
     def tree(self) -> PriorityTree:
         if self._tree is None:
@@ -152,3 +174,14 @@ class TritonStore(TorchStore):
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         """An id that was never given is taken for one whose row is gone: looking would be a synchronisation."""
         return self.memory.ring.locate(ids)[0]
+
+    # Verifying
+
+    def check(self) -> None:
+        super().check()
+        expected = group_totals(self.memory.ring.count)
+        require_all(self._totals == expected, "totals of groups", "the sums of counts", self._totals)
+
+    def _check_is_empty(self, written: bool) -> None:
+        if not self._may_be_replayed:
+            super()._check_is_empty(written)

@@ -13,11 +13,12 @@ from tests.kernels.triton.interpreter import interpreter, quick_arithmetic
 
 pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
 
-from relive.kernels.triton.draw import draw_slots
+from relive.kernels.triton.draw import RowDrawer, group_totals
+from relive.kernels.triton.philox import CELLS
 from relive.kernels.triton.read import NEXT, OWN, RowReader, Source
 from relive.kernels.triton.windows import Windows, find_windows
 from relive.kernels.triton.words import Frames, Leaf, Rings, as_words
-from relive.kernels.triton.write import Given, StepWriter
+from relive.kernels.triton.write import StepWriter
 
 SLOTS, WIDTH = 3_000_000_000, 3
 NO_RESERVE = 0x4000
@@ -51,12 +52,14 @@ def test_steps_are_written_drawn_and_read_there(head: int) -> None:
         others.append(Leaf.of(far(SLOTS, 1), Frames(), 4))
     given = torch.arange(5 * WIDTH, dtype=torch.uint8).view(5, 1, WIDTH) + 1
     flags = (torch.zeros(4, 1, dtype=torch.uint8),) * 2
-    writer = StepWriter(ring, [obs], [], others, torch.zeros((), dtype=torch.int64), flags=(0, 1), next_step=False)
-    writer.write(Given((as_words(given[:4]),), (as_words(given[1:]),), flags, 4, 1), None, None)
+    totals, broken, unknown = group_totals(ring.count), *torch.zeros(2, 1, dtype=torch.int64)
+    writer = StepWriter(ring, [obs], [], others, totals, (broken, unknown), flags=(0, 1), next_step=False)
+    writer.write((given[:4],), (given[1:],), flags, 1, 4, None, None)
     slots = torch.tensor([(head + i) % SLOTS for i in range(4)])
     assert ring.kind[slots, 0].tolist() == [1] * 4
     assert (int(ring.head), int(ring.count), int(ring.open)) == (head + 4, 4, 1)
-    drawn = draw_slots(ring, torch.tensor([7, 0, 0]), 40)
+    stream = torch.tensor([7] + CELLS * [0])
+    drawn = RowDrawer(ring, totals).draw(stream, 40)
     assert set(drawn.tolist()) == set(slots.tolist())
     out = [torch.zeros(4, WIDTH, dtype=torch.uint8) for _ in range(2)]
     ids = torch.zeros(4, dtype=torch.int64)

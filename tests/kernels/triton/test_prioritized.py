@@ -60,7 +60,7 @@ def assert_same_masses(mine: rl.ReplayBuffer, native: rl.ReplayBuffer) -> None:
 
 class TestLaunches:
     @pytest.mark.parametrize(("normalize", "draw"), select(("batch", 2), of=[("batch", 2), ("global", 1)]))
-    def test_an_add_is_two_and_a_draw_a_read_and_an_update_are_at_most_four(self, normalize: str, draw: int) -> None:
+    def test_each_call_is_a_few_launches(self, normalize: str, draw: int) -> None:
         given, priority = step(5), torch.rand(16)
         with interpreted():
             replay = filled(normalize=normalize)
@@ -72,10 +72,10 @@ class TestLaunches:
                 replay.update_priority(batch["index"], priority)
             with Launches() as again:
                 replay.sample(16, out=batch)
-        assert adding.names == ["write_kernel", "mark_kernel"]
+        assert adding.names == ["write_kernel", "mark_kernel", "renew_kernel"]
         drawing = ["prioritized_draw_kernel", "weigh_kernel"][:draw]
         assert sampling.names == again.names == [*drawing, "read_kernel"]
-        assert updating.names == ["update_kernel"]
+        assert updating.names == ["aten::zeros", "accept_kernel", "set_kernel", "renew_kernel"]
 
     def test_the_counter_sees_operations_of_torch_and_what_waits(self) -> None:
         with interpreted(), Launches() as launches:

@@ -1,15 +1,16 @@
-"""The tree of priorities on a device: setting, marking and drawing, one launch each.
+"""The tree of priorities on a device: setting, marking and drawing, each by many programs.
 
 Leaves are float64. Above them every node has the running sums of its 16 children, added from left to right: one line of
 memory that a draw compares its point with. Levels follow each other from the lowest one on; a node of level l is over
-16^l leaves, and the top level is one node. Sums are never corrected by differences and never added by atomics: every
-node above a changed leaf is computed again from its children, so the same updates give the same bits.
+16^(l + 1) leaves, and the top level is one node. Sums are never corrected by differences and never added by atomics:
+every node above a changed leaf is computed again from its children, so the same updates give the same bits.
 
 Leaves are multiplied by a power of two before they are summed, as in the native core: in the usual scale sums cannot
-overflow, in the faint one denormal leaves keep their digits. Which one is in use is decided on the device.
+overflow, in the faint one denormal leaves keep their digits. All sums are kept in both, and a draw takes those that
+suit the total.
 
-Changes are made by one program, with a barrier after each level; draws by as many programs as their rows need. What an
-atomic has written is read by atomics only, which go past the nearest cache.
+A change is a few launches, since each needs all of the one before: ids become leaves, leaves become masses, then a
+program for each subtree of 16³ leaves adds it up again if it is dirty, and one program does what is above.
 """
 
 # What is jitted is Triton's language, which pyright takes for Python.
@@ -21,28 +22,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from relive.kernels.triton.philox import count_call, random_pair
+from relive.kernels.triton.launching import SIZES
+from relive.kernels.triton.philox import CELL, count_calls, load_calls, random_pair
 from relive.kernels.triton.slots import FINAL, TRANSITION
 from relive.kernels.triton.variants import Variant
 
 USUAL = tl.constexpr(2.0**-64)
 FAINT = tl.constexpr(2.0**512)
-TOO_SMALL = tl.constexpr(2.0**-800)
-"""A usual total below this may be a sum of faint leaves."""
-TOO_LARGE = tl.constexpr(2.0**300)
-"""A faint total above this is summed in the usual scale again."""
-TINY = tl.constexpr(2.0**-700)
-"""Under a usual total that is too small all leaves are below this."""
+FAINT_TOTAL = tl.constexpr(2.0**-400)
+"""Under a usual total below this all leaves are small enough for the faint scale."""
 LEAST_WEIGHT = tl.constexpr(2.0**-126)
 """The smallest normal float32: a weight of zero would hide the row."""
-NOTHING_DRAWN = 0x7FF0000000000000
-"""The bits of infinity, which those of every priority are below."""
-
-BLOCK = 512
-OPTIONS = {"num_warps": 16, "enable_fp_fusion": False}
-"""Of kernels of one program: a thread for each changed leaf."""
-DRAW_BLOCK = 32
-DRAW_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+LOWER = 3
+"""Levels of a subtree."""
+SUBTREE = tl.constexpr(16**LOWER)
+"""Its leaves."""
+BLOCK = 256
+DRAW_BLOCK = 2 * CELL.value
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+TOP_OPTIONS = {**OPTIONS, "num_warps": 8}
 
 
 # Sums
@@ -69,62 +67,58 @@ def _renew_nodes(children, step, factor, least_children, entries, nodes, least, 
 
 
 @triton.jit
-def _renew_levels(leaves, sums, least, touched, count, num_leaves, levels, scale, LEAST: tl.constexpr,
-                  BLOCK: tl.constexpr):  # fmt: skip
-    """Every node above the touched leaves again; where a level has fewer nodes than were touched, all of them."""
-    children, least_children = leaves, leaves
-    step, nodes, width = num_leaves * 0 + 1, num_leaves * 0, num_leaves * 0 + 16
-    entries, factor = num_leaves, scale
-    for _ in range(levels):
-        tl.debug_barrier()
-        groups = (entries + 15) // 16
-        todo = tl.minimum(groups, count)
-        for start in range(0, todo, BLOCK):
+def _renew_above(sums, least, below, here, entries, size, group, LEAST: tl.constexpr):
+    """These nodes again, in both scales, from those of the level that begins with node `below`."""
+    inside = group * 16 < entries
+    for scale in tl.static_range(2):
+        own = sums + scale * size
+        _renew_nodes(
+            own + below * 16 + 15, 16, 1.0, least + below, entries, own + here * 16, least + here, group, inside, LEAST
+        )
+
+
+@triton.jit(do_not_specialize=SIZES)
+def renew_kernel(
+    leaves, sums, least, dirty, num_leaves: tl.int64, size: tl.int64, LEVELS: tl.constexpr, LEAST: tl.constexpr
+):
+    """Add up the subtree of each program again, if it is dirty. `size` is how many sums there are in a scale."""
+    subtree = tl.program_id(0).to(tl.int64)
+    is_dirty = tl.load(dirty + subtree) != 0
+    tl.debug_barrier()  # each warp has read it
+    if is_dirty:
+        tl.store(dirty + subtree, (subtree * 0).to(tl.uint8))
+        group = subtree * 256 + tl.arange(0, 256)
+        inside = group * 16 < num_leaves
+        _renew_nodes(leaves, 1, USUAL, leaves, num_leaves, sums, least, group, inside, LEAST)
+        _renew_nodes(leaves, 1, FAINT, leaves, num_leaves, sums + size, least, group, inside, False)
+        below = num_leaves * 0
+        entries = (num_leaves + 15) // 16
+        if LEVELS > 1:
+            tl.debug_barrier()
+            _renew_above(sums, least, below, entries, entries, size, subtree * 16 + tl.arange(0, 16), LEAST)
+        if LEVELS > 2:
+            tl.debug_barrier()
+            below = entries
+            entries = (entries + 15) // 16
+            _renew_above(sums, least, below, below + entries, entries, size, subtree + tl.arange(0, 1), LEAST)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def renew_top_kernel(
+    sums, least, num_leaves: tl.int64, size: tl.int64, levels: tl.int64, LEAST: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Add up everything above the subtrees again: one program."""
+    nodes = (num_leaves + 15) // 16
+    more = (nodes + 15) // 16
+    below = nodes + more
+    entries = (more + 15) // 16
+    for _ in range(3, levels):
+        for start in range(0, (entries + 15) // 16, BLOCK):
             group = start + tl.arange(0, BLOCK).to(tl.int64)
-            inside = group < todo
-            if groups > count:
-                leaf = tl.load(touched + group, inside, other=-1)
-                inside = inside & (leaf >= 0)
-                group = leaf // width
-            _renew_nodes(
-                children, step, factor, least_children, entries, sums + nodes * 16, least + nodes, group, inside, LEAST
-            )
-        children, least_children = sums + nodes * 16 + 15, least + nodes
-        step, factor = step * 0 + 16, scale * 0 + 1.0
-        nodes, entries, width = nodes + groups, groups, width * 16
-
-
-@triton.jit
-def _renew_above(leaves, sums, least, state, touched, count, num_leaves, levels, root, scale, LEAST: tl.constexpr,
-                 BLOCK: tl.constexpr):  # fmt: skip
-    """Bring the sums up to date with the touched leaves; all sums, if their total asks for another scale."""
-    todo, turn = count, 1
-    while turn > 0:
-        _renew_levels(leaves, sums, least, touched, todo, num_leaves, levels, scale, LEAST, BLOCK)
+            _renew_above(sums, least, below, below + entries, entries, size, group, LEAST)
+        below += entries
+        entries = (entries + 15) // 16
         tl.debug_barrier()
-        total, has_tiny = tl.load(sums + root), tl.load(state + 1)
-        fades = (scale == USUAL) & (has_tiny > 0) & (total < TOO_SMALL) & (turn == 1)
-        vanishes = (scale == FAINT) & ~(total > 0)  # all zero, in either scale
-        grows = (scale == FAINT) & ~(total <= TOO_LARGE) & (turn == 1)
-        tl.debug_barrier()
-        if vanishes:
-            tl.store(state + 1, total * 0)
-        scale = tl.where(fades, FAINT, tl.where(grows | vanishes, USUAL, scale))
-        tl.store(state, scale)
-        turn = tl.where(fades | grows, 2, 0)
-        todo = num_leaves
-
-
-@triton.jit
-def rebuild_kernel(
-    leaves, sums, least, state, stamps, num_leaves: tl.int64, levels, root: tl.int64,
-    LEAST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Add up everything again from the leaves."""
-    scale = tl.full((), USUAL, tl.float64)
-    tl.store(state + 1, scale * 0 + 1.0)  # there may be a tiny leaf, as far as is known
-    # With as many touched leaves as there are leaves the list of them, here any memory, is not read.
-    _renew_above(leaves, sums, least, state, stamps, num_leaves, num_leaves, levels, root, scale, LEAST, BLOCK)
 
 
 # Changes
@@ -163,104 +157,76 @@ def _located(ids, kind, head, is_open, slots, num_envs, alive, inside):
 
 
 @triton.jit
-def _accept(
-    index, priority, touched, masses, stale, state, stamps, largest, faults, kind, head, is_open,
-    count, num_leaves, slots, num_envs, alive, alpha, eps,
+def _add_if_any(counter, which):
+    number = tl.sum(which.to(tl.int64), axis=0)
+    if number > 0:
+        tl.atomic_add(counter, number)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def accept_kernel(
+    index, priority, touched, masses, stale, count: tl.int64, stamps, largest, faults, kind, head, is_open,
+    num_leaves: tl.int64, slots: tl.int64, num_envs: tl.int64, alive: tl.int64, alpha: tl.float64, eps: tl.float64,
     BY_ID: tl.constexpr, IS_MASS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Check what is given, note leaves and masses, and let each leaf remember the last place that it comes at."""
-    gone = tl.full((), 0, tl.int64)
-    bad = gone
-    foreign = gone
-    tiny = gone
-    most = tl.load(largest)
-    tl.debug_barrier()  # every warp has read it
-    for start in range(0, count, BLOCK):
-        place = start + tl.arange(0, BLOCK).to(tl.int64)
-        inside = place < count
-        leaf = tl.load(index + place, inside, other=-1)
-        never = inside & (leaf >= num_leaves)
-        if BY_ID:
-            leaf, never = _located(leaf, kind, head, is_open, slots, num_envs, alive, inside)
-        value = tl.load(priority + place, inside, other=0).to(tl.float64)
-        mass = value
-        if not IS_MASS:
-            mass = mass_of(value, alpha, eps)
-        infinite = float("inf")
-        is_one = (value >= 0) & (value < infinite) & (mass < infinite)
-        found = inside & (leaf >= 0) & ~never
-        accepted = found & is_one
-        gone += tl.sum((inside & ~found).to(tl.int64), axis=0)
-        bad += tl.sum((inside & ~is_one).to(tl.int64), axis=0)
-        foreign += tl.sum(never.to(tl.int64), axis=0)
-        tiny += tl.sum((accepted & (mass > 0) & (mass < TINY)).to(tl.int64), axis=0)
-        most = tl.maximum(most, tl.max(tl.where(accepted, value, 0.0), axis=0))
-        tl.store(touched + place, tl.where(accepted, leaf, -1), inside)
-        tl.store(masses + place, mass, inside)
-        tl.atomic_max(stamps + leaf, (place + 1).to(tl.int32), accepted)
-    tl.store(stale, gone)
-    if tiny > 0:
-        tl.store(state + 1, most * 0 + 1.0)
-    if not IS_MASS:
-        tl.store(largest, most)
-        tl.store(faults, tl.load(faults) + bad)
-    tl.store(faults + 1, tl.load(faults + 1) + foreign)
+    """Check what is given, note leaves and masses, and let each leaf remember the last place that it comes at.
 
-
-@triton.jit
-def update_kernel(
-    index, priority, touched, masses, stale, leaves, sums, least, state, stamps, largest, faults, kind, head, is_open,
-    count: tl.int64, num_leaves: tl.int64, levels, root: tl.int64,
-    slots: tl.int64, num_envs: tl.int64, alive: tl.int64,
-    alpha: tl.float64, eps: tl.float64,
-    BY_ID: tl.constexpr, IS_MASS: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Give leaves, or the rows of ids, the mass (priority + eps)^alpha; of a leaf that comes twice the last one counts.
-
+    Leaves, or rows by their ids, get the mass (priority + eps)^alpha; with IS_MASS priorities are masses already.
     Leaves and ids of -1, which name nothing, and rows that are gone are counted in `stale`. Priorities that are none,
-    and ids that were never given, are skipped and added to `faults`. With IS_MASS priorities are masses already.
+    and ids that were never given, are skipped and added to `faults`. `largest` is the bits of a float64, which sort
+    like the float.
     """
-    scale = tl.load(state)
-    _accept(
-        index, priority, touched, masses, stale, state, stamps, largest, faults, kind, head, is_open,
-        count, num_leaves, slots, num_envs, alive, alpha, eps, BY_ID, IS_MASS, BLOCK,
-    )  # fmt: skip
-    tl.debug_barrier()
-    for start in range(0, count, BLOCK):
-        place = start + tl.arange(0, BLOCK).to(tl.int64)
-        leaf = tl.load(touched + place, place < count, other=-1)
-        # Of all lanes with this leaf one finds its own stamp, and takes it away: zero is less than every stamp.
-        last = tl.atomic_max(stamps + leaf, tl.zeros((BLOCK,), tl.int32), leaf >= 0)
-        wins = (leaf >= 0) & (last == (place + 1).to(tl.int32))
-        tl.store(leaves + leaf, tl.load(masses + place, wins, other=0.0), wins)
-    tl.debug_barrier()
-    for start in range(0, count, BLOCK):
-        place = start + tl.arange(0, BLOCK).to(tl.int64)
-        leaf = tl.load(touched + place, place < count, other=-1)
-        tl.store(stamps + leaf, tl.zeros((BLOCK,), tl.int32), leaf >= 0)
-    _renew_above(leaves, sums, least, state, touched, count, num_leaves, levels, root, scale, LEAST, BLOCK)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    leaf = tl.load(index + place, inside, other=-1)
+    never = inside & (leaf >= num_leaves)
+    if BY_ID:
+        leaf, never = _located(leaf, kind, head, is_open, slots, num_envs, alive, inside)
+    value = tl.load(priority + place, inside, other=0).to(tl.float64)
+    mass = value
+    if not IS_MASS:
+        mass = mass_of(value, alpha, eps)
+    infinite = float("inf")
+    is_one = (value >= 0) & (value < infinite) & (mass < infinite)
+    found = inside & (leaf >= 0) & ~never
+    accepted = found & is_one
+    tl.store(touched + place, tl.where(accepted, leaf, -1), inside)
+    tl.store(masses + place, mass, inside)
+    tl.atomic_max(stamps + leaf, (place + 1).to(tl.int32), accepted)
+    _add_if_any(stale, inside & ~found)
+    _add_if_any(faults + 1, never)
+    if not IS_MASS:
+        _add_if_any(faults, inside & ~is_one)
+        most = tl.max(tl.where(accepted, value, 0.0), axis=0)
+        tl.atomic_max(largest, most.to(tl.int64, bitcast=True))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
+def set_kernel(touched, masses, count: tl.int64, leaves, stamps, dirty, BLOCK: tl.constexpr):
+    """Give leaves their masses; of a leaf that comes twice the last one counts."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    leaf = tl.load(touched + place, place < count, other=-1)
+    # Of all places with this leaf one finds its own stamp. Once it has taken that away, the others find theirs no more.
+    wins = (leaf >= 0) & (tl.load(stamps + leaf, leaf >= 0, other=0) == (place + 1).to(tl.int32))
+    tl.store(leaves + leaf, tl.load(masses + place, wins, other=0.0), wins)
+    tl.store(stamps + leaf, tl.zeros((BLOCK,), tl.int32), wins)
+    tl.store(dirty + leaf // SUBTREE, tl.full((BLOCK,), 1, tl.uint8), wins)
+
+
+@triton.jit(do_not_specialize=SIZES)
 def mark_kernel(
-    touched, changed, kind, leaves, sums, least, state, largest,
-    count: tl.int64, num_leaves: tl.int64, levels, root: tl.int64,
-    alpha: tl.float64, eps: tl.float64,
-    LEAST: tl.constexpr, BLOCK: tl.constexpr,
+    touched, changed, count: tl.int64, kind, leaves, dirty, largest, alpha: tl.float64, eps: tl.float64,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Give the slots that a write has changed the mass of the largest priority, or zero where no transition is left."""
-    scale = tl.load(state)
-    mass = mass_of(tl.load(largest), alpha, eps)
-    for start in range(0, count, BLOCK):
-        place = start + tl.arange(0, BLOCK).to(tl.int64)
-        slot = tl.load(touched + place, place < count, other=0)
-        where = tl.load(changed + place, place < count, other=0) != 0
-        held = tl.load(kind + slot, where, other=0)
-        # A slot that comes twice is given the same number twice.
-        tl.store(leaves + slot, tl.where(held == TRANSITION, mass, 0.0), where)
-    if (mass > 0) & (mass < TINY):
-        tl.store(state + 1, mass * 0 + 1.0)
-    _renew_above(leaves, sums, least, state, touched, count, num_leaves, levels, root, scale, LEAST, BLOCK)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    where = tl.load(changed + place, inside, other=0) != 0
+    slot = tl.load(touched + place, where, other=0)
+    held = tl.load(kind + slot, where, other=0)
+    # A slot that comes twice is given the same number twice.
+    tl.store(leaves + slot, tl.where(held == TRANSITION, mass_of(tl.load(largest), alpha, eps), 0.0), where)
+    tl.store(dirty + slot // SUBTREE, tl.full((BLOCK,), 1, tl.uint8), where)
 
 
 # Draws
@@ -283,7 +249,7 @@ def _descend(sums, point, num_leaves, levels, root, BLOCK: tl.constexpr):
     node = tl.zeros((BLOCK,), tl.int64)
     first = (root + 1) // 16  # one past the last node
     for i in range(levels):
-        shift = (4 * (levels - i)).to(tl.int64)
+        shift = 4 * (levels - i)
         nodes = (num_leaves + (num_leaves * 0 + 1 << shift) - 1) >> shift
         first -= nodes
         node = tl.minimum(node, nodes - 1)  # only if sums are wrong, or all zero
@@ -306,89 +272,87 @@ def _weight(smallest, priority, beta):
     return tl.where(weight < LEAST_WEIGHT, LEAST_WEIGHT, weight).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def prioritized_draw_kernel(
-    stream, leaves, sums, least, smallest, faults, drawn, priorities, weights,
-    count: tl.int64, num_leaves: tl.int64, levels, root: tl.int64,
-    beta: tl.float64,
-    NORMALIZE: tl.constexpr, BLOCK: tl.constexpr,
+    drawn, priorities, weights, start: tl.int64, rows: tl.int64, count: tl.int64, beta: tl.float64,
+    stream, leaves, sums, least, faults, num_leaves: tl.int64, levels: tl.int64, root: tl.int64, size: tl.int64,
+    IS_WEIGHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Leaves [count], the i-th from the i-th of `count` equal slices of the total, and their priorities.
+    """Leaves [rows], of `count` equal slices of the total one from each, from slice `start` on, and their priorities.
 
-    NORMALIZE "global" gives weights too, "batch" leaves the smallest priority in `smallest` for `weigh_kernel`.
+    IS_WEIGHED gives weights by the smallest of all priorities, too.
     """
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    key, call = tl.load(stream), tl.load(stream + 1)
-    bits, _ = random_pair(key, call, place, place * 0)
-    share = place.to(tl.float64) + (bits >> 10).to(tl.float64) * 1.1102230246251565e-16  # 53 bits: exactly u in [0, 1)
-    total = tl.load(sums + root)
-    point = share * (total / count)
-    leaf = _descend(sums, point, num_leaves, levels, root, BLOCK)
+    inside = place < rows
+    call = load_calls(stream, place, inside)
+    bits, _ = random_pair(tl.load(stream), call, place, 0)
+    share = (start + place).to(tl.float64) + (bits >> 10).to(tl.float64) * 1.1102230246251565e-16  # 53 bits: in [0, 1)
+    is_faint = tl.load(sums + root) < FAINT_TOTAL
+    own = sums + tl.where(is_faint, size, 0)
+    total = tl.load(own + root)
+    leaf = _descend(own, share * (total / count), num_leaves, levels, root, BLOCK)
     priority = tl.load(leaves + leaf, inside, other=float("inf"))
     tl.store(drawn + place, leaf, inside)
     tl.store(priorities + place, priority, inside)
-    if NORMALIZE == "global":
+    if IS_WEIGHED:
         tl.store(weights + place, _weight(tl.load(least + (root + 1) // 16 - 1), priority, beta), inside)
-    if NORMALIZE == "batch":
-        # Bits of floats that are not negative sort like the floats.
-        tl.atomic_min(smallest, tl.min(priority, axis=0).to(tl.int64, bitcast=True))
-    if (tl.program_id(0) == 0) & ~(total > 0):
+    if (tl.program_id(0) == 0) & (start == 0) & ~(total > 0):
         tl.store(faults + 2, tl.load(faults + 2) + 1)
-    count_call(stream, call)
+    count_calls(stream, place, call, inside)
 
 
-@triton.jit
-def weigh_kernel(priorities, smallest, weights, count: tl.int64, beta: tl.float64,
-                 NOTHING: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The weights of drawn priorities by the smallest of them, which is forgotten by the last program."""
+@triton.jit(do_not_specialize=SIZES)
+def weigh_kernel(priorities, weights, count: tl.int64, beta: tl.float64, BLOCK: tl.constexpr):
+    """The weights of drawn priorities by the smallest of them, which every program looks for."""
+    smallest = tl.full((BLOCK,), float("inf"), tl.float64)
+    for start in range(0, count, BLOCK):
+        place = start + tl.arange(0, BLOCK).to(tl.int64)
+        smallest = tl.minimum(smallest, tl.load(priorities + place, place < count, other=float("inf")))
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    least = tl.load(smallest).to(tl.float64, bitcast=True)
     priority = tl.load(priorities + place, place < count, other=1.0)
-    tl.store(weights + place, _weight(least, priority, beta), place < count)
-    tl.debug_barrier()  # each warp has read the smallest
-    done = tl.atomic_add(smallest + 1, tl.full((), 1, tl.int64))
-    if done == tl.num_programs(0) - 1:
-        tl.store(smallest, tl.full((), NOTHING, tl.int64))
-        tl.store(smallest + 1, tl.full((), 0, tl.int64))
+    tl.store(weights + place, _weight(tl.min(smallest, axis=0), priority, beta), place < count)
 
 
-_TREE = {"leaves": "*fp64", "sums": "*fp64", "least": "*fp64", "state": "*fp64"}
-_SIZES = {"num_leaves": "i64", "levels": "i32", "root": "i64"}
-_LISTS = {"index": "*i64", "priority": "*fp32", "touched": "*i64", "masses": "*fp64", "stale": "*i64"}
-_RING = {"kind": "*u8", "head": "*i64", "is_open": "*i1"}
+_SIZES = {"num_leaves": "i64", "size": "i64"}
+_TREE = {"leaves": "*fp64", "sums": "*fp64", "least": "*fp64", "dirty": "*u8", **_SIZES}
+_TOP = {"sums": "*fp64", "least": "*fp64", **_SIZES, "levels": "i64"}
 _RATES = {"alpha": "fp64", "eps": "fp64"}
-_UPDATE = {
-    **_LISTS, **_TREE, "stamps": "*i32", "largest": "*fp64", "faults": "*i64", **_RING, "count": "i64", **_SIZES,
-    "slots": "i64", "num_envs": "i64", "alive": "i64", **_RATES,
+_ACCEPT = {
+    "index": "*i64", "priority": "*fp32", "touched": "*i64", "masses": "*fp64", "stale": "*i64", "count": "i64",
+    "stamps": "*i32", "largest": "*i64", "faults": "*i64", "kind": "*u8", "head": "*i64", "is_open": "*i1",
+    "num_leaves": "i64", "slots": "i64", "num_envs": "i64", "alive": "i64", **_RATES,
+}  # fmt: skip
+_SET = {
+    "touched": "*i64", "masses": "*fp64", "count": "i64", "leaves": "*fp64", "stamps": "*i32", "dirty": "*u8",
 }  # fmt: skip
 _MARK = {
-    "touched": "*i64", "changed": "*u8", "kind": "*u8", **_TREE, "largest": "*fp64", "count": "i64", **_SIZES, **_RATES,
+    "touched": "*i64", "changed": "*u8", "count": "i64", "kind": "*u8", "leaves": "*fp64", "dirty": "*u8",
+    "largest": "*fp64", **_RATES,
 }  # fmt: skip
 _DRAW = {
-    "stream": "*i64", "leaves": "*fp64", "sums": "*fp64", "least": "*fp64", "smallest": "*i64", "faults": "*i64",
-    "drawn": "*i64", "priorities": "*fp64", "weights": "*fp32", "count": "i64", **_SIZES, "beta": "fp64",
+    "drawn": "*i64", "priorities": "*fp64", "weights": "*fp32", "start": "i64", "rows": "i64", "count": "i64",
+    "beta": "fp64", "stream": "*i64", "leaves": "*fp64", "sums": "*fp64", "least": "*fp64", "faults": "*i64",
+    "num_leaves": "i64", "levels": "i64", "root": "i64", "size": "i64",
 }  # fmt: skip
-_WEIGH = {"priorities": "*fp64", "smallest": "*i64", "weights": "*fp32", "count": "i64", "beta": "fp64"}
+_WEIGH = {"priorities": "*fp64", "weights": "*fp32", "count": "i64", "beta": "fp64"}
 
 
-def _update(name: str, by_id: bool, is_mass: bool, least: bool, given: str) -> Variant:
-    constants = {"BY_ID": by_id, "IS_MASS": is_mass, "LEAST": least, "BLOCK": BLOCK}
-    return Variant(update_kernel, name, _UPDATE | {"priority": given}, constants, OPTIONS)
+def _accept(name: str, by_id: bool, is_mass: bool, given: str) -> Variant:
+    constants = {"BY_ID": by_id, "IS_MASS": is_mass, "BLOCK": BLOCK}
+    return Variant(accept_kernel, name, _ACCEPT | {"priority": given}, constants, OPTIONS)
 
 
 VARIANTS = (
-    _update("by id, float32", True, False, False, "*fp32"),
-    _update("by id, float32, minima", True, False, True, "*fp32"),
-    _update("by leaf, masses, minima", False, True, True, "*fp64"),
-    Variant(mark_kernel, "of a write", _MARK, {"LEAST": False, "BLOCK": BLOCK}, OPTIONS),
-    Variant(mark_kernel, "of a write, minima", _MARK, {"LEAST": True, "BLOCK": BLOCK}, OPTIONS),
-    Variant(
-        rebuild_kernel, "minima", _TREE | {"stamps": "*i32"} | _SIZES, {"LEAST": True, "BLOCK": BLOCK}, OPTIONS
-    ),
+    _accept("by id, float32", True, False, "*fp32"),
+    _accept("by leaf, masses", False, True, "*fp64"),
+    Variant(set_kernel, "256 leaves", _SET, {"BLOCK": BLOCK}, OPTIONS),
+    Variant(mark_kernel, "of a write", _MARK, {"BLOCK": BLOCK}, OPTIONS),
+    Variant(renew_kernel, "4,096 leaves", _TREE, {"LEVELS": 3, "LEAST": False}, OPTIONS),
+    Variant(renew_kernel, "4,096 leaves, minima", _TREE, {"LEVELS": 3, "LEAST": True}, OPTIONS),
+    Variant(renew_top_kernel, "minima", _TOP, {"LEAST": True, "BLOCK": BLOCK}, TOP_OPTIONS),
     *(
-        Variant(prioritized_draw_kernel, name, _DRAW, {"NORMALIZE": by, "BLOCK": DRAW_BLOCK}, DRAW_OPTIONS)
-        for name, by in (("leaves only", "none"), ("weights by the batch", "batch"), ("weights by all", "global"))
+        Variant(prioritized_draw_kernel, name, _DRAW, {"IS_WEIGHED": by_all, "BLOCK": DRAW_BLOCK}, OPTIONS)
+        for name, by_all in (("leaves only", False), ("weights by all", True))
     ),
-    Variant(weigh_kernel, "of a batch", _WEIGH, {"NOTHING": NOTHING_DRAWN, "BLOCK": BLOCK}, OPTIONS),
-)  # fmt: skip
+    Variant(weigh_kernel, "of a batch", _WEIGH, {"BLOCK": BLOCK}, OPTIONS),
+)

@@ -12,11 +12,13 @@ import torch
 
 from relive.kernels.priority import RingTensors
 from relive.kernels.triton import priorities as kernels
-from relive.kernels.triton.launching import launch
+from relive.kernels.triton.launching import Launch
+from relive.kernels.triton.philox import MOST_DRAWS, draw_blocks
+from relive.kernels.triton.words import blocks
 
 
 class TritonTree:
-    """A `PriorityTree` whose every change and every draw is one launch, or two for weights by a batch's smallest.
+    """A `PriorityTree` whose changes and draws are a few launches each, and never wait.
 
     Draws come from a `DeviceStream`. Beside the leaves it keeps what only the device knows: the largest priority that
     was accepted, and faults.
@@ -31,23 +33,28 @@ class TritonTree:
         while self._levels == 0 or entries > 1:
             entries = -(-entries // 16)
             nodes, self._levels = nodes + entries, self._levels + 1
-        self._root = nodes * 16 - 1
-        """Where the total is among the sums."""
+        self._size = nodes * 16
+        """How many sums there are in each scale; the last one is the total."""
         self._leaves = torch.zeros(num_leaves, dtype=torch.float64, device=device)
-        self._sums = torch.zeros(nodes * 16, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(2, self._size, dtype=torch.float64, device=device)
+        """In the usual scale and in the faint one."""
         self._least = torch.full((nodes,), math.inf, dtype=torch.float64, device=device)
-        self._state = torch.tensor([kernels.USUAL.value, 0.0], dtype=torch.float64, device=device)
-        """The scale of the sums, and whether a tiny leaf was ever set."""
+        self._dirty = torch.zeros(-(-num_leaves // kernels.SUBTREE.value), dtype=torch.uint8, device=device)
+        """Which subtrees have leaves that changed."""
         self._stamps = torch.zeros(num_leaves, dtype=torch.int32, device=device)
         """Of each leaf, the last place where a running update has it; else 0."""
-        self._smallest = torch.tensor([kernels.NOTHING_DRAWN, 0], device=device)
-        """The bits of the smallest priority of a running draw, and how many programs have read it."""
         self.largest = torch.ones((), dtype=torch.float64, device=device)
         """The largest priority that `accept` was given."""
         self.faults = torch.zeros(3, dtype=torch.int64, device=device)
         """How many priorities were none, how many ids or leaves were never given, how many draws found only zeros."""
         self._keeps_least = False
         """The minima are up to date: from the first time on that somebody asks for them, since they cost time."""
+        self._launches: dict[Any, Launch] = {}
+
+    def _bind(self, key: Any, kernel: Any, own: tuple[Any, ...], **constants: Any) -> Launch:
+        """A kernel with memory of its own, which is always the same for this key."""
+        self._launches[key] = launch = Launch(kernel, own, {**kernels.OPTIONS, **constants})
+        return launch
 
     # Changes
 
@@ -73,31 +80,59 @@ class TritonTree:
         """Give changed leaves the mass of the largest priority, or zero where by its `kind` a slot is no transition."""
         if not len(touched):
             return
-        launch(kernels.mark_kernel, self._leaves, 1)(
-            touched, changed.view(torch.uint8), kind, self._leaves, self._sums, self._least, self._state, self.largest,
-            len(touched), self.num_leaves, self._levels, self._root, alpha, eps,
-            LEAST=self._keeps_least, BLOCK=kernels.BLOCK, **kernels.OPTIONS,
-        )  # fmt: skip
+        block, programs = blocks(len(touched), kernels.BLOCK)
+        key = "mark", alpha, eps, block, kind.data_ptr()
+        mark = self._launches.get(key) or self._bind(
+            key, kernels.mark_kernel, (kind, self._leaves, self._dirty, self.largest, alpha, eps), BLOCK=block
+        )
+        mark(kind, (programs, 1, 1), touched, changed, len(touched))
+        self._renew()
 
     def _update(
         self, index: torch.Tensor, priority: torch.Tensor, ring: RingTensors | None, alpha: float, eps: float, *,
         is_mass: bool,
     ) -> torch.Tensor:  # fmt: skip
-        count = len(index)
+        count, leaves = len(index), self._leaves
+        stale = torch.zeros((), dtype=torch.int64, device=self._device)
         if not count:
-            return torch.zeros((), dtype=torch.int64, device=self._device)
-        stale = torch.empty((), dtype=torch.int64, device=self._device)
-        touched = torch.empty(count, dtype=torch.int64, device=self._device)
-        masses = torch.empty(count, dtype=torch.float64, device=self._device)
-        where = (self._stamps, stale, stale) if ring is None else ring[:3]
-        slots, num_envs, alive = (1, 1, 1) if ring is None else (*ring.kind.shape, ring.alive)
-        launch(kernels.update_kernel, self._leaves, 1)(
-            index.contiguous(), priority.contiguous(), touched, masses, stale,
-            self._leaves, self._sums, self._least, self._state, self._stamps, self.largest, self.faults, *where,
-            count, self.num_leaves, self._levels, self._root, slots, num_envs, alive, alpha, eps,
-            BY_ID=ring is not None, IS_MASS=is_mass, LEAST=self._keeps_least, BLOCK=kernels.BLOCK, **kernels.OPTIONS,
-        )  # fmt: skip
+            return stale
+        index, priority = index.contiguous(), priority.contiguous()
+        touched, masses = torch.empty_like(index), torch.empty(count, dtype=torch.float64, device=self._device)
+        block, programs = blocks(count, kernels.BLOCK)
+        key = alpha, eps, is_mass, priority.dtype, block, None if ring is None else ring.kind.data_ptr()
+        accept = self._launches.get(key) or self._bind_accept(key, ring, alpha, eps, is_mass, block)
+        accept(leaves, (programs, 1, 1), index, priority, touched, masses, stale, count)
+        key = "set", block
+        put = self._launches.get(key) or self._bind(
+            key, kernels.set_kernel, (leaves, self._stamps, self._dirty), BLOCK=block
+        )
+        put(leaves, (programs, 1, 1), touched, masses, count)
+        self._renew()
         return stale
+
+    def _bind_accept(
+        self, key: Any, ring: RingTensors | None, alpha: float, eps: float, is_mass: bool, block: int
+    ) -> Launch:
+        where = (self._dirty, self.faults, self._dirty) if ring is None else ring[:3]
+        sizes = (1, 1, 1) if ring is None else (*ring.kind.shape, ring.alive)
+        own = self._stamps, self.largest.view(torch.int64), self.faults, *where, self.num_leaves, *sizes, alpha, eps
+        return self._bind(key, kernels.accept_kernel, own, BY_ID=ring is not None, IS_MASS=is_mass, BLOCK=block)
+
+    def _renew(self) -> None:
+        """Add up the dirty subtrees again, and what is above them."""
+        sums, least, sizes = self._sums, self._least, (self.num_leaves, self._size)
+        by_least = self._keeps_least
+        renew = self._launches.get(("renew", by_least)) or self._bind(
+            ("renew", by_least), kernels.renew_kernel, (self._leaves, sums, least, self._dirty, *sizes),
+            LEVELS=min(self._levels, kernels.LOWER), LEAST=by_least,
+        )  # fmt: skip
+        renew(sums, (len(self._dirty), 1, 1))
+        if self._levels > kernels.LOWER:
+            top = self._launches.get(("top", by_least)) or self._bind(
+                ("top", by_least), kernels.renew_top_kernel, (sums, least, *sizes, self._levels), LEAST=by_least,
+                BLOCK=kernels.BLOCK, **kernels.TOP_OPTIONS,
+            )  # fmt: skip
+            top(sums, (1, 1, 1))
 
     # Looking
 
@@ -105,7 +140,9 @@ class TritonTree:
         return self._leaves.index_select(0, leaves)
 
     def total(self) -> torch.Tensor:
-        return self._sums[-1] / self._state[0]
+        usual, faint = self._sums[:, -1]
+        is_faint = usual < kernels.FAINT_TOTAL.value
+        return torch.where(is_faint, faint / kernels.FAINT.value, usual / kernels.USUAL.value)
 
     def smallest(self) -> torch.Tensor:
         self._keep_least()
@@ -119,7 +156,7 @@ class TritonTree:
     # Draws
 
     def draw(self, count: int, random: Any) -> torch.Tensor:
-        return self._draw(count, random, "none")[0]
+        return self._draw(count, random, 0.0, None)[0]
 
     def draw_weighted(
         self, count: int, random: Any, beta: float, by_smallest: bool, weights: torch.Tensor | None = None
@@ -128,26 +165,33 @@ class TritonTree:
             self._keep_least()
         if weights is None:
             weights = torch.empty(count, dtype=torch.float32, device=self._device)
-        leaves, priorities = self._draw(count, random, "global" if by_smallest else "batch", beta, weights)
+        leaves, priorities = self._draw(count, random, beta, weights if by_smallest else None)
         if count and not by_smallest:
-            launch(kernels.weigh_kernel, self._leaves, -(-count // kernels.BLOCK))(
-                priorities, self._smallest, weights, count, beta,
-                NOTHING=kernels.NOTHING_DRAWN, BLOCK=kernels.BLOCK, **kernels.OPTIONS,
-            )  # fmt: skip
+            block, programs = blocks(count, kernels.BLOCK)
+            key = "weigh", block
+            weigh = self._launches.get(key) or self._bind(key, kernels.weigh_kernel, (), BLOCK=block)
+            weigh(priorities, (programs, 1, 1), priorities, weights, count, beta)
         return leaves, weights
 
     def _draw(
-        self, count: int, random: Any, normalize: str, beta: float = 0.0, weights: torch.Tensor | None = None
+        self, count: int, random: Any, beta: float, weights: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        numbers = random.numbers
         leaves = torch.empty(count, dtype=torch.int64, device=self._device)
         priorities = torch.empty(count, dtype=torch.float64, device=self._device)
-        if count:
-            launch(kernels.prioritized_draw_kernel, self._leaves, -(-count // kernels.DRAW_BLOCK))(
-                random.numbers, self._leaves, self._sums, self._least, self._smallest, self.faults,
-                leaves, priorities, priorities if weights is None else weights,
-                count, self.num_leaves, self._levels, self._root, beta,
-                NORMALIZE=normalize, BLOCK=kernels.DRAW_BLOCK, **kernels.DRAW_OPTIONS,
+        out = leaves, priorities, priorities if weights is None else weights
+        for start in range(0, count, MOST_DRAWS):
+            part = out if count <= MOST_DRAWS else tuple(each[start : start + MOST_DRAWS] for each in out)
+            rows = min(count - start, MOST_DRAWS)
+            block, programs = draw_blocks(rows, kernels.DRAW_BLOCK)
+            key = weights is None, block, numbers.data_ptr()
+            launch = self._launches.get(key) or self._bind(
+                key, kernels.prioritized_draw_kernel,
+                (numbers, self._leaves, self._sums, self._least, self.faults,
+                 self.num_leaves, self._levels, self._size - 1, self._size),
+                IS_WEIGHED=weights is not None, BLOCK=block,
             )  # fmt: skip
+            launch(numbers, (programs, 1, 1), *part, start, rows, count, beta)
         return leaves, priorities
 
     # All leaves
@@ -156,24 +200,23 @@ class TritonTree:
         return self._leaves
 
     def rebuild(self) -> None:
-        launch(kernels.rebuild_kernel, self._leaves, 1)(
-            self._leaves, self._sums, self._least, self._state, self._stamps, self.num_leaves, self._levels, self._root,
-            LEAST=self._keeps_least, BLOCK=kernels.BLOCK, **kernels.OPTIONS,
-        )  # fmt: skip
+        self._dirty.fill_(1)
+        self._renew()
 
     def check(self) -> float:
         worst = 0.0
-        values, least, first = self._leaves * self._state[0], self._leaves, 0
-        while first < len(self._sums) // 16:
-            groups = -(-len(values) // 16)
-            padding = (0, groups * 16 - len(values))
-            running = torch.nn.functional.pad(values, padding).view(groups, 16).cumsum(1)
-            stored = self._sums[first * 16 : (first + groups) * 16].view(groups, 16)
-            error = torch.where(stored == running, 0.0, (stored - running).abs() / running)
-            worst = max(worst, error.nan_to_num(math.inf).max().item())
-            positive = torch.where(least > 0, least, math.inf)
-            least = torch.nn.functional.pad(positive, padding, value=math.inf).view(groups, 16).amin(1)
-            if self._keeps_least and not torch.equal(least, self._least[first : first + groups]):
-                worst = math.inf
-            values, first = stored[:, -1], first + groups
+        for scale, sums in zip((kernels.USUAL.value, kernels.FAINT.value), self._sums, strict=True):
+            values, least, first = self._leaves * scale, self._leaves, 0
+            while first < self._size // 16:
+                groups = -(-len(values) // 16)
+                padding = (0, groups * 16 - len(values))
+                running = torch.nn.functional.pad(values, padding).view(groups, 16).cumsum(1)
+                stored = sums[first * 16 : (first + groups) * 16].view(groups, 16)
+                error = torch.where(stored == running, 0.0, (stored - running).abs() / running)
+                worst = max(worst, error.nan_to_num(math.inf).max().item())
+                positive = torch.where(least > 0, least, math.inf)
+                least = torch.nn.functional.pad(positive, padding, value=math.inf).view(groups, 16).amin(1)
+                if self._keeps_least and not torch.equal(least, self._least[first : first + groups]):
+                    worst = math.inf
+                values, first = stored[:, -1], first + groups
         return worst

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relive.errors import require
-from relive.kernels.triton.philox import STREAM, uniform_numbers
+from relive.kernels.triton.philox import CELLS, uniform_numbers
 from relive.randomness import Randomness
 
 if TYPE_CHECKING:
@@ -24,12 +24,13 @@ class DeviceStream(Randomness):
     def __init__(self, seed: int | None, device: torch.device) -> None:
         super().__init__(seed)
         self.device = device
-        self.numbers = torch.zeros(STREAM, dtype=torch.int64, device=device)
-        """The key, the number of the coming call, and a count that is zero between calls; see `philox`."""
+        self.numbers = torch.zeros(1 + CELLS, dtype=torch.int64, device=device)
+        """The key, and how often numbers were drawn at each cell of places; see `philox`."""
         self._begin()
 
     def _begin(self) -> None:
-        self.numbers.copy_(torch.tensor([self.seed(), 0, 0], device="cpu"))
+        self.numbers.zero_()
+        self.numbers[0] = self.seed()
 
     def uniform(self, count: int, device: torch.device) -> torch.Tensor:
         if device != self.device:
@@ -38,7 +39,7 @@ class DeviceStream(Randomness):
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         values, arrays = super().state()
-        return values, {**arrays, "philox": self.numbers[:2]}
+        return values, {**arrays, "philox": self.numbers}
 
     def load_state(self, saved: Saved) -> None:
         """Continue where a stream was, also on another device; a stream of another kind begins anew."""
@@ -46,10 +47,13 @@ class DeviceStream(Randomness):
         if saved.form("philox") is None:
             self._begin()
             return
-        found = saved.shaped("philox", (2,), torch.int64)
+        # In an earlier form there was one counter for all places.
+        is_old = saved.form("philox") == (torch.int64, (2,))
+        found = saved.shaped("philox", (2 if is_old else 1 + CELLS,), torch.int64)
         if bool((found < 0).any()):
-            raise saved.at("philox", found.tolist()).wrong("a key and a number of calls, both at least 0")
-        self.numbers[:2].copy_(found)
+            raise saved.at("philox", found.tolist()).wrong("a key and numbers of draws, all at least 0")
+        self.numbers[0].copy_(found[0])
+        self.numbers[1:].copy_(found[1:])
 
     def snapshot(self) -> Any:
         return super().snapshot(), self.numbers.clone()
@@ -61,6 +65,5 @@ class DeviceStream(Randomness):
 
     def check(self) -> None:
         super().check()
-        key, calls, unfinished = self.numbers.tolist()
-        require(key >= 0 and calls >= 0, "generator", "a key and a number of calls, both at least 0", (key, calls))
-        require(unfinished == 0, "generator", "no call that is half done", unfinished)
+        least = int(self.numbers.min())
+        require(least >= 0, "generator", "a key and numbers of draws, all at least 0", least)

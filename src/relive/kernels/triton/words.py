@@ -49,11 +49,12 @@ class Leaf(NamedTuple):
         )
 
 
-def as_words(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor as one list of words."""
+def as_words(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+    """The memory of a contiguous tensor as one list of words: those of its items, or words like others."""
     # As strided: an axis of length one may have any stride, which a view of another dtype minds.
     flat = tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
-    return (torch.view_as_real(flat).view(-1) if tensor.is_complex() else flat).view(_INTEGERS[tensor.element_size()])
+    word = _INTEGERS[tensor.element_size()] if like is None else like.dtype
+    return (torch.view_as_real(flat).view(-1) if tensor.is_complex() else flat).view(word)
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,9 @@ class Rings:
 
 
 def blocks(count: int, most: int) -> tuple[int, int]:
-    """How many items a program takes of `count`, a power of two up to `most`, and how many programs there are."""
-    block = min(triton.next_power_of_2(max(count, 1)), MOST_INTERPRETED if INTERPRETED else most)
-    return block, triton.cdiv(count, block)
+    """How many items a program takes of `count`, `most` of them on a GPU, and how many programs there are.
+
+    Another count must not compile a kernel again.
+    """
+    block = min(triton.next_power_of_2(max(count, 1)), MOST_INTERPRETED) if INTERPRETED else most
+    return block, -(-count // block)

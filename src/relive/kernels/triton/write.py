@@ -14,19 +14,21 @@ A leaf has a form (words of a row, columns of a tile, frames k, inner, pads by z
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from relive.kernels.triton import words
-from relive.kernels.triton.launching import launch
-from relive.kernels.triton.slots import FINAL, HISTORY, PENDING, TRANSITION, earlier, slot_of
+from relive.kernels.triton.draw import group_size
+from relive.kernels.triton.launching import SIZES, Launch
+from relive.kernels.triton.slots import FINAL, HISTORY, PENDING, TRANSITION, earlier, later, slot_of
 from relive.kernels.triton.variants import Variant
-from relive.kernels.triton.words import INTERPRETED, Form, Leaf, Rings, blocks
+from relive.kernels.triton.words import INTERPRETED, Form, Leaf, Rings, as_words, blocks
 
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+GROUPS = tl.constexpr(3)
+"""How many slots a step of an environment may touch."""
 NARROW = 256
 """Words of a row up to which a program takes several environments."""
 
@@ -42,15 +44,9 @@ def given_words(base, item, column, frame, where, FORM: tl.constexpr):
 
 
 @triton.jit
-def _differing(a, b):
-    """Which rows of two tiles differ: int32 [E]."""
-    return tl.max((a != b).to(tl.int32), axis=1)
-
-
-@triton.jit
 def _differs(stored, given, first, pending, item, valid, num_envs, size, FORM: tl.constexpr):
     """Whether the given observations are, in any bit, not the ones that the pending rows hold: int32 [E]."""
-    differs = valid.to(tl.int32) * 0
+    differs = tl.zeros((pending.shape[0], FORM[1]), tl.int32)
     for start in range(0, FORM[0], FORM[1]):
         column = start + tl.arange(0, FORM[1])
         inside = valid[:, None] & (column < FORM[0])[None, :]
@@ -60,17 +56,17 @@ def _differs(stored, given, first, pending, item, valid, num_envs, size, FORM: t
             kept = tl.load(stored + at[:, None] * FORM[0] + column[None, :], inside, other=0)
             if FORM[4]:
                 kept = tl.where(started[:, None], 0, kept)
-            differs |= _differing(kept, given_words(given, item, column, FORM[2] - 1 - back, valid, FORM))
+            differs |= (kept != given_words(given, item, column, FORM[2] - 1 - back, valid, FORM)).to(tl.int32)
             if FORM[2] > 1:
                 started |= tl.load(first + at, valid, other=0) != 0
                 at = tl.where(started, at, earlier(at, 1, num_envs, size))
-    return differs
+    return tl.max(differs, axis=1)
 
 
 @triton.jit
 def _misstacked(given, following, item, valid, same, resets, FORM: tl.constexpr):
     """How many of the steps have stacks that single frames cannot rebuild."""
-    unpadded = valid.to(tl.int32) * 0
+    unpadded = tl.zeros((item.shape[0], FORM[1]), tl.int32)
     unfollowed = unpadded
     for start in range(0, FORM[0], FORM[1]):
         column = start + tl.arange(0, FORM[1])
@@ -81,10 +77,11 @@ def _misstacked(given, following, item, valid, same, resets, FORM: tl.constexpr)
             padding = newest * 0
         for back in range(1, FORM[2]):
             shown = given_words(given, item, column, FORM[2] - 1 - back, valid, FORM)
-            unpadded |= _differing(shown, padding)
-            unfollowed |= _differing(given_words(following, item, column, FORM[2] - 1 - back, valid, FORM), younger)
+            unpadded |= (shown != padding).to(tl.int32)
+            follows = given_words(following, item, column, FORM[2] - 1 - back, valid, FORM)
+            unfollowed |= (follows != younger).to(tl.int32)
             younger = shown
-    bad = valid & ~resets & ((~same & (unpadded > 0)) | (unfollowed > 0))
+    bad = valid & ~resets & ((~same & (tl.max(unpadded, axis=1) > 0)) | (tl.max(unfollowed, axis=1) > 0))
     return tl.sum(bad.to(tl.int64), axis=0)
 
 
@@ -100,12 +97,11 @@ def _store(stored, slot, given, item, where, FORM: tl.constexpr):
 
 
 @triton.jit
-def _leaves_window(kind, row, env, where, slots, num_envs, alive):
-    """The slots that are no longer drawn when these rows are the newest, and which of them hold transitions."""
-    old = row - alive
-    leaving = slot_of(tl.maximum(old, 0), env, slots, num_envs)
+def _leaves_window(kind, row, slot, where, slots, num_envs, size, alive):
+    """The slots that are no longer drawn when the rows at `slot` are the newest, and which of them hold transitions."""
+    leaving = later(slot, slots - alive, num_envs, size)
     held = tl.load(kind + leaving, where, other=0)
-    return leaving, where & (old >= 0) & (held == TRANSITION)
+    return leaving, where & (row >= alive) & (held == TRANSITION)
 
 
 @triton.jit
@@ -141,29 +137,56 @@ def _byte(like, number):
 
 
 @triton.jit
-def _tell(touched, changed, at, slot, which, valid):
+def _tell(touched, changed, item, steps, writers, inside, leaving, dies, slot, is_new, next_leaving, next_dies):
     """Say which slots became transitions, or no longer are."""
-    tl.store(touched + at, slot, valid)
-    tl.store(changed + at, which.to(tl.uint8), valid)
+    for i in tl.static_range(GROUPS):
+        at = item + (item * 0 + i) * steps * writers
+        told = leaving if i == 0 else slot if i == 1 else next_leaving
+        which = dies if i == 0 else is_new if i == 1 else next_dies
+        tl.store(touched + at, told, inside)
+        tl.store(changed + at, which.to(tl.uint8), inside)
 
 
 @triton.jit
+def _keep(head, is_open, count, totals, env, row, opened, before, stored, valid, GROUP: tl.constexpr):
+    """Note where the rings are now, and add what came to the totals of groups."""
+    tl.store(head + env, row, valid)
+    tl.store(is_open + env, opened.to(tl.uint8), valid)
+    tl.store(count + env, stored, valid)
+    tl.atomic_add(totals + env // GROUP, stored - before, valid & (stored != before))
+
+
+@triton.jit
+def _known(envs, place, valid, num_envs, unknown_envs):
+    """The environments that are given, and which of them there are; the others are counted."""
+    env = tl.load(envs + place, valid, other=0)
+    unknown = valid & ((env < 0) | (env >= num_envs))
+    strangers = tl.sum(unknown.to(tl.int64), axis=0)
+    if strangers > 0:
+        tl.atomic_add(unknown_envs, strangers)
+    return tl.where(unknown, 0, env), valid & ~unknown
+
+
+@triton.jit(do_not_specialize=SIZES)
 def write_kernel(
-    obs, obs_given, next_given, next_stored, others, others_given, envs,
-    kind, first, head, is_open, resetting, count, broken, touched, changed,
-    slots, num_envs, size, alive, writers, steps,
+    obs_given, next_given, others_given, envs, touched, changed, writers: tl.int32, steps: tl.int32,
+    obs, next_stored, others, kind, first, head, is_open, resetting, count, totals, broken, unknown_envs,
+    slots: tl.int64, num_envs: tl.int64, size: tl.int64, alive: tl.int64,
     OBS: tl.constexpr, OTHERS: tl.constexpr, TERMINATED: tl.constexpr, TRUNCATED: tl.constexpr,
-    NEXT_STEP: tl.constexpr, KEEPS_NEXT: tl.constexpr,
-    HAS_ENVS: tl.constexpr, KEEPS_TOUCHED: tl.constexpr, HAS_HISTORY: tl.constexpr, BLOCK: tl.constexpr,
+    NEXT_STEP: tl.constexpr, KEEPS_NEXT: tl.constexpr, HAS_ENVS: tl.constexpr, KEEPS_TOUCHED: tl.constexpr,
+    HAS_HISTORY: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store `steps` steps [steps, writers] of all environments or of `envs`."""
+    """Store `steps` steps [steps, writers] of all environments or of `envs`; of those that there are not, none."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     valid = place < writers
-    env = tl.load(envs + place, valid, other=0) if HAS_ENVS else place
+    env = place
+    if HAS_ENVS:
+        env, valid = _known(envs, place, valid, num_envs, unknown_envs)
     row = tl.load(head + env, valid, other=0)
     opened = tl.load(is_open + env, valid, other=0) != 0
     resets = (tl.load(resetting + env, valid, other=0) != 0) if NEXT_STEP else place < 0
-    stored = tl.load(count + env, valid, other=0)
+    before = tl.load(count + env, valid, other=0)
+    stored = before
     for t in range(steps):
         item = (tl.full((), 0, tl.int64) + t) * writers + place
         pending = slot_of(row, env, slots, num_envs)
@@ -173,11 +196,12 @@ def write_kernel(
         cut = valid & opened & ~resets & ~same
         fresh = valid & (~opened | cut)
         row += cut.to(tl.int64)
-        slot = slot_of(row, env, slots, num_envs)
-        leaving, dies = _leaves_window(kind, row, env, fresh, slots, num_envs, alive)
+        slot = tl.where(cut, later(pending, 1, num_envs, size), pending)
+        next_slot = later(slot, 1, num_envs, size)
+        leaving, dies = _leaves_window(kind, row, slot, fresh, slots, num_envs, size, alive)
         # Rows whose next observation is stored beside them have no row after them to make room for.
         moves = valid & (place < 0) if KEEPS_NEXT else valid
-        next_leaving, next_dies = _leaves_window(kind, row + 1, env, moves, slots, num_envs, alive)
+        next_leaving, next_dies = _leaves_window(kind, row + 1, next_slot, moves, slots, num_envs, size, alive)
         ends = _ended(others_given[TERMINATED], others_given[TRUNCATED], item, valid) & ~resets
         closes = place < 0 if NEXT_STEP or KEEPS_NEXT else ends
         tl.debug_barrier()
@@ -191,7 +215,6 @@ def write_kernel(
         _store_leaves(obs, slot, obs_given, item, fresh, OBS)
         _store_leaves(others, slot, others_given, item, valid, OTHERS)
         if not KEEPS_NEXT:
-            next_slot = slot_of(row + 1, env, slots, num_envs)
             tl.store(first + next_slot, resets.to(tl.uint8), valid)
             tl.store(kind + next_slot, tl.where(closes, FINAL, PENDING).to(tl.uint8), valid)
             opened = ~closes
@@ -199,31 +222,20 @@ def write_kernel(
         else:
             _store_leaves(next_stored, slot, next_given, item, valid, OBS)
         if KEEPS_TOUCHED:
-            _tell(touched, changed, item, leaving, dies, valid)
-            _tell(touched, changed, item + steps * writers, slot, ~resets, valid)
-            _tell(touched, changed, item + 2 * steps * writers, next_leaving, next_dies, valid)
+            _tell(
+                touched, changed, item, steps, writers, place < writers,
+                leaving, dies, slot, valid & ~resets, next_leaving, next_dies,
+            )  # fmt: skip
         stored += (~resets).to(tl.int64) - dies.to(tl.int64) - next_dies.to(tl.int64)
         row += 1 + closes.to(tl.int64)
         resets = ends if NEXT_STEP else resets
         tl.debug_barrier()
-    tl.store(head + env, row, valid)
-    tl.store(count + env, stored, valid)
-    tl.store(is_open + env, opened.to(tl.uint8), valid)
+    _keep(head, is_open, count, totals, env, row, opened, before, stored, valid, GROUP)
     tl.store(resetting + env, resets.to(tl.uint8), valid & NEXT_STEP)
 
 
-GROUPS = 3
-"""How many slots a step of an environment may touch."""
-
-
-class Given(NamedTuple):
-    """Steps [steps, writers, …] as words, in the order of the leaves that they are for."""
-
-    obs: tuple[torch.Tensor, ...]
-    nexts: tuple[torch.Tensor, ...]
-    others: tuple[torch.Tensor, ...]
-    steps: int
-    writers: int
+Given = tuple[torch.Tensor, ...]
+"""Leaves of steps, contiguous."""
 
 
 def _environments(*forms: Sequence[Form]) -> int:
@@ -231,77 +243,120 @@ def _environments(*forms: Sequence[Form]) -> int:
     return 1 if any(form[0] * form[2] > NARROW for group in forms for form in group) else 8
 
 
+def _options(environments: int) -> dict[str, Any]:
+    return {"num_warps": 8 if environments == 1 else 4, "enable_fp_fusion": False}
+
+
 def _tiled(forms: Sequence[Form], environments: int) -> tuple[Form, ...]:
     """Forms whose tiles are as wide as so many environments allow."""
     most = words.MOST_COLUMNS if INTERPRETED else min(1024 // environments, 512)
-    columns = [min(triton.next_power_of_2(form[0]), most // 2 if form[2] > 1 else most) for form in forms]
+    interleaved = [form[2] > 1 and form[3] == 1 for form in forms]  # stacks along the last axis
+    limits = [most // 2 if each else most for each in interleaved]
+    columns = [min(triton.next_power_of_2(max(form[0], 1)), limit) for form, limit in zip(forms, limits, strict=True)]
     return tuple((form[0], wide, *form[2:]) for form, wide in zip(forms, columns, strict=True))
+
+
+def _widened(leaf: Leaf) -> Leaf:
+    """A leaf of wide rows in words of eight bytes, where its rows and their pieces can be divided so."""
+    width, _, k, inner, zero = leaf.form
+    size = leaf.words.element_size()
+    if width * k <= NARROW or width * size % 8 or (k > 1 and inner * size % 8):
+        return leaf
+    words = width * size // 8
+    return Leaf(as_words(leaf.words, torch.empty(0, dtype=torch.int64)), (words, words, k, inner * size // 8, zero))
 
 
 class StepWriter:
     """Writes steps into rings; all memory is known from the beginning."""
 
     def __init__(
-        self, rings: Rings, obs: Sequence[Leaf], nexts: Sequence[Leaf], others: Sequence[Leaf], broken: torch.Tensor, *,
-        flags: tuple[int, int], next_step: bool,
+        self, rings: Rings, obs: Sequence[Leaf], nexts: Sequence[Leaf], others: Sequence[Leaf], totals: torch.Tensor,
+        faults: tuple[torch.Tensor, torch.Tensor], *, flags: tuple[int, int], next_step: bool,
     ) -> None:  # fmt: skip
-        """`flags`: which of the other leaves are `terminated` and `truncated`."""
-        self._flags = flags
-        self._rings, self._broken, self._next_step = rings, broken, next_step
-        self._obs, self._others = (tuple(leaf.words for leaf in leaves) for leaves in (obs, others))
-        self._nexts, self._keeps_next = tuple(leaf.words for leaf in nexts or obs), bool(nexts)
-        forms = [[leaf.form for leaf in leaves] for leaves in (obs, others)]
-        self._most = _environments(*forms)
-        self._forms = [_tiled(group, self._most) for group in forms]
+        """`totals`: counts by groups of environments, see `draw`. `faults`: broken stacks and unknown environments.
 
-    def write(self, given: Given, envs: torch.Tensor | None, touched: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """Store steps of all environments or of `envs`; `touched` [GROUPS, steps, writers] is filled where wanted."""
+        `flags`: which of the other leaves are `terminated` and `truncated`.
+        """
+        self._rings = rings
+        leaves = [[_widened(leaf) for leaf in group] for group in (obs, others, nexts)]
+        own_obs, own_others, own_nexts = (tuple(leaf.words for leaf in group) for group in leaves)
+        self._words = own_obs, own_obs, own_others
+        self._is_widened = any(
+            words.dtype != leaf.words.dtype
+            for words, leaf in zip((*own_obs, *own_others), (*obs, *others), strict=True)
+        )
+        forms = [[leaf.form for leaf in group] for group in leaves[:2]]
+        self._most = _environments(*forms)
+        self._own = (
+            own_obs, own_nexts or own_obs, own_others, rings.kind, rings.first, rings.head, rings.open,
+            rings.resetting, rings.count, totals, *faults, rings.slots, rings.num_envs, rings.size, rings.alive,
+        )  # fmt: skip
+        tiles = dict(zip(("OBS", "OTHERS"), (_tiled(group, self._most) for group in forms), strict=True))
+        self._constants = {
+            **tiles, "TERMINATED": flags[0], "TRUNCATED": flags[1], "NEXT_STEP": next_step, "KEEPS_NEXT": bool(nexts),
+            "HAS_HISTORY": rings.slots > rings.alive, "GROUP": group_size(rings.num_envs), **_options(self._most),
+        }  # fmt: skip
+        self._launches: dict[tuple[bool, bool, int], Launch] = {}
+
+    def write(
+        self, obs: Given, nexts: Given, others: Given, writers: int, steps: int, envs: torch.Tensor | None,
+        touched: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> None:  # fmt: skip
+        """Store steps [steps, writers, …] of all environments or of `envs`, in the order of the leaves.
+
+        `touched` [GROUPS, steps, writers] is filled where wanted.
+        """
         rings = self._rings
-        block, programs = blocks(given.writers, self._most)
+        block, programs = blocks(writers, self._most)
+        key = envs is not None, touched is not None, block
+        launch = self._launches.get(key)
+        if launch is None:
+            constants = dict(zip(("HAS_ENVS", "KEEPS_TOUCHED", "BLOCK"), key, strict=True))
+            launch = self._launches[key] = Launch(write_kernel, self._own, self._constants | constants, self._words)
+        if self._is_widened:
+            obs, nexts, others = (tuple(map(_at_words, given)) for given in (obs, nexts, others))
         slots, changed = (rings.head, rings.kind) if touched is None else touched
-        launch(write_kernel, rings.kind, programs)(
-            self._obs, given.obs, given.nexts, self._nexts, self._others, given.others,
-            rings.head if envs is None else envs,
-            rings.kind, rings.first, rings.head, rings.open, rings.resetting, rings.count, self._broken, slots, changed,
-            rings.slots, rings.num_envs, rings.size, rings.alive, given.writers, given.steps,
-            OBS=self._forms[0], OTHERS=self._forms[1], TERMINATED=self._flags[0], TRUNCATED=self._flags[1],
-            NEXT_STEP=self._next_step, KEEPS_NEXT=self._keeps_next,
-            HAS_ENVS=envs is not None, KEEPS_TOUCHED=touched is not None, HAS_HISTORY=rings.slots > rings.alive,
-            BLOCK=block, **OPTIONS,
+        launch(
+            rings.kind, (programs, 1, 1), obs, nexts, others, rings.head if envs is None else envs, slots, changed,
+            writers, steps,
         )  # fmt: skip
 
 
+def _at_words(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor at an address that words of eight bytes may be read at."""
+    return tensor.clone() if tensor.data_ptr() % 8 else tensor
+
+
 _RINGS = {"kind": "*u8", "first": "*u8", "head": "*i64", "is_open": "*u8", "resetting": "*u8", "count": "*i64"}
+_RINGS |= {"totals": "*i64", "broken": "*i64", "unknown_envs": "*i64"}
 
 
-def _variant(
-    name: str, obs: Sequence[tuple[str, Form]], sizes: str = "i32", **constants: bool
-) -> Variant:  # fmt: skip
+def _variant(name: str, obs: Sequence[tuple[str, Form]], **constants: Any) -> Variant:
     observed, rest = tuple(word for word, _ in obs), tuple(word for word, _ in _REST)
-    types = {"obs": observed, "obs_given": observed, "next_given": observed, "next_stored": observed}
-    types |= {"others": rest, "others_given": rest, "envs": "*i64"}
-    types |= _RINGS | {"broken": "*i64", "touched": "*i64", "changed": "*u8"}
+    types = {"obs_given": observed, "next_given": observed, "others_given": rest}
+    types |= {"envs": "*i64", "touched": "*i64", "changed": "*u8"}
+    types |= {"obs": observed, "next_stored": observed, "others": rest, **_RINGS}
     aligned = tuple(types)
-    types |= dict.fromkeys(("slots", "num_envs", "size", "alive", "writers", "steps"), sizes)
+    types |= {"writers": "i32", "steps": "i32", **dict.fromkeys(("slots", "num_envs", "size", "alive"), "i64")}
     flags = dict.fromkeys(("NEXT_STEP", "KEEPS_NEXT", "HAS_ENVS", "KEEPS_TOUCHED", "HAS_HISTORY"), False)
     forms = {"OBS": [form for _, form in obs], "OTHERS": [form for _, form in _REST]}
     block = _environments(*forms.values())
     forms = {group: _tiled(leaves, block) for group, leaves in forms.items()}
-    constants = {**flags, **constants}
-    return Variant(write_kernel, name, types, {**forms, **_FLAGS, **constants, "BLOCK": block}, OPTIONS, aligned)
+    constants = {**flags, **constants, **forms, **_FLAGS, "GROUP": 64, "BLOCK": block}
+    return Variant(write_kernel, name, types, constants, _options(block), aligned)
 
 
 _FLAGS = {"TERMINATED": 2, "TRUNCATED": 3}
 _ROBOT = ("*i32", (48, 64, 1, 1, False))
 _ONE = (1, 1, 1, 1, False)
 _REST = [("*i32", (12, 16, 1, 1, False)), ("*i32", _ONE), ("*u8", _ONE), ("*u8", _ONE)]
-_IMAGE = ("*u8", (28_224, 1, 1, 1, False))
+_IMAGE = ("*i64", (3_528, 1, 1, 1, False))
 _STACK = ("*u8", (7_056, 1, 4, 1, False))
-_ZEROS = ("*u8", (7_056, 1, 4, 7_056, True))
+_ZEROS = ("*i64", (882, 1, 4, 882, True))
 
 VARIANTS = (
     _variant("48 floats, prioritized", [_ROBOT], KEEPS_TOUCHED=True),
-    _variant("48 floats, NEXT_STEP, env_ids, int64", [_ROBOT], "i64", NEXT_STEP=True, HAS_ENVS=True),
+    _variant("48 floats, NEXT_STEP, env_ids", [_ROBOT], NEXT_STEP=True, HAS_ENVS=True),
     _variant("48 floats, next_obs stored", [_ROBOT], KEEPS_NEXT=True),
     _variant("an image and 48 floats", [_IMAGE, _ROBOT]),
     _variant("4 stacked frames", [_STACK], HAS_HISTORY=True),

@@ -1,0 +1,282 @@
+"""The sections that compare what a device does with what the host does, bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import relive as rl
+from relive.gpu_report.place import ACTION, OBS, NotHere, Place, Row, constant_step, episodes, seconds_of
+
+VIEWS: dict[str, Any] = {
+    "transitions": None, "3 steps": rl.NStep(3, 0.99), "sequences": rl.Sequence(6),
+    "across episodes": rl.Sequence(6, 3, True),
+}  # fmt: skip
+
+
+def differences(a: Any, b: Any) -> list[str]:
+    """The fields of two batches that are not the same, bit for bit."""
+    a, b = a.cpu(), b.cpu()
+    paths = set(a.keys(True, True)) | set(b.keys(True, True))
+    return sorted(
+        str(path) for path in paths if not torch.equal(a.get(path, torch.empty(0)), b.get(path, torch.ones(1)))
+    )
+
+
+def require(condition: object, what: str) -> None:
+    if not condition:
+        raise AssertionError(what)
+
+
+def correctness(place: Place) -> Iterator[Row]:
+    """The same steps in a buffer of the device and in one of the host."""
+    for envs in place.sizes.envs:
+        rows = place.sizes.steps - 2 if envs < 10_000 else 4
+        host = place.replay(envs, rows, device="cpu")
+        with place.kernels():
+            there = place.replay(envs, rows)
+        for step in episodes(envs, place.sizes.steps, seed=envs):
+            host.add(**step)
+            with place.kernels():
+                there.add(**place.there(step))
+        with place.kernels():
+            there.check()
+            require(len(host) == len(there), f"expected {len(host)} rows, got {len(there)}")
+            ids = host.ids()
+            require(torch.equal(ids, there.ids().cpu()), "the ids of the stored rows differ")
+            ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:20_000]]
+            there_ids = ids.to(place.device)
+            read = {name: there.read(there_ids, view) for name, view in VIEWS.items()}
+        wrong = {name: differences(host.read(ids, view), read[name]) for name, view in VIEWS.items()}
+        require(not any(wrong.values()), f"batches differ: {wrong}")
+        yield {"environments": envs, "rows": len(host), "compared": ", ".join(VIEWS), "result": "equal"}
+
+
+def priorities(place: Place) -> Iterator[Row]:
+    """The same priorities on the device and on the host, and draws in proportion to them."""
+    for envs in place.sizes.envs[:3]:
+        rows = place.sizes.steps - 2
+        host = place.replay(envs, rows, device="cpu", sampler=rl.Prioritized())
+        with place.kernels():
+            there = place.replay(envs, rows, sampler=rl.Prioritized())
+        for step in episodes(envs, place.sizes.steps, seed=envs):
+            host.add(**step)
+            with place.kernels():
+                there.add(**place.there(step))
+            ids = host.ids()[::3]
+            errors = torch.rand(len(ids), generator=torch.Generator().manual_seed(len(ids)))
+            stale = host.update_priority(ids, errors)
+            with place.kernels():
+                found = int(there.update_priority(ids.to(place.device), errors.to(place.device)))
+            require(stale == found, f"expected {stale} stale ids, got {found}")
+        masses = [buffer.sampler.state()["mass"].cpu() for buffer in (host, there)]
+        worst = float(((masses[0] - masses[1]).abs() / masses[0].clamp(min=1e-300)).max())
+        require(worst < 1e-12, f"masses differ by up to {worst:.1e} of them")
+        with place.kernels():
+            there.check()
+            drawn = there.sample(place.sizes.batch)["index"].cpu()
+        require(set(drawn.tolist()) <= set(host.ids().tolist()), "a row was drawn that is not stored")
+        yield {
+            "environments": envs,
+            "rows": len(host),
+            "largest difference of masses": f"{worst:.1e}",
+            "result": "equal",
+        }
+
+
+def philox(counter: list[int], key: int) -> list[int]:
+    """Philox 4×32 of ten rounds, written out."""
+    c, k = list(counter), [key & 0xFFFFFFFF, key >> 32]
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(b >> 32) ^ c[1] ^ k[0], b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ k[1], a & 0xFFFFFFFF]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c
+
+
+def draws(place: Place) -> Iterator[Row]:
+    """Random numbers as the algorithm is written, and rows that are equally likely."""
+    from relive.kernels.triton.stream import DeviceStream  # noqa: PLC0415 (which needs Triton)
+
+    with place.kernels():
+        stream = DeviceStream(11, place.device)
+        twice = [stream.uniform(40, place.device).tolist() for _ in range(2)]
+        key = int(stream.numbers[0])
+    for call, numbers in enumerate(twice):
+        words = [philox([i, call, 0, 0], key) for i in range(40)]
+        require(numbers == [(((a << 31) ^ b) >> 10) * 2.0**-53 for a, b, _, _ in words], "numbers are not Philox's")
+    yield {"what": "numbers of Philox", "result": "equal"}
+    with place.kernels():
+        replay = place.replay(3, 20)
+        for step in episodes(3, 25):
+            replay.add(**place.there(step))
+        batches = [replay.sample(1000)["index"].cpu() for _ in range(20)]
+    seen = torch.cat(batches).unique(return_counts=True)[1].double()
+    expected = 20_000 / len(replay)
+    chi_squared = float(((seen - expected) ** 2 / expected).sum()) + expected * (len(replay) - len(seen))
+    deviation = (chi_squared - len(replay) + 1) / math.sqrt(2 * len(replay) - 2)
+    require(abs(deviation) < 6, f"χ² of draws is {deviation:.1f} standard deviations off")
+    yield {"what": "uniform draws", "result": f"χ² {deviation:+.1f} standard deviations from its mean"}
+
+
+class _Learner:
+    """A buffer, static tensors of its step, and a round of a training loop."""
+
+    def __init__(self, place: Place, device: torch.device | None = None) -> None:
+        self.replay = place.replay(8, 6, sampler=rl.Prioritized(), device=device)
+        self.step = constant_step(8, self.replay.device)
+        self.replay.add(**self.step)
+        self.out = self.replay.sample(16)
+        self.round()
+
+    def give(self, step: dict[str, torch.Tensor]) -> None:
+        for name, value in step.items():
+            self.step[name].copy_(value)
+
+    def round(self) -> None:
+        self.replay.add(**self.step)
+        self.replay.sample(16, out=self.out)
+        self.replay.update_priority(self.out["index"], self.out["reward"])
+
+    def state(self) -> list[torch.Tensor]:
+        tensors = [
+            *self.replay.storage.memory.tensors,
+            self.replay.sampler.state()["mass"],
+            *self.out.values(True, True),
+        ]
+        return [tensor.cpu().clone() for tensor in tensors]
+
+
+def _require_same(one: _Learner, other: _Learner, when: str) -> None:
+    same = all(torch.equal(a, b) for a, b in zip(one.state(), other.state(), strict=True))
+    require(same, f"the buffers differ {when}")
+    one.replay.check()
+
+
+def graphs(place: Place) -> Iterator[Row]:
+    """A captured round beside the same rounds without a graph: after clear, beside eager calls, on another stream."""
+    place.require_gpu()
+    captured, eager = _Learner(place), _Learner(place)
+    for learner in (captured, eager):  # warm, as a capture needs it
+        learner.round()
+    graph, other = torch.cuda.CUDAGraph(), torch.cuda.Stream(place.device)
+    with torch.cuda.graph(graph):
+        captured.round()
+    for number, step in enumerate(episodes(8, 9, seed=1)):
+        for learner in (captured, eager):
+            learner.give(step)
+            if number == 4:
+                learner.replay.clear()
+            if number in (2, 6):
+                learner.replay.add(**learner.step)
+        if number == 7:
+            other.wait_stream(torch.cuda.current_stream(place.device))
+            with torch.cuda.stream(other):
+                graph.replay()
+            torch.cuda.current_stream(place.device).wait_stream(other)
+        else:
+            graph.replay()
+        eager.round()
+        _require_same(captured, eager, f"after replay {number}")
+    yield {"what": "add, sample(out=) and update_priority, 9 replays", "result": "equal"}
+
+
+def streams(place: Place) -> Iterator[Row]:
+    """Writes on one stream and samples on another one, which wait for each other on the device only."""
+    place.require_gpu()
+    one, other = _Learner(place), _Learner(place)
+    beside = torch.cuda.Stream(place.device)
+    for step in episodes(8, 20, seed=2):
+        for learner in (one, other):
+            learner.give(step)
+        one.round()
+        beside.wait_stream(torch.cuda.current_stream(place.device))
+        with torch.cuda.stream(beside):
+            other.round()
+        torch.cuda.current_stream(place.device).wait_stream(beside)
+    _require_same(one, other, "on another stream")
+    yield {"what": "20 rounds on two streams", "result": "equal"}
+
+
+def devices(place: Place) -> Iterator[Row]:
+    """A buffer of the second device while the first one is current."""
+    place.require_gpu()
+    if torch.cuda.device_count() < 2:
+        raise NotHere("needs two GPUs")
+    one, other = _Learner(place, torch.device("cuda:0")), _Learner(place, torch.device("cuda:1"))
+    for step in episodes(8, 12, seed=3):
+        for learner in (one, other):
+            learner.give(step)
+            learner.round()
+    _require_same(one, other, "on the second device")
+    yield {"what": "12 rounds on cuda:0 and cuda:1", "result": "equal"}
+
+
+def calls(place: Place) -> dict[str, Callable[[], object]]:
+    """The calls of training loops that must not wait for the device."""
+    uniform, prioritized = place.replay(8, 30), place.replay(8, 30, sampler=rl.Prioritized())
+    step = constant_step(8, place.device)
+    rollout = rl.RolloutBuffer(4, 8, OBS, ACTION, device=place.device, seed=0)
+    for _ in range(9):
+        uniform.add(**step)
+        prioritized.add(**step)
+    index, errors = prioritized.sample(16)["index"], torch.ones(16, device=place.device)
+    env_ids = torch.tensor([1, 3], device=place.device)
+    some = {name: value[:2].clone() for name, value in step.items()}
+    rolled = {name: step[name] for name in ("obs", "action", "reward", "terminated", "truncated")}
+    rolled |= {"value": step["reward"], "log_prob": step["reward"]}
+
+    def roll() -> None:
+        rollout.clear()
+        for _ in range(4):
+            rollout.add(**rolled)
+
+    return {
+        "add": lambda: uniform.add(**step),
+        "add(env_ids=)": lambda: uniform.add(**some, env_ids=env_ids),
+        "sample": lambda: uniform.sample(16),
+        "3 steps": lambda: uniform.sample(16, rl.NStep(3, 0.99)),
+        "sequences": lambda: uniform.sample(16, rl.Sequence(4, 2, True)),
+        "prioritized add": lambda: prioritized.add(**step),
+        "prioritized sample": lambda: prioritized.sample(16),
+        "update_priority": lambda: prioritized.update_priority(index, errors),
+        "clear": prioritized.clear,
+        "rollout add": roll,
+    }
+
+
+@contextmanager
+def _waits_are_errors() -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def waits(place: Place) -> Iterator[Row]:
+    """Each call with torch's debug mode, in which a wait for the device is an error."""
+    place.require_gpu()
+    for name, call in calls(place).items():
+        call()
+        call()
+        try:
+            with _waits_are_errors():
+                call()
+            result = "does not wait"
+        except RuntimeError as error:
+            result = f"WAITS: {str(error).splitlines()[0]}"
+        yield {"call": name, "result": result}
+
+
+def compiling(place: Place) -> Iterator[Row]:
+    """The first call, which compiles or loads its kernels, and the third one."""
+    with place.kernels():
+        for name, call in calls(place).items():
+            first, _, third = (seconds_of(call, place) for _ in range(3))
+            yield {"call": name, "first call": f"{first:.2f} s", "third call": f"{1e6 * third:,.0f} µs"}

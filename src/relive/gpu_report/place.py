@@ -1,0 +1,113 @@
+"""Where a report is made, how large its sizes are, and what every section of it needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import relive as rl
+from relive import kernels
+
+OBS, ACTION = 48, 12
+Row = dict[str, Any]
+"""A line of a table."""
+
+
+class NotHere(Exception):
+    """A section needs something that this machine lacks."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is checked and measured."""
+
+    envs: tuple[int, ...] = (3, 8, 4096, 65_536)
+    steps: int = 12
+    batch: int = 4096
+    large_batch: int = 32_768
+    tree_rows: int = 4_000_000
+    rounds: int = 40
+    image_envs: int = 64
+
+
+SMALL = Sizes((3, 8), 7, 16, 40, 5000, 2, 2)
+"""For Triton's interpreter."""
+
+
+@dataclass
+class Place:
+    """A device, or the host with Triton's interpreter in its place."""
+
+    device: torch.device
+    sizes: Sizes
+    fasttd3: str | None = None
+    copy_speed: float = field(default=0.0)
+    """Bytes per second that the device copies within its own memory; 0 is unknown."""
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def require_gpu(self) -> None:
+        if not self.is_gpu:
+            raise NotHere("needs a GPU")
+
+    @contextmanager
+    def kernels(self) -> Iterator[None]:
+        """Everything that is made and called inside is served as on a GPU."""
+        if self.is_gpu:
+            yield
+        else:
+            with kernels.force("triton"):
+                yield
+
+    def wait(self) -> None:
+        if self.is_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def replay(self, envs: int, rows: int, *, device: Any = None, **options: Any) -> rl.ReplayBuffer:
+        """A buffer of `rows` rows per environment on the device."""
+        where = self.device if device is None else device
+        return rl.ReplayBuffer(rows * envs, OBS, ACTION, num_envs=envs, device=where, seed=0, **options)
+
+    def there(self, step: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: value.to(self.device) for name, value in step.items()}
+
+
+def episodes(envs: int, steps: int, seed: int = 0, obs: int = OBS) -> Iterator[dict[str, torch.Tensor]]:
+    """Steps of environments of which one in five ends, and one in ten is reset without a word."""
+    random = torch.Generator().manual_seed(seed)
+    now = torch.rand(envs, obs, generator=random)
+    for _ in range(steps):
+        following = torch.rand(envs, obs, generator=random)
+        ended = torch.rand(envs, generator=random) < 0.2
+        truncated = ended & (torch.rand(envs, generator=random) < 0.5)
+        yield {
+            "obs": now, "action": torch.rand(envs, ACTION, generator=random),
+            "reward": torch.rand(envs, generator=random), "terminated": ended & ~truncated, "truncated": truncated,
+            "next_obs": following,
+        }  # fmt: skip
+        resets = ended | (torch.rand(envs, generator=random) < 0.1)
+        now = torch.where(resets.view(-1, 1), torch.rand(envs, obs, generator=random), following)
+
+
+def constant_step(envs: int, device: torch.device, obs: int = OBS) -> dict[str, torch.Tensor]:
+    """A step that leads to where it began: it can be added again and again."""
+    (step,) = episodes(envs, 1, obs=obs)
+    step["next_obs"] = step["obs"].clone()
+    flags = {name: torch.zeros(envs, dtype=torch.bool) for name in ("terminated", "truncated")}
+    return {name: value.to(device) for name, value in (step | flags).items()}
+
+
+def seconds_of(call: Callable[[], object], place: Place) -> float:
+    """How long a call takes until the device is done."""
+    place.wait()
+    start = time.perf_counter()
+    call()
+    place.wait()
+    return time.perf_counter() - start

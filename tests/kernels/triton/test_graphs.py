@@ -1,0 +1,125 @@
+"""CUDA graphs, simulated: a captured call is a list of bare launches, which a replay repeats without any Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Thread
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import relive as rl
+from relive.replay.samplers import prioritized
+from tests.kernels.triton.interpreter import interpreted
+
+pytest.importorskip("triton", reason="needs Triton: pip install 'relive[triton]'")
+
+from relive.kernels.triton.launching import Launch
+from relive.replay import triton_store
+
+ENVS, BATCH = 3, 8
+
+
+class Graph:
+    """What was launched inside `captured`; nothing runs there."""
+
+    def __init__(self) -> None:
+        self._launches: list[tuple[Any, ...]] = []
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        def record(*launch: Any) -> None:
+            self._launches.append(launch)
+
+        def is_capturing(device: torch.device) -> bool:
+            return True
+
+        with ExitStack() as patches:
+            patches.enter_context(patch.object(Launch, "__call__", record))
+            for module in (triton_store, prioritized):
+                patches.enter_context(patch.object(module, "is_capturing", is_capturing))
+            yield
+
+    def replay(self) -> None:
+        for launch in self._launches:
+            Launch.__call__(*launch)
+
+
+class Learner:
+    """A buffer, the tensors of its step, and one round of a training loop."""
+
+    def __init__(self) -> None:
+        self.replay = rl.ReplayBuffer(5 * ENVS, 2, 1, num_envs=ENVS, sampler=rl.Prioritized(), seed=0)
+        self.step = {"obs": torch.zeros(ENVS, 2), "action": torch.zeros(ENVS, 1), "reward": torch.zeros(ENVS)}
+        self.step |= {name: torch.zeros(ENVS, dtype=torch.bool) for name in ("terminated", "truncated")}
+        self.step["next_obs"] = torch.zeros(ENVS, 2)
+        self.give(0)
+        self.replay.add(**self.step)
+        self.out = self.replay.sample(BATCH)
+
+    def give(self, number: int) -> None:
+        """What the environments do in step `number`: some start again, some end."""
+        begins = torch.tensor([number % 3 == env for env in range(ENVS)]).view(-1, 1) * 100.0
+        self.step["obs"].fill_(number).add_(begins)
+        self.step["next_obs"].fill_(number + 1)
+        self.step["reward"].fill_(number + 1)
+        self.step["terminated"].copy_(torch.tensor([number % 4 == env for env in range(ENVS)]))
+
+    def round(self) -> None:
+        self.replay.add(**self.step)
+        self.replay.sample(BATCH, out=self.out)
+        self.replay.update_priority(self.out["index"], self.out["reward"])
+
+
+def assert_same(a: Learner, b: Learner) -> None:
+    """Every tensor of both buffers, and the last batch, bit for bit."""
+    for one, other in zip(a.replay.storage.memory.tensors, b.replay.storage.memory.tensors, strict=True):
+        assert torch.equal(one, other)
+    for name in ("obs", "next_obs", "reward", "index", "weight"):
+        assert torch.equal(a.out[name], b.out[name])
+    masses = [learner.replay.sampler.state()["mass"] for learner in (a, b)]
+    assert torch.equal(*masses)
+    streams: list[Any] = [learner.replay._random for learner in (a, b)]
+    assert torch.equal(streams[0].numbers, streams[1].numbers)
+    assert len(a.replay) == len(b.replay)
+
+
+def test_replays_beside_eager_calls_after_clear_and_from_another_thread_are_what_eager_calls_are() -> None:
+    with interpreted():
+        learner, eager, graph = Learner(), Learner(), Graph()
+        with graph.captured():
+            learner.round()
+        for number in range(1, 9):
+            for each in (learner, eager):
+                each.give(number)
+                if number == 5:
+                    each.replay.clear()
+                if number in (3, 7):
+                    each.replay.add(**each.step)
+            if number == 4:
+                thread = Thread(target=graph.replay)
+                thread.start()
+                thread.join()
+            else:
+                graph.replay()
+            eager.round()
+            assert_same(learner, eager)
+            learner.replay.check()
+
+
+def test_after_clear_the_host_asks_the_device_whether_replays_have_stored_rows() -> None:
+    with interpreted():
+        learner, graph = Learner(), Graph()
+        with graph.captured():
+            learner.replay.add(**learner.step)
+        learner.replay.clear()
+        with pytest.raises(rl.NotReadyError):
+            learner.replay.sample(2)
+        learner.replay.check()
+        graph.replay()
+        assert len(learner.replay) == ENVS
+        assert learner.replay.sample(2).batch_size == (2,)
+        learner.replay.check()
